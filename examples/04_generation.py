@@ -1,8 +1,7 @@
 """Generation: write with a model directory, several prompts at once, over one device and over two.
 
 Give a Hugging Face directory of a Llama model as the argument; without one, a small model with random weights
-is made, whose text is noise but equal noise. Pieces come as they are written; here they are put together per
-prompt.
+is made, whose text is noise but equal noise.
 """
 
 import sys
@@ -11,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewise import models
+from tilewise import LLM, SamplingParams, models
 from tilewise.checkpoint import save_pretrained
 from tilewise.data import train_tokenizer
-from tilewise.generate import Generator, Sampling
 from tilewise.models import llama
 
 PROMPTS = ["def add(a, b):", "import os", "class Stack:"]
@@ -32,13 +30,10 @@ def make_model(directory: Path) -> Path:
 
 def write(model_dir: Path, tp: int) -> list[str]:
     """What the model writes after each prompt."""
-    texts = list(PROMPTS)
-    with Generator(model_dir, tp=tp, dtype="f32", max_sequences=len(PROMPTS)) as generator:
-        for piece in generator.generate(
-            PROMPTS, Sampling(max_tokens=24, temperature=0.8, top_p=0.95, seed=7)
-        ):
-            texts[piece.sequence] += piece.text
-    return texts
+    params = SamplingParams(max_tokens=24, temperature=0.8, top_p=0.95, seed=7)
+    with LLM(model_dir, tensor_parallel_size=tp, dtype="f32") as llm:
+        outputs = llm.generate(PROMPTS, params)
+    return [prompt + output.outputs[0].text for prompt, output in zip(PROMPTS, outputs)]
 
 
 def main() -> None:

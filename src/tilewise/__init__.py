@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tilewise.ir.graph import TensorSpec
     from tilewise.ir.hints import Replicate, Shard
     from tilewise.ir.layer_spec import LayerSpec
+    from tilewise.serve import LLM, Engine, SamplingParams
     from tilewise.session import ComputeGraph, GraphInstance, Plan, StepResult
     from tilewise.strategy import DistributionStrategy, ParallelismMode, StateSharding
 
@@ -32,8 +33,10 @@ _HOMES = {
     "Dim": "tilewise.core.dims",
     "DimLabel": "tilewise.core.dims",
     "DistributionStrategy": "tilewise.strategy",
+    "Engine": "tilewise.serve",
     "GraphBuilder": "tilewise.graph",
     "GraphInstance": "tilewise.session",
+    "LLM": "tilewise.serve",
     "LayerSpec": "tilewise.ir.layer_spec",
     "ParallelDebugger": "tilewise.graph.parallel",
     "ParallelGraphBuilder": "tilewise.graph.parallel",
@@ -41,6 +44,7 @@ _HOMES = {
     "Plan": "tilewise.session",  # with all ops and optimizers that a saved plan may name
     "ProgressTracker": "tilewise.graph.parallel",
     "Replicate": "tilewise.ir.hints",
+    "SamplingParams": "tilewise.serve",
     "Shard": "tilewise.ir.hints",
     "StateSharding": "tilewise.strategy",
     "StepResult": "tilewise.session",
@@ -52,11 +56,13 @@ _HOMES = {
 
 __all__ = [
     "BATCH",
+    "LLM",
     "ComputeGraph",
     "DeviceMesh",
     "Dim",
     "DimLabel",
     "DistributionStrategy",
+    "Engine",
     "GraphBuilder",
     "GraphInstance",
     "LayerSpec",
@@ -66,6 +72,7 @@ __all__ = [
     "Plan",
     "ProgressTracker",
     "Replicate",
+    "SamplingParams",
     "Shard",
     "StateSharding",
     "StepResult",

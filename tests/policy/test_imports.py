@@ -30,7 +30,7 @@ ALLOWED = {
     "train": f"{STAGES} data generate tilewise",
     "serve": f"{STAGES} data generate tilewise",
     "cli": f"{STAGES} data generate encode train serve tilewise",
-    "tilewise": f"{STAGES} cli",  # `python -m tilewise`
+    "tilewise": f"{STAGES} serve cli",  # `python -m tilewise`
 }
 NATIVE_MODULE_USERS = {"kernels", "comm", "runtime"}
 NATIVE_ALLOWED = {

@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from tilewise.cli.write import Request, context_limit, make_generator, say_settings
+from tilewise.cli.write import Request, context_limit, make_engine, say_settings
 from tilewise.core import ConfigError
-from tilewise.generate import ChatTemplate, Generator, Sampling, check_prompt, combine_settings, encode_prompt
+from tilewise.generate import ChatTemplate, Sampling, check_prompt, combine_settings, encode_prompt
+from tilewise.serve import Engine
 
 __all__ = ["converse"]
 
@@ -50,7 +51,7 @@ def converse(request: Request, first: str | None, system: str | None) -> None:
     check_prompt(num_tokens, limit)
     file = load_generation_config(request.model_dir, model.vocab_size) if request.use_file else {}
     _, taken = combine_settings(file, request.given, num_tokens)
-    with make_generator(request, limit, 1) as generator:
+    with make_engine(request, limit, 1) as engine:
         say_settings(request, taken)
         if sys.stdin.isatty():
             request.say(
@@ -64,7 +65,7 @@ def converse(request: Request, first: str | None, system: str | None) -> None:
                 talk = list(beginning)
                 request.say("the conversation begins anew")
             elif line.strip():
-                _answer(request, generator, template, file, talk, line)
+                _answer(request, engine, template, file, talk, line)
 
 
 def _lines(first: str | None) -> Iterator[str]:
@@ -88,7 +89,7 @@ def _lines(first: str | None) -> Iterator[str]:
 
 def _answer(
     request: Request,
-    generator: Generator,
+    engine: Engine,
     template: ChatTemplate,
     file: Mapping[str, Any],
     talk: list[Message],
@@ -98,14 +99,14 @@ def _answer(
     asked = [*talk, {"role": "user", "content": line}]
     try:
         text = template.render(asked)
-        ids = encode_prompt(generator.tokenizer, text, add_special_tokens=False)
-        sampling = _sampling(request, file, len(ids), generator.max_context)
+        ids = encode_prompt(engine.model.tokenizer, text, add_special_tokens=False)
+        sampling = _sampling(request, file, len(ids), engine.model.limits.max_context)
     except ConfigError as error:
         request.say(f"{' '.join(str(error).split())} (/reset begins anew)")
         return
     answer = ""
     with _stoppable() as stopped:
-        for piece in generator.generate([ids], sampling):
+        for piece in engine.stream([ids], sampling):
             answer += piece.text
             sys.stdout.write(piece.text)
             sys.stdout.flush()

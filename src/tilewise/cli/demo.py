@@ -22,7 +22,8 @@ from tilewise.cli.demo_report import show_compression, show_memory, show_side_by
 from tilewise.cli.refuse import before_work
 from tilewise.cli.write import Writing, stream
 from tilewise.core import ConfigError
-from tilewise.generate import Generator, Sampling
+from tilewise.generate import Sampling
+from tilewise.serve import Engine
 from tilewise.train import (
     TimeBudget,
     TrainConfig,
@@ -223,13 +224,13 @@ def _trace_step(trainer: Trainer, number: int, path: Path, console: Console) -> 
 def _write(config: TrainConfig, untrained: Path, stages: _Stages, console: Console) -> None:
     """Write with the saved model over tp=2, and check that one device writes the same."""
     model_dir = Path(config.output.directory) / "model"
-    with Generator(untrained, tp=_TP) as generator:
-        before = stream(generator, _SAMPLE_PROMPT, _SAMPLING, None)
+    with _open(untrained, _TP) as engine:
+        before = stream(engine, _SAMPLE_PROMPT, _SAMPLING, None)
     with stages.measure(f"loading with tp={_TP}"):
-        generator = Generator(model_dir, tp=_TP)
-    with generator, stages.measure(f"writing with tp={_TP}"):
-        written = [_write_snippet(generator, prompt, console) for prompt in _PROMPTS]
-        memory = generator.instance.memory_usage()
+        engine = _open(model_dir, _TP)
+    with engine, stages.measure(f"writing with tp={_TP}"):
+        written = [_write_snippet(engine, prompt, console) for prompt in _PROMPTS]
+        memory = engine.memory_usage()
     show_side_by_side(_SAMPLE_PROMPT, before.text, written[0].text, console)
     show_memory(f"writing with tp={_TP}", memory, console)
     console.print(
@@ -237,15 +238,19 @@ def _write(config: TrainConfig, untrained: Path, stages: _Stages, console: Conso
         f"{sum(len(w.tokens) - 1 for w in written) / max(1e-9, sum(w.rest_s for w in written)):.0f} tokens/s",
         highlight=False,
     )
-    with Generator(model_dir) as generator, stages.measure("writing with one device"):
-        again = [stream(generator, prompt, _SAMPLING, None) for prompt in _PROMPTS]
+    with _open(model_dir, 1) as engine, stages.measure("writing with one device"):
+        again = [stream(engine, prompt, _SAMPLING, None) for prompt in _PROMPTS]
     _say_whether_equal(written, again, console)
 
 
-def _write_snippet(generator: Generator, prompt: str, console: Console) -> Writing:
+def _open(model_dir: Path, tp: int) -> Engine:
+    return Engine(model_dir, tensor_parallel_size=tp, dtype="bf16", max_num_seqs=1)
+
+
+def _write_snippet(engine: Engine, prompt: str, console: Console) -> Writing:
     console.rule(style="dim")
     console.file.write(prompt)
-    writing = stream(generator, prompt, _SAMPLING, sys.stdout)
+    writing = stream(engine, prompt, _SAMPLING, sys.stdout)
     console.file.write("\n")
     return writing
 

@@ -1,4 +1,4 @@
-"""The command line: `tilewise demo | train | generate | encode | evaluate | inspect | verify | checkpoint`.
+"""The command line: `tilewise demo | train | generate | run-batch | encode | evaluate | inspect | verify | checkpoint`.
 
 Owns arguments, help texts, exit codes. Heavy packages are imported inside commands, so that help is quick. A
 user's mistake is one line on standard error and exit code 2 before any work; a failure while working is one
@@ -19,6 +19,7 @@ from tilewise.cli.checkpoint import checkpoints
 from tilewise.cli.generate import generate
 from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_console
 from tilewise.cli.refuse import before_work
+from tilewise.cli.run_batch import run_batch
 from tilewise.core import TilewiseError, configure_logging
 
 __all__ = ["app", "main"]
@@ -125,6 +126,7 @@ def train(
 
 
 app.command()(generate)
+app.command("run-batch")(run_batch)
 
 
 @app.command()

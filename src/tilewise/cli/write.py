@@ -17,14 +17,15 @@ from tilewise.core.reading import Unreadable, decode_text, read_whole
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tilewise.generate import Generator, Sampling
+    from tilewise.generate import Sampling
     from tilewise.models import ModelConfig
+    from tilewise.serve import Engine
 
 __all__ = [
     "Request",
     "Writing",
     "context_limit",
-    "make_generator",
+    "make_engine",
     "read_prompt",
     "say_settings",
     "stream",
@@ -115,23 +116,23 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         ) from None
 
 
-def stream(generator: Generator, prompt: str, sampling: Sampling, file: TextIO | None) -> Writing:
+def stream(engine: Engine, prompt: str, sampling: Sampling, file: TextIO | None) -> Writing:
     """Continue one prompt once; pieces go to `file` (None: nowhere) as they come."""
-    return _stream_all(generator, prompt, sampling, file)[0]
+    return _stream_all(engine, prompt, sampling, file)[0]
 
 
-def _stream_all(generator: Generator, prompt: str, sampling: Sampling, file: TextIO | None) -> list[Writing]:
+def _stream_all(engine: Engine, prompt: str, sampling: Sampling, file: TextIO | None) -> list[Writing]:
     """All texts of a prompt, one after the other; each as it comes, once those before it are done."""
     writings = [Writing() for _ in range(sampling.n)]
     shown = _InOrder(sampling.n, file)
     started = time.perf_counter()
-    for piece in generator.generate([prompt], sampling):
+    for piece in engine.stream([prompt], sampling):
         writing, elapsed = writings[piece.choice], time.perf_counter() - started
         if writing.tokens:
             writing.rest_s = elapsed - writing.first_s
         else:
             writing.first_s = elapsed
-        writing.tokens.append(piece.token)
+        writing.tokens += [] if piece.token is None else [piece.token]
         writing.text += piece.text
         writing.finish_reason = piece.finish_reason
         shown.add(piece.choice, piece.text, piece.finish_reason is not None)
@@ -182,7 +183,7 @@ def write_text(request: Request, prompt: str) -> None:
     started = time.perf_counter()
     model = models.open(request.model_dir)
     limit = context_limit(model, request)
-    # an empty prompt begins with one token of the generator's own
+    # an empty prompt begins with one token of the engine's own
     tokenizer = load_tokenizer(request.model_dir, model.vocab_size)
     num_tokens = max(1, len(encode_prompt(tokenizer, prompt)))
     check_prompt(num_tokens, limit)
@@ -200,13 +201,13 @@ def write_text(request: Request, prompt: str) -> None:
         sampling, max_tokens=min(sampling.max_tokens, room), min_tokens=min(sampling.min_tokens, room)
     )
     # a cache for this text, not for the longest that the model could hold
-    generator = make_generator(request, num_tokens + sampling.max_tokens, sampling.n)
-    with generator:
+    engine = make_engine(request, num_tokens + sampling.max_tokens, sampling.n)
+    with engine:
         say_settings(request, taken)
         loaded_s = time.perf_counter() - started
-        writings = _stream_all(generator, prompt, sampling, sys.stdout)
+        writings = _stream_all(engine, prompt, sampling, sys.stdout)
         sys.stdout.write("\n")
-        for line in _figures(generator, writings, loaded_s):
+        for line in _figures(engine, writings, loaded_s):
             request.say(line)
 
 
@@ -226,16 +227,16 @@ def context_limit(model: ModelConfig, request: Request) -> int:
     return wanted or models.default_context(model)
 
 
-def make_generator(request: Request, max_context: int, num_texts: int) -> Generator:
+def make_engine(request: Request, max_context: int, num_texts: int) -> Engine:
     """The model, loaded with a bar on the console, and what a person should know of its weights said."""
-    from tilewise.generate import Generator
+    from tilewise.serve import Engine
 
     with before_work(), _progress(request.console) as on_progress:
-        generator = Generator(
+        engine = Engine(
             request.model_dir,
-            tp=request.tp,
+            tensor_parallel_size=request.tp,
             dtype=request.dtype,
-            max_sequences=num_texts,
+            max_num_seqs=num_texts,
             max_model_len=request.max_model_len,
             max_context=max_context,
             generation_config=request.use_file,
@@ -244,9 +245,9 @@ def make_generator(request: Request, max_context: int, num_texts: int) -> Genera
         )
     if request.load_format == "dummy":
         request.say("the weights are random (--load-format dummy): what is written means nothing")
-    if "float16" in generator.stored_dtypes:
-        request.say(f"the weights are stored as float16 and run as {generator.dtype}")
-    return generator
+    if "float16" in engine.model.stored_dtypes:
+        request.say(f"the weights are stored as float16 and run as {engine.model.dtype}")
+    return engine
 
 
 def say_settings(request: Request, taken: Mapping[str, Any]) -> None:
@@ -270,7 +271,7 @@ def _progress(console: Console) -> Iterator[Callable[[int, int], object] | None]
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _figures(generator: Generator, writings: list[Writing], loaded_s: float) -> Iterator[str]:
+def _figures(engine: Engine, writings: list[Writing], loaded_s: float) -> Iterator[str]:
     first_s = min(writing.first_s for writing in writings)
     num_tokens = sum(len(writing.tokens) for writing in writings)
     speed = sum(writing.tokens_per_s for writing in writings)
@@ -279,5 +280,5 @@ def _figures(generator: Generator, writings: list[Writing], loaded_s: float) -> 
         f"loaded in {loaded_s:.2f} s; first token after {first_s * 1e3:.0f} ms; {num_tokens} tokens"
         f" at {speed:.1f} tokens/s; ended by {reasons}"
     )
-    for device, usage in enumerate(generator.instance.memory_usage()):
+    for device, usage in enumerate(engine.memory_usage()):
         yield f"device {device}: {usage['total'] / 2**20:.1f} MiB"

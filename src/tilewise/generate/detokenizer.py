@@ -32,9 +32,11 @@ class Detokenizer:
     Args:
         tokenizer: of the model.
         prompt: ids that stand before; they give context and no text.
+        skip_special_tokens: leave special tokens out of the text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: list[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: list[int], *, skip_special_tokens: bool = True) -> None:
+        self._skips = _border.truth("detokenizer", "skip_special_tokens", skip_special_tokens)
         self._tokenizer = tokenizer
         ids = list(_border.sequence("detokenizer", "a prompt", prompt, "ids"))[-8:]
         self._ids = [_border.integer("detokenizer", "an id of a prompt", id_, 0, _LARGEST_ID) for id_ in ids]
@@ -71,7 +73,7 @@ class Detokenizer:
         ids = self._ids[self._start : end]
         try:
             with refusals_of("tokenizers"):
-                return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+                return str(self._tokenizer.decode(ids, skip_special_tokens=self._skips))
         except Unreadable as error:
             raise ConfigError(
                 f"[generate.detokenizer] tokens must have a text in tokenizer.json; got {shown(ids)}: {error}; "

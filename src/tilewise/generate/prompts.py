@@ -6,6 +6,7 @@ say.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,9 @@ from tilewise.core.reading import Unreadable, refusals_of
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["encode_prompt", "word_ids"]
+__all__ = ["check_prompt", "encode_prompt", "word_ids"]
 
+_MOST = 1 << 31
 _border = Border("generate")
 
 
@@ -48,6 +50,20 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str, *, add_special_tokens: bool
             f"[generate.prompt] a prompt must have tokens in tokenizer.json; got {shown(prompt, 40)}: {error}; "
             "choose another prompt, or check the tokenizer"
         ) from None
+
+
+def check_prompt(num_tokens: int, max_context: int) -> None:
+    """Refuse a prompt that leaves no room for a token.
+
+    Raises:
+        ConfigError: it is too long.
+    """
+    max_context = _border.integer("prompt", "max_context", max_context, 1, _MOST)
+    if _border.integer("prompt", "the length of a prompt", num_tokens, 0, sys.maxsize) >= max_context:
+        raise ConfigError(
+            f"[generate.prompt] a prompt must leave room in the context of {max_context} tokens; "
+            f"got {num_tokens}; shorten it"
+        )
 
 
 def word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[tuple[int, ...]]:

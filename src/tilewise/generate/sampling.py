@@ -8,7 +8,7 @@ numbers, and settings that leave no token to choose.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ _border = Border("generate")
 _MAX = 1 << 53
 _MOST_CHOICES = 1 << 20
 _LARGEST_ID = (1 << 32) - 1
+_MOST_BIAS = 1e6
 _FEW = 1024  # tokens that a nucleus seldom exceeds
 Array = NDArray[Any]
 
@@ -45,8 +46,11 @@ class Sampling:
         no_repeat_ngram_size: no so many tokens in a row twice, prompt included; 0 for no such rule.
         bad_words: texts that are not written, as their tokens with and without a space before them.
         bad_words_ids: the same as token ids.
+        logit_bias: added to the logits of tokens, by id, after penalties.
+        allowed_token_ids: only these may come; empty for all.
         min_tokens: before so many new tokens, neither an end token nor a stop string ends the text.
-        ignore_eos: write on after end tokens.
+        ignore_eos: write on after the model's end tokens.
+        stop_token_ids: further tokens that end a text.
         stop: the text ends before the first of these strings that it comes to hold.
         include_stop: the text ends behind it.
         n: texts for a prompt. What text i says does not depend on n.
@@ -68,8 +72,11 @@ class Sampling:
     no_repeat_ngram_size: int = 0
     bad_words: tuple[str, ...] = ()
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     n: int = 1
@@ -101,6 +108,9 @@ class Sampling:
         for name in ("bad_words", "stop"):
             object.__setattr__(self, name, _texts(name, getattr(self, name)))
         object.__setattr__(self, "bad_words_ids", _id_sequences(self.bad_words_ids))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        for name in ("allowed_token_ids", "stop_token_ids"):
+            object.__setattr__(self, name, _ids(name, getattr(self, name)))
         if self.min_tokens > self.max_tokens:
             got = f"{self.min_tokens} and {self.max_tokens}"
             _border.refuse("sampling", "min_tokens must not be above max_tokens", got, "correct one of them")
@@ -118,6 +128,29 @@ def _texts(name: str, values: Any) -> tuple[str, ...]:
         if not isinstance(text, str) or not text:
             _border.refuse("sampling", f"{name} must be texts that are not empty", shown(text), "correct it")
     return texts
+
+
+def _ids(name: str, values: Any) -> tuple[int, ...]:
+    """Ids, each once."""
+    given = _border.sequence("sampling", name, values, "ids", in_any_order=True)
+    return tuple(
+        sorted({_border.integer("sampling", f"an id of {name}", id_, 0, _LARGEST_ID) for id_ in given})
+    )
+
+
+def _biases(values: Any) -> tuple[tuple[int, float], ...]:
+    """Pairs of an id and what is added to its logit; a dictionary will do."""
+    pairs = _border.sequence(
+        "sampling", "logit_bias", values.items() if isinstance(values, Mapping) else values, "pairs"
+    )
+    found: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            rule = "logit_bias must hold pairs of an id and a number"
+            _border.refuse("sampling", rule, shown(pair), "pass a dictionary")
+        id_ = _border.integer("sampling", "an id of logit_bias", pair[0], 0, _LARGEST_ID)
+        found[id_] = _border.number("sampling", "a bias", pair[1], -_MOST_BIAS, _MOST_BIAS)
+    return tuple(sorted(found.items()))
 
 
 def _id_sequences(values: Any) -> tuple[tuple[int, ...], ...]:
@@ -199,12 +232,17 @@ def adjust_logits(logits: Array, sampling: Sampling, history: History, end_ids: 
         inside = ids < scores.size
         ids, counts = ids[inside], counts[inside]
         scores[ids] -= sampling.frequency_penalty * counts + sampling.presence_penalty
+    for id_, bias in sampling.logit_bias:
+        scores[_inside("logit_bias", id_, scores.size)] += bias
+    if sampling.allowed_token_ids:
+        allowed = [_inside("allowed_token_ids", id_, scores.size) for id_ in sampling.allowed_token_ids]
+        kept = scores[allowed]
+        scores[:] = -np.inf
+        scores[allowed] = kept
     if 0 < sampling.no_repeat_ngram_size <= len(history):
         scores[_below(history.after_last(sampling.no_repeat_ngram_size - 1), scores.size)] = -np.inf
     for word in sampling.bad_words_ids:
-        if max(word) >= scores.size:
-            rule = f"bad_words_ids must lie below the vocabulary's {scores.size}"
-            _border.refuse("sampling", rule, shown(word), "correct it")
+        _inside("bad_words_ids", max(word), scores.size)
         is_end = len(word) == 1 and word[0] in end_ids
         if not is_end and history.ends_with(word[:-1]):
             scores[word[-1]] = -np.inf
@@ -212,8 +250,8 @@ def adjust_logits(logits: Array, sampling: Sampling, history: History, end_ids: 
         scores[_below(np.array([*end_ids], np.int64), scores.size)] = -np.inf
     if scores.max() == -np.inf:
         raise ConfigError(
-            "[generate.sampling] a token must be left to choose; got all forbidden by no_repeat_ngram_size, bad words "
-            f"or min_tokens at position {len(history)}; loosen them"
+            "[generate.sampling] a token must be left to choose; got all forbidden by no_repeat_ngram_size, bad words, "
+            f"allowed_token_ids or min_tokens at position {len(history)}; loosen them"
         )
     return scores
 
@@ -268,6 +306,13 @@ def _is_typical(scaled: Array, weights: Array, mass: float) -> Array:
     count = int((np.cumsum(probability[order]) < mass).sum())
     is_kept: Array = distance <= distance[order[min(count, len(order) - 1)]]
     return is_kept
+
+
+def _inside(name: str, id_: int, size: int) -> int:
+    """An id that the vocabulary has."""
+    if id_ >= size:
+        _border.refuse("sampling", f"{name} must lie below the vocabulary's {size}", str(id_), "correct it")
+    return id_
 
 
 def _below(ids: Array, size: int) -> Array:

@@ -23,13 +23,15 @@ class StopFinder:
         self._strings = tuple(strings)
         self._is_included = is_included
         self._kept = ""
+        self.found: str | None = None
+        """The string that the text has ended with."""
 
     def add(self, text: str) -> tuple[str, bool]:
         """Take more text; returns what can be shown, and whether the text has ended."""
         text = self._kept + text
-        found = [(at + len(string), at) for string in self._strings if (at := text.find(string)) >= 0]
+        found = [(at + len(string), at, string) for string in self._strings if (at := text.find(string)) >= 0]
         if found:
-            end, start = min(found)
+            end, start, self.found = min(found)
             self._kept = ""
             return text[: end if self._is_included else start], True
         keep = max((_overlap(text, string) for string in self._strings), default=0)

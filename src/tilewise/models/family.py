@@ -31,8 +31,8 @@ class Family:
         default_context: the context limit where none is asked for.
         training: (config, batch, seq, dtype) describes one training step.
         kv_elements: of the KV cache, per token; 0 for models that do not write.
-        decoding: (config, max_tokens, max_sequences, num_blocks, dtype, context, num_positions) describes
-            prefill and decoding; None for models that do not write.
+        decoding: (config, max_tokens, max_sequences, num_blocks, dtype, context, num_positions, max_rows,
+            with_head) describes prefill and decoding; None for models that do not write.
         encoding: (config, batch, seq, dtype) describes the vectors of all tokens of texts; None for models that
             do not encode.
     """

@@ -228,6 +228,8 @@ def build_decoding_graph(
     *,
     context: int | None = None,
     num_positions: int | None = None,
+    max_rows: int | None = None,
+    with_head: bool = True,
 ) -> None:
     """Describe prefill and decoding over flattened tokens in an empty graph.
 
@@ -235,22 +237,25 @@ def build_decoding_graph(
         graph: written to.
         config: the model.
         max_tokens: largest number of tokens in one call.
-        max_sequences: largest number of rows of the block table, and of rows that want logits.
+        max_sequences: largest number of rows of the block table.
         num_blocks: KV blocks of 64 positions.
         dtype: of weights, activations and cache.
         context: the limit of positions per sequence, by which RoPE's frequencies are chosen; by default
             `default_context`.
         num_positions: how many of these one sequence takes at most; by default all.
+        max_rows: largest number of tokens whose logits are wanted; by default `max_sequences`.
+        with_head: False: the graph ends before the head, in what it would read.
 
-    Inputs, all i32: tokens, positions, slots, sequence `[T]`; block_table `[S, blocks]`; rows `[S]`.
-    Output: logits `[S, V]`.
+    Inputs, all i32: tokens, positions, slots, sequence `[T]`; block_table `[S, blocks]`; rows `[R]`.
+    Output: logits `[R, V]`; without a head, hidden `[R, D]`.
 
     Raises:
         ConfigError: the model does not write.
         ShapeError: a size that no graph has, or a context beyond the model's.
     """
     sizes = (max_tokens, max_sequences, num_blocks, dtype)
-    model_parts(config, "decoding", *sizes, context=context, num_positions=num_positions).build(graph)
+    bounds = {"context": context, "num_positions": num_positions, "max_rows": max_rows}
+    model_parts(config, "decoding", *sizes, **bounds, with_head=with_head).build(graph)
 
 
 def build_encoding_graph(

@@ -13,7 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 from native.cli.test_mistakes import WEIGHTS, save_model
 from tilewise.cli.main import _run
-from tilewise.generate import ChatTemplate, Generator, Sampling, encode_prompt
+from tilewise.generate import ChatTemplate, Sampling, encode_prompt
+from tilewise.serve import Engine
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' and m.content == 'no' %}{{ raise_exception('no systems') }}"
@@ -134,9 +135,9 @@ def test_float16_is_said(model, run, tmp_path):
 def _answers(model, talk, max_tokens=6):
     """What the model answers after a conversation."""
     text = ChatTemplate(model).render(talk)
-    with Generator(model) as generator:
-        ids = encode_prompt(generator.tokenizer, text, add_special_tokens=False)
-        return "".join(p.text for p in generator.generate([ids], Sampling(max_tokens=max_tokens)))
+    with Engine(model, dtype="bf16") as engine:
+        ids = encode_prompt(engine.model.tokenizer, text, add_special_tokens=False)
+        return "".join(p.text for p in engine.stream([ids], Sampling(max_tokens=max_tokens)))
 
 
 def test_a_conversation_goes_on(model, run):
@@ -163,15 +164,15 @@ def test_messages_that_cannot_be_answered_are_said(model, run):
 
 def test_ctrl_c_stops_an_answer_and_no_more(model, run, monkeypatch):
     """The answer ends at once, stays in the conversation, and the next message is answered."""
-    generate = Generator.generate
+    stream = Engine.stream
 
     def interrupted(self, prompts, sampling):
-        for number, piece in enumerate(generate(self, prompts, sampling)):
+        for number, piece in enumerate(stream(self, prompts, sampling)):
             if number == 2:
                 os.kill(os.getpid(), signal.SIGINT)
             yield piece
 
-    monkeypatch.setattr(Generator, "generate", interrupted)
+    monkeypatch.setattr(Engine, "stream", interrupted)
     out, err = run(model, "--chat", "--max-tokens", 9, typed=b"one\n/reset\none\n")
     assert err.count("(stopped)") == 2
     monkeypatch.undo()

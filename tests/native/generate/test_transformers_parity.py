@@ -13,8 +13,9 @@ import transformers
 
 from tilewise.checkpoint import open_weights, save_pretrained
 from tilewise.data import train_tokenizer
-from tilewise.generate import Generator, Sampling
+from tilewise.generate import Sampling
 from tilewise.models.llama import LlamaConfig
+from tilewise.serve import Engine
 from tilewise.session import assemble
 
 PROMPTS = [
@@ -77,11 +78,11 @@ def their_greedy(model, ids, count):
 
 def our_tokens(directory, prompts, sampling=GREEDY, **options):
     """New tokens per prompt, and the first logits row of the last call."""
-    with Generator(directory, max_sequences=len(prompts), **options) as generator:
+    with Engine(directory, **{"dtype": "bf16", "max_num_seqs": len(prompts), **options}) as engine:
         tokens = [[] for _ in prompts]
-        for piece in generator.generate(prompts, sampling):
+        for piece in engine.stream(prompts, sampling):
             tokens[piece.sequence].append(piece.token)
-        return tokens, generator.instance.get_tensor("logits")[0]
+        return tokens, engine.model.instance.get_tensor("logits")[0]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_their_directory_here(tmp_path, tokenizer, changes):
     ids = tokenizer.encode(PROMPTS[2]).ids
     expected, margin = their_greedy(model, ids, 64)
     assert margin > 1e-3
-    tokens, last = our_tokens(tmp_path / "model", [PROMPTS[2]], dtype="f32", max_tokens_per_call=7)
+    tokens, last = our_tokens(tmp_path / "model", [PROMPTS[2]], dtype="f32", max_num_batched_tokens=7)
     assert tokens == [expected]
     with torch.no_grad():
         logits = model(torch.tensor([ids + expected[:-1]])).logits[0, -1].numpy()
@@ -143,12 +144,17 @@ def test_text_does_not_depend_on_batch_width_or_chunks(tmp_path, tokenizer, dtyp
     write_theirs(tmp_path / "model", tokenizer)
     sampled = Sampling(max_tokens=24, temperature=0.9, top_p=0.95, seed=3)
     alone, bits = our_tokens(tmp_path / "model", [PROMPTS[0]], sampled, dtype=dtype)
-    for options in ({"tp": 2}, {"tp": 4}, {"max_tokens_per_call": 3}, {"max_context": 128}):
+    for options in (
+        {"tensor_parallel_size": 2},
+        {"tensor_parallel_size": 4},
+        {"max_num_batched_tokens": 3},
+        {"max_context": 128},
+    ):
         tokens, logits = our_tokens(tmp_path / "model", [PROMPTS[0]], sampled, dtype=dtype, **options)
         assert tokens == alone and np.array_equal(logits.view(np.uint8), bits.view(np.uint8)), options
     together, _ = our_tokens(tmp_path / "model", PROMPTS, sampled, dtype=dtype)
     assert together[0] == alone[0]
-    wide, _ = our_tokens(tmp_path / "model", PROMPTS, sampled, dtype=dtype, tp=4)
+    wide, _ = our_tokens(tmp_path / "model", PROMPTS, sampled, dtype=dtype, tensor_parallel_size=4)
     assert wide == together
 
 
@@ -167,5 +173,5 @@ def test_a_planted_fault_changes_the_bits(tmp_path, tokenizer, monkeypatch):
             super().add_instr(device, template, instruction, first_signal)
 
     monkeypatch.setattr(assemble, "Program", Dropping)
-    _, other = our_tokens(tmp_path / "model", [PROMPTS[0]], dtype="f32", tp=2)
+    _, other = our_tokens(tmp_path / "model", [PROMPTS[0]], dtype="f32", tensor_parallel_size=2)
     assert dropped and not np.array_equal(other, bits)

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from native.models.families import CASES, ids_of
 from tilewise.core import ConfigError
-from tilewise.generate import Generator, Sampling, combine_settings
+from tilewise.generate import Sampling, combine_settings
+from tilewise.serve import Engine
 
 CASE = next(case for case in CASES if case.name == "qwen2")
 PROMPT = ids_of(12)
@@ -37,21 +38,21 @@ def theirs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def generator(theirs):
-    with Generator(theirs[1], dtype="f32", max_sequences=8) as made:
+def engine(theirs):
+    with Engine(theirs[1], dtype="f32", max_num_seqs=8) as made:
         yield made
 
 
-def _write(generator, sampling, prompt=PROMPT):
+def _write(engine, sampling, prompt=PROMPT):
     """Pieces per choice."""
     written = [[] for _ in range(sampling.n)]
-    for piece in generator.generate([prompt], sampling):
+    for piece in engine.stream([prompt], sampling):
         written[piece.choice].append(piece)
     return written
 
 
-def _tokens(generator, sampling):
-    return [piece.token for piece in _write(generator, sampling)[0]]
+def _tokens(engine, sampling):
+    return [piece.token for piece in _write(engine, sampling)[0]]
 
 
 WAYS = [
@@ -62,35 +63,33 @@ WAYS = [
 
 
 @pytest.mark.parametrize("way", WAYS, ids=["penalty", "ngrams", "both"])
-def test_greedy_text_is_that_of_transformers(theirs, generator, way):
+def test_greedy_text_is_that_of_transformers(theirs, engine, way):
     """64 tokens with penalties equal those of `generate`, and differ from those without."""
     with torch.no_grad():
         out = theirs[0].generate(
             torch.tensor([PROMPT]), max_new_tokens=64, do_sample=False, pad_token_id=0, **way
         )
-    ours = _tokens(generator, Sampling(max_tokens=64, **way))
+    ours = _tokens(engine, Sampling(max_tokens=64, **way))
     assert ours == out[0, len(PROMPT) :].tolist()
-    assert ours != _tokens(generator, Sampling(max_tokens=64))
+    assert ours != _tokens(engine, Sampling(max_tokens=64))
 
 
-def test_bad_words_do_not_come(generator):
+def test_bad_words_do_not_come(engine):
     """A word that would have come does not, as ids or as text; the twin without them has it."""
-    plain = _tokens(generator, Sampling(max_tokens=24))
+    plain = _tokens(engine, Sampling(max_tokens=24))
     bad = plain[4]
-    assert bad not in _tokens(generator, Sampling(max_tokens=24, bad_words_ids=[(bad,)]))
-    word = generator.tokenizer.decode([bad])
+    assert bad not in _tokens(engine, Sampling(max_tokens=24, bad_words_ids=[(bad,)]))
+    word = engine.model.tokenizer.decode([bad])
     with pytest.raises(ConfigError, match="must be UTF-8 text"):
-        generator.generate([PROMPT], Sampling(bad_words=["\ud800"]))
-    assert word not in "".join(
-        p.text for p in _write(generator, Sampling(max_tokens=24, bad_words=[word]))[0]
-    )
+        engine.stream([PROMPT], Sampling(bad_words=["\ud800"]))
+    assert word not in "".join(p.text for p in _write(engine, Sampling(max_tokens=24, bad_words=[word]))[0])
 
 
-def test_what_a_text_says_does_not_depend_on_how_many_there_are(generator):
+def test_what_a_text_says_does_not_depend_on_how_many_there_are(engine):
     """Text i of four is text i of two; the first is the only one of a single; texts differ."""
 
     def tokens(n):
-        found = _write(generator, Sampling(max_tokens=12, temperature=1.5, seed=2, n=n))
+        found = _write(engine, Sampling(max_tokens=12, temperature=1.5, seed=2, n=n))
         return [[piece.token for piece in pieces] for pieces in found]
 
     four = tokens(4)
@@ -100,28 +99,28 @@ def test_what_a_text_says_does_not_depend_on_how_many_there_are(generator):
 
 
 @pytest.mark.parametrize("is_included", [False, True])
-def test_a_text_ends_at_a_stop_string(generator, is_included):
+def test_a_text_ends_at_a_stop_string(engine, is_included):
     """Before a string that spans two tokens, or behind it; what might begin another one is shown late, not lost."""
-    plain = _write(generator, Sampling(max_tokens=24))[0]
+    plain = _write(engine, Sampling(max_tokens=24))[0]
     text = "".join(piece.text for piece in plain)
     stop = text[9:11]
     at = text.find(stop)
     sampling = Sampling(max_tokens=24, stop=[stop, text[:2] + "nothing"], include_stop=is_included)
-    pieces = _write(generator, sampling)[0]
+    pieces = _write(engine, sampling)[0]
     assert "".join(piece.text for piece in pieces) == text[: at + 2 if is_included else at]
     assert pieces[-1].finish_reason == "stop" and len(pieces) == at + 2
     assert pieces[0].text == "" and pieces[1].text == ""
 
 
-def test_end_tokens_and_the_least_length(theirs, generator, monkeypatch):
+def test_end_tokens_and_the_least_length(theirs, engine, monkeypatch):
     """An end token ends; not before `min_tokens`, and not at all where it is ignored."""
-    plain = _tokens(generator, Sampling(max_tokens=24))
-    monkeypatch.setattr(generator, "_end_ids", frozenset([plain[3]]))
-    pieces = _write(generator, Sampling(max_tokens=24))[0]
+    plain = _tokens(engine, Sampling(max_tokens=24))
+    monkeypatch.setattr(engine.model, "end_ids", frozenset([plain[3]]))
+    pieces = _write(engine, Sampling(max_tokens=24))[0]
     first = plain.index(plain[3])
     assert len(pieces) == first + 1 and pieces[-1].finish_reason == "stop"
-    assert _tokens(generator, Sampling(max_tokens=24, ignore_eos=True)) == plain
-    later = _tokens(generator, Sampling(max_tokens=24, min_tokens=9))
+    assert _tokens(engine, Sampling(max_tokens=24, ignore_eos=True)) == plain
+    later = _tokens(engine, Sampling(max_tokens=24, min_tokens=9))
     assert len(later) >= 9 and plain[3] not in later[:9]
     with torch.no_grad():
         out = theirs[0].generate(
@@ -135,17 +134,18 @@ def test_end_tokens_and_the_least_length(theirs, generator, monkeypatch):
     assert later == out[0, len(PROMPT) :].tolist()
 
 
-def test_stop_strings_wait_for_the_least_length(generator):
+def test_stop_strings_wait_for_the_least_length(engine):
     """A stop string before `min_tokens` is text like other text."""
-    plain = "".join(piece.text for piece in _write(generator, Sampling(max_tokens=24))[0])
+    plain = "".join(piece.text for piece in _write(engine, Sampling(max_tokens=24))[0])
     sampling = Sampling(max_tokens=24, stop=[plain[2]], min_tokens=24)
-    assert "".join(piece.text for piece in _write(generator, sampling)[0])[:23] == plain[:23]
+    assert "".join(piece.text for piece in _write(engine, sampling)[0])[:23] == plain[:23]
 
 
-def test_texts_together_are_limited(generator):
-    """Choices count as texts."""
-    with pytest.raises(ConfigError, match="max_sequences=8 texts go together; got 9"):
-        generator.generate([PROMPT], Sampling(temperature=1.0, n=9))
+def test_more_texts_than_run_at_a_time(engine):
+    """Texts beyond `max_num_seqs` wait for their turn, and say what they say among few."""
+    nine = _write(engine, Sampling(max_tokens=6, temperature=1.0, n=9))
+    assert nine[:2] == _write(engine, Sampling(max_tokens=6, temperature=1.0, n=2))
+    assert all(len(pieces) == 6 for pieces in nine)
 
 
 def test_a_generation_config_writes_as_transformers_does(theirs, tmp_path):
@@ -167,10 +167,10 @@ def test_a_generation_config_writes_as_transformers_does(theirs, tmp_path):
     model = type(theirs[0]).from_pretrained(tmp_path)
     with torch.no_grad():
         wanted = model.generate(torch.tensor([PROMPT]))[0, len(PROMPT) :].tolist()
-    with Generator(tmp_path, dtype="f32") as generator:
-        sampling, taken = combine_settings(generator.generation_config, {}, len(PROMPT))
-        assert _tokens(generator, sampling) == wanted
+    with Engine(tmp_path, dtype="f32") as engine:
+        sampling, taken = combine_settings(engine.model.generation_config, {}, len(PROMPT))
+        assert _tokens(engine, sampling) == wanted
         assert taken.keys() >= {"repetition_penalty", "max_tokens", "min_tokens"}
-    with Generator(tmp_path, dtype="f32", generation_config=False) as generator:
-        sampling, taken = combine_settings(generator.generation_config, {"max_tokens": 48}, len(PROMPT))
-        assert taken == {} and _tokens(generator, sampling) != wanted
+    with Engine(tmp_path, dtype="f32", generation_config=False) as engine:
+        sampling, taken = combine_settings(engine.model.generation_config, {"max_tokens": 48}, len(PROMPT))
+        assert taken == {} and _tokens(engine, sampling) != wanted

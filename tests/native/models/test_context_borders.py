@@ -10,7 +10,8 @@ from native.models.families import LONGROPE, Case, ids_of, our_logits, their_log
 from tilewise import models
 from tilewise.cli.main import _run
 from tilewise.data import train_tokenizer
-from tilewise.generate import Generator, Sampling
+from tilewise.generate import Sampling
+from tilewise.serve import Engine
 
 BORDER = 24
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
@@ -51,11 +52,13 @@ def test_the_limit_decides_and_not_the_text(name, tmp_path):
     _save(CASES[name], tmp_path)
     texts = {}
     for limit in (BORDER, BORDER + 16):
-        with Generator(tmp_path, dtype="f32", max_model_len=limit, max_tokens_per_call=5) as generator:
-            pieces = generator.generate(["def f(x):"], Sampling(max_tokens=10))
+        with Engine(
+            tmp_path, dtype="f32", max_num_seqs=1, max_model_len=limit, max_num_batched_tokens=5
+        ) as engine:
+            pieces = engine.stream(["def f(x):"], Sampling(max_tokens=10))
             texts[limit] = [piece.token for piece in pieces]
-            logits = np.array(generator.instance.get_tensor("logits")[0])
-        whole = _last_logits(tmp_path, generator, texts[limit], limit)
+            logits = np.array(engine.model.instance.get_tensor("logits")[0])
+        whole = _last_logits(tmp_path, engine.model.tokenizer, texts[limit], limit)
         assert np.array_equal(logits, whole)
     assert texts[BORDER] != texts[BORDER + 16]
 
@@ -74,8 +77,8 @@ def test_a_longer_text_begins_as_a_shorter_one(name, tmp_path, capsys):
         assert long.startswith(short) and len(long) > len(short)
     texts = set()
     for size in (BORDER - 4, BORDER + 16):
-        with Generator(tmp_path, dtype="f32", max_model_len=BORDER + 16, max_context=size) as generator:
-            pieces = generator.generate(["def f(x):"], Sampling(max_tokens=5))
+        with Engine(tmp_path, dtype="f32", max_model_len=BORDER + 16, max_context=size) as engine:
+            pieces = engine.stream(["def f(x):"], Sampling(max_tokens=5))
             texts.add(tuple(piece.token for piece in pieces))
     assert len(texts) == 1
 
@@ -112,10 +115,10 @@ def _written(capsys, directory, *options):
     return output.out.removesuffix("\n")
 
 
-def _last_logits(directory, generator, tokens, limit):
+def _last_logits(directory, tokenizer, tokens, limit):
     """Of the whole text in one call, under the same limit."""
     config = models.open(directory)
-    ids = [*generator.tokenizer.encode("def f(x):").ids, *tokens[:-1]]
+    ids = [*tokenizer.encode("def f(x):").ids, *tokens[:-1]]
     graph = tw.ComputeGraph("whole")
     models.build_decoding_graph(graph, config, len(ids), 1, 1, "f32", context=limit)
     with graph.instantiate() as model:

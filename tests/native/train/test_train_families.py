@@ -11,12 +11,11 @@ import transformers
 
 from native.models.families import Case
 from native.train.small_run import run, silent, write_texts
-from tilewise import models
+from tilewise import Engine, SamplingParams, models
 from tilewise.checkpoint import open_weights, write_weights
 from tilewise.core import CheckpointError, ConfigError, DeviceMesh
 from tilewise.data import train_tokenizer
 from tilewise.encode import Encoder
-from tilewise.generate import Generator, Sampling
 from tilewise.train import (
     Trainer,
     check_config,
@@ -75,8 +74,8 @@ def test_a_family_is_trained_and_opened_again(family, texts, tmp_path):
             assert encoder.encode(["def f(x):"]).shape == (1, 32)
     else:
         theirs = transformers.AutoModelForCausalLM.from_pretrained(directory)
-        with Generator(directory, dtype="f32", tp=2) as generator:
-            assert list(generator.generate(["def f(x):"], Sampling(max_tokens=4)))
+        with Engine(directory, dtype="f32", tensor_parallel_size=2) as engine:
+            assert list(engine.stream(["def f(x):"], SamplingParams(max_tokens=4)))
     assert theirs.num_parameters() == models.num_parameters(models.open(directory))
 
 

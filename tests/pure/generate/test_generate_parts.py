@@ -7,14 +7,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from pure.hostile import accepted
-from tilewise.core import ConfigError, NotFinite, ResourceError
+from tilewise.core import ConfigError, NotFinite
 from tilewise.data import train_tokenizer
 from tilewise.generate import check_prompt, encode_prompt
-from tilewise.generate.blocks import BlockTable, num_blocks_for
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.history import History
 from tilewise.generate.sampling import Sampling, pick_token
-from tilewise.models import BLOCK_SIZE
 
 LOGITS = np.random.default_rng(0).standard_normal(100).astype(np.float32)
 TOKENIZER = train_tokenizer(["hello world ä€😀 " * 10], vocab_size=280)
@@ -162,11 +160,15 @@ def test_what_was_kept_back_is_shown_at_the_end():
 
 
 CALLS = {
-    "Detokenizer": (lambda prompt: Detokenizer(TOKENIZER, prompt), {"prompt": [1, 2]}),
+    "Detokenizer": (
+        lambda prompt, skip_special_tokens: Detokenizer(
+            TOKENIZER, prompt, skip_special_tokens=skip_special_tokens
+        ),
+        {"prompt": [1, 2], "skip_special_tokens": True},
+    ),
     "add": (lambda token: Detokenizer(TOKENIZER, []).add(token), {"token": 3}),
     "History": (History, {"prompt": [1, 2]}),
     "append": (lambda token: History([]).append(token), {"token": 3}),
-    "BlockTable": (BlockTable, {"num_blocks": 4}),
     "check_prompt": (check_prompt, {"num_tokens": 3, "max_context": 8}),
     "encode_prompt": (lambda prompt: encode_prompt(TOKENIZER, prompt), {"prompt": "a"}),
     "pick_token": (
@@ -195,7 +197,10 @@ CALLS = {
             "bad_words": ("a",),
             "bad_words_ids": ((1,),),
             "min_tokens": 1,
+            "logit_bias": {1: 2.0},
+            "allowed_token_ids": (1, 2),
             "ignore_eos": True,
+            "stop_token_ids": (1,),
             "stop": ("a",),
             "include_stop": True,
             "n": 2,
@@ -206,9 +211,8 @@ CALLS = {
 
 
 TAKEN = {
-    "Detokenizer": {"prompt": {"()", "[]"}},
+    "Detokenizer": {"prompt": {"()", "[]"}, "skip_special_tokens": {"True"}},
     "add": {"token": {"0"}},
-    "BlockTable": {},
     "check_prompt": {"num_tokens": {"0"}},
     "encode_prompt": {"prompt": {"''", "'name'", "'x\\0y'"}},
     "History": {"prompt": {"()", "[]"}},
@@ -218,7 +222,8 @@ TAKEN = {
         "temperature": {"2.5", "2**70", "float32"},
         "repetition_penalty": {"2.5", "2**70", "float32"},
         **{name: {"-1", "0", "float32"} for name in ("presence_penalty", "frequency_penalty")},
-        **{name: {"()", "[]"} for name in ("bad_words", "stop")},
+        **{name: {"()", "[]"} for name in ("bad_words", "stop", "allowed_token_ids", "stop_token_ids")},
+        "logit_bias": {"()", "[]", "{}"},
         "bad_words_ids": {"objects", "()", "[]"},
         **{name: {"0"} for name in ("top_k", "min_p", "no_repeat_ngram_size", "min_tokens", "seed")},
         **{name: {"True"} for name in ("ignore_eos", "include_stop")},
@@ -333,19 +338,6 @@ def test_a_panic_of_the_tokenizer_is_refused_and_ctrl_c_is_not(kind, wanted):
 
     with pytest.raises(wanted, match=r"must have tokens.*broken" if wanted is ConfigError else "broken"):
         encode_prompt(Broken(), "a")
-
-
-def test_blocks_grow_and_return():
-    """A sequence takes a block per 64 positions, and gives them back."""
-    table = BlockTable(4)
-    assert len(table.grow(0, 1)) == 1 and len(table.grow(0, BLOCK_SIZE)) == 1
-    first = list(table.grow(0, BLOCK_SIZE + 1))
-    other = table.grow(1, 2 * BLOCK_SIZE)
-    assert not set(first) & set(other) and len({*first, *other}) == 4
-    with pytest.raises(ResourceError, match="0 free"):
-        table.grow(1, 3 * BLOCK_SIZE)
-    table.release(0)
-    assert set(table.grow(1, 4 * BLOCK_SIZE)) == {0, 1, 2, 3} and num_blocks_for(65) == 2
 
 
 def test_prompt_must_leave_room():

@@ -260,6 +260,8 @@ def decoding_parts(
     *,
     context: int | None = None,
     num_positions: int | None = None,
+    max_rows: int | None = None,
+    with_head: bool = True,
 ) -> ModelParts:
     """Prefill and decoding, as `models.build_decoding_graph` describes them.
 
@@ -267,13 +269,16 @@ def decoding_parts(
         ShapeError: a size that no graph has, or a context beyond the model's.
     """
     call = "build_decoding_graph"
+    most_rows = max_sequences if max_rows is None else max_rows
     sizes = {"max_tokens": max_tokens, "max_sequences": max_sequences, "num_blocks": num_blocks}
+    sizes["max_rows"] = most_rows
     for name, value in sizes.items():
         _border.integer(call, name, value, 1, MAX_SIZE)
     context = decoder.default_context if context is None else context
     context = _border.integer(call, "context", context, 1, decoder.max_positions)
     longest = context if num_positions is None else num_positions
     longest = _border.integer(call, "num_positions", longest, 1, context)
+    with_head = _border.truth(call, "with_head", with_head)
     places = ("positions", "slots", "sequence")
 
     def before(graph: GraphBuilder) -> dict[str, TensorNode]:
@@ -281,7 +286,7 @@ def decoding_parts(
         tokens, *found = (graph.input([T], "i32", name=n, storage="scalars") for n in ("tokens", *places))
         max_blocks = min(num_blocks, -(-longest // BLOCK_SIZE))
         block_table = graph.input([S, max_blocks], "i32", name="block_table")
-        rows = graph.input([S], "i32", name="rows", storage="scalars")
+        rows = graph.input([Dim("rows", 1, most_rows)], "i32", name="rows", storage="scalars")
         tables = _tables(graph, decoder, longest, context)
         x, embedding = _embed(graph, decoder, tokens, found[0], dtype)
         named = {STREAM: x, "block_table": block_table, "rows": rows, "embedding": embedding}
@@ -299,6 +304,9 @@ def decoding_parts(
 
     def after(graph: GraphBuilder, x: TensorNode, named: Mapping[str, TensorNode]) -> None:
         picked = graph.gather_rows(_norm(graph, x, "norm", decoder), named["rows"])
-        graph.output(_head(graph, decoder, picked, named["embedding"]), "logits")
+        if with_head:
+            graph.output(_head(graph, decoder, picked, named["embedding"]), "logits")
+        else:
+            graph.output(picked, "hidden")
 
     return ModelParts(before, len(decoder.layers), layer_of, after, caches)

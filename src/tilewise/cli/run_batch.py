@@ -1,0 +1,81 @@
+"""`tilewise run-batch`: a file of requests in OpenAI's format for batches, answered into another file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_console
+from tilewise.cli.refuse import before_work
+from tilewise.core import ConfigError
+from tilewise.core.reading import Unreadable, decode_text, read_whole
+
+__all__ = ["run_batch"]
+
+_MOST_BYTES = 1 << 28
+
+
+def run_batch(
+    model: Annotated[str, MODEL],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Lines of JSON, a request each; OpenAI's format.", show_default=False
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option("--output-file", "-o", help="Where the answers go, a line each.", show_default=False),
+    ],
+    tp: Annotated[
+        int,
+        typer.Option(
+            "--tensor-parallel-size", "--tp", min=1, help="Devices that share every layer (1, 2, 4, ...)."
+        ),
+    ] = 1,
+    dtype: Annotated[str, typer.Option(callback=known_dtype, metavar="TYPE", help=DTYPE_HELP)] = "auto",
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="The model's context; default: as config.json says.")
+    ] = None,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Texts that are written at a time.")] = 64,
+    revision: Annotated[str | None, REVISION] = None,
+) -> None:
+    """Answer a file of requests, many at a time.
+
+    Each line of FILE has `custom_id`, `method`, `url` (`/v1/chat/completions` or `/v1/completions`) and `body`. A line
+    that is wrong gets an answer that says so (status code 400); the others are answered.
+
+    Example: `tilewise run-batch demo/model requests.jsonl -o answers.jsonl`
+    """
+    from tilewise.checkpoint import check_replaceable, check_writable, find_model
+    from tilewise.core.writing import replace_text, writing
+    from tilewise.serve import LLM, answer_lines
+
+    try:
+        lines = decode_text(read_whole(file, _MOST_BYTES)).splitlines()
+    except Unreadable as error:
+        raise ConfigError(
+            f"[cli.run_batch] FILE must be lines of JSON; got {str(file)!r}: {error}; correct it"
+        ) from None
+    check_writable(out.parent)
+    check_replaceable(out, is_directory=False)
+    with before_work():
+        llm = LLM(
+            find_model(model, revision),
+            tensor_parallel_size=tp,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+        )
+    with llm:
+        answers = list(answer_lines(llm, lines))
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(out, "".join(json.dumps(answer) + "\n" for answer in answers))
+    num_failed = sum(answer["error"] is not None for answer in answers)
+    make_console(stderr=True).print(
+        f"{len(answers) - num_failed} of {len(answers)} requests answered", highlight=False
+    )

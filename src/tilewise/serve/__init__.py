@@ -1,0 +1,35 @@
+"""Serving: many requests at once over one model, each as if it were alone.
+
+Owns the engine: blocks of the KV cache and who shares them, which tokens go into the next call of the model, the calls,
+what their logits become. `LLM` answers lists of prompts, `Engine` callers that come and go.
+"""
+
+from tilewise.serve.batch_file import answer_lines
+from tilewise.serve.engine import Engine
+from tilewise.serve.llm import LLM
+from tilewise.serve.logprobs import Logprob
+from tilewise.serve.model import EngineSettings
+from tilewise.serve.outputs import (
+    CompletionOutput,
+    Piece,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    RequestOutputKind,
+)
+from tilewise.serve.sampling_params import SamplingParams
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "Engine",
+    "EngineSettings",
+    "Logprob",
+    "Piece",
+    "PoolingOutput",
+    "PoolingRequestOutput",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "answer_lines",
+]

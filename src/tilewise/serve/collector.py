@@ -1,0 +1,62 @@
+"""From pieces to outputs: what a caller of one request gets, put together on the caller's side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tilewise.serve.outputs import CompletionOutput, Piece, RequestOutput, RequestOutputKind
+from tilewise.serve.request import Request
+
+__all__ = ["Collector"]
+
+
+class Collector:
+    """The output of one request as it grows.
+
+    Args:
+        request: whose.
+        prompt: as it was given; its text is part of the output, where it was a text.
+        kind: what each output holds.
+    """
+
+    def __init__(self, request: Request, prompt: object, kind: RequestOutputKind) -> None:
+        self._kind = kind
+        choices = [CompletionOutput(choice) for choice in range(request.sampling.n)]
+        given = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        text = given if isinstance(given, str) else None
+        self._whole = RequestOutput(request.request_id, text, list(request.ids), choices)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all texts have ended."""
+        return self._whole.finished
+
+    def add(self, piece: Piece) -> RequestOutput | None:
+        """A piece came; the output to hand out, if one is due."""
+        whole, choice = self._whole, self._whole.outputs[piece.choice]
+        choice.extend(piece)
+        whole.finished = all(each.finished() for each in whole.outputs)
+        if piece.prompt_logprobs is not None:
+            whole.prompt_logprobs = piece.prompt_logprobs
+        if piece.choice == 0 and len(choice.token_ids) == 1:
+            whole.num_cached_tokens = piece.num_cached_tokens
+        if self._kind is RequestOutputKind.DELTA:
+            new = CompletionOutput(piece.choice)
+            new.extend(piece)
+            return replace(whole, outputs=[new], prompt_logprobs=piece.prompt_logprobs)
+        if self._kind is RequestOutputKind.FINAL_ONLY and not whole.finished:
+            return None
+        return self._snapshot()
+
+    def _snapshot(self) -> RequestOutput:
+        """A copy that later pieces do not change."""
+        outputs = [
+            replace(
+                each,
+                token_ids=list(each.token_ids),
+                logprobs=None if each.logprobs is None else list(each.logprobs),
+            )
+            for each in self._whole.outputs
+        ]
+        return replace(self._whole, outputs=outputs)

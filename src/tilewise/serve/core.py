@@ -1,0 +1,134 @@
+"""The engine without its thread: requests in, steps, pieces out.
+
+Owns the scheduler and the texts of all live sequences. A call of the model that fails is an error of the requests that
+took part in it; logits that are no numbers are one of their own request. All others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from numpy.typing import NDArray
+
+from tilewise.core import TilewiseError
+from tilewise.generate import History
+from tilewise.serve.outputs import Piece
+from tilewise.serve.request import Request
+from tilewise.serve.scheduler import Limits, Scheduled, Scheduler
+from tilewise.serve.sequence import Sequence
+from tilewise.serve.text import Text
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["Computes", "EngineCore", "Event"]
+
+Event = tuple[Request, Piece | BaseException]
+"""Something that a request's caller is told."""
+
+
+class Computes(Protocol):
+    """What computes a step: a `Runner`."""
+
+    def run(self, parts: list[Scheduled]) -> list[NDArray[Any]]:
+        """The logits of each part."""
+        ...
+
+
+class EngineCore:
+    """Continuous batching. One thread at a time.
+
+    Args:
+        runner: computes the steps.
+        limits: of a step and of the cache.
+        tokenizer: of the model.
+    """
+
+    def __init__(self, runner: Computes, limits: Limits, tokenizer: Tokenizer) -> None:
+        self.scheduler = Scheduler(limits)
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._texts: dict[Sequence, Text] = {}
+        self._sequences: dict[str, list[Sequence]] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is not finished."""
+        return self.scheduler.has_work
+
+    def has_request(self, request_id: str) -> bool:
+        """Whether a request of that name is not finished."""
+        return request_id in self._sequences
+
+    def add(self, request: Request) -> None:
+        """A new request, checked by its caller."""
+        sequences: list[Sequence] = []
+        for choice in range(request.sampling.n):
+            leader = sequences[0] if sequences else None
+            sequences.append(Sequence(request, choice, History(request.ids), leader))
+        self._texts |= {sequence: Text(sequence, self._tokenizer) for sequence in sequences}
+        self._sequences[request.request_id] = sequences
+        self.scheduler.add(sequences)
+
+    def abort(self, request_id: str) -> list[Event]:
+        """End a request here; nothing happens to one that has ended."""
+        live = [s for s in self._sequences.get(request_id, ()) if s.is_live]
+        pieces: list[Event] = [(sequence.request, self._texts[sequence].abort()) for sequence in live]
+        for sequence in live:
+            self._end(sequence, "abort")
+        return pieces
+
+    def abort_all(self) -> list[Event]:
+        """End all requests here."""
+        return [event for request_id in list(self._sequences) for event in self.abort(request_id)]
+
+    def fail_all(self, error: BaseException) -> list[Event]:
+        """All requests end with an error."""
+        return list(self._fail([s for group in self._sequences.values() for s in group], error))
+
+    def step(self) -> list[Event]:
+        """Schedule, call the model once, draw tokens."""
+        parts = self.scheduler.schedule()
+        if not parts:
+            return []
+        try:
+            logits = self._runner.run(parts)
+        except TilewiseError as error:
+            return list(self._fail([part.sequence for part in parts], error))
+        self.scheduler.complete(parts)
+        return [event for part, rows in zip(parts, logits) for event in self._take(part, rows)]
+
+    def _take(self, part: Scheduled, rows: NDArray[Any]) -> Iterator[Event]:
+        """What a part's logits bring."""
+        sequence = part.sequence
+        if not sequence.is_live or not len(rows):
+            return
+        text = self._texts[sequence]
+        try:
+            text.read_prompt(part.first_row, rows)
+            if sequence.left > 0:
+                return
+            piece = text.pool(rows[-1]) if sequence.request.is_pooled else text.extend(rows[-1])
+        except TilewiseError as error:
+            yield from self._fail([sequence], error)
+            return
+        if piece.finish_reason is not None:
+            self._end(sequence, piece.finish_reason)
+        yield sequence.request, piece
+
+    def _fail(self, sequences: Iterable[Sequence], error: BaseException) -> Iterator[Event]:
+        """The requests of these end with an error, each once."""
+        for request in dict.fromkeys(s.request.request_id for s in sequences if s.is_live):
+            group = self._sequences[request]
+            for sequence in group:
+                if sequence.is_live:
+                    self._end(sequence, "error")
+            yield group[0].request, error
+
+    def _end(self, sequence: Sequence, reason: str) -> None:
+        self.scheduler.finish(sequence, reason)
+        del self._texts[sequence]
+        group = self._sequences[sequence.request.request_id]
+        if not any(other.is_live for other in group):
+            del self._sequences[sequence.request.request_id]

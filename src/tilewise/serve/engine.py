@@ -1,0 +1,388 @@
+"""`Engine`: a model, the thread that owns it, and callers who ask at once, from threads and event loops.
+
+What a request writes depends on the model, its prompt and its settings alone: not on what else is asked, in what order,
+how steps cut it, whether blocks of it were found in the cache, or the number of devices. Refuses requests at the
+border, before they reach the thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from tilewise.core import Border, PlanError
+from tilewise.core.border import shown
+from tilewise.generate import Sampling, check_prompt, encode_prompt, word_ids
+from tilewise.serve.collector import Collector
+from tilewise.serve.core import EngineCore
+from tilewise.serve.loop import Abort, Add, Call, Close, Command, Loop, start_thread
+from tilewise.serve.model import EngineSettings, ServedModel
+from tilewise.serve.outputs import Piece, RequestOutput
+from tilewise.serve.request import PRIORITIES, Asked, Request
+from tilewise.serve.runner import Runner
+from tilewise.serve.sampling_params import SamplingParams
+
+__all__ = ["Engine", "Prompt"]
+
+T = TypeVar("T")
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or a dictionary with `prompt` or `prompt_token_ids`, and perhaps `cache_salt`."""
+_PROMPT_FIELDS = ("prompt", "prompt_token_ids", "cache_salt")
+_FOR_VECTORS = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
+_border = Border("serve")
+
+
+class Engine:
+    """Writes with a model for many callers at once. Use with `with`, or call `close`.
+
+    Args:
+        model_dir: a Hugging Face directory (config.json, weights, tokenizer files).
+        on_progress: called with the bytes of weights read so far and in all.
+        **settings: fields of `EngineSettings` by name.
+
+    Raises:
+        ConfigError, CheckpointError: the directory is not a model we can run, or a setting has no such value.
+        LayoutError: the model cannot be cut over so many devices.
+        ResourceError: not enough memory.
+    """
+
+    def __init__(
+        self,
+        model_dir: str | Path,
+        *,
+        on_progress: Callable[[int, int], object] | None = None,
+        **settings: Any,
+    ) -> None:
+        for name in settings:
+            _border.choice("engine", "a setting", name, [*EngineSettings.__dataclass_fields__])
+        self.model = ServedModel(model_dir, EngineSettings(**settings), on_progress)
+        self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._numbers = itertools.count()
+        self._process = os.getpid()
+        self._is_closed = False
+        self._door = threading.Lock()  # nothing is submitted behind the command that ends the thread
+        output = "logits" if self.model.settings.runner == "generate" else "hidden"
+        runner = Runner(self.model.instance, self.model.max_blocks, output)
+        loop = Loop(EngineCore(runner, self.model.limits, self.model.tokenizer), self._commands)
+        self._thread = start_thread(loop, self._commands)
+        # an engine that was dropped without being closed ends its thread; nothing waits for it
+        weakref.finalize(self, self._commands.put, Close()).atexit = False
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all requests with an error, stop the devices and free their memory, when the step at hand is done."""
+        if os.getpid() != self._process:  # in a forked child, which has none of the threads
+            self.model.close()
+            return
+        with self._door:
+            self._is_closed = True
+            self._commands.put(Close())
+        self._thread.join()
+        self.model.close()
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncIterator[RequestOutput]:
+        """Continue a prompt; `async for` gives an output with every step that adds to it. Closing the iterator, or
+        cancelling the task that reads it, ends the request.
+
+        Args:
+            prompt: to continue.
+            sampling_params: how.
+            request_id: a name for it, unique among requests at a time; None: the engine's own.
+            priority: lower goes first.
+
+        Raises:
+            ConfigError: a prompt or setting that is none, or too long a prompt; at once.
+            TaskFailed, NotFinite: the request's step failed; others go on.
+            PlanError: the engine is closed, or another process's.
+        """
+        _border.instance(
+            "engine", "sampling_params", sampling_params, SamplingParams, "pass SamplingParams(...)"
+        )
+        request = self._request(prompt, sampling_params, request_id=request_id, priority=priority)
+        return self._outputs(request, Collector(request, prompt, sampling_params.output_kind))
+
+    async def _outputs(self, request: Request, collector: Collector) -> AsyncIterator[RequestOutput]:
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[Piece | BaseException] = asyncio.Queue()
+        commands, name = self._commands, request.request_id
+
+        def tell(event: Piece | BaseException) -> None:
+            try:
+                loop.call_soon_threadsafe(queue.put_nowait, event)
+            except RuntimeError:  # the loop is closed, and its iterators were not
+                commands.put(Abort([name]))
+
+        self.submit([request], tell)
+        is_over = False
+        try:
+            while not is_over:
+                event = await queue.get()
+                if isinstance(event, BaseException):
+                    is_over = True
+                    raise event
+                output = collector.add(event)
+                is_over = collector.is_finished
+                if output is not None:
+                    yield output
+        finally:
+            if not is_over:
+                commands.put(Abort([name]))
+
+    def stream(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | Sampling | Sequence[SamplingParams | Sampling],
+        *,
+        priority: int | Sequence[int] = 0,
+    ) -> Iterator[Piece]:
+        """Continue every prompt, without an event loop; yields a piece per new token, interleaved over the texts.
+        Closing or dropping the iterator ends its requests.
+
+        Args:
+            prompts: to continue.
+            sampling: how, for all prompts or one for each.
+            priority: lower goes first; for all prompts or one for each.
+
+        Raises:
+            ConfigError: a prompt or setting that is none, or too long a prompt; at once.
+            TaskFailed, NotFinite: the step of a request failed; the others of this call end with it.
+            PlanError: the engine is closed, or another process's.
+        """
+        return self.pieces(self.requests(prompts, sampling, priority))
+
+    def requests(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | Sampling | Sequence[SamplingParams | Sampling],
+        priority: int | Sequence[int] = 0,
+    ) -> list[Request]:
+        """Requests as the engine's thread takes them, with everything checked.
+
+        Args:
+            prompts: to continue.
+            sampling: how, for all prompts or one for each.
+            priority: for all prompts or one for each.
+
+        Raises:
+            ConfigError: a prompt or setting that is none, or too long a prompt.
+        """
+        texts = _border.sequence("engine", "prompts", prompts, "texts")
+        kinds = (SamplingParams, Sampling)
+        ways = _one_each("sampling", sampling, isinstance(sampling, kinds), len(texts))
+        ranks = _one_each("priority", priority, not isinstance(priority, Sequence), len(texts))
+        for way in ways:
+            if not isinstance(way, kinds):
+                rule = "sampling must be SamplingParams or Sampling"
+                _border.refuse("engine", rule, shown(way), "pass SamplingParams(...)")
+        return [
+            self._request(text, way, index=index, priority=rank)
+            for index, (text, way, rank) in enumerate(zip(texts, ways, ranks))
+        ]
+
+    def pooling_requests(self, prompts: Sequence[Prompt]) -> list[Request]:
+        """Requests for the prompts' vectors, with everything checked.
+
+        Args:
+            prompts: to turn into vectors.
+
+        Raises:
+            ConfigError: a prompt that is none or too long, or an engine that writes.
+        """
+        texts = _border.sequence("engine", "prompts", prompts, "texts")
+        return [
+            replace(self._request(text, _FOR_VECTORS, index=index), is_pooled=True)
+            for index, text in enumerate(texts)
+        ]
+
+    def submit(self, requests: Sequence[Request], tell: Callable[[Piece | BaseException], None]) -> None:
+        """Hand requests to the engine's thread, which tells of their pieces and errors.
+
+        Args:
+            requests: as `requests` made them.
+            tell: called on the engine's thread, so it must not wait for anything.
+
+        Raises:
+            PlanError: the engine is closed, or another process's.
+        """
+        self._put(Add(tuple(requests), tell))
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its texts get the reason `abort`. Nothing happens to one that has ended.
+
+        Args:
+            request_id: of the request.
+        """
+        self._commands.put(Abort([_border.text("engine", "request_id", request_id)]))
+
+    def memory_usage(self) -> list[dict[str, int]]:
+        """Bytes allocated per device, as `GraphInstance.memory_usage` says them.
+
+        Raises:
+            PlanError: the engine is closed, or another process's.
+        """
+        return self._between_steps(lambda core: self.model.instance.memory_usage())
+
+    def _between_steps(self, function: Callable[[EngineCore], T]) -> T:
+        """What a function of the core returns, called on the engine's thread; waits for the step at hand."""
+        answer: Future[T] = Future()
+
+        def call(core: EngineCore) -> None:
+            try:
+                answer.set_result(function(core))
+            except Exception as error:
+                answer.set_exception(error)
+
+        self._put(Call(call))
+        return answer.result()
+
+    def _put(self, command: Command) -> None:
+        if os.getpid() != self._process:
+            raise _foreign()
+        with self._door:
+            if self._is_closed:
+                raise PlanError("[serve.engine] the engine must be open; got a closed one; make another")
+            self._commands.put(command)
+
+    def pieces(self, requests: Sequence[Request]) -> Iterator[Piece]:
+        """Ask, and yield what is told until all texts have ended. Closing or dropping the iterator ends the requests.
+
+        Args:
+            requests: as `requests` made them.
+
+        Raises:
+            TaskFailed, NotFinite: the step of a request failed; the others end with it.
+            PlanError: the engine is closed, or another process's.
+        """
+        queue: SimpleQueue[Piece | BaseException] = SimpleQueue()
+        self.submit(requests, queue.put)
+        num_left = sum(request.sampling.n for request in requests)
+        try:
+            while num_left:
+                if os.getpid() != self._process:
+                    raise _foreign()
+                event = queue.get()
+                if isinstance(event, BaseException):
+                    raise event
+                num_left -= event.finish_reason is not None
+                yield event
+        finally:
+            if num_left and os.getpid() == self._process:
+                self._commands.put(Abort([request.request_id for request in requests]))
+
+    def _request(
+        self,
+        prompt: Prompt,
+        way: SamplingParams | Sampling,
+        *,
+        request_id: str | None = None,
+        index: int = 0,
+        priority: int = 0,
+    ) -> Request:
+        """A checked request."""
+        wanted = "pooling" if way is _FOR_VECTORS else "generate"
+        if self.model.settings.runner != wanted:
+            rule, got = f"this call needs an engine made with runner={wanted!r}", self.model.settings.runner
+            _border.refuse("engine", rule, repr(got), "make another for it")
+        name = f"request-{next(self._numbers)}" if request_id is None else request_id
+        _border.text("engine", "request_id", name)
+        _border.integer("engine", "priority", priority, -PRIORITIES, PRIORITIES)
+        ids, salt = self._ids(prompt)
+        limit = self.model.limits.max_context
+        check_prompt(len(ids), limit)
+        if isinstance(way, SamplingParams):
+            sampling, asked = way.sampling(limit - len(ids)), way.asked()
+        else:
+            sampling, asked = way, Asked()
+        self._check_ids(sampling)
+        bad = (*sampling.bad_words_ids, *(word_ids(self.model.tokenizer, sampling.bad_words)))
+        if not self.model.settings.enable_prefix_caching:  # its own texts still share its prompt
+            salt = f"only {name} {next(self._numbers)}"
+        return Request(
+            name,
+            tuple(ids),
+            replace(sampling, bad_words_ids=bad),
+            asked,
+            self.model.end_ids,
+            priority,
+            (
+                (b"model", self.model.name),
+                (b"adapter", b""),
+                (b"salt", salt.encode("utf-8", "surrogatepass")),
+            ),
+            limit,
+            index=index,
+        )
+
+    def _ids(self, prompt: Prompt) -> tuple[list[int], str]:
+        """A prompt's tokens and its salt."""
+        salt = ""
+        if isinstance(prompt, Mapping):
+            for name in prompt:
+                _border.choice("engine", "a field of a prompt", name, _PROMPT_FIELDS)
+            salt = prompt.get("cache_salt", "")
+            _border.instance("engine", "cache_salt", salt, str, "pass text")
+            forms = [prompt[name] for name in ("prompt_token_ids", "prompt") if name in prompt]
+            if len(forms) != 1:
+                rule = "a prompt has either prompt or prompt_token_ids"
+                _border.refuse("engine", rule, shown(dict(prompt)), "give one of them")
+            prompt = forms[0]
+        if isinstance(prompt, str):
+            ids = encode_prompt(self.model.tokenizer, prompt)
+        else:
+            last = self.model.config.vocab_size - 1
+            given = _border.sequence("engine", "a prompt", prompt, "ids, or a text")
+            ids = [_border.integer("engine", "an id of a prompt", id_, 0, last) for id_ in given]
+        beginning = self.model.config.bos_token_id
+        return ids or [0 if beginning is None else beginning], salt
+
+    def _check_ids(self, sampling: Sampling) -> None:
+        """Settings name tokens that the model has."""
+        last = self.model.config.vocab_size - 1
+        named = {
+            "logit_bias": [id_ for id_, _ in sampling.logit_bias],
+            "allowed_token_ids": sampling.allowed_token_ids,
+            "stop_token_ids": sampling.stop_token_ids,
+            "bad_words_ids": [id_ for word in sampling.bad_words_ids for id_ in word],
+        }
+        for name, ids in named.items():
+            for id_ in ids:
+                _border.integer("engine", f"an id of {name}", id_, 0, last)
+
+
+def _one_each(name: str, value: Any, is_one: bool, count: int) -> Sequence[Any]:
+    """A value for every prompt."""
+    if is_one:
+        return [value] * count
+    values = _border.sequence("engine", name, value, "values, one per prompt")
+    if len(values) != count:
+        _border.refuse(
+            "engine", f"{name} is one for all or one per prompt", f"{len(values)} for {count}", "correct it"
+        )
+    return values
+
+
+def _foreign() -> PlanError:
+    return PlanError(
+        "[serve.engine] an engine belongs to the process that made it; got a call in a forked one; make one there"
+    )

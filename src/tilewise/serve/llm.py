@@ -1,0 +1,198 @@
+"""`LLM`: lists of prompts in, lists of outputs out, with vLLM's names. An `Engine` beneath does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tilewise.core import Border
+from tilewise.generate import ChatTemplate, encode_prompt
+from tilewise.serve.collector import Collector
+from tilewise.serve.engine import Engine, Prompt
+from tilewise.serve.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput, RequestOutputKind
+from tilewise.serve.sampling_params import SamplingParams
+
+__all__ = ["LLM"]
+
+_FROM_FILE = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
+_border = Border("serve")
+Messages = Sequence[Mapping[str, Any]]
+Params = SamplingParams | Sequence[SamplingParams]
+
+
+class LLM:
+    """A model that answers lists of prompts. Use with `with`, or call `close`. Threads may ask at once.
+
+    Args:
+        model: a Hugging Face directory (config.json, weights, tokenizer files).
+        **settings: fields of `EngineSettings` by name, for example `tensor_parallel_size`, `dtype`, `max_model_len`.
+
+    Raises:
+        ConfigError, CheckpointError: the directory is not a model we can run, or a setting has no such value.
+        LayoutError: the model cannot be cut over so many devices.
+        ResourceError: not enough memory.
+    """
+
+    def __init__(self, model: str | Path, **settings: Any) -> None:
+        self._model_dir = _border.path("llm", "model", model)
+        self.engine = Engine(self._model_dir, **settings)
+        self._template: ChatTemplate | None = None
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all requests with an error, stop the devices and free their memory."""
+        self.engine.close()
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.engine.model.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What generation_config.json says of sampling; the usual where it says nothing."""
+        file = self.engine.model.generation_config
+        found = {name: file[name] for name in _FROM_FILE if name in file}
+        if "max_new_tokens" in file:
+            found["max_tokens"] = file["max_new_tokens"]
+        return SamplingParams(**found)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params | None = None,
+        *,
+        priority: int | Sequence[int] = 0,
+    ) -> list[RequestOutput]:
+        """Continue prompts.
+
+        Args:
+            prompts: one or several: texts, token ids, or dictionaries with `prompt` or `prompt_token_ids`.
+            sampling_params: how, for all prompts or one for each; None: as generation_config.json says.
+            priority: lower goes first; for all prompts or one for each.
+
+        Returns:
+            An output per prompt, in their order.
+
+        Raises:
+            ConfigError: a prompt or setting that is none, or too long a prompt; before any work.
+            TaskFailed, NotFinite: the step of a request failed; the others of this call end with it.
+        """
+        given: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
+        given = _border.sequence("llm", "prompts", given, "prompts")
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        requests = self.engine.requests(given, params, priority)
+        collectors = [
+            Collector(request, prompt, RequestOutputKind.FINAL_ONLY)
+            for request, prompt in zip(requests, given)
+        ]
+        outputs: dict[int, RequestOutput] = {}
+        for piece in self.engine.pieces(requests):
+            output = collectors[piece.sequence].add(piece)
+            if output is not None:
+                outputs[piece.sequence] = output
+        return [outputs[index] for index in range(len(requests))]
+
+    def encode(self, prompts: Prompt | Sequence[Prompt]) -> list[PoolingRequestOutput]:
+        """Turn prompts into vectors: what the model's head would read at their last token. A model made with
+        `runner="pooling"` does this; encoders are `tilewise.encode.Encoder`'s.
+
+        Args:
+            prompts: one or several: texts, token ids, or dictionaries with `prompt` or `prompt_token_ids`.
+
+        Returns:
+            An output per prompt, in their order.
+
+        Raises:
+            ConfigError: a prompt that is none or too long, or a model that writes; before any work.
+            TaskFailed, NotFinite: the step of a request failed; the others of this call end with it.
+        """
+        given: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
+        requests = self.engine.pooling_requests(given)
+        outputs: dict[int, PoolingRequestOutput] = {}
+        for piece in self.engine.pieces(requests):
+            request = requests[piece.sequence]
+            assert piece.vector is not None  # a pooled request has no other piece
+            outputs[piece.sequence] = PoolingRequestOutput(
+                request.request_id,
+                PoolingOutput(piece.vector),
+                list(request.ids),
+                num_cached_tokens=piece.num_cached_tokens,
+            )
+        return [outputs[index] for index in range(len(requests))]
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: Params | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or several, with the model's chat template.
+
+        Args:
+            messages: dictionaries with `role` and mostly `content`, oldest first; or a list of such lists.
+            sampling_params: how, for all conversations or one for each; None: as generation_config.json says.
+            add_generation_prompt: end with what introduces the model's answer.
+            tools: JSON schemas of functions that the model may call.
+            chat_template_kwargs: whatever else the template understands.
+
+        Raises:
+            ConfigError: the model has no template, or it refuses a conversation; and as `generate`.
+        """
+        given = _border.sequence("llm", "messages", messages, "messages")
+        talks: Sequence[Any] = [given] if given and isinstance(given[0], Mapping) else given
+        prompts = [
+            self.render(
+                talk,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            for talk in talks
+        ]
+        return self.generate(prompts, sampling_params)
+
+    def render(
+        self,
+        messages: Messages,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """A conversation as the prompt that its template makes of it.
+
+        Args:
+            messages: dictionaries with `role` and mostly `content`, oldest first.
+            add_generation_prompt: end with what introduces the model's answer.
+            tools: JSON schemas of functions that the model may call.
+            chat_template_kwargs: whatever else the template understands.
+
+        Raises:
+            ConfigError: the model has no template, or it refuses the conversation.
+        """
+        if self._template is None:
+            self._template = ChatTemplate(self._model_dir)
+        text = self._template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            variables=chat_template_kwargs,
+        )
+        # a template's text holds the tokens that begin it
+        return {"prompt_token_ids": encode_prompt(self.get_tokenizer(), text, add_special_tokens=False)}
+
+
+def _is_one(prompts: Any) -> bool:
+    """Whether this is a prompt and no list of them."""
+    if isinstance(prompts, (str, Mapping)):
+        return True
+    given = _border.sequence("llm", "prompts", prompts, "prompts")
+    return len(given) > 0 and all(isinstance(id_, int) and not isinstance(id_, bool) for id_ in given)

@@ -1,0 +1,158 @@
+"""The thread that owns the model: takes commands, steps, hands out what comes.
+
+Commands come through a queue that may be written to from anywhere, also while objects are collected within a call. No
+error ends the thread: one that is not of a request's step is told to all requests as a defect.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from tilewise.core import ConfigError, InternalError, PlanError, TilewiseError, get_logger
+from tilewise.serve.core import EngineCore, Event
+from tilewise.serve.outputs import Piece
+from tilewise.serve.request import Request
+
+__all__ = ["Abort", "Add", "Call", "Close", "Command", "Loop", "Sink", "start_thread"]
+
+Sink = Callable[[Piece | BaseException], None]
+"""Is told of a request from the engine's thread; never blocks."""
+
+
+@dataclass(frozen=True)
+class Add:
+    """New requests, each with who is told."""
+
+    requests: Sequence[Request]
+    sink: Sink
+
+
+@dataclass(frozen=True)
+class Abort:
+    """Requests end here."""
+
+    request_ids: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Call:
+    """Something is done with the core between two steps."""
+
+    function: Callable[[EngineCore], None]
+
+
+@dataclass(frozen=True)
+class Close:
+    """The thread ends."""
+
+
+Command = Add | Abort | Call | Close
+
+
+def start_thread(loop: Loop, commands: SimpleQueue[Command]) -> threading.Thread:
+    """The thread that runs a loop. A program that ends waits for it, also where its engine was not closed: the
+    interpreter would else stop it within a step, in native code that cannot be left so.
+
+    Args:
+        loop: to run.
+        commands: that it takes.
+    """
+
+    def end() -> None:
+        if os.getpid() == process:
+            commands.put(Close())
+            thread.join()
+
+    def run() -> None:
+        loop.run()
+        atexit.unregister(end)
+
+    process = os.getpid()
+    thread = threading.Thread(target=run, name="tilewise-engine", daemon=True)
+    atexit.register(end)
+    thread.start()
+    return thread
+
+
+class Loop:
+    """What the thread runs.
+
+    Args:
+        core: of the engine; this thread's alone.
+        commands: to do.
+    """
+
+    def __init__(self, core: EngineCore, commands: SimpleQueue[Command]) -> None:
+        self._core = core
+        self._commands = commands
+        self._sinks: dict[str, Sink] = {}
+
+    def run(self) -> None:
+        """Until a command says so; requests that are left then are told."""
+        while True:
+            try:
+                if not self._obey():
+                    break
+                self._tell(self._core.step() if self._core.has_work else [])
+            except Exception as error:  # a defect of the engine must not hang its callers
+                self._tell(self._core.fail_all(_as_defect(error)))
+        self._tell(
+            self._core.fail_all(
+                PlanError("[serve.engine] the engine must be open; got a closed one; make another")
+            )
+        )
+
+    def _obey(self) -> bool:
+        """Take all commands that are there; waits for one where there is nothing to do. False: end."""
+        while True:
+            try:
+                command = self._commands.get(block=not self._core.has_work)
+            except Empty:
+                return True
+            if isinstance(command, Close):
+                return False
+            if isinstance(command, Add):
+                self._add(command)
+            elif isinstance(command, Abort):
+                for request_id in command.request_ids:
+                    self._tell(self._core.abort(request_id))
+            else:
+                command.function(self._core)
+
+    def _add(self, command: Add) -> None:
+        for request in command.requests:
+            if self._core.has_request(request.request_id):
+                command.sink(
+                    ConfigError(
+                        f"[serve.engine] a request_id names one request at a time; got {request.request_id!r} again; "
+                        "choose another"
+                    )
+                )
+            else:
+                self._sinks[request.request_id] = command.sink
+                self._core.add(request)
+
+    def _tell(self, events: Sequence[Event]) -> None:
+        for request, event in events:
+            try:
+                self._sinks[request.request_id](event)
+            except Exception as error:  # of a caller's own function; the others are told all the same
+                get_logger("serve").warning("telling of request %r failed: %r", request.request_id, error)
+        for request_id in {request.request_id for request, _ in events}:
+            if not self._core.has_request(request_id):
+                del self._sinks[request_id]
+
+
+def _as_defect(error: Exception) -> TilewiseError:
+    if isinstance(error, TilewiseError):
+        return error
+    defect = InternalError(
+        f"[serve.engine] a step must not fail otherwise than its kernels; got {error!r}; report it"
+    )
+    defect.__cause__ = error
+    return defect

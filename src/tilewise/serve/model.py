@@ -1,0 +1,186 @@
+"""A model directory made ready to be called: its decoding graph with weights, KV cache and workers, and what its files
+say about text.
+
+Owns the instance. Sizes decide memory and speed; of all settings only the dtype and `max_model_len` (by which RoPE's
+frequencies are chosen in some models) decide what is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tilewise as tw
+from tilewise import models
+from tilewise.checkpoint import load_generation_config, load_tokenizer
+from tilewise.core import MAX_DEVICES, Border, choose_dtype, dtype, shown
+from tilewise.models import BLOCK_SIZE
+from tilewise.serve.scheduler import Limits, num_blocks_for
+
+if TYPE_CHECKING:
+    from tilewise.models import ModelConfig
+    from tilewise.session import GraphInstance
+
+__all__ = ["EngineSettings", "ServedModel"]
+
+_MOST = 1 << 20
+_MOST_BYTES = 1 << 62
+_FEWEST_ROWS = 16
+_USUAL_CACHE_BYTES = 1 << 30
+_LOAD_FORMATS = ("auto", "dummy")
+_border = Border("serve")
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How a model is loaded and what it is given room for.
+
+    Args:
+        tensor_parallel_size: devices that share every layer.
+        dtype: `bf16` or `f32` in any spelling of `core.dtypes`, or `auto`: as config.json says, else bf16.
+        max_model_len: the context limit, which RoPE's frequencies are chosen by where they depend on one (`dynamic`,
+            `longrope`); by default `models.default_context`. The text depends on it, and on no other size.
+        max_context: positions per sequence that there is room for; at most `max_model_len`, which is the default.
+        max_num_seqs: texts that are written at a time; others wait.
+        max_num_batched_tokens: tokens of one call of the model; prompts are read in chunks of at most so many. At least
+            `max_num_seqs`, to which it is raised.
+        kv_cache_memory_bytes: for keys and values over all devices. By default room for `max_num_seqs` sequences of
+            full length, but no more than 1 GiB where one of them fits that.
+        workers_per_device: threads that compute, of each device; None: as many as the processor has room for.
+        enable_prefix_caching: keep blocks of prompts and texts, to be found again by other requests.
+        generation_config: end tokens are those of generation_config.json, where there is one and it has some; False:
+            the file is not looked at.
+        runner: `generate`: the model writes; `pooling`: it turns prompts into vectors (`LLM.encode`) and has no head.
+        load_format: `auto`: the directory's weights; `dummy`: random ones from config.json alone, the same for every
+            number of devices.
+
+    Raises:
+        ConfigError: a setting has no such value.
+    """
+
+    tensor_parallel_size: int = 1
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_context: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 256
+    kv_cache_memory_bytes: int | None = None
+    workers_per_device: int | None = None
+    enable_prefix_caching: bool = True
+    generation_config: bool = True
+    runner: str = "generate"
+    load_format: str = "auto"
+
+    def __post_init__(self) -> None:
+        _border.integer("engine", "tensor_parallel_size", self.tensor_parallel_size, 1, MAX_DEVICES)
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            value = _border.integer("engine", name, getattr(self, name), 1, _MOST)
+            object.__setattr__(self, name, value)
+        for name in ("enable_prefix_caching", "generation_config"):
+            _border.truth("engine", name, getattr(self, name))
+        _border.choice("engine", "runner", self.runner, ("generate", "pooling"))
+        _border.choice("engine", "load_format", self.load_format, _LOAD_FORMATS)
+        choose_dtype(self.dtype, None)
+        if self.kv_cache_memory_bytes is not None:
+            _border.integer("engine", "kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, _MOST_BYTES)
+
+
+class ServedModel:
+    """A loaded model. Close it.
+
+    Args:
+        model_dir: a Hugging Face directory (config.json, weights, tokenizer files).
+        settings: of the engine.
+        on_progress: called with the bytes of weights read so far and in all.
+
+    Raises:
+        ConfigError, CheckpointError: the directory is not a model we can run, or a setting has no such value.
+        LayoutError: the model cannot be cut over so many devices.
+        ResourceError: not enough memory.
+    """
+
+    def __init__(
+        self,
+        model_dir: str | Path,
+        settings: EngineSettings,
+        on_progress: Callable[[int, int], object] | None = None,
+    ) -> None:
+        if on_progress is not None and not callable(on_progress):
+            rule, advice = "on_progress must be a function", "pass one of two numbers"
+            _border.refuse("engine", rule, shown(on_progress), advice)
+        self.settings = settings
+        self.config: ModelConfig = models.open(model_dir)
+        self.dtype = choose_dtype(settings.dtype, self.config.dtype)
+        self.tokenizer = load_tokenizer(model_dir, self.config.vocab_size)
+        uses_file = settings.generation_config
+        self.generation_config = (
+            load_generation_config(model_dir, self.config.vocab_size) if uses_file else {}
+        )
+        self.end_ids = _end_ids(self.generation_config, self.config)
+        self.max_model_len, self.limits = _sizes(self.config, settings, self.dtype)
+        self.name = f"{model_dir} {self.dtype} {self.max_model_len}".encode("utf-8", "surrogatepass")
+        self.max_blocks = num_blocks_for(self.limits.max_context)
+        is_dummy = settings.load_format == "dummy"
+        weights = {} if is_dummy else models.open_weights(model_dir, self.config)
+        self.stored_dtypes = frozenset(str(tensor.dtype) for tensor in weights.values())
+        graph = tw.ComputeGraph(self.config.model_type)
+        models.build_decoding_graph(
+            graph,
+            self.config,
+            self.limits.max_num_batched_tokens,
+            self.limits.max_num_seqs,
+            self.limits.num_blocks,
+            self.dtype,
+            context=self.max_model_len,
+            num_positions=self.limits.max_context,
+            max_rows=self.limits.max_rows,
+            with_head=settings.runner == "generate",
+        )
+        tp = settings.tensor_parallel_size
+        strategy = tw.DistributionStrategy.tensor_parallel(tp) if tp > 1 else tw.DistributionStrategy.single()
+        graph.set_distribution(strategy)
+        self.instance: GraphInstance = graph.instantiate(
+            graph.plan(workers_per_device=settings.workers_per_device)
+        )
+        try:
+            if is_dummy:
+                self.instance.initialize(0, self.config.initializer_range)
+            else:
+                if settings.runner == "pooling":  # the head is left in its file
+                    known = {n for name in self.instance.parameter_names() for n in (name, f"model.{name}")}
+                    weights = {name: weight for name, weight in weights.items() if name in known}
+                self.instance.load_parameters(weights, on_progress=on_progress)
+        except BaseException:
+            self.instance.close()
+            raise
+
+    def close(self) -> None:
+        """Stop the devices and free their memory."""
+        self.instance.close()
+
+
+def _sizes(config: ModelConfig, settings: EngineSettings, dtype_name: str) -> tuple[int, Limits]:
+    """The context limit, and what a step and the cache hold."""
+    wanted = models.default_context(config) if settings.max_model_len is None else settings.max_model_len
+    limit = _border.integer("engine", "max_model_len", wanted, 1, models.max_context(config))
+    wanted = limit if settings.max_context is None else settings.max_context
+    context = _border.integer("engine", "max_context", wanted, 1, limit)
+    seqs = settings.max_num_seqs
+    per_block = models.kv_elements_per_token(config) * BLOCK_SIZE * dtype(dtype_name).numpy.itemsize
+    if settings.kv_cache_memory_bytes is None:
+        usual = max(_USUAL_CACHE_BYTES // per_block, num_blocks_for(context))
+        num_blocks = min(seqs * num_blocks_for(context), usual)
+    else:
+        num_blocks = max(1, settings.kv_cache_memory_bytes // per_block)
+    tokens = max(settings.max_num_batched_tokens, seqs)
+    return limit, Limits(seqs, tokens, max(seqs, min(tokens, _FEWEST_ROWS)), num_blocks, context)
+
+
+def _end_ids(generation_config: dict[str, Any], config: ModelConfig) -> frozenset[int]:
+    """End tokens: those of generation_config.json, else those of config.json."""
+    eos = generation_config.get("eos_token_id")
+    if eos is None:
+        return frozenset(config.eos_token_ids)
+    return frozenset([eos] if isinstance(eos, int) else eos)

@@ -1,0 +1,65 @@
+"""A request as the engine takes it: checked ids, how tokens are chosen, what is to be told about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilewise.generate import Sampling
+from tilewise.serve.block_key import Scope
+
+__all__ = ["PRIORITIES", "Asked", "Request"]
+
+PRIORITIES = 1 << 20
+"""Priorities lie within so many of 0."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is told about a text besides its tokens.
+
+    Attributes:
+        logprobs: how many likeliest tokens beside the chosen one; -1 for the vocabulary; None for no figures.
+        prompt_logprobs: the same for tokens of the prompt.
+        detokenize: whether there is text at all.
+        skip_special_tokens: leave special tokens out of the text.
+    """
+
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt and the texts that shall follow it. Everything in it was checked at the border.
+
+    Attributes:
+        request_id: the caller's name for it.
+        ids: of the prompt; at least one.
+        sampling: how tokens are chosen, with its seed; `n` texts.
+        asked: what is told about them.
+        end_ids: tokens that end a text.
+        priority: lower goes first.
+        scope: with whose blocks its blocks may be shared.
+        max_model_len: positions that prompt and text have together at most.
+        is_pooled: the prompt's vector is wanted, and no text.
+        index: the caller's number for it, which its pieces have.
+    """
+
+    request_id: str
+    ids: tuple[int, ...]
+    sampling: Sampling
+    asked: Asked = field(default_factory=Asked)
+    end_ids: frozenset[int] = frozenset()
+    priority: int = 0
+    scope: Scope = ()
+    max_model_len: int = 1 << 31
+    is_pooled: bool = False
+    index: int = 0
+
+    @property
+    def all_end_ids(self) -> frozenset[int]:
+        """Tokens that end a text of this request, the model's own and the caller's."""
+        own = frozenset() if self.sampling.ignore_eos else self.end_ids
+        return own | frozenset(self.sampling.stop_token_ids)

@@ -1,0 +1,252 @@
+"""Which tokens of which sequence go into the next call of the model, and which blocks of the cache they have.
+
+A pure state machine without tensors, threads or time: `schedule` decides, `complete` takes down that the call was made,
+`finish` ends a sequence. Sequences that write go first with a token each; what is left of the step's budget reads
+prompts in chunks, oldest first. When blocks run out, the youngest running sequence gives up its own and waits to read
+its tokens again. A sequence's turn is fixed when it arrives: the number of the step, plus a waiting time per priority;
+so the oldest running sequence always gets on, and none waits for ever.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tilewise.core import Border, InternalError
+from tilewise.models import BLOCK_SIZE
+from tilewise.serve.blocks import BlockPool
+from tilewise.serve.sequence import Sequence, Status
+
+__all__ = ["Limits", "Scheduled", "Scheduler", "num_blocks_for"]
+
+PRIORITY_STEPS = 1024
+"""Steps of waiting that one priority is worth."""
+_MOST = 1 << 31
+_border = Border("serve")
+
+
+def num_blocks_for(num_positions: int) -> int:
+    """Blocks that hold so many positions."""
+    return -(-num_positions // BLOCK_SIZE)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one step and the cache hold.
+
+    Args:
+        max_num_seqs: sequences that run at a time.
+        max_num_batched_tokens: of one step.
+        max_rows: positions of one step whose logits can be told.
+        num_blocks: of the cache.
+        max_context: positions of one sequence.
+
+    Raises:
+        ConfigError: a sequence would not fit.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_rows: int
+    num_blocks: int
+    max_context: int
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_rows", "num_blocks", "max_context"):
+            _border.integer("limits", name, getattr(self, name), 1, _MOST)
+        for name in ("max_num_batched_tokens", "max_rows"):
+            if getattr(self, name) < self.max_num_seqs:
+                got = f"{getattr(self, name)} and {self.max_num_seqs}"
+                rule = f"{name} must not be below max_num_seqs: each writes a token a step"
+                _border.refuse("limits", rule, got, "correct one of them")
+        if self.num_blocks < num_blocks_for(self.max_context):
+            got = f"{self.num_blocks} blocks of {BLOCK_SIZE} positions for {self.max_context}"
+            advice = "give the cache more memory (kv_cache_memory_bytes), or choose a shorter context"
+            _border.refuse("limits", "the KV cache must hold one sequence of full length", got, advice)
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A sequence's part of a step: positions `[start, end)`, logits from `first_row` on.
+
+    Attributes:
+        sequence: whose.
+        start: first position; those before it are in the cache.
+        end: behind the last position.
+        first_row: the first position whose logits are wanted; `end` where none are.
+        blocks: of the sequence, enough for `end` positions.
+    """
+
+    sequence: Sequence
+    start: int
+    end: int
+    first_row: int
+    blocks: tuple[int, ...]
+
+
+@dataclass
+class _Step:
+    """A decision as it forms."""
+
+    tokens: int
+    rows: int
+    parts: dict[Sequence, Scheduled] = field(default_factory=dict)
+
+    def add(self, part: Scheduled) -> None:
+        self.parts[part.sequence] = part
+        self.tokens -= part.end - part.start
+        self.rows -= part.end - part.first_row
+
+    def remove(self, sequence: Sequence) -> None:
+        part = self.parts.pop(sequence, None)
+        if part is not None:
+            self.tokens += part.end - part.start
+            self.rows += part.end - part.first_row
+
+
+class Scheduler:
+    """The sequences of one engine.
+
+    Args:
+        limits: of a step and of the cache.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.pool = BlockPool(limits.num_blocks)
+        self.num_steps = 0
+        self.num_preemptions = 0
+        self._num_arrivals = 0
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []  # both in the order of turns
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a sequence is not finished."""
+        return bool(self._waiting or self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that do not run, preempted ones included."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that have blocks."""
+        return len(self._running)
+
+    def live(self) -> list[Sequence]:
+        """All sequences that are not finished."""
+        return [*self._running, *self._waiting]
+
+    def add(self, sequences: Iterable[Sequence]) -> None:
+        """New sequences; those that share a prompt in order of their choices."""
+        for sequence in sequences:
+            sequence.turn = (
+                self.num_steps + sequence.request.priority * PRIORITY_STEPS,
+                self._num_arrivals,
+            )
+            self._num_arrivals += 1
+            _insert(self._waiting, sequence)
+
+    def finish(self, sequence: Sequence, reason: str) -> None:
+        """A sequence ends, wherever it stands, and its blocks are free for others. One that has ended is left alone."""
+        if sequence.status is Status.FINISHED:
+            return
+        (self._running if sequence.status is Status.RUNNING else self._waiting).remove(sequence)
+        self._give_up_blocks(sequence)
+        sequence.status, sequence.finish_reason = Status.FINISHED, reason
+
+    def schedule(self) -> list[Scheduled]:
+        """What the next call computes; empty when there is nothing to do."""
+        self.num_steps += 1
+        step = _Step(self.limits.max_num_batched_tokens, self.limits.max_rows)
+        writing = [s for s in self._running if s.left == 1]
+        reading = [s for s in self._running if s.left > 1]
+        for sequence in (*writing, *reading):
+            if sequence.status is Status.RUNNING:  # not given up for one before it
+                self._extend(step, sequence)
+        self._admit(step)
+        if self.has_work and not step.parts:
+            raise InternalError(
+                f"[serve.scheduler] every step must get on; got none of {len(self._running)} running and "
+                f"{len(self._waiting)} waiting sequences with {self.pool.num_free} free blocks; report it"
+            )
+        return list(step.parts.values())
+
+    def complete(self, parts: Iterable[Scheduled]) -> None:
+        """The call was made: its positions are in the cache, and blocks that became full can be found."""
+        for part in parts:
+            sequence, full = part.sequence, part.end // BLOCK_SIZE
+            keys = sequence.keys(full)
+            for index in range(part.start // BLOCK_SIZE, full):
+                self.pool.name(sequence.blocks[index], keys[index])
+            sequence.done = part.end
+            if part.end >= sequence.history.num_prompt:
+                sequence.has_read_prompt = True
+
+    def _extend(self, step: _Step, sequence: Sequence) -> None:
+        """Give a running sequence its part, on blocks of younger ones if need be."""
+        while True:
+            end, first_row = self._reach(step, sequence, sequence.done)
+            missing = num_blocks_for(end) - len(sequence.blocks)
+            if end == sequence.done:
+                return
+            if missing <= self.pool.num_free:
+                break
+            youngest = self._running[-1]
+            step.remove(youngest)
+            self._preempt(youngest)
+            if youngest is sequence:
+                return
+        sequence.blocks += self.pool.take(max(0, missing))
+        step.add(Scheduled(sequence, sequence.done, end, first_row, tuple(sequence.blocks)))
+
+    def _admit(self, step: _Step) -> None:
+        """Let sequences in, in the order of turns, while all of their tokens have room."""
+        if len(self._running) >= self.limits.max_num_seqs:
+            return
+        for sequence in list(self._waiting):
+            if len(self._running) >= self.limits.max_num_seqs or step.tokens < 1 or step.rows < 1:
+                return
+            if sequence.must_wait:
+                continue
+            found = self.pool.find(sequence.keys(sequence.first_row // BLOCK_SIZE))
+            missing = num_blocks_for(len(sequence)) - len(found)
+            if missing > self.pool.num_free_beside(found):
+                return
+            self._waiting.remove(sequence)
+            _insert(self._running, sequence)
+            sequence.status = Status.RUNNING
+            self.pool.hold(found)
+            sequence.blocks = list(found)
+            sequence.done = len(found) * BLOCK_SIZE
+            if sequence.num_cached is None:
+                sequence.num_cached = sequence.done
+            end, first_row = self._reach(step, sequence, sequence.done)
+            sequence.blocks += self.pool.take(num_blocks_for(end) - len(found))
+            step.add(Scheduled(sequence, sequence.done, end, first_row, tuple(sequence.blocks)))
+
+    def _reach(self, step: _Step, sequence: Sequence, start: int) -> tuple[int, int]:
+        """How far a sequence gets on within what the step has left, and from where on its logits are wanted."""
+        end = min(len(sequence), start + step.tokens)
+        first_row = max(start, sequence.first_row)
+        end = min(end, first_row + step.rows)
+        return end, min(first_row, end)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._give_up_blocks(sequence)
+        sequence.status = Status.PREEMPTED
+        self.num_preemptions += 1
+        _insert(self._waiting, sequence)
+
+    def _give_up_blocks(self, sequence: Sequence) -> None:
+        self.pool.give_back(sequence.blocks)
+        sequence.blocks = []
+        sequence.done = 0
+
+
+def _insert(sequences: list[Sequence], sequence: Sequence) -> None:
+    insort(sequences, sequence, key=lambda s: s.turn)

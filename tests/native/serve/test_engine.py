@@ -1,0 +1,424 @@
+"""The engine with its thread: callers that come, go and fail, and what is left of them."""
+
+import asyncio
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from native.serve.serving_models import TEXTS, save_model
+from pure.hostile import HOSTILE
+from tilewise.checkpoint import open_weights, write_weights
+from tilewise.core import CheckpointError, ConfigError, LayoutError, PlanError, TaskFailed, TilewiseError
+from tilewise.generate import Sampling
+from tilewise.serve import Engine, RequestOutputKind, SamplingParams
+
+WAY = SamplingParams(max_tokens=12, temperature=0.9, seed=3)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model") / "llama")
+
+
+@pytest.fixture(scope="module")
+def engine(model_dir):
+    with Engine(model_dir, max_num_seqs=4) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def alone(engine):
+    """Tokens of each text, written alone."""
+    return [[piece.token for piece in engine.stream([text], WAY)] for text in TEXTS]
+
+
+def _core(engine, function):
+    """What a function of the core returns, called between two steps."""
+    return engine._between_steps(function)
+
+
+def _is_idle(engine):
+    """Whether no request is left and every block is free."""
+    return _core(
+        engine,
+        lambda core: (
+            not core.has_work
+            and core.scheduler.pool.num_free == core.scheduler.pool.num_blocks
+            and not core._texts
+            and not core._sequences
+        ),
+    )
+
+
+async def _read(outputs, most=None):
+    found = []
+    async for output in outputs:
+        found.append(output)
+        if most is not None and len(found) == most:
+            break
+    return found
+
+
+def test_callers_of_one_event_loop(engine, alone):
+    """Outputs grow token by token, for many callers at once, each with what it gets alone."""
+
+    async def ask():
+        return await asyncio.gather(*(_read(engine.generate(text, WAY)) for text in TEXTS * 3))
+
+    for number, outputs in enumerate(asyncio.run(ask())):
+        wanted = alone[number % 3]
+        assert [o.outputs[0].token_ids for o in outputs] == [wanted[: i + 1] for i in range(len(wanted))]
+        assert [o.finished for o in outputs] == [False] * (len(wanted) - 1) + [True]
+        assert outputs[-1].prompt == TEXTS[number % 3] and outputs[-1].outputs[0].finish_reason == "length"
+    assert _is_idle(engine)
+
+
+def test_kinds_of_output(engine, alone):
+    """Deltas put together, and the final output alone, are the last cumulative one."""
+    kinds = {
+        kind: asyncio.run(
+            _read(
+                engine.generate(
+                    TEXTS[0], SamplingParams(max_tokens=12, temperature=0.9, seed=3, output_kind=kind)
+                )
+            )
+        )
+        for kind in RequestOutputKind
+    }
+    last = kinds[RequestOutputKind.CUMULATIVE][-1]
+    (final,) = kinds[RequestOutputKind.FINAL_ONLY]
+    assert final.outputs == last.outputs and final.finished
+    deltas = [output.outputs[0] for output in kinds[RequestOutputKind.DELTA]]
+    assert [token for delta in deltas for token in delta.token_ids] == last.outputs[0].token_ids == alone[0]
+    assert "".join(delta.text for delta in deltas) == last.outputs[0].text
+
+
+def test_an_iterator_that_is_closed_ends_its_request(engine):
+    """By break, by cancelling the task, by dropping it: blocks are free, and others go on."""
+    long = SamplingParams(max_tokens=200, temperature=1.0, seed=1, ignore_eos=True)
+
+    async def ask():
+        outputs = engine.generate("import", long)
+        assert len(await _read(outputs, 3)) == 3
+        await outputs.aclose()
+        task = asyncio.create_task(_read(engine.generate("import", long)))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async for _ in engine.generate("import", long):
+            break
+
+    asyncio.run(ask())
+    pieces = engine.stream(["import"], long)
+    next(pieces)
+    del pieces
+    gc.collect()
+    assert _is_idle(engine)
+
+
+def test_aborting_by_name(engine):
+    """The texts end with the reason `abort`; a name can be used again then, and not before."""
+
+    async def ask():
+        outputs = engine.generate(
+            "import", SamplingParams(max_tokens=200, temperature=1.0, ignore_eos=True), "mine"
+        )
+        await outputs.__anext__()
+        with pytest.raises(ConfigError, match="one request at a time; got 'mine' again"):
+            await _read(engine.generate("import", WAY, "mine"))
+        engine.abort("mine")
+        rest = await _read(outputs)
+        assert rest[-1].finished and rest[-1].outputs[0].finish_reason == "abort"
+        assert (await _read(engine.generate("import", WAY, "mine")))[-1].request_id == "mine"
+
+    asyncio.run(ask())
+    engine.abort("one that there is not")
+    assert _is_idle(engine)
+
+
+def test_threads_ask_at_once(engine, alone):
+    """Six threads, more requests than run at a time: each what it writes alone."""
+    with ThreadPoolExecutor(6) as pool:
+        jobs = [
+            pool.submit(lambda text: [p.token for p in engine.stream([text], WAY)], TEXTS[i % 3])
+            for i in range(18)
+        ]
+        assert [job.result() for job in jobs] == [alone[i % 3] for i in range(18)]
+
+
+def test_a_failing_kernel_is_one_error_of_its_requests(model_dir, alone):
+    """Requests of the step get the error, one that waits and later ones write what they write alone."""
+    with Engine(model_dir, max_num_seqs=2) as engine:
+        label = "attention_paged"
+        engine.model.instance.inject("throw", 0, label, 0)
+        pieces = engine.stream(TEXTS[:2], WAY)
+        with pytest.raises(TaskFailed, match=label):
+            list(pieces)
+        assert [p.token for p in engine.stream(TEXTS[:1], WAY)] == alone[0]
+
+        async def ask():
+            gone = [asyncio.create_task(_read(engine.generate(t, WAY))) for t in TEXTS[:2]]
+            await asyncio.sleep(0)
+            _core(engine, lambda core: engine.model.instance.inject("throw", 0, label, 0))
+            later = asyncio.create_task(_read(engine.generate(TEXTS[2], WAY)))
+            return await asyncio.gather(*gone, later, return_exceptions=True)
+
+        *gone, later = asyncio.run(ask())
+        assert any(isinstance(found, TaskFailed) for found in gone) or isinstance(later, TaskFailed)
+        for found, wanted in zip((*gone, later), alone):
+            assert isinstance(found, TaskFailed) or found[-1].outputs[0].token_ids == wanted
+        assert [p.token for p in engine.stream(TEXTS[2:], WAY)] == alone[2]
+        assert _is_idle(engine)
+
+
+def test_a_defect_of_the_engine_hangs_no_caller(model_dir, monkeypatch):
+    """An error that no step should have is told to all, and the engine goes on."""
+    with Engine(model_dir) as engine:
+        wanted = [p.token for p in engine.stream(TEXTS[:1], WAY)]
+        with monkeypatch.context() as patched:
+            patched.setattr("tilewise.serve.runner.call_inputs", lambda *given: 1 / 0)
+            with pytest.raises(TilewiseError, match="report it"):
+                list(engine.stream(TEXTS[:1], WAY))
+        assert [p.token for p in engine.stream(TEXTS[:1], WAY)] == wanted
+
+
+def test_a_caller_s_function_that_fails_harms_no_other(engine, alone, caplog):
+    """It is logged, and the thread goes on."""
+    requests = engine.requests(TEXTS[:1], WAY)
+    engine.submit(requests, lambda event: 1 / 0)
+    assert [p.token for p in engine.stream(TEXTS[:1], WAY)] == alone[0]
+    assert "ZeroDivisionError" in caplog.text and requests[0].request_id in caplog.text
+
+
+def _storm(engine, count, seed):
+    """Requests that are started and dropped at random, from threads."""
+
+    def one(number):
+        chance = random.Random(f"{seed} {number}")
+        ids = [chance.randrange(1, 250) for _ in range(chance.choice((1, 30, 100)))]
+        way = SamplingParams(max_tokens=chance.randrange(1, 12), seed=number, n=chance.choice((1, 1, 3)))
+        pieces = engine.stream([ids], way)
+        for _ in range(chance.randrange(0, 8)):
+            if next(pieces, None) is None:
+                break
+        pieces.close()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(count)))
+    assert _is_idle(engine)
+
+
+def _resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _weather(model_dir, thread_count, count):
+    with Engine(model_dir, max_num_seqs=4) as engine:
+        _storm(engine, 100, 0)
+        threads, memory = thread_count(), _resident_bytes()
+        _storm(engine, count, 1)
+        assert thread_count(threads) == threads
+        assert _resident_bytes() - memory < 24 << 20
+
+
+def test_a_thousand_requests_leave_nothing(model_dir, thread_count):
+    """Started and cancelled at random: blocks, threads and memory are as before."""
+    _weather(model_dir, thread_count, 1_000)
+
+
+@pytest.mark.soak
+def test_ten_thousand_requests_leave_nothing(model_dir, thread_count):
+    """The same, ten times as many."""
+    _weather(model_dir, thread_count, 10_000)
+
+
+def test_closing_tells_callers(model_dir):
+    """Requests at hand end with an error, further ones are refused; closing twice is closing once."""
+    engine = Engine(model_dir)
+    pieces = engine.stream(TEXTS[:1], SamplingParams(max_tokens=150, ignore_eos=True))
+    next(pieces)
+    engine.close()
+    engine.close()
+    with pytest.raises(PlanError, match="engine must be open"):
+        list(pieces)
+    with pytest.raises(PlanError, match="engine must be open"):
+        next(engine.stream(TEXTS[:1], WAY))
+
+
+def test_an_engine_that_is_dropped_ends_its_thread(model_dir, thread_count):
+    """Without `close`, too."""
+    gc.collect()
+    threads = thread_count()
+    Engine(model_dir)
+    gc.collect()
+    assert thread_count(threads) == threads
+
+
+ENDING = """
+from tilewise import Engine, SamplingParams
+engine = Engine({directory!r})
+pieces = engine.stream(["import"] * 30, SamplingParams(max_tokens=200, ignore_eos=True))
+next(pieces)
+"""
+
+
+def test_a_program_that_ends_without_closing_ends_in_peace(model_dir):
+    """In the middle of requests, several times: the thread is waited for, not killed within a step."""
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", ENDING.format(directory=str(model_dir))], capture_output=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_forked_child_is_refused_at_once(model_dir):
+    """Nothing waits for threads that a child lacks, and the parent goes on."""
+    with Engine(model_dir) as engine:
+        begun = engine.stream(TEXTS[:1], WAY)
+        next(begun)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(5)
+            refused = 0
+            for pieces in (begun, engine.stream(TEXTS[:1], WAY)):
+                try:
+                    next(pieces)
+                except PlanError:
+                    refused += 1
+            engine.close()
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+        assert len(list(begun)) > 0
+
+
+def test_an_event_loop_that_is_gone_hangs_nothing(engine, alone):
+    """A loop that is closed in the middle of a request: the request ends, others go on."""
+    loop = asyncio.new_event_loop()
+    outputs = engine.generate("import", SamplingParams(max_tokens=200, ignore_eos=True))
+    loop.run_until_complete(outputs.__anext__())
+    loop.close()
+    assert [p.token for p in engine.stream(TEXTS[:1], WAY)] == alone[0]
+    deadline = time.monotonic() + 20
+    while not _is_idle(engine) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert _is_idle(engine)
+    asyncio.run(outputs.aclose())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ("x = 1\n" * 500, "must leave room"),
+        (b"x", "a prompt must be a sequence of ids, or a text"),
+        (None, "a prompt must be a sequence"),
+        ([1, 10**6], "an id of a prompt must lie in"),
+        ("\ud800", "must be UTF-8 text"),
+        ({"prompt": "x", "prompt_token_ids": [1]}, "either prompt or prompt_token_ids"),
+        ({"text": "x"}, "a field of a prompt must be one of"),
+        ({"prompt": "x", "cache_salt": 3}, "cache_salt must be a str"),
+    ],
+)
+def test_prompts_that_are_none_are_refused_at_once(engine, prompt, words):
+    """Before anything is submitted."""
+    with pytest.raises(ConfigError, match=words):
+        engine.generate(prompt, WAY)
+    with pytest.raises(ConfigError, match=words):
+        engine.stream([prompt], WAY)
+
+
+def test_ways_that_are_none_are_refused_at_once(engine):
+    """Settings of the wrong kind or number, priorities and ids that do not exist."""
+    for call, words in (
+        (lambda: engine.stream("text", WAY), "prompts must be a sequence"),
+        (lambda: engine.stream(["x"], None), "sampling must be a sequence"),
+        (lambda: engine.stream(["x"], [WAY, WAY]), "one for all or one per prompt"),
+        (lambda: engine.stream(["x"], ["hot"]), "SamplingParams or Sampling"),
+        (lambda: engine.stream(["x"], WAY, priority=1 << 40), "priority must lie in"),
+        (lambda: engine.generate("x", Sampling()), "sampling_params must be a SamplingParams"),
+        (lambda: engine.generate("x", WAY, ""), "request_id must be printable text"),
+        (
+            lambda: engine.stream(["x"], SamplingParams(allowed_token_ids=[10**6])),
+            "an id of allowed_token_ids",
+        ),
+        (lambda: engine.stream(["x"], SamplingParams(logit_bias={10**6: 1.0})), "an id of logit_bias"),
+        (lambda: engine.stream(["x"], SamplingParams(stop_token_ids=[10**6])), "an id of stop_token_ids"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            call()
+
+
+SETTINGS = {
+    "tensor_parallel_size": set(),
+    "dtype": set(),
+    "max_model_len": {"None"},
+    "max_context": {"None"},
+    "max_num_seqs": set(),
+    "max_num_batched_tokens": set(),
+    "kv_cache_memory_bytes": {"None", "2**70"} - {"2**70"},
+    "workers_per_device": {"None"},
+    "enable_prefix_caching": {"True"},
+    "generation_config": {"True"},
+    "runner": set(),
+    "load_format": set(),
+    "on_progress": {"None"},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_are_refused_in_their_own_words(model_dir, name):
+    """Every setting of an engine, before a model is loaded; some may be None, for the usual."""
+    taken = set()
+    for label, value in HOSTILE.items():
+        if name == "on_progress" and callable(value):
+            continue
+        try:
+            Engine(model_dir, **{name: value}).close()
+        except TilewiseError:
+            continue
+        taken.add(label)
+    assert taken == SETTINGS[name]
+
+
+def test_impossible_engines_are_refused(model_dir):
+    """A width that the heads do not have, a type that no weights run as, a cache for no sequence, an unknown word."""
+    with pytest.raises(LayoutError, match=r"got 3 parts .* choose 1, 2, 4, 8"):
+        Engine(model_dir, tensor_parallel_size=3)
+    with pytest.raises(ConfigError, match="dtype must be one of auto, bf16"):
+        Engine(model_dir, dtype="i32")
+    with pytest.raises(ConfigError, match="must hold one sequence of full length"):
+        Engine(model_dir, kv_cache_memory_bytes=1 << 10)
+    with pytest.raises(ConfigError, match="a setting must be one of tensor_parallel_size"):
+        Engine(model_dir, gpu_memory_utilization=0.9)
+    with pytest.raises(ConfigError, match="max_context"):
+        Engine(model_dir, max_context=65, max_model_len=64)
+
+
+def test_progress_is_told(model_dir):
+    """The bytes of all weights, in the end."""
+    told = []
+    with Engine(model_dir, on_progress=lambda *figures: told.append(figures)) as engine:
+        assert told[-1][0] == told[-1][1] > 0 and engine.model.stored_dtypes == {"float32"}
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+def test_weights_that_are_no_numbers_are_not_loaded(tmp_path, thread_count):
+    """A NaN in one tensor of a model directory is refused by the tensor's name; no thread is left behind."""
+    directory = save_model(tmp_path / "damaged")
+    Engine(directory).close()  # the first in a process may start threads of libraries
+    weights = {name: np.array(value) for name, value in open_weights(directory).items()}
+    weights["model.layers.1.mlp.up_proj.weight"][3, 4] = np.nan
+    write_weights(directory, weights.items())
+    threads = thread_count()
+    with pytest.raises(CheckpointError, match=r"finite.*layers.1.mlp.up_proj.weight"):
+        Engine(directory)
+    assert thread_count(threads) == threads

@@ -1,0 +1,329 @@
+"""What a request writes depends on nothing but itself: tokens, text and the bits of every logprob.
+
+Requests of a small universe are written alone once, on one device with a cache for everything. Histories then mix them:
+any order and time of arrival, cancellations, caches of few blocks, steps of few tokens, prefixes that are found, on
+several devices and numbers of workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from native.serve.serving_models import MAX_CONTEXT, core_of, load, request_of, save_model
+from tilewise.core import InternalError
+from tilewise.models import BLOCK_SIZE
+from tilewise.serve import runner as runner_module
+from tilewise.serve import sequence as sequence_module
+from tilewise.serve import text as text_module
+from tilewise.serve.block_key import block_key
+from tilewise.serve.blocks import BlockPool
+from tilewise.serve.outputs import Piece
+from tilewise.serve.sampling_params import SamplingParams
+from tilewise.serve.scheduler import Limits, Scheduler
+
+VARIANTS = {
+    "one": {},
+    "two devices": {"tensor_parallel_size": 2},
+    "one worker": {"workers_per_device": 1},
+    "four devices": {"tensor_parallel_size": 4},
+    "bf16": {"dtype": "bf16"},
+    "bf16 on two devices": {"dtype": "bf16", "tensor_parallel_size": 2},
+}
+WAYS = [
+    SamplingParams(max_tokens=40, temperature=0, logprobs=2),
+    SamplingParams(max_tokens=30, temperature=0.9, top_p=0.95, seed=3, logprobs=0),
+    SamplingParams(max_tokens=70, temperature=1.3, min_p=0.05, seed=4, logprobs=1, ignore_eos=True),
+    SamplingParams(
+        max_tokens=24,
+        temperature=1.1,
+        top_k=40,
+        seed=5,
+        n=3,
+        logprobs=0,
+        frequency_penalty=0.7,
+        repetition_penalty=1.2,
+        logit_bias={7: 3.0},
+    ),
+    SamplingParams(max_tokens=8, temperature=0.8, seed=6, n=2, logprobs=1, prompt_logprobs=1),
+]
+LENGTHS = (1, 7, 63, 64, 65, 129, 150)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request of the universe: a beginning of one of two streams of tokens, and a way of writing."""
+
+    stream: int
+    length: int
+    way: int
+
+    def request(self, name, salt=0, priority=0):
+        ids = np.random.default_rng(self.stream).integers(1, 250, MAX_CONTEXT)[: self.length].tolist()
+        return request_of(name, ids, WAYS[self.way], salt, priority)
+
+
+@dataclass(frozen=True)
+class Arrive:
+    """A request comes."""
+
+    ask: Ask
+    salt: int
+    priority: int
+
+
+@dataclass(frozen=True)
+class Drop:
+    """A request, counted over all that came, is cancelled."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """So many steps go by."""
+
+    count: int
+
+
+asks = st.builds(Ask, st.integers(0, 1), st.sampled_from(LENGTHS), st.integers(0, len(WAYS) - 1))
+events = st.one_of(
+    st.builds(Arrive, asks, st.integers(0, 1), st.integers(-1, 1)),
+    st.builds(Drop, st.integers(0, 9)),
+    st.builds(Wait, st.integers(1, 30)),
+)
+
+
+@st.composite
+def all_limits(draw):
+    """Few blocks, few tokens, few sequences."""
+    seqs = draw(st.integers(1, 8))
+    return Limits(
+        seqs, draw(st.integers(seqs, 128)), draw(st.integers(seqs, 16)), draw(st.integers(4, 12)), MAX_CONTEXT
+    )
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """One model directory, loaded in several ways."""
+    directory = save_model(tmp_path_factory.mktemp("model") / "llama")
+    found = {name: load(directory, **how) for name, how in VARIANTS.items()}
+    yield found
+    for model in found.values():
+        model.close()
+
+
+@pytest.fixture(scope="module")
+def alone(served):
+    """What an ask writes when it is alone, by its dtype; made once each."""
+    known = {}
+
+    def write(name, ask):
+        model = "bf16" if "bf16" in name else "one"
+        if (model, ask) not in known:
+            core = core_of(served[model])
+            core.add(ask.request("alone"))
+            told = []
+            while core.has_work:
+                told += core.step()
+            known[model, ask] = _said(told)["alone"]
+        return known[model, ask]
+
+    return write
+
+
+def _said(told):
+    """Per request and choice: what every piece said, but for what was found in the cache."""
+    found = {}
+    for request, piece in told:
+        assert isinstance(piece, Piece), piece
+        if piece.finish_reason != "abort":
+            said = (piece.token, piece.text, piece.finish_reason, piece.logprobs, piece.prompt_logprobs)
+            found.setdefault(request.request_id, {}).setdefault(piece.choice, []).append(said)
+    return found
+
+
+def _play(model, limits, history, write):
+    """A history; every text is what it is alone, or the beginning of that where it was cancelled."""
+    core, asked, dropped, told = core_of(model, limits), {}, set(), []
+    for event in history:
+        if isinstance(event, Arrive):
+            name = f"{len(asked)}"
+            asked[name] = event.ask
+            core.add(event.ask.request(name, event.salt, event.priority))
+        elif isinstance(event, Drop):
+            dropped.add(f"{event.number}")
+            told += core.abort(f"{event.number}")
+        else:
+            for _ in range(event.count):
+                told += core.step()
+    while core.has_work:
+        told += core.step()
+    said = _said(told)
+    for name, ask in asked.items():
+        for choice, pieces in write(ask).items():
+            got = said.get(name, {}).get(choice, [])
+            assert got == pieces[: len(got)], (name, ask, choice)
+            assert len(got) == len(pieces) or name in dropped
+    assert core.scheduler.pool.num_free == limits.num_blocks
+    return core
+
+
+@settings(max_examples=60)
+@given(st.sampled_from([*VARIANTS]), all_limits(), st.lists(events, min_size=1, max_size=12))
+def test_requests_write_what_they_write_alone(served, alone, name, limits, history):
+    """Every token, text and logprob, whatever else happens and on whatever devices."""
+    _play(served[name], limits, history, partial(alone, name))
+
+
+@pytest.mark.soak
+@settings(max_examples=3_000)
+@given(st.sampled_from([*VARIANTS]), all_limits(), st.lists(events, min_size=1, max_size=20))
+def test_requests_write_what_they_write_alone_at_length(served, alone, name, limits, history):
+    """The same, many more times."""
+    _play(served[name], limits, history, partial(alone, name))
+
+
+SMALL = Limits(5, 48, 6, 6, MAX_CONTEXT)
+BUSY = [
+    *(Arrive(Ask(i % 2, (65, 129, 150)[i % 3], i % 4), i // 3 % 2, 0) for i in range(6)),
+    Wait(20),
+    Drop(1),
+    *(Arrive(Ask(i % 2, 150, 4 - i), 0, 0) for i in range(3)),
+    Wait(200),
+    *(Arrive(Ask(0, length, way), salt, 0) for length, way, salt in ((150, 0, 0), (150, 1, 1), (129, 4, 0))),
+]
+
+
+def test_a_busy_history_preempts_and_finds_blocks(served, alone):
+    """What the faults below disturb does happen, and changes nothing."""
+    core = _play(served["one"], SMALL, BUSY, partial(alone, "one"))
+    assert core.scheduler.num_preemptions > 0
+
+
+def _freed_early(monkeypatch):
+    complete = Scheduler.complete
+
+    def wrong(self, parts):
+        complete(self, parts)
+        for part in parts:
+            block = part.sequence.blocks[0]
+            if len(part.sequence.blocks) > 1 and block not in self.pool._free:
+                self.pool._free[block] = None  # and its holder goes on reading it
+                self.pool._free.move_to_end(block, last=False)
+
+    monkeypatch.setattr(Scheduler, "complete", wrong)
+
+
+def _wrong_slot(monkeypatch):
+    inputs = runner_module.call_inputs
+
+    def wrong(parts, max_blocks):
+        found = inputs(parts, max_blocks)
+        found["slots"] = np.where(found["positions"] == BLOCK_SIZE, found["slots"] + 1, found["slots"])
+        return found
+
+    monkeypatch.setattr(runner_module, "call_inputs", wrong)
+
+
+def _wrong_position(monkeypatch):
+    inputs = runner_module.call_inputs
+
+    def wrong(parts, max_blocks):
+        found = inputs(parts, max_blocks)
+        return {**found, "positions": np.maximum(found["positions"] - (found["positions"] > 90), 0)}
+
+    monkeypatch.setattr(runner_module, "call_inputs", wrong)
+
+
+def _without_tokens(monkeypatch):
+    monkeypatch.setattr(sequence_module, "block_key", lambda scope, parent, ids: block_key(scope, parent, []))
+
+
+def _draws_by_place(monkeypatch):
+    places = iter(range(1 << 30))
+    pick = text_module.pick_token
+    monkeypatch.setattr(text_module, "pick_token", lambda *given: pick(*given[:4], next(places) % 3))
+
+
+def _rows_swapped(monkeypatch):
+    run = runner_module.Runner.run
+    monkeypatch.setattr(runner_module.Runner, "run", lambda self, parts: run(self, parts[::-1]))
+
+
+def _still_found(monkeypatch):
+    monkeypatch.setattr(BlockPool, "_forget", lambda self, block: None)
+
+
+FAULTS = [
+    *(
+        _freed_early,
+        _wrong_slot,
+        _wrong_position,
+        _without_tokens,
+        _draws_by_place,
+        _rows_swapped,
+        _still_found,
+    ),
+]
+
+
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
+def test_planted_faults_change_what_is_written(served, alone, monkeypatch, plant):
+    """The comparison can fail: every one of these does."""
+    for event in BUSY:
+        if isinstance(event, Arrive):
+            alone("one", event.ask)
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, InternalError, IndexError, ValueError)):
+        _play(served["one"], SMALL, BUSY, partial(alone, "one"))
+
+
+@pytest.mark.parametrize("forgotten", ["salt", "parent"])
+def test_keys_that_leave_out_a_field_find_blocks_of_others(served, alone, monkeypatch, forgotten):
+    """With the salt in the key another user's blocks are not found; without the parent, blocks of another text are."""
+
+    def wrong(scope, parent, ids):
+        return block_key(() if forgotten == "salt" else scope, b"" if forgotten == "parent" else parent, ids)
+
+    def cached(first, second):
+        core, told = core_of(served["one"]), []
+        for request in (first, second):
+            core.add(request)
+            while core.has_work:
+                told += core.step()
+        return next(piece.num_cached_tokens for request, piece in told if request is second)
+
+    way = WAYS[0]
+    ids = np.random.default_rng(5).integers(1, 250, 200).tolist()
+    if forgotten == "salt":
+        pair = request_of("a", ids[:150], way, salt=0), request_of("b", ids[:150], way, salt=1)
+    else:  # the second's blocks are the first's, in the other order
+        pair = (
+            request_of("a", ids[:129], way),
+            request_of("b", [*ids[64:128], *ids[:64], 5], way),
+        )
+    assert cached(*pair) == 0
+    monkeypatch.setattr(sequence_module, "block_key", wrong)
+    assert cached(*pair) == 2 * BLOCK_SIZE
+
+
+def test_prompt_logprobs_are_those_of_a_forward(served):
+    """A prompt read in chunks has the logprobs of its tokens that a single chunk gives, None for the first."""
+    ids = np.random.default_rng(8).integers(1, 250, 100).tolist()
+    found = []
+    for limits in (None, Limits(1, 7, 3, 4, MAX_CONTEXT)):
+        core, told = core_of(served["one"], limits), []
+        core.add(request_of("p", ids, SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=1)))
+        while core.has_work:
+            told += core.step()
+        found.append(told[0][1].prompt_logprobs)
+    assert found[0] == found[1] and found[0][0] is None and len(found[0]) == 100
+    for token, figures in zip(ids[1:], found[0][1:]):
+        assert token in figures and len(figures) <= 2
+        assert min(figure.rank for figure in figures.values()) == 1

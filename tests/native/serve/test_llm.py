@@ -1,0 +1,194 @@
+"""`LLM`: outputs with vLLM's names; where texts end and what is told about them."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from native.serve.serving_models import CHAT_TEMPLATE, MAX_CONTEXT, TEXTS, save_model
+from tilewise import LLM, SamplingParams
+from tilewise.core import ConfigError, TaskFailed
+from tilewise.generate import encode_prompt
+from tilewise.serve import text as text_module
+
+GREEDY = SamplingParams(max_tokens=20, temperature=0)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model") / "llama")
+
+
+@pytest.fixture(scope="module")
+def llm(model_dir):
+    with LLM(model_dir, dtype="f32", max_num_seqs=4) as made:
+        yield made
+
+
+def _first(llm, prompt, params):
+    (output,) = llm.generate([prompt], params)
+    return output.outputs[0]
+
+
+def test_a_list_of_prompts(llm):
+    """Outputs in the prompts' order, of more prompts than run at a time, in every form that a prompt has."""
+    tokenizer = llm.get_tokenizer()
+    ids = [tokenizer.encode(text).ids for text in TEXTS]
+    given = [TEXTS[0], ids[1], {"prompt": TEXTS[2]}, {"prompt_token_ids": ids[0], "cache_salt": "mine"}] * 2
+    outputs = llm.generate(given, GREEDY)
+    assert [output.prompt for output in outputs] == [TEXTS[0], None, TEXTS[2], None] * 2
+    assert [output.prompt_token_ids for output in outputs] == [ids[0], ids[1], ids[2], ids[0]] * 2
+    assert all(output.finished and output.outputs[0].finished() for output in outputs)
+    assert len({output.request_id for output in outputs}) == 8
+    texts = [output.outputs[0].text for output in outputs]
+    assert texts[:4] == texts[4:] and texts[0] == texts[3]
+    for output in outputs:
+        assert output.outputs[0].text == tokenizer.decode(output.outputs[0].token_ids)
+    assert [o.outputs for o in llm.generate(TEXTS[0], GREEDY)] == [outputs[0].outputs]
+    assert [o.outputs for o in llm.generate(ids[0], GREEDY)] == [outputs[0].outputs]
+    assert llm.generate([], GREEDY) == []
+
+
+def test_a_way_for_each_prompt(llm):
+    """Settings by prompt; their number is checked."""
+    ways = [GREEDY, SamplingParams(max_tokens=3, temperature=1.0, seed=1, n=2)]
+    first, second = llm.generate(TEXTS[:2], ways)
+    assert len(first.outputs) == 1 and [len(o.token_ids) for o in second.outputs] == [3, 3]
+    assert [o.index for o in second.outputs] == [0, 1]
+    with pytest.raises(ConfigError, match="one for all or one per prompt"):
+        llm.generate(TEXTS[:2], ways[:1])
+
+
+def test_a_cached_prefix_is_found_and_changes_nothing(model_dir):
+    """The second time, all complete blocks of the prompt are found; with another salt or no cache none are."""
+    ids = np.random.default_rng(2).integers(1, 250, 150).tolist()
+    with LLM(model_dir, dtype="f32") as llm:
+        first, again, salted = (
+            llm.generate([prompt], GREEDY)[0]
+            for prompt in (ids, ids, {"prompt_token_ids": ids, "cache_salt": "other"})
+        )
+    assert [o.num_cached_tokens for o in (first, again, salted)] == [0, 128, 0]
+    assert first.outputs == again.outputs == salted.outputs
+    with LLM(model_dir, dtype="f32", enable_prefix_caching=False) as llm:
+        found = [llm.generate([ids], GREEDY)[0] for _ in range(2)]
+        assert [o.num_cached_tokens for o in found] == [0, 0] and found[0].outputs == first.outputs
+
+
+def test_a_conversation(llm, model_dir):
+    """One, and several, as their template's text."""
+    talk = [{"role": "user", "content": "hello"}]
+    assert "assistant:" in CHAT_TEMPLATE
+    text = "user: hello\nassistant:"
+    ids = encode_prompt(llm.get_tokenizer(), text, add_special_tokens=False)
+    (wanted,) = llm.generate([ids], GREEDY)
+    (one,) = llm.chat(talk, GREEDY)
+    assert one.outputs == wanted.outputs and one.prompt_token_ids == ids
+    assert [o.outputs for o in llm.chat([talk, talk], GREEDY)] == [wanted.outputs] * 2
+
+
+def test_threads_ask_one_model(llm):
+    """Lists from several threads, each as alone."""
+    wanted = [output.outputs for output in llm.generate(TEXTS, GREEDY)]
+    with ThreadPoolExecutor(3) as pool:
+        for outputs in pool.map(lambda _: llm.generate(TEXTS, GREEDY), range(6)):
+            assert [output.outputs for output in outputs] == wanted
+
+
+def test_an_error_ends_the_call_and_no_more(llm):
+    """A failing kernel is the call's error; the next call is answered."""
+    wanted = llm.generate(TEXTS, GREEDY)[2].outputs
+    llm.engine.model.instance.inject("throw", 0, "attention_paged", 0)
+    with pytest.raises(TaskFailed, match="attention_paged"):
+        llm.generate(TEXTS, GREEDY)
+    assert llm.generate(TEXTS, GREEDY)[2].outputs == wanted
+
+
+def test_writing_ends_at_the_limits(llm):
+    """max_tokens, and the context where there is no other limit."""
+    assert _first(llm, TEXTS[0], SamplingParams(max_tokens=5)).finish_reason == "length"
+    (output,) = llm.generate(TEXTS[:1], SamplingParams(max_tokens=None, ignore_eos=True))
+    assert len(output.prompt_token_ids) + len(output.outputs[0].token_ids) == MAX_CONTEXT
+    assert output.outputs[0].finish_reason == "length"
+
+
+def test_stop_tokens_of_model_and_request(llm, model_dir, tmp_path):
+    """Both end a text and are its last token, not shown; a request's own is the reason, and is not ignored."""
+    plain = _first(llm, TEXTS[0], GREEDY)
+    end = plain.token_ids[4]
+    first = plain.token_ids.index(end)
+    for ignore_eos in (False, True):
+        way = SamplingParams(max_tokens=20, temperature=0, stop_token_ids=[end], ignore_eos=ignore_eos)
+        found = _first(llm, TEXTS[0], way)
+        assert found.token_ids == plain.token_ids[: first + 1]
+        assert (found.finish_reason, found.stop_reason) == ("stop", end)
+        assert found.text == llm.get_tokenizer().decode(plain.token_ids[:first])
+    directory = save_model(tmp_path / "ends")
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, end]}))
+    with LLM(directory, dtype="f32") as other:
+        found = _first(other, TEXTS[0], GREEDY)
+        assert found.token_ids == plain.token_ids[: first + 1]
+        assert (found.finish_reason, found.stop_reason) == ("stop", None)
+        assert _first(other, TEXTS[0], SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)) == plain
+        later = SamplingParams(max_tokens=20, temperature=0, min_tokens=12)
+        assert end not in _first(other, TEXTS[0], later).token_ids[:12]
+
+
+def test_stop_strings(llm):
+    """Before the string, or behind it; the string is the reason."""
+    text = _first(llm, TEXTS[0], GREEDY).text
+    stop = text[5:8]
+    at = text.find(stop)
+    for is_included in (False, True):
+        way = SamplingParams(max_tokens=20, temperature=0, stop=stop, include_stop_str_in_output=is_included)
+        found = _first(llm, TEXTS[0], way)
+        assert found.text == text[: at + 3 if is_included else at]
+        assert (found.finish_reason, found.stop_reason) == ("stop", stop)
+
+
+def test_text_that_ends_within_a_character_shows_it(llm, monkeypatch):
+    """The bytes of a character that never became whole come at the end, as U+FFFD."""
+    first = llm.get_tokenizer().encode("🚀").ids[0]  # one byte of four
+    monkeypatch.setattr(text_module, "pick_token", lambda *given: first)
+    found = _first(llm, "a", SamplingParams(max_tokens=1))
+    assert (found.text, found.finish_reason) == ("\ufffd", "length")
+
+
+def test_no_text_where_none_is_wanted(llm):
+    """The tokens are the same."""
+    plain, bare = (
+        _first(llm, TEXTS[0], SamplingParams(max_tokens=9, temperature=0, detokenize=wanted))
+        for wanted in (True, False)
+    )
+    assert bare.token_ids == plain.token_ids and bare.text == "" != plain.text
+
+
+def test_logprobs_of_texts(llm):
+    """Of every token and the likeliest besides; their sum; none where none were asked for; greedy is rank 1."""
+    plain = _first(llm, TEXTS[0], GREEDY)
+    assert plain.logprobs is None and plain.cumulative_logprob is None
+    found = _first(llm, TEXTS[0], SamplingParams(max_tokens=20, temperature=0, logprobs=3))
+    assert found.token_ids == plain.token_ids and len(found.logprobs) == len(found.token_ids)
+    total = 0.0
+    for token, figures in zip(found.token_ids, found.logprobs):
+        assert len(figures) == 3 and figures[token].rank == 1
+        assert figures[token].decoded_token == llm.get_tokenizer().decode([token])
+        total += figures[token].logprob
+    assert found.cumulative_logprob == total < 0
+    (whole,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=1, logprobs=-1, prompt_logprobs=0))
+    sums = [sum(np.exp(f.logprob) for f in whole.outputs[0].logprobs[0].values())]
+    assert sums == pytest.approx([1.0]) and len(whole.prompt_logprobs) == 3
+    assert [list(figures) for figures in whole.prompt_logprobs[1:]] == [[6], [7]]
+
+
+def test_what_the_file_says_is_the_usual(model_dir, tmp_path):
+    """generation_config.json's settings apply where none are given."""
+    directory = save_model(tmp_path / "set")
+    file = {"temperature": 0.5, "top_k": 7, "top_p": 0.8, "max_new_tokens": 4, "repetition_penalty": 1.5}
+    (directory / "generation_config.json").write_text(json.dumps({"do_sample": True, **file}))
+    with LLM(directory, dtype="f32") as llm:
+        wanted = SamplingParams(temperature=0.5, top_k=7, top_p=0.8, max_tokens=4, repetition_penalty=1.5)
+        assert llm.get_default_sampling_params() == wanted
+        assert len(llm.generate("a")[0].outputs[0].token_ids) <= 4
+    with LLM(model_dir, dtype="f32") as llm:
+        assert llm.get_default_sampling_params() == SamplingParams()

@@ -1,0 +1,61 @@
+"""`LLM.encode`: vectors of prompts by a decoder, as transformers makes them, and the same bits in any company."""
+
+import numpy as np
+import pytest
+import torch
+
+from native.models.families import CASES, ids_of
+from native.serve.serving_models import save_model
+from tilewise import LLM, SamplingParams
+from tilewise.core import ConfigError
+from tilewise.data import train_tokenizer
+
+NAMES = ("llama", "llama-biases-tied", "gemma2", "gpt2")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["ab" * 20], vocab_size=290)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in NAMES], ids=lambda case: case.name)
+def test_vectors_are_those_of_transformers(case, tmp_path, tokenizer):
+    """What the head reads at the last token, in fp32; tied heads and others."""
+    model = case.model(vocab_size=300)
+    model.save_pretrained(tmp_path)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    prompts = [ids_of(count, seed=count) for count in (3, 70, 20)]
+    with LLM(tmp_path, dtype="f32", runner="pooling", max_num_batched_tokens=16) as llm:
+        outputs = llm.encode(prompts)
+    for ids, output in zip(prompts, outputs):
+        with torch.no_grad():
+            hidden = model.base_model(torch.tensor([ids])).last_hidden_state[0, -1].numpy()
+        assert np.abs(output.outputs.data - hidden).max() <= 1e-4 * np.abs(hidden).max()
+        assert output.prompt_token_ids == ids and output.finished
+
+
+def test_vectors_are_the_same_bits_in_any_company(tmp_path):
+    """Alone, together, over two devices, in chunks, with blocks that are found; another prompt has another vector."""
+    directory = save_model(tmp_path / "model")
+    prompts = [np.random.default_rng(i).integers(1, 250, n).tolist() for i, n in enumerate((150, 64, 7))]
+    with LLM(directory, dtype="bf16", runner="pooling") as llm:
+        alone = [llm.encode([prompt])[0] for prompt in prompts]
+        again = llm.encode(prompts)
+    with LLM(
+        directory, dtype="bf16", runner="pooling", tensor_parallel_size=2, max_num_batched_tokens=64
+    ) as llm:
+        wide = llm.encode(prompts)
+    for one, *others in zip(alone, again, wide):
+        for other in others:
+            assert np.array_equal(one.outputs.data.view(np.int32), other.outputs.data.view(np.int32))
+    assert [output.num_cached_tokens for output in again] == [128, 0, 0]
+    assert len({output.outputs.data.tobytes() for output in alone}) == 3
+
+
+def test_a_model_writes_or_encodes(tmp_path):
+    """What it was not made for is refused, with what it should be made with."""
+    directory = save_model(tmp_path / "model")
+    with LLM(directory) as llm, pytest.raises(ConfigError, match="runner='pooling'"):
+        llm.encode("x")
+    with LLM(directory, runner="pooling") as llm, pytest.raises(ConfigError, match="runner='generate'"):
+        llm.generate("x", SamplingParams())

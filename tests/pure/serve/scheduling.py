@@ -1,0 +1,198 @@
+"""Histories of a scheduler, and a cache that remembers what each slot should hold: what all of its tests share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+
+from tilewise.generate import History, Sampling
+from tilewise.models import BLOCK_SIZE
+from tilewise.serve.request import Asked, Request
+from tilewise.serve.scheduler import Limits, Scheduled, Scheduler
+from tilewise.serve.sequence import Sequence, Status
+
+MAX_CONTEXT = 4 * BLOCK_SIZE
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request: a prompt that is the beginning of one of a few streams, and what is asked of it."""
+
+    stream: int
+    length: int
+    num_new: int
+    n: int = 1
+    priority: int = 0
+    salt: int = 0
+    prompt_logprobs: bool = False
+
+    def request(self, number: int) -> Request:
+        ids = _ids(self.stream)[: self.length]
+        return Request(
+            f"request {number}",
+            ids,
+            Sampling(max_tokens=self.num_new, temperature=1.0, n=self.n),
+            Asked(prompt_logprobs=0 if self.prompt_logprobs else None),
+            priority=self.priority,
+            scope=((b"salt", bytes([self.salt])),),
+        )
+
+
+def _ids(stream: int) -> tuple[int, ...]:
+    """Stream 3 is stream 0 after another first block."""
+    own = tuple((stream % 3 * 7 + i * i) % 11 for i in range(MAX_CONTEXT))
+    return own if stream < 3 else (1,) * BLOCK_SIZE + own[BLOCK_SIZE:]
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """A sequence, counted over all that ever arrived, is cancelled."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Steps:
+    """So many steps go by."""
+
+    count: int
+
+
+arrivals = st.builds(
+    Arrival,
+    stream=st.integers(0, 3),
+    length=st.integers(1, MAX_CONTEXT - 80),
+    num_new=st.integers(1, 80),
+    n=st.sampled_from([1, 1, 1, 2, 3]),
+    priority=st.sampled_from([0, 0, 0, -1, 1]),
+    salt=st.integers(0, 1),
+    prompt_logprobs=st.sampled_from([False, False, False, True]),
+)
+histories = st.lists(
+    st.one_of(arrivals, st.builds(Cancel, st.integers(0, 20)), st.builds(Steps, st.integers(1, 12))),
+    min_size=1,
+    max_size=24,
+)
+
+
+@st.composite
+def limits(draw):
+    """Small ones."""
+    seqs = draw(st.integers(1, 5))
+    return Limits(
+        max_num_seqs=seqs,
+        max_num_batched_tokens=seqs + draw(st.integers(0, 90)),
+        max_rows=seqs + draw(st.integers(0, 9)),
+        num_blocks=draw(st.integers(4, 14)),
+        max_context=MAX_CONTEXT,
+    )
+
+
+def start(request: Request) -> list[Sequence]:
+    """The texts of a request."""
+    found: list[Sequence] = []
+    for choice in range(request.sampling.n):
+        found.append(Sequence(request, choice, History(request.ids), found[0] if found else None))
+    return found
+
+
+@dataclass
+class Machine:
+    """A scheduler with a model that writes what a text's own tokens decide, and a cache that remembers.
+
+    Every slot holds a hash of the text up to it with the scope of its request, as the KV cache of a model does. `check`
+    asserts what must hold after a decision.
+    """
+
+    scheduler: Scheduler
+    cache: dict[int, list[int]] = field(default_factory=dict)
+    sequences: list[Sequence] = field(default_factory=list)
+    texts: dict[Sequence, list[int]] = field(default_factory=dict)
+    num_steps: int = 0
+
+    def add(self, arrival: Arrival) -> None:
+        new = start(arrival.request(len(self.sequences)))
+        self.scheduler.add(new)
+        self.sequences += new
+
+    def play(self, history: list[object]) -> None:
+        """All of a history, then steps until nothing is left to do."""
+        for event in history:
+            if isinstance(event, Arrival):
+                self.add(event)
+            elif isinstance(event, Cancel) and event.number < len(self.sequences):
+                self.scheduler.finish(self.sequences[event.number], "abort")
+                self.check_blocks()
+            elif isinstance(event, Steps):
+                for _ in range(event.count):
+                    self.step()
+        most = 40 + sum(3 * len(s) + 300 for s in self.sequences) * 4
+        while self.scheduler.has_work:
+            self.step()
+            most -= 1
+            assert most > 0, "sequences do not end"
+
+    def step(self) -> list[Scheduled]:
+        oldest = min(
+            (s for s in self.sequences if s.status is Status.RUNNING), key=lambda s: s.turn, default=None
+        )
+        before = None if oldest is None else oldest.done
+        parts = self.scheduler.schedule()
+        self.num_steps += 1
+        self.check(parts)
+        self.check_blocks()
+        for part in parts:
+            self._compute(part)
+        self.scheduler.complete(parts)
+        if oldest is not None:
+            assert oldest.done > before, "the oldest running sequence must get on"
+        for part in parts:
+            sequence = part.sequence
+            sequence.num_prompt_rows = max(sequence.num_prompt_rows, part.end)
+            if sequence.left == 0:
+                assert part.first_row < part.end
+                sequence.history.append((sum(sequence.history.ids) * 5 + sequence.choice) % 11)
+                if sequence.history.num_new >= sequence.request.sampling.max_tokens:
+                    self.scheduler.finish(sequence, "length")
+        self.check_blocks()
+        return parts
+
+    def _compute(self, part: Scheduled) -> None:
+        """Read what stands before, write the new positions."""
+        texts = self.texts.setdefault(part.sequence, [])
+        for token in part.sequence.history.ids[len(texts) :]:
+            texts.append(hash((texts[-1] if texts else part.sequence.request.scope, token)))
+        for index, block in enumerate(part.blocks):
+            first = index * BLOCK_SIZE
+            written = self.cache.setdefault(block, [0] * BLOCK_SIZE)
+            start, end = max(0, part.start - first), max(0, min(BLOCK_SIZE, part.end - first))
+            written[start:end] = texts[first + start : first + end]
+            assert len(written) == BLOCK_SIZE
+            assert written[:end] == texts[first : first + end], (
+                "a position reads what another text has written"
+            )
+
+    def check(self, parts: list[Scheduled]) -> None:
+        """The budget is kept, parts fit together, no block is written that another sequence holds."""
+        limits = self.scheduler.limits
+        assert sum(part.end - part.start for part in parts) <= limits.max_num_batched_tokens
+        assert sum(part.end - part.first_row for part in parts) <= limits.max_rows
+        assert len(parts) <= limits.max_num_seqs and self.scheduler.num_running <= limits.max_num_seqs
+        assert len({part.sequence for part in parts}) == len(parts)
+        holders = self.scheduler.pool.holders()
+        for part in parts:
+            assert part.sequence.status is Status.RUNNING and part.start == part.sequence.done < part.end
+            assert part.end <= len(part.sequence) and len(part.blocks) * BLOCK_SIZE >= part.end
+            for index in range(part.start // BLOCK_SIZE, len(part.blocks)):
+                assert holders[part.blocks[index]] == 1, "a block is written that another sequence holds"
+
+    def check_blocks(self) -> None:
+        """No block is lost, none is used twice: counts are those of the sequences that run."""
+        held = Counter(block for sequence in self.sequences for block in sequence.blocks)
+        pool = self.scheduler.pool
+        assert pool.holders() == [held[block] for block in range(pool.num_blocks)]
+        assert pool.num_free == sum(count == 0 for count in pool.holders())
+        for sequence in self.sequences:
+            assert sequence.status is Status.RUNNING or not sequence.blocks

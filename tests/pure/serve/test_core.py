@@ -1,0 +1,131 @@
+"""The engine without thread and model: logits come from a function, so that each may be what it likes."""
+
+import numpy as np
+import pytest
+
+from pure.serve.scheduling import MAX_CONTEXT
+from tilewise.core import NotFinite, ShapeError, TaskFailed
+from tilewise.serve.core import EngineCore
+from tilewise.serve.outputs import Piece
+from tilewise.serve.request import Request
+from tilewise.serve.sampling_params import SamplingParams
+from tilewise.serve.scheduler import Limits
+
+LIMITS = Limits(4, 64, 8, 8, MAX_CONTEXT)
+
+
+class Oracle:
+    """Wants the token that is the number of positions, but for what a test says of a step."""
+
+    def __init__(self):
+        self.num_calls = 0
+        self.failures = {}
+        self.broken = set()
+
+    def run(self, parts):
+        self.num_calls += 1
+        if self.num_calls in self.failures:
+            raise self.failures[self.num_calls]
+        return [self._rows(part) for part in parts]
+
+    def _rows(self, part):
+        rows = np.zeros((part.end - part.first_row, 300), np.float32)
+        for row, position in enumerate(range(part.first_row, part.end)):
+            rows[row, position + 1] = np.nan if part.sequence.request.request_id in self.broken else 5.0
+        return rows
+
+
+def _request(name, length=3, **way):
+    params = SamplingParams(**{"max_tokens": 4, "temperature": 0, "detokenize": False, **way})
+    return Request(
+        name, tuple(range(length)), params.sampling(9), params.asked(), scope=((b"salt", name.encode()),)
+    )
+
+
+def _end(core):
+    told = []
+    while core.has_work:
+        told += core.step()
+    return told
+
+
+def _tokens(told, name):
+    return [event.token for request, event in told if request.request_id == name and isinstance(event, Piece)]
+
+
+def _errors(told):
+    return {request.request_id: event for request, event in told if isinstance(event, BaseException)}
+
+
+@pytest.fixture
+def oracle():
+    return Oracle()
+
+
+@pytest.fixture
+def core(oracle):
+    return EngineCore(oracle, LIMITS, None)
+
+
+def test_requests_are_answered(core):
+    """Each writes what the logits of its own rows say."""
+    core.add(_request("a"))
+    core.add(_request("b", 70))
+    told = _end(core)
+    assert _tokens(told, "a") == [3, 4, 5, 6] and _tokens(told, "b") == [70, 71, 72, 73]
+    assert not core.has_request("a") and core.scheduler.pool.num_free == 8
+
+
+@pytest.mark.parametrize("error", [TaskFailed("[x.y] it failed"), ShapeError("[x.y] no such token")])
+def test_a_call_that_fails_is_an_error_of_its_requests(core, oracle, error):
+    """One error each, also where a request has several texts in it; those that waited go on."""
+    for name in "ab":
+        core.add(_request(name, n=2, temperature=1.0, seed=1))
+    told = [*core.step(), *core.step()]
+    core.add(_request("c", n=2, temperature=1.0, seed=1))  # four texts run, these wait
+    oracle.failures = {3: error}
+    told += _end(core)
+    assert _errors(told) == {"a": error, "b": error}
+    assert len([event for _, event in told if isinstance(event, BaseException)]) == 2
+    assert len(_tokens(told, "c")) == 8
+    assert core.scheduler.pool.num_free == 8 and not core._texts and not core._sequences
+
+
+def test_logits_that_are_no_numbers_are_one_request_s(core, oracle):
+    """The others of the call are not touched."""
+    oracle.broken = {"b"}
+    for name in "abc":
+        core.add(_request(name))
+    told = _end(core)
+    assert set(_errors(told)) == {"b"} and isinstance(_errors(told)["b"], NotFinite)
+    assert _tokens(told, "a") == _tokens(told, "c") == [3, 4, 5, 6]
+
+
+def test_settings_that_leave_no_token_are_one_request_s(core):
+    """Found out only where the text has got to."""
+    core.add(_request("a", allowed_token_ids=[3, 4], no_repeat_ngram_size=1))
+    core.add(_request("b"))
+    told = _end(core)
+    assert set(_errors(told)) == {"a"} and _tokens(told, "b") == [3, 4, 5, 6]
+
+
+def test_aborted_requests_are_told_once(core):
+    """A piece without a token for every text that had not ended; none for a request that had."""
+    core.add(_request("a", n=2, temperature=1.0, seed=1))
+    core.step()
+    told = core.abort("a")
+    assert [(event.choice, event.token, event.finish_reason) for _, event in told] == [
+        (0, None, "abort"),
+        (1, None, "abort"),
+    ]
+    assert core.abort("a") == [] and core.abort("never there") == [] and not core.has_work
+
+
+def test_an_error_of_another_kind_leaves_as_it_is(core, oracle):
+    """A defect is not a failing call: the engine's thread tells all requests of it."""
+    core.add(_request("a"))
+    oracle.failures = {1: ZeroDivisionError()}
+    with pytest.raises(ZeroDivisionError):
+        core.step()
+    told = core.fail_all(ShapeError("[x.y] defect"))
+    assert set(_errors(told)) == {"a"} and not core.has_work

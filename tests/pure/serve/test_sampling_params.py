@@ -1,0 +1,151 @@
+"""Settings with vLLM's names: what they refuse, what they become; biases, allowed tokens and logprobs by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pure.hostile import accepted
+from tilewise.core import ConfigError
+from tilewise.generate import History, Sampling, pick_token
+from tilewise.serve.logprobs import token_logprobs
+from tilewise.serve.outputs import RequestOutputKind
+from tilewise.serve.sampling_params import SamplingParams
+
+DEFAULTS = {  # vLLM's
+    "n": 1,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "seed": None,
+    "stop": None,
+    "stop_token_ids": None,
+    "bad_words": None,
+    "include_stop_str_in_output": False,
+    "ignore_eos": False,
+    "max_tokens": 16,
+    "min_tokens": 0,
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "detokenize": True,
+    "skip_special_tokens": True,
+    "logit_bias": None,
+    "allowed_token_ids": None,
+    "output_kind": RequestOutputKind.CUMULATIVE,
+}
+RIGHT = {
+    **DEFAULTS,
+    "typical_p": 1.0,
+    "no_repeat_ngram_size": 0,
+    "min_tokens": 1,
+    "seed": 3,
+    "stop": ["a"],
+    "stop_token_ids": [1],
+    "bad_words": ["b"],
+    "logprobs": 1,
+    "prompt_logprobs": 1,
+    "logit_bias": {1: 0.5},
+    "allowed_token_ids": [1, 2],
+}
+EMPTY = {"()", "[]", "None"}
+TAKEN = {
+    "presence_penalty": {"-1", "0", "float32"},
+    "frequency_penalty": {"-1", "0", "float32"},
+    "repetition_penalty": {"2.5", "2**70", "float32"},
+    "temperature": {"0", "2.5", "2**70", "float32"},
+    "top_k": {"-1", "0"},
+    "min_p": {"0"},
+    "no_repeat_ngram_size": {"0"},
+    "seed": {"None", "0"},
+    "stop": {*EMPTY, "'x\\0y'", "'name'"},
+    "stop_token_ids": EMPTY,
+    "bad_words": EMPTY,
+    "include_stop_str_in_output": {"True"},
+    "ignore_eos": {"True"},
+    "max_tokens": {"None"},
+    "min_tokens": {"0"},
+    "logprobs": {"None", "-1", "0"},
+    "prompt_logprobs": {"None", "-1", "0"},
+    "detokenize": {"True"},
+    "skip_special_tokens": {"True"},
+    "logit_bias": {"None", "{}"},
+    "allowed_token_ids": {"None"},
+}
+
+
+def test_names_and_defaults_are_those_of_vllm():
+    """A request that says nothing is the same request there."""
+    assert {name: getattr(SamplingParams(), name) for name in DEFAULTS} == DEFAULTS
+
+
+def test_settings_refuse_in_their_own_words():
+    """Every setting, when it is made; what is taken stands in the table."""
+    assert accepted(SamplingParams, RIGHT) == TAKEN
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"stop": "x", "detokenize": False}, "stop strings need text"),
+        ({"allowed_token_ids": []}, "must leave a token"),
+        ({"n": 2, "temperature": 0}, "n must be 1"),
+        ({"min_tokens": 20}, "min_tokens must not be above"),
+        ({"top_k": -2}, "top_k"),
+        ({"logprobs": -2}, "logprobs"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_contradictions_are_refused(wrong, words):
+    """At once, before an engine sees them."""
+    with pytest.raises(ConfigError, match=words):
+        SamplingParams(**wrong)
+
+
+def test_what_is_not_said_is_filled_in():
+    """No limit is what the context has room for; no seed is another one for each request; one stop string is a list."""
+    open_ended = SamplingParams(max_tokens=None, stop="x", top_k=-1)
+    first, second = open_ended.sampling(37), open_ended.sampling(37)
+    assert first.max_tokens == 37 and first.stop == ("x",) and first.top_k == 0
+    assert first.seed != second.seed
+    assert SamplingParams(seed=5).sampling(1).seed == 5
+
+
+LOGITS = np.array([0.5, 2.0, 1.0, 2.0, -3.0], np.float32)
+
+
+def test_biases_and_allowed_tokens():
+    """A bias moves a logit, after penalties; of allowed tokens the likeliest comes; none may be none."""
+    greedy = {"temperature": 0.0, "max_tokens": 1}
+    history = History([1])
+    assert pick_token(LOGITS, Sampling(**greedy), history) == 1
+    assert pick_token(LOGITS, Sampling(**greedy, logit_bias={2: 1.5}), history) == 2
+    assert pick_token(LOGITS, Sampling(**greedy, logit_bias={2: 1.0}), history) == 1
+    assert pick_token(LOGITS, Sampling(**greedy, allowed_token_ids=(0, 4)), history) == 0
+    assert pick_token(LOGITS, Sampling(**greedy, allowed_token_ids=(0, 4), logit_bias={4: 9}), history) == 4
+    with pytest.raises(ConfigError, match="below the vocabulary's 5; got 5"):
+        pick_token(LOGITS, Sampling(**greedy, allowed_token_ids=(5,)), history)
+    with pytest.raises(ConfigError, match="a token must be left to choose"):
+        pick_token(
+            LOGITS, Sampling(**greedy, allowed_token_ids=(3,), bad_words_ids=((3,),), min_tokens=1), history
+        )
+
+
+@given(st.lists(st.sampled_from([-3.0, 0.0, 0.5, 2.0, 7.0]), min_size=1, max_size=9), st.data())
+def test_logprobs_are_those_of_the_raw_logits(logits, data):
+    """Logarithms of a softmax; ranks count from the likeliest, lower ids first; the token that came comes first."""
+    token = data.draw(st.integers(0, len(logits) - 1))
+    count = data.draw(st.integers(-1, 10))
+    found = token_logprobs(np.array(logits, np.float32), token, count)
+    total = sum(math.exp(x) for x in logits)
+    order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+    wanted = order if count < 0 else order[:count]
+    assert list(found) == list(dict.fromkeys([token, *wanted]))
+    for id_, figure in found.items():
+        assert figure.logprob == pytest.approx(math.log(math.exp(logits[id_]) / total))
+        assert order[figure.rank - 1] == id_

@@ -1,0 +1,237 @@
+"""The scheduler as a state machine: whatever comes, blocks are neither lost nor used twice, and all texts end."""
+
+import pytest
+from hypothesis import given, settings
+
+from pure.serve.scheduling import MAX_CONTEXT, Arrival, Cancel, Machine, Steps, histories, limits
+from tilewise.core import ConfigError, InternalError
+from tilewise.models import BLOCK_SIZE
+from tilewise.serve import scheduler as scheduler_module
+from tilewise.serve import sequence as sequence_module
+from tilewise.serve.block_key import block_key
+from tilewise.serve.blocks import BlockPool
+from tilewise.serve.scheduler import Limits, Scheduler
+from tilewise.serve.sequence import Sequence, Status
+
+SMALL = Limits(4, 40, 6, 6, MAX_CONTEXT)
+
+
+def _play(bounds, history):
+    machine = Machine(Scheduler(bounds))
+    machine.play(history)
+    assert machine.scheduler.pool.num_free == bounds.num_blocks
+    assert all(s.status is Status.FINISHED for s in machine.sequences)
+    for sequence in machine.sequences:
+        if sequence.finish_reason == "length":
+            assert sequence.history.num_new == sequence.request.sampling.max_tokens
+    return machine
+
+
+@settings(max_examples=250)
+@given(limits(), histories)
+def test_every_history_ends_with_every_block_free(bounds, history):
+    """Budget, counts of holders, contents of every slot, and that the oldest sequence gets on: after every decision."""
+    _play(bounds, history)
+
+
+@pytest.mark.soak
+@settings(max_examples=10_000)
+@given(limits(), histories)
+def test_ten_thousand_histories(bounds, history):
+    """The same, at length."""
+    _play(bounds, history)
+
+
+BUSY = [
+    *(Arrival(stream=i % 2, length=100 + 9 * i, num_new=60, n=1 + i % 2, salt=i // 2 % 2) for i in range(5)),
+    Steps(9),
+    Cancel(1),
+    *(Arrival(stream=0, length=150, num_new=30, salt=i % 2) for i in range(3)),
+]
+
+
+def test_a_busy_history_preempts_and_finds_blocks_again():
+    """What the faults below disturb does happen."""
+    machine = _play(SMALL, BUSY)
+    assert machine.scheduler.num_preemptions > 0
+    assert any(s.num_cached for s in machine.sequences)
+
+
+def _freed_early(monkeypatch):
+    complete = Scheduler.complete
+
+    def wrong(self, parts):
+        complete(self, parts)
+        for part in parts:
+            if len(part.sequence.blocks) > 1:
+                self.pool.give_back(part.sequence.blocks[:1])
+
+    monkeypatch.setattr(Scheduler, "complete", wrong)
+
+
+def _never_freed(monkeypatch):
+    monkeypatch.setattr(BlockPool, "give_back", lambda self, blocks: None)
+
+
+def _shares_while_written(monkeypatch):
+    monkeypatch.setattr(Sequence, "first_row", property(lambda self: len(self) + BLOCK_SIZE - 1))
+
+
+def _without_salt(monkeypatch):
+    monkeypatch.setattr(sequence_module, "block_key", lambda scope, *rest: block_key((), *rest))
+
+
+def _without_parent(monkeypatch):
+    monkeypatch.setattr(sequence_module, "block_key", lambda scope, _, ids: block_key(scope, b"", ids))
+
+
+def _still_found(monkeypatch):
+    monkeypatch.setattr(BlockPool, "_forget", lambda self, block: None)
+
+
+def _named_too_soon(monkeypatch):
+    schedule = Scheduler.schedule
+
+    def wrong(self):
+        parts = schedule(self)
+        for part in parts:
+            for block, key in zip(part.blocks, part.sequence.keys(len(part.sequence) // BLOCK_SIZE)):
+                self.pool.name(block, key)
+        return parts
+
+    monkeypatch.setattr(Scheduler, "schedule", wrong)
+
+
+def _over_budget(monkeypatch):
+    monkeypatch.setattr(
+        scheduler_module._Step, "add", lambda self, part: self.parts.update({part.sequence: part})
+    )
+
+
+def _youngest_first(monkeypatch):
+    def preempt_oldest(self, sequence):
+        preempt(self, self._running[0])
+
+    preempt = Scheduler._preempt
+    monkeypatch.setattr(Scheduler, "_preempt", preempt_oldest)
+
+
+FAULTS = [
+    *(_freed_early, _never_freed, _shares_while_written, _without_salt, _without_parent, _still_found),
+    *(_named_too_soon, _over_budget, _youngest_first),
+]
+
+
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
+def test_planted_faults_are_found(monkeypatch, plant):
+    """The checks above can fail: every one of these breaks a history."""
+    plant(monkeypatch)
+    history = [
+        *BUSY,
+        Steps(400),
+        *(Arrival(stream=s, length=count, num_new=40, n=3) for s, count in ((0, 64), (1, 128), (0, 120))),
+        Steps(400),
+        *(Arrival(stream=s, length=count, num_new=40) for s, count in ((0, 140), (3, 70))),
+        Steps(400),
+        Arrival(stream=3, length=140, num_new=9),
+        Steps(400),
+        Arrival(stream=2, length=140, num_new=9, salt=9),
+        Steps(1),
+        Cancel(22),
+        Arrival(stream=2, length=140, num_new=9, salt=9),
+    ]
+    with pytest.raises((AssertionError, InternalError, IndexError, ValueError)):
+        _play(SMALL, history)
+
+
+def test_none_waits_for_ever_under_an_unending_stream():
+    """A request of low priority ends while ones of higher priority keep arriving, with as many as can run at a time."""
+    machine = Machine(Scheduler(Limits(2, 8, 2, 4, MAX_CONTEXT)))
+    scheduler_module_steps = scheduler_module.PRIORITY_STEPS
+    machine.add(Arrival(0, 20, 5, priority=1))
+    waiting = machine.sequences[0]
+    for _ in range(scheduler_module_steps + 200):
+        while machine.scheduler.num_waiting < 3:
+            machine.add(Arrival(1, 10, 3, priority=0))
+        machine.step()
+        if waiting.status is Status.FINISHED:
+            break
+    assert waiting.finish_reason == "length"
+
+
+def test_priorities_go_first():
+    """Of requests that arrive together, lower numbers are admitted first, and give up their blocks last."""
+    machine = Machine(Scheduler(Limits(1, 64, 1, 4, MAX_CONTEXT)))
+    for priority in (1, 0, -1, 0):
+        machine.add(Arrival(0, 8, 2, priority=priority))
+    order = []
+    while machine.scheduler.has_work:
+        order += [part.sequence for part in machine.step()]
+    assert list(dict.fromkeys(machine.sequences.index(s) for s in order)) == [2, 1, 3, 0]
+
+
+def test_texts_of_one_prompt_share_its_blocks():
+    """Four texts of a prompt of three blocks and a bit: the three are held by all, the rest is each text's own."""
+    machine = Machine(Scheduler(Limits(4, 300, 4, 12, MAX_CONTEXT)))
+    machine.add(Arrival(0, 3 * BLOCK_SIZE + 5, 9, n=4))
+    machine.step()
+    assert machine.scheduler.num_running == 1  # the others wait for the prompt
+    machine.step()
+    assert sorted(machine.scheduler.pool.holders(), reverse=True) == [4, 4, 4, 1, 1, 1, 1, 0, 0, 0, 0, 0]
+    assert [s.num_cached for s in machine.sequences] == [0, *[3 * BLOCK_SIZE] * 3]
+
+
+def test_the_least_recently_used_goes_first():
+    """A prefix that was used again outlives one that was not; the end of a chain goes before its beginning."""
+    pool = BlockPool(4)
+    blocks = pool.take(4)
+    for block in blocks:
+        pool.name(block, bytes([block]))
+    pool.give_back(blocks[:2])
+    pool.give_back(blocks[2:])
+    found = pool.find([bytes([blocks[0]]), bytes([blocks[1]])])
+    pool.hold(found)
+    pool.give_back(found)
+    assert pool.take(4) == [blocks[3], blocks[2], blocks[1], blocks[0]]
+
+
+def test_defects_are_told_and_not_passed_on():
+    """More blocks than are free, and a block given back twice, are defects."""
+    pool = BlockPool(2)
+    block = pool.take(1)
+    pool.give_back(block)
+    with pytest.raises(InternalError, match="only a held block"):
+        pool.give_back(block)
+    with pytest.raises(InternalError, match="only free blocks"):
+        pool.take(3)
+
+
+def test_keys_tell_fields_apart():
+    """No field can pass for another, nor a scope's end for a parent's beginning."""
+    scope = ((b"model", b"m"), (b"salt", b"s"))
+    keys = [
+        block_key(scope, b"", [1, 2]),
+        block_key(scope, b"", [2, 1]),
+        block_key(scope, b"\0" * 32, [1, 2]),
+        block_key(((b"model", b"m"), (b"salt", b"t")), b"", [1, 2]),
+        block_key(((b"model", b"ms"), (b"salt", b"")), b"", [1, 2]),
+        block_key(((b"model", b"m"), (b"adapter", b"s")), b"", [1, 2]),
+        block_key(((b"model", b"m"),), b"", [1, 2]),
+    ]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        (0, 8, 8, 4, 64),
+        (4, 3, 8, 4, 64),
+        (4, 8, 3, 4, 64),
+        (4, 8, 8, 1, 65),
+        (True, 8, 8, 4, 64),
+    ],
+)
+def test_limits_that_cannot_be_kept_are_refused(wrong):
+    """Each sequence has a token and a row a step, and a full one fits the cache."""
+    with pytest.raises(ConfigError, match=r"\[serve\.limits\]"):
+        Limits(*wrong)
