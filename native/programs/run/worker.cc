@@ -17,12 +17,13 @@ void Worker::begin(const Task& task) {
 
 TaskFailed failure_of(const Task& task, const std::string& label, int64_t device, int64_t worker,
                       const std::exception_ptr& error) {
-  std::string what = "an unknown exception";
+  std::string what;
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& known) {
     what = known.what();
   } catch (...) {
+    what = "an unknown exception";
   }
   std::ostringstream text;
   text << "[runtime.Executor.run] a task must not fail; got '" << what << "' from kernel '"
