@@ -44,14 +44,14 @@ CASE("neighbouring ranges of any size and place come back as they were written, 
   for (int round = 0; round < 3; ++round) {
     for (int64_t at = 0; at < file.bytes();) {
       const int64_t most = round == 0 ? 3 * kFilePage : 2'500'000;
-      const int64_t bytes = std::min<int64_t>(1 + static_cast<int64_t>(random()) % most, file.bytes() - at);
+      const int64_t bytes = std::min<int64_t>(1 + static_cast<int64_t>(random() % most), file.bytes() - at);
       std::vector<std::byte> held = noise(bytes + 64, random());
       file.move(kWrite, held.data() + at % 64, at, bytes);
       std::memcpy(expected.data() + at, held.data() + at % 64, bytes);
       at += bytes;
     }
     for (int64_t at = 0; at < file.bytes();) {
-      const int64_t bytes = std::min<int64_t>(1 + static_cast<int64_t>(random()) % 1'000'000, file.bytes() - at);
+      const int64_t bytes = std::min<int64_t>(1 + static_cast<int64_t>(random() % 1'000'000), file.bytes() - at);
       std::vector<std::byte> held(bytes);
       file.move(kRead, held.data(), at, bytes);
       EXPECT_EQ(std::memcmp(held.data(), expected.data() + at, bytes), 0);
