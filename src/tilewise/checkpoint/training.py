@@ -36,7 +36,7 @@ from tilewise.checkpoint.files import remove_directory, remove_leftovers, replac
 from tilewise.checkpoint.header import is_storable
 from tilewise.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from tilewise.checkpoint.tensors import FileTensor, PartedTensor, TensorPart
-from tilewise.core import CheckpointError
+from tilewise.core import CheckpointError, ResourceError
 from tilewise.core.border import Border, shown
 from tilewise.core.mesh import MAX_DEVICES
 from tilewise.core.reading import Unreadable, read_whole
@@ -275,7 +275,11 @@ def _parted(
 def _remove_older(root: Path, newest: Path, num_kept: int) -> None:
     """Remove what is older than `newest`, but for some whole ones; what is newer is another matter."""
     for old in reversed(_steps(root)[: _steps(root).index(newest)]):
-        if num_kept > 0 and _is_listed(old):
+        try:
+            is_kept = num_kept > 0 and _is_listed(old)
+        except ResourceError:  # whether it is whole cannot be seen now, so it stays
+            continue
+        if is_kept:
             num_kept -= 1
         else:
             remove_directory(old)

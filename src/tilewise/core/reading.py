@@ -9,6 +9,7 @@ file is for and puts them into a ConfigError or a CheckpointError. Parsing is a 
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 
 from tilewise.core.border import shown
+from tilewise.core.errors import ResourceError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -57,6 +59,7 @@ def open_regular(path: str | Path) -> BinaryIO:
 
     Raises:
         Unreadable: it is not there, is no regular file, or may not be read.
+        ResourceError: this process may open no further file, which says nothing of this one.
     """
     try:
         # O_NONBLOCK: opening a pipe returns at once instead of waiting for a writer
@@ -66,6 +69,11 @@ def open_regular(path: str | Path) -> BinaryIO:
             "it is a link that leads nowhere" if os.path.islink(path) else "no such file"
         ) from None
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise ResourceError(
+                f"[core.reading] a file must be opened to be read; got {error.strerror!r} for {str(path)!r}; raise the "
+                "limit of open files (ulimit -n)"
+            ) from None
         raise Unreadable(_reason(error)) from None
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):

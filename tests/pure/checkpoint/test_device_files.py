@@ -392,3 +392,37 @@ def test_a_killed_writer_of_several_files_leaves_a_whole_checkpoint(tmp_path):
         assert loaded.step > reached
         assert bytes_of(loaded.tensors) == bytes_of(state(loaded.step).tensors)
         reached = loaded.step
+
+
+SHORT_OF_FILES = """
+import os, resource, sys
+import numpy as np
+from tilewise.checkpoint import Box, PartedTensor, TensorPart, TrainingState, latest_checkpoint, save_checkpoint
+from tilewise.core import ResourceError
+
+root, count = sys.argv[1], 64
+
+def state(step):
+    parts = tuple(TensorPart(Box((i, 0), (1, 4)), np.full((1, 4), i, np.float32), i) for i in range(count))
+    tensors = {"w": PartedTensor((count, 4), np.dtype(np.float32), parts), "optimizer.step": np.array([step])}
+    return TrainingState(step, tensors, b"{}", {"dp": count})
+
+save_checkpoint(root, state(1), {"a": 1}, keep_last=3)
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+save_checkpoint(root, state(2), {"a": 1}, keep_last=3)
+try:
+    latest_checkpoint(root)
+except ResourceError as error:
+    print(error)
+print(sorted(os.listdir(root)))
+"""
+
+
+def test_a_checkpoint_is_not_damaged_because_no_file_can_be_opened(tmp_path):
+    """With more devices than descriptors an older checkpoint stays; it was once removed as one that is not whole."""
+    done = subprocess.run(
+        [sys.executable, "-c", SHORT_OF_FILES, str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "['step-00000001', 'step-00000002']" in done.stdout
+    assert "raise the limit of open files" in done.stdout
