@@ -251,15 +251,15 @@ class TrainConfig(_Section):
         return self
 
     def what_must_match(self) -> dict[str, Any]:
-        """Everything that decides the result: all but output, distribution, what is recomputed and what is offloaded,
-        which change no bit of it, and where the data lies, for what it says is compared by content."""
+        """Everything that decides the result: all but output, distribution, microbatches, and what is recomputed or
+        offloaded, which change no bit of it, and where the data lies, for what it says is compared by content."""
         sections = self.model_dump(
             exclude={
                 "model": True,
                 "output": True,
                 "distribution": True,
                 "data": {"path"},
-                "train": {"recompute", "offload"},
+                "train": {"accumulation", "recompute", "offload"},
             }
         )
         return {"model": make_model_config(self).to_dict(), **sections}

@@ -121,10 +121,10 @@ def test_stopped_and_resumed_equals_never_stopped(texts, whole_run, tmp_path, be
     assert [line["loss"] for line in read_metrics(tmp_path / "metrics.jsonl")] == whole[3:]
 
 
-def test_what_is_recomputed_may_change_at_a_stop(texts, whole_run, tmp_path):
-    """Layers that saved everything save nothing from a stop on: weights and losses are those of the whole run."""
+def test_what_is_recomputed_and_accumulated_may_change_at_a_stop(texts, whole_run, tmp_path):
+    """Steps of two parts and layers that save nothing, from a stop on: weights are those of the whole run."""
     _stop_after_three(make_config(texts, tmp_path))
-    run(make_config(texts, tmp_path, recompute="full"), resume=True)
+    run(make_config(texts, tmp_path, recompute="full", accumulation=2), resume=True)
     assert is_same(weights(tmp_path), weights(whole_run))
 
 

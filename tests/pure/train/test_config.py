@@ -160,12 +160,13 @@ def test_spellings_of_a_dtype_are_one_configuration(tmp_path):
     )
 
 
-def test_what_is_recomputed_or_offloaded_is_no_part_of_a_run(tmp_path):
+def test_what_changes_no_bit_is_no_part_of_a_run(tmp_path):
     """It changes no bit, so a checkpoint of the same run fits."""
     for text in (
         "recompute = 'full'",
         "recompute = ['layers.[0-3]', 'layers.*/silu_gate']",
         "offload = 'optimizer'",
+        "accumulation = 4",
         "offload = ['parameters', 'activations']",
     ):
         config = load_config(_write(tmp_path, f"[train]\n{text}\n"))
