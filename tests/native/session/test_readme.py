@@ -11,6 +11,7 @@ import pytest
 import tilewise as tw
 from tilewise import models
 from tilewise.checkpoint import save_pretrained
+from tilewise.data import train_tokenizer
 from tilewise.models import llama
 
 README = Path(__file__).parents[3] / "README.md"
@@ -20,8 +21,9 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"
 @pytest.fixture
 def demo_model(tmp_path, monkeypatch):
     """A small model where the demo writes its own."""
+    tokenizer = train_tokenizer(["def main():\n    import os\n"] * 8, vocab_size=288)
     config = llama.LlamaConfig(
-        vocab_size=256,
+        vocab_size=tokenizer.get_vocab_size(),
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=1,
@@ -35,7 +37,7 @@ def demo_model(tmp_path, monkeypatch):
     with graph.instantiate() as model:
         model.initialize(seed=0)
         tensors = models.stored_tensors(config, model.parameters())
-        save_pretrained(tmp_path / "demo" / "model", config.to_dict(), tensors)
+        save_pretrained(tmp_path / "demo" / "model", config.to_dict(), tensors, tokenizer)
     monkeypatch.chdir(tmp_path)
 
 
@@ -52,4 +54,4 @@ def test_block_runs(number, demo_model, capsys):
 
 def test_there_are_blocks():
     """The page still has what these tests look for."""
-    assert len(BLOCKS) == 2
+    assert len(BLOCKS) == 3
