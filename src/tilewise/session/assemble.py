@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir
 
+from tilewise.core.writing import writing
 from tilewise.ir.program import TileProgram
 from tilewise.plan import Plan
 from tilewise.runtime import Executor, Program, device_overhead
@@ -27,18 +30,34 @@ def make_executor(
         ResourceError: the devices exceed the limit or the machine's memory, or the directory takes no file so large.
     """
     devices = plan.mesh.num_devices
-    return Executor(
-        num_devices=devices,
-        workers_per_device=plan.settings.workers_per_device,
-        arena_bytes=[plan.arena_bytes] * devices,
-        num_signals=plan.num_signals,
-        num_handles=plan.num_handles,
-        scratch_bytes=plan.scratch_bytes,
-        file_bytes=plan.file_bytes,
-        file_directory=str(offload_directory or gettempdir()),
-        memory_limit_bytes=memory_limit_bytes,
-        deadline_s=deadline_s,
-    )
+    with _as_text(Path(offload_directory or gettempdir()), bool(plan.file_bytes)) as directory:
+        return Executor(
+            num_devices=devices,
+            workers_per_device=plan.settings.workers_per_device,
+            arena_bytes=[plan.arena_bytes] * devices,
+            num_signals=plan.num_signals,
+            num_handles=plan.num_handles,
+            scratch_bytes=plan.scratch_bytes,
+            file_bytes=plan.file_bytes,
+            file_directory=directory,
+            memory_limit_bytes=memory_limit_bytes,
+            deadline_s=deadline_s,
+        )
+
+
+@contextmanager
+def _as_text(directory: Path, is_used: bool) -> Iterator[str]:
+    """A name of the directory in UTF-8, which native code takes; names of files are bytes. None where it is not used."""
+    name = str(directory) if is_used else ""
+    if name.isprintable():  # bytes that are no UTF-8 are not
+        yield name
+        return
+    with writing(directory):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
 
 
 def assemble_program(plan: Plan) -> Program:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import subprocess
@@ -294,6 +295,18 @@ def test_directories_that_take_no_file_are_refused(tmp_path):
     with pytest.raises(PlanError, match="offload_directory"):
         graph.instantiate(plan, offload_directory=3)
     graph.instantiate(graph.plan({}), offload_directory=tmp_path / "none").close()
+
+
+def test_directories_need_no_name_in_utf8(tmp_path):
+    """Names of files are bytes; one that is not used may be anything."""
+    odd = tmp_path / os.fsdecode(b"\xff\n")
+    odd.mkdir()
+    graph = graph_of()
+    found, _ = run(graph.plan({}, offload="optimizer"), odd)
+    assert found == expected_of()
+    graph.instantiate(graph.plan({}), offload_directory=odd / os.fsdecode(b"\xfe")).close()
+    with pytest.raises(ResourceError, match="writable"):
+        graph.instantiate(graph.plan({}, offload="optimizer"), offload_directory=odd / os.fsdecode(b"\xfe"))
 
 
 def test_files_leave_nothing_behind(tmp_path):
