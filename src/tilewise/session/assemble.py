@@ -47,7 +47,7 @@ def make_executor(
 
 @contextmanager
 def _as_text(directory: Path, is_used: bool) -> Iterator[str]:
-    """A name of the directory in UTF-8, which native code takes; names of files are bytes. None where it is not used."""
+    """A name of the directory in UTF-8, which native code takes; names of files are bytes. Empty where none is used."""
     name = str(directory) if is_used else ""
     if name.isprintable():  # bytes that are no UTF-8 are not
         yield name
