@@ -227,7 +227,7 @@ def _weather(model_dir, thread_count, count):
         _storm(engine, 100, 0)
         threads, memory = thread_count(), _resident_bytes()
         _storm(engine, count, 1)
-        assert thread_count(threads) == threads
+        assert thread_count(threads) <= threads  # a thread of an earlier test may have ended meanwhile
         assert _resident_bytes() - memory < 24 << 20
 
 
