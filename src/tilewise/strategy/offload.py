@@ -18,7 +18,7 @@ from tilewise.core.errors import PlanError
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
 from tilewise.ir.layout import GraphLayout, TensorLayout
-from tilewise.strategy.prefetch import Prefetching, UnitChoice
+from tilewise.strategy.prefetch import Prefetching, UnitChoice, template_of_moves
 
 __all__ = ["OFFLOADS", "check_offload", "offload_tensors"]
 
@@ -161,16 +161,11 @@ class _Offloading(Prefetching):
         forms = tuple((spec.form, self.use[t]) for spec, t in zip(specs, results))
         count, made = len(results), []
         if forms not in self.stores:
-            tensors = [TensorNode(i, spec, "parameter") for i, spec in enumerate(specs)]
-            tensors += [TensorNode(count + i, replace(s, name=""), "result", i) for i, s in enumerate(specs)]
-            ops = [OpNode(i, "store", (i,), (count + i,), {}, "forward", f"store:x{i}") for i in range(count)]
-            key = f"store{len(self.stores)}"
-            inside = Graph(key, tuple(tensors), tuple(ops), {}, self.graph.reduction_chunks)
+            template = template_of_moves(f"store{len(self.stores)}", "store", specs, self.graph)
             use = tuple(self.use[t] for t in results) * 2
-            template = Template(key, inside, tuple(range(count)), tuple(range(count, 2 * count)))
             layout = replace(self._layout_of_gather(use, count), files=tuple(range(count, 2 * count)))
             self.stores[forms] = template, layout
-            self.templates[key] = template
+            self.templates[template.key] = template
         template, layout = self.stores[forms]
         for t, spec in zip(results, specs):
             made.append(len(self.tensors))

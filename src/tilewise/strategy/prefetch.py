@@ -18,12 +18,12 @@ from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.contractions import SeenLayouts, factors_of
-from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
+from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 from tilewise.ir.layout import GraphLayout, Record, TensorLayout
 from tilewise.ir.op import op_named
 from tilewise.strategy.records import make_records
 
-__all__ = ["Prefetching", "UnitChoice"]
+__all__ = ["Prefetching", "UnitChoice", "template_of_moves"]
 
 
 @dataclass(frozen=True)
@@ -208,19 +208,11 @@ class Prefetching:
         if forms not in self.gathers:
             count = len(weights)
             specs = [replace(self.graph.spec(w), name=name) for w, name in zip(weights, names)]
-            tensors = [TensorNode(i, spec, "parameter") for i, spec in enumerate(specs)]
-            tensors += [TensorNode(count + i, replace(s, name=""), "result", i) for i, s in enumerate(specs)]
-            ops = [
-                OpNode(i, self.brings, (i,), (count + i,), {}, "forward", f"{self.brings}:{spec.name}")
-                for i, spec in enumerate(specs)
-            ]
-            key = f"{self.brings}{len(self.gathers)}"
-            inside = Graph(key, tuple(tensors), tuple(ops), {}, self.graph.reduction_chunks)
+            template = template_of_moves(f"{self.brings}{len(self.gathers)}", self.brings, specs, self.graph)
             use = (*(self.use[w] for w in weights), *(self.layout.use[w] for w in weights))
-            template = Template(key, inside, tuple(range(count)), tuple(range(count, 2 * count)))
             laid_out = self._layout_of_gather(use, count)
             self.gathers[forms] = template, laid_out
-            self.templates[key] = template
+            self.templates[template.key] = template
         return self.gathers[forms]
 
     # ---- the graph anew -----------------------------------------------------------------------------------
@@ -261,6 +253,18 @@ class Prefetching:
     def _inside(self, op: OpNode, layout: GraphLayout) -> GraphLayout:
         """A template's layout for what its call binds now."""
         return layout
+
+
+def template_of_moves(key: str, op: str, specs: Sequence[TensorSpec], of: Graph) -> Template:
+    """A template with one op per tensor, whose result is the same tensor elsewhere."""
+    count = len(specs)
+    tensors = [TensorNode(i, spec, "parameter") for i, spec in enumerate(specs)]
+    tensors += [TensorNode(count + i, replace(s, name=""), "result", i) for i, s in enumerate(specs)]
+    ops = [
+        OpNode(i, op, (i,), (count + i,), {}, "forward", f"{op}:{spec.name}") for i, spec in enumerate(specs)
+    ]
+    inside = Graph(key, tuple(tensors), tuple(ops), {}, of.reduction_chunks)
+    return Template(key, inside, tuple(range(count)), tuple(range(count, 2 * count)))
 
 
 def _common_path(names: Sequence[str]) -> str:
