@@ -46,6 +46,15 @@ def thread_count():
     return count
 
 
+def pytest_collection_modifyitems(items):
+    """Long tests may take longer than `timeout` says, those of `make soak` as long as they want."""
+    for item in items:
+        if item.get_closest_marker("soak"):
+            item.add_marker(pytest.mark.timeout(0))
+        elif item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(1200))
+
+
 def pytest_configure(config):
     """PyTorch and our own workers share two cores with xdist; its thread pools stay small."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")

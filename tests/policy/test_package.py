@@ -7,6 +7,7 @@ import sys
 import tarfile
 from importlib.metadata import distribution
 
+import pytest
 from packaging.specifiers import SpecifierSet
 
 from policy.source import ROOT, relative, tracked_files
@@ -33,6 +34,7 @@ def test_installed_package_carries_the_licence():
     assert text.locate().read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
+@pytest.mark.slow
 def test_source_distribution_carries_the_licence_and_builds_alone(tmp_path):
     """The sdist holds LICENSE, README, sources and headers, and nothing that git does not know."""
     build = f"from scikit_build_core.build import build_sdist; print(build_sdist({str(tmp_path)!r}))"

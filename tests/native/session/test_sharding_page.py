@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from native.session.printed_pages import BLOCK, differences
 
 PAGE = Path(__file__).parents[3] / "docs" / "sharding.md"
@@ -18,6 +20,7 @@ def test_every_block_prints_what_the_page_shows(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"before.html", "after.html"}
 
 
+@pytest.mark.slow
 def test_another_number_is_noticed(tmp_path, monkeypatch):
     """The twin: of a page that says something else, the block is found."""
     monkeypatch.chdir(tmp_path)

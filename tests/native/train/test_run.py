@@ -484,6 +484,7 @@ def _train_and_kill(file, checkpoints, delay_s):
     return process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_equals_never_stopped(texts, tmp_path):
     """SIGKILL at random moments, several times: the weights in the end are those of a run left alone, and the
     metrics tell of every step once."""
