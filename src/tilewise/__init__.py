@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tilewise.ir.graph import TensorSpec
     from tilewise.ir.hints import Replicate, Shard
     from tilewise.ir.layer_spec import LayerSpec
-    from tilewise.serve import LLM, Engine, SamplingParams
+    from tilewise.serve import LLM, Engine, SamplingParams, StructuredOutputsParams
     from tilewise.session import ComputeGraph, GraphInstance, Plan, StepResult
     from tilewise.strategy import DistributionStrategy, ParallelismMode, StateSharding
 
@@ -45,6 +45,7 @@ _HOMES = {
     "ProgressTracker": "tilewise.graph.parallel",
     "Replicate": "tilewise.ir.hints",
     "SamplingParams": "tilewise.serve",
+    "StructuredOutputsParams": "tilewise.serve",
     "Shard": "tilewise.ir.hints",
     "StateSharding": "tilewise.strategy",
     "StepResult": "tilewise.session",
@@ -76,6 +77,7 @@ __all__ = [
     "Shard",
     "StateSharding",
     "StepResult",
+    "StructuredOutputsParams",
     "TensorSpec",
     "TilewiseError",
     "WorkerPool",

@@ -167,7 +167,12 @@ def _id_sequences(values: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def pick_token(
-    logits: Array, sampling: Sampling, history: History, end_ids: Collection[int] = (), choice: int = 0
+    logits: Array,
+    sampling: Sampling,
+    history: History,
+    end_ids: Collection[int] = (),
+    choice: int = 0,
+    allowed: Array | None = None,
 ) -> int:
     """The next token of a sequence.
 
@@ -177,6 +182,7 @@ def pick_token(
         history: the tokens before it; the draw depends on their number, penalties on what they are.
         end_ids: tokens that end a text.
         choice: index among the texts of one prompt.
+        allowed: `[vocab]` of truths, those that a grammar lets come; None for all.
 
     Raises:
         ConfigError: the logits are no row of numbers, or no token is left to choose.
@@ -202,6 +208,13 @@ def pick_token(
     given = _border.sequence("sampling", "end_ids", end_ids, "ids", in_any_order=True)
     ends = [_border.integer("sampling", "an id of end_ids", id_, 0, _LARGEST_ID) for id_ in given]
     scores = adjust_logits(logits, sampling, history, ends)
+    if allowed is not None:
+        scores[~allowed] = -np.inf
+    if scores.max() == -np.inf:
+        raise ConfigError(
+            "[generate.sampling] a token must be left to choose; got all forbidden by no_repeat_ngram_size, bad words, "
+            f"allowed_token_ids, min_tokens or a grammar at position {len(history)}; loosen them"
+        )
     if sampling.temperature == 0:
         return int(np.argmax(scores))
     ids, weights = candidates(scores, sampling)
@@ -216,7 +229,7 @@ def adjust_logits(logits: Array, sampling: Sampling, history: History, end_ids: 
     """Logits after penalties, in fp64; those of tokens that may not come are minus infinity.
 
     Raises:
-        ConfigError: none may come, or a setting names a token outside the vocabulary.
+        ConfigError: a setting names a token outside the vocabulary.
     """
     scores = logits.astype(np.float64)
     if sampling.repetition_penalty != 1:
@@ -248,11 +261,6 @@ def adjust_logits(logits: Array, sampling: Sampling, history: History, end_ids: 
             scores[word[-1]] = -np.inf
     if history.num_new < sampling.min_tokens:
         scores[_below(np.array([*end_ids], np.int64), scores.size)] = -np.inf
-    if scores.max() == -np.inf:
-        raise ConfigError(
-            "[generate.sampling] a token must be left to choose; got all forbidden by no_repeat_ngram_size, bad words, "
-            f"allowed_token_ids or min_tokens at position {len(history)}; loosen them"
-        )
     return scores
 
 

@@ -18,6 +18,7 @@ from tilewise.serve.outputs import (
     RequestOutputKind,
 )
 from tilewise.serve.sampling_params import SamplingParams
+from tilewise.serve.structured import StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -31,5 +32,6 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "answer_lines",
 ]

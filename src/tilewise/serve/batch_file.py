@@ -23,6 +23,7 @@ from tilewise.serve.logprobs import TokenLogprobs
 from tilewise.serve.outputs import CompletionOutput, Piece, RequestOutput, RequestOutputKind
 from tilewise.serve.request import Request
 from tilewise.serve.sampling_params import SamplingParams
+from tilewise.serve.structured import StructuredOutputsParams
 
 __all__ = ["answer_lines"]
 
@@ -53,8 +54,10 @@ _OURS = {
         "logit_bias",
         "tools",
         "cache_salt",
+        "response_format",
+        "structured_outputs",
     ),
-    COMPLETION: ("prompt", "logprobs", "logit_bias", "cache_salt"),
+    COMPLETION: ("prompt", "logprobs", "logit_bias", "cache_salt", "response_format", "structured_outputs"),
 }
 _border = Border("serve")
 
@@ -149,7 +152,26 @@ def _params(url: str, body: Mapping[str, Any]) -> SamplingParams:
         if bad:
             _border.refuse("batch", "keys of logit_bias must be ids", shown(bad[0]), "correct it")
         found["logit_bias"] = {int(key): value for key, value in given.items()}
-    return SamplingParams(**found)
+    return SamplingParams(**found, structured_outputs=_structured_outputs(body))
+
+
+def _structured_outputs(body: Mapping[str, Any]) -> StructuredOutputsParams | None:
+    """What the text follows: OpenAI's `response_format`, or vLLM's `structured_outputs`."""
+    if "response_format" not in body:
+        given = body.get("structured_outputs")
+        return None if given is None else StructuredOutputsParams.of(given)
+    if "structured_outputs" in body:
+        _border.refuse("batch", "one of response_format and structured_outputs", "both", "leave one out")
+    given = _border.mapping("batch", "response_format", body["response_format"], "fields")
+    kind = _border.choice(
+        "batch", "type of response_format", given.get("type"), ("text", "json_object", "json_schema")
+    )
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    schema = _border.mapping("batch", "json_schema", given.get("json_schema"), "fields").get("schema")
+    return StructuredOutputsParams(json=_border.mapping("batch", "schema", schema, "a JSON schema"))
 
 
 def _answer(line: Mapping[str, Any], status: int, body: dict[str, Any]) -> dict[str, Any]:

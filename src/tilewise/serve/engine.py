@@ -30,6 +30,7 @@ from tilewise.serve.outputs import Piece, RequestOutput
 from tilewise.serve.request import PRIORITIES, Asked, Request
 from tilewise.serve.runner import Runner
 from tilewise.serve.sampling_params import SamplingParams
+from tilewise.serve.structured import Grammars
 
 __all__ = ["Engine", "Prompt"]
 
@@ -65,6 +66,7 @@ class Engine:
         for name in settings:
             _border.choice("engine", "a setting", name, [*EngineSettings.__dataclass_fields__])
         self.model = ServedModel(model_dir, EngineSettings(**settings), on_progress)
+        self._grammars = Grammars(self.model.tokenizer, self.model.end_ids)
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._numbers = itertools.count()
         self._process = os.getpid()
@@ -310,8 +312,11 @@ class Engine:
         ids, salt = self._ids(prompt)
         limit = self.model.limits.max_context
         check_prompt(len(ids), limit)
+        grammar = None
         if isinstance(way, SamplingParams):
             sampling, asked = way.sampling(limit - len(ids)), way.asked()
+            if way.structured_outputs is not None:
+                grammar = self._grammars.prepare(way.structured_outputs)
         else:
             sampling, asked = way, Asked()
         self._check_ids(sampling)
@@ -332,6 +337,7 @@ class Engine:
             ),
             limit,
             index=index,
+            grammar=grammar,
         )
 
     def _ids(self, prompt: Prompt) -> tuple[list[int], str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from tilewise.generate import Sampling
 from tilewise.serve.block_key import Scope
+from tilewise.serve.structured import Grammar
 
 __all__ = ["PRIORITIES", "Asked", "Request"]
 
@@ -45,6 +46,7 @@ class Request:
         max_model_len: positions that prompt and text have together at most.
         is_pooled: the prompt's vector is wanted, and no text.
         index: the caller's number for it, which its pieces have.
+        grammar: that each text follows, at its beginning.
     """
 
     request_id: str
@@ -57,6 +59,7 @@ class Request:
     max_model_len: int = 1 << 31
     is_pooled: bool = False
     index: int = 0
+    grammar: Grammar | None = field(default=None, compare=False)
 
     @property
     def all_end_ids(self) -> frozenset[int]:

@@ -12,6 +12,7 @@ from tilewise.core.border import shown
 from tilewise.generate import Sampling
 from tilewise.serve.outputs import RequestOutputKind
 from tilewise.serve.request import Asked
+from tilewise.serve.structured import StructuredOutputsParams
 
 __all__ = ["SamplingParams"]
 
@@ -53,6 +54,7 @@ class SamplingParams:
         logit_bias: added to the logits of tokens, by id.
         allowed_token_ids: only these may come; None for all.
         output_kind: what each output of a stream holds.
+        structured_outputs: a schema, an expression or a grammar that the text follows.
 
     Raises:
         ConfigError: a value outside its range, or two that contradict each other.
@@ -83,6 +85,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         border = ("sampling_params", "top_k")
@@ -106,6 +109,13 @@ class SamplingParams:
         if not self.detokenize and self.stop:
             rule, advice = "stop strings need text", "pass detokenize=True"
             _border.refuse("sampling_params", rule, "detokenize=False", advice)
+        if self.structured_outputs is not None:
+            advice = "pass StructuredOutputsParams(...)"
+            kind = StructuredOutputsParams
+            _border.instance("sampling_params", "structured_outputs", self.structured_outputs, kind, advice)
+            if self.ignore_eos:
+                rule, advice = "structured_outputs end where their grammar ends", "leave ignore_eos out"
+                _border.refuse("sampling_params", rule, "ignore_eos=True", advice)
         if self.seed is not None:
             _border.integer("sampling_params", "seed", self.seed, 0, _LARGEST_SEED)
         self.sampling(1)

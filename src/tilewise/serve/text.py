@@ -43,6 +43,7 @@ class Text:
             )
         self._stops = StopFinder(request.sampling.stop, request.sampling.include_stop)
         self._ends = request.all_end_ids
+        self._grammar = None if request.grammar is None else request.grammar.copy()
         self._prompt_logprobs: list[TokenLogprobs | None] = [None]
 
     def read_prompt(self, first: int, rows: NDArray[Any]) -> None:
@@ -62,11 +63,12 @@ class Text:
 
         Raises:
             NotFinite: the logits are no finite numbers.
-            ConfigError: the settings leave no token to choose.
+            ConfigError: the settings leave no token to choose, or a grammar is more than its limits allow.
         """
         history, request = self._sequence.history, self._sequence.request
         sampling, asked = request.sampling, request.asked
-        token = pick_token(logits_V, sampling, history, self._ends, self._sequence.choice)
+        allowed = None if self._grammar is None else self._grammar.allowed(len(logits_V))
+        token = pick_token(logits_V, sampling, history, self._ends, self._sequence.choice, allowed)
         figures = None
         if asked.logprobs is not None:
             figures = self._decoded(token_logprobs(logits_V, token, asked.logprobs))
@@ -80,8 +82,13 @@ class Text:
         else:
             history.append(token)
             text = self._detokenizer.add(token) if self._detokenizer is not None else ""
+            if self._grammar is not None:
+                self._grammar.take(token)
+                reason = "stop" if self._grammar.is_complete else None
             if history.num_new >= sampling.max_tokens or len(history) >= request.max_model_len:
-                text, reason = text + self._finish(), "length"
+                reason = reason or "length"
+            if reason is not None:
+                text += self._finish()
         if history.num_new >= sampling.min_tokens:
             text, is_stopped = self._stops.add(text)
             if is_stopped:

@@ -30,7 +30,7 @@ WRONG = [
     ("[]", "line 5 must be a dictionary"),
     (json.dumps(_line(5, "/v1/embeddings", input="x")), "url must be one of"),
     (
-        json.dumps(_line(6, COMPLETION, prompt="x", response_format={"type": "json_object"})),
+        json.dumps(_line(6, COMPLETION, prompt="x", best_of=2)),
         "a field of body",
     ),
     (json.dumps(_line(7, COMPLETION, prompt="x", temperature=-1)), "temperature"),

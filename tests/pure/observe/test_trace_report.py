@@ -4,6 +4,8 @@ import random
 import re
 from html.parser import HTMLParser
 
+import pytest
+
 from pure.observe.records import span, stall
 from tilewise.observe.charts import Bar, merge_bars
 from tilewise.observe.trace import Trace

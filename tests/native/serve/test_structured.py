@@ -1,0 +1,241 @@
+"""Texts that follow schemas, expressions, choices and grammars, whatever a model of random weights would like."""
+
+import asyncio
+import json
+import random
+import re
+
+import jsonschema
+import pytest
+
+from native.serve.serving_models import TEXTS, save_model
+from tilewise.core import ConfigError
+from tilewise.serve import LLM, SamplingParams, StructuredOutputsParams, answer_lines
+from tilewise.serve.structured import Grammar
+
+SCALARS = ("string", "integer", "number", "boolean", "null", "enum", "const", "pattern")
+CHOICES = ["é", 'a"b\\', "x\ny", "/", "日本", "a.b", "\x07", "ab"]
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory):
+    with LLM(save_model(tmp_path_factory.mktemp("model") / "llama"), dtype="f32", max_num_seqs=8) as made:
+        yield made
+
+
+def random_schema(rng, depth=2):
+    """A schema whose texts end: lengths are bounded."""
+    kind = rng.choice(SCALARS if depth == 0 else (*SCALARS, "object", "object", "array", "anyOf"))
+    if kind == "string":
+        low = rng.randint(0, 2)
+        return {"type": "string", "minLength": low, "maxLength": low + rng.randint(0, 4)}
+    if kind in ("integer", "number"):
+        low = rng.randint(-50, 50)
+        return {"type": "integer", "minimum": low, "maximum": low + rng.randint(0, 1000)}
+    if kind in ("boolean", "null"):
+        return {"type": kind}
+    if kind == "enum":
+        return {"enum": rng.sample(["a", "b c", 'q"', 1, 2.5, None, True, [1, "x"]], rng.randint(1, 4))}
+    if kind == "const":
+        return {"const": rng.choice([0, "é", {"k": [1]}, False])}
+    if kind == "pattern":
+        return {
+            "type": "string",
+            "pattern": rng.choice(["^[a-z]{1,3}$", "^(ab|cd){2}$", "^[0-9]{4}-[01][0-9]$"]),
+        }
+    if kind == "array":
+        low = rng.randint(0, 2)
+        return {
+            "type": "array",
+            "items": random_schema(rng, depth - 1),
+            "minItems": low,
+            "maxItems": low + rng.randint(0, 2),
+        }
+    if kind == "anyOf":
+        return {"anyOf": [random_schema(rng, depth - 1) for _ in range(rng.randint(1, 3))]}
+    names = rng.sample(["a", "name", "größe", "x y", "z"], rng.randint(1, 4))
+    return {
+        "type": "object",
+        "properties": {name: random_schema(rng, depth - 1) for name in names},
+        "required": rng.sample(names, rng.randint(0, len(names))),
+        "additionalProperties": False,
+    }
+
+
+def write(llm, schemas):
+    """A text for each."""
+    params = [
+        SamplingParams(
+            temperature=1.0,
+            max_tokens=200,
+            seed=number,
+            structured_outputs=StructuredOutputsParams(json=schema, disable_any_whitespace=True),
+        )
+        for number, schema in enumerate(schemas)
+    ]
+    return [output.outputs[0] for output in llm.generate(["import"] * len(schemas), params)]
+
+
+def count_valid(llm, count):
+    """How many of so many schemas have an ended text; each of those is valid under its schema."""
+    rng = random.Random(7)
+    schemas = [random_schema(rng) for _ in range(count)]
+    num_ended = 0
+    for schema, text in zip(schemas, write(llm, schemas)):
+        if text.finish_reason == "stop":
+            jsonschema.validate(json.loads(text.text), schema)
+            num_ended += 1
+    return num_ended
+
+
+def test_texts_are_valid_under_their_schemas(llm):
+    """Of 530 drawn schemas every text is valid, all but the few that 200 tokens cut."""
+    assert count_valid(llm, 530) >= 500
+
+
+def test_without_the_grammar_texts_are_not_valid(llm, monkeypatch):
+    """The twin: a mask that lets everything through is seen."""
+    monkeypatch.setattr(Grammar, "allowed", lambda self, vocab_size: None)
+    monkeypatch.setattr(Grammar, "take", lambda self, token: None)
+    schemas = [{"type": "boolean"}] * 3
+    assert [text.text in ("true", "false") for text in write(llm, schemas)] == [False] * 3
+
+
+def one(llm, seed=0, temperature=1.0, **kind):
+    params = SamplingParams(
+        temperature=temperature,
+        max_tokens=120,
+        seed=seed,
+        structured_outputs=StructuredOutputsParams(**kind),
+    )
+    return llm.generate("import", params)[0].outputs[0]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_each_kind(llm, seed):
+    """Expressions match the whole text, choices are written exactly, grammars derive it, objects parse."""
+    found = one(llm, seed, regex=r"[a-c]{3}[0-9]{1,4}x?")
+    assert re.fullmatch(r"[a-c]{3}[0-9]{1,4}x?", found.text) and found.finish_reason == "stop"
+    assert one(llm, seed, choice=CHOICES).text in CHOICES
+    grammar = 'start: "a" b "c"\nb: "x" | "yy" b'
+    assert re.fullmatch("a(yy)*xc", one(llm, seed, grammar=grammar).text)
+    found = one(llm, seed, json_object=True, disable_any_whitespace=True)
+    assert found.text.startswith("{")
+    assert found.finish_reason == "length" or isinstance(json.loads(found.text), dict)
+
+
+def test_blanks_as_a_pattern_says(llm):
+    """`whitespace_pattern` is what stands between parts."""
+    schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2}
+    found = one(llm, json=schema, whitespace_pattern="  ")
+    assert json.loads(found.text) and re.fullmatch(r"\[  (true|false),(true|false)  \]", found.text)
+
+
+def test_the_likeliest_text_may_be_asked_for(llm):
+    """Temperature 0: among what may come."""
+    assert one(llm, temperature=0, regex="(no|maybe)").text in ("no", "maybe")
+
+
+def test_it_makes_no_difference_who_else_asks(llm):
+    """Alone, among others, and as several texts of one prompt: the same tokens."""
+    kinds = (
+        {"regex": "[a-f]{30}"},
+        {"json": {"type": "array", "items": {"enum": ["x", "yy"]}, "maxItems": 9}},
+        {"choice": CHOICES},
+    )
+    params = [
+        SamplingParams(
+            temperature=1.0, max_tokens=60, seed=5, structured_outputs=StructuredOutputsParams(**k), n=n
+        )
+        for k in kinds
+        for n in (1, 3)
+    ]
+    prompts = [TEXTS[number % 3] for number in range(len(params))]
+    together = [output.outputs for output in llm.generate(prompts, params)]
+    alone = [llm.generate(prompt, each)[0].outputs for prompt, each in zip(prompts, params)]
+    assert together == alone
+    assert len({text.text for text in together[1]}) > 1
+
+
+def test_callers_of_an_event_loop(llm):
+    """The asynchronous engine takes it as well."""
+    params = SamplingParams(seed=1, structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
+
+    async def ask():
+        async for output in llm.engine.generate("import", params):
+            newest = output
+        return newest.outputs[0]
+
+    assert asyncio.run(ask()).text in ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ({"regex": "(a"}, "unclosed group|invalid regex"),
+        ({"regex": "(a{1000}){1000}"}, "too many expressions"),
+        ({"grammar": "start: x"}, "unknown name"),
+        ({"grammar": "nothing"}, "grammar within the limits"),
+        ({"json": {"not": {}}}, "Unimplemented keys"),
+        ({"json": {"$ref": "http://example.org/schema.json"}}, "does not fetch|not present"),
+        ({"json": {"type": "string", "pattern": "^a$", "minLength": 3}}, "Unsatisfiable"),
+        ({"json": {"enum": [str(number) for number in range(100_000)]}}, "too big"),
+        ({"json": {"$ref": "#"}}, "no text follows"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_cannot_be_followed_is_refused_before_any_work(llm, kind, words):
+    """The caller is told why, and the engine hears of nothing."""
+    with pytest.raises(ConfigError, match=words):
+        one(llm, **kind)
+    assert one(llm, choice=["ok"]).text == "ok"
+
+
+def test_what_grows_too_complex_on_the_way_ends_its_own_request(llm):
+    """Limits are kept in steps, too: one request fails, its neighbour writes what it would have written."""
+    params = SamplingParams(max_tokens=20, seed=2)
+    bomb = SamplingParams(structured_outputs=StructuredOutputsParams(regex="c(a{1000}){1000}"))
+    wanted = llm.generate("import", params)[0].outputs
+    requests = llm.engine.requests(["import", "import"], [params, bomb])
+    queue = []
+    llm.engine.submit(requests, queue.append)
+    llm.generate("x", SamplingParams(max_tokens=40))  # longer than both
+    (error,) = [event for event in queue if isinstance(event, BaseException)]
+    assert isinstance(error, ConfigError) and "simple enough" in str(error)
+    tokens = [event.token for event in queue if not isinstance(event, BaseException)]
+    assert tokens == wanted[0].token_ids
+
+
+def test_a_model_without_an_end_token_says_so(tmp_path):
+    """No grammar can end there."""
+    with (
+        LLM(save_model(tmp_path / "endless", eos_token_ids=()), dtype="f32") as endless,
+        pytest.raises(ConfigError, match="need an end token"),
+    ):
+        one(endless, choice=["a"])
+
+
+def line(**body):
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 80, "seed": 1, **body}
+    return json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body})
+
+
+def test_files_of_requests(llm):
+    """OpenAI's `response_format` and vLLM's `structured_outputs`; mistakes are answered with 400."""
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    schema["additionalProperties"] = False
+    schema_format = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    lines = [
+        line(response_format=schema_format),
+        line(structured_outputs={"choice": ["yes", "no"]}),
+        line(response_format={"type": "text"}),
+        line(response_format={"type": "xml"}),
+        line(response_format={"type": "json_schema"}),
+        line(response_format={"type": "text"}, structured_outputs={"choice": ["a"]}),
+        line(structured_outputs={"regexp": "a"}),
+        line(structured_outputs=3),
+    ]
+    answers = [answer["response"] for answer in answer_lines(llm, lines)]
+    assert [answer["status_code"] for answer in answers] == [200] * 3 + [400] * 5
+    texts = [answer["body"]["choices"][0]["message"]["content"] for answer in answers[:2]]
+    assert list(json.loads(texts[0])) == ["ok"] and texts[1] in ("yes", "no")

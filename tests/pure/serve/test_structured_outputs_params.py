@@ -1,0 +1,61 @@
+"""The border of structured outputs: one kind, well formed, of a bounded size."""
+
+import contextlib
+
+import pytest
+
+from pure.hostile import HOSTILE
+from tilewise.core import ConfigError
+from tilewise.serve import SamplingParams, StructuredOutputsParams
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "one of json, json_object, regex, choice, grammar must be given; got none"),
+        ({"regex": "a", "choice": ["b"]}, "got regex, choice"),
+        ({"json": "{"}, "must be a JSON schema"),
+        ({"json": "3"}, "must be a JSON schema"),
+        ({"json": {"a": {1, 2}}}, "must be a JSON schema"),
+        ({"json": {"a": float("nan")}}, "must be a JSON schema"),
+        ({"json": "[" * 100_000}, "must be a JSON schema"),
+        ({"regex": ""}, "not empty"),
+        ({"regex": 3}, "regex"),
+        ({"regex": "\ud800"}, "UTF-8"),
+        ({"choice": []}, "must name a text"),
+        ({"choice": ["a", ""]}, "not empty"),
+        ({"choice": "ab"}, "choice"),
+        ({"regex": "a", "disable_any_whitespace": True}, "rules of blanks go with json"),
+        ({"json_object": True, "whitespace_pattern": " ", "disable_any_whitespace": True}, "leave one out"),
+        ({"json_object": 1}, "json_object"),
+        ({"regex": "a" * 2_000_000}, "at most"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_mistakes_are_named(given, words):
+    """Before any model is there."""
+    with pytest.raises(ConfigError, match=words):
+        StructuredOutputsParams(**given)
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=repr)
+@pytest.mark.parametrize("name", ["json", "regex", "choice", "grammar", "whitespace_pattern", "json_object"])
+def test_hostile_values_are_refused_or_taken(name, value):
+    """Any value is one or the other; no foreign exception."""
+    with contextlib.suppress(ConfigError):
+        StructuredOutputsParams(**{name: value})
+
+
+def test_equal_ones_are_one():
+    """A schema as a dictionary or as its text; lists as tuples: compiled once."""
+    same = [StructuredOutputsParams(json=schema) for schema in ({"type": "null"}, '{"type": "null"}')]
+    assert same[0] == same[1] and hash(same[0]) == hash(same[1])
+    assert len({StructuredOutputsParams(choice=["a", "b"]), StructuredOutputsParams(choice=("a", "b"))}) == 1
+
+
+def test_texts_that_never_end_have_no_structure():
+    """`ignore_eos` contradicts it."""
+    with pytest.raises(ConfigError, match="end where their grammar ends"):
+        SamplingParams(ignore_eos=True, structured_outputs=StructuredOutputsParams(regex="a"))
+    with pytest.raises(ConfigError, match="structured_outputs"):
+        SamplingParams(structured_outputs={"regex": "a"})
