@@ -1,4 +1,5 @@
-"""The command line: `tilewise demo | train | generate | run-batch | encode | evaluate | inspect | verify | checkpoint`.
+"""The command line: `tilewise demo | train | generate | run-batch | encode | evaluate | inspect | verify | bench |
+checkpoint`.
 
 Owns arguments, help texts, exit codes. Heavy packages are imported inside commands, so that help is quick. A
 user's mistake is one line on standard error and exit code 2 before any work; a failure while working is one
@@ -15,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from tilewise.cli.bench import bench
 from tilewise.cli.checkpoint import checkpoints
 from tilewise.cli.generate import generate
 from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_console
@@ -36,6 +38,7 @@ app = typer.Typer(
     "minutes, then writes Python with it.",
 )
 
+app.add_typer(bench)
 app.add_typer(checkpoints)
 
 _CONFIG = typer.Argument(help="A TOML file; examples/train.toml shows every key.", show_default=False)

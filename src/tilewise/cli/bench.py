@@ -1,0 +1,315 @@
+"""The command line's `tilewise bench latency | throughput`: arguments and figures named as vLLM's.
+
+Owns arguments, help texts, what is printed and written; requests are made and timed in `serve.measure`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_console
+from tilewise.cli.refuse import before_work
+from tilewise.core import ConfigError
+from tilewise.core.reading import Unreadable, decode_text, read_whole
+
+if TYPE_CHECKING:
+    from tilewise.serve import LLM
+    from tilewise.serve.measure import Times
+
+__all__ = ["bench"]
+
+bench = typer.Typer(
+    name="bench",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Measure how quickly a model writes, with vLLM's arguments and figures.",
+)
+
+_MOST_BYTES = 1 << 30
+_ENGINE, _OUT = "Engine", "Results"
+_TP = typer.Option(
+    "--tensor-parallel-size",
+    "--tp",
+    min=1,
+    rich_help_panel=_ENGINE,
+    help="Devices that share every layer (1, 2, 4, ...).",
+)
+_DTYPE = typer.Option(callback=known_dtype, metavar="TYPE", rich_help_panel=_ENGINE, help=DTYPE_HELP)
+_FORMAT = typer.Option(
+    rich_help_panel=_ENGINE,
+    help="auto: the model's weights; dummy: random ones, from config.json and the tokenizer alone.",
+)
+_SEQS = typer.Option(min=1, rich_help_panel=_ENGINE, help="Texts that are written at a time.")
+_BATCHED = typer.Option(min=1, rich_help_panel=_ENGINE, help="Tokens of one call of the model.")
+_WORKERS = typer.Option(
+    min=1, rich_help_panel=_ENGINE, help="Threads of each device; default: as many as there is room for."
+)
+_JSON = typer.Option(rich_help_panel=_OUT, metavar="FILE", help="Write the figures here, as JSON.")
+_PICTURE = typer.Option(
+    rich_help_panel=_OUT, metavar="FILE", help="Draw them into this picture (.png or .svg)."
+)
+_SEED = typer.Option(min=0, help="Of prompts and draws.")
+
+
+@bench.command()
+def latency(
+    model: Annotated[str, MODEL],
+    input_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 32,
+    output_len: Annotated[int, typer.Option(min=1, help="New tokens of a text.")] = 128,
+    batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Prompts at a time.")] = 8,
+    n: Annotated[int, typer.Option("--n", min=1, max=4096, help="Texts of a prompt.")] = 1,
+    num_iters_warmup: Annotated[int, typer.Option(min=0, help="Rounds before those that count.")] = 10,
+    num_iters: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 30,
+    seed: Annotated[int, _SEED] = 0,
+    enable_prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            "--enable-prefix-caching", rich_help_panel=_ENGINE, help="Keep prompts of earlier rounds."
+        ),
+    ] = False,
+    tp: Annotated[int, _TP] = 1,
+    dtype: Annotated[str, _DTYPE] = "auto",
+    load_format: Annotated[str, _FORMAT] = "auto",
+    max_num_batched_tokens: Annotated[int, _BATCHED] = 256,
+    workers_per_device: Annotated[int | None, _WORKERS] = None,
+    output_json: Annotated[Path | None, _JSON] = None,
+    picture: Annotated[Path | None, _PICTURE] = None,
+    revision: Annotated[str | None, REVISION] = None,
+) -> None:
+    """Time one batch of equal prompts from its beginning to its end, again and again.
+
+    Prints the average and percentiles of seconds per batch, and milliseconds to a first token (TTFT) and between two
+    tokens (ITL).
+
+    Example: `tilewise bench latency demo/model --batch-size 1 --num-iters 5 --output-json latency.json`
+    """
+    from tilewise.checkpoint import find_model
+    from tilewise.serve.measure import latency_figures, measure, random_prompts
+    from tilewise.train.progress import track_work
+
+    _check_files(output_json, picture)
+    llm = _load(
+        find_model(model, revision),
+        tensor_parallel_size=tp,
+        dtype=dtype,
+        load_format=load_format,
+        max_context=input_len + output_len,
+        max_num_seqs=batch_size * n,
+        max_num_batched_tokens=max_num_batched_tokens,
+        workers_per_device=workers_per_device,
+        enable_prefix_caching=enable_prefix_caching,
+    )
+    with llm, track_work(make_console(stderr=True), "rounds") as bar:
+        vocab_size = llm.engine.model.config.vocab_size
+        prompts = random_prompts(batch_size, input_len, vocab_size, seed)
+        total = num_iters_warmup + num_iters
+        rounds: list[list[Times]] = []
+        for number in range(total):
+            times = measure(llm.engine, prompts, _params(output_len, n, seed))
+            if number >= num_iters_warmup:
+                rounds.append(times)
+            bar.show(number + 1, total)
+        figures = latency_figures(rounds)
+    print(f"Avg latency: {figures['avg_latency']:.4f} seconds")
+    for rank, value in figures["percentiles"].items():
+        print(f"{rank}% percentile latency: {value:.4f} seconds")
+    _finish(figures, rounds[-1], output_json, picture, f"{batch_size} prompts of {input_len} tokens")
+
+
+@bench.command()
+def throughput(
+    model: Annotated[str, MODEL],
+    dataset_name: Annotated[
+        str, typer.Option(help="random, or sharegpt: prompts of a file, whatever its lines look like.")
+    ] = "random",
+    dataset_path: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Prompts: a ShareGPT file, or lines of JSON with `prompt` and perhaps `output_len`.",
+        ),
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(min=1, max=1_000_000, help="Prompts in all.")] = 64,
+    random_input_len: Annotated[
+        int, typer.Option("--random-input-len", "--input-len", min=1, help="Tokens of a prompt.")
+    ] = 128,
+    random_output_len: Annotated[
+        int, typer.Option("--random-output-len", "--output-len", min=1, help="New tokens of a text.")
+    ] = 128,
+    random_prefix_len: Annotated[
+        int, typer.Option(min=0, help="Tokens before these that all prompts have in common.")
+    ] = 0,
+    n: Annotated[int, typer.Option("--n", min=1, max=4096, help="Texts of a prompt.")] = 1,
+    seed: Annotated[int, _SEED] = 0,
+    enable_prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            rich_help_panel=_ENGINE,
+            help="Find what prompts have in common in the cache.",
+        ),
+    ] = True,
+    tp: Annotated[int, _TP] = 1,
+    dtype: Annotated[str, _DTYPE] = "auto",
+    load_format: Annotated[str, _FORMAT] = "auto",
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(
+            min=1, rich_help_panel=_ENGINE, help="The model's context; default: as config.json says."
+        ),
+    ] = None,
+    max_num_seqs: Annotated[int, _SEQS] = 64,
+    max_num_batched_tokens: Annotated[int, _BATCHED] = 256,
+    workers_per_device: Annotated[int | None, _WORKERS] = None,
+    output_json: Annotated[Path | None, _JSON] = None,
+    picture: Annotated[Path | None, _PICTURE] = None,
+    revision: Annotated[str | None, REVISION] = None,
+) -> None:
+    """Ask for many texts at once, and say how many requests and tokens a second that makes.
+
+    Texts are written to their full length, past end tokens. Prompts of a file without `output_len` get as many new
+    tokens as `--random-output-len` says.
+
+    Example: `tilewise bench throughput demo/model --num-prompts 16 --output-json throughput.json --picture t.png`
+    """
+    from tilewise.checkpoint import find_model
+    from tilewise.serve.measure import measure, random_prompts, read_prompts, throughput_figures
+    from tilewise.train.progress import track_work
+
+    if dataset_name not in ("random", "sharegpt"):
+        raise typer.BadParameter(f"{dataset_name!r} is not one of random, sharegpt")
+    if (dataset_name == "sharegpt") != (dataset_path is not None):
+        raise typer.BadParameter("--dataset-path goes with --dataset-name sharegpt")
+    read: list[tuple[str, int | None]] = []
+    if dataset_path is not None:
+        try:
+            read = read_prompts(decode_text(read_whole(dataset_path, _MOST_BYTES)), num_prompts)
+        except Unreadable as error:
+            raise ConfigError(
+                f"[cli.bench] --dataset-path must be a file of JSON; got {str(dataset_path)!r}: {error}; correct it"
+            ) from None
+    _check_files(output_json, picture)
+    is_random = dataset_path is None
+    llm = _load(
+        find_model(model, revision),
+        tensor_parallel_size=tp,
+        dtype=dtype,
+        load_format=load_format,
+        max_model_len=max_model_len,
+        max_context=random_prefix_len + random_input_len + random_output_len if is_random else None,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        workers_per_device=workers_per_device,
+        enable_prefix_caching=enable_prefix_caching,
+    )
+    prompts: Sequence[Any] = [prompt for prompt, _ in read]
+    lengths = [random_output_len if wanted is None else wanted for _, wanted in read]
+    with llm, track_work(make_console(stderr=True), "requests") as bar:
+        if is_random:
+            vocab_size = llm.engine.model.config.vocab_size
+            prompts = random_prompts(num_prompts, random_input_len, vocab_size, seed, random_prefix_len)
+            lengths = [random_output_len] * num_prompts
+        num_ended = 0
+
+        def show() -> None:
+            nonlocal num_ended
+            num_ended += 1
+            bar.show(num_ended, len(prompts))
+
+        times = measure(llm.engine, prompts, [_params(length, n, seed) for length in lengths], show)
+        figures = throughput_figures(times)
+    print(
+        f"Throughput: {figures['requests_per_second']:.2f} requests/s, {figures['tokens_per_second']:.2f} total "
+        f"tokens/s, {figures['output_tokens_per_second']:.2f} output tokens/s"
+    )
+    print(f"Total num prompt tokens: {figures['num_prompt_tokens']}")
+    print(f"Total num output tokens: {figures['num_output_tokens']}")
+    _finish(figures, times, output_json, picture, f"{len(prompts)} requests at once")
+
+
+def _params(length: int, n: int, seed: int) -> Any:
+    """Texts of a given length, drawn."""
+    from tilewise.serve import SamplingParams
+
+    return SamplingParams(n=n, max_tokens=length, ignore_eos=True, seed=seed)
+
+
+def _load(directory: Path, **settings: Any) -> LLM:
+    from tilewise.serve import LLM
+
+    with before_work():
+        return LLM(directory, **settings)
+
+
+def _check_files(output_json: Path | None, picture: Path | None) -> None:
+    """What will be written can be."""
+    from tilewise.checkpoint import check_replaceable, check_writable
+
+    if picture is not None and picture.suffix.lower() not in (".png", ".svg"):
+        raise typer.BadParameter(f"--picture ends in .png or .svg; got {str(picture)!r}")
+    for file in (output_json, picture):
+        if file is not None:
+            check_writable(file.parent)
+            check_replaceable(file, is_directory=False)
+
+
+def _finish(
+    figures: dict[str, Any],
+    times: Sequence[Times],
+    output_json: Path | None,
+    picture: Path | None,
+    title: str,
+) -> None:
+    """Print what tokens took; write the files."""
+    from tilewise.core.writing import replace_text, writing
+
+    for name, words in (("ttft_ms", "Time to first token"), ("itl_ms", "Inter-token latency")):
+        if name in figures:
+            found = figures[name]["percentiles"]
+            print(f"{words}: median {found['50']:.1f} ms, 90% {found['90']:.1f} ms, 99% {found['99']:.1f} ms")
+    for file in (output_json, picture):
+        if file is not None:
+            with writing(file):
+                file.parent.mkdir(parents=True, exist_ok=True)
+    if output_json is not None:
+        replace_text(output_json, json.dumps(figures, indent=1) + "\n")
+    if picture is not None:
+        _draw(picture, times, title)
+
+
+def _draw(path: Path, times: Sequence[Times], title: str) -> None:
+    """Tokens a second over time; how long first tokens, and those after them, took."""
+    import matplotlib
+    import numpy as np
+
+    from tilewise.core.writing import replace_file
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    begin = min(one.asked for one in times)
+    texts = [(one.asked, text) for one in times for text in one.texts]
+    told = np.array([token - begin for _, text in texts for token in text])
+    first = [1e3 * (text[0] - asked) for asked, text in texts if text]
+    between = np.concatenate([np.diff(text) for _, text in texts]) * 1e3
+    figure, (over_time, to_first, gaps) = pyplot.subplots(1, 3, figsize=(13, 4), dpi=120)
+    counts, edges = np.histogram(told, bins=40)
+    over_time.stairs(counts / np.diff(edges), edges, fill=True, color="#9ecae1")
+    over_time.set(xlabel="seconds", ylabel="output tokens per second", title=title)
+    to_first.ecdf(first, color="#08519c")
+    to_first.set(xlabel="milliseconds", ylabel="share of texts", title="time to first token")
+    if len(between):
+        gaps.ecdf(between, color="#08519c")
+    gaps.set(xlabel="milliseconds", ylabel="share of tokens", title="between two tokens")
+    for axes in (over_time, to_first, gaps):
+        axes.grid(alpha=0.3)
+    figure.tight_layout()
+    try:
+        replace_file(path, lambda temporary: figure.savefig(temporary, format=path.suffix[1:].lower()))
+    finally:
+        pyplot.close(figure)

@@ -1,0 +1,164 @@
+"""`tilewise bench`: figures follow from the times that were taken, and every request is asked for in full."""
+
+import json
+
+import pytest
+
+from native.serve.serving_models import TEXTS, save_model
+from tilewise.cli.main import _run
+from tilewise.core import ConfigError
+from tilewise.serve import Engine, SamplingParams
+from tilewise.serve.measure import (
+    Times,
+    latency_figures,
+    measure,
+    random_prompts,
+    read_prompts,
+    throughput_figures,
+)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model") / "llama")
+
+
+def test_figures_of_known_times():
+    """Two requests, one of them of two texts, with times that can be added up in the head."""
+    times = [Times(10, 1.0, [[1.5, 1.6, 1.8]], 1.8), Times(20, 1.0, [[2.0], [3.0, 3.5]], 3.5)]
+    found = throughput_figures(times)
+    assert found["elapsed_time"] == 2.5 and found["num_requests"] == 2
+    assert (found["num_prompt_tokens"], found["num_output_tokens"], found["total_num_tokens"]) == (30, 6, 36)
+    assert found["requests_per_second"] == 0.8 and found["output_tokens_per_second"] == 2.4
+    assert found["ttft_ms"]["percentiles"]["50"] == pytest.approx(1000)
+    assert found["itl_ms"]["mean"] == pytest.approx((100 + 200 + 500) / 3)
+    found = latency_figures([times, times[:1]])
+    assert found["latencies"] == pytest.approx([2.5, 0.8]) and found["avg_latency"] == pytest.approx(1.65)
+    assert found["percentiles"]["50"] == pytest.approx(1.65)
+
+
+def test_what_is_measured_has_happened(model_dir):
+    """As many tokens as were asked for, told in order, after the request and before its end."""
+    with Engine(model_dir, dtype="f32", max_num_seqs=4) as engine:
+        ended = []
+        params = SamplingParams(max_tokens=7, ignore_eos=True, n=2)
+        times = measure(engine, random_prompts(6, 9, 200, seed=1), params, lambda: ended.append(1))
+        assert len(ended) == 6 and [one.num_prompt for one in times] == [9] * 6
+        for one in times:
+            assert [len(text) for text in one.texts] == [7, 7]
+            assert all(
+                [one.asked, *text, one.ended] == sorted([one.asked, *text, one.ended]) for text in one.texts
+            )
+        with pytest.raises(ConfigError, match="leave room"):
+            measure(engine, [[1] * 10_000], params)
+
+
+def test_prompts_have_what_they_share():
+    """The same for a seed; a common beginning; another seed draws others."""
+    prompts = random_prompts(3, 5, 50, seed=2, prefix_length=4)
+    assert (
+        prompts
+        == random_prompts(3, 5, 50, seed=2, prefix_length=4)
+        != random_prompts(3, 5, 50, seed=3, prefix_length=4)
+    )
+    assert (
+        len({tuple(prompt[:4]) for prompt in prompts}) == 1
+        and len({tuple(prompt) for prompt in prompts}) == 3
+    )
+    assert all(len(prompt) == 9 for prompt in prompts)
+
+
+def test_prompts_of_files():
+    """ShareGPT's list, whose empty conversations are passed over, and lines of JSON."""
+    talks = [{"conversations": []}, {"conversations": [{"from": "human", "value": "a"}]}, {"prompt": "b"}]
+    assert read_prompts(json.dumps(talks), 9) == [("a", None), ("b", None)]
+    lines = "\n".join(json.dumps({"prompt": text, "output_len": 5}) for text in "xyz")
+    assert read_prompts(lines, 2) == [("x", 5), ("y", 5)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "3",
+        '["a"]',
+        '{"prompt": 3}',
+        '{"prompt": "x", "output_len": 0}',
+        '[{"conversations": 1}]',
+    ],
+)
+def test_wrong_files_are_refused(text):
+    """With a word on what is wrong."""
+    with pytest.raises(ConfigError, match=r"\[serve.bench\]"):
+        read_prompts(text, 9)
+
+
+def test_throughput_of_a_file(model_dir, tmp_path, capsys):
+    """Figures on standard output and as JSON, and a picture."""
+    data, out, picture = tmp_path / "data.jsonl", tmp_path / "new" / "t.json", tmp_path / "t.svg"
+    data.write_text("\n".join(json.dumps({"prompt": text, "output_len": 6}) for text in TEXTS))
+    command = [
+        "bench",
+        "throughput",
+        str(model_dir),
+        "--dataset-name",
+        "sharegpt",
+        "--dataset-path",
+        str(data),
+    ]
+    assert _run([*command, "--dtype", "f32", "--output-json", str(out), "--picture", str(picture)]) == 0
+    found, said = json.loads(out.read_text()), capsys.readouterr().out
+    assert found["num_output_tokens"] == 18 and "Total num output tokens: 18" in said
+    assert f"{found['requests_per_second']:.2f} requests/s" in said and "Inter-token latency" in said
+    assert picture.read_text().lstrip().startswith("<?xml")
+
+
+def test_latency_of_a_batch(model_dir, tmp_path, capsys):
+    """As many rounds as were asked for; weights may be random."""
+    out = tmp_path / "l.json"
+    sizes = [
+        "--input-len",
+        "5",
+        "--output-len",
+        "4",
+        "--batch-size",
+        "2",
+        "--num-iters",
+        "3",
+        "--num-iters-warmup",
+        "1",
+    ]
+    assert (
+        _run(
+            ["bench", "latency", str(model_dir), *sizes, "--load-format", "dummy", "--output-json", str(out)]
+        )
+        == 0
+    )
+    found, said = json.loads(out.read_text()), capsys.readouterr().out
+    assert len(found["latencies"]) == 3 and min(found["latencies"]) > 0
+    assert f"Avg latency: {found['avg_latency']:.4f} seconds" in said and "99% percentile" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["latency", "--batch-size", "0"], "batch-size"),
+        (["latency", "--picture", "x.pdf"], ".png or .svg"),
+        (["throughput", "--dataset-name", "sonnet"], "not one of random, sharegpt"),
+        (["throughput", "--dataset-name", "sharegpt"], "--dataset-path goes with"),
+        (["throughput", "--dataset-path", "x"], "--dataset-path goes with"),
+        (
+            ["throughput", "--dataset-name", "sharegpt", "--dataset-path", "/nothing/there"],
+            "must be a file of JSON",
+        ),
+        (["latency", "--input-len", "100000"], "max_context"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_are_one_line_before_any_work(model_dir, arguments, words, capsys):
+    """And exit code 2."""
+    assert _run(["bench", arguments[0], str(model_dir), *arguments[1:]]) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
