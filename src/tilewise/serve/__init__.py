@@ -18,6 +18,7 @@ from tilewise.serve.outputs import (
     RequestOutputKind,
 )
 from tilewise.serve.sampling_params import SamplingParams
+from tilewise.serve.speculation import SpeculativeConfig
 from tilewise.serve.structured import StructuredOutputsParams
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "SpeculativeConfig",
     "StructuredOutputsParams",
     "answer_lines",
 ]

@@ -17,6 +17,7 @@ from tilewise.serve.outputs import Piece
 from tilewise.serve.request import Request
 from tilewise.serve.scheduler import Limits, Scheduled, Scheduler
 from tilewise.serve.sequence import Sequence
+from tilewise.serve.speculation import SpeculativeConfig
 from tilewise.serve.text import Text
 
 if TYPE_CHECKING:
@@ -43,12 +44,20 @@ class EngineCore:
         runner: computes the steps.
         limits: of a step and of the cache.
         tokenizer: of the model.
+        speculation: how next tokens are guessed; None: they are not.
     """
 
-    def __init__(self, runner: Computes, limits: Limits, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        runner: Computes,
+        limits: Limits,
+        tokenizer: Tokenizer,
+        speculation: SpeculativeConfig | None = None,
+    ) -> None:
         self.scheduler = Scheduler(limits)
         self._runner = runner
         self._tokenizer = tokenizer
+        self._speculation = speculation
         self._texts: dict[Sequence, Text] = {}
         self._sequences: dict[str, list[Sequence]] = {}
 
@@ -66,7 +75,11 @@ class EngineCore:
         sequences: list[Sequence] = []
         for choice in range(request.sampling.n):
             leader = sequences[0] if sequences else None
-            sequences.append(Sequence(request, choice, History(request.ids), leader))
+            history = History(request.ids)
+            drafter = None
+            if self._speculation is not None and not request.is_pooled:
+                drafter = self._speculation.drafter(history)
+            sequences.append(Sequence(request, choice, history, leader, drafter))
         self._texts |= {sequence: Text(sequence, self._tokenizer) for sequence in sequences}
         self._sequences[request.request_id] = sequences
         self.scheduler.add(sequences)
@@ -109,13 +122,16 @@ class EngineCore:
             text.read_prompt(part.first_row, rows)
             if sequence.left > 0:
                 return
-            piece = text.pool(rows[-1]) if sequence.request.is_pooled else text.extend(rows[-1])
+            for row, guess in zip(rows[-1 - len(part.drafts) :], (*part.drafts, None)):
+                piece = text.pool(row) if sequence.request.is_pooled else text.extend(row)
+                if piece.finish_reason is not None:
+                    self._end(sequence, piece.finish_reason)
+                yield sequence.request, piece
+                if not sequence.is_live or piece.token != guess:
+                    return
+                self.scheduler.accept(sequence)
         except TilewiseError as error:
             yield from self._fail([sequence], error)
-            return
-        if piece.finish_reason is not None:
-            self._end(sequence, piece.finish_reason)
-        yield sequence.request, piece
 
     def _fail(self, sequences: Iterable[Sequence], error: BaseException) -> Iterator[Event]:
         """The requests of these end with an error, each once."""

@@ -74,7 +74,8 @@ class Engine:
         self._door = threading.Lock()  # nothing is submitted behind the command that ends the thread
         output = "logits" if self.model.settings.runner == "generate" else "hidden"
         runner = Runner(self.model.instance, self.model.max_blocks, output)
-        loop = Loop(EngineCore(runner, self.model.limits, self.model.tokenizer), self._commands)
+        core = EngineCore(runner, self.model.limits, self.model.tokenizer, self.model.settings.speculation)
+        loop = Loop(core, self._commands)
         self._thread = start_thread(loop, self._commands)
         # an engine that was dropped without being closed ends its thread; nothing waits for it
         weakref.finalize(self, self._commands.put, Close()).atexit = False

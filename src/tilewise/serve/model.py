@@ -7,7 +7,7 @@ frequencies are chosen in some models) decide what is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from tilewise.checkpoint import load_generation_config, load_tokenizer
 from tilewise.core import MAX_DEVICES, Border, choose_dtype, dtype, shown
 from tilewise.models import BLOCK_SIZE
 from tilewise.serve.scheduler import Limits, num_blocks_for
+from tilewise.serve.speculation import SpeculativeConfig
 
 if TYPE_CHECKING:
     from tilewise.models import ModelConfig
@@ -55,6 +56,8 @@ class EngineSettings:
         runner: `generate`: the model writes; `pooling`: it turns prompts into vectors (`LLM.encode`) and has no head.
         load_format: `auto`: the directory's weights; `dummy`: random ones from config.json alone, the same for every
             number of devices.
+        speculative_config: how next tokens are guessed, as `SpeculativeConfig` has it or a dictionary of its fields;
+            None: they are not. No text depends on it.
 
     Raises:
         ConfigError: a setting has no such value.
@@ -72,6 +75,7 @@ class EngineSettings:
     generation_config: bool = True
     runner: str = "generate"
     load_format: str = "auto"
+    speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         _border.integer("engine", "tensor_parallel_size", self.tensor_parallel_size, 1, MAX_DEVICES)
@@ -83,8 +87,18 @@ class EngineSettings:
         _border.choice("engine", "runner", self.runner, ("generate", "pooling"))
         _border.choice("engine", "load_format", self.load_format, _LOAD_FORMATS)
         choose_dtype(self.dtype, None)
+        given = self.speculative_config
+        if given is not None and not isinstance(given, SpeculativeConfig):
+            object.__setattr__(self, "speculative_config", SpeculativeConfig.of(given))
         if self.kv_cache_memory_bytes is not None:
             _border.integer("engine", "kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, _MOST_BYTES)
+
+    @property
+    def speculation(self) -> SpeculativeConfig | None:
+        """How next tokens are guessed."""
+        given = self.speculative_config
+        assert given is None or isinstance(given, SpeculativeConfig)  # made one above
+        return given
 
 
 class ServedModel:
@@ -175,7 +189,9 @@ def _sizes(config: ModelConfig, settings: EngineSettings, dtype_name: str) -> tu
     else:
         num_blocks = max(1, settings.kv_cache_memory_bytes // per_block)
     tokens = max(settings.max_num_batched_tokens, seqs)
-    return limit, Limits(seqs, tokens, max(seqs, min(tokens, _FEWEST_ROWS)), num_blocks, context)
+    guesses = settings.speculation.num_speculative_tokens if settings.speculation is not None else 0
+    rows = max(seqs, min(tokens, max(_FEWEST_ROWS, seqs * (1 + guesses))))
+    return limit, Limits(seqs, tokens, rows, num_blocks, context)
 
 
 def _end_ids(generation_config: dict[str, Any], config: ModelConfig) -> frozenset[int]:

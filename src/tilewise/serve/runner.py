@@ -39,7 +39,7 @@ def call_inputs(parts: Sequence[Scheduled], max_blocks: int) -> dict[str, NDArra
         blocks = np.array(part.blocks)
         table[index, : len(blocks)] = blocks
         named["rows"].append(np.arange(part.first_row, part.end) - part.start + num_tokens)
-        named["tokens"].append(np.array(part.sequence.history.ids[part.start : part.end]))
+        named["tokens"].append(np.array([*part.sequence.history.ids[part.start : part.known], *part.drafts]))
         named["positions"].append(places)
         named["slots"].append(blocks[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE)
         named["sequence"].append(np.full(len(places), index))

@@ -2,16 +2,16 @@
 
 A pure state machine without tensors, threads or time: `schedule` decides, `complete` takes down that the call was made,
 `finish` ends a sequence. Sequences that write go first with a token each; what is left of the step's budget reads
-prompts in chunks, oldest first. When blocks run out, the youngest running sequence gives up its own and waits to read
-its tokens again. A sequence's turn is fixed when it arrives: the number of the step, plus a waiting time per priority;
-so the oldest running sequence always gets on, and none waits for ever.
+prompts in chunks, oldest first; what is then left confirms guesses. When blocks run out, the youngest running sequence
+gives up its own and waits to read its tokens again. A sequence's turn is fixed when it arrives: the number of the step,
+plus a waiting time per priority; so the oldest running sequence always gets on, and none waits for ever.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilewise.core import Border, InternalError
 from tilewise.models import BLOCK_SIZE
@@ -73,9 +73,10 @@ class Scheduled:
     Attributes:
         sequence: whose.
         start: first position; those before it are in the cache.
-        end: behind the last position.
+        end: behind the last position, guesses included.
         first_row: the first position whose logits are wanted; `end` where none are.
         blocks: of the sequence, enough for `end` positions.
+        drafts: guesses, whose positions are the last ones.
     """
 
     sequence: Sequence
@@ -83,6 +84,12 @@ class Scheduled:
     end: int
     first_row: int
     blocks: tuple[int, ...]
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def known(self) -> int:
+        """Behind the last position whose token is no guess."""
+        return self.end - len(self.drafts)
 
 
 @dataclass
@@ -168,6 +175,7 @@ class Scheduler:
             if sequence.status is Status.RUNNING:  # not given up for one before it
                 self._extend(step, sequence)
         self._admit(step)
+        self._add_drafts(step)
         if self.has_work and not step.parts:
             raise InternalError(
                 f"[serve.scheduler] every step must get on; got none of {len(self._running)} running and "
@@ -176,15 +184,45 @@ class Scheduler:
         return list(step.parts.values())
 
     def complete(self, parts: Iterable[Scheduled]) -> None:
-        """The call was made: its positions are in the cache, and blocks that became full can be found."""
+        """The call was made: its positions are in the cache, and blocks that became full can be found. Guesses may be
+        wrong; those that are right, `accept` takes down."""
         for part in parts:
-            sequence, full = part.sequence, part.end // BLOCK_SIZE
-            keys = sequence.keys(full)
-            for index in range(part.start // BLOCK_SIZE, full):
-                self.pool.name(sequence.blocks[index], keys[index])
-            sequence.done = part.end
-            if part.end >= sequence.history.num_prompt:
-                sequence.has_read_prompt = True
+            self._advance(part.sequence, part.known)
+            if part.known >= part.sequence.history.num_prompt:
+                part.sequence.has_read_prompt = True
+
+    def accept(self, sequence: Sequence) -> None:
+        """A guess was right, and was added to the text: its position, which the last call computed, is in the cache."""
+        self._advance(sequence, len(sequence))
+
+    def _advance(self, sequence: Sequence, done: int) -> None:
+        """So many positions are in the cache; blocks that became full can be found."""
+        full = done // BLOCK_SIZE
+        keys = sequence.keys(full)
+        for index in range(sequence.done // BLOCK_SIZE, full):
+            self.pool.name(sequence.blocks[index], keys[index])
+        sequence.done = done
+
+    def _add_drafts(self, step: _Step) -> None:
+        """Guesses for texts that get a token in this step, on what the step and the cache have left."""
+        for sequence, part in list(step.parts.items()):
+            if sequence.drafter is None or part.end < len(sequence):
+                continue
+            request = sequence.request
+            most = min(
+                step.tokens,
+                step.rows,
+                request.sampling.max_tokens - sequence.history.num_new - 1,
+                min(self.limits.max_context, request.max_model_len) - part.end - 1,
+                (len(sequence.blocks) + self.pool.num_free) * BLOCK_SIZE - part.end,
+            )
+            drafts = sequence.drafter.draft(most) if most > 0 else []
+            if drafts:
+                end = part.end + len(drafts)
+                missing = num_blocks_for(end) - len(sequence.blocks)
+                sequence.blocks += self.pool.take(max(0, missing))
+                step.remove(sequence)
+                step.add(replace(part, end=end, blocks=tuple(sequence.blocks), drafts=tuple(drafts)))
 
     def _extend(self, step: _Step, sequence: Sequence) -> None:
         """Give a running sequence its part, on blocks of younger ones if need be."""

@@ -12,13 +12,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from tilewise.generate import History
 from tilewise.models import BLOCK_SIZE
 from tilewise.serve.block_key import block_key
 from tilewise.serve.request import Request
 
-__all__ = ["Sequence", "Status"]
+__all__ = ["Drafter", "Sequence", "Status"]
+
+
+class Drafter(Protocol):
+    """Guesses how a text goes on."""
+
+    def draft(self, most: int) -> list[int]:
+        """At most so many tokens."""
+        ...
 
 
 class Status(Enum):
@@ -39,6 +48,7 @@ class Sequence:
         choice: index among the request's texts.
         history: prompt and text so far.
         leader: the first text of the request, whose blocks of the prompt the others share; None for itself.
+        drafter: guesses its next tokens; None where none are guessed.
         status: where it stands.
         turn: its place in the order of all sequences, given when it arrived; lower goes first.
         done: positions in the KV cache.
@@ -53,6 +63,7 @@ class Sequence:
     choice: int
     history: History
     leader: Sequence | None = None
+    drafter: Drafter | None = None
     status: Status = Status.WAITING
     turn: tuple[int, int] = (0, 0)
     done: int = 0

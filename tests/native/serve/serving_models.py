@@ -18,6 +18,7 @@ from tilewise.serve.request import Request
 from tilewise.serve.runner import Runner
 from tilewise.serve.sampling_params import SamplingParams
 from tilewise.serve.scheduler import Limits
+from tilewise.serve.speculation import SpeculativeConfig
 
 TEXTS = ["def f(x):\n    return", "class Stack:\n    pass\n" * 8, "import"]
 MAX_CONTEXT = 256
@@ -47,10 +48,12 @@ def load(directory: Path, **settings: Any) -> ServedModel:
     return ServedModel(directory, EngineSettings(**{**usual, **settings}))
 
 
-def core_of(model: ServedModel, limits: Limits | None = None) -> EngineCore:
+def core_of(
+    model: ServedModel, limits: Limits | None = None, speculation: SpeculativeConfig | None = None
+) -> EngineCore:
     """An engine without a thread."""
     runner = Runner(model.instance, model.max_blocks)
-    return EngineCore(runner, limits or model.limits, model.tokenizer)
+    return EngineCore(runner, limits or model.limits, model.tokenizer, speculation)
 
 
 def request_of(

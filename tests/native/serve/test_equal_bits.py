@@ -1,13 +1,13 @@
 """What a request writes depends on nothing but itself: tokens, text and the bits of every logprob.
 
 Requests of a small universe are written alone once, on one device with a cache for everything. Histories then mix them:
-any order and time of arrival, cancellations, caches of few blocks, steps of few tokens, prefixes that are found, on
-several devices and numbers of workers.
+any order and time of arrival, cancellations, caches of few blocks, steps of few tokens, prefixes that are found,
+guesses that are right and wrong, on several devices and numbers of workers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from native.serve.serving_models import MAX_CONTEXT, core_of, load, request_of, save_model
 from tilewise.core import InternalError
+from tilewise.generate import History
 from tilewise.models import BLOCK_SIZE
 from tilewise.serve import runner as runner_module
 from tilewise.serve import sequence as sequence_module
@@ -25,7 +26,8 @@ from tilewise.serve.block_key import block_key
 from tilewise.serve.blocks import BlockPool
 from tilewise.serve.outputs import Piece
 from tilewise.serve.sampling_params import SamplingParams
-from tilewise.serve.scheduler import Limits, Scheduler
+from tilewise.serve.scheduler import Limits, Scheduled, Scheduler
+from tilewise.serve.speculation import SpeculativeConfig
 
 VARIANTS = {
     "one": {},
@@ -148,14 +150,41 @@ def _said(told):
     return found
 
 
-def _play(model, limits, history, write):
+@dataclass
+class Oracle:
+    """Guesses what a text says alone, but for every few places, where it is wrong."""
+
+    history: History
+    text: list[int]
+    wrong_every: int
+
+    def draft(self, most):
+        start = self.history.num_new
+        right = enumerate(self.text[start : start + min(most, 6)], start)
+        return [token if place % self.wrong_every else (token + 1) % 250 for place, token in right]
+
+
+GUESSING = {
+    "no guesses": None,
+    "repetitions": SpeculativeConfig(4, prompt_lookup_max=3, prompt_lookup_min=1),
+    "mostly right": 5,
+    "mostly wrong": 2,
+}
+
+
+def _play(model, limits, history, write, guessing=None):
     """A history; every text is what it is alone, or the beginning of that where it was cancelled."""
-    core, asked, dropped, told = core_of(model, limits), {}, set(), []
+    speculation = guessing if isinstance(guessing, SpeculativeConfig) else None
+    core, asked, dropped, told = core_of(model, limits, speculation), {}, set(), []
     for event in history:
         if isinstance(event, Arrive):
             name = f"{len(asked)}"
             asked[name] = event.ask
             core.add(event.ask.request(name, event.salt, event.priority))
+            if isinstance(guessing, int):
+                for sequence in core._sequences[name]:
+                    text = [said[0] for said in write(event.ask)[sequence.choice]]
+                    sequence.drafter = Oracle(sequence.history, text, guessing)
         elif isinstance(event, Drop):
             dropped.add(f"{event.number}")
             told += core.abort(f"{event.number}")
@@ -175,18 +204,28 @@ def _play(model, limits, history, write):
 
 
 @settings(max_examples=60)
-@given(st.sampled_from([*VARIANTS]), all_limits(), st.lists(events, min_size=1, max_size=12))
-def test_requests_write_what_they_write_alone(served, alone, name, limits, history):
+@given(
+    st.sampled_from([*VARIANTS]),
+    all_limits(),
+    st.lists(events, min_size=1, max_size=12),
+    st.sampled_from([*GUESSING]),
+)
+def test_requests_write_what_they_write_alone(served, alone, name, limits, history, guessing):
     """Every token, text and logprob, whatever else happens and on whatever devices."""
-    _play(served[name], limits, history, partial(alone, name))
+    _play(served[name], limits, history, partial(alone, name), GUESSING[guessing])
 
 
 @pytest.mark.soak
 @settings(max_examples=3_000)
-@given(st.sampled_from([*VARIANTS]), all_limits(), st.lists(events, min_size=1, max_size=20))
-def test_requests_write_what_they_write_alone_at_length(served, alone, name, limits, history):
+@given(
+    st.sampled_from([*VARIANTS]),
+    all_limits(),
+    st.lists(events, min_size=1, max_size=20),
+    st.sampled_from([*GUESSING]),
+)
+def test_requests_write_what_they_write_alone_at_length(served, alone, name, limits, history, guessing):
     """The same, many more times."""
-    _play(served[name], limits, history, partial(alone, name))
+    _play(served[name], limits, history, partial(alone, name), GUESSING[guessing])
 
 
 SMALL = Limits(5, 48, 6, 6, MAX_CONTEXT)
@@ -204,6 +243,27 @@ def test_a_busy_history_preempts_and_finds_blocks(served, alone):
     """What the faults below disturb does happen, and changes nothing."""
     core = _play(served["one"], SMALL, BUSY, partial(alone, "one"))
     assert core.scheduler.num_preemptions > 0
+
+
+def test_right_guesses_save_calls_and_change_nothing(served, alone):
+    """A busy history with an oracle that is wrong at every fifth place: the same texts in fewer steps."""
+    wide, history = Limits(3, 64, 16, 16, MAX_CONTEXT), [e for e in BUSY if isinstance(e, Arrive)]
+    plain, guessed = (_play(served["one"], wide, history, partial(alone, "one"), how) for how in (None, 5))
+    assert guessed.scheduler.num_steps < plain.scheduler.num_steps * 0.7
+
+
+def test_repetitions_are_guessed(served):
+    """Of a text that repeats itself, the likeliest text of a small model: several tokens a call."""
+    ids, tokens = [9, 8, 7] * 9, {}
+    for name, speculation in (("plain", None), ("guessed", GUESSING["repetitions"])):
+        core = core_of(served["one"], None, speculation)
+        core.add(request_of(name, ids, SamplingParams(max_tokens=90, temperature=0, ignore_eos=True)))
+        told, calls = [], 0
+        while core.has_work:
+            told, calls = told + core.step(), calls + 1
+        tokens[name] = [piece.token for _, piece in told]
+        assert calls == 90 if speculation is None else calls < 60
+    assert tokens["plain"] == tokens["guessed"]
 
 
 def _freed_early(monkeypatch):
@@ -260,6 +320,21 @@ def _still_found(monkeypatch):
     monkeypatch.setattr(BlockPool, "_forget", lambda self, block: None)
 
 
+def _guesses_are_kept(monkeypatch):
+    monkeypatch.setattr(Scheduled, "known", property(lambda self: self.end))
+
+
+def _guesses_are_believed(monkeypatch):
+    extend = text_module.Text.extend
+
+    def believed(self, logits_V):
+        guess = self._sequence.drafter.draft(1)
+        piece = extend(self, logits_V)
+        return replace(piece, token=guess[0]) if guess else piece
+
+    monkeypatch.setattr(text_module.Text, "extend", believed)
+
+
 FAULTS = [
     *(
         _freed_early,
@@ -269,6 +344,8 @@ FAULTS = [
         _draws_by_place,
         _rows_swapped,
         _still_found,
+        _guesses_are_kept,
+        _guesses_are_believed,
     ),
 ]
 
@@ -281,7 +358,7 @@ def test_planted_faults_change_what_is_written(served, alone, monkeypatch, plant
             alone("one", event.ask)
     plant(monkeypatch)
     with pytest.raises((AssertionError, InternalError, IndexError, ValueError)):
-        _play(served["one"], SMALL, BUSY, partial(alone, "one"))
+        _play(served["one"], SMALL, BUSY, partial(alone, "one"), GUESSING["mostly right"])
 
 
 @pytest.mark.parametrize("forgotten", ["salt", "parent"])

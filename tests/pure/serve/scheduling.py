@@ -27,6 +27,8 @@ class Arrival:
     priority: int = 0
     salt: int = 0
     prompt_logprobs: bool = False
+    guesses: tuple[bool, ...] = ()
+    """Guesses for each step, and whether they are right."""
 
     def request(self, number: int) -> Request:
         ids = _ids(self.stream)[: self.length]
@@ -69,6 +71,7 @@ arrivals = st.builds(
     priority=st.sampled_from([0, 0, 0, -1, 1]),
     salt=st.integers(0, 1),
     prompt_logprobs=st.sampled_from([False, False, False, True]),
+    guesses=st.one_of(st.just(()), st.lists(st.booleans(), max_size=70).map(tuple)),
 )
 histories = st.lists(
     st.one_of(arrivals, st.builds(Cancel, st.integers(0, 20)), st.builds(Steps, st.integers(1, 12))),
@@ -90,12 +93,35 @@ def limits(draw):
     )
 
 
-def start(request: Request) -> list[Sequence]:
+def start(request: Request, guesses: tuple[bool, ...] = ()) -> list[Sequence]:
     """The texts of a request."""
     found: list[Sequence] = []
     for choice in range(request.sampling.n):
-        found.append(Sequence(request, choice, History(request.ids), found[0] if found else None))
+        history = History(request.ids)
+        drafter = Guesses(history, choice, guesses) if guesses else None
+        found.append(Sequence(request, choice, history, found[0] if found else None, drafter))
     return found
+
+
+def next_token(ids: list[int], choice: int) -> int:
+    """What a text goes on with."""
+    return (sum(ids) * 5 + choice) % 11
+
+
+@dataclass
+class Guesses:
+    """A drafter that is right where it was told to be."""
+
+    history: History
+    choice: int
+    right: tuple[bool, ...]
+
+    def draft(self, most: int) -> list[int]:
+        ids = list(self.history.ids)
+        for is_right in self.right[:most]:
+            token = next_token(ids, self.choice)
+            ids.append(token if is_right else token + 1)
+        return ids[len(self.history) :]
 
 
 @dataclass
@@ -111,9 +137,10 @@ class Machine:
     sequences: list[Sequence] = field(default_factory=list)
     texts: dict[Sequence, list[int]] = field(default_factory=dict)
     num_steps: int = 0
+    num_accepted: int = 0
 
     def add(self, arrival: Arrival) -> None:
-        new = start(arrival.request(len(self.sequences)))
+        new = start(arrival.request(len(self.sequences)), arrival.guesses)
         self.scheduler.add(new)
         self.sequences += new
 
@@ -152,18 +179,33 @@ class Machine:
             sequence = part.sequence
             sequence.num_prompt_rows = max(sequence.num_prompt_rows, part.end)
             if sequence.left == 0:
-                assert part.first_row < part.end
-                sequence.history.append((sum(sequence.history.ids) * 5 + sequence.choice) % 11)
-                if sequence.history.num_new >= sequence.request.sampling.max_tokens:
-                    self.scheduler.finish(sequence, "length")
+                assert part.first_row < part.known
+                self._write(part)
         self.check_blocks()
         return parts
+
+    def _write(self, part: Scheduled) -> None:
+        """A token, and another for each guess that was right."""
+        sequence = part.sequence
+        for guess in (*part.drafts, None):
+            token = next_token(sequence.history.ids, sequence.choice)
+            sequence.history.append(token)
+            if sequence.history.num_new >= sequence.request.sampling.max_tokens:
+                self.scheduler.finish(sequence, "length")
+                return
+            if token != guess:
+                return
+            self.num_accepted += 1
+            self.scheduler.accept(sequence)
 
     def _compute(self, part: Scheduled) -> None:
         """Read what stands before, write the new positions."""
         texts = self.texts.setdefault(part.sequence, [])
         for token in part.sequence.history.ids[len(texts) :]:
             texts.append(hash((texts[-1] if texts else part.sequence.request.scope, token)))
+        texts = list(texts)  # those of guesses stand in the cache alone
+        for token in part.drafts:
+            texts.append(hash((texts[-1], token)))
         for index, block in enumerate(part.blocks):
             first = index * BLOCK_SIZE
             written = self.cache.setdefault(block, [0] * BLOCK_SIZE)
@@ -184,7 +226,9 @@ class Machine:
         holders = self.scheduler.pool.holders()
         for part in parts:
             assert part.sequence.status is Status.RUNNING and part.start == part.sequence.done < part.end
-            assert part.end <= len(part.sequence) and len(part.blocks) * BLOCK_SIZE >= part.end
+            assert part.known <= len(part.sequence) and part.end <= limits.max_context
+            assert not part.drafts or part.known == len(part.sequence)
+            assert len(part.blocks) * BLOCK_SIZE >= part.end
             for index in range(part.start // BLOCK_SIZE, len(part.blocks)):
                 assert holders[part.blocks[index]] == 1, "a block is written that another sequence holds"
 

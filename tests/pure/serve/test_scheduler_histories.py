@@ -1,5 +1,7 @@
 """The scheduler as a state machine: whatever comes, blocks are neither lost nor used twice, and all texts end."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 
@@ -10,7 +12,7 @@ from tilewise.serve import scheduler as scheduler_module
 from tilewise.serve import sequence as sequence_module
 from tilewise.serve.block_key import block_key
 from tilewise.serve.blocks import BlockPool
-from tilewise.serve.scheduler import Limits, Scheduler
+from tilewise.serve.scheduler import Limits, Scheduled, Scheduler
 from tilewise.serve.sequence import Sequence, Status
 
 SMALL = Limits(4, 40, 6, 6, MAX_CONTEXT)
@@ -48,13 +50,31 @@ BUSY = [
     Cancel(1),
     *(Arrival(stream=0, length=150, num_new=30, salt=i % 2) for i in range(3)),
 ]
+GUESSED = [
+    *(
+        Arrival(stream=i, length=50, num_new=60, n=1 + i, guesses=(True, i > 0, True, False, True))
+        for i in range(2)
+    ),
+    Steps(5),
+]
 
 
 def test_a_busy_history_preempts_and_finds_blocks_again():
     """What the faults below disturb does happen."""
-    machine = _play(SMALL, BUSY)
+    machine = _play(SMALL, [*BUSY, *GUESSED])
     assert machine.scheduler.num_preemptions > 0
     assert any(s.num_cached for s in machine.sequences)
+    assert machine.num_accepted > 0
+
+
+def test_right_guesses_save_calls():
+    """A text whose guesses are all right takes a fifth of the calls."""
+    plain, guessed = (
+        _play(Limits(1, 20, 20, 4, MAX_CONTEXT), [Arrival(0, 9, 50, guesses=guesses)])
+        for guesses in ((), (True,) * 4)
+    )
+    assert plain.sequences[0].history.ids == guessed.sequences[0].history.ids
+    assert (plain.num_steps, guessed.num_steps) == (50, 10)
 
 
 def _freed_early(monkeypatch):
@@ -116,9 +136,17 @@ def _youngest_first(monkeypatch):
     monkeypatch.setattr(Scheduler, "_preempt", preempt_oldest)
 
 
+def _guesses_are_kept(monkeypatch):
+    monkeypatch.setattr(Scheduled, "known", property(lambda self: self.end))
+
+
+def _guesses_without_blocks(monkeypatch):
+    monkeypatch.setattr(scheduler_module, "replace", lambda part, *, blocks, **new: replace(part, **new))
+
+
 FAULTS = [
     *(_freed_early, _never_freed, _shares_while_written, _without_salt, _without_parent, _still_found),
-    *(_named_too_soon, _over_budget, _youngest_first),
+    *(_named_too_soon, _over_budget, _youngest_first, _guesses_are_kept, _guesses_without_blocks),
 ]
 
 
@@ -129,6 +157,8 @@ def test_planted_faults_are_found(monkeypatch, plant):
     history = [
         *BUSY,
         Steps(400),
+        *GUESSED,
+        Steps(400),
         *(Arrival(stream=s, length=count, num_new=40, n=3) for s, count in ((0, 64), (1, 128), (0, 120))),
         Steps(400),
         *(Arrival(stream=s, length=count, num_new=40) for s, count in ((0, 140), (3, 70))),
@@ -137,7 +167,7 @@ def test_planted_faults_are_found(monkeypatch, plant):
         Steps(400),
         Arrival(stream=2, length=140, num_new=9, salt=9),
         Steps(1),
-        Cancel(22),
+        Cancel(25),
         Arrival(stream=2, length=140, num_new=9, salt=9),
     ]
     with pytest.raises((AssertionError, InternalError, IndexError, ValueError)):

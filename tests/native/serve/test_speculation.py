@@ -1,0 +1,98 @@
+"""Guesses by repetition: what is guessed, what is refused, and that `LLM` writes the same with and without them."""
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from native.serve.serving_models import TEXTS, save_model
+from pure.hostile import HOSTILE
+from tilewise.core import ConfigError
+from tilewise.generate import History
+from tilewise.serve import LLM, SamplingParams, SpeculativeConfig, StructuredOutputsParams
+from tilewise.serve.speculation import NgramDrafter
+
+
+def expected(ids, count, longest, shortest):
+    """By searching: what followed the last place where the longest known run of last tokens stood."""
+    for size in range(longest, shortest - 1, -1):
+        for end in range(len(ids) - 1, size - 1, -1):
+            if ids[end - size : end] == ids[len(ids) - size :]:
+                period = len(ids) - end
+                return [ids[end + index % period] for index in range(count)]
+    return []
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=1, max_size=9),
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.integers(0, 2),
+)
+def test_guesses_are_those_of_a_search(parts, count, shortest, more):
+    """However the text grows between two guesses."""
+    history = History(parts[0])
+    drafter = NgramDrafter(history, count, shortest + more, shortest)
+    for part in parts[1:]:
+        assert drafter.draft(count) == expected(history.ids, count, shortest + more, shortest)
+        for token in part:
+            history.append(token)
+    assert drafter.draft(2) == expected(history.ids, min(2, count), shortest + more, shortest)
+
+
+@pytest.mark.parametrize(
+    "config", [{"num_speculative_tokens": 4, "prompt_lookup_max": 2}, SpeculativeConfig(1)]
+)
+def test_texts_are_the_same(tmp_path, config):
+    """Drawn, likeliest, structured, several of a prompt: guesses change nothing."""
+    schema = {"type": "array", "items": {"enum": ["abab", "cdcd"]}, "minItems": 6, "maxItems": 6}
+    params = [
+        SamplingParams(max_tokens=60, temperature=0, ignore_eos=True),
+        SamplingParams(max_tokens=60, seed=2, n=2, logprobs=1, frequency_penalty=0.4),
+        SamplingParams(max_tokens=90, seed=3, structured_outputs=StructuredOutputsParams(json=schema)),
+    ]
+    directory = save_model(tmp_path / "llama")
+    found = []
+    for speculative in (None, config):
+        with LLM(directory, dtype="f32", max_num_seqs=4, speculative_config=speculative) as llm:
+            found.append([output.outputs for output in llm.generate(TEXTS, params)])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("given_", "words"),
+    [
+        ({}, "num_speculative_tokens must be given"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
+        ({"num_speculative_tokens": 10**6}, "num_speculative_tokens"),
+        ({"num_speculative_tokens": 3, "method": "eagle"}, "method must be one of"),
+        ({"num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 3}, "must not be above"),
+        ({"num_speculative_tokens": 3, "tokens": 2}, "a setting must be one of"),
+        (7, "speculative_config"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, given_, words):
+    """Before a model is read."""
+    with pytest.raises(ConfigError, match=words):
+        LLM(tmp_path, speculative_config=given_)
+
+
+@pytest.mark.parametrize(
+    "name", ["num_speculative_tokens", "method", "prompt_lookup_max", "prompt_lookup_min"]
+)
+@pytest.mark.parametrize("value", HOSTILE, ids=repr)
+def test_hostile_values_are_refused_or_taken(name, value):
+    """No foreign exception."""
+    with contextlib.suppress(ConfigError):
+        SpeculativeConfig.of({"num_speculative_tokens": 2, name: value})
+
+
+def test_defaults_are_vllms():
+    """One bound given is the other, none is five."""
+    found = [
+        SpeculativeConfig(1),
+        SpeculativeConfig(1, prompt_lookup_min=2),
+        SpeculativeConfig(1, prompt_lookup_max=3),
+    ]
+    assert [(one.prompt_lookup_min, one.prompt_lookup_max) for one in found] == [(5, 5), (2, 2), (3, 3)]
