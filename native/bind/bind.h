@@ -5,6 +5,7 @@
 namespace tilewise::bind {
 void bind_kernels(nanobind::module_& m);
 void bind_programs(nanobind::module_& m);
+void bind_sampling(nanobind::module_& m);
 void bind_tasks(nanobind::module_& m);
 void bind_weights(nanobind::module_& m);
 }  // namespace tilewise::bind

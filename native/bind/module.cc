@@ -10,6 +10,7 @@ NB_MODULE(_native, m) {
   m.doc() = "Native module of Tilewise. Private: use tilewise.kernels and tilewise.runtime.";
   tilewise::bind::bind_kernels(m);
   tilewise::bind::bind_programs(m);
+  tilewise::bind::bind_sampling(m);
   tilewise::bind::bind_tasks(m);
   tilewise::bind::bind_weights(m);
 }

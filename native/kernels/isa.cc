@@ -9,9 +9,11 @@
 #include "base/check.h"
 #include "kernels/loading/weights.h"
 #include "kernels/registry.h"
+#include "kernels/sampling/weigh.h"
 
 #define TILEWISE_DECLARE_STORE \
   bool store_weights(const StoredBlock& block, const WeightPart& part, int64_t row, int64_t col, bool transposed);
+#define TILEWISE_DECLARE_WEIGH WeighFns weigh_fns();
 #define TILEWISE_DECLARE_LEVEL(ns)        \
   namespace tilewise::kernels::ns {       \
   EntryList matmul_entries();             \
@@ -23,6 +25,7 @@
   EntryList reductions_entries();         \
   EntryList update_entries();             \
   TILEWISE_DECLARE_STORE                  \
+  TILEWISE_DECLARE_WEIGH                  \
   }
 #if defined(__aarch64__)
 TILEWISE_DECLARE_LEVEL(neon)
@@ -44,6 +47,7 @@ struct Level {
   std::string_view name;
   bool available;
   StoreFn store;
+  WeighFns weigh;
   Table table;
 };
 
@@ -62,9 +66,10 @@ Table table_of(std::initializer_list<EntryList> lists) {
 std::vector<Level> make_levels() {
   std::vector<Level> levels;
 #if defined(__aarch64__)
-  levels.push_back({"neon", true, neon::store_weights, TILEWISE_LEVEL_TABLE(neon)});  // part of every aarch64
+  levels.push_back(
+      {"neon", true, neon::store_weights, neon::weigh_fns(), TILEWISE_LEVEL_TABLE(neon)});  // part of every aarch64
 #else
-  levels.push_back({"baseline", true, baseline::store_weights, TILEWISE_LEVEL_TABLE(baseline)});
+  levels.push_back({"baseline", true, baseline::store_weights, baseline::weigh_fns(), TILEWISE_LEVEL_TABLE(baseline)});
 #endif
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -72,9 +77,10 @@ std::vector<Level> make_levels() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   const bool dot = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-  levels.push_back({"avx2", avx2, avx2::store_weights, TILEWISE_LEVEL_TABLE(avx2)});
-  levels.push_back({"avx512", avx512, avx512::store_weights, TILEWISE_LEVEL_TABLE(avx512)});
-  levels.push_back({"avx512_bf16", dot, avx512_bf16::store_weights, TILEWISE_LEVEL_TABLE(avx512_bf16)});
+  levels.push_back({"avx2", avx2, avx2::store_weights, avx2::weigh_fns(), TILEWISE_LEVEL_TABLE(avx2)});
+  levels.push_back({"avx512", avx512, avx512::store_weights, avx512::weigh_fns(), TILEWISE_LEVEL_TABLE(avx512)});
+  levels.push_back(
+      {"avx512_bf16", dot, avx512_bf16::store_weights, avx512_bf16::weigh_fns(), TILEWISE_LEVEL_TABLE(avx512_bf16)});
 #endif
   return levels;
 }
@@ -142,6 +148,8 @@ KernelFn find_kernel_at(std::string_view level, std::string_view name) {
 }
 
 StoreFn find_store() { return level_of_process().store; }
+
+const WeighFns& find_weigh() { return level_of_process().weigh; }
 
 StoreFn find_store_at(std::string_view level) { return level_named(level, "isa").store; }
 

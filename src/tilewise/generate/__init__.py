@@ -8,16 +8,18 @@ from tilewise.generate.defaults import combine_settings
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.history import History
 from tilewise.generate.prompts import check_prompt, encode_prompt, word_ids
-from tilewise.generate.sampling import Sampling, pick_token
+from tilewise.generate.sampling import Pick, Sampling, pick_token, pick_tokens
 
 __all__ = [
     "ChatTemplate",
     "Detokenizer",
     "History",
+    "Pick",
     "Sampling",
     "check_prompt",
     "combine_settings",
     "encode_prompt",
     "pick_token",
+    "pick_tokens",
     "word_ids",
 ]

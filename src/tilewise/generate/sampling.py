@@ -2,7 +2,8 @@
 
 Names and meaning are those of transformers; presence and frequency penalties, stop strings and `ignore_eos` those of
 vLLM. A draw depends on the logits, the seed, the position and the index of the choice only (Philox keyed by them),
-never on the batch, a request's place in it, or the devices. Ties go to the lower id. Refuses logits that are no finite
+never on the batch, a request's place in it, or the devices: native/kernels/sampling. Ties go to the lower id. Refuses
+logits that are no finite
 numbers, and settings that leave no token to choose.
 """
 
@@ -10,22 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core import Border, ConfigError, NotFinite, is_float, shown
+from tilewise.core import Border, ConfigError, NotFinite, TilewiseError, is_float, shown
 from tilewise.generate.history import History
+from tilewise.kernels.sampling import NOT_FINITE, NOTHING_LEFT, draw_tokens
 
-__all__ = ["Sampling", "adjust_logits", "candidates", "pick_token"]
+__all__ = ["Pick", "Sampling", "adjust_logits", "pick_token", "pick_tokens"]
 
 _border = Border("generate")
 _MAX = 1 << 53
 _MOST_CHOICES = 1 << 20
 _LARGEST_ID = (1 << 32) - 1
 _MOST_BIAS = 1e6
-_FEW = 1024  # tokens that a nucleus seldom exceeds
 Array = NDArray[Any]
 
 
@@ -120,6 +121,21 @@ class Sampling:
                 "sampling", "n must be 1 where every text would be the same, the likeliest", got, advice
             )
 
+    def changes_logits(self, num_new: int) -> bool:
+        """Whether tokens are chosen from other logits than the model's.
+
+        Args:
+            num_new: tokens written so far.
+        """
+        return (
+            self.repetition_penalty != 1
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+            or self.no_repeat_ngram_size > 0
+            or num_new < self.min_tokens
+            or bool(self.logit_bias or self.allowed_token_ids or self.bad_words_ids)
+        )
+
 
 def _texts(name: str, values: Any) -> tuple[str, ...]:
     """Texts that are not empty."""
@@ -166,13 +182,28 @@ def _id_sequences(values: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(found)
 
 
+class Pick(NamedTuple):
+    """A row of logits that a token is to be chosen from. What stands in it was checked by its maker.
+
+    Attributes:
+        logits: `[vocab]`.
+        sampling: how to choose.
+        history: the tokens before it; the draw depends on their number, penalties on what they are.
+        end_ids: tokens that end a text.
+        choice: index among the texts of one prompt.
+        allowed: `[vocab]` of truths, those that a grammar lets come; None for all.
+    """
+
+    logits: Array
+    sampling: Sampling
+    history: History
+    end_ids: Collection[int] = ()
+    choice: int = 0
+    allowed: Array | None = None
+
+
 def pick_token(
-    logits: Array,
-    sampling: Sampling,
-    history: History,
-    end_ids: Collection[int] = (),
-    choice: int = 0,
-    allowed: Array | None = None,
+    logits: Array, sampling: Sampling, history: History, end_ids: Collection[int] = (), choice: int = 0
 ) -> int:
     """The next token of a sequence.
 
@@ -182,7 +213,6 @@ def pick_token(
         history: the tokens before it; the draw depends on their number, penalties on what they are.
         end_ids: tokens that end a text.
         choice: index among the texts of one prompt.
-        allowed: `[vocab]` of truths, those that a grammar lets come; None for all.
 
     Raises:
         ConfigError: the logits are no row of numbers, or no token is left to choose.
@@ -191,7 +221,6 @@ def pick_token(
     _border.instance("sampling", "sampling", sampling, Sampling, "pass Sampling(...)")
     _border.instance("sampling", "history", history, History, "pass History(ids)")
     choice = _border.integer("sampling", "a choice", choice, 0, _MOST_CHOICES)
-    position = len(history)
     if (
         not isinstance(logits, np.ndarray)
         or logits.ndim != 1
@@ -199,30 +228,70 @@ def pick_token(
         or not is_float(logits.dtype)
     ):
         _border.refuse("sampling", "logits are one row of numbers", shown(logits), "pass a row of them")
-    if not np.isfinite(logits).all():
-        at = int(np.flatnonzero(~np.isfinite(logits))[0])
-        raise NotFinite(
-            f"[generate.sampling] logits must be finite; got {logits[at]} for token {at} at position {position}; the "
-            "model overflows, or its weights are damaged: try f32"
-        )
     given = _border.sequence("sampling", "end_ids", end_ids, "ids", in_any_order=True)
     ends = [_border.integer("sampling", "an id of end_ids", id_, 0, _LARGEST_ID) for id_ in given]
-    scores = adjust_logits(logits, sampling, history, ends)
-    if allowed is not None:
-        scores[~allowed] = -np.inf
-    if scores.max() == -np.inf:
-        raise ConfigError(
-            "[generate.sampling] a token must be left to choose; got all forbidden by no_repeat_ngram_size, bad words, "
-            f"allowed_token_ids, min_tokens or a grammar at position {len(history)}; loosen them"
-        )
-    if sampling.temperature == 0:
-        return int(np.argmax(scores))
-    ids, weights = candidates(scores, sampling)
-    sums = np.cumsum(weights)
-    key = np.array([sampling.seed, position], np.uint64)
-    counter = np.array([0, 0, 0, choice], np.uint64)
-    draw = np.random.Generator(np.random.Philox(key=key, counter=counter)).random()
-    return int(ids[min(int(np.searchsorted(sums, draw * sums[-1], side="right")), len(sums) - 1)])
+    (found,) = pick_tokens([Pick(logits, sampling, history, ends, choice)])
+    if isinstance(found, TilewiseError):
+        raise found
+    return found
+
+
+def pick_tokens(picks: Sequence[Pick], threads: int = 1) -> list[int | TilewiseError]:
+    """The next token of each of several sequences, or why it has none; one says nothing about another.
+
+    Args:
+        picks: a row for each.
+        threads: that share the rows.
+    """
+    found: list[int | TilewiseError] = [0] * len(picks)
+    rows: list[Array] = []
+    places: list[int] = []
+    for place, pick in enumerate(picks):
+        try:
+            rows.append(_row(pick))
+            places.append(place)
+        except TilewiseError as error:
+            found[place] = error
+    if not rows:
+        return found
+    used = [picks[place] for place in places]
+    ways = [pick.sampling for pick in used]
+    settings = np.array([(w.temperature, w.top_k, w.top_p, w.min_p, w.typical_p) for w in ways], np.float64)
+    keys = np.array([(p.sampling.seed, len(p.history), p.choice) for p in used], np.uint64)
+    for place, pick, token in zip(places, used, draw_tokens(rows, settings, keys, threads)):
+        if token == NOT_FINITE:
+            found[place] = _not_finite(pick)
+        elif token == NOTHING_LEFT:
+            found[place] = ConfigError(
+                "[generate.sampling] a token must be left to choose; got all forbidden by no_repeat_ngram_size, bad "
+                f"words, allowed_token_ids, min_tokens or a grammar at position {len(pick.history)}; loosen them"
+            )
+        else:
+            found[place] = token
+    return found
+
+
+def _row(pick: Pick) -> Array:
+    """Logits as they are, or in fp64 after penalties."""
+    logits, sampling, history = pick.logits, pick.sampling, pick.history
+    if pick.allowed is None and not sampling.changes_logits(history.num_new):
+        if logits.dtype == np.float64 and np.isinf(logits).any():
+            raise _not_finite(pick)  # minus infinity would say that a token is forbidden
+        return np.ascontiguousarray(logits, np.float64 if logits.dtype == np.float64 else np.float32)
+    if not np.isfinite(logits).all():
+        raise _not_finite(pick)
+    scores = adjust_logits(logits, sampling, history, list(pick.end_ids))
+    if pick.allowed is not None:
+        scores[~pick.allowed] = -np.inf
+    return scores
+
+
+def _not_finite(pick: Pick) -> NotFinite:
+    at = int(np.flatnonzero(~np.isfinite(pick.logits))[0])
+    return NotFinite(
+        f"[generate.sampling] logits must be finite; got {pick.logits[at]} for token {at} at position "
+        f"{len(pick.history)}; the model overflows, or its weights are damaged: try f32"
+    )
 
 
 def adjust_logits(logits: Array, sampling: Sampling, history: History, end_ids: Sequence[int]) -> Array:
@@ -262,58 +331,6 @@ def adjust_logits(logits: Array, sampling: Sampling, history: History, end_ids: 
     if history.num_new < sampling.min_tokens:
         scores[_below(np.array([*end_ids], np.int64), scores.size)] = -np.inf
     return scores
-
-
-def candidates(scores: Array, sampling: Sampling) -> tuple[Array, Array]:
-    """The tokens among which is drawn, likeliest first, and weights in proportion to their probabilities.
-
-    Filters apply one after the other as in transformers: top-k, top-p, min-p, typical-p.
-    """
-    ids = np.flatnonzero(scores > -np.inf)
-    with np.errstate(over="ignore"):  # a tiny temperature leaves the likeliest alone
-        scaled = (scores[ids] - scores.max()) / sampling.temperature
-    if 0 < sampling.top_k < len(ids):
-        least = np.partition(scaled, len(ids) - sampling.top_k)[len(ids) - sampling.top_k]
-        ids, scaled = ids[scaled >= least], scaled[scaled >= least]
-    order = _nucleus(scaled, sampling.top_p)
-    ids, scaled = ids[order], scaled[order]
-    weights = np.exp(scaled)
-    if sampling.min_p > 0:
-        keep = max(1, int((weights >= sampling.min_p * weights[0]).sum()))
-        ids, scaled, weights = ids[:keep], scaled[:keep], weights[:keep]
-    if sampling.typical_p < 1:
-        is_kept = _is_typical(scaled, weights, sampling.typical_p)
-        ids, weights = ids[is_kept], weights[is_kept]
-    return ids, weights
-
-
-def _nucleus(scaled: Array, top_p: float) -> Array:
-    """Places of the likeliest, in order, until they have the probability together; sorts no more than that needs."""
-    mass = top_p * np.exp(scaled).sum()
-    if top_p < 1 and len(scaled) > _FEW:
-        least = np.partition(scaled, len(scaled) - _FEW)[len(scaled) - _FEW]
-        few = np.flatnonzero(scaled >= least)
-        few = few[np.argsort(-scaled[few], kind="stable")]
-        keep = int(np.searchsorted(np.cumsum(np.exp(scaled[few])), mass)) + 1
-        if keep <= len(few):
-            return few[:keep]
-    order = np.argsort(-scaled, kind="stable")
-    if top_p == 1:
-        return order
-    return order[: int(np.searchsorted(np.cumsum(np.exp(scaled[order])), mass)) + 1]
-
-
-def _is_typical(scaled: Array, weights: Array, mass: float) -> Array:
-    """Which tokens' surprise is nearest to the entropy, until they have the mass (Meister et al. 2022)."""
-    total = weights.sum()
-    probability, log = weights / total, scaled - np.log(total)
-    with np.errstate(invalid="ignore"):  # nothing times infinity, for what is too unlikely for a double
-        entropy = -np.nansum(probability * log)
-    distance = np.abs(-log - entropy)
-    order = np.argsort(distance, kind="stable")
-    count = int((np.cumsum(probability[order]) < mass).sum())
-    is_kept: Array = distance <= distance[order[min(count, len(order) - 1)]]
-    return is_kept
 
 
 def _inside(name: str, id_: int, size: int) -> int:

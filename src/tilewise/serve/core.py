@@ -6,13 +6,15 @@ took part in it; logits that are no numbers are one of their own request. All ot
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
 
 from tilewise.core import TilewiseError
-from tilewise.generate import History
+from tilewise.generate import History, Pick, pick_tokens
 from tilewise.serve.outputs import Piece
 from tilewise.serve.request import Request
 from tilewise.serve.scheduler import Limits, Scheduled, Scheduler
@@ -37,6 +39,35 @@ class Computes(Protocol):
         ...
 
 
+@dataclass
+class _Writing:
+    """A text on its way through the rows of one step."""
+
+    sequence: Sequence
+    text: Text
+    rows: NDArray[Any]
+    drafts: tuple[int, ...]
+    place: int = 0
+    is_right: bool = True
+
+    @property
+    def row(self) -> NDArray[Any]:
+        """Logits of its next token."""
+        row: NDArray[Any] = self.rows[self.place]
+        return row
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the next row is known to be its own."""
+        return self.is_right and self.sequence.is_live
+
+    def confirms(self, token: int) -> bool:
+        """Go on to the next row; whether the token was the one that row was computed for."""
+        self.is_right = self.place < len(self.drafts) and self.drafts[self.place] == token
+        self.place += 1
+        return self.is_right
+
+
 class EngineCore:
     """Continuous batching. One thread at a time.
 
@@ -58,6 +89,7 @@ class EngineCore:
         self._runner = runner
         self._tokenizer = tokenizer
         self._speculation = speculation
+        self._threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self._texts: dict[Sequence, Text] = {}
         self._sequences: dict[str, list[Sequence]] = {}
 
@@ -110,28 +142,57 @@ class EngineCore:
         except TilewiseError as error:
             return list(self._fail([part.sequence for part in parts], error))
         self.scheduler.complete(parts)
-        return [event for part, rows in zip(parts, logits) for event in self._take(part, rows)]
+        return list(self._take(parts, logits))
 
-    def _take(self, part: Scheduled, rows: NDArray[Any]) -> Iterator[Event]:
-        """What a part's logits bring."""
-        sequence = part.sequence
-        if not sequence.is_live or not len(rows):
-            return
-        text = self._texts[sequence]
-        try:
-            text.read_prompt(part.first_row, rows)
-            if sequence.left > 0:
-                return
-            for row, guess in zip(rows[-1 - len(part.drafts) :], (*part.drafts, None)):
-                piece = text.pool(row) if sequence.request.is_pooled else text.extend(row)
-                if piece.finish_reason is not None:
-                    self._end(sequence, piece.finish_reason)
-                yield sequence.request, piece
-                if not sequence.is_live or piece.token != guess:
-                    return
-                self.scheduler.accept(sequence)
-        except TilewiseError as error:
-            yield from self._fail([sequence], error)
+    def _take(self, parts: Iterable[Scheduled], logits: Iterable[NDArray[Any]]) -> Iterator[Event]:
+        """What a step's logits bring: a token for each text that has its row, another while its guesses are right."""
+        writing: list[_Writing] = []
+        for part, rows in zip(parts, logits):
+            sequence = part.sequence
+            if not sequence.is_live or not len(rows):
+                continue
+            text = self._texts[sequence]
+            try:
+                text.read_prompt(part.first_row, rows)
+                if sequence.left > 0:
+                    continue
+                if sequence.request.is_pooled:
+                    yield self._told(sequence, text.pool(rows[-1]))
+                else:
+                    last = rows[-1 - len(part.drafts) :]
+                    writing.append(_Writing(sequence, text, last, part.drafts))
+            except TilewiseError as error:
+                yield from self._fail([sequence], error)
+        while writing:
+            yield from self._write(writing)
+            writing = [one for one in writing if one.is_open]
+
+    def _write(self, writing: Iterable[_Writing]) -> Iterator[Event]:
+        """A token for each; those whose guess was right stay open."""
+        picks: list[tuple[_Writing, Pick]] = []
+        for one in writing:
+            try:
+                picks.append((one, one.text.pick(one.row)))
+            except TilewiseError as error:
+                yield from self._fail([one.sequence], error)
+        for (one, _), token in zip(picks, pick_tokens([pick for _, pick in picks], self._threads)):
+            if not one.sequence.is_live:  # another text of its request has failed
+                continue
+            try:
+                if isinstance(token, TilewiseError):
+                    raise token
+                piece = one.text.extend(one.row, token)
+            except TilewiseError as error:
+                yield from self._fail([one.sequence], error)
+                continue
+            yield self._told(one.sequence, piece)
+            if one.sequence.is_live and one.confirms(token):
+                self.scheduler.accept(one.sequence)
+
+    def _told(self, sequence: Sequence, piece: Piece) -> Event:
+        if piece.finish_reason is not None:
+            self._end(sequence, piece.finish_reason)
+        return sequence.request, piece
 
     def _fail(self, sequences: Iterable[Sequence], error: BaseException) -> Iterator[Event]:
         """The requests of these end with an error, each once."""

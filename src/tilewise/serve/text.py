@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core import NotFinite
-from tilewise.generate import Detokenizer, pick_token
+from tilewise.generate import Detokenizer, Pick
 from tilewise.generate.stopping import StopFinder
 from tilewise.serve.logprobs import TokenLogprobs, token_logprobs
 from tilewise.serve.outputs import Piece
@@ -58,17 +58,26 @@ class Text:
                 self._prompt_logprobs.append(self._decoded(found))
                 sequence.num_prompt_rows += 1
 
-    def extend(self, logits_V: NDArray[Any]) -> Piece:
-        """Draw the next token.
+    def pick(self, logits_V: NDArray[Any]) -> Pick:
+        """How the next token is to be chosen.
 
         Raises:
-            NotFinite: the logits are no finite numbers.
-            ConfigError: the settings leave no token to choose, or a grammar is more than its limits allow.
+            ConfigError: a grammar is more than its limits allow.
+        """
+        sequence = self._sequence
+        allowed = None if self._grammar is None else self._grammar.allowed(len(logits_V))
+        return Pick(
+            logits_V, sequence.request.sampling, sequence.history, self._ends, sequence.choice, allowed
+        )
+
+    def extend(self, logits_V: NDArray[Any], token: int) -> Piece:
+        """The next token was chosen.
+
+        Raises:
+            ConfigError: a grammar is more than its limits allow.
         """
         history, request = self._sequence.history, self._sequence.request
         sampling, asked = request.sampling, request.asked
-        allowed = None if self._grammar is None else self._grammar.allowed(len(logits_V))
-        token = pick_token(logits_V, sampling, history, self._ends, self._sequence.choice, allowed)
         figures = None
         if asked.logprobs is not None:
             figures = self._decoded(token_logprobs(logits_V, token, asked.logprobs))

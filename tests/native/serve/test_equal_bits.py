@@ -7,7 +7,7 @@ guesses that are right and wrong, on several devices and numbers of workers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -19,6 +19,7 @@ from native.serve.serving_models import MAX_CONTEXT, core_of, load, request_of, 
 from tilewise.core import InternalError
 from tilewise.generate import History
 from tilewise.models import BLOCK_SIZE
+from tilewise.serve import core as core_module
 from tilewise.serve import runner as runner_module
 from tilewise.serve import sequence as sequence_module
 from tilewise.serve import text as text_module
@@ -307,8 +308,12 @@ def _without_tokens(monkeypatch):
 
 def _draws_by_place(monkeypatch):
     places = iter(range(1 << 30))
-    pick = text_module.pick_token
-    monkeypatch.setattr(text_module, "pick_token", lambda *given: pick(*given[:4], next(places) % 3))
+    pick = text_module.Text.pick
+
+    def wrong(self, logits_V):
+        return pick(self, logits_V)._replace(choice=next(places) % 3)
+
+    monkeypatch.setattr(text_module.Text, "pick", wrong)
 
 
 def _rows_swapped(monkeypatch):
@@ -325,14 +330,12 @@ def _guesses_are_kept(monkeypatch):
 
 
 def _guesses_are_believed(monkeypatch):
-    extend = text_module.Text.extend
+    def wrong(self, token):
+        self.place += 1
+        self.is_right = self.place <= len(self.drafts)
+        return self.is_right
 
-    def believed(self, logits_V):
-        guess = self._sequence.drafter.draft(1)
-        piece = extend(self, logits_V)
-        return replace(piece, token=guess[0]) if guess else piece
-
-    monkeypatch.setattr(text_module.Text, "extend", believed)
+    monkeypatch.setattr(core_module._Writing, "confirms", wrong)
 
 
 FAULTS = [

@@ -10,7 +10,7 @@ from native.serve.serving_models import CHAT_TEMPLATE, MAX_CONTEXT, TEXTS, save_
 from tilewise import LLM, SamplingParams
 from tilewise.core import ConfigError, TaskFailed
 from tilewise.generate import encode_prompt
-from tilewise.serve import text as text_module
+from tilewise.serve import core as core_module
 
 GREEDY = SamplingParams(max_tokens=20, temperature=0)
 
@@ -52,7 +52,7 @@ def test_a_list_of_prompts(llm):
 
 def test_a_way_for_each_prompt(llm):
     """Settings by prompt; their number is checked."""
-    ways = [GREEDY, SamplingParams(max_tokens=3, temperature=1.0, seed=1, n=2)]
+    ways = [GREEDY, SamplingParams(max_tokens=3, temperature=1.0, seed=1, n=2, ignore_eos=True)]
     first, second = llm.generate(TEXTS[:2], ways)
     assert len(first.outputs) == 1 and [len(o.token_ids) for o in second.outputs] == [3, 3]
     assert [o.index for o in second.outputs] == [0, 1]
@@ -149,7 +149,7 @@ def test_stop_strings(llm):
 def test_text_that_ends_within_a_character_shows_it(llm, monkeypatch):
     """The bytes of a character that never became whole come at the end, as U+FFFD."""
     first = llm.get_tokenizer().encode("🚀").ids[0]  # one byte of four
-    monkeypatch.setattr(text_module, "pick_token", lambda *given: first)
+    monkeypatch.setattr(core_module, "pick_tokens", lambda picks, _: [first] * len(picks))
     found = _first(llm, "a", SamplingParams(max_tokens=1))
     assert (found.text, found.finish_reason) == ("\ufffd", "length")
 

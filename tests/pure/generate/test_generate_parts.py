@@ -64,7 +64,7 @@ def test_draw_depends_on_seed_and_position_only():
         assert (
             pick_token(LOGITS, Sampling(temperature=1.0, seed=3), History([5] * position)) == draws[position]
         )
-    assert draws[:7] == [16, 50, 64, 0, 51, 74, 73]  # in any process, on any machine
+    assert draws[:7] == [91, 74, 77, 79, 95, 11, 91]  # in any process, on any machine
     assert len(set(draws)) > 30
     assert (
         len(

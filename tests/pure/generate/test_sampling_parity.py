@@ -1,5 +1,7 @@
 """Choosing tokens as transformers and vLLM choose them: penalties, what may not come, filters, stop strings."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -18,11 +20,12 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from pure.generate.sampling_reference import candidates, draw
 from tilewise.core import ConfigError
 from tilewise.data import train_tokenizer
 from tilewise.generate import History, Sampling, encode_prompt, pick_token
 from tilewise.generate.prompts import word_ids
-from tilewise.generate.sampling import adjust_logits, candidates
+from tilewise.generate.sampling import Pick, adjust_logits, pick_tokens
 from tilewise.generate.stopping import StopFinder
 
 VOCAB = 24
@@ -106,6 +109,88 @@ def test_large_vocabularies_are_cut_where_transformers_cuts(top_p, spread):
         np.sort(np.exp(logits[ids])).sum(), np.sort(np.exp(logits[wanted > 0])).sum(), rtol=2e-3
     )
     assert (np.diff(logits[ids]) <= 0).all()
+
+
+WIDE = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 1e-300, 0.2, 0.7, 1.0, 3.0, 1e9]),
+    top_k=st.sampled_from([0, 0, 1, 2, 40, 500]),
+    top_p=st.sampled_from([1.0, 1.0, 1e-9, 0.3, 0.9, 0.999]),
+    min_p=st.sampled_from([0.0, 0.0, 0.02, 0.5, 1.0]),
+    typical_p=st.sampled_from([1.0, 1.0, 1.0, 0.2, 0.95]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.5]),
+    seed=st.integers(0, 2**63 - 1),
+)
+
+
+def compare_draws(sampling, seed, size, spread, digits):
+    """Several rows at once, against sorting; numbers that point next to a border may fall on either side."""
+    rng = np.random.default_rng(seed)
+    histories = [History(rng.integers(0, size, 5 + i).tolist()) for i in range(5)]
+    rows = [rng.normal(0, spread, size).round(digits).astype(np.float32) for _ in histories]
+    picks = [Pick(row, sampling, history, (), i) for i, (row, history) in enumerate(zip(rows, histories))]
+    for threads in (1, 3):
+        for pick, found in zip(picks, pick_tokens(picks, threads)):
+            scores = adjust_logits(pick.logits, sampling, pick.history, ())
+            wanted, distance = draw(scores, sampling, len(pick.history), pick.choice)
+            assert found == wanted or distance < 1e-12, (found, wanted, distance)
+            assert found == pick_token(pick.logits, sampling, pick.history, (), pick.choice)
+
+
+@settings(max_examples=150)
+@given(
+    WIDE,
+    st.integers(0, 10**6),
+    st.sampled_from([1, 2, 255, 256, 257, 3000]),
+    st.sampled_from([0.01, 1.0, 9.0]),
+    st.sampled_from([0, 2, 9]),
+)
+def test_native_draws_are_those_of_sorting(sampling, seed, size, spread, digits):
+    """Every setting, vocabularies of every size, with and without ties, a row alone or beside others, on any thread."""
+    compare_draws(sampling, seed, size, spread, digits)
+
+
+@pytest.mark.parametrize("wrong", ["top_k", "seed", "choice", "position"])
+def test_another_draw_is_seen(wrong, monkeypatch):
+    """The twin: with one setting changed behind the reference's back, tokens differ."""
+
+    def changed(scores, sampling, position, choice):
+        if wrong == "top_k":
+            sampling = replace(sampling, top_k=1)
+        elif wrong == "seed":
+            sampling = replace(sampling, seed=sampling.seed + 1)
+        return draw(scores, sampling, position + (wrong == "position"), choice + (wrong == "choice"))
+
+    draw = globals()["draw"]
+    monkeypatch.setitem(globals(), "draw", changed)
+    with pytest.raises(AssertionError):
+        compare_draws(Sampling(temperature=1.0), 1, 300, 1.0, 9)
+
+
+def test_tokens_come_as_often_as_they_are_likely():
+    """Thirty thousand seeds: frequencies within four standard deviations of the probabilities."""
+    logits = np.random.default_rng(3).normal(0, 1.5, 12).astype(np.float32)
+    count = 30_000
+    picks = [Pick(logits, Sampling(temperature=1.0, top_p=0.95, seed=s), History([1])) for s in range(count)]
+    found = np.bincount(pick_tokens(picks, 2), minlength=12)
+    wanted = _ours(logits, picks[0].sampling, History([1]), ())
+    assert (np.abs(found - count * wanted) <= 4 * np.sqrt(count * wanted * (1 - wanted))).all()
+
+
+def test_one_wrong_row_says_nothing_about_the_others():
+    """Errors come in the places of their rows."""
+    good, bad = np.arange(4, dtype=np.float32), np.array([1, np.nan, 0, 0], np.float32)
+    forbidding = Sampling(bad_words_ids=[(0,), (1,), (2,), (3,)])
+    kinds = [(good, Sampling()), (bad, Sampling()), (good, forbidding), (good, Sampling(temperature=1.0))]
+    kinds += [(np.array([0, -np.inf]), Sampling()), (bad, Sampling(repetition_penalty=2.0))]
+    found = pick_tokens([Pick(row, sampling, History([0])) for row, sampling in kinds])
+    assert found[0] == 3 and 0 <= found[3] < 4
+    assert [type(found[i]).__name__ for i in (1, 2, 4, 5)] == [
+        "NotFinite",
+        "ConfigError",
+        "NotFinite",
+        "NotFinite",
+    ]
 
 
 def test_another_order_of_filters_is_seen():

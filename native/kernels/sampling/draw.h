@@ -1,0 +1,65 @@
+// Which token comes next: from one row of logits, the settings and a number that seed, position and choice decide.
+//
+// Filters apply one after the other as in transformers: top-k, top-p, min-p, typical-p; ties at a cut go as they go
+// there, to the lower id where one must be chosen. Then the tokens that are left stand in the order of their ids, each
+// as wide as its weight, and the number points at one. All in doubles, in one order of additions: the same token at
+// every level, alone or beside others, on any thread.
+#pragma once
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/sampling/weigh.h"
+
+namespace tilewise::kernels {
+
+struct DrawSettings {
+  double temperature;  ///< 0 takes the likeliest
+  int64_t top_k;       ///< 0: all
+  double top_p, min_p, typical_p;
+};
+
+struct DrawKey {
+  uint64_t seed, position, choice;
+};
+
+/// What is returned instead of a token.
+constexpr int64_t kNotFinite = -1;
+constexpr int64_t kNothingLeft = -2;
+
+/// In [0, 1): what NumPy's Philox, keyed by seed and position and with the choice as the highest word of its counter,
+/// gives first.
+double uniform_of(const DrawKey& key);
+
+/// Draws one row after the other; keeps its working memory. One thread at a time.
+class Drawer {
+ public:
+  /// The token's id, or one of the above.
+  int64_t draw(const LogitsRow& row, const DrawSettings& settings, const DrawKey& key);
+
+ private:
+  struct Entry {
+    double order;  // ascending is better
+    int64_t id;
+    auto operator<=>(const Entry&) const = default;
+  };
+
+  void keep_likeliest(int64_t k);
+  void keep_nucleus(double top_p);
+  void keep_typical(double mass);
+  int64_t point_at(double uniform);
+
+  double sum();
+  void sort_into_buckets(double width);
+  void collect(int32_t bucket);
+  void cut(int32_t bucket, size_t kept);
+
+  std::vector<double> scores_, weights_, block_sums_;
+  std::vector<int32_t> buckets_;
+  std::vector<Entry> few_;
+  double largest_ = 0;
+  double temperature_ = 1;
+};
+
+}  // namespace tilewise::kernels

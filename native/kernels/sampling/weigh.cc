@@ -1,0 +1,94 @@
+// See weigh.h. Compiled once per level: no templates of the standard library, whose code other levels would share.
+#include "kernels/sampling/weigh.h"
+
+#include <bit>
+
+namespace tilewise::kernels::TILEWISE_ISA_NS {
+namespace {
+
+constexpr double kInfinity = __builtin_inf();
+constexpr double kMost = 0x1.fffffffffffffp1023;
+constexpr double kLeast = -700.0;  // the exponent of what is still a normal number
+constexpr int64_t kLanes = 16;
+
+/// exp(x) for x in [-700, 0]: 2^k times a polynomial in what is left, within an ulp and a half.
+inline double exponential(double x) {
+  constexpr double kShift = 0x1.8p52;  // adding it leaves the nearest integer in the low bits
+  const double shifted = x * 0x1.71547652b82fep0 + kShift;
+  const double k = shifted - kShift;
+  const double r = (x - k * 0x1.62e42fefa0000p-1) - k * 0x1.cf79abc9e3b3ap-40;
+  constexpr double kTerms[] = {
+      1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
+      1.0 / 720,        1.0 / 120,       1.0 / 24,       1.0 / 6,       0.5,          1.0,         1.0};
+  double sum = kTerms[0];
+  for (int i = 1; i < 14; ++i) sum = sum * r + kTerms[i];
+  return std::bit_cast<double>(std::bit_cast<int64_t>(sum) + (std::bit_cast<int64_t>(shifted) << 52));
+}
+
+template <class T>
+double widen_of(const T* row, int64_t n, bool may_forbid, double* scores) {
+  double largest[kLanes];
+  double bad[kLanes];  // stays 0 while all are finite: infinity and NaN times 0 are NaN
+  for (int64_t lane = 0; lane < kLanes; ++lane) largest[lane] = -kInfinity, bad[lane] = 0;
+  const int64_t whole = n / kLanes * kLanes;
+  const auto take = [&](int64_t i, int64_t lane) {
+    const double score = row[i];
+    scores[i] = score;
+    largest[lane] = score > largest[lane] ? score : largest[lane];
+    bad[lane] += (may_forbid && score == -kInfinity ? 0.0 : score) * 0.0;
+  };
+  for (int64_t i = 0; i < whole; i += kLanes)
+    for (int64_t lane = 0; lane < kLanes; ++lane) take(i + lane, lane);
+  for (int64_t i = whole; i < n; ++i) take(i, i - whole);
+  for (int64_t lane = 1; lane < kLanes; ++lane) {
+    largest[0] = largest[lane] > largest[0] ? largest[lane] : largest[0];
+    bad[0] += bad[lane];
+  }
+  return largest[0] + bad[0];
+}
+
+double widen(const LogitsRow& row, double* scores) {
+  if (row.is_f64) return widen_of(static_cast<const double*>(row.data), row.n, true, scores);
+  return widen_of(static_cast<const float*>(row.data), row.n, false, scores);
+}
+
+void weigh(const double* scores, int64_t n, double largest, double temperature, double* weights) {
+  const double inverse = 1 / temperature;
+  const double factor = inverse <= kMost ? inverse : kMost;
+  for (int64_t i = 0; i < n; ++i) {
+    const double scaled = (scores[i] - largest) * factor;
+    const double weight = exponential(scaled >= kLeast ? scaled : kLeast);
+    weights[i] = scaled >= kLeast ? weight : 0.0;
+  }
+}
+
+void sum_blocks(const double* weights, int64_t n, double* sums) {
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t count = n - begin < kBlock ? n - begin : kBlock, whole = count / kLanes * kLanes;
+    double lanes[kLanes] = {};
+    for (int64_t i = 0; i < whole; i += kLanes)
+      for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += weights[begin + i + lane];
+    for (int64_t i = whole; i < count; ++i) lanes[i - whole] += weights[begin + i];
+    for (int64_t lane = 1; lane < kLanes; ++lane) lanes[0] += lanes[lane];
+    sums[begin / kBlock] = lanes[0];
+  }
+}
+
+void sort_into(const double* scores, const double* weights, int64_t n, double largest, double per_unit,
+               int32_t* buckets) {
+  for (int64_t i = 0; i < n; ++i) {
+    const double place = (largest - scores[i]) * per_unit;
+    const int32_t bucket = static_cast<int32_t>(place < kBuckets - 1 ? place : kBuckets - 1);
+    buckets[i] = weights[i] > 0 ? bucket : kBuckets;
+  }
+}
+
+void cut_behind(const int32_t* buckets, int64_t n, int32_t bucket, double* weights) {
+  for (int64_t i = 0; i < n; ++i) weights[i] = buckets[i] > bucket ? 0.0 : weights[i];
+}
+
+}  // namespace
+
+WeighFns weigh_fns() { return {widen, weigh, sum_blocks, sort_into, cut_behind}; }
+
+}  // namespace tilewise::kernels::TILEWISE_ISA_NS
