@@ -29,25 +29,22 @@ def call_inputs(parts: Sequence[Scheduled], max_blocks: int) -> dict[str, NDArra
         parts: of the step.
         max_blocks: columns of the block table.
     """
-    named: dict[str, list[Array]] = {
-        name: [] for name in ("tokens", "positions", "slots", "sequence", "rows")
-    }
-    num_tokens = 0
+    named: dict[str, list[int]] = {name: [] for name in ("tokens", "positions", "slots", "sequence", "rows")}
     table = np.zeros((len(parts), max_blocks), np.int32)
     for index, part in enumerate(parts):
-        places = np.arange(part.start, part.end)
-        blocks = np.array(part.blocks)
-        table[index, : len(blocks)] = blocks
-        named["rows"].append(np.arange(part.first_row, part.end) - part.start + num_tokens)
-        named["tokens"].append(np.array([*part.sequence.history.ids[part.start : part.known], *part.drafts]))
-        named["positions"].append(places)
-        named["slots"].append(blocks[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE)
-        named["sequence"].append(np.full(len(places), index))
-        num_tokens += len(places)
-    joined = {name: np.concatenate(arrays).astype(np.int32) for name, arrays in named.items()}
-    if not len(joined["rows"]):
-        joined["rows"] = np.zeros(1, np.int32)
-    return {**joined, "block_table": table}
+        table[index, : len(part.blocks)] = part.blocks
+        shift = len(named["tokens"]) - part.start
+        named["rows"] += range(part.first_row + shift, part.end + shift)
+        named["tokens"] += part.sequence.history.ids[part.start : part.known]
+        named["tokens"] += part.drafts
+        named["positions"] += range(part.start, part.end)
+        named["slots"] += [
+            part.blocks[place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE
+            for place in range(part.start, part.end)
+        ]
+        named["sequence"] += [index] * (part.end - part.start)
+    named["rows"] = named["rows"] or [0]
+    return {**{name: np.array(values, np.int32) for name, values in named.items()}, "block_table": table}
 
 
 class Runner:
