@@ -89,7 +89,7 @@ class EngineCore:
         self._runner = runner
         self._tokenizer = tokenizer
         self._speculation = speculation
-        self._threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        self._threads = len(os.sched_getaffinity(0))
         self._texts: dict[Sequence, Text] = {}
         self._sequences: dict[str, list[Sequence]] = {}
 
@@ -97,6 +97,11 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether a request is not finished."""
         return self.scheduler.has_work
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that are not finished."""
+        return len(self._sequences)
 
     def has_request(self, request_id: str) -> bool:
         """Whether a request of that name is not finished."""

@@ -1,4 +1,4 @@
-"""`Engine`: a model, the thread that owns it, and callers who ask at once, from threads and event loops.
+"""`Engine`: a model or several copies of it, and callers who ask at once, from threads and event loops.
 
 What a request writes depends on the model, its prompt and its settings alone: not on what else is asked, in what order,
 how steps cut it, whether blocks of it were found in the cache, or the number of devices. Refuses requests at the
@@ -11,24 +11,24 @@ import asyncio
 import itertools
 import os
 import threading
-import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
+from zlib import crc32
 
 from tilewise.core import Border, PlanError
 from tilewise.core.border import shown
 from tilewise.generate import Sampling, check_prompt, encode_prompt, word_ids
 from tilewise.serve.collector import Collector
 from tilewise.serve.core import EngineCore
-from tilewise.serve.loop import Abort, Add, Call, Close, Command, Loop, start_thread
+from tilewise.serve.loop import Abort, Add, Call, Command
 from tilewise.serve.model import EngineSettings, ServedModel
 from tilewise.serve.outputs import Piece, RequestOutput
+from tilewise.serve.replica import Replica
 from tilewise.serve.request import PRIORITIES, Asked, Request
-from tilewise.serve.runner import Runner
 from tilewise.serve.sampling_params import SamplingParams
 from tilewise.serve.structured import Grammars
 
@@ -65,20 +65,22 @@ class Engine:
     ) -> None:
         for name in settings:
             _border.choice("engine", "a setting", name, [*EngineSettings.__dataclass_fields__])
-        self.model = ServedModel(model_dir, EngineSettings(**settings), on_progress)
+        made = EngineSettings(**settings)
+        self._replicas: list[Replica] = []
+        try:
+            for _ in range(made.data_parallel_size):
+                self._replicas.append(Replica(ServedModel(model_dir, made, on_progress)))
+        except BaseException:
+            for replica in self._replicas:
+                replica.close()
+            raise
+        self.model = self._replicas[0].model
+        self._queues = tuple(replica.commands for replica in self._replicas)
         self._grammars = Grammars(self.model.tokenizer, self.model.end_ids)
-        self._commands: SimpleQueue[Command] = SimpleQueue()
         self._numbers = itertools.count()
         self._process = os.getpid()
         self._is_closed = False
-        self._door = threading.Lock()  # nothing is submitted behind the command that ends the thread
-        output = "logits" if self.model.settings.runner == "generate" else "hidden"
-        runner = Runner(self.model.instance, self.model.max_blocks, output)
-        core = EngineCore(runner, self.model.limits, self.model.tokenizer, self.model.settings.speculation)
-        loop = Loop(core, self._commands)
-        self._thread = start_thread(loop, self._commands)
-        # an engine that was dropped without being closed ends its thread; nothing waits for it
-        weakref.finalize(self, self._commands.put, Close()).atexit = False
+        self._door = threading.Lock()  # nothing is submitted behind the command that ends a thread
 
     def __enter__(self) -> Engine:
         return self
@@ -89,13 +91,13 @@ class Engine:
     def close(self) -> None:
         """End all requests with an error, stop the devices and free their memory, when the step at hand is done."""
         if os.getpid() != self._process:  # in a forked child, which has none of the threads
-            self.model.close()
+            for replica in self._replicas:
+                replica.model.close()
             return
         with self._door:
             self._is_closed = True
-            self._commands.put(Close())
-        self._thread.join()
-        self.model.close()
+        for replica in self._replicas:
+            replica.close()
 
     def generate(
         self,
@@ -128,13 +130,13 @@ class Engine:
     async def _outputs(self, request: Request, collector: Collector) -> AsyncIterator[RequestOutput]:
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[Piece | BaseException] = asyncio.Queue()
-        commands, name = self._commands, request.request_id
+        queues, name = self._queues, request.request_id
 
         def tell(event: Piece | BaseException) -> None:
             try:
                 loop.call_soon_threadsafe(queue.put_nowait, event)
             except RuntimeError:  # the loop is closed, and its iterators were not
-                commands.put(Abort([name]))
+                _abort(queues, [name])
 
         self.submit([request], tell)
         is_over = False
@@ -150,7 +152,7 @@ class Engine:
                     yield output
         finally:
             if not is_over:
-                commands.put(Abort([name]))
+                _abort(queues, [name])
 
     def stream(
         self,
@@ -228,7 +230,15 @@ class Engine:
         Raises:
             PlanError: the engine is closed, or another process's.
         """
-        self._put(Add(tuple(requests), tell))
+        loads = [replica.load for replica in self._replicas]
+        shares: list[list[Request]] = [[] for _ in loads]
+        for request in requests:
+            place = loads.index(min(loads))
+            if request.is_named:  # always the same one, so that it can tell when a name comes twice
+                place = crc32(request.request_id.encode("utf-8", "surrogatepass")) % len(loads)
+            shares[place].append(request)
+            loads[place] += 1
+        self._put([Add(tuple(share), tell) if share else None for share in shares])
 
     def abort(self, request_id: str) -> None:
         """End a request; its texts get the reason `abort`. Nothing happens to one that has ended.
@@ -236,7 +246,7 @@ class Engine:
         Args:
             request_id: of the request.
         """
-        self._commands.put(Abort([_border.text("engine", "request_id", request_id)]))
+        _abort(self._queues, [_border.text("engine", "request_id", request_id)])
 
     def memory_usage(self) -> list[dict[str, int]]:
         """Bytes allocated per device, as `GraphInstance.memory_usage` says them.
@@ -244,10 +254,14 @@ class Engine:
         Raises:
             PlanError: the engine is closed, or another process's.
         """
-        return self._between_steps(lambda core: self.model.instance.memory_usage())
+        found: list[dict[str, int]] = []
+        for replica in self._replicas:
+            instance = replica.model.instance
+            found += self._between_steps(lambda _, own=instance: own.memory_usage(), replica)  # type: ignore[misc]
+        return found
 
-    def _between_steps(self, function: Callable[[EngineCore], T]) -> T:
-        """What a function of the core returns, called on the engine's thread; waits for the step at hand."""
+    def _between_steps(self, function: Callable[[EngineCore], T], replica: Replica | None = None) -> T:
+        """What a function of the core returns, called on its thread; waits for the step at hand."""
         answer: Future[T] = Future()
 
         def call(core: EngineCore) -> None:
@@ -256,16 +270,20 @@ class Engine:
             except Exception as error:
                 answer.set_exception(error)
 
-        self._put(Call(call))
+        wanted = self._replicas[0] if replica is None else replica
+        self._put([Call(call) if one is wanted else None for one in self._replicas])
         return answer.result()
 
-    def _put(self, command: Command) -> None:
+    def _put(self, commands: Sequence[Command | None]) -> None:
+        """A command, or none, for each copy of the model."""
         if os.getpid() != self._process:
             raise _foreign()
         with self._door:
             if self._is_closed:
                 raise PlanError("[serve.engine] the engine must be open; got a closed one; make another")
-            self._commands.put(command)
+            for queue, command in zip(self._queues, commands):
+                if command is not None:
+                    queue.put(command)
 
     def pieces(self, requests: Sequence[Request]) -> Iterator[Piece]:
         """Ask, and yield what is told until all texts have ended. Closing or dropping the iterator ends the requests.
@@ -291,7 +309,7 @@ class Engine:
                 yield event
         finally:
             if num_left and os.getpid() == self._process:
-                self._commands.put(Abort([request.request_id for request in requests]))
+                _abort(self._queues, [request.request_id for request in requests])
 
     def _request(
         self,
@@ -339,6 +357,7 @@ class Engine:
             limit,
             index=index,
             grammar=grammar,
+            is_named=request_id is not None,
         )
 
     def _ids(self, prompt: Prompt) -> tuple[list[int], str]:
@@ -387,6 +406,12 @@ def _one_each(name: str, value: Any, is_one: bool, count: int) -> Sequence[Any]:
             "engine", f"{name} is one for all or one per prompt", f"{len(values)} for {count}", "correct it"
         )
     return values
+
+
+def _abort(queues: Iterable[SimpleQueue[Command]], request_ids: Sequence[str]) -> None:
+    """End requests, whichever copy of the model has them."""
+    for queue in queues:
+        queue.put(Abort(request_ids))
 
 
 def _foreign() -> PlanError:

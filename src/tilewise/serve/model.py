@@ -7,6 +7,7 @@ frequencies are chosen in some models) decide what is written.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ class EngineSettings:
 
     Args:
         tensor_parallel_size: devices that share every layer.
+        data_parallel_size: copies of the model, each with devices of its own, that share the requests.
         dtype: `bf16` or `f32` in any spelling of `core.dtypes`, or `auto`: as config.json says, else bf16.
         max_model_len: the context limit, which RoPE's frequencies are chosen by where they depend on one (`dynamic`,
             `longrope`); by default `models.default_context`. The text depends on it, and on no other size.
@@ -47,9 +49,10 @@ class EngineSettings:
         max_num_seqs: texts that are written at a time; others wait.
         max_num_batched_tokens: tokens of one call of the model; prompts are read in chunks of at most so many. At least
             `max_num_seqs`, to which it is raised.
-        kv_cache_memory_bytes: for keys and values over all devices. By default room for `max_num_seqs` sequences of
-            full length, but no more than 1 GiB where one of them fits that.
-        workers_per_device: threads that compute, of each device; None: as many as the processor has room for.
+        kv_cache_memory_bytes: for keys and values over all devices of a copy. By default room for `max_num_seqs`
+            sequences of full length, but no more than 1 GiB where one of them fits that.
+        workers_per_device: threads that compute, of each device; None: as many as the processor has room for, shared
+            by all copies.
         enable_prefix_caching: keep blocks of prompts and texts, to be found again by other requests.
         generation_config: end tokens are those of generation_config.json, where there is one and it has some; False:
             the file is not looked at.
@@ -64,6 +67,7 @@ class EngineSettings:
     """
 
     tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
     dtype: str = "auto"
     max_model_len: int | None = None
     max_context: int | None = None
@@ -78,7 +82,8 @@ class EngineSettings:
     speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        _border.integer("engine", "tensor_parallel_size", self.tensor_parallel_size, 1, MAX_DEVICES)
+        for name in ("tensor_parallel_size", "data_parallel_size"):
+            _border.integer("engine", name, getattr(self, name), 1, MAX_DEVICES)
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             value = _border.integer("engine", name, getattr(self, name), 1, _MOST)
             object.__setattr__(self, name, value)
@@ -152,12 +157,13 @@ class ServedModel:
             max_rows=self.limits.max_rows,
             with_head=settings.runner == "generate",
         )
-        tp = settings.tensor_parallel_size
+        tp, copies = settings.tensor_parallel_size, settings.data_parallel_size
+        workers = settings.workers_per_device
+        if workers is None and copies > 1:
+            workers = max(1, len(os.sched_getaffinity(0)) // (tp * copies))
         strategy = tw.DistributionStrategy.tensor_parallel(tp) if tp > 1 else tw.DistributionStrategy.single()
         graph.set_distribution(strategy)
-        self.instance: GraphInstance = graph.instantiate(
-            graph.plan(workers_per_device=settings.workers_per_device)
-        )
+        self.instance: GraphInstance = graph.instantiate(graph.plan(workers_per_device=workers))
         try:
             if is_dummy:
                 self.instance.initialize(0, self.config.initializer_range)

@@ -47,6 +47,7 @@ class Request:
         is_pooled: the prompt's vector is wanted, and no text.
         index: the caller's number for it, which its pieces have.
         grammar: that each text follows, at its beginning.
+        is_named: its name is a caller's choice, which another may make as well.
     """
 
     request_id: str
@@ -60,6 +61,7 @@ class Request:
     is_pooled: bool = False
     index: int = 0
     grammar: Grammar | None = field(default=None, compare=False)
+    is_named: bool = False
 
     @property
     def all_end_ids(self) -> frozenset[int]:

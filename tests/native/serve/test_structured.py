@@ -128,7 +128,9 @@ def test_blanks_as_a_pattern_says(llm):
     """`whitespace_pattern` is what may stand between parts."""
     schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2}
     found = one(llm, json=schema, whitespace_pattern="  ")
-    assert "  " in found.text and re.fullmatch(r"\[(  )?(true|false)(  )?,(  )?(true|false)(  )?\]", found.text)
+    assert "  " in found.text and re.fullmatch(
+        r"\[(  )?(true|false)(  )?,(  )?(true|false)(  )?\]", found.text
+    )
 
 
 def test_the_likeliest_text_may_be_asked_for(llm):

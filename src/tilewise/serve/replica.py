@@ -1,0 +1,42 @@
+"""One copy of a model with the thread that owns it. An engine has one or several; requests say nothing of which."""
+
+from __future__ import annotations
+
+import weakref
+from queue import SimpleQueue
+
+from tilewise.serve.core import EngineCore
+from tilewise.serve.loop import Close, Command, Loop, start_thread
+from tilewise.serve.model import ServedModel
+from tilewise.serve.runner import Runner
+
+__all__ = ["Replica"]
+
+
+class Replica:
+    """A loaded model at work. Ends its thread when it is dropped; nothing waits for that.
+
+    Args:
+        model: loaded; its owner from now on is the thread.
+    """
+
+    def __init__(self, model: ServedModel) -> None:
+        self.model = model
+        self.commands: SimpleQueue[Command] = SimpleQueue()
+        settings = model.settings
+        output = "logits" if settings.runner == "generate" else "hidden"
+        runner = Runner(model.instance, model.max_blocks, output)
+        self._core = EngineCore(runner, model.limits, model.tokenizer, settings.speculation)
+        self._thread = start_thread(Loop(self._core, self.commands), self.commands)
+        weakref.finalize(self, self.commands.put, Close()).atexit = False
+
+    @property
+    def load(self) -> int:
+        """About how many requests it has, those on their way to it included."""
+        return self._core.num_requests + self.commands.qsize()
+
+    def close(self) -> None:
+        """End all requests with an error, stop the devices and free their memory, when the step at hand is done."""
+        self.commands.put(Close())
+        self._thread.join()
+        self.model.close()

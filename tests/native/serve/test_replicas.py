@@ -1,0 +1,154 @@
+"""Several copies of a model behind one engine: the same texts, shared work, and errors that stay where they arise."""
+
+import asyncio
+import os
+import time
+
+import pytest
+
+from native.serve.serving_models import TEXTS, save_model
+from tilewise.core import CheckpointError, ConfigError, PlanError, TaskFailed
+from tilewise.serve import LLM, Engine, SamplingParams
+from tilewise.serve import engine as engine_module
+from tilewise.serve.model import ServedModel
+
+WAY = SamplingParams(max_tokens=10, seed=3, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model") / "llama")
+
+
+@pytest.fixture(scope="module")
+def pair(model_dir):
+    with Engine(model_dir, dtype="f32", data_parallel_size=2) as made:
+        yield made
+
+
+def counted(engine, monkeypatch):
+    """How many requests each copy was asked."""
+    counts = [0] * len(engine._replicas)
+    for place, replica in enumerate(engine._replicas):
+        add = replica._core.add
+
+        def counting(request, place=place, add=add):
+            counts[place] += 1
+            add(request)
+
+        monkeypatch.setattr(replica._core, "add", counting)
+    return counts
+
+
+def test_texts_are_those_of_one_copy_and_work_is_shared(model_dir, pair, monkeypatch):
+    """Of twelve requests each copy gets six."""
+    with LLM(model_dir, dtype="f32") as llm:
+        wanted = [output.outputs[0].token_ids for output in llm.generate(TEXTS * 4, WAY)]
+    counts = counted(pair, monkeypatch)
+    found = [[] for _ in wanted]
+    for piece in pair.stream(TEXTS * 4, WAY):
+        found[piece.sequence].append(piece.token)
+    assert found == wanted and counts == [6, 6]
+
+
+def test_a_request_of_its_own_goes_where_there_is_less_to_do(pair, monkeypatch):
+    """While one copy writes a long text, the other gets what comes; afterwards both are idle."""
+    while any(replica.load for replica in pair._replicas):
+        time.sleep(0.001)
+    counts = counted(pair, monkeypatch)
+    long = pair.stream(TEXTS[:1], SamplingParams(max_tokens=150, ignore_eos=True))
+    next(long)
+    busy = counts.index(1)
+    list(pair.stream(TEXTS[:1], WAY))
+    assert counts[busy] == 1 and sum(counts) == 2
+    long.close()
+    while any(replica.load for replica in pair._replicas):
+        time.sleep(0.001)
+
+
+def test_a_name_that_comes_twice_is_refused(pair):
+    """Named requests go to the same copy, which can tell."""
+
+    async def ask(number):
+        return [output async for output in pair.generate("import", WAY, f"mine {number % 4}")]
+
+    async def ask_at_once():
+        return await asyncio.gather(*(ask(number) for number in range(8)), return_exceptions=True)
+
+    found = asyncio.run(ask_at_once())
+    assert (
+        sum(isinstance(one, ConfigError) and "names one request at a time" in str(one) for one in found) == 4
+    )
+    assert sum(isinstance(one, list) for one in found) == 4
+
+
+def test_aborted_wherever_it_is(pair):
+    """By name, without saying which copy has it."""
+
+    async def ask(name):
+        outputs = pair.generate("import", SamplingParams(max_tokens=200, ignore_eos=True), name)
+        reasons = []
+        async for output in outputs:
+            pair.abort(name)
+            reasons.append(output.outputs[0].finish_reason)
+        return reasons[-1]
+
+    assert [asyncio.run(ask(name)) for name in "abcd"] == ["abort"] * 4
+
+
+def test_a_kernel_that_fails_in_one_copy(model_dir):
+    """Its requests are told; those of the other copy, and later ones, go on."""
+    with Engine(model_dir, dtype="f32", data_parallel_size=2) as engine:
+        engine._replicas[1].model.instance.inject("throw", 0, "attention_paged", 0)
+        told = []
+        engine.submit(engine.requests(TEXTS[:2], WAY), told.append)
+        while any(replica.load for replica in engine._replicas):
+            time.sleep(0.001)
+        (error,) = [one for one in told if isinstance(one, BaseException)]
+        assert isinstance(error, TaskFailed)
+        assert [one.finish_reason for one in told if not isinstance(one, BaseException)][-1] == "length"
+        assert len(list(engine.stream(TEXTS * 2, WAY))) == 60
+
+
+def test_memory_is_that_of_all_copies(pair):
+    """A line per device of each."""
+    usage = pair.memory_usage()
+    assert len(usage) == 2 and usage[0] == usage[1]
+
+
+def test_copies_share_the_cores(model_dir, pair):
+    """Unless told otherwise, a copy's device has its part of them."""
+    workers = [replica.model.instance.plan.settings.workers_per_device for replica in pair._replicas]
+    assert workers == [max(1, len(os.sched_getaffinity(0)) // 2)] * 2
+
+
+def test_a_copy_that_cannot_be_made_leaves_none(model_dir, monkeypatch, thread_count):
+    """The first is closed again, and the error is that of the second."""
+    before, made = thread_count(), []
+
+    def second_fails(*given):
+        if made:
+            raise CheckpointError("[test] no more")
+        made.append(ServedModel(*given))
+        return made[0]
+
+    monkeypatch.setattr(engine_module, "ServedModel", second_fails)
+    with pytest.raises(CheckpointError, match="no more"):
+        Engine(model_dir, dtype="f32", data_parallel_size=2)
+    assert thread_count(before) == before
+
+
+def test_closed_is_closed_for_all(model_dir):
+    """No copy takes anything afterwards."""
+    engine = Engine(model_dir, dtype="f32", data_parallel_size=3)
+    engine.close()
+    for _ in range(4):
+        with pytest.raises(PlanError, match="must be open"):
+            list(engine.stream(TEXTS[:1], WAY))
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 1.5, "2", 10**9])
+def test_wrong_numbers_of_copies_are_refused(model_dir, size):
+    """Before anything is loaded."""
+    with pytest.raises(ConfigError, match="data_parallel_size"):
+        Engine(model_dir, data_parallel_size=size)
