@@ -1,5 +1,6 @@
 """Shared by all tests: one seed, no colours, no temporary files outside pytest's own."""
 
+import gc
 import os
 import signal
 import sys
@@ -26,6 +27,15 @@ def _plain_terminal(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture
+def no_collection():
+    """For tests that interrupt themselves once: hypothesis hears of every collection of cycles, and an interrupt that
+    comes while it listens is printed and lost."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ ALLOWED = {
     "generate": f"{STAGES} data tilewise",
     "encode": f"{STAGES} generate tilewise",
     "train": f"{STAGES} data generate tilewise",
-    "serve": f"{STAGES} data generate tilewise",
+    "serve": f"{STAGES} data generate encode tilewise",
     "cli": f"{STAGES} data generate encode train serve tilewise",
     "tilewise": f"{STAGES} serve cli",  # `python -m tilewise`
 }

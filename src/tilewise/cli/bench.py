@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_console
+from tilewise.cli.options import (
+    DTYPE_HELP,
+    MODEL,
+    REVISION,
+    SPECULATIVE_HELP,
+    json_object,
+    known_dtype,
+    make_console,
+)
 from tilewise.cli.refuse import before_work
 from tilewise.core import ConfigError
 from tilewise.core.reading import Unreadable, decode_text, read_whole
@@ -39,6 +47,14 @@ _TP = typer.Option(
     rich_help_panel=_ENGINE,
     help="Devices that share every layer (1, 2, 4, ...).",
 )
+_COPIES = typer.Option(
+    "--data-parallel-size",
+    "--dp",
+    min=1,
+    rich_help_panel=_ENGINE,
+    help="Copies of the model that share the requests.",
+)
+_GUESSES = typer.Option(metavar="JSON", rich_help_panel=_ENGINE, help=SPECULATIVE_HELP)
 _DTYPE = typer.Option(callback=known_dtype, metavar="TYPE", rich_help_panel=_ENGINE, help=DTYPE_HELP)
 _FORMAT = typer.Option(
     rich_help_panel=_ENGINE,
@@ -73,6 +89,8 @@ def latency(
         ),
     ] = False,
     tp: Annotated[int, _TP] = 1,
+    dp: Annotated[int, _COPIES] = 1,
+    speculative_config: Annotated[str | None, _GUESSES] = None,
     dtype: Annotated[str, _DTYPE] = "auto",
     load_format: Annotated[str, _FORMAT] = "auto",
     max_num_batched_tokens: Annotated[int, _BATCHED] = 256,
@@ -96,6 +114,8 @@ def latency(
     llm = _load(
         find_model(model, revision),
         tensor_parallel_size=tp,
+        data_parallel_size=dp,
+        speculative_config=json_object(speculative_config),
         dtype=dtype,
         load_format=load_format,
         max_context=input_len + output_len,
@@ -155,6 +175,8 @@ def throughput(
         ),
     ] = True,
     tp: Annotated[int, _TP] = 1,
+    dp: Annotated[int, _COPIES] = 1,
+    speculative_config: Annotated[str | None, _GUESSES] = None,
     dtype: Annotated[str, _DTYPE] = "auto",
     load_format: Annotated[str, _FORMAT] = "auto",
     max_model_len: Annotated[
@@ -198,6 +220,8 @@ def throughput(
     llm = _load(
         find_model(model, revision),
         tensor_parallel_size=tp,
+        data_parallel_size=dp,
+        speculative_config=json_object(speculative_config),
         dtype=dtype,
         load_format=load_format,
         max_model_len=max_model_len,

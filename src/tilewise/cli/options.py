@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -11,7 +12,15 @@ from tilewise.core import MODEL_DTYPES, ConfigError, choose_dtype
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["DTYPE_HELP", "MODEL", "REVISION", "known_dtype", "make_console"]
+__all__ = [
+    "DTYPE_HELP",
+    "MODEL",
+    "REVISION",
+    "SPECULATIVE_HELP",
+    "json_object",
+    "known_dtype",
+    "make_console",
+]
 
 MODEL = typer.Argument(
     metavar="MODEL",
@@ -23,6 +32,25 @@ DTYPE_HELP = (
     "Of weights and activations: bf16 or bfloat16; f32, float32 or fp32; auto: as config.json says, bf16 when that is "
     "another type."
 )
+
+
+SPECULATIVE_HELP = (
+    "How next tokens are guessed, as JSON, for example "
+    '{"num_speculative_tokens": 4, "prompt_lookup_max": 3}. No text depends on it.'
+)
+
+
+def json_object(text: str | None) -> dict[str, Any] | None:
+    """An option that is a JSON object, or a usage error."""
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise typer.BadParameter(f"it must be JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise typer.BadParameter("it must be a JSON object")
+    return found
 
 
 def known_dtype(name: str) -> str:

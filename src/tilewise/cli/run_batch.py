@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_console
+from tilewise.cli.options import (
+    DTYPE_HELP,
+    MODEL,
+    REVISION,
+    SPECULATIVE_HELP,
+    json_object,
+    known_dtype,
+    make_console,
+)
 from tilewise.cli.refuse import before_work
 from tilewise.core import ConfigError
 from tilewise.core.reading import Unreadable, decode_text, read_whole
@@ -36,6 +44,13 @@ def run_batch(
             "--tensor-parallel-size", "--tp", min=1, help="Devices that share every layer (1, 2, 4, ...)."
         ),
     ] = 1,
+    dp: Annotated[
+        int,
+        typer.Option(
+            "--data-parallel-size", "--dp", min=1, help="Copies of the model that share the requests."
+        ),
+    ] = 1,
+    speculative_config: Annotated[str | None, typer.Option(metavar="JSON", help=SPECULATIVE_HELP)] = None,
     dtype: Annotated[str, typer.Option(callback=known_dtype, metavar="TYPE", help=DTYPE_HELP)] = "auto",
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="The model's context; default: as config.json says.")
@@ -54,6 +69,7 @@ def run_batch(
     from tilewise.core.writing import replace_text, writing
     from tilewise.serve import LLM, answer_lines
 
+    guessing = json_object(speculative_config)
     try:
         lines = decode_text(read_whole(file, _MOST_BYTES)).splitlines()
     except Unreadable as error:
@@ -66,6 +82,8 @@ def run_batch(
         llm = LLM(
             find_model(model, revision),
             tensor_parallel_size=tp,
+            data_parallel_size=dp,
+            speculative_config=guessing,
             dtype=dtype,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,

@@ -91,12 +91,14 @@ class Encoder:
         self.instance.close()
 
     def encode(
-        self, texts: Sequence[str], show: Callable[[int, int], None] = lambda done, total: None
+        self,
+        texts: Sequence[str | Sequence[int]],
+        show: Callable[[int, int], None] = lambda done, total: None,
     ) -> NDArray[np.float32]:
         """A vector per text, `[N, D]`, in the texts' order.
 
         Args:
-            texts: to encode; similar lengths go together, so that little is padded.
+            texts: to encode, or their token ids; similar lengths go together, so that little is padded.
             show: called with the texts done and all texts after each call of the model.
 
         Raises:
@@ -104,7 +106,7 @@ class Encoder:
             NotFinite: the model makes no finite numbers of a text.
         """
         given = _border.sequence("encoder", "texts", texts, "texts")
-        ids = [self._ids(i, text) for i, text in enumerate(given)]
+        ids = [self.ids(text, i) for i, text in enumerate(given)]
         vectors = np.zeros((len(ids), self.config.hidden_size), np.float32)
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         for first in range(0, len(order), self._batch):
@@ -120,8 +122,22 @@ class Encoder:
             show(min(first + self._batch, len(order)), len(order))
         return vectors
 
-    def _ids(self, index: int, text: str) -> list[int]:
-        ids = encode_prompt(self.tokenizer, text)
+    def ids(self, text: str | Sequence[int], index: int = 0) -> list[int]:
+        """A text's tokens, as they are encoded.
+
+        Args:
+            text: or token ids.
+            index: of the text, for errors.
+
+        Raises:
+            ConfigError: it is none, has no tokens, or is longer than the context.
+        """
+        if isinstance(text, str):
+            ids = encode_prompt(self.tokenizer, text)
+        else:
+            last = self.config.vocab_size - 1
+            given = _border.sequence("encoder", "a text", text, "ids, or a str")
+            ids = [_border.integer("encoder", "an id of a text", id_, 0, last) for id_ in given]
         if not ids:
             raise ConfigError(
                 f"[encode.encoder] a text must have tokens; got none in text {index}; leave it out"

@@ -32,7 +32,7 @@ from tilewise.serve.request import PRIORITIES, Asked, Request
 from tilewise.serve.sampling_params import SamplingParams
 from tilewise.serve.structured import Grammars
 
-__all__ = ["Engine", "Prompt"]
+__all__ = ["Engine", "Prompt", "prompt_form"]
 
 T = TypeVar("T")
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -362,17 +362,7 @@ class Engine:
 
     def _ids(self, prompt: Prompt) -> tuple[list[int], str]:
         """A prompt's tokens and its salt."""
-        salt = ""
-        if isinstance(prompt, Mapping):
-            for name in prompt:
-                _border.choice("engine", "a field of a prompt", name, _PROMPT_FIELDS)
-            salt = prompt.get("cache_salt", "")
-            _border.instance("engine", "cache_salt", salt, str, "pass text")
-            forms = [prompt[name] for name in ("prompt_token_ids", "prompt") if name in prompt]
-            if len(forms) != 1:
-                rule = "a prompt has either prompt or prompt_token_ids"
-                _border.refuse("engine", rule, shown(dict(prompt)), "give one of them")
-            prompt = forms[0]
+        prompt, salt = prompt_form(prompt)
         if isinstance(prompt, str):
             ids = encode_prompt(self.model.tokenizer, prompt)
         else:
@@ -394,6 +384,28 @@ class Engine:
         for name, ids in named.items():
             for id_ in ids:
                 _border.integer("engine", f"an id of {name}", id_, 0, last)
+
+
+def prompt_form(prompt: Prompt) -> tuple[str | Sequence[int], str]:
+    """A prompt as text or ids, and its salt.
+
+    Args:
+        prompt: in any form.
+
+    Raises:
+        ConfigError: a dictionary that is no prompt.
+    """
+    if not isinstance(prompt, Mapping):
+        return prompt, ""
+    for name in prompt:
+        _border.choice("engine", "a field of a prompt", name, _PROMPT_FIELDS)
+    salt = prompt.get("cache_salt", "")
+    _border.instance("engine", "cache_salt", salt, str, "pass text")
+    forms = [prompt[name] for name in ("prompt_token_ids", "prompt") if name in prompt]
+    if len(forms) != 1:
+        rule = "a prompt has either prompt or prompt_token_ids"
+        _border.refuse("engine", rule, shown(dict(prompt)), "give one of them")
+    return forms[0], salt
 
 
 def _one_each(name: str, value: Any, is_one: bool, count: int) -> Sequence[Any]:

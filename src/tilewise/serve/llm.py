@@ -6,15 +6,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tilewise import models
 from tilewise.core import Border
+from tilewise.encode import Encoder
 from tilewise.generate import ChatTemplate, encode_prompt
 from tilewise.serve.collector import Collector
-from tilewise.serve.engine import Engine, Prompt
+from tilewise.serve.engine import Engine, Prompt, prompt_form
 from tilewise.serve.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput, RequestOutputKind
 from tilewise.serve.sampling_params import SamplingParams
 
 __all__ = ["LLM"]
 
+_OF_ENCODERS = {"tensor_parallel_size": "tp", "dtype": "dtype", "max_num_seqs": "batch"}
 _FROM_FILE = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
 _border = Border("serve")
 Messages = Sequence[Mapping[str, Any]]
@@ -36,8 +39,28 @@ class LLM:
 
     def __init__(self, model: str | Path, **settings: Any) -> None:
         self._model_dir = _border.path("llm", "model", model)
-        self.engine = Engine(self._model_dir, **settings)
         self._template: ChatTemplate | None = None
+        self._engine: Engine | None = None
+        self._encoder: Encoder | None = None
+        if settings.get("runner") == "pooling" and models.is_encoder(models.open(self._model_dir)):
+            for name in settings:
+                _border.choice("llm", "a setting of an encoder", name, ["runner", *_OF_ENCODERS])
+            given = {ours: settings[name] for name, ours in _OF_ENCODERS.items() if name in settings}
+            self._encoder = Encoder(self._model_dir, **{"dtype": "auto", **given})
+        else:
+            self._engine = Engine(self._model_dir, **settings)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine beneath.
+
+        Raises:
+            ConfigError: the model is an encoder, which has none.
+        """
+        if self._engine is None:
+            rule, advice = "this call needs a model that writes", "an encoder has encode"
+            _border.refuse("llm", rule, "an encoder", advice)
+        return self._engine
 
     def __enter__(self) -> LLM:
         return self
@@ -47,11 +70,14 @@ class LLM:
 
     def close(self) -> None:
         """End all requests with an error, stop the devices and free their memory."""
-        self.engine.close()
+        if self._engine is not None:
+            self._engine.close()
+        if self._encoder is not None:
+            self._encoder.close()
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
-        return self.engine.model.tokenizer
+        return self.engine.model.tokenizer if self._encoder is None else self._encoder.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What generation_config.json says of sampling; the usual where it says nothing."""
@@ -98,8 +124,8 @@ class LLM:
         return [outputs[index] for index in range(len(requests))]
 
     def encode(self, prompts: Prompt | Sequence[Prompt]) -> list[PoolingRequestOutput]:
-        """Turn prompts into vectors: what the model's head would read at their last token. A model made with
-        `runner="pooling"` does this; encoders are `tilewise.encode.Encoder`'s.
+        """Turn prompts into vectors. A model made with `runner="pooling"` does this: a decoder gives what its head
+        would read at the last token, an encoder pools all tokens as its directory says.
 
         Args:
             prompts: one or several: texts, token ids, or dictionaries with `prompt` or `prompt_token_ids`.
@@ -112,6 +138,8 @@ class LLM:
             TaskFailed, NotFinite: the step of a request failed; the others of this call end with it.
         """
         given: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
+        if self._encoder is not None:
+            return _encode(self._encoder, given)
         requests = self.engine.pooling_requests(given)
         outputs: dict[int, PoolingRequestOutput] = {}
         for piece in self.engine.pieces(requests):
@@ -188,6 +216,19 @@ class LLM:
         )
         # a template's text holds the tokens that begin it
         return {"prompt_token_ids": encode_prompt(self.get_tokenizer(), text, add_special_tokens=False)}
+
+
+def _encode(encoder: Encoder, prompts: Sequence[Prompt]) -> list[PoolingRequestOutput]:
+    """Vectors of an encoder."""
+    ids = [
+        encoder.ids(prompt_form(prompt)[0], index)
+        for index, prompt in enumerate(_border.sequence("llm", "prompts", prompts, "prompts"))
+    ]
+    vectors = encoder.encode(ids)
+    return [
+        PoolingRequestOutput(f"text-{index}", PoolingOutput(vector), tokens, num_cached_tokens=0)
+        for index, (vector, tokens) in enumerate(zip(vectors, ids))
+    ]
 
 
 def _is_one(prompts: Any) -> bool:

@@ -162,6 +162,7 @@ def test_messages_that_cannot_be_answered_are_said(model, run):
     assert "no systems" in run(model, "--chat", "--system", "no", code=2)[1]
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_ctrl_c_stops_an_answer_and_no_more(model, run, monkeypatch):
     """The answer ends at once, stays in the conversation, and the next message is answered."""
     stream = Engine.stream

@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from native.models.families import Case
+from tilewise import LLM
 from tilewise.core import ConfigError
 from tilewise.data import train_tokenizer
 from tilewise.encode import Encoder, Pooling
@@ -165,6 +166,27 @@ def test_threads_share_an_encoder(encoder):
         with ThreadPoolExecutor(len(TEXTS)) as pool:
             found = list(pool.map(lambda i: shared.encode([TEXTS[i % len(TEXTS)]]), range(100)))
     assert all(np.array_equal(vector, alone[i % len(TEXTS)]) for i, vector in enumerate(found))
+
+
+def test_llm_encodes_with_encoders(encoder, tokenizer):
+    """Texts, ids and dictionaries, the vectors of the command; what an encoder has not is refused."""
+    with Encoder(encoder[0]) as own:
+        wanted = own.encode(TEXTS)
+    with LLM(encoder[0], runner="pooling", dtype="f32", max_num_seqs=2) as llm:
+        ids = [tokenizer.encode(text).ids for text in TEXTS]
+        for prompts in (TEXTS, ids, [{"prompt": text} for text in TEXTS]):
+            outputs = llm.encode(prompts)
+            assert [output.prompt_token_ids for output in outputs] == ids
+            assert np.array_equal(np.array([output.outputs.data for output in outputs]), wanted)
+        assert np.array_equal(llm.encode(TEXTS[0])[0].outputs.data, wanted[0])
+        for call in (lambda: llm.generate("x"), lambda: llm.engine):
+            with pytest.raises(ConfigError, match="needs a model that writes"):
+                call()
+        for wrong in ([[10**6]], [[]], [{"text": "x"}], [b"x"], ["x" * 9999]):
+            with pytest.raises(ConfigError):
+                llm.encode(wrong)
+    with pytest.raises(ConfigError, match="a setting of an encoder"):
+        LLM(encoder[0], runner="pooling", max_model_len=8)
 
 
 def test_encode_reads_lines(encoder, run, monkeypatch):

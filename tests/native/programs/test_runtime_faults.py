@@ -69,6 +69,7 @@ def long_program(num_tasks: int) -> Program:
     return program
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_ctrl_c(make_executor):
     """SIGINT during a run raises KeyboardInterrupt within a moment; the executor stays usable."""
     program = long_program(50_000)
@@ -84,6 +85,7 @@ def test_ctrl_c(make_executor):
     executor.run(short, [])
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_ctrl_c_while_a_worker_is_stopped(make_executor):
     """A stopped worker does not keep Ctrl-C waiting, and counters are consistent afterwards."""
     program = all_reduce_program(5)
@@ -97,6 +99,7 @@ def test_ctrl_c_while_a_worker_is_stopped(make_executor):
     expect_right(executor, program, 5)
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_the_gil_is_free_during_a_run(make_executor):
     """Another Python thread runs while a program does; a second run is refused."""
     program = all_reduce_program(5)

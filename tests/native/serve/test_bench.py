@@ -108,6 +108,7 @@ def test_throughput_of_a_file(model_dir, tmp_path, capsys):
         "--dataset-path",
         str(data),
     ]
+    command += ["--dp", "2", "--speculative-config", '{"num_speculative_tokens": 3}']
     assert _run([*command, "--dtype", "f32", "--output-json", str(out), "--picture", str(picture)]) == 0
     found, said = json.loads(out.read_text()), capsys.readouterr().out
     assert found["num_output_tokens"] == 18 and "Total num output tokens: 18" in said
@@ -154,6 +155,9 @@ def test_latency_of_a_batch(model_dir, tmp_path, capsys):
             "must be a file of JSON",
         ),
         (["latency", "--input-len", "100000"], "max_context"),
+        (["latency", "--speculative-config", "{"], "it must be JSON"),
+        (["throughput", "--speculative-config", "[]"], "it must be a JSON object"),
+        (["throughput", "--speculative-config", '{"tokens": 2}'], "a setting must be one of"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -106,7 +106,7 @@ def test_an_error_ends_the_call_and_no_more(llm):
 
 def test_writing_ends_at_the_limits(llm):
     """max_tokens, and the context where there is no other limit."""
-    assert _first(llm, TEXTS[0], SamplingParams(max_tokens=5)).finish_reason == "length"
+    assert _first(llm, TEXTS[0], SamplingParams(max_tokens=5, ignore_eos=True)).finish_reason == "length"
     (output,) = llm.generate(TEXTS[:1], SamplingParams(max_tokens=None, ignore_eos=True))
     assert len(output.prompt_token_ids) + len(output.outputs[0].token_ids) == MAX_CONTEXT
     assert output.outputs[0].finish_reason == "length"
