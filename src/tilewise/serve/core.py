@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tilewise.core import TilewiseError
 from tilewise.generate import History, Pick, pick_tokens
+from tilewise.serve.draft_model import DraftModel
 from tilewise.serve.outputs import Piece
 from tilewise.serve.request import Request
 from tilewise.serve.scheduler import Limits, Scheduled, Scheduler
@@ -76,6 +77,7 @@ class EngineCore:
         limits: of a step and of the cache.
         tokenizer: of the model.
         speculation: how next tokens are guessed; None: they are not.
+        draft_model: that guesses them, where a model does.
     """
 
     def __init__(
@@ -84,11 +86,13 @@ class EngineCore:
         limits: Limits,
         tokenizer: Tokenizer,
         speculation: SpeculativeConfig | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
         self.scheduler = Scheduler(limits)
         self._runner = runner
         self._tokenizer = tokenizer
         self._speculation = speculation
+        self._draft_model = draft_model
         self._threads = len(os.sched_getaffinity(0))
         self._texts: dict[Sequence, Text] = {}
         self._sequences: dict[str, list[Sequence]] = {}
@@ -113,10 +117,10 @@ class EngineCore:
         for choice in range(request.sampling.n):
             leader = sequences[0] if sequences else None
             history = History(request.ids)
-            drafter = None
+            sequence = Sequence(request, choice, history, leader)
             if self._speculation is not None and not request.is_pooled:
-                drafter = self._speculation.drafter(history)
-            sequences.append(Sequence(request, choice, history, leader, drafter))
+                sequence.drafter = self._speculation.drafter(sequence)
+            sequences.append(sequence)
         self._texts |= {sequence: Text(sequence, self._tokenizer) for sequence in sequences}
         self._sequences[request.request_id] = sequences
         self.scheduler.add(sequences)
@@ -139,6 +143,8 @@ class EngineCore:
 
     def step(self) -> list[Event]:
         """Schedule, call the model once, draw tokens."""
+        if self._draft_model is not None:
+            self._draft_model.guess(self.scheduler.running)
         parts = self.scheduler.schedule()
         if not parts:
             return []

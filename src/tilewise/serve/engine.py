@@ -92,7 +92,7 @@ class Engine:
         """End all requests with an error, stop the devices and free their memory, when the step at hand is done."""
         if os.getpid() != self._process:  # in a forked child, which has none of the threads
             for replica in self._replicas:
-                replica.model.close()
+                replica.free()
             return
         with self._door:
             self._is_closed = True

@@ -6,6 +6,7 @@ import weakref
 from queue import SimpleQueue
 
 from tilewise.serve.core import EngineCore
+from tilewise.serve.draft_model import DraftModel
 from tilewise.serve.loop import Close, Command, Loop, start_thread
 from tilewise.serve.model import ServedModel
 from tilewise.serve.runner import Runner
@@ -18,6 +19,9 @@ class Replica:
 
     Args:
         model: loaded; its owner from now on is the thread.
+
+    Raises:
+        ConfigError, CheckpointError, ResourceError: of the draft model that its settings name.
     """
 
     def __init__(self, model: ServedModel) -> None:
@@ -26,7 +30,14 @@ class Replica:
         settings = model.settings
         output = "logits" if settings.runner == "generate" else "hidden"
         runner = Runner(model.instance, model.max_blocks, output)
-        self._core = EngineCore(runner, model.limits, model.tokenizer, settings.speculation)
+        guessing, self._draft_model = settings.speculation, None
+        if guessing is not None and guessing.model is not None:
+            try:
+                self._draft_model = DraftModel(guessing.model, model, guessing.num_speculative_tokens)
+            except BaseException:
+                model.close()
+                raise
+        self._core = EngineCore(runner, model.limits, model.tokenizer, guessing, self._draft_model)
         self._thread = start_thread(Loop(self._core, self.commands), self.commands)
         weakref.finalize(self, self.commands.put, Close()).atexit = False
 
@@ -39,4 +50,10 @@ class Replica:
         """End all requests with an error, stop the devices and free their memory, when the step at hand is done."""
         self.commands.put(Close())
         self._thread.join()
+        self.free()
+
+    def free(self) -> None:
+        """Stop the devices and free their memory; the thread has ended, or is another process's."""
         self.model.close()
+        if self._draft_model is not None:
+            self._draft_model.close()

@@ -143,6 +143,11 @@ class Scheduler:
         """Sequences that have blocks."""
         return len(self._running)
 
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        """Sequences that have blocks, in the order of their turns."""
+        return tuple(self._running)
+
     def live(self) -> list[Sequence]:
         """All sequences that are not finished."""
         return [*self._running, *self._waiting]

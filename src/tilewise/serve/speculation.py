@@ -8,15 +8,17 @@ never a token of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tilewise.core import Border
 from tilewise.generate import History
+from tilewise.models import BLOCK_SIZE
+from tilewise.serve.sequence import Drafter, Sequence
 
-__all__ = ["NgramDrafter", "SpeculativeConfig"]
+__all__ = ["ModelDrafter", "NgramDrafter", "SpeculativeConfig"]
 
-_METHODS = ("ngram",)
+_METHODS = ("ngram", "draft_model")
 _MOST = 256
 _USUAL = 5
 _border = Border("serve")
@@ -28,7 +30,9 @@ class SpeculativeConfig:
 
     Args:
         num_speculative_tokens: guesses for a call and text, at most.
-        method: `ngram`: what followed the last few tokens where they stood before, in prompt or text.
+        method: `ngram`: what followed the last few tokens where they stood before, in prompt or text; `draft_model`:
+            what a smaller model says. By default the second where `model` is given, else the first.
+        model: a Hugging Face directory of the smaller model, of the same vocabulary.
         prompt_lookup_max: so many last tokens are looked for first; None: 5, or as many as `prompt_lookup_min`.
         prompt_lookup_min: so many at least; None: as many as `prompt_lookup_max`.
 
@@ -37,13 +41,21 @@ class SpeculativeConfig:
     """
 
     num_speculative_tokens: int
-    method: str = "ngram"
+    method: str | None = None
+    model: str | None = None
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
 
     def __post_init__(self) -> None:
         place = "speculative_config"
+        if self.model is not None:
+            object.__setattr__(self, "model", str(_border.path(place, "model", self.model)))
+        usual = "ngram" if self.model is None else "draft_model"
+        object.__setattr__(self, "method", usual if self.method is None else self.method)
         _border.choice(place, "method", self.method, _METHODS)
+        if (self.method == "draft_model") != (self.model is not None):
+            got = f"{self.method} {'without' if self.model is None else 'with'} a model"
+            _border.refuse(place, "method draft_model goes with model", got, "correct one")
         _border.integer(place, "num_speculative_tokens", self.num_speculative_tokens, 1, _MOST)
         longest, shortest = self.prompt_lookup_max, self.prompt_lookup_min
         for name, value in (("prompt_lookup_max", longest), ("prompt_lookup_min", shortest)):
@@ -69,18 +81,21 @@ class SpeculativeConfig:
         """
         _border.mapping("engine", "speculative_config", given, "settings")
         for name in given:
-            _border.choice("speculative_config", "a setting", name, [field.name for field in fields(cls)])
+            _border.choice("speculative_config", "a setting", name, [one.name for one in fields(cls)])
         if "num_speculative_tokens" not in given:
             rule, advice = "num_speculative_tokens must be given", "add it, 5 for example"
             _border.refuse("speculative_config", rule, "none", advice)
         return cls(**given)
 
-    def drafter(self, history: History) -> NgramDrafter:
+    def drafter(self, sequence: Sequence) -> Drafter:
         """What guesses for a text.
 
         Args:
-            history: of the text.
+            sequence: the text.
         """
+        if self.method == "draft_model":
+            return ModelDrafter(sequence)
+        history = sequence.history
         assert self.prompt_lookup_max is not None and self.prompt_lookup_min is not None  # set above
         return NgramDrafter(
             history, self.num_speculative_tokens, self.prompt_lookup_max, self.prompt_lookup_min
@@ -124,3 +139,41 @@ class NgramDrafter:
                 period = len(ids) - place
                 return [ids[place + index % period] for index in range(min(most, self._count))]
         return []
+
+
+@dataclass
+class ModelDrafter:
+    """What the smaller model knows of one text.
+
+    Attributes:
+        sequence: the text.
+        blocks: that its cache was filled in.
+        done: positions in its cache.
+        guesses: of the tokens behind `length`.
+        length: of the text when they were made.
+    """
+
+    sequence: Sequence
+    blocks: list[int] = field(default_factory=list)
+    done: int = 0
+    guesses: list[int] = field(default_factory=list)
+    length: int = 0
+
+    def draft(self, most: int) -> list[int]:
+        """The guesses, where they are of the text as it stands; at most so many.
+
+        Args:
+            most: that can be used.
+        """
+        return self.guesses[:most] if self.length == len(self.sequence) else []
+
+    def resume(self) -> int:
+        """How far the text as it stands is in the cache; less than before where blocks were given up or a guess was
+        wrong."""
+        held = self.sequence.blocks
+        same = 0
+        while same < min(len(held), len(self.blocks)) and held[same] == self.blocks[same]:
+            same += 1
+        self.done = min(self.done, same * BLOCK_SIZE, len(self.sequence) - 1)
+        self.blocks = list(held)
+        return self.done

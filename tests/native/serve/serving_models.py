@@ -13,6 +13,7 @@ from tilewise.checkpoint import save_pretrained
 from tilewise.data import train_tokenizer
 from tilewise.models.llama import LlamaConfig
 from tilewise.serve.core import EngineCore
+from tilewise.serve.draft_model import DraftModel
 from tilewise.serve.model import EngineSettings, ServedModel
 from tilewise.serve.request import Request
 from tilewise.serve.runner import Runner
@@ -26,7 +27,8 @@ CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% 
 
 
 def save_model(directory: Path, **settings: Any) -> Path:
-    """A Llama of two layers with four heads, a chat template included."""
+    """A Llama with four heads, of two layers unless told otherwise, a chat template included."""
+    num_layers = settings.pop("num_hidden_layers", 2)
     tokenizer = train_tokenizer(TEXTS * 5, vocab_size=320)
     sizes = {
         "num_key_value_heads": 2,
@@ -34,7 +36,7 @@ def save_model(directory: Path, **settings: Any) -> Path:
         "eos_token_ids": (0,),
         **settings,
     }
-    config = LlamaConfig(tokenizer.get_vocab_size(), 64, 96, 2, 4, **sizes)
+    config = LlamaConfig(tokenizer.get_vocab_size(), 64, 96, num_layers, 4, **sizes)
     rng = np.random.default_rng(1)
     weights = {n: rng.normal(0, 0.3, s).astype(np.float32) for n, s in models.parameter_shapes(config)}
     save_pretrained(directory, config.to_dict(), models.stored_tensors(config, weights), tokenizer)
@@ -49,11 +51,14 @@ def load(directory: Path, **settings: Any) -> ServedModel:
 
 
 def core_of(
-    model: ServedModel, limits: Limits | None = None, speculation: SpeculativeConfig | None = None
+    model: ServedModel,
+    limits: Limits | None = None,
+    speculation: SpeculativeConfig | None = None,
+    draft_model: DraftModel | None = None,
 ) -> EngineCore:
     """An engine without a thread."""
     runner = Runner(model.instance, model.max_blocks)
-    return EngineCore(runner, limits or model.limits, model.tokenizer, speculation)
+    return EngineCore(runner, limits or model.limits, model.tokenizer, speculation, draft_model)
 
 
 def request_of(

@@ -7,6 +7,7 @@ guesses that are right and wrong, on several devices and numbers of workers.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,6 +26,7 @@ from tilewise.serve import sequence as sequence_module
 from tilewise.serve import text as text_module
 from tilewise.serve.block_key import block_key
 from tilewise.serve.blocks import BlockPool
+from tilewise.serve.draft_model import DraftModel
 from tilewise.serve.outputs import Piece
 from tilewise.serve.sampling_params import SamplingParams
 from tilewise.serve.scheduler import Limits, Scheduled, Scheduler
@@ -116,8 +118,12 @@ def served(tmp_path_factory):
     """One model directory, loaded in several ways."""
     directory = save_model(tmp_path_factory.mktemp("model") / "llama")
     found = {name: load(directory, **how) for name, how in VARIANTS.items()}
+    smaller = save_model(tmp_path_factory.mktemp("model") / "smaller", num_hidden_layers=1)
+    for model in found.values():
+        model.draft_model = DraftModel(str(smaller), model, 3)
     yield found
     for model in found.values():
+        model.draft_model.close()
         model.close()
 
 
@@ -168,6 +174,7 @@ class Oracle:
 GUESSING = {
     "no guesses": None,
     "repetitions": SpeculativeConfig(4, prompt_lookup_max=3, prompt_lookup_min=1),
+    "a smaller model": SpeculativeConfig(3, model="smaller"),
     "mostly right": 5,
     "mostly wrong": 2,
 }
@@ -176,7 +183,8 @@ GUESSING = {
 def _play(model, limits, history, write, guessing=None):
     """A history; every text is what it is alone, or the beginning of that where it was cancelled."""
     speculation = guessing if isinstance(guessing, SpeculativeConfig) else None
-    core, asked, dropped, told = core_of(model, limits, speculation), {}, set(), []
+    draft_model = model.draft_model if speculation is not None and speculation.model else None
+    core, asked, dropped, told = core_of(model, limits, speculation, draft_model), {}, set(), []
     for event in history:
         if isinstance(event, Arrive):
             name = f"{len(asked)}"
@@ -251,6 +259,20 @@ def test_right_guesses_save_calls_and_change_nothing(served, alone):
     wide, history = Limits(3, 64, 16, 16, MAX_CONTEXT), [e for e in BUSY if isinstance(e, Arrive)]
     plain, guessed = (_play(served["one"], wide, history, partial(alone, "one"), how) for how in (None, 5))
     assert guessed.scheduler.num_steps < plain.scheduler.num_steps * 0.7
+
+
+def test_a_model_guesses_itself(served, alone, tmp_path):
+    """With itself for a draft model every guess is right, but for where the text ends; drawn texts, too."""
+    with closing(DraftModel(str(save_model(tmp_path / "llama")), served["one"], 3)) as draft_model:
+        for ask in (Ask(0, 65, 0), Ask(1, 7, 2)):
+            core = core_of(served["one"], None, SpeculativeConfig(3, model="itself"), draft_model)
+            core.add(ask.request("guessed"))
+            told, calls = [], 0
+            while core.has_work:
+                told, calls = told + core.step(), calls + 1
+            pieces = _said(told)["guessed"]
+            assert pieces == alone("one", ask)
+            assert calls <= len(pieces[0]) / 4 + 3
 
 
 def test_repetitions_are_guessed(served):

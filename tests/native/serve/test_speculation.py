@@ -1,6 +1,7 @@
 """Guesses by repetition: what is guessed, what is refused, and that `LLM` writes the same with and without them."""
 
 import contextlib
+import json
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from native.serve.serving_models import TEXTS, save_model
 from pure.hostile import HOSTILE
-from tilewise.core import ConfigError
+from tilewise.core import ConfigError, TilewiseError
 from tilewise.generate import History
 from tilewise.serve import LLM, SamplingParams, SpeculativeConfig, StructuredOutputsParams
 from tilewise.serve.speculation import NgramDrafter
@@ -41,10 +42,15 @@ def test_guesses_are_those_of_a_search(parts, count, shortest, more):
     assert drafter.draft(2) == expected(history.ids, min(2, count), shortest + more, shortest)
 
 
-@pytest.mark.parametrize(
-    "config", [{"num_speculative_tokens": 4, "prompt_lookup_max": 2}, SpeculativeConfig(1)]
-)
-def test_texts_are_the_same(tmp_path, config):
+CONFIGS = [
+    {"num_speculative_tokens": 4, "prompt_lookup_max": 2},
+    SpeculativeConfig(1),
+    {"num_speculative_tokens": 3, "model": "smaller"},
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_texts_are_the_same(tmp_path, monkeypatch, config):
     """Drawn, likeliest, structured, several of a prompt: guesses change nothing."""
     schema = {"type": "array", "items": {"enum": ["abab", "cdcd"]}, "minItems": 6, "maxItems": 6}
     params = [
@@ -53,6 +59,8 @@ def test_texts_are_the_same(tmp_path, config):
         SamplingParams(max_tokens=90, seed=3, structured_outputs=StructuredOutputsParams(json=schema)),
     ]
     directory = save_model(tmp_path / "llama")
+    save_model(tmp_path / "smaller", num_hidden_layers=1, max_position_embeddings=64)
+    monkeypatch.chdir(tmp_path)
     found = []
     for speculative in (None, config):
         with LLM(directory, dtype="f32", max_num_seqs=4, speculative_config=speculative) as llm:
@@ -67,6 +75,9 @@ def test_texts_are_the_same(tmp_path, config):
         ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
         ({"num_speculative_tokens": 10**6}, "num_speculative_tokens"),
         ({"num_speculative_tokens": 3, "method": "eagle"}, "method must be one of"),
+        ({"num_speculative_tokens": 3, "method": "draft_model"}, "goes with model"),
+        ({"num_speculative_tokens": 3, "method": "ngram", "model": "x"}, "goes with model"),
+        ({"num_speculative_tokens": 3, "model": 7}, "model"),
         ({"num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 3}, "must not be above"),
         ({"num_speculative_tokens": 3, "tokens": 2}, "a setting must be one of"),
         (7, "speculative_config"),
@@ -86,6 +97,35 @@ def test_hostile_values_are_refused_or_taken(name, value):
     """No foreign exception."""
     with contextlib.suppress(ConfigError):
         SpeculativeConfig.of({"num_speculative_tokens": 2, name: value})
+
+
+def test_draft_models_that_cannot_guess_are_refused(tmp_path, thread_count):
+    """Another vocabulary, no directory: nothing is left of the model itself."""
+    directory, before = save_model(tmp_path / "llama"), thread_count()
+    other = tmp_path / "other"
+    save_model(other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "vocab_size": config["vocab_size"] + 8}))
+    for model, words in ((other, "needs the model's vocabulary"), (tmp_path / "nowhere", "nowhere")):
+        config = {"num_speculative_tokens": 2, "model": str(model)}
+        with pytest.raises(TilewiseError, match=words):
+            LLM(directory, dtype="f32", speculative_config=config)
+    assert thread_count(before) == before
+
+
+def test_a_draft_model_that_fails_costs_guesses_and_no_text(tmp_path):
+    """Its error is written down; the text is what it would have been."""
+    directory, way = save_model(tmp_path / "llama"), SamplingParams(max_tokens=20, seed=4, ignore_eos=True)
+    config = {"num_speculative_tokens": 2, "model": str(directory)}
+    with LLM(directory, dtype="f32") as llm:
+        wanted = llm.generate(TEXTS, way)
+    with LLM(directory, dtype="f32", speculative_config=config) as llm:
+        (replica,) = llm.engine._replicas
+        replica._draft_model._model.instance.inject("throw", 0, "attention_paged", 0)
+        found = llm.generate(TEXTS, way)
+        again = llm.generate(TEXTS, way)
+    for outputs in (found, again):
+        assert [output.outputs for output in outputs] == [output.outputs for output in wanted]
 
 
 def test_defaults_are_vllms():

@@ -201,7 +201,7 @@ def test_what_grows_too_complex_on_the_way_ends_its_own_request(llm):
     requests = llm.engine.requests(["import", "import"], [params, bomb])
     queue = []
     llm.engine.submit(requests, queue.append)
-    llm.generate("x", SamplingParams(max_tokens=40))  # longer than both
+    llm.generate("x", SamplingParams(max_tokens=60, ignore_eos=True))  # longer than both
     (error,) = [event for event in queue if isinstance(event, BaseException)]
     assert isinstance(error, ConfigError) and "simple enough" in str(error)
     tokens = [event.token for event in queue if not isinstance(event, BaseException)]
