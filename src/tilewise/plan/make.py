@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from tilewise.core.errors import PlanError
 from tilewise.core.workers import WorkerPool
@@ -86,10 +87,19 @@ def make_plan(
     order = schedule([s.phase for s in segments], settings.accumulation)
     numbers = DeviceNumbers(shapes)
     lasting, results = lasting_buffers(tensors), result_buffers(tensors, segments)  # while others lower
+    known: _Roots | None = None
+    if shapes.mesh.num_devices == 1 and settings.accumulation == 1 and not layout.files:
+        known = _place_roots(
+            tensors, lasting, results
+        )  # so is this: no sum is kept, no ring and no file comes before
     variants = lower_variants(graph, layout, shapes, segments, order, sums, roots, numbers, pool, ahead)
-    buffers, regions = _place([*kept_buffers(tensors, variants), *lasting], results, variants)
-    binder = Binder(tensors, variants, buffers)
-    outside = binder.outside()
+    kept = kept_buffers(tensors, variants)
+    if known is None or kept:
+        known = _place_roots(tensors, [*kept, *lasting], results)
+    buffers, regions = _place_rest(known, variants)
+    binder = known.binder
+    binder.add(variants, buffers)
+    outside = binder.outside() if known.outside is None else known.outside
     program = _program(binder, variants, numbers, classes, buffers)
     _validate_bindings(program, variants, tensors)
     needs = (
@@ -134,26 +144,56 @@ def _validate_bindings(program: TileProgram, variants: Variants, tensors: RootTe
     validate_bindings(program, graph, work, tensors.roots, tensors.num_parts)
 
 
-def _place(
-    lasting: Sequence[Buffer], results: Sequence[Buffer], variants: Variants
-) -> tuple[list[Buffer], Mapping[str, int]]:
-    """Offsets of all buffers: what lives on first, then results by lifetime, then temporaries; bytes per region."""
+class _Roots(NamedTuple):
+    """Memory that does not depend on how templates were lowered.
+
+    Attributes:
+        lasting, results: buffers in memory, with their offsets.
+        files: lasting ones and results in the device's file, which begins behind all memory.
+        lasting_end, end: of both regions.
+        binder: knows what has an offset.
+        outside: entries of tensors that users read or write; None where some of these lie in the file.
+    """
+
+    lasting: list[Buffer]
+    results: list[Buffer]
+    files: tuple[list[Buffer], list[Buffer]]
+    lasting_end: int
+    end: int
+    binder: Binder
+    outside: Mapping[int, tuple[int, ...]] | None
+
+
+def _place_roots(tensors: RootTensors, lasting: Sequence[Buffer], results: Sequence[Buffer]) -> _Roots:
+    """Offsets of what lives on, then of results by lifetime."""
     lasting, kept = apart(lasting)
     results, stored = apart(results)
     lasting_end = place_in_sequence(lasting, 0)
     if kept or stored:  # what moves to and from files begins at a page in memory as well
         lasting_end = round_up(lasting_end, FILE_PAGE)
         align_for_files([*results, *kept, *stored])
-    end = workspace_end = place_buffers(results, lasting_end)
+    end = place_buffers(results, lasting_end)
+    binder = Binder(tensors, [*lasting, *results])
+    outside = None if kept or stored else binder.outside()
+    return _Roots(lasting, results, (kept, stored), lasting_end, end, binder, outside)
+
+
+def _place_rest(roots: _Roots, variants: Variants) -> tuple[list[Buffer], Mapping[str, int]]:
+    """Offsets of temporaries and of what lies in files; all buffers, and bytes per region."""
+    end = workspace_end = roots.end
     temporaries: list[Buffer] = []
     for variant in variants.variants:
         own = template_buffers(variant, end)
         workspace_end = max(workspace_end, *(b.end for b in own)) if own else workspace_end
         temporaries += own
-    regions = {"lasting": lasting_end, "activations": end - lasting_end, "temporaries": workspace_end - end}
-    file_begin = file_begin_of(regions)
+    regions = {
+        "lasting": roots.lasting_end,
+        "activations": end - roots.lasting_end,
+        "temporaries": workspace_end - end,
+    }
+    file_begin, (kept, stored) = file_begin_of(regions), roots.files
     regions["files"] = place_buffers(stored, place_in_sequence(kept, file_begin)) - file_begin
-    return [*lasting, *results, *temporaries, *kept, *stored], regions
+    return [*roots.lasting, *roots.results, *temporaries, *kept, *stored], regions
 
 
 def _lists(variants: Variants, shapes: LocalShapes) -> Mapping[str, tuple[str, ...]]:
