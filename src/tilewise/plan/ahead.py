@@ -49,6 +49,7 @@ class LoweredAhead:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.__exit__(kind, error, trace)
+        self._pool.forget()  # what workers keep of the graph is needed no more
 
     def begin(self, foreseen: Sequence[Foreseen], shapes: LocalShapes) -> None:
         """Have the others begin, if there is enough to do for them.
@@ -64,7 +65,8 @@ class LoweredAhead:
         self._tasks, self._shapes = tasks, shapes
         sizes = bare(shapes)
         calls = [(modules, task, sizes) for task in tasks]
-        self._shared = self._stack.enter_context(self._pool.begin(_lower_or_leave, calls))
+        about = [task.graph for task in tasks]
+        self._shared = self._stack.enter_context(self._pool.begin(_lower_or_leave, calls, about=about))
 
     def find(self, tasks: Sequence[LoweringTask], shapes: LocalShapes) -> dict[int, int]:
         """Which tasks of a plan are lowered ahead: position among them -> number here. Where it is none, all that was

@@ -173,7 +173,8 @@ def _lower_all(
     if pool is None or modules is None or len(apart) < ENOUGH:
         return [lower_variant(task, shapes, numbers.known) for task in tasks]
     sizes = bare(shapes)
-    with pool.begin(lower_apart, [(modules, task, sizes) for task in apart]) as shared:
+    about = [task.graph for task in apart]
+    with pool.begin(lower_apart, [(modules, task, sizes) for task in apart], about=about) as shared:
         here = iter([lower_variant(task, shapes, numbers.known) for task in tasks if task.kept is None])
         theirs = iter(shared.finish())
     return [next(here) if task.kept is None else next(theirs) for task in tasks]

@@ -11,7 +11,7 @@ import pytest
 
 from tilewise.core.dims import DimLabel
 from tilewise.core.errors import ConfigError, ResourceError, ShapeError
-from tilewise.core.workers import WorkerPool, _batches, is_portable
+from tilewise.core.workers import WorkerPool, _Turns, is_portable
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_no_process_is_left(tmp_path):
         from tilewise.core.workers import WorkerPool
         pool = WorkerPool(3)
         pool.map(time.sleep, [(0.02,)] * 64)
-        print(*(child.pid for child in pool._children), flush=True)
+        print(*(link.process.pid for link in pool._links), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
         """)
     )
