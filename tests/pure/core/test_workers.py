@@ -203,13 +203,27 @@ def test_this_process_may_do_something_else_first(pool):
     assert meanwhile == math.factorial(50)
 
 
-@pytest.mark.parametrize(("count", "part"), [(0, 16), (1, 16), (15, 16), (1000, 8), (4011, 16)])
-def test_batches_shrink_to_single_calls(count, part):
+@pytest.mark.parametrize(("count", "others"), [(0, 1), (1, 1), (15, 1), (1000, 0), (4011, 2)])
+def test_batches_shrink_to_single_calls(count, others):
     """Every call is in one of them, in order; no batch is larger than the one before."""
-    batches = _batches(count, part)
+    turns = _Turns([None] * count, others)
+    batches = [*iter(lambda: turns.take(None), [])]
     assert [n for batch in batches for n in batch] == [*range(count)]
     sizes = [len(batch) for batch in batches]
     assert sizes == sorted(sizes, reverse=True) and all(sizes) and (not sizes or sizes[-1] == 1)
+
+
+def test_who_keeps_something_works_on_it_first():
+    """Then on what is nowhere, then on what others would have taken last; each call is taken once."""
+    homes = [n % 3 if n % 4 else None for n in range(96)]
+    for worker in (None, 0, 2):
+        turns = _Turns(homes, 3)
+        taken = [n for batch in iter(lambda t=turns, w=worker: t.take(w), []) for n in batch]
+        own, common = ([n for n, home in enumerate(homes) if home == h] for h in (worker, None))
+        first = common if worker is None else own + common
+        assert taken[: len(first)] == first and sorted(taken) == [*range(96)]
+        stolen = taken[len(first) :]
+        assert all(homes[n] not in (worker, None) for n in stolen)
 
 
 def test_threads_share_the_batches():
