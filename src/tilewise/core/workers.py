@@ -163,7 +163,7 @@ class WorkerPool:
         """End the processes."""
         with self._alone():
             self._closed = True
-            self._end(None)
+            self._end()
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -188,7 +188,7 @@ class WorkerPool:
         while len(self._links) < self.count - 1:
             self._links.append(WorkerLink())
 
-    def _end(self, shared: Shared[Any] | None) -> None:
+    def _end(self, shared: Shared[Any] | None = None) -> None:
         """End the processes; threads that use them first, so that no other file gets a number that they still use."""
         for link in self._links:
             link.kill()
