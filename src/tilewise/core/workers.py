@@ -226,6 +226,7 @@ class Shared(Generic[Result]):
         self._results: dict[int, Result] = {}
         self._failures: dict[int, BaseException] = {}
         self._feeders: list[threading.Thread] = []
+        self._news = threading.Event()  # results, a failure, or the end of a feeder
         self.is_done = not calls
 
     def start(self) -> None:
@@ -241,13 +242,27 @@ class Shared(Generic[Result]):
         Raises:
             Exception: as `WorkerPool.map`.
         """
-        self._try(self._work)
+        return list(self.in_order())
+
+    def in_order(self) -> Iterator[Result]:
+        """The same one by one: what is done with a result is done while others work on the next ones.
+
+        Raises:
+            Exception: as `WorkerPool.map`.
+        """
+        for number in range(len(self._calls)):
+            while number not in self._results and not self._failures:
+                self._news.clear()
+                if not self._try(self._work_once) and number not in self._results and not self._failures:
+                    self._news.wait()  # all that is left is with others
+            if self._failures:
+                break
+            yield self._results[number]
         for feeder in self._feeders:
             feeder.join()
         if self._failures:
             raise self._failures[min(self._failures)]
         self.is_done = True
-        return [self._results[number] for number in range(len(self._calls))]
 
     def give_up(self) -> None:
         """Begin nothing more; the workers have ended."""
@@ -256,12 +271,15 @@ class Shared(Generic[Result]):
             if feeder.ident is not None:
                 feeder.join()
 
-    def _try(self, work: Callable[..., None], *of: Any) -> None:
+    def _try(self, work: Callable[..., bool], *of: Any) -> bool:
         """What goes wrong besides calls is a failure behind those of all calls that have begun."""
         try:
-            work(*of)
+            return work(*of)
         except BaseException as error:
             self._failures.setdefault(len(self._calls), error)
+            return False
+        finally:
+            self._news.set()
 
     def _take(self, worker: int | None) -> list[int]:
         """The numbers of the next few calls; none where there are none, or one has failed."""
@@ -269,22 +287,23 @@ class Shared(Generic[Result]):
 
     def _done(self, numbers: Sequence[int], results: Sequence[Result]) -> None:
         self._results.update(zip(numbers, results))
+        self._news.set()
         if self._on_done is not None:
             self._on_done(len(results))
 
-    def _work(self) -> None:
-        """Compute here, a few calls at a time."""
-        while batch := self._take(None):
-            results: list[Result] = []
-            for number in batch:
-                try:
-                    results.append(self.function(*self._calls[number]))
-                except Exception as error:
-                    self._failures[number] = error
-                    return
-            self._done(batch, results)
+    def _work_once(self) -> bool:
+        """Compute one call here; whether there was one."""
+        for number in self._take(None):
+            try:
+                result = self.function(*self._calls[number])
+            except Exception as error:
+                self._failures[number] = error
+            else:
+                self._done([number], [result])
+            return True
+        return False
 
-    def _feed(self, worker: int, link: WorkerLink) -> None:
+    def _feed(self, worker: int, link: WorkerLink) -> bool:
         """Have one worker compute, a few calls at a time. It is asked for the next before it has answered, so that it
         never waits for this process to read."""
         asked: deque[list[int]] = deque()
@@ -293,7 +312,7 @@ class Shared(Generic[Result]):
                 self._ask(link, batch)
                 asked.append(batch)
             if not asked:
-                return
+                return True
             reply = self._answer(link)
             batch = asked.popleft()
             if after := self._take(worker):
@@ -302,7 +321,7 @@ class Shared(Generic[Result]):
             failure, results = link.far.loads(reply)
             if failure is not None:
                 self._failures[batch[failure[0]]] = failure[1]
-                return
+                return False
             self._done(batch, results)
 
     def _ask(self, link: WorkerLink, batch: Sequence[int]) -> None:
@@ -337,10 +356,10 @@ class _Turns:
         self._lock = threading.Lock()
 
     def take(self, worker: int | None) -> list[int]:
-        """The next batch of a worker, None for this process: one part of so many of what is left. So workers end
-        together, though one call takes longer than another, and messages are few."""
+        """The next batch of a worker: one part of so many of what is left. So workers end together, though one call
+        takes longer than another, and messages are few. This process, None, needs no messages: one call at a time."""
         with self._lock:
-            size = -(-sum(map(len, self._lists.values())) // self._part)
+            size = 1 if worker is None else -(-sum(map(len, self._lists.values())) // self._part)
             for first in (worker, None):
                 if left := self._lists[first]:
                     return [left.popleft() for _ in range(min(size, len(left)))]

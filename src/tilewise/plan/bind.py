@@ -19,7 +19,7 @@ from tilewise.plan.memory import Buffer
 from tilewise.plan.reuse import Tenant
 from tilewise.plan.segments import tensors_seen
 from tilewise.plan.shapes import LocalShapes, round_up
-from tilewise.plan.variants import Use, Variant, Variants
+from tilewise.plan.variants import Use, Variant
 
 __all__ = ["Binder"]
 
@@ -50,7 +50,7 @@ class Binder:
     """
 
     def __init__(self, tensors: RootTensors, buffers: Iterable[Buffer]) -> None:
-        self.tensors, self.variants = tensors, tuple[Variant, ...]()
+        self.tensors, self.variants = tensors, list[Variant]()
         self.table = EntryTable(len(tensors.shapes.kinds), tensors.shapes.bounds)
         self.buffers: dict[Key, Buffer] = {}  # all but those of root tensors
         self._memory: list[Buffer | None] = [None] * len(tensors.graph.tensors)  # of root tensors
@@ -67,9 +67,9 @@ class Binder:
             else:
                 self.buffers[b.key] = b
 
-    def add(self, variants: Variants, buffers: Iterable[Buffer]) -> None:
-        """The templates to bind, and the buffers that are placed now."""
-        self.variants = variants.variants
+    def add(self, buffers: Iterable[Buffer], variants: Iterable[Variant] = ()) -> None:
+        """Buffers that are placed now, and the next templates, whose own are among them."""
+        self.variants.extend(variants)
         self._note(buffers)
 
     def outside(self) -> dict[int, tuple[int, ...]]:
