@@ -232,7 +232,7 @@ class Shared(Generic[Result]):
     def start(self) -> None:
         """Have others begin."""
         for number, link in enumerate(self._links if self._calls else ()):
-            feeder = threading.Thread(target=self._try, args=(self._feed, number, link), daemon=True)
+            feeder = threading.Thread(target=self._serve, args=(number, link), daemon=True)
             self._feeders.append(feeder)
             feeder.start()
 
@@ -252,7 +252,7 @@ class Shared(Generic[Result]):
         """
         for number in range(len(self._calls)):
             while number not in self._results and not self._failures:
-                self._news.clear()
+                self._news.clear()  # what comes from now on is heard of below
                 if not self._try(self._work_once) and number not in self._results and not self._failures:
                     self._news.wait()  # all that is left is with others
             if self._failures:
@@ -278,8 +278,6 @@ class Shared(Generic[Result]):
         except BaseException as error:
             self._failures.setdefault(len(self._calls), error)
             return False
-        finally:
-            self._news.set()
 
     def _take(self, worker: int | None) -> list[int]:
         """The numbers of the next few calls; none where there are none, or one has failed."""
@@ -302,6 +300,10 @@ class Shared(Generic[Result]):
                 self._done([number], [result])
             return True
         return False
+
+    def _serve(self, worker: int, link: WorkerLink) -> None:
+        self._try(self._feed, worker, link)
+        self._news.set()
 
     def _feed(self, worker: int, link: WorkerLink) -> bool:
         """Have one worker compute, a few calls at a time. It is asked for the next before it has answered, so that it

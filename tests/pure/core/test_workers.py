@@ -11,7 +11,7 @@ import pytest
 
 from tilewise.core.dims import DimLabel
 from tilewise.core.errors import ConfigError, ResourceError, ShapeError
-from tilewise.core.workers import WorkerPool, _Turns, is_portable
+from tilewise.core.workers import Shared, WorkerPool, _Turns, is_portable
 
 
 @pytest.fixture(scope="module")
@@ -245,3 +245,40 @@ def test_an_error_meanwhile_leaves_a_pool_that_works(pool):
     with pytest.raises(KeyError), pool.begin(where, [(0.01,)] * 64):
         raise KeyError("meanwhile")
     assert pool.map(math.factorial, [(4,)]) == [24]
+
+
+def test_results_come_one_by_one(pool):
+    """In order, while others are still at work; each is computed once, by one of them."""
+    with pool.begin(where, [(0.005,)] * 60) as shared:
+        found, left = [], []
+        for pid in shared.in_order():
+            found.append(pid)
+            left.append(60 - len(shared._results))
+        assert shared.is_done and len(found) == 60 and left[0] > 0 == left[-1]
+    assert len({*found}) == 2
+
+
+def test_who_has_nothing_to_do_sleeps(pool, monkeypatch):
+    """This process asks for work once per result that it waits for; it does not turn in circles until that is there."""
+    asked = []
+    work_once = Shared._work_once
+
+    def count(self):
+        asked.append(1)
+        return work_once(self)
+
+    monkeypatch.setattr(Shared, "_work_once", count)
+    pool.map(abs, [(1,)] * 40)
+    with pool.begin(where, [(0.3,)]) as shared:
+        while any(shared._turns._lists.values()):
+            time.sleep(0.001)  # until the other has it
+        asked.clear()
+        assert shared.finish() != [os.getpid()]
+    assert len(asked) < 5
+
+
+def test_results_that_are_wanted_no_more(pool):
+    """What is left in the middle is given up."""
+    with pool.begin(where, [(0.01,)] * 64) as shared:
+        next(shared.in_order())
+    assert not shared.is_done and pool.map(math.factorial, [(4,)]) == [24]
