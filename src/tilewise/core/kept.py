@@ -83,8 +83,14 @@ class Far:
 
     def note(self, thing: object, number: int) -> None:
         """The worker keeps an object under a number, until it dies here."""
-        dead = self._dead.append  # called by any thread, at any time
-        self._known[id(thing)] = weakref.ref(thing, lambda _: dead(number)), number
+        known, dead, key = self._known, self._dead, id(thing)
+
+        def note_death(ref: weakref.ref[Any]) -> None:  # called by any thread, at any time
+            dead.append(number)
+            if (now := known.get(key)) is not None and now[0] is ref:
+                known.pop(key, None)
+
+        known[key] = weakref.ref(thing, note_death), number
 
     def _reduce(self, thing: Any) -> Reduced:
         if self.has(thing):
