@@ -12,11 +12,11 @@ PROGRAMS = {"subprocess", "pty"}
 # The few modules that may, each for what SECURITY.md says of it.
 MAY = {
     "src/tilewise/checkpoint/hub.py": {"huggingface_hub"},
-    "src/tilewise/core/workers.py": {
-        "subprocess",
-        "pickle",
-    },  # calls and answers, through pipes to its own children
+    # calls and answers, through pipes to children of this process
+    "src/tilewise/core/workers.py": {"pickle"},
+    "src/tilewise/core/worker_link.py": {"subprocess"},
     "src/tilewise/core/worker_child.py": {"pickle"},
+    "src/tilewise/core/kept.py": {"pickle"},
     "src/tilewise/graph/parallel/tracing.py": {"pickle"},  # whether a value can travel so; reads none
     "src/tilewise/generate/chat.py": {"subprocess"},  # of this Python, for what must be stopped from outside
 }

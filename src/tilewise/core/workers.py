@@ -9,22 +9,19 @@ pipes between a parent and the children that it started itself; none is ever rea
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
 import os
 import pickle
-import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
-from types import TracebackType
-from typing import IO, Any, Generic, TypeVar
+from types import ModuleType, TracebackType
+from typing import Any, Generic, TypeVar
 
-from tilewise.core import worker_child
 from tilewise.core.border import Border
 from tilewise.core.errors import ResourceError
+from tilewise.core.worker_link import WorkerLink
 
 __all__ = ["ENOUGH", "Shared", "WorkerPool", "is_portable"]
 
@@ -34,7 +31,6 @@ ENOUGH = 16
 MAX_WORKERS = 256
 _PART = 8  # of what is left, one part of so many per worker is the next batch: large at first, single calls at the end
 _AHEAD = 2  # batches that a worker has been asked for
-_PIPE_BYTES = 1 << 20  # what Linux gives every user
 _border = Border("core")
 
 
@@ -61,8 +57,12 @@ def is_portable(function: object) -> bool:
 class WorkerPool:
     """Workers that compute functions: this process, and others beside it; use with `with`.
 
-    The others start at the first call, all at once; until they are ready, this one works alone. A pool may be used by
+    The others start at the first call, all at once; until they are ready, this one works alone. It also does while a
+    module is being imported: others would import it too, and threads here would wait for its end. A pool may be used by
     several threads, one call after the other.
+
+    Objects of classes that are `core.kept.keep` are sent to a worker once: it has them until they die here, or until
+    `forget`.
 
     Args:
         count: workers, this process among them; by default as many as it may use cores.
@@ -75,8 +75,9 @@ class WorkerPool:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         given = min(cores, MAX_WORKERS) if count is None else count
         self.count = _border.integer("WorkerPool", "count", given, 1, MAX_WORKERS)
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._links: list[WorkerLink] = []
         self._lock = threading.Lock()
+        self._user: int | None = None  # the thread that is in a call
         self._closed = False
 
     def __enter__(self) -> WorkerPool:
@@ -89,7 +90,7 @@ class WorkerPool:
 
     def start(self) -> None:
         """Start the other processes now, so that they are ready at the first call; `map` does it by itself."""
-        with self._lock:
+        with self._alone():
             self._start()
 
     def map(
@@ -121,9 +122,14 @@ class WorkerPool:
         function: Callable[..., Result],
         calls: Iterable[Sequence[Any]],
         on_done: Callable[[int], None] | None = None,
+        about: Sequence[object] | None = None,
     ) -> Iterator[Shared[Result]]:
         """As `map`, for a process that has something else to do while the others begin. Without `finish`, what was
         begun is given up.
+
+        Args:
+            function, calls, on_done: as for `map`.
+            about: of each call, an object among its arguments; a worker that keeps it takes the call before others.
 
         Examples:
             >>> from math import factorial
@@ -133,53 +139,64 @@ class WorkerPool:
             [6, 24]
         """
         given = [tuple(call) for call in calls]
-        is_done = False
-        with self._lock:
-            if given:
-                self._start()
+        shared: Shared[Result] | None = None
+        with self._alone():
             try:
-                shared = Shared(function, given, self.count, on_done)
-                shared.start(self._children)
+                if given and not _is_importing():
+                    self._start()
+                self._require_open()
+                shared = Shared(function, given, [] if _is_importing() else self._links, on_done, about)
+                shared.start()
                 yield shared
-                is_done = shared.is_done
             finally:
-                if not is_done:
-                    self._end()  # a worker may be in the middle of an answer that is wanted no more
+                if shared is None or not shared.is_done:
+                    self._end(shared)  # a worker may be in the middle of an answer that is wanted no more
+
+    def forget(self) -> None:
+        """Have the workers keep nothing that they were sent or have made."""
+        with self._alone():
+            for link in self._links:
+                if link.far.forget():
+                    link.send(pickle.dumps((None, None)))  # one that has ended is found at the next call
 
     def close(self) -> None:
         """End the processes."""
-        with self._lock:
+        with self._alone():
             self._closed = True
             self._end()
 
-    def _start(self) -> None:
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One call at a time. A thread that is in one already would wait for itself."""
+        if self._user == threading.get_ident():
+            raise ResourceError(
+                "[core.WorkerPool] a pool's calls stand one behind the other; got one inside another; use a second pool"
+            )
+        with self._lock:
+            self._user = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._user = None
+
+    def _require_open(self) -> None:
         if self._closed:
             raise ResourceError("[core.WorkerPool] a pool must be open; got a closed one; make another")
-        while len(self._children) < self.count - 1:
-            child = subprocess.Popen(
-                [sys.executable, "-I", worker_child.__file__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for this process, which ends them
-            )
-            self._children.append(child)
-            assert child.stdin is not None and child.stdout is not None
-            for pipe in (child.stdin, child.stdout):
-                _widen(pipe)
-            with contextlib.suppress(BrokenPipeError):  # that it is dead is found at the first call
-                child.stdin.write(json.dumps(sys.path).encode() + b"\n")
-                child.stdin.flush()
 
-    def _end(self) -> None:
-        for child in self._children:
-            child.kill()
-        for child in self._children:
-            assert child.stdin is not None and child.stdout is not None
-            child.wait()
-            with contextlib.suppress(BrokenPipeError):
-                child.stdin.close()
-            child.stdout.close()
-        self._children.clear()
+    def _start(self) -> None:
+        self._require_open()
+        while len(self._links) < self.count - 1:
+            self._links.append(WorkerLink())
+
+    def _end(self, shared: Shared[Any] | None = None) -> None:
+        """End the processes; threads that use them first, so that no other file gets a number that they still use."""
+        for link in self._links:
+            link.kill()
+        if shared is not None:
+            shared.give_up()
+        for link in self._links:
+            link.close()
+        self._links.clear()
 
 
 class Shared(Generic[Result]):
@@ -188,8 +205,9 @@ class Shared(Generic[Result]):
     Args:
         function: that is called.
         calls: its arguments.
-        count: workers.
+        links: the other workers.
         on_done: called with the number of calls that have been answered since the last time.
+        about: of each call, the object that a worker may keep.
 
     Attributes:
         is_done: whether all have been answered.
@@ -199,26 +217,23 @@ class Shared(Generic[Result]):
         self,
         function: Callable[..., Result],
         calls: list[tuple[Any, ...]],
-        count: int,
+        links: Sequence[WorkerLink],
         on_done: Callable[[int], None] | None,
+        about: Sequence[object] | None = None,
     ) -> None:
-        self.function, self._calls, self._on_done = function, calls, on_done
-        self._batches = iter(
-            _batches(len(calls), _PART * count)
-        )  # of a list, whose step is one turn: threads share it
-        self._results: dict[int, list[Result]] = {}
+        self.function, self._calls, self._on_done, self._links = function, calls, on_done, links
+        self._turns = _Turns(_homes(links, about, len(calls)), len(links))
+        self._results: dict[int, Result] = {}
         self._failures: dict[int, BaseException] = {}
         self._feeders: list[threading.Thread] = []
+        self._news = threading.Event()  # results, a failure, or the end of a feeder
         self.is_done = not calls
 
-    def start(self, children: Iterable[subprocess.Popen[bytes]]) -> None:
+    def start(self) -> None:
         """Have others begin."""
-        if not self._calls:
-            return
-        self._feeders = [
-            threading.Thread(target=self._try, args=(self._feed, child), daemon=True) for child in children
-        ]
-        for feeder in self._feeders:
+        for number, link in enumerate(self._links if self._calls else ()):
+            feeder = threading.Thread(target=self._serve, args=(number, link), daemon=True)
+            self._feeders.append(feeder)
             feeder.start()
 
     def finish(self) -> list[Result]:
@@ -227,103 +242,141 @@ class Shared(Generic[Result]):
         Raises:
             Exception: as `WorkerPool.map`.
         """
-        self._try(self._work)
+        return list(self.in_order())
+
+    def in_order(self) -> Iterator[Result]:
+        """The same one by one: what is done with a result is done while others work on the next ones.
+
+        Raises:
+            Exception: as `WorkerPool.map`.
+        """
+        for number in range(len(self._calls)):
+            while number not in self._results and not self._failures:
+                self._news.clear()  # what comes from now on is heard of below
+                if not self._try(self._work_once) and number not in self._results and not self._failures:
+                    self._news.wait()  # all that is left is with others
+            if self._failures:
+                break
+            yield self._results[number]
         for feeder in self._feeders:
             feeder.join()
         if self._failures:
             raise self._failures[min(self._failures)]
         self.is_done = True
-        return [result for first in sorted(self._results) for result in self._results[first]]
 
-    def _try(self, work: Callable[..., None], *of: Any) -> None:
+    def give_up(self) -> None:
+        """Begin nothing more; the workers have ended."""
+        self._failures.setdefault(len(self._calls), ResourceError("[core.WorkerPool] calls were given up"))
+        for feeder in self._feeders:
+            if feeder.ident is not None:
+                feeder.join()
+
+    def _try(self, work: Callable[..., bool], *of: Any) -> bool:
         """What goes wrong besides calls is a failure behind those of all calls that have begun."""
         try:
-            work(*of)
+            return work(*of)
         except BaseException as error:
-            self._failures[len(self._calls)] = error
+            self._failures.setdefault(len(self._calls), error)
+            return False
 
-    def _take(self) -> range | None:
-        """The numbers of the next few calls; None where there are none, or one has failed."""
-        return None if self._failures else next(self._batches, None)
+    def _take(self, worker: int | None) -> list[int]:
+        """The numbers of the next few calls; none where there are none, or one has failed."""
+        return [] if self._failures else self._turns.take(worker)
 
-    def _done(self, first: int, results: list[Result]) -> None:
-        self._results[first] = results
+    def _done(self, numbers: Sequence[int], results: Sequence[Result]) -> None:
+        self._results.update(zip(numbers, results))
+        self._news.set()
         if self._on_done is not None:
             self._on_done(len(results))
 
-    def _work(self) -> None:
-        """Compute here, a few calls at a time."""
-        while (batch := self._take()) is not None:
-            results: list[Result] = []
-            for number in batch:
-                try:
-                    results.append(self.function(*self._calls[number]))
-                except Exception as error:
-                    self._failures[number] = error
-                    return
-            self._done(batch.start, results)
+    def _work_once(self) -> bool:
+        """Compute one call here; whether there was one."""
+        for number in self._take(None):
+            try:
+                result = self.function(*self._calls[number])
+            except Exception as error:
+                self._failures[number] = error
+            else:
+                self._done([number], [result])
+            return True
+        return False
 
-    def _feed(self, child: subprocess.Popen[bytes]) -> None:
+    def _serve(self, worker: int, link: WorkerLink) -> None:
+        self._try(self._feed, worker, link)
+        self._news.set()
+
+    def _feed(self, worker: int, link: WorkerLink) -> bool:
         """Have one worker compute, a few calls at a time. It is asked for the next before it has answered, so that it
         never waits for this process to read."""
-        asked: deque[range] = deque()
+        asked: deque[list[int]] = deque()
         while True:
-            while len(asked) < _AHEAD and (batch := self._take()) is not None:
-                self._ask(child, batch)
+            while len(asked) < _AHEAD and (batch := self._take(worker)):
+                self._ask(link, batch)
                 asked.append(batch)
             if not asked:
-                return
-            reply = self._answer(child)
+                return True
+            reply = self._answer(link)
             batch = asked.popleft()
-            if (after := self._take()) is not None:
-                self._ask(child, after)
+            if after := self._take(worker):
+                self._ask(link, after)
                 asked.append(after)
-            failure, results = pickle.loads(reply)
+            failure, results = link.far.loads(reply)
             if failure is not None:
-                self._failures[batch.start + failure[0]] = failure[1]
-                return
-            self._done(batch.start, results)
+                self._failures[batch[failure[0]]] = failure[1]
+                return False
+            self._done(batch, results)
 
-    def _ask(self, child: subprocess.Popen[bytes], batch: range) -> None:
-        assert child.stdin is not None
-        part = self._calls[batch.start : batch.stop]
-        body = pickle.dumps((self.function, part), pickle.HIGHEST_PROTOCOL)
-        with contextlib.suppress(BrokenPipeError):  # there will be no answer
-            worker_child.write_frame(child.stdin, body)
+    def _ask(self, link: WorkerLink, batch: Sequence[int]) -> None:
+        message = link.far.dumps((self.function, [self._calls[number] for number in batch]))
+        link.send(pickle.dumps((link.far.dead(), message)))  # of one that has ended there will be no answer
 
-    def _answer(self, child: subprocess.Popen[bytes]) -> bytes:
-        assert child.stdout is not None
-        reply = worker_child.read_frame(child.stdout)
+    def _answer(self, link: WorkerLink) -> bytes:
+        reply = link.receive()
         if reply is None:
             raise ResourceError(
-                f"[core.WorkerPool] workers must live as long as their pool; got the end of process {child.pid} "
-                f"({_ending(child)}) in a call of {getattr(self.function, '__qualname__', self.function)}; see what "
+                f"[core.WorkerPool] workers must live as long as their pool; got the end of process {link.process.pid} "
+                f"({link.ending()}) in a call of {getattr(self.function, '__qualname__', self.function)}; see what "
                 "it printed, and whether memory is short"
             )
         return reply
 
 
-def _widen(pipe: IO[bytes]) -> None:
-    """Let a pipe hold a whole batch, where the system can: a worker that writes an answer into a full one stands still
-    until this process, busy with its own share, reads the next piece of it."""
-    if hasattr(fcntl, "F_SETPIPE_SZ"):
-        with contextlib.suppress(OSError):  # more than a user may have
-            fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+class _Turns:
+    """Which call is whose: a worker takes first those that are about what it keeps, then those about nothing that
+    is kept, then what others would have taken last. Several threads take from it.
+
+    Args:
+        homes: per call, the number of the worker that keeps what it is about; None for no worker.
+        others: workers besides this process.
+    """
+
+    def __init__(self, homes: Iterable[int | None], others: int) -> None:
+        self._lists: dict[int | None, deque[int]] = {worker: deque() for worker in (None, *range(others))}
+        for number, home in enumerate(homes):
+            self._lists[home].append(number)
+        self._part = _PART * (others + 1)
+        self._lock = threading.Lock()
+
+    def take(self, worker: int | None) -> list[int]:
+        """The next batch of a worker: one part of so many of what is left. So workers end together, though one call
+        takes longer than another, and messages are few. This process, None, needs no messages: one call at a time."""
+        with self._lock:
+            size = 1 if worker is None else -(-sum(map(len, self._lists.values())) // self._part)
+            for first in (worker, None):
+                if left := self._lists[first]:
+                    return [left.popleft() for _ in range(min(size, len(left)))]
+            longest = max(self._lists.values(), key=len)
+            return [longest.pop() for _ in range(min(size, len(longest)))][::-1]
 
 
-def _batches(count: int, part: int) -> list[range]:
-    """The numbers of calls in order, one part of so many of what is left at a time: so workers end together, though one
-    call takes longer than another, and messages are few."""
-    found, first = list[range](), 0
-    while first < count:
-        found.append(range(first, first + (-(-(count - first) // part))))
-        first = found[-1].stop
-    return found
+def _homes(links: Sequence[WorkerLink], about: Sequence[object] | None, count: int) -> Iterator[int | None]:
+    for number in range(count):
+        thing = None if about is None else about[number]
+        yield next((i for i, link in enumerate(links) if thing is not None and link.far.has(thing)), None)
 
 
-def _ending(child: subprocess.Popen[bytes]) -> str:
-    try:
-        code = child.wait(timeout=5)
-    except subprocess.TimeoutExpired:
-        return "it has closed its pipe"
-    return f"signal {-code}" if code < 0 else f"exit status {code}"
+def _is_importing() -> bool:
+    """Whether a module is in the middle of its import. The lock of a module is held until then: a thread that writes
+    or reads a pickle of what is in it would wait for the thread that imports, which waits for its calls."""
+    modules = [module for module in sys.modules.copy().values() if type(module) is ModuleType]
+    return any(getattr(vars(module).get("__spec__"), "_initializing", False) for module in modules)

@@ -329,7 +329,7 @@ def _differentiate_all(
         on_made = foresee()
     else:
         tasks = [(modules, t, choice) for t, (_, choice) in zip(forward, wanted)]
-        with pool.begin(_differentiate_apart, tasks) as shared:
+        with pool.begin(_differentiate_apart, tasks, about=[t.graph for t in forward]) as shared:
             on_made = foresee()
             made = shared.finish()
     return dict(zip(wanted, _with_own_keys(wanted, made))), on_made

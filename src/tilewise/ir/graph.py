@@ -17,6 +17,7 @@ from tilewise.core.border import Border, shown
 from tilewise.core.dims import MAX_SIZE, Dim, DimLabel, Size, upper_bound
 from tilewise.core.dtypes import DType, dtype
 from tilewise.core.errors import ShapeError
+from tilewise.core.kept import keep
 from tilewise.core.mesh import Axes
 
 __all__ = [
@@ -290,6 +291,7 @@ class OpNode:
         return tuple(i for i in self.inputs if i is not None)
 
 
+@keep
 @dataclass(frozen=True)
 class Graph:
     """A frozen graph.

@@ -3,32 +3,65 @@
 A family's folder says everything about it: what its configuration file may ask for, what its tensors are called in
 files. All decoders share one graph (`models/decoder/`), made from what a configuration chooses; a family that computes
 something else has a graph of its own. Nothing outside the folder knows the family's names.
+
+Names are loaded when they are first used: a process that traces layers (`core.workers`) reads no files of models.
 """
 
-from tilewise.models.config import ModelConfig, config_content
-from tilewise.models.decoder.model import BLOCK_SIZE
-from tilewise.models.layout import FileLayout
-from tilewise.models.parallel import ParallelModelBuilder
-from tilewise.models.parts import LayerUse, ModelParts
-from tilewise.models.registry import (
-    FAMILIES,
-    PURPOSES,
-    build_decoding_graph,
-    build_encoding_graph,
-    build_training_graph,
-    config_from_dict,
-    default_context,
-    file_layout,
-    is_encoder,
-    kv_elements_per_token,
-    max_context,
-    model_parts,
-    num_parameters,
-    open,
-    open_weights,
-    parameter_shapes,
-    stored_tensors,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilewise.models.config import ModelConfig, config_content
+    from tilewise.models.decoder.model import BLOCK_SIZE
+    from tilewise.models.layout import FileLayout
+    from tilewise.models.parallel import ParallelModelBuilder
+    from tilewise.models.parts import LayerUse, ModelParts
+    from tilewise.models.registry import (
+        FAMILIES,
+        PURPOSES,
+        build_decoding_graph,
+        build_encoding_graph,
+        build_training_graph,
+        config_from_dict,
+        default_context,
+        file_layout,
+        is_encoder,
+        kv_elements_per_token,
+        max_context,
+        model_parts,
+        num_parameters,
+        open,
+        open_weights,
+        parameter_shapes,
+        stored_tensors,
+    )
+
+_HOMES = {
+    "ModelConfig": "tilewise.models.config",
+    "config_content": "tilewise.models.config",
+    "BLOCK_SIZE": "tilewise.models.decoder.model",
+    "FileLayout": "tilewise.models.layout",
+    "ParallelModelBuilder": "tilewise.models.parallel",
+    "LayerUse": "tilewise.models.parts",
+    "ModelParts": "tilewise.models.parts",
+    "FAMILIES": "tilewise.models.registry",
+    "PURPOSES": "tilewise.models.registry",
+    "build_decoding_graph": "tilewise.models.registry",
+    "build_encoding_graph": "tilewise.models.registry",
+    "build_training_graph": "tilewise.models.registry",
+    "config_from_dict": "tilewise.models.registry",
+    "default_context": "tilewise.models.registry",
+    "file_layout": "tilewise.models.registry",
+    "is_encoder": "tilewise.models.registry",
+    "kv_elements_per_token": "tilewise.models.registry",
+    "max_context": "tilewise.models.registry",
+    "model_parts": "tilewise.models.registry",
+    "num_parameters": "tilewise.models.registry",
+    "open": "tilewise.models.registry",
+    "open_weights": "tilewise.models.registry",
+    "parameter_shapes": "tilewise.models.registry",
+    "stored_tensors": "tilewise.models.registry",
+}
 
 __all__ = [
     "BLOCK_SIZE",
@@ -56,3 +89,14 @@ __all__ = [
     "parameter_shapes",
     "stored_tensors",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

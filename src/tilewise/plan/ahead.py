@@ -8,7 +8,7 @@ lowered ahead only if it is just that; so nothing but time depends on what was f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -49,12 +49,13 @@ class LoweredAhead:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.__exit__(kind, error, trace)
+        self._pool.forget()  # what workers keep of the graph is needed no more
 
     def begin(self, foreseen: Sequence[Foreseen], shapes: LocalShapes) -> None:
         """Have the others begin, if there is enough to do for them.
 
         Args:
-            foreseen: each once; those that take longest first.
+            foreseen: each once; those first that are taken first.
             shapes: of the one device, in one microbatch.
         """
         tasks = [LoweringTask.of_template(*one) for one in foreseen]
@@ -64,7 +65,8 @@ class LoweredAhead:
         self._tasks, self._shapes = tasks, shapes
         sizes = bare(shapes)
         calls = [(modules, task, sizes) for task in tasks]
-        self._shared = self._stack.enter_context(self._pool.begin(_lower_or_leave, calls))
+        about = [task.graph for task in tasks]
+        self._shared = self._stack.enter_context(self._pool.begin(_lower_or_leave, calls, about=about))
 
     def find(self, tasks: Sequence[LoweringTask], shapes: LocalShapes) -> dict[int, int]:
         """Which tasks of a plan are lowered ahead: position among them -> number here. Where it is none, all that was
@@ -83,13 +85,13 @@ class LoweredAhead:
             self._stack.close()
         return found
 
-    def take(self) -> list[LoweredVariant | None]:
-        """All of it, worked on here as well until it is done; None for what could not be lowered, with a reason that
-        comes again where it is lowered in its turn. Then the pool is free."""
+    def take(self) -> Iterator[LoweredVariant | None]:
+        """All of it in order, one by one: what is done with one is done while others lower the next. None for what
+        could not be lowered, with a reason that comes again where it is lowered in its turn. Then the pool is free."""
         assert self._shared is not None
         with self._stack:
-            found, self._shared = self._shared.finish(), None
-        return found
+            shared, self._shared = self._shared, None
+            yield from shared.in_order()
 
 
 def bare(shapes: LocalShapes) -> LocalShapes:

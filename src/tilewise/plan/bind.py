@@ -19,7 +19,7 @@ from tilewise.plan.memory import Buffer
 from tilewise.plan.reuse import Tenant
 from tilewise.plan.segments import tensors_seen
 from tilewise.plan.shapes import LocalShapes, round_up
-from tilewise.plan.variants import Use, Variant, Variants
+from tilewise.plan.variants import Use, Variant
 
 __all__ = ["Binder"]
 
@@ -46,23 +46,31 @@ class Binder:
 
     Args:
         tensors: the root graph's.
-        buffers: with their offsets.
+        buffers: theirs, with offsets, as far as they are placed; `add` brings the others.
     """
 
-    def __init__(self, tensors: RootTensors, variants: Variants, buffers: Iterable[Buffer]) -> None:
-        self.tensors, self.variants = tensors, variants.variants
+    def __init__(self, tensors: RootTensors, buffers: Iterable[Buffer]) -> None:
+        self.tensors, self.variants = tensors, list[Variant]()
         self.table = EntryTable(len(tensors.shapes.kinds), tensors.shapes.bounds)
         self.buffers: dict[Key, Buffer] = {}  # all but those of root tensors
         self._memory: list[Buffer | None] = [None] * len(tensors.graph.tensors)  # of root tensors
+        self._note(buffers)
+        self._cuts: tuple[dict[int, Cut], dict[int, Cut]] = {}, {}  # by form; as they are, and as plain rows
+        self._slot_cuts: dict[tuple[int, int], Cut] = {}  # by variant and slot
+        self._bindings: dict[int, _Binding] = {}  # by variant
+        self._known: dict[tuple[int, bool], list[int]] = {}  # entries of root tensors, by microbatch and view
+
+    def _note(self, buffers: Iterable[Buffer]) -> None:
         for b in buffers:
             if b.key[0] == "tensor":
                 self._memory[b.key[1]] = b  # type: ignore[call-overload]
             else:
                 self.buffers[b.key] = b
-        self._cuts: tuple[dict[int, Cut], dict[int, Cut]] = {}, {}  # by form; as they are, and as plain rows
-        self._slot_cuts: dict[tuple[int, int], Cut] = {}  # by variant and slot
-        self._bindings: dict[int, _Binding] = {}  # by variant
-        self._known: dict[tuple[int, bool], list[int]] = {}  # entries of root tensors, by microbatch and view
+
+    def add(self, buffers: Iterable[Buffer], variants: Iterable[Variant] = ()) -> None:
+        """Buffers that are placed now, and the next templates, whose own are among them."""
+        self.variants.extend(variants)
+        self._note(buffers)
 
     def outside(self) -> dict[int, tuple[int, ...]]:
         """Entries of all tensors that users read or write: one for each of their parts."""

@@ -9,32 +9,27 @@ from tilewise.core.errors import PlanError
 from tilewise.core.workers import WorkerPool
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
-from tilewise.ir.program import Call, DeviceClass, TileProgram
+from tilewise.ir.program import DeviceClass, TileProgram
 from tilewise.ir.schedule import Schedule
 from tilewise.ir.validate import Work, validate_bindings
 from tilewise.plan.accumulation import find_batch_sums, require_whole_batch
 from tilewise.plan.ahead import LoweredAhead
-from tilewise.plan.bind import Binder
 from tilewise.plan.buffers import (
     OFFLOADED,
     RootTensors,
-    align_for_files,
-    apart,
     kept_buffers,
     lasting_buffers,
     result_buffers,
-    template_buffers,
 )
+from tilewise.plan.calls import Calls
 from tilewise.plan.classes import DeviceNumbers, classes_of
 from tilewise.plan.lower import alias_roots
-from tilewise.plan.memory import FILE_PAGE, Buffer, place_buffers, place_in_sequence
+from tilewise.plan.memory import Buffer
 from tilewise.plan.outputs import gather_outputs
 from tilewise.plan.plan import Plan
-from tilewise.plan.reuse import Tenant
 from tilewise.plan.rings import RING_DEPTH, place_of_use
 from tilewise.plan.segments import cut_segments
-from tilewise.plan.shapes import LocalShapes, PlanSettings, round_up, symbols_of
-from tilewise.plan.tables import file_begin_of
+from tilewise.plan.shapes import LocalShapes, PlanSettings, symbols_of
 from tilewise.plan.validate import validate_plan
 from tilewise.plan.variants import Use, Variants, lower_variants
 
@@ -86,11 +81,18 @@ def make_plan(
     order = schedule([s.phase for s in segments], settings.accumulation)
     numbers = DeviceNumbers(shapes)
     lasting, results = lasting_buffers(tensors), result_buffers(tensors, segments)  # while others lower
-    variants = lower_variants(graph, layout, shapes, segments, order, sums, roots, numbers, pool, ahead)
-    buffers, regions = _place([*kept_buffers(tensors, variants), *lasting], results, variants)
-    binder = Binder(tensors, variants, buffers)
-    outside = binder.outside()
-    program = _program(binder, variants, numbers, classes, buffers)
+    calls: Calls | None = None
+    if shapes.mesh.num_devices == 1 and settings.accumulation == 1 and not layout.files:
+        # no sum is kept, and nothing lies in rings or files: what comes before temporaries in memory is known
+        calls = Calls(tensors, lasting, results)
+    take = None if calls is None else calls.take
+    variants = lower_variants(graph, layout, shapes, segments, order, sums, roots, numbers, pool, ahead, take)
+    if calls is None:
+        calls = Calls(tensors, [*kept_buffers(tensors, variants), *lasting], results)
+        calls.take_all(variants)
+    binder, outside = calls.binder, calls.outside
+    buffers, regions = calls.placed()
+    program = _program(calls, variants, numbers, classes, buffers)
     _validate_bindings(program, variants, tensors)
     needs = (
         settings.workers_per_device,
@@ -134,28 +136,6 @@ def _validate_bindings(program: TileProgram, variants: Variants, tensors: RootTe
     validate_bindings(program, graph, work, tensors.roots, tensors.num_parts)
 
 
-def _place(
-    lasting: Sequence[Buffer], results: Sequence[Buffer], variants: Variants
-) -> tuple[list[Buffer], Mapping[str, int]]:
-    """Offsets of all buffers: what lives on first, then results by lifetime, then temporaries; bytes per region."""
-    lasting, kept = apart(lasting)
-    results, stored = apart(results)
-    lasting_end = place_in_sequence(lasting, 0)
-    if kept or stored:  # what moves to and from files begins at a page in memory as well
-        lasting_end = round_up(lasting_end, FILE_PAGE)
-        align_for_files([*results, *kept, *stored])
-    end = workspace_end = place_buffers(results, lasting_end)
-    temporaries: list[Buffer] = []
-    for variant in variants.variants:
-        own = template_buffers(variant, end)
-        workspace_end = max(workspace_end, *(b.end for b in own)) if own else workspace_end
-        temporaries += own
-    regions = {"lasting": lasting_end, "activations": end - lasting_end, "temporaries": workspace_end - end}
-    file_begin = file_begin_of(regions)
-    regions["files"] = place_buffers(stored, place_in_sequence(kept, file_begin)) - file_begin
-    return [*lasting, *results, *temporaries, *kept, *stored], regions
-
-
 def _lists(variants: Variants, shapes: LocalShapes) -> Mapping[str, tuple[str, ...]]:
     """What a graph can run, and the phases that belong to it: `forward`, and with a loss `backward` and `step`."""
     wanted: dict[str, tuple[str, ...]] = {"forward": ("forward",)}
@@ -168,17 +148,16 @@ def _lists(variants: Variants, shapes: LocalShapes) -> Mapping[str, tuple[str, .
 
 
 def _program(
-    binder: Binder,
+    bound: Calls,
     variants: Variants,
     numbers: DeviceNumbers,
     classes: Sequence[Sequence[int]],
     buffers: Sequence[Buffer],
 ) -> TileProgram:
     """The lists of calls; on several devices `broadcast` as well."""
-    shapes = binder.tensors.shapes
-    bound: list[tuple[str, Call]] = [(use.segment.phase, binder.use(use)) for use in variants.uses]
+    binder, shapes = bound.binder, bound.binder.tensors.shapes
     calls = {
-        name: tuple(call for phase, call in bound if phase in included)
+        name: tuple(call for phase, call in bound.calls if phase in included)
         for name, included in _lists(variants, shapes).items()
     }
     templates = [[v.templates[c] for v in variants.variants] for c in range(len(classes))]
@@ -186,13 +165,9 @@ def _program(
         copies, call = binder.broadcast(numbers)
         calls["broadcast"] = (call,)
         templates = [[*of, copy] for of, copy in zip(templates, copies)]
-    tenants: dict[int, list[Tenant]] = {}  # by variant
-    for use, (_, call) in zip(variants.uses, bound):
-        if use.variant not in tenants:
-            tenants[use.variant] = binder.tenants(use, call)
     aliases = binder.table.aliases(
         [b for b in buffers if b.category in ("gathered", "activations", OFFLOADED)],
-        [tenants[use.variant] for use in variants.uses],
+        [bound.tenants[use.variant] for use in variants.uses],
     )
     class_of = {device: c for c, devices in enumerate(classes) for device in devices}
     return TileProgram(

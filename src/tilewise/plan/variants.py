@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewise.core.workers import ENOUGH, WorkerPool
@@ -108,6 +108,7 @@ def lower_variants(
     numbers: DeviceNumbers,
     pool: WorkerPool | None = None,
     ahead: LoweredAhead | None = None,
+    on_use: Callable[[Use, Variant], None] | None = None,
 ) -> Variants:
     """Walk the schedule and lower what has not been lowered yet.
 
@@ -118,6 +119,8 @@ def lower_variants(
         numbers: in which the devices of a class differ.
         pool: processes that lower templates, where they are many.
         ahead: templates that they are lowering already.
+        on_use: told of each use in order, as soon as its variant is there, while others lower; without rings' numbers,
+            which are known at the end.
     """
     tasks: dict[tuple[object, ...], LoweringTask] = {}
     wanted: list[tuple[Segment, int, tuple[object, ...], tuple[object, ...]]] = []
@@ -146,8 +149,14 @@ def lower_variants(
                 name, graph, layout, ops, turn.microbatch, late.late_ops, None, frozenset(), roots
             )
     lowered = _lower_all(list(tasks.values()), shapes, numbers, pool, ahead)
-    made = _numbered(tasks, lowered, numbers, {key: identity for _, _, identity, key in wanted})
-    uses = [Use(segment, microbatch, made[key].number) for segment, microbatch, _, key in wanted]
+    made, uses = dict[tuple[object, ...], Variant](), list[Use]()
+    for key, variant in _numbered(tasks, lowered, numbers, {key: identity for _, _, identity, key in wanted}):
+        made[key] = variant
+        while len(uses) < len(wanted) and (of := made.get(wanted[len(uses)][3])):
+            segment, microbatch, _, _ = wanted[len(uses)]
+            uses.append(Use(segment, microbatch, of.number))
+            if on_use is not None:
+                on_use(uses[-1], of)
     variants = tuple(made.values())
     return Variants(variants, _with_credits(variants, uses))
 
@@ -158,25 +167,31 @@ def _lower_all(
     numbers: DeviceNumbers,
     pool: WorkerPool | None,
     ahead: LoweredAhead | None,
-) -> list[LoweredVariant]:
-    """Every task's own result; those of templates from other processes, where they are many."""
+) -> Iterator[LoweredVariant]:
+    """Every task's own result, in order; those of templates from other processes, where they are many."""
     places = {} if ahead is None else ahead.find(tasks, shapes)
     if ahead is not None and places:
         rest = {
             i: lower_variant(task, shapes, numbers.known) for i, task in enumerate(tasks) if i not in places
         }
-        known = ahead.take()
-        found = [rest.get(i) or known[places[i]] for i in range(len(tasks))]
-        return [v or lower_variant(task, shapes, numbers.known) for task, v in zip(tasks, found)]
+        coming, known = ahead.take(), list[LoweredVariant | None]()
+        for i, task in enumerate(tasks):
+            while i in places and len(known) <= places[i]:
+                known.append(next(coming))
+            yield rest.get(i) or known[places[i]] or lower_variant(task, shapes, numbers.known)
+        known.extend(coming)  # to its end: the pool is free then
+        return
     apart = [task for task in tasks if task.kept is not None]
     modules = modules_of_ops({op.op for task in apart for op in task.ops})
     if pool is None or modules is None or len(apart) < ENOUGH:
-        return [lower_variant(task, shapes, numbers.known) for task in tasks]
+        yield from [lower_variant(task, shapes, numbers.known) for task in tasks]
+        return
     sizes = bare(shapes)
-    with pool.begin(lower_apart, [(modules, task, sizes) for task in apart]) as shared:
+    about = [task.graph for task in apart]
+    with pool.begin(lower_apart, [(modules, task, sizes) for task in apart], about=about) as shared:
         here = iter([lower_variant(task, shapes, numbers.known) for task in tasks if task.kept is None])
         theirs = iter(shared.finish())
-    return [next(here) if task.kept is None else next(theirs) for task in tasks]
+    yield from [next(here) if task.kept is None else next(theirs) for task in tasks]
 
 
 def _numbered(
@@ -184,24 +199,23 @@ def _numbered(
     lowered: Iterable[LoweredVariant],
     numbers: DeviceNumbers,
     identities: Mapping[tuple[object, ...], tuple[object, ...]],
-) -> dict[tuple[object, ...], Variant]:
+) -> Iterator[tuple[tuple[object, ...], Variant]]:
     """Variants with the plan's signals and numbers of devices. `identities` are of their templates, whose rings all of
     a template's variants share."""
-    made: dict[tuple[object, ...], Variant] = {}
     rings: dict[object, tuple[int, int]] = {}  # the first variant of a template, and its rings' signals
     num_signals = 0
-    for (key, task), result in zip(tasks.items(), lowered):
+    for number, (result, (key, task)) in enumerate(zip(lowered, tasks.items())):  # to the end of `lowered`
         places = numbers.take(result.numbers)
         own = [renumbered(t, *places) for t in result.templates]
         identity, first_of_rings = identities[key], num_signals
         if identity in rings:
             first_of_rings = rings[identity][1]
         else:
-            rings[identity] = len(made), num_signals
+            rings[identity] = number, num_signals
             num_signals += sum(max(sites) for sites in zip(*(t.ring_sites for t in own)))
         templates = tuple(place_signals(own, num_signals, first_of_rings))
-        made[key] = Variant(
-            len(made),
+        variant = Variant(
+            number,
             templates,
             result.views,
             result.inner,
@@ -215,7 +229,7 @@ def _numbered(
             result.values,
         )
         num_signals += templates[0].num_signals
-    return made
+        yield key, variant
 
 
 def _with_credits(variants: Sequence[Variant], uses: Sequence[Use]) -> tuple[Use, ...]:

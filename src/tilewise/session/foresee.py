@@ -44,8 +44,8 @@ def lower_ahead(
     layouts = {op.attrs["template"]: layout.calls[op.id] for op in graph.ops if op.op == "call"}
 
     def begin(made: Sequence[tuple[Template, BackwardTemplate]]) -> None:
-        long = [(b.template, (), lay_out_whole(b.template, mesh)) for _, b in made]
-        short = [(template, b.saved, layouts[template.key]) for template, b in made]
-        ahead.begin([*long, *short], shapes)
+        forward = [(template, b.saved, layouts[template.key]) for template, b in reversed(made)]
+        backward = [(b.template, (), lay_out_whole(b.template, mesh)) for _, b in made]
+        ahead.begin([*forward, *backward], shapes)  # in the order of a step: `made` has the last layers first
 
     return begin

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import layers_of_tests as own
 
 import tilewise as tw
 from tilewise.core.errors import ConfigError, PlanError, ResourceError
-from tilewise.plan import LoweredAhead, ahead
+from tilewise.plan import LoweredAhead, ahead, make
+from tilewise.plan.calls import Calls
 from tilewise.plan.shapes import PlanSettings
 from tilewise.session import foresee
 
@@ -28,9 +30,10 @@ def taken(monkeypatch):
     found, take = [], LoweredAhead.take
 
     def count(self):
-        lowered = take(self)
-        found.append(sum(v is not None for v in lowered))
-        return lowered
+        found.append(0)
+        for variant in take(self):
+            found[-1] += variant is not None
+            yield variant
 
     monkeypatch.setattr(LoweredAhead, "take", count)
     return found
@@ -99,9 +102,9 @@ def test_a_planted_fault_is_found(pool, monkeypatch):
     take = LoweredAhead.take
 
     def spoil(self):
-        found = take(self)
+        found = [*take(self)]
         found[3], found[4] = found[4], found[3]
-        return found
+        return iter(found)
 
     expected = graph_of().plan({}).digest()
     monkeypatch.setattr(LoweredAhead, "take", spoil)
@@ -168,3 +171,64 @@ def test_errors_are_those_of_one_process(pool, optimizer, options, error):
         words.append(str(caught.value))
     assert words[0] == words[1]
     assert graph_of().plan({}, pool=pool).digest() == graph_of().plan({}).digest()
+
+
+def bound_late(order):
+    """`lower_variants` that tells of uses when all is lowered, in some order."""
+    lower_all = make.lower_variants
+
+    def lower(*given):
+        *others, on_use = given
+        uses = []
+        variants = lower_all(*others, lambda use, variant: uses.append((use, variant)))
+        for use, variant in order(uses):
+            on_use(use, variant)
+        return variants
+
+    return lower
+
+
+def test_uses_are_bound_as_if_all_were_lowered(pool, monkeypatch):
+    """While others lower, or behind all of them: the same entries, in the same order."""
+    expected = graph_of().plan({}, pool=pool).digest()
+    with monkeypatch.context() as patch:
+        patch.setattr(make, "lower_variants", bound_late(list))
+        assert graph_of().plan({}, pool=pool).digest() == expected
+        assert graph_of().plan({}).digest() == expected
+
+
+def test_uses_bound_in_another_order_are_found(pool, monkeypatch):
+    """The twin: two of them exchanged."""
+    expected = graph_of().plan({}, pool=pool).digest()
+    monkeypatch.setattr(
+        make, "lower_variants", bound_late(lambda uses: [uses[0], uses[2], uses[1], *uses[3:]])
+    )
+    try:
+        digest = graph_of().plan({}, pool=pool).digest()
+    except Exception:  # the proofs may refuse it first
+        return
+    assert digest != expected
+
+
+def test_an_error_while_others_lower_leaves_a_pool_that_works(pool, monkeypatch):
+    """What was begun is given up, and the error is the plan's own."""
+    expected = graph_of().plan({}, pool=pool).digest()
+
+    def fail(self, use, variant):
+        raise PlanError(f"no {variant.number}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Calls, "take", fail)
+        with pytest.raises(PlanError, match="no 0"):
+            graph_of().plan({}, pool=pool)
+    assert graph_of().plan({}, pool=pool).digest() == expected
+
+
+def test_workers_keep_nothing_behind_a_plan(pool):
+    """Of graphs that they made or were sent; this process knows of none either."""
+    graph_of().plan({}, pool=pool)
+    assert all(not link.far._known for link in pool._links)
+    with pool.begin(own.kept_here, [()] * 2) as shared:
+        while any(shared._turns._lists.values()):
+            time.sleep(0.001)  # the other takes both
+        assert shared.finish() == [0, 0]

@@ -11,7 +11,7 @@ import pytest
 
 from tilewise.core.dims import DimLabel
 from tilewise.core.errors import ConfigError, ResourceError, ShapeError
-from tilewise.core.workers import WorkerPool, _batches, is_portable
+from tilewise.core.workers import Shared, WorkerPool, _Turns, is_portable
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_no_process_is_left(tmp_path):
         from tilewise.core.workers import WorkerPool
         pool = WorkerPool(3)
         pool.map(time.sleep, [(0.02,)] * 64)
-        print(*(child.pid for child in pool._children), flush=True)
+        print(*(link.process.pid for link in pool._links), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
         """)
     )
@@ -203,13 +203,27 @@ def test_this_process_may_do_something_else_first(pool):
     assert meanwhile == math.factorial(50)
 
 
-@pytest.mark.parametrize(("count", "part"), [(0, 16), (1, 16), (15, 16), (1000, 8), (4011, 16)])
-def test_batches_shrink_to_single_calls(count, part):
+@pytest.mark.parametrize(("count", "others"), [(0, 1), (1, 1), (15, 1), (1000, 0), (4011, 2)])
+def test_batches_shrink_to_single_calls(count, others):
     """Every call is in one of them, in order; no batch is larger than the one before."""
-    batches = _batches(count, part)
+    turns = _Turns([None] * count, others)
+    batches = [*iter(lambda: turns.take(None), [])]
     assert [n for batch in batches for n in batch] == [*range(count)]
     sizes = [len(batch) for batch in batches]
     assert sizes == sorted(sizes, reverse=True) and all(sizes) and (not sizes or sizes[-1] == 1)
+
+
+def test_who_keeps_something_works_on_it_first():
+    """Then on what is nowhere, then on what others would have taken last; each call is taken once."""
+    homes = [n % 3 if n % 4 else None for n in range(96)]
+    for worker in (None, 0, 2):
+        turns = _Turns(homes, 3)
+        taken = [n for batch in iter(lambda t=turns, w=worker: t.take(w), []) for n in batch]
+        own, common = ([n for n, home in enumerate(homes) if home == h] for h in (worker, None))
+        first = common if worker is None else own + common
+        assert taken[: len(first)] == first and sorted(taken) == [*range(96)]
+        stolen = taken[len(first) :]
+        assert all(homes[n] not in (worker, None) for n in stolen)
 
 
 def test_threads_share_the_batches():
@@ -231,3 +245,40 @@ def test_an_error_meanwhile_leaves_a_pool_that_works(pool):
     with pytest.raises(KeyError), pool.begin(where, [(0.01,)] * 64):
         raise KeyError("meanwhile")
     assert pool.map(math.factorial, [(4,)]) == [24]
+
+
+def test_results_come_one_by_one(pool):
+    """In order, while others are still at work; each is computed once, by one of them."""
+    with pool.begin(where, [(0.005,)] * 60) as shared:
+        found, left = [], []
+        for pid in shared.in_order():
+            found.append(pid)
+            left.append(60 - len(shared._results))
+        assert shared.is_done and len(found) == 60 and left[0] > 0 == left[-1]
+    assert len({*found}) == 2
+
+
+def test_who_has_nothing_to_do_sleeps(pool, monkeypatch):
+    """This process asks for work once per result that it waits for; it does not turn in circles until that is there."""
+    asked = []
+    work_once = Shared._work_once
+
+    def count(self):
+        asked.append(1)
+        return work_once(self)
+
+    monkeypatch.setattr(Shared, "_work_once", count)
+    pool.map(abs, [(1,)] * 40)
+    with pool.begin(where, [(0.3,)]) as shared:
+        while any(shared._turns._lists.values()):
+            time.sleep(0.001)  # until the other has it
+        asked.clear()
+        assert shared.finish() != [os.getpid()]
+    assert len(asked) < 5
+
+
+def test_results_that_are_wanted_no_more(pool):
+    """What is left in the middle is given up."""
+    with pool.begin(where, [(0.01,)] * 64) as shared:
+        next(shared.in_order())
+    assert not shared.is_done and pool.map(math.factorial, [(4,)]) == [24]

@@ -1,5 +1,8 @@
 """`ParallelModelBuilder` builds what the families' own builders build, for every family and purpose."""
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -167,3 +170,23 @@ def test_dissimilar_layers_are_traced_in_processes(pool):
     assert [phase.done for phase in watch.phases if phase.name == "templates"] == [30]
     with pytest.raises(ShapeError, match="parts have their sizes"):
         ParallelModelBuilder(parts, batch=3)
+
+
+def test_a_process_that_traces_reads_no_files():
+    """It starts with what layers and plans need: no readers of checkpoints, no families, no pictures of either."""
+    script = (
+        "import sys, tilewise.models.decoder.model, tilewise.plan.ahead\n"
+        "print(*sorted(m for m in sys.modules if m.startswith(('pydantic', 'tilewise.checkpoint', 'tilewise.models'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    needed = "architecture model rope sharding"
+    assert done.stdout.split() == sorted(
+        ["tilewise.models", *(f"tilewise.models.{name}" for name in ("decoder", "parts", "require"))]
+        + [f"tilewise.models.decoder.{name}" for name in needed.split()]
+    )
+
+
+def test_every_name_of_the_package_is_there():
+    """They are loaded when they are asked for; others are refused."""
+    assert all(getattr(models, name) is not None for name in models.__all__)
+    assert set(models.__all__) <= set(dir(models)) and not hasattr(models, "no_such_name")

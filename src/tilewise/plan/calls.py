@@ -1,0 +1,93 @@
+"""`Calls`: memory for all buffers of a plan, and every use of a template bound to it, as soon as it is lowered.
+
+What lives on and results lie first, so where the temporaries of templates begin is known before these are lowered; on
+one device that runs all of the batch at once and keeps all in memory, each use is bound while others are still lowered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tilewise.ir.program import Call
+from tilewise.plan.bind import Binder
+from tilewise.plan.buffers import RootTensors, align_for_files, apart, template_buffers
+from tilewise.plan.memory import FILE_PAGE, Buffer, place_buffers, place_in_sequence
+from tilewise.plan.reuse import Tenant
+from tilewise.plan.shapes import round_up
+from tilewise.plan.tables import file_begin_of
+from tilewise.plan.variants import Use, Variant, Variants
+
+__all__ = ["Calls"]
+
+
+class Calls:
+    """Places buffers and binds uses.
+
+    Args:
+        tensors: the root graph's.
+        lasting: what lives through a run, in order.
+        results: what travels between segments.
+
+    Attributes:
+        binder: that fills the table of entries.
+        calls: of each use, its phase and its call.
+        tenants: by variant, the temporaries of its first use.
+        outside: entries of tensors that users read or write; filled in first.
+    """
+
+    def __init__(self, tensors: RootTensors, lasting: Sequence[Buffer], results: Sequence[Buffer]) -> None:
+        self._lasting, self._kept = apart(lasting)
+        self._results, self._stored = apart(results)
+        self._temporaries: list[Buffer] = []
+        self._lasting_end = place_in_sequence(self._lasting, 0)
+        if self._kept or self._stored:  # what moves to and from files begins at a page in memory as well
+            self._lasting_end = round_up(self._lasting_end, FILE_PAGE)
+            align_for_files([*self._results, *self._kept, *self._stored])
+        self._end = self._workspace_end = place_buffers(self._results, self._lasting_end)
+        self.binder = Binder(tensors, [*self._lasting, *self._results])
+        self.calls: list[tuple[str, Call]] = []
+        self.tenants: dict[int, list[Tenant]] = {}
+        self.outside: dict[int, tuple[int, ...]] = {}
+        if not (self._kept or self._stored):  # files begin behind all temporaries
+            self.outside = self.binder.outside()
+
+    def take(self, use: Use, variant: Variant) -> None:
+        """The next use, of a variant that has been taken or is the next one."""
+        if variant.number == len(self.binder.variants):
+            self._place(variant)
+        self._bind(use)
+
+    def take_all(self, variants: Variants) -> None:
+        """All uses at once."""
+        for variant in variants.variants:
+            self._place(variant)
+        if self._kept or self._stored:
+            self.placed()
+            self.binder.add([*self._kept, *self._stored])
+            self.outside = self.binder.outside()
+        for use in variants.uses:
+            self._bind(use)
+
+    def placed(self) -> tuple[list[Buffer], Mapping[str, int]]:
+        """All buffers with their offsets, and bytes per region, when all has been taken."""
+        regions = {
+            "lasting": self._lasting_end,
+            "activations": self._end - self._lasting_end,
+            "temporaries": self._workspace_end - self._end,
+        }
+        begin = file_begin_of(regions)
+        regions["files"] = place_buffers(self._stored, place_in_sequence(self._kept, begin)) - begin
+        return [*self._lasting, *self._results, *self._temporaries, *self._kept, *self._stored], regions
+
+    def _place(self, variant: Variant) -> None:
+        """Templates run one after the other, so the temporaries of all lie at one place."""
+        own = template_buffers(variant, self._end)
+        self._workspace_end = max(self._workspace_end, *(b.end for b in own)) if own else self._workspace_end
+        self._temporaries += own
+        self.binder.add(own, [variant])
+
+    def _bind(self, use: Use) -> None:
+        call = self.binder.use(use)
+        self.calls.append((use.segment.phase, call))
+        if use.variant not in self.tenants:
+            self.tenants[use.variant] = self.binder.tenants(use, call)
