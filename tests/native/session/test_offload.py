@@ -10,13 +10,15 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tilewise as tw
 from tilewise import models
-from tilewise.core.errors import NotFinite, PlanError, ResourceError
+from tilewise.checkpoint.shards import save_tensors
+from tilewise.core.errors import CheckpointError, NotFinite, PlanError, ResourceError
 from tilewise.session import GraphInstance, require_origin
 from tilewise.strategy import OFFLOADS, DistributionStrategy
 
@@ -307,6 +309,58 @@ def test_directories_need_no_name_in_utf8(tmp_path):
     graph.instantiate(graph.plan({}), offload_directory=odd / os.fsdecode(b"\xfe")).close()
     with pytest.raises(ResourceError, match="writable"):
         graph.instantiate(graph.plan({}, offload="optimizer"), offload_directory=odd / os.fsdecode(b"\xfe"))
+
+
+def spilled_files(directory):
+    """Descriptors of this process's files without names in a directory."""
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            where = os.readlink(link)
+            if where.startswith(f"{directory}/") and "(deleted)" in where:
+                yield int(link.name)
+
+
+def test_a_disk_that_fails_under_the_host_is_an_error(tmp_path):
+    """Reading and writing what lies in a file that the system cuts off: each call says so, and the process goes on;
+    once the disk is well, so is the model."""
+    with GraphInstance(graph_of().plan({}, offload=OFFLOADS), offload_directory=tmp_path.resolve()) as model:
+        model.initialize(seed=0)
+        state = model.state_dict()
+        name = next(n for n in state if n.startswith("optimizer.exp_avg."))
+        descriptor = min(spilled_files(tmp_path.resolve()))
+        size = os.fstat(descriptor).st_size
+        os.ftruncate(descriptor, 0)
+        for call in (
+            lambda: model.get_tensor(name),
+            model.state_dict,
+            model.copy_state,
+            lambda: model.differing_replicas(name) or model.get_tensor(name),
+        ):
+            with pytest.raises(ResourceError, match="must be read and written"):
+                call()
+        os.ftruncate(descriptor, size)
+        model.load_state_dict(state)
+        assert trained(model) == expected_of()
+
+
+def test_weights_from_files_go_to_files(tmp_path):
+    """What a checkpoint holds reaches tensors in the devices' files; numbers that are not finite are refused by name."""
+    graph = graph_of("bf16")
+    plan = graph.plan({}, offload=["parameters", "optimizer"])
+    with GraphInstance(plan, offload_directory=tmp_path) as model:
+        model.initialize(seed=3)
+        weights = {name: np.array(value) for name, value in model.parameters().items()}
+        save_tensors(tmp_path / "whole.safetensors", weights)
+        name = next(n for n in weights if n.endswith("up_proj.weight"))
+        spoilt = {**weights, name: np.full_like(weights[name], np.inf)}
+        save_tensors(tmp_path / "spoilt.safetensors", spoilt)
+    with GraphInstance(plan, offload_directory=tmp_path) as model:
+        report = model.load_parameters(tmp_path / "whole.safetensors")
+        assert sum(report.bytes_read) == sum(value.nbytes for value in weights.values())
+        for key, value in model.parameters().items():
+            assert np.array_equal(np.array(value), weights[key])
+        with pytest.raises(CheckpointError, match=re.escape(name)):
+            model.load_parameters(tmp_path / "spoilt.safetensors")
 
 
 def test_files_leave_nothing_behind(tmp_path):
