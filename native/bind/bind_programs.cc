@@ -165,9 +165,9 @@ void move_file(const Executor& executor, const std::string& way, int64_t device,
                        "[runtime.Executor.move_file] way must be 'read' or 'write'; got '", way, "'; choose one");
   auto* const data = reinterpret_cast<std::byte*>(memory.data());
   const auto bytes = static_cast<int64_t>(memory.size());
+  const std::shared_ptr<memory::Arena> arena = executor.arena(device);
   nb::gil_scoped_release release;
-  executor.move_file(way == "read" ? memory::SpillFile::Way::kRead : memory::SpillFile::Way::kWrite, device, offset,
-                     data, bytes);
+  arena->move(way == "read" ? memory::SpillFile::Way::kRead : memory::SpillFile::Way::kWrite, offset, data, bytes);
 }
 
 nb::list timeline(const Executor& executor) {

@@ -45,4 +45,12 @@ Arena::~Arena() {
   if (data_ != nullptr) munmap(data_, mapped_bytes());
 }
 
+void Arena::move(SpillFile::Way way, int64_t offset, std::byte* memory, int64_t bytes) const {
+  const int64_t size = file_ == nullptr ? 0 : file_->bytes();
+  check<ArgumentError>(bytes >= 0 && offset >= file_begin() && offset - file_begin() <= size - bytes,
+                       "[memory.Arena.move] what is moved must lie in the device's file, ", size, " bytes from ",
+                       file_begin(), " on; got offset ", offset, " and ", bytes, " bytes; use the plan's offsets");
+  if (bytes > 0) file_->move(way, memory, offset - file_begin(), bytes);
+}
+
 }  // namespace tilewise::memory

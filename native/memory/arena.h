@@ -27,6 +27,9 @@ class Arena {
   const SpillFile* file() const { return file_.get(); }
   /// Offset of the file's first byte.
   int64_t file_begin() const { return file_begin(bytes_); }
+  /// Between `memory` and the file's bytes from that offset on, for the host. Refuses ranges that are not all in the
+  /// file (ArgumentError), and what the disk refuses (ResourceError).
+  void move(SpillFile::Way way, int64_t offset, std::byte* memory, int64_t bytes) const;
   static int64_t file_begin(int64_t bytes) { return (bytes + kFilePage - 1) / kFilePage * kFilePage; }
 
  private:

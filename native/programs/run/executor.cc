@@ -250,19 +250,10 @@ std::byte* Executor::memory(int64_t device, int64_t offset, int64_t bytes) const
   return team_->arenas[device] + offset;
 }
 
-void Executor::move_file(memory::SpillFile::Way way, int64_t device, int64_t offset, std::byte* memory,
-                         int64_t bytes) const {
-  check_idle("move_file");
-  check_device(device, "move_file");
-  const int64_t first = memory::Arena::file_begin(options_.arena_bytes[device]);
-  check<ArgumentError>(bytes >= 0 && offset >= first && offset - first <= options_.file_bytes - bytes,
-                       "[runtime.Executor.move_file] what is moved must lie in the device's file, ",
-                       options_.file_bytes, " bytes from ", first, " on; got offset ", offset, " and ", bytes,
-                       " bytes; use the plan's offsets");
-  if (bytes > 0) team_->devices[device]->arena()->file()->move(way, memory, offset - first, bytes);
+std::shared_ptr<memory::Arena> Executor::arena(int64_t device) const {
+  check_device(device, "arena");
+  return team_->devices[device]->arena();
 }
-
-std::shared_ptr<memory::Arena> Executor::arena(int64_t device) const { return team_->devices[device]->arena(); }
 
 void Executor::trace(bool enable) {
   check_idle("trace");

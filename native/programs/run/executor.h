@@ -64,9 +64,6 @@ class Executor {
   void close();
 
   std::byte* memory(int64_t device, int64_t offset, int64_t bytes) const;
-  /// Between `memory` and a device's file, whose first byte has the offset behind the arena. Refused by a disk that
-  /// fails: ResourceError.
-  void move_file(memory::SpillFile::Way way, int64_t device, int64_t offset, std::byte* memory, int64_t bytes) const;
   std::shared_ptr<memory::Arena> arena(int64_t device) const;
 
   void trace(bool enable);

@@ -51,7 +51,7 @@ constexpr auto kWrite = memory::SpillFile::Way::kWrite;
 /// All elements of a device's file.
 std::vector<uint64_t> counts_of(const Executor& executor, int64_t device, int64_t cols) {
   std::vector<uint64_t> counts(2 * kRows * cols);
-  executor.move_file(kRead, device, kFileBegin, reinterpret_cast<std::byte*>(counts.data()), std::ssize(counts) * 8);
+  executor.arena(device)->move(kRead, kFileBegin, reinterpret_cast<std::byte*>(counts.data()), std::ssize(counts) * 8);
   return counts;
 }
 
@@ -95,7 +95,7 @@ CASE("what the host writes into a file is what the next run fetches") {
   Executor executor(options_for(*program, 512, 1));
   for (uint64_t start : {7u, 1000u}) {
     std::vector<uint64_t> counts(kRows * 512, start);
-    executor.move_file(kWrite, 0, kFileBegin, reinterpret_cast<std::byte*>(counts.data()), kRows * 512 * 8);
+    executor.arena(0)->move(kWrite, kFileBegin, reinterpret_cast<std::byte*>(counts.data()), kRows * 512 * 8);
     executor.run(program, {});
     counts = counts_of(executor, 0, 512);
     EXPECT_EQ(counts[0], start + 2);
@@ -133,7 +133,8 @@ CASE("a disk that fails while the host reads or writes is an error, not the end 
   EXPECT(contains(message_of<ResourceError>([&] { counts_of(executor, 0, 512); }), "[memory.SpillFile]"));
   std::byte some[8]{};
   for (const int64_t offset : {kFileBegin - 8, kFileBegin + 2 * kRows * 512 * 8 - 7}) {
-    EXPECT(contains(message_of<ArgumentError>([&] { executor.move_file(kRead, 0, offset, some, 8); }), "device's file"));
+    EXPECT(contains(message_of<ArgumentError>([&] { executor.arena(0)->move(kRead, offset, some, 8); }),
+                    "device's file"));
   }
   EXPECT(contains(message_of<ArgumentError>([&] { executor.memory(0, kFileBegin, 8); }), "inside the device's arena"));
 }

@@ -82,7 +82,7 @@ class TensorStore:
         count = packed_elements(*sizes) if spec.storage == "packed" else prod(sizes)
         return entry.offset, count * spec.dtype.itemsize
 
-    def _memory(
+    def _bytes(
         self, device: int, tensor: int, part: int, sizes: list[int], spec: TensorSpec
     ) -> NDArray[np.uint8]:
         """A device's part, as it lies in memory."""
@@ -95,7 +95,7 @@ class TensorStore:
             memory = np.empty(num_bytes, np.uint8)
             self.executor.move_file("read", device, offset, memory)
         else:
-            memory = self._memory(device, tensor, part, sizes, spec)
+            memory = self._bytes(device, tensor, part, sizes, spec)
         return memory.view(spec.dtype.numpy)
 
     @contextmanager
@@ -104,7 +104,7 @@ class TensorStore:
     ) -> Iterator[NDArray[np.uint8]]:
         """The bytes of a device's part, to be written whole; those of a file go there at the end."""
         if tensor not in self._in_files:
-            yield self._memory(device, tensor, part, sizes, spec)
+            yield self._bytes(device, tensor, part, sizes, spec)
             return
         offset, num_bytes = self._extent(device, tensor, part, sizes, spec)
         memory = np.zeros(num_bytes, np.uint8)
@@ -118,7 +118,7 @@ class TensorStore:
             for part in self._parts(tensor) if self._is_first(tensor, device) else ():
                 sizes, slices = self._local(self.plan.shapes.on(device), spec, tensor, part)
                 is_mapped = tensor not in self._in_files
-                memory = self._memory(device, tensor, part, sizes, spec) if is_mapped else None
+                memory = self._bytes(device, tensor, part, sizes, spec) if is_mapped else None
                 yield Place(device, sizes, slices, memory, spec)
 
     def write(self, tensor: int, value: np.ndarray, *, once: bool = False) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import count
 from math import prod
 
 from tilewise.core.dims import upper_bound
@@ -206,14 +207,18 @@ class Prefetching:
             for w, name in zip(weights, names)
         )
         if forms not in self.gathers:
-            count = len(weights)
             specs = [replace(self.graph.spec(w), name=name) for w, name in zip(weights, names)]
-            template = template_of_moves(f"{self.brings}{len(self.gathers)}", self.brings, specs, self.graph)
+            template = template_of_moves(self._key(self.brings), self.brings, specs, self.graph)
             use = (*(self.use[w] for w in weights), *(self.layout.use[w] for w in weights))
-            laid_out = self._layout_of_gather(use, count)
+            laid_out = self._layout_of_gather(use, len(weights))
             self.gathers[forms] = template, laid_out
             self.templates[template.key] = template
         return self.gathers[forms]
+
+    def _key(self, prefix: str) -> str:
+        """Of a new template."""
+        keys = (f"{prefix}{number}" for number in count(len(self.gathers)))
+        return next(key for key in keys if key not in self.templates)
 
     # ---- the graph anew -----------------------------------------------------------------------------------
 
@@ -224,10 +229,12 @@ class Prefetching:
         calls: dict[int, GraphLayout] = {}
         records: dict[tuple[int, str], tuple[Record, ...]] = {}
         by_key = {template.key: layout for template, layout in self.gathers.values()}
-        for number, unit in enumerate(units):
+        for number, unit in enumerate([*units, None]):
             for call in before.get(number, ()):
                 calls[len(ops)] = by_key[call.attrs["template"]]
                 ops.append(replace(call, id=len(ops)))
+            if unit is None:
+                break
             for old in self.graph.ops[unit.first : unit.last + 1]:
                 inputs = tuple(None if t is None else unit.gathered.get(t, t) for t in old.inputs)
                 op = replace(old, id=len(ops), inputs=inputs)
