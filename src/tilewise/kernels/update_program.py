@@ -1,7 +1,7 @@
 """What a program of the `update` kernel must be: it computes with values that there are, by steps that there are.
 
-The kernel asks nothing (native/kernels/update.cc): a step of no kind, or a value beyond the last, would end the process.
-So graphs and plans from files are held to this.
+The kernel asks nothing (native/kernels/update.cc): a step of no kind, or a value beyond the last, would end the
+process. So graphs and plans from files are held to this.
 """
 
 from __future__ import annotations

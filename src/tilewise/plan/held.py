@@ -8,20 +8,20 @@ tensors as it has room for are brought meanwhile. The arena does not grow by a b
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import accumulate
 
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
+from tilewise.ir.reshards import brings_weights
 from tilewise.plan.accumulation import find_batch_sums
 from tilewise.plan.buffers import RootTensors, align_for_files, apart, result_buffers
 from tilewise.plan.lower import alias_roots
-from tilewise.plan.memory import FILE_PAGE, Buffer, place_buffers
-from tilewise.plan.segments import Segment, cut_segments
+from tilewise.plan.memory import FILE_PAGE, Buffer, gap_for, place_buffers
+from tilewise.plan.segments import cut_segments
 from tilewise.plan.shapes import LocalShapes, PlanSettings, round_up, symbols_of
 
-__all__ = ["choose_held"]
+__all__ = ["choose_held", "held_apart", "place_held"]
 
 
 def choose_held(graph: Graph, layout: GraphLayout, settings: PlanSettings) -> Mapping[int, int]:
@@ -38,44 +38,47 @@ def choose_held(graph: Graph, layout: GraphLayout, settings: PlanSettings) -> Ma
     for buffer in results:  # with room between segments, for calls that bring and put back
         buffer.first, buffer.last = 2 * buffer.first, 2 * buffer.last
     end = place_buffers(results, 0)
-    found = _with_room(tensors, segments, results, end)
-    low, high = 0, len(found)
-    while low < high:  # gaps may be too small: so many as fit
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if _fits(results, found[:middle], end) else (low, middle - 1)
-    return {int(str(b.key[1])): segments[(b.first + 1) // 2].ops[0].id for b in found[:low]}
-
-
-def _with_room(
-    tensors: RootTensors, segments: Sequence[Segment], results: Sequence[Buffer], end: int
-) -> list[Buffer]:
-    """Tensors that would fit beside the results if memory had no gaps."""
-    room = [end - held for held in _held_at(results, 2 * len(segments))]
     first = next((s.index for s in segments if s.phase == "backward"), len(segments))
     updates = [s for s in segments if s.phase == "update"]
-    found: list[Buffer] = []
+    found: dict[int, int] = {}
     for segment in updates:
         for t in dict.fromkeys(t for op in segment.ops for t in op.given if t in tensors.files):
-            size, until = round_up(tensors.bytes(t), FILE_PAGE), 2 * segment.index + 1
-            before = updates[0].index  # the segment that it is brought before
-            if room[2 * before - 1] < size or min(room[2 * before : until + 1]) < size:
-                continue
-            while before > first and min(room[2 * before - 3 : 2 * before - 1]) >= size:
-                before -= 1
-            for position in range(2 * before - 1, until + 1):
-                room[position] -= size
-            found.append(Buffer(("tensor", t), size, "gathered", 2 * before - 1, until))
+            held = Buffer(("tensor", t), round_up(tensors.bytes(t), FILE_PAGE), "activations")
+            before = _earliest(held, results, end, range(first, updates[0].index + 1), segment.index)
+            if before is not None:
+                found[t] = segments[before].ops[0].id
+                results.append(held)
     return found
 
 
-def _held_at(buffers: Sequence[Buffer], count: int) -> list[int]:
-    """Bytes that live at each position."""
-    changes = [0] * (count + 1)
-    for buffer in buffers:
-        changes[buffer.first] += buffer.bytes
-        changes[buffer.last + 1] -= buffer.bytes
-    return list(accumulate(changes))
+def _earliest(held: Buffer, placed: Sequence[Buffer], end: int, range_: range, update: int) -> int | None:
+    """The first of some segments that a buffer may be brought before, where it gets its offset; None: there is no room
+    for it until its update."""
+
+    def fits(before: int) -> bool:
+        held.first, held.last = 2 * before - 1, 2 * update + 1
+        held.offset = gap_for(held, placed, 0)
+        return held.end <= end
+
+    if not fits(range_[-1]):
+        return None
+    before = range_[bisect_left(range_, True, key=fits)]  # what fits once fits later
+    fits(before)
+    return before
 
 
-def _fits(results: Sequence[Buffer], held: Sequence[Buffer], end: int) -> bool:
-    return place_buffers([replace(b) for b in (*results, *held)], 0) <= end
+def held_apart(graph: Graph, results: Sequence[Buffer]) -> tuple[list[Buffer], list[Buffer]]:
+    """Other results, and those that are held, in the order in which they were chosen: that of their updates."""
+    updates = [op for op in graph.ops if op.phase == "update"]
+    brought = {o for op in updates if brings_weights(graph, op, ("fetch",)) for o in op.outputs}
+    order = dict.fromkeys(t for op in updates for t in op.given if t in brought)
+    by_tensor = {b.key[1]: b for b in results}
+    return [b for b in results if b.key[1] not in brought], [by_tensor[t] for t in order]
+
+
+def place_held(held: Sequence[Buffer], placed: Sequence[Buffer], base: int) -> None:
+    """Offsets of what is held, in the order in which it was chosen, among buffers that have theirs."""
+    everything = [*placed]
+    for buffer in held:
+        buffer.offset = gap_for(buffer, everything, base)
+        everything.append(buffer)

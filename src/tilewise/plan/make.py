@@ -26,6 +26,7 @@ from tilewise.plan.buffers import (
     template_buffers,
 )
 from tilewise.plan.classes import DeviceNumbers, classes_of
+from tilewise.plan.held import held_apart, place_held
 from tilewise.plan.lower import alias_roots
 from tilewise.plan.memory import FILE_PAGE, Buffer, place_buffers, place_in_sequence
 from tilewise.plan.outputs import gather_outputs
@@ -87,7 +88,7 @@ def make_plan(
     numbers = DeviceNumbers(shapes)
     lasting, results = lasting_buffers(tensors), result_buffers(tensors, segments)  # while others lower
     variants = lower_variants(graph, layout, shapes, segments, order, sums, roots, numbers, pool, ahead)
-    buffers, regions = _place([*kept_buffers(tensors, variants), *lasting], results, variants)
+    buffers, regions = _place(graph, [*kept_buffers(tensors, variants), *lasting], results, variants)
     binder = Binder(tensors, variants, buffers)
     outside = binder.outside()
     program = _program(binder, variants, numbers, classes, buffers)
@@ -135,7 +136,7 @@ def _validate_bindings(program: TileProgram, variants: Variants, tensors: RootTe
 
 
 def _place(
-    lasting: Sequence[Buffer], results: Sequence[Buffer], variants: Variants
+    graph: Graph, lasting: Sequence[Buffer], results: Sequence[Buffer], variants: Variants
 ) -> tuple[list[Buffer], Mapping[str, int]]:
     """Offsets of all buffers: what lives on first, then results by lifetime, then temporaries; bytes per region."""
     lasting, kept = apart(lasting)
@@ -144,7 +145,11 @@ def _place(
     if kept or stored:  # what moves to and from files begins at a page in memory as well
         lasting_end = round_up(lasting_end, FILE_PAGE)
         align_for_files([*results, *kept, *stored])
-    end = workspace_end = place_buffers(results, lasting_end)
+    results, held = held_apart(graph, results)
+    end = place_buffers(results, lasting_end)
+    place_held(held, results, lasting_end)
+    results = [*results, *held]
+    end = workspace_end = max([end, *(b.end for b in held)])
     temporaries: list[Buffer] = []
     for variant in variants.variants:
         own = template_buffers(variant, end)

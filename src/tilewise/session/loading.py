@@ -2,9 +2,9 @@
 
 Each device reads the slices of its own parts, each part once: what several devices hold alike, the first of them
 reads, and the `broadcast` program copies it. No byte is read twice in one process, but those of files with checksums
-(of PyTorch), which are held to them before. A few threads of the machine's cores read pieces of some MiB in the order of
-the files, converting and packing them on the way (`kernels.loading`); no file is mapped. What goes to devices' files is
-brought together first, tensor by tensor. Names, shapes and element types of everything are checked before the first
+(of PyTorch), which are held to them before. A few threads of the machine's cores read pieces of some MiB in the order
+of the files, converting and packing them on the way (`kernels.loading`); no file is mapped. What goes to devices' files
+is brought together first, tensor by tensor. Names, shapes and element types of everything are checked before the first
 byte is read; numbers that are not finite are found on the way, and then the parts are of no use: the instance refuses
 to run until it is loaded again.
 """

@@ -18,7 +18,7 @@ from tilewise.core.errors import PlanError
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
 from tilewise.ir.layout import GraphLayout, TensorLayout
-from tilewise.strategy.prefetch import Prefetching, UnitChoice, template_of_moves
+from tilewise.strategy.prefetch import Prefetching, Unit, UnitChoice, template_of_moves
 
 __all__ = ["OFFLOADS", "check_offload", "hold_ahead", "offload_tensors"]
 
@@ -203,11 +203,13 @@ class _Offloading(Prefetching):
 
 
 class _Holding(Prefetching):
-    """Updates of what has been brought before."""
+    """Updates of what has been brought before, all or in part.
 
-    def __init__(
-        self, graph: Graph, layout: GraphLayout, places: Mapping[int, int], batch: BatchCut
-    ) -> None:
+    Args:
+        places: per tensor, the op that it is brought before.
+    """
+
+    def __init__(self, graph: Graph, layout: GraphLayout, places: Mapping[int, int], batch: BatchCut) -> None:
         super().__init__(graph, layout, batch, UnitChoice(), "fetch")
         self.places = places
         self.files = frozenset(layout.files)
@@ -223,21 +225,29 @@ class _Holding(Prefetching):
                 continue
             given = (t for op in self.graph.ops[unit.first : unit.last + 1] for t in op.given)
             held = [t for t in dict.fromkeys(given) if t in self.places]
+            for place in dict.fromkeys(self.places[t] for t in held):
+                together = [t for t in held if self.places[t] == place]
+                fetch = self._gather(together, "update")
+                before.setdefault(starts[place], []).append(
+                    replace(fetch, label=f"fetch:{self._label(unit)}")
+                )
+                unit.gathered.update(zip(together, fetch.outputs))
             if held:
-                fetch = self._gather(held, "update")
-                before.setdefault(starts[min(self.places[t] for t in held)], []).append(fetch)
-                before.setdefault(number + 1, []).append(self._put_back(held, fetch))
-                unit.gathered.update(zip(held, fetch.outputs))
+                before.setdefault(number + 1, []).append(self._put_back(held, unit))
         return self._written(units, before)
 
-    def _put_back(self, held: Sequence[int], fetch: OpNode) -> OpNode:
+    def _put_back(self, held: Sequence[int], unit: Unit) -> OpNode:
         specs = [replace(self.graph.spec(t), name=name) for t, name in zip(held, self._names(held))]
         forms = "put_back", tuple((s.form, self.use[t]) for s, t in zip(specs, held))
         if forms not in self.gathers:
             count = len(held)
-            tensors = [TensorNode(i, replace(s, name=f"x{i % count}"), "parameter") for i, s in enumerate((*specs, *specs))]
+            tensors = [
+                TensorNode(i, replace(s, name=f"x{i % count}"), "parameter")
+                for i, s in enumerate((*specs, *specs))
+            ]
             ops = [
-                OpNode(i, "put_back", (i, count + i), (), {}, "forward", f"put_back:x{i}") for i in range(count)
+                OpNode(i, "put_back", (i, count + i), (), {}, "forward", f"put_back:x{i}")
+                for i in range(count)
             ]
             key = self._key("put_back")
             inside = Graph(key, tuple(tensors), tuple(ops), {}, self.graph.reduction_chunks)
@@ -247,8 +257,12 @@ class _Holding(Prefetching):
             self.templates[key] = template
         template, _ = self.gathers[forms]
         attrs = {"template": template.key, "saved": ()}
-        label = fetch.label.replace("fetch:", "put_back:", 1)
-        return OpNode(-1, "call", (*held, *fetch.outputs), (), attrs, "update", label)
+        values = (unit.gathered[t] for t in held)
+        label = f"put_back:{self._label(unit)}"
+        return OpNode(-1, "call", (*held, *values), (), attrs, "update", label)
+
+    def _label(self, unit: Unit) -> str:
+        return self.graph.ops[unit.first].label
 
     def _layout_of_gather(self, use: tuple[TensorLayout, ...], count: int) -> GraphLayout:
         return replace(super()._layout_of_gather(use, count), files=tuple(range(count)))

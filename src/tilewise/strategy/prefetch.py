@@ -24,7 +24,7 @@ from tilewise.ir.layout import GraphLayout, Record, TensorLayout
 from tilewise.ir.op import op_named
 from tilewise.strategy.records import make_records
 
-__all__ = ["Prefetching", "UnitChoice", "template_of_moves"]
+__all__ = ["Prefetching", "Unit", "UnitChoice", "template_of_moves"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class UnitChoice:
 
 
 @dataclass
-class _Unit:
+class Unit:
     """Consecutive ops of one phase, a layer's call or a run between layers, and the weights whose values they need."""
 
     first: int
@@ -88,13 +88,13 @@ class Prefetching:
 
     # ---- units --------------------------------------------------------------------------------------------
 
-    def _units(self, weights: set[int]) -> list[_Unit]:
+    def _units(self, weights: set[int]) -> list[Unit]:
         """Layers and runs between them, with the weights that they need."""
-        units: list[_Unit] = []
+        units: list[Unit] = []
         for op in self.graph.ops:
             is_run = units and op.op != "call" and self.graph.ops[op.id - 1].op != "call"
             if not is_run or units[-1].phase != op.phase:
-                units.append(_Unit(op.id, op.id, op.phase))
+                units.append(Unit(op.id, op.id, op.phase))
             units[-1].last = op.id
         for unit in units:
             if unit.phase != "update":
@@ -118,7 +118,7 @@ class Prefetching:
         needed = self.needed[key]
         return [t for a, t in zip(template.arguments, op.inputs) if t is not None and a in needed]
 
-    def _place_gathers(self, units: Sequence[_Unit]) -> dict[int, list[OpNode]]:
+    def _place_gathers(self, units: Sequence[Unit]) -> dict[int, list[OpNode]]:
         """Calls that gather, by the number of the run or layer that they stand before."""
         before: dict[int, list[OpNode]] = {}
         held: dict[int, tuple[int, int]] = {}  # weight -> the unit that last read it, and what stood for it
@@ -143,7 +143,7 @@ class Prefetching:
         """Whether a weight that a unit has read is there for another one."""
         return last == now - 1 or self.choice.is_kept
 
-    def _groups(self, units: Sequence[_Unit]) -> list[list[int]]:
+    def _groups(self, units: Sequence[Unit]) -> list[list[int]]:
         """Runs and layers that are gathered together, in order: those that need weights, one by one, by the user's
         patterns or by size."""
         groups: list[list[int]] = []
@@ -169,7 +169,7 @@ class Prefetching:
                 )
         return groups
 
-    def _pattern_of(self, unit: _Unit) -> str | None:
+    def _pattern_of(self, unit: Unit) -> str | None:
         """The user's pattern that all weights of a layer fit."""
         names = [self.graph.spec(weight).name for weight in unit.needs]
         for pattern in self.choice.patterns:
@@ -223,7 +223,7 @@ class Prefetching:
     # ---- the graph anew -----------------------------------------------------------------------------------
 
     def _written(
-        self, units: Sequence[_Unit], before: Mapping[int, Sequence[OpNode]]
+        self, units: Sequence[Unit], before: Mapping[int, Sequence[OpNode]]
     ) -> tuple[Graph, GraphLayout]:
         ops: list[OpNode] = []
         calls: dict[int, GraphLayout] = {}

@@ -19,7 +19,7 @@ import tilewise as tw
 from tilewise import models
 from tilewise.checkpoint.shards import save_tensors
 from tilewise.core.errors import CheckpointError, NotFinite, PlanError, ResourceError
-from tilewise.session import GraphInstance, require_origin
+from tilewise.session import GraphInstance, compute_graph, require_origin
 from tilewise.strategy import OFFLOADS, DistributionStrategy
 
 SIZES = {"model_type": "gpt2", "vocab_size": 1024, "n_embd": 128, "n_layer": 6, "n_head": 4}
@@ -205,6 +205,81 @@ def test_training_that_needs_half_as_much_again_as_the_limit_runs_under_it(tmp_p
     )
 
 
+# ---- what is brought ahead of updates --------------------------------------------------------------------------------
+
+
+def put_back_of(plan):
+    """Calls that put back what an update has found in memory, each with the calls that brought it."""
+    made = {o: op for op in plan.graph.ops for o in op.outputs}
+    for op in plan.graph.ops:
+        if op.op == "call" and op.attrs["template"].startswith("put_back"):
+            half = len(op.inputs) // 2
+            yield op, [made[t] for t in op.inputs[half:]]
+
+
+@pytest.mark.parametrize("offload", ["optimizer", OFFLOADS], ids=str)
+@pytest.mark.parametrize("options", [{}, {"accumulation": 4}, {"recompute": "full"}], ids=str)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_memory_that_is_free_anyway_holds_states_for_updates(dtype, options, offload, monkeypatch):
+    """States come ahead of the gradients' norm, as many as fit: no byte more is needed, and no byte more is moved."""
+    graph = graph_of(dtype)
+    plan = graph.plan({}, offload=offload, workers_per_device=1, **options)
+    monkeypatch.setattr(compute_graph, "choose_held", lambda *_: {})
+    plain = graph.plan({}, offload=offload, workers_per_device=1, **options)
+    assert [*put_back_of(plain)] == []
+    assert plan.regions["activations"] == plain.regions["activations"]
+    assert plan.device_bytes <= plain.device_bytes
+    assert plan.file_traffic() == plain.file_traffic()
+    norm = next(op.id for op in plan.graph.ops if op.op == "global_norm")
+    found = [*put_back_of(plan)]
+    assert found
+    for back, brought in found:
+        assert all(op.phase == "update" and op.id < norm < back.id for op in brought)
+
+
+def test_what_is_held_shares_no_byte_with_what_lives_meanwhile():
+    """The memory is that of activations, after their last reader."""
+    plan = graph_of().plan({}, offload="optimizer")
+    buffers = [b for b in plan.buffers if b.category == "activations"]
+    held = {t for back, _ in put_back_of(plan) for t in back.inputs[len(back.inputs) // 2 :]}
+    ours = [b for b in buffers if b.key[1] in held]
+    assert len(ours) == len(held) and sum(b.bytes for b in ours) > plan.regions["activations"] // 2
+    others = 0
+    for one in ours:
+        for other in buffers:
+            if other is one or other.end <= one.offset or one.end <= other.offset:
+                continue
+            assert other.last < one.first or one.last < other.first
+            others += 1
+    assert others > len(ours)
+
+
+def test_a_plan_that_holds_states_is_made_again_from_its_file(tmp_path):
+    """What is chosen stands in the plan: planning what it says leads to it."""
+    plan = graph_of("bf16").plan({}, offload="optimizer")
+    assert graph_of("bf16").plan({}, offload="optimizer").digest() == plan.digest()
+    plan.save(tmp_path / "plan")
+    require_origin(tw.Plan.load(tmp_path / "plan"))
+
+
+def without_calls(plan, prefix):
+    """A plan without the last of a step's calls of templates whose names begin so."""
+    (of,) = plan.program.classes
+    numbers = {n for n, template in enumerate(of.templates) if template.name.startswith(prefix)}
+    calls = list(of.calls["step"])
+    calls.remove([call for call in calls if call.template in numbers][-1])
+    changed_class = replace(of, calls={**of.calls, "step": tuple(calls)})
+    return replace(plan, program=replace(plan.program, classes=(changed_class,)))
+
+
+@pytest.mark.parametrize("prefix", ["fetch", "put_back"])
+def test_a_call_that_is_left_out_is_seen(prefix, tmp_path):
+    """States that are not brought, or not put back: the comparison is able to fail."""
+    plan = graph_of().plan({}, offload="optimizer", workers_per_device=1)
+    with suppress(NotFinite):
+        assert run(without_calls(plan, prefix), tmp_path)[0] != expected_of()
+
+
 # ---- plans as files, faults, borders ---------------------------------------------------------------------------------
 
 
@@ -344,7 +419,7 @@ def test_a_disk_that_fails_under_the_host_is_an_error(tmp_path):
 
 
 def test_weights_from_files_go_to_files(tmp_path):
-    """What a checkpoint holds reaches tensors in the devices' files; numbers that are not finite are refused by name."""
+    """What a checkpoint holds reaches tensors in the devices' files; numbers that are not finite are refused."""
     graph = graph_of("bf16")
     plan = graph.plan({}, offload=["parameters", "optimizer"])
     with GraphInstance(plan, offload_directory=tmp_path) as model:

@@ -99,7 +99,9 @@ class PutBack(Op):
         """Nothing: the tensor is written in place."""
         tensor, values = inputs
         assert tensor is not None and values is not None
-        require((tensor.shape, tensor.dtype) == (values.shape, values.dtype), self.name, "both are alike", *inputs)
+        require(
+            (tensor.shape, tensor.dtype) == (values.shape, values.dtype), self.name, "both are alike", *inputs
+        )
         return []
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:

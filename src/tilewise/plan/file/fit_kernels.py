@@ -135,7 +135,7 @@ def _require_scratch(plan: PlanTables, instruction: Instruction, refs: Sequence[
 def _require_update(
     root: Graph, template: LoweredTemplate, instruction: Instruction, refs: Sequence[Ref]
 ) -> None:
-    """An update's integers are a program, and say of its tensors whether they lie in panels: the kernel asks neither."""
+    """An update's integers are a program, and say whether its tensors lie in panels: the kernel asks neither."""
     given = dict(_integers(KERNELS["update"], instruction))
     arrays, hyper = instruction.operands[1:-2], instruction.operands[-2]
     num_given = len(arrays) + refs[hyper.slot].cols + len(instruction.floats)
