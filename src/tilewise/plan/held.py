@@ -1,8 +1,8 @@
-"""What of an update's tensors in files is brought whole, while the backward pass frees memory.
+"""What of an optimizer's states in files is brought whole, while the backward pass frees memory.
 
 An update needs the gradients' norm, so it begins behind the backward pass, and what lies in files would all be read
 there. But the backward pass frees what the forward pass has left, and the arena is as large as before: so as many
-tensors as it has room for are brought meanwhile. The arena does not grow by a byte; the rest goes block by block
+states as it has room for are brought meanwhile. The arena does not grow by a byte; the rest goes block by block
 (`plan.lower.blocks`).
 """
 
@@ -25,7 +25,7 @@ __all__ = ["choose_held", "held_apart", "place_held"]
 
 
 def choose_held(graph: Graph, layout: GraphLayout, settings: PlanSettings) -> Mapping[int, int]:
-    """Tensors in files that an update works on, each with the op that it is to be brought before.
+    """States in files that an update works on, each with the op that it is to be brought before.
 
     Those that are needed first are chosen first; each comes as early as there is room for it until its update.
     """
@@ -40,9 +40,10 @@ def choose_held(graph: Graph, layout: GraphLayout, settings: PlanSettings) -> Ma
     end = place_buffers(results, 0)
     first = next((s.index for s in segments if s.phase == "backward"), len(segments))
     updates = [s for s in segments if s.phase == "update"]
+    states = tensors.files.intersection(t.id for t in graph.of_kind("state"))
     found: dict[int, int] = {}
     for segment in updates:
-        for t in dict.fromkeys(t for op in segment.ops for t in op.given if t in tensors.files):
+        for t in dict.fromkeys(t for op in segment.ops for t in op.given if t in states):
             held = Buffer(("tensor", t), round_up(tensors.bytes(t), FILE_PAGE), "activations")
             before = _earliest(held, results, end, range(first, updates[0].index + 1), segment.index)
             if before is not None:

@@ -228,7 +228,7 @@ def test_memory_that_is_free_anyway_holds_states_for_updates(dtype, options, off
     plain = graph.plan({}, offload=offload, workers_per_device=1, **options)
     assert [*put_back_of(plain)] == []
     assert plan.regions["activations"] == plain.regions["activations"]
-    assert plan.device_bytes <= plain.device_bytes
+    assert plan.arena_bytes <= plain.arena_bytes
     assert plan.file_traffic() == plain.file_traffic()
     norm = next(op.id for op in plan.graph.ops if op.op == "global_norm")
     found = [*put_back_of(plan)]
@@ -338,8 +338,9 @@ def replace_constant(number, constant):
 @pytest.mark.parametrize(
     ("kind", "change"), [("store", lambda _: ()), ("fetch", lambda _: ()), ("fetch", shifted)]
 )
-def test_a_planted_fault_is_seen(kind, change, tmp_path):
-    """A transfer left out or displaced: the comparison is able to fail."""
+def test_a_planted_fault_is_seen(kind, change, tmp_path, monkeypatch):
+    """A transfer of blocks left out or displaced: the comparison is able to fail."""
+    monkeypatch.setattr(compute_graph, "choose_held", lambda *_: {})
     plan = graph_of().plan({}, offload="optimizer")
     with suppress(NotFinite):  # what was never written may be anything
         assert run(changed(plan, kind, change), tmp_path)[0] != expected_of()
