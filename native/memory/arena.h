@@ -1,5 +1,5 @@
-// The memory of one device: one zeroed, page-aligned mapping, huge pages advised. Behind it are as many addresses as its
-// file has bytes, if it has one.
+// The memory of one device: one zeroed, page-aligned mapping, huge pages advised. Behind it are as many addresses as
+// its file has bytes, if it has one.
 //
 // Purpose: tensors live at planned offsets; nothing is allocated inside it at run time. A tensor in the file has an
 // offset like any other, from file_begin() on, but its addresses hold nothing: all reach it by transfers alone. Who may

@@ -133,8 +133,8 @@ CASE("a disk that fails while the host reads or writes is an error, not the end 
   EXPECT(contains(message_of<ResourceError>([&] { counts_of(executor, 0, 512); }), "[memory.SpillFile]"));
   std::byte some[8]{};
   for (const int64_t offset : {kFileBegin - 8, kFileBegin + 2 * kRows * 512 * 8 - 7}) {
-    EXPECT(contains(message_of<ArgumentError>([&] { executor.arena(0)->move(kRead, offset, some, 8); }),
-                    "device's file"));
+    EXPECT(
+        contains(message_of<ArgumentError>([&] { executor.arena(0)->move(kRead, offset, some, 8); }), "device's file"));
   }
   EXPECT(contains(message_of<ArgumentError>([&] { executor.memory(0, kFileBegin, 8); }), "inside the device's arena"));
 }

@@ -1,6 +1,7 @@
 """Offloaded tensors: what lies in a file of each device, and comes to its memory when it is needed.
 
-Optimizer states lie there alone: an update works on a block after the other (`plan.lower.blocks`). Weights are brought
+Of optimizer states as many as fit are brought ahead of their update (`plan.held`), which works on the others a block
+after the other (`plan.lower.blocks`). Weights are brought
 for each layer, in the forward pass, in the backward pass and by the update. Activations that the backward pass reads
 are stored behind the layer that made them and brought again ahead of their reader. Nothing else changes, so no bit
 does.
@@ -8,7 +9,7 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
