@@ -1,10 +1,9 @@
 """Offloaded tensors: what lies in a file of each device, and comes to its memory when it is needed.
 
 Of optimizer states as many as fit are brought ahead of their update (`plan.held`), which works on the others a block
-after the other (`plan.lower.blocks`). Weights are brought
-for each layer, in the forward pass, in the backward pass and by the update. Activations that the backward pass reads
-are stored behind the layer that made them and brought again ahead of their reader. Nothing else changes, so no bit
-does.
+after the other (`plan.lower.blocks`). Weights are brought for each layer, in the forward pass, in the backward pass and
+by the update. Activations that the backward pass reads are stored behind the layer that made them and brought again
+ahead of their reader. Nothing else changes, so no bit does.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ import tilewise as tw
 from tilewise import models
 from tilewise.checkpoint.shards import save_tensors
 from tilewise.core.errors import CheckpointError, NotFinite, PlanError, ResourceError
+from tilewise.plan.picture import draw_plan
 from tilewise.session import GraphInstance, compute_graph, require_origin
 from tilewise.strategy import OFFLOADS, DistributionStrategy
 
@@ -260,6 +261,19 @@ def test_a_plan_that_holds_states_is_made_again_from_its_file(tmp_path):
     assert graph_of("bf16").plan({}, offload="optimizer").digest() == plan.digest()
     plan.save(tmp_path / "plan")
     require_origin(tw.Plan.load(tmp_path / "plan"))
+
+
+def test_a_picture_shows_what_is_held_where_it_happens():
+    """Calls that bring states stand among those of the backward pass, and all others of the update behind it."""
+    plan = graph_of().plan({}, offload="optimizer", workers_per_device=1)
+    calls = draw_plan(plan).calls
+    phases = [call.phase for call in calls]
+    assert phases == sorted(phases, key=["forward", "backward", "update"].index)
+    ahead = [c for c in calls if c.phase == "backward" and c.name.startswith("fetch:")]
+    last = max(op.id for op in plan.graph.ops if op.phase == "backward")
+    assert (
+        len(ahead) == len({op.id for _, brought in put_back_of(plan) for op in brought if op.id < last}) > 0
+    )
 
 
 def without_calls(plan, prefix):
