@@ -18,9 +18,11 @@ import pytest
 import tilewise as tw
 from tilewise import models
 from tilewise.checkpoint.shards import save_tensors
-from tilewise.core.errors import CheckpointError, NotFinite, PlanError, ResourceError
+from tilewise.core.errors import CheckpointError, InternalError, NotFinite, PlanError, ResourceError
+from tilewise.ir.validate import validate_order
 from tilewise.plan.picture import draw_plan
 from tilewise.session import GraphInstance, compute_graph, require_origin
+from tilewise.session.assemble import assemble_program
 from tilewise.strategy import OFFLOADS, DistributionStrategy
 
 SIZES = {"model_type": "gpt2", "vocab_size": 1024, "n_embd": 128, "n_layer": 6, "n_head": 4}
@@ -261,6 +263,28 @@ def test_a_plan_that_holds_states_is_made_again_from_its_file(tmp_path):
     assert graph_of("bf16").plan({}, offload="optimizer").digest() == plan.digest()
     plan.save(tmp_path / "plan")
     require_origin(tw.Plan.load(tmp_path / "plan"))
+
+
+def hold_to_order(plan):
+    """Every two uses of the same bytes, one of them a write, are ordered."""
+    program = assemble_program(plan)
+    validate_order([program.tasks(device, [], "step") for device in range(plan.mesh.num_devices)])
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulation": 2, "offload": OFFLOADS}], ids=str)
+def test_what_is_held_waits_for_who_had_its_bytes(options):
+    """Over the expanded tasks; entries that name no others of their bytes are found out."""
+    plan = graph_of("bf16", n_layer=3).plan(
+        {}, **{"offload": "optimizer", "workers_per_device": 1, **options}
+    )
+    hold_to_order(plan)
+    held = {t for back, _ in put_back_of(plan) for t in back.inputs[len(back.inputs) // 2 :]}
+    (of,) = plan.program.classes
+    aliases = {n: others for n, others in of.aliases.items() if of.entries[n].key[1] not in held}
+    assert len(aliases) < len(of.aliases)
+    forged = replace(plan.program, classes=(replace(of, aliases=aliases),))
+    with pytest.raises(InternalError, match="two uses of the same bytes"):
+        hold_to_order(replace(plan, program=forged))
 
 
 def test_a_picture_shows_what_is_held_where_it_happens():
