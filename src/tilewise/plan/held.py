@@ -8,7 +8,6 @@ states as it has room for are brought meanwhile. The arena does not grow by a by
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from tilewise.ir.graph import Graph
@@ -27,7 +26,8 @@ __all__ = ["choose_held", "held_apart", "place_held"]
 def choose_held(graph: Graph, layout: GraphLayout, settings: PlanSettings) -> Mapping[int, int]:
     """States in files that an update works on, each with the op that it is to be brought before.
 
-    Those that are needed first are chosen first; each comes as early as there is room for it until its update.
+    Whatever fits comes as early as it does, so that reading begins with the backward pass: from each of its segments on
+    the states that are needed first, of those that find a gap until their update.
     """
     shapes = LocalShapes(layout.mesh, settings, graph.reduction_chunks, symbols_of(graph))
     roots = alias_roots(graph, graph.ops, frozenset(graph.outputs.values()))
@@ -38,43 +38,48 @@ def choose_held(graph: Graph, layout: GraphLayout, settings: PlanSettings) -> Ma
     for buffer in results:  # with room between segments, for calls that bring and put back
         buffer.first, buffer.last = 2 * buffer.first, 2 * buffer.last
     end = place_buffers(results, 0)
-    first = next((s.index for s in segments if s.phase == "backward"), len(segments))
-    updates = [s for s in segments if s.phase == "update"]
     states = tensors.files.intersection(t.id for t in graph.of_kind("state"))
+    waiting = {
+        t: Buffer(("tensor", t), round_up(tensors.bytes(t), FILE_PAGE), "activations", last=2 * s.index + 1)
+        for s in segments
+        if s.phase == "update"
+        for op in s.ops
+        for t in op.given
+        if t in states
+    }
+    first = next((s.index for s in segments if s.phase == "backward"), len(segments))
+    update = next((s.index for s in segments if s.phase == "update"), -1)
     found: dict[int, int] = {}
-    for segment in updates:
-        for t in dict.fromkeys(t for op in segment.ops for t in op.given if t in states):
-            held = Buffer(("tensor", t), round_up(tensors.bytes(t), FILE_PAGE), "activations")
-            before = _earliest(held, results, end, range(first, updates[0].index + 1), segment.index)
-            if before is not None:
-                found[t] = segments[before].ops[0].id
-                results.append(held)
+    for before in segments[first : update + 1]:
+        for t in _that_fit(waiting, results, end, 2 * before.index - 1):
+            found[t] = before.ops[0].id
+            results.append(waiting.pop(t))
     return found
 
 
-def _earliest(held: Buffer, placed: Sequence[Buffer], end: int, range_: range, update: int) -> int | None:
-    """The first of some segments that a buffer may be brought before, where it gets its offset; None: there is no room
-    for it until its update."""
-
-    def fits(before: int) -> bool:
-        held.first, held.last = 2 * before - 1, 2 * update + 1
-        held.offset = gap_for(held, placed, 0)
-        return held.end <= end
-
-    if not fits(range_[-1]):
-        return None
-    before = range_[bisect_left(range_, True, key=fits)]  # what fits once fits later
-    fits(before)
-    return before
+def _that_fit(waiting: Mapping[int, Buffer], placed: Sequence[Buffer], end: int, first: int) -> list[int]:
+    """States for which there is room from a position on until their update; they get their offsets."""
+    everything, found = [*placed], list[int]()
+    least = end + 1  # what is as large does not fit: later ones would have to stay longer
+    for t, buffer in waiting.items():
+        if buffer.bytes >= least:
+            continue
+        buffer.first = first
+        buffer.offset = gap_for(buffer, everything, 0)
+        if buffer.end <= end:
+            everything.append(buffer)
+            found.append(t)
+        else:
+            least = buffer.bytes
+    return found
 
 
 def held_apart(graph: Graph, results: Sequence[Buffer]) -> tuple[list[Buffer], list[Buffer]]:
-    """Other results, and those that are held, in the order in which they were chosen: that of their updates."""
-    updates = [op for op in graph.ops if op.phase == "update"]
-    brought = {o for op in updates if brings_weights(graph, op, ("fetch",)) for o in op.outputs}
-    order = dict.fromkeys(t for op in updates for t in op.given if t in brought)
+    """Other results, and those that are held, in the order in which they were chosen: that of the calls."""
+    updates = (op for op in graph.ops if op.phase == "update" and brings_weights(graph, op, ("fetch",)))
+    brought = dict.fromkeys(o for op in updates for o in op.outputs)
     by_tensor = {b.key[1]: b for b in results}
-    return [b for b in results if b.key[1] not in brought], [by_tensor[t] for t in order]
+    return [b for b in results if b.key[1] not in brought], [by_tensor[t] for t in brought]
 
 
 def place_held(held: Sequence[Buffer], placed: Sequence[Buffer], base: int) -> None:
