@@ -158,6 +158,18 @@ nb::object buffer(const Executor& executor, int64_t device, int64_t offset, int6
   return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, {size}, owner));
 }
 
+using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void move_file(const Executor& executor, const std::string& way, int64_t device, int64_t offset, const Bytes& memory) {
+  check<ArgumentError>(way == "read" || way == "write",
+                       "[runtime.Executor.move_file] way must be 'read' or 'write'; got '", way, "'; choose one");
+  auto* const data = reinterpret_cast<std::byte*>(memory.data());
+  const auto bytes = static_cast<int64_t>(memory.size());
+  const std::shared_ptr<memory::Arena> arena = executor.arena(device);
+  nb::gil_scoped_release release;
+  arena->move(way == "read" ? memory::SpillFile::Way::kRead : memory::SpillFile::Way::kWrite, offset, data, bytes);
+}
+
 nb::list timeline(const Executor& executor) {
   const std::vector<std::string>& labels = executor.timeline_labels();
   nb::list records;
@@ -347,6 +359,9 @@ void bind_executor(nb::module_& m) {
           "memory_limit_bytes (0: none), deadline_s.")
       .def("buffer", &buffer, nb::arg("device"), nb::arg("offset"), nb::arg("bytes"),
            "Writable uint8 array on a device's memory; keeps that memory alive.")
+      .def("move_file", &move_file, nb::arg("way"), nb::arg("device"), nb::arg("offset"), nb::arg("memory"),
+           "'read' bytes of a device's file into a uint8 array, or 'write' them from it. Offsets are the plan's: the "
+           "file begins behind the arena.")
       .def("run", &run, nb::arg("program"), nb::arg("symbols") = std::vector<int64_t>{}, nb::arg("name") = "",
            "Run a finished program's list of calls of that name on all devices and wait for its end.")
       .def("trace", &Executor::trace, nb::arg("enable"), "Switch the task timeline on or off.")

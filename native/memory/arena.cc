@@ -13,8 +13,8 @@ namespace tilewise::memory {
 
 namespace {
 
-std::byte* map(void* where, int64_t bytes, int access, int flags, int file) {
-  void* const mapped = mmap(where, bytes, access, flags | (where == nullptr ? 0 : MAP_FIXED), file, 0);
+std::byte* map(void* where, int64_t bytes, int access, int flags) {
+  void* const mapped = mmap(where, bytes, access, flags | (where == nullptr ? 0 : MAP_FIXED), -1, 0);
   check<ResourceError>(mapped != MAP_FAILED, "[memory.Arena] the system must map a device's memory; got ",
                        std::strerror(errno), " for ", bytes, " bytes; use more devices or a smaller model");
   return static_cast<std::byte*>(mapped);
@@ -28,12 +28,11 @@ Arena::Arena(int64_t bytes, std::unique_ptr<SpillFile> file) : bytes_(bytes), fi
   constexpr int kOwn = MAP_PRIVATE | MAP_ANONYMOUS;
   if (mapped_bytes() == 0) return;
   if (file_ == nullptr) {
-    data_ = map(nullptr, bytes, kAccess, kOwn, -1);
+    data_ = map(nullptr, bytes, kAccess, kOwn);
   } else {
-    data_ = map(nullptr, mapped_bytes(), PROT_NONE, kOwn | MAP_NORESERVE, -1);
+    data_ = map(nullptr, mapped_bytes(), PROT_NONE, kOwn | MAP_NORESERVE);
     try {
-      if (bytes > 0) map(data_, bytes, kAccess, kOwn, -1);
-      map(data_ + file_begin(), file_->bytes(), kAccess, MAP_SHARED, file_->descriptor());
+      if (bytes > 0) map(data_, bytes, kAccess, kOwn);
     } catch (...) {
       munmap(data_, mapped_bytes());
       throw;
@@ -46,9 +45,12 @@ Arena::~Arena() {
   if (data_ != nullptr) munmap(data_, mapped_bytes());
 }
 
-void Arena::drop_file_pages() const {
-  madvise(data_ + file_begin(), file_->bytes(), MADV_DONTNEED);
-  if (file_->is_direct()) file_->drop_cache();
+void Arena::move(SpillFile::Way way, int64_t offset, std::byte* memory, int64_t bytes) const {
+  const int64_t size = file_ == nullptr ? 0 : file_->bytes();
+  check<ArgumentError>(bytes >= 0 && offset >= file_begin() && offset - file_begin() <= size - bytes,
+                       "[memory.Arena.move] what is moved must lie in the device's file, ", size, " bytes from ",
+                       file_begin(), " on; got offset ", offset, " and ", bytes, " bytes; use the plan's offsets");
+  if (bytes > 0) file_->move(way, memory, offset - file_begin(), bytes);
 }
 
 }  // namespace tilewise::memory

@@ -1,8 +1,8 @@
-// The memory of one device: one zeroed, page-aligned mapping, huge pages advised. Its file, if it has one, is mapped
-// behind it.
+// The memory of one device: one zeroed, page-aligned mapping, huge pages advised. Behind it are as many addresses as
+// its file has bytes, if it has one.
 //
 // Purpose: tensors live at planned offsets; nothing is allocated inside it at run time. A tensor in the file has an
-// offset like any other, from file_begin() on; tasks reach it by transfers alone, the host by its mapping. Who may
+// offset like any other, from file_begin() on, but its addresses hold nothing: all reach it by transfers alone. Who may
 // call: anyone may read data(); the plan decides who touches which bytes. Blocks: never after construction. Memory
 // order: none. Memory: mmap; given back by the destructor. Refuses: sizes the system cannot map (ResourceError).
 #pragma once
@@ -27,9 +27,10 @@ class Arena {
   const SpillFile* file() const { return file_.get(); }
   /// Offset of the file's first byte.
   int64_t file_begin() const { return file_begin(bytes_); }
+  /// Between `memory` and the file's bytes from that offset on, for the host. Refuses ranges that are not all in the
+  /// file (ArgumentError), and what the disk refuses (ResourceError).
+  void move(SpillFile::Way way, int64_t offset, std::byte* memory, int64_t bytes) const;
   static int64_t file_begin(int64_t bytes) { return (bytes + kFilePage - 1) / kFilePage * kFilePage; }
-  /// Lets go of the pages of the file that the host has touched; nothing is lost.
-  void drop_file_pages() const;
 
  private:
   int64_t mapped_bytes() const { return file_ == nullptr ? bytes_ : file_begin() + file_->bytes(); }

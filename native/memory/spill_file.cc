@@ -85,6 +85,11 @@ SpillFile::SpillFile(const std::string& directory, int64_t bytes) : bytes_(bytes
   // a second way to the same file, which has no name
   const std::string self = "/proc/self/fd/" + std::to_string(cached_);
   direct_ = open(self.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC);
+  const int refused = direct_ < 0 ? errno : 0;
+  if (refused == 0 || refused == EINVAL || refused == EOPNOTSUPP) return;  // a file system without O_DIRECT
+  close(cached_);
+  check<ResourceError>(false, "[memory.SpillFile] a device's file must open a second time, past the page cache; got '",
+                       std::strerror(refused), "' for a file in '", directory, "'; see what the system lacks");
 }
 
 SpillFile::~SpillFile() {
@@ -101,7 +106,5 @@ void SpillFile::move(Way way, std::byte* memory, int64_t offset, int64_t bytes) 
   move_pages(way, direct_, memory + head, offset + head, pages);
   move_all(way, cached_, memory + head + pages, offset + head + pages, bytes - head - pages);
 }
-
-void SpillFile::drop_cache() const { posix_fadvise(cached_, 0, 0, POSIX_FADV_DONTNEED); }
 
 }  // namespace tilewise::memory

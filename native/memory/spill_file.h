@@ -3,7 +3,8 @@
 // Purpose: tensors at planned offsets, read and written past the page cache (O_DIRECT) where the file system has that.
 // The file has no name: it goes with the process. Who may call: any thread, on ranges that no other thread writes
 // meanwhile. Blocks: for the disk. Memory order: none; who starts a transfer orders it. Refuses: directories that take
-// no file, sizes the disk has no room for, and transfers that the system refuses (ResourceError).
+// no file, sizes the disk has no room for, and transfers that the system refuses (ResourceError). It is never mapped: a
+// disk that fails under a mapping would end the process (SIGBUS), where a transfer is refused in words.
 //
 // A page of the file that a transfer covers in part goes through the page cache, whole ones do not, so that neighbours
 // that share a page do not write over each other.
@@ -29,11 +30,9 @@ class SpillFile {
   void move(Way way, std::byte* memory, int64_t offset, int64_t bytes) const;
 
   int64_t bytes() const { return bytes_; }
-  int descriptor() const { return cached_; }
+  int descriptor() const { return cached_; }  // for tests that spoil it
   /// Whether transfers go past the page cache.
   bool is_direct() const { return direct_ >= 0; }
-  /// Lets go of what the page cache keeps of the file.
-  void drop_cache() const;
 
  private:
   int cached_ = -1;

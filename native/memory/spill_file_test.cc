@@ -1,8 +1,14 @@
 // The file of a device: what is written is read again, whatever pages it covers; ranges that share a page; refusals.
 #include "memory/spill_file.h"
 
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstring>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "base/check.h"
@@ -60,22 +66,42 @@ CASE("neighbouring ranges of any size and place come back as they were written, 
   }
 }
 
-CASE("the host sees behind an arena what transfers have written, and the other way round, page cache or not") {
+CASE("an arena has addresses behind it for its file, which is never mapped") {
   Arena arena(100'000, std::make_unique<SpillFile>(".", 3 * kFilePage));
   EXPECT_EQ(arena.file_begin() % kFilePage, 0);
   EXPECT(arena.file_begin() >= arena.bytes());
-  std::byte* const mapped = arena.data() + arena.file_begin();
-  for (int64_t i = 0; i < 3 * kFilePage; ++i) EXPECT(mapped[i] == std::byte{0});
-  std::vector<std::byte> held = noise(3 * kFilePage, 1);
-  arena.file()->move(kWrite, held.data(), 0, 3 * kFilePage);
-  EXPECT_EQ(std::memcmp(mapped, held.data(), 3 * kFilePage), 0);
-  mapped[kFilePage + 5] = ~held[kFilePage + 5];
-  arena.drop_file_pages();
-  std::vector<std::byte> again(3 * kFilePage);
-  arena.file()->move(kRead, again.data(), 0, 3 * kFilePage);
-  EXPECT(again[kFilePage + 5] == ~held[kFilePage + 5]);
-  EXPECT(again[kFilePage + 6] == held[kFilePage + 6]);
+  std::vector<std::byte> held(3 * kFilePage, std::byte{1});
+  arena.file()->move(kRead, held.data(), 0, 3 * kFilePage);
+  for (const std::byte b : held) EXPECT(b == std::byte{0});
   arena.data()[99'999] = std::byte{1};
+  // the system is asked to write what lies there: it cannot read it
+  int ends[2];
+  EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  EXPECT_EQ(write(ends[1], arena.data() + arena.file_begin(), 1), -1);
+  EXPECT_EQ(errno, EFAULT);
+  close(ends[0]);
+  close(ends[1]);
+}
+
+CASE("a second opening that fails for want of descriptors is refused in words, and leaves none behind") {
+  const int next = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  close(next);
+  rlimit before{};
+  EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit for_one{static_cast<rlim_t>(next) + 1, before.rlim_max};
+  EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &for_one), 0);
+  std::string message;
+  try {
+    const SpillFile file(".", 4096);
+  } catch (const tilewise::ResourceError& error) {
+    message = error.what();
+  }
+  EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT(message.find(std::strerror(EMFILE)) != std::string::npos);
+  EXPECT(message.find("past the page cache") != std::string::npos);
+  const int again = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  EXPECT_EQ(again, next);
+  close(again);
 }
 
 CASE("a directory that is none, a disk without room, and reading beyond the end are ResourceErrors") {

@@ -161,9 +161,6 @@ void Executor::run(std::shared_ptr<const Program> program, std::vector<int64_t> 
   } leave{running_};
   check_run(*program, name, symbols);
   const int64_t list = program->find_list(name);
-  if (options_.file_bytes > 0) {
-    for (auto& device : team_->devices) device->arena()->drop_file_pages();
-  }
   begin_run(std::move(program), list, std::move(symbols));
   if (!watch_run(*team_, options_.deadline_s, poll)) {
     broken_ = true;
@@ -247,16 +244,16 @@ void Executor::check_idle(const char* where) const {
 std::byte* Executor::memory(int64_t device, int64_t offset, int64_t bytes) const {
   check_device(device, "buffer");
   const int64_t size = options_.arena_bytes[device];
-  const int64_t first = memory::Arena::file_begin(size);
-  const bool is_in_file = options_.file_bytes > 0 && offset >= first && offset - first <= options_.file_bytes - bytes;
-  check<ArgumentError>(offset >= 0 && bytes >= 0 && (offset <= size - bytes || is_in_file),
+  check<ArgumentError>(offset >= 0 && bytes >= 0 && offset <= size - bytes,
                        "[runtime.Executor.buffer] a buffer must lie inside the device's arena of ", size,
-                       " bytes, or its file of ", options_.file_bytes, "; got offset ", offset, " and ", bytes,
-                       " bytes; use the plan's offsets");
+                       " bytes; got offset ", offset, " and ", bytes, " bytes; use the plan's offsets");
   return team_->arenas[device] + offset;
 }
 
-std::shared_ptr<memory::Arena> Executor::arena(int64_t device) const { return team_->devices[device]->arena(); }
+std::shared_ptr<memory::Arena> Executor::arena(int64_t device) const {
+  check_device(device, "arena");
+  return team_->devices[device]->arena();
+}
 
 void Executor::trace(bool enable) {
   check_idle("trace");

@@ -2,6 +2,9 @@
 // that fails.
 #include <unistd.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "programs/tests/testing_programs.h"
 
 using namespace tilewise;
@@ -42,14 +45,20 @@ ExecutorOptions options_for(const Program& program, int64_t cols, int64_t worker
   return options;
 }
 
-/// What all elements of a device's file are, each as often as it was counted up.
+constexpr auto kRead = memory::SpillFile::Way::kRead;
+constexpr auto kWrite = memory::SpillFile::Way::kWrite;
+
+/// All elements of a device's file.
+std::vector<uint64_t> counts_of(const Executor& executor, int64_t device, int64_t cols) {
+  std::vector<uint64_t> counts(2 * kRows * cols);
+  executor.arena(device)->move(kRead, kFileBegin, reinterpret_cast<std::byte*>(counts.data()), std::ssize(counts) * 8);
+  return counts;
+}
+
+/// Whether each was counted up as often.
 bool holds(const Executor& executor, int64_t device, int64_t cols, uint64_t expected) {
-  const auto* const counts =
-      reinterpret_cast<const uint64_t*>(executor.memory(device, kFileBegin, 2 * kRows * cols * 8));
-  for (int64_t i = 0; i < 2 * kRows * cols; ++i) {
-    if (counts[i] != expected) return false;
-  }
-  return true;
+  const std::vector<uint64_t> counts = counts_of(executor, device, cols);
+  return std::all_of(counts.begin(), counts.end(), [&](uint64_t count) { return count == expected; });
 }
 
 std::string refused(const std::vector<Operand>& operands, const std::string& kernel, int64_t offset) {
@@ -85,9 +94,10 @@ CASE("what the host writes into a file is what the next run fetches") {
   auto program = counting(1, 512, 2);
   Executor executor(options_for(*program, 512, 1));
   for (uint64_t start : {7u, 1000u}) {
-    auto* const counts = reinterpret_cast<uint64_t*>(executor.memory(0, kFileBegin, kRows * 512 * 8));
-    std::fill_n(counts, kRows * 512, start);
+    std::vector<uint64_t> counts(kRows * 512, start);
+    executor.arena(0)->move(kWrite, kFileBegin, reinterpret_cast<std::byte*>(counts.data()), kRows * 512 * 8);
     executor.run(program, {});
+    counts = counts_of(executor, 0, 512);
     EXPECT_EQ(counts[0], start + 2);
     EXPECT_EQ(counts[kRows * 512 - 1], start + 2);
   }
@@ -112,8 +122,21 @@ CASE("a disk that fails is the error of the task that it failed; the next run is
   EXPECT_EQ(executor.file_traffic().bytes_written, 0);
   EXPECT_EQ(ftruncate(file, bytes), 0);
   executor.run(program, {});
-  const auto* const counts = reinterpret_cast<const uint64_t*>(executor.memory(0, kFileBegin, bytes));
-  EXPECT_EQ(counts[0], 2u);
+  EXPECT_EQ(counts_of(executor, 0, 512)[0], 2u);
+}
+
+CASE("a disk that fails while the host reads or writes is an error, not the end of the process") {
+  auto program = counting(1, 512, 2);
+  Executor executor(options_for(*program, 512, 1));
+  const int file = executor.arena(0)->file()->descriptor();
+  EXPECT_EQ(ftruncate(file, 0), 0);
+  EXPECT(contains(message_of<ResourceError>([&] { counts_of(executor, 0, 512); }), "[memory.SpillFile]"));
+  std::byte some[8]{};
+  for (const int64_t offset : {kFileBegin - 8, kFileBegin + 2 * kRows * 512 * 8 - 7}) {
+    EXPECT(
+        contains(message_of<ArgumentError>([&] { executor.arena(0)->move(kRead, offset, some, 8); }), "device's file"));
+  }
+  EXPECT(contains(message_of<ArgumentError>([&] { executor.memory(0, kFileBegin, 8); }), "inside the device's arena"));
 }
 
 CASE("a planted failure of a transfer reaches who waits for it, and moves nothing") {

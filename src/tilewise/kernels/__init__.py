@@ -8,6 +8,7 @@ works without one.
 from tilewise.kernels.packing import PANEL_ROWS, pack_weight, packed_elements, padded_columns, unpack_weight
 from tilewise.kernels.reference import REFERENCES, UPDATE_STEPS
 from tilewise.kernels.table import KERNELS, IntSpec, KernelSpec, OperandSpec, kernel_spec
+from tilewise.kernels.update_program import find_update_problem
 
 __all__ = [
     "KERNELS",
@@ -17,6 +18,7 @@ __all__ = [
     "IntSpec",
     "KernelSpec",
     "OperandSpec",
+    "find_update_problem",
     "kernel_spec",
     "pack_weight",
     "packed_elements",

@@ -1,6 +1,7 @@
 """Deciding before running: tiles, memory, order, communication."""
 
 from tilewise.plan.ahead import LoweredAhead
+from tilewise.plan.held import choose_held
 from tilewise.plan.make import make_plan
 from tilewise.plan.memory import memory_of_machine
 from tilewise.plan.plan import Plan
@@ -12,6 +13,7 @@ __all__ = [
     "LoweredAhead",
     "Plan",
     "check_sizes",
+    "choose_held",
     "make_plan",
     "memory_of_machine",
     "settings_for",

@@ -196,7 +196,10 @@ def result_buffers(tensors: RootTensors, segments: Sequence[Segment]) -> list[Bu
                 if root is not None and root in brief:
                     first.setdefault(root, segment.index)
                     last[root] = segment.index
-    gathered = {o for op in tensors.graph.ops if brings_weights(tensors.graph, op) for o in op.outputs}
+    brings = (op for op in tensors.graph.ops if op.phase != "update" and brings_weights(tensors.graph, op))
+    gathered = {
+        o for op in brings for o in op.outputs
+    }  # what waits for an update has the memory of activations
 
     def category(t: int) -> str:
         return OFFLOADED if t in tensors.files else "gathered" if t in gathered else "activations"

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tilewise.ir.graph import Graph
 from tilewise.ir.program import Call
 from tilewise.plan.bind import Binder
 from tilewise.plan.buffers import RootTensors, align_for_files, apart, template_buffers
+from tilewise.plan.held import held_apart, place_held
 from tilewise.plan.memory import FILE_PAGE, Buffer, place_buffers, place_in_sequence
 from tilewise.plan.reuse import Tenant
 from tilewise.plan.shapes import round_up
@@ -24,7 +26,8 @@ class Calls:
     """Places buffers and binds uses.
 
     Args:
-        tensors: the root graph's.
+        graph: the root graph.
+        tensors: its own.
         lasting: what lives through a run, in order.
         results: what travels between segments.
 
@@ -35,7 +38,9 @@ class Calls:
         outside: entries of tensors that users read or write; filled in first.
     """
 
-    def __init__(self, tensors: RootTensors, lasting: Sequence[Buffer], results: Sequence[Buffer]) -> None:
+    def __init__(
+        self, graph: Graph, tensors: RootTensors, lasting: Sequence[Buffer], results: Sequence[Buffer]
+    ) -> None:
         self._lasting, self._kept = apart(lasting)
         self._results, self._stored = apart(results)
         self._temporaries: list[Buffer] = []
@@ -43,7 +48,11 @@ class Calls:
         if self._kept or self._stored:  # what moves to and from files begins at a page in memory as well
             self._lasting_end = round_up(self._lasting_end, FILE_PAGE)
             align_for_files([*self._results, *self._kept, *self._stored])
-        self._end = self._workspace_end = place_buffers(self._results, self._lasting_end)
+        self._results, held = held_apart(graph, self._results)
+        end = place_buffers(self._results, self._lasting_end)
+        place_held(held, self._results, self._lasting_end)
+        self._results += held
+        self._end = self._workspace_end = max([end, *(b.end for b in held)])
         self.binder = Binder(tensors, [*self._lasting, *self._results])
         self.calls: list[tuple[str, Call]] = []
         self.tenants: dict[int, list[Tenant]] = {}

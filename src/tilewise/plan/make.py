@@ -84,11 +84,11 @@ def make_plan(
     calls: Calls | None = None
     if shapes.mesh.num_devices == 1 and settings.accumulation == 1 and not layout.files:
         # no sum is kept, and nothing lies in rings or files: what comes before temporaries in memory is known
-        calls = Calls(tensors, lasting, results)
+        calls = Calls(graph, tensors, lasting, results)
     take = None if calls is None else calls.take
     variants = lower_variants(graph, layout, shapes, segments, order, sums, roots, numbers, pool, ahead, take)
     if calls is None:
-        calls = Calls(tensors, [*kept_buffers(tensors, variants), *lasting], results)
+        calls = Calls(graph, tensors, [*kept_buffers(tensors, variants), *lasting], results)
         calls.take_all(variants)
     binder, outside = calls.binder, calls.outside
     buffers, regions = calls.placed()

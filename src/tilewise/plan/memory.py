@@ -19,6 +19,7 @@ __all__ = [
     "ALIGNMENT",
     "FILE_PAGE",
     "Buffer",
+    "gap_for",
     "memory_of_machine",
     "most_at_one_time",
     "place_buffers",
@@ -94,6 +95,18 @@ def place_buffers(buffers: Sequence[Buffer], base: int) -> int:
     for buffer, offset in zip(buffers, offsets):
         buffer.offset = base + offset
     return base + end
+
+
+def gap_for(buffer: Buffer, placed: Sequence[Buffer], base: int) -> int:
+    """The lowest offset from `base` on where a buffer shares no byte with those that live while it does."""
+    size = round_up(buffer.bytes, ALIGNMENT)
+    offset = base
+    busy = (b for b in placed if b.first <= buffer.last and buffer.first <= b.last and b.bytes)
+    for other in sorted(busy, key=lambda b: b.offset):
+        if offset + size <= other.offset:
+            break
+        offset = max(offset, other.end)
+    return offset
 
 
 def most_at_one_time(buffers: Sequence[Buffer]) -> int:

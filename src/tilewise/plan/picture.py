@@ -82,6 +82,7 @@ def _calls(plan: PlanTables, of: DeviceClass, program: str) -> Iterable[CallPict
     lives = _Lives(plan)
     find = _Segments(plan, segments)
     seen: dict[int, int] = {}
+    last = max((s.index for s in segments if s.phase == "backward"), default=-1)
     for place, call in enumerate(of.calls[program]):
         segment = find.segment(of, call)
         microbatch = seen.get(segment.index, 0)
@@ -100,7 +101,11 @@ def _calls(plan: PlanTables, of: DeviceClass, program: str) -> Iterable[CallPict
         name = " to ".join(dict.fromkeys((segment.ops[0].label, segment.ops[-1].label)))
         template = short_name(of.templates[call.template].name)
         alive = lives.alive(segment.index, call.template)
-        yield CallPicture(name, template, segment.phase, microbatch, alive, reads)
+        is_ahead = (
+            segment.phase == "update" and segment.index < last
+        )  # brought while the backward pass goes on
+        phase = "backward" if is_ahead else segment.phase
+        yield CallPicture(name, template, phase, microbatch, alive, reads)
 
 
 class _Segments:

@@ -35,7 +35,15 @@ from tilewise.ir.mermaid import to_mermaid
 from tilewise.ir.show import show_graph
 from tilewise.ir.validate import validate_graph
 from tilewise.optim import Optimizer
-from tilewise.plan import LoweredAhead, Plan, check_sizes, make_plan, settings_for, symbols_of
+from tilewise.plan import (
+    LoweredAhead,
+    Plan,
+    check_sizes,
+    choose_held,
+    make_plan,
+    settings_for,
+    symbols_of,
+)
 from tilewise.session.assemble import device_overhead
 from tilewise.session.foresee import lower_ahead
 from tilewise.session.inputs import check_constants, is_own_input
@@ -43,6 +51,7 @@ from tilewise.session.instance import GraphInstance
 from tilewise.strategy import (
     DistributionStrategy,
     check_offload,
+    hold_ahead,
     insert_reshards,
     offload_tensors,
     one_stage,
@@ -237,6 +246,9 @@ class ComputeGraph(GraphBuilder):
                     graph, layout = shard_states(graph, layout, strategy.sharding, batch)
                 graph, layout = offload_tensors(graph, layout, offloaded, batch)
                 settings = settings_for(graph, layout, batch, workers_per_device, checkpoints)
+                if "optimizer" in offloaded:
+                    held = choose_held(graph, layout, settings)
+                    graph, layout = hold_ahead(graph, layout, held, batch)
             with seen.phase("plan"):
                 return make_plan(
                     graph, layout, settings, one_stage, self._optimizer, device_overhead, pool, ahead

@@ -2,10 +2,11 @@
 
 Each device reads the slices of its own parts, each part once: what several devices hold alike, the first of them
 reads, and the `broadcast` program copies it. No byte is read twice in one process, but those of files with checksums
-(of PyTorch), which are held to them before. A few threads of the machine's cores
-read pieces of some MiB in the order of the files, converting and packing them on the way (`kernels.loading`); no file
-is mapped. Names, shapes and element types of everything are checked before the first byte is read; numbers that are not
-finite are found on the way, and then the parts are of no use: the instance refuses to run until it is loaded again.
+(of PyTorch), which are held to them before. A few threads of the machine's cores read pieces of some MiB in the order
+of the files, converting and packing them on the way (`kernels.loading`); no file is mapped. What goes to devices' files
+is brought together first, tensor by tensor. Names, shapes and element types of everything are checked before the first
+byte is read; numbers that are not finite are found on the way, and then the parts are of no use: the instance refuses
+to run until it is loaded again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -133,17 +135,40 @@ def load_tensors(
     made: list[tuple[str, Tensor]] = []  # in memory, before they are written
     _say_what_half_becomes(tensors, values)
     for name, value in values.items():
-        if isinstance(value, FileTensor) and is_read_in_place(tensors, name, value):
+        if _lies_in_file(tensors, name):
+            made.append((name, value))
+        elif isinstance(value, FileTensor) and is_read_in_place(tensors, name, value):
             pieces += _pieces(tensors, name, value)
         elif isinstance(value, PartedTensor) and is_read_in_place(tensors, name, value):
             pieces += _pieces_of_parts(tensors, name, value)
         else:
             made.append((name, value))
+    bytes_read = [0] * tensors.plan.mesh.num_devices
     for name, array in _made_ahead(made):
+        bytes_read[tensors.places(name)[0][0].device] += _require_finite(tensors, name, values[name], array)
         tensors.write(name, array, once=True)
     tensors.num_writes += 1
     pieces.sort(key=lambda piece: (str(piece.sources[0].file.path), piece.begin))
-    return LoadReport(_read_all(pieces, tensors.plan.mesh.num_devices, on_progress))
+    in_place = _read_all(pieces, tensors.plan.mesh.num_devices, on_progress)
+    return LoadReport(tuple(map(add, bytes_read, in_place)))
+
+
+def _lies_in_file(tensors: NamedTensors, name: str) -> bool:
+    """Whether parts of a tensor, or of its master, lie in devices' files, which take whole parts."""
+    return any(place.memory is None for places in tensors.places(name) for place in places)
+
+
+def _require_finite(tensors: NamedTensors, name: str, value: Tensor, array: NDArray[Any]) -> int:
+    """Refuse numbers from files that are not finite; returns the bytes that were read, none of what lay in memory."""
+    if not isinstance(value, (FileTensor, PartedTensor)) or not is_read_in_place(tensors, name, value):
+        return 0  # was looked at before
+    for dtype in {place.spec.dtype for places in tensors.places(name) for place in places}:
+        if not is_finite(array, dtype):
+            raise CheckpointError(
+                f"[session.loading] weights must be finite in {dtype}; got others in {name!r}; load other weights: "
+                "until then the model does not run"
+            )
+    return value.nbytes
 
 
 def _made_ahead(values: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -264,6 +289,7 @@ def _strip(places: Sequence[Place], value: FileTensor) -> _Strip:
 
 def _part(place: Place) -> Part:
     rows, cols = place.sizes if len(place.sizes) == 2 else (1, place.sizes[0])
+    assert place.memory is not None
     return Part(place.memory, place.spec.dtype.name, place.spec.storage == "packed", rows, cols)
 
 

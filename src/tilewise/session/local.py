@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
@@ -31,14 +32,14 @@ class Place:
         device: that holds it.
         sizes: of the part.
         slices: of the whole that it covers.
-        memory: all its bytes.
+        memory: all its bytes; None where they lie in the device's file, which is written through the store alone.
         spec: of the tensor.
     """
 
     device: int
     sizes: list[int]
     slices: Slices
-    memory: NDArray[np.uint8]
+    memory: NDArray[np.uint8] | None
     spec: TensorSpec
 
 
@@ -73,17 +74,42 @@ class TensorStore:
             slices.append(slice(begin, end))
         return sizes, tuple(slices)
 
+    def _extent(
+        self, device: int, tensor: int, part: int, sizes: list[int], spec: TensorSpec
+    ) -> tuple[int, int]:
+        """Where a device's part begins, and how many bytes it has."""
+        entry = self.plan.entry(device, tensor, part)
+        count = packed_elements(*sizes) if spec.storage == "packed" else prod(sizes)
+        return entry.offset, count * spec.dtype.itemsize
+
     def _bytes(
         self, device: int, tensor: int, part: int, sizes: list[int], spec: TensorSpec
     ) -> NDArray[np.uint8]:
-        """A device's part, as it lies."""
-        entry = self.plan.entry(device, tensor, part)
-        count = packed_elements(*sizes) if spec.storage == "packed" else prod(sizes)
-        return np.asarray(self.executor.buffer(device, entry.offset, count * spec.dtype.itemsize))
+        """A device's part, as it lies in memory."""
+        return np.asarray(self.executor.buffer(device, *self._extent(device, tensor, part, sizes, spec)))
 
     def _array(self, device: int, tensor: int, part: int, sizes: list[int], spec: TensorSpec) -> np.ndarray:
-        """The flat elements of a device's part, as they lie."""
-        return self._bytes(device, tensor, part, sizes, spec).view(spec.dtype.numpy)
+        """The flat elements of a device's part, as they lie; of what lies in a file, a copy."""
+        if tensor in self._in_files:
+            offset, num_bytes = self._extent(device, tensor, part, sizes, spec)
+            memory = np.empty(num_bytes, np.uint8)
+            self.executor.move_file("read", device, offset, memory)
+        else:
+            memory = self._bytes(device, tensor, part, sizes, spec)
+        return memory.view(spec.dtype.numpy)
+
+    @contextmanager
+    def _writing(
+        self, device: int, tensor: int, part: int, sizes: list[int], spec: TensorSpec
+    ) -> Iterator[NDArray[np.uint8]]:
+        """The bytes of a device's part, to be written whole; those of a file go there at the end."""
+        if tensor not in self._in_files:
+            yield self._bytes(device, tensor, part, sizes, spec)
+            return
+        offset, num_bytes = self._extent(device, tensor, part, sizes, spec)
+        memory = np.zeros(num_bytes, np.uint8)
+        yield memory
+        self.executor.move_file("write", device, offset, memory)
 
     def places(self, tensor: int) -> Iterator[Place]:
         """Every part once: on the first device that holds it. What lies in files, on each that does."""
@@ -91,7 +117,9 @@ class TensorStore:
         for device in range(self.plan.mesh.num_devices):
             for part in self._parts(tensor) if self._is_first(tensor, device) else ():
                 sizes, slices = self._local(self.plan.shapes.on(device), spec, tensor, part)
-                yield Place(device, sizes, slices, self._bytes(device, tensor, part, sizes, spec), spec)
+                is_mapped = tensor not in self._in_files
+                memory = self._bytes(device, tensor, part, sizes, spec) if is_mapped else None
+                yield Place(device, sizes, slices, memory, spec)
 
     def write(self, tensor: int, value: np.ndarray, *, once: bool = False) -> None:
         """Every device's part from the whole; with `once` only on the first device that holds a part."""
@@ -101,11 +129,11 @@ class TensorStore:
                 continue
             for part in self._parts(tensor):
                 sizes, slices = self._local(self.plan.shapes.on(device), spec, tensor, part)
-                memory = self._bytes(device, tensor, part, sizes, spec)
-                if spec.storage == "packed":
-                    store_weight(value[slices], Part(memory, spec.dtype.name, True, sizes[0], sizes[1]))
-                else:
-                    memory.view(spec.dtype.numpy)[:] = value[slices].reshape(-1)
+                with self._writing(device, tensor, part, sizes, spec) as memory:
+                    if spec.storage == "packed":
+                        store_weight(value[slices], Part(memory, spec.dtype.name, True, sizes[0], sizes[1]))
+                    else:
+                        memory.view(spec.dtype.numpy)[:] = value[slices].reshape(-1)
 
     def _is_first(self, tensor: int, device: int) -> bool:
         """Whether no earlier device hands its part on to this one."""

@@ -1,14 +1,14 @@
 """Offloaded tensors: what lies in a file of each device, and comes to its memory when it is needed.
 
-Optimizer states lie there alone: an update works on a block after the other (`plan.lower.blocks`). Weights are brought
-for each layer, in the forward pass, in the backward pass and by the update. Activations that the backward pass reads
-are stored behind the layer that made them and brought again ahead of their reader. Nothing else changes, so no bit
-does.
+Of optimizer states as many as fit are brought ahead of their update (`plan.held`), which works on the others a block
+after the other (`plan.lower.blocks`). Weights are brought for each layer, in the forward pass, in the backward pass and
+by the update. Activations that the backward pass reads are stored behind the layer that made them and brought again
+ahead of their reader. Nothing else changes, so no bit does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -18,9 +18,9 @@ from tilewise.core.errors import PlanError
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
 from tilewise.ir.layout import GraphLayout, TensorLayout
-from tilewise.strategy.prefetch import Prefetching, UnitChoice, template_of_moves
+from tilewise.strategy.prefetch import Prefetching, Unit, UnitChoice, template_of_moves
 
-__all__ = ["OFFLOADS", "check_offload", "offload_tensors"]
+__all__ = ["OFFLOADS", "check_offload", "hold_ahead", "offload_tensors"]
 
 OFFLOADS = ("optimizer", "activations", "parameters")
 _LEAST_BYTES = 1 << 14  # of a device's part: less is not worth a transfer
@@ -56,6 +56,18 @@ def offload_tensors(
         PlanError: no tensor of a kind is large enough to gain anything.
     """
     return _Offloading(graph, layout, frozenset(kinds), batch).run() if kinds else (graph, layout)
+
+
+def hold_ahead(
+    graph: Graph, layout: GraphLayout, places: Mapping[int, int], batch: BatchCut
+) -> tuple[Graph, GraphLayout]:
+    """A graph whose updates find some tensors of files in memory: calls bring them whole, earlier than the update
+    could, and put them back behind it.
+
+    Args:
+        places: per tensor, the op that it is brought before.
+    """
+    return _Holding(graph, layout, places, batch).run() if places else (graph, layout)
 
 
 class _Offloading(Prefetching):
@@ -187,4 +199,80 @@ class _Offloading(Prefetching):
         key = id(layout), files
         if key not in self.inner:
             self.inner[key] = replace(layout, files=files)
+        return self.inner[key]
+
+
+class _Holding(Prefetching):
+    """Updates of what has been brought before, all or in part.
+
+    Args:
+        places: per tensor, the op that it is brought before.
+    """
+
+    def __init__(self, graph: Graph, layout: GraphLayout, places: Mapping[int, int], batch: BatchCut) -> None:
+        super().__init__(graph, layout, batch, UnitChoice(), "fetch")
+        self.places = places
+        self.files = frozenset(layout.files)
+        self.inner: dict[object, GraphLayout] = {}
+
+    def run(self) -> tuple[Graph, GraphLayout]:
+        """A call that brings, one that puts back, for each update."""
+        units = self._units(set())
+        before: dict[int, list[OpNode]] = {}
+        starts = {op: number for number, unit in enumerate(units) for op in range(unit.first, unit.last + 1)}
+        for number, unit in enumerate(units):
+            if unit.phase != "update":
+                continue
+            given = (t for op in self.graph.ops[unit.first : unit.last + 1] for t in op.given)
+            held = [t for t in dict.fromkeys(given) if t in self.places]
+            for place in dict.fromkeys(self.places[t] for t in held):
+                together = [t for t in held if self.places[t] == place]
+                fetch = self._gather(together, "update")
+                before.setdefault(starts[place], []).append(
+                    replace(fetch, label=f"fetch:{self._label(unit)}")
+                )
+                unit.gathered.update(zip(together, fetch.outputs))
+            if held:
+                before.setdefault(number + 1, []).append(self._put_back(held, unit))
+        return self._written(units, before)
+
+    def _put_back(self, held: Sequence[int], unit: Unit) -> OpNode:
+        specs = [replace(self.graph.spec(t), name=name) for t, name in zip(held, self._names(held))]
+        forms = "put_back", tuple((s.form, self.use[t]) for s, t in zip(specs, held))
+        if forms not in self.gathers:
+            count = len(held)
+            tensors = [
+                TensorNode(i, replace(s, name=f"x{i % count}"), "parameter")
+                for i, s in enumerate((*specs, *specs))
+            ]
+            ops = [
+                OpNode(i, "put_back", (i, count + i), (), {}, "forward", f"put_back:x{i}")
+                for i in range(count)
+            ]
+            key = self._key("put_back")
+            inside = Graph(key, tuple(tensors), tuple(ops), {}, self.graph.reduction_chunks)
+            template = Template(key, inside, tuple(range(2 * count)), ())
+            use = tuple(self.use[t] for t in held) * 2
+            self.gathers[forms] = template, self._layout_of_gather(use, count)
+            self.templates[key] = template
+        template, _ = self.gathers[forms]
+        attrs = {"template": template.key, "saved": ()}
+        values = (unit.gathered[t] for t in held)
+        label = f"put_back:{self._label(unit)}"
+        return OpNode(-1, "call", (*held, *values), (), attrs, "update", label)
+
+    def _label(self, unit: Unit) -> str:
+        return self.graph.ops[unit.first].label
+
+    def _layout_of_gather(self, use: tuple[TensorLayout, ...], count: int) -> GraphLayout:
+        return replace(super()._layout_of_gather(use, count), files=tuple(range(count)))
+
+    def _inside(self, op: OpNode, layout: GraphLayout) -> GraphLayout:
+        template = self.templates[op.attrs["template"]]
+        if op.phase != "update" or not layout.files:
+            return layout
+        files = tuple(a for a, t in zip(template.arguments, op.inputs) if t in self.files)
+        key = id(layout), files
+        if key not in self.inner:
+            self.inner[key] = layout if files == layout.files else replace(layout, files=files)
         return self.inner[key]

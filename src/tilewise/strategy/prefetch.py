@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import count
 from math import prod
 
 from tilewise.core.dims import upper_bound
@@ -23,7 +24,7 @@ from tilewise.ir.layout import GraphLayout, Record, TensorLayout
 from tilewise.ir.op import op_named
 from tilewise.strategy.records import make_records
 
-__all__ = ["Prefetching", "UnitChoice", "template_of_moves"]
+__all__ = ["Prefetching", "Unit", "UnitChoice", "template_of_moves"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class UnitChoice:
 
 
 @dataclass
-class _Unit:
+class Unit:
     """Consecutive ops of one phase, a layer's call or a run between layers, and the weights whose values they need."""
 
     first: int
@@ -87,13 +88,13 @@ class Prefetching:
 
     # ---- units --------------------------------------------------------------------------------------------
 
-    def _units(self, weights: set[int]) -> list[_Unit]:
+    def _units(self, weights: set[int]) -> list[Unit]:
         """Layers and runs between them, with the weights that they need."""
-        units: list[_Unit] = []
+        units: list[Unit] = []
         for op in self.graph.ops:
             is_run = units and op.op != "call" and self.graph.ops[op.id - 1].op != "call"
             if not is_run or units[-1].phase != op.phase:
-                units.append(_Unit(op.id, op.id, op.phase))
+                units.append(Unit(op.id, op.id, op.phase))
             units[-1].last = op.id
         for unit in units:
             if unit.phase != "update":
@@ -117,7 +118,7 @@ class Prefetching:
         needed = self.needed[key]
         return [t for a, t in zip(template.arguments, op.inputs) if t is not None and a in needed]
 
-    def _place_gathers(self, units: Sequence[_Unit]) -> dict[int, list[OpNode]]:
+    def _place_gathers(self, units: Sequence[Unit]) -> dict[int, list[OpNode]]:
         """Calls that gather, by the number of the run or layer that they stand before."""
         before: dict[int, list[OpNode]] = {}
         held: dict[int, tuple[int, int]] = {}  # weight -> the unit that last read it, and what stood for it
@@ -142,7 +143,7 @@ class Prefetching:
         """Whether a weight that a unit has read is there for another one."""
         return last == now - 1 or self.choice.is_kept
 
-    def _groups(self, units: Sequence[_Unit]) -> list[list[int]]:
+    def _groups(self, units: Sequence[Unit]) -> list[list[int]]:
         """Runs and layers that are gathered together, in order: those that need weights, one by one, by the user's
         patterns or by size."""
         groups: list[list[int]] = []
@@ -168,7 +169,7 @@ class Prefetching:
                 )
         return groups
 
-    def _pattern_of(self, unit: _Unit) -> str | None:
+    def _pattern_of(self, unit: Unit) -> str | None:
         """The user's pattern that all weights of a layer fit."""
         names = [self.graph.spec(weight).name for weight in unit.needs]
         for pattern in self.choice.patterns:
@@ -206,28 +207,34 @@ class Prefetching:
             for w, name in zip(weights, names)
         )
         if forms not in self.gathers:
-            count = len(weights)
             specs = [replace(self.graph.spec(w), name=name) for w, name in zip(weights, names)]
-            template = template_of_moves(f"{self.brings}{len(self.gathers)}", self.brings, specs, self.graph)
+            template = template_of_moves(self._key(self.brings), self.brings, specs, self.graph)
             use = (*(self.use[w] for w in weights), *(self.layout.use[w] for w in weights))
-            laid_out = self._layout_of_gather(use, count)
+            laid_out = self._layout_of_gather(use, len(weights))
             self.gathers[forms] = template, laid_out
             self.templates[template.key] = template
         return self.gathers[forms]
 
+    def _key(self, prefix: str) -> str:
+        """Of a new template."""
+        keys = (f"{prefix}{number}" for number in count(len(self.gathers)))
+        return next(key for key in keys if key not in self.templates)
+
     # ---- the graph anew -----------------------------------------------------------------------------------
 
     def _written(
-        self, units: Sequence[_Unit], before: Mapping[int, Sequence[OpNode]]
+        self, units: Sequence[Unit], before: Mapping[int, Sequence[OpNode]]
     ) -> tuple[Graph, GraphLayout]:
         ops: list[OpNode] = []
         calls: dict[int, GraphLayout] = {}
         records: dict[tuple[int, str], tuple[Record, ...]] = {}
         by_key = {template.key: layout for template, layout in self.gathers.values()}
-        for number, unit in enumerate(units):
+        for number, unit in enumerate([*units, None]):
             for call in before.get(number, ()):
                 calls[len(ops)] = by_key[call.attrs["template"]]
                 ops.append(replace(call, id=len(ops)))
+            if unit is None:
+                break
             for old in self.graph.ops[unit.first : unit.last + 1]:
                 inputs = tuple(None if t is None else unit.gathered.get(t, t) for t in old.inputs)
                 op = replace(old, id=len(ops), inputs=inputs)

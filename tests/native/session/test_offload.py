@@ -10,14 +10,19 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tilewise as tw
 from tilewise import models
-from tilewise.core.errors import NotFinite, PlanError, ResourceError
-from tilewise.session import GraphInstance, require_origin
+from tilewise.checkpoint.shards import save_tensors
+from tilewise.core.errors import CheckpointError, InternalError, NotFinite, PlanError, ResourceError
+from tilewise.ir.validate import validate_order
+from tilewise.plan.picture import draw_plan
+from tilewise.session import GraphInstance, compute_graph, require_origin
+from tilewise.session.assemble import assemble_program
 from tilewise.strategy import OFFLOADS, DistributionStrategy
 
 SIZES = {"model_type": "gpt2", "vocab_size": 1024, "n_embd": 128, "n_layer": 6, "n_head": 4}
@@ -203,6 +208,116 @@ def test_training_that_needs_half_as_much_again_as_the_limit_runs_under_it(tmp_p
     )
 
 
+# ---- what is brought ahead of updates --------------------------------------------------------------------------------
+
+
+def put_back_of(plan):
+    """Calls that put back what an update has found in memory, each with the calls that brought it."""
+    made = {o: op for op in plan.graph.ops for o in op.outputs}
+    for op in plan.graph.ops:
+        if op.op == "call" and op.attrs["template"].startswith("put_back"):
+            half = len(op.inputs) // 2
+            yield op, [made[t] for t in op.inputs[half:]]
+
+
+@pytest.mark.parametrize("offload", ["optimizer", OFFLOADS], ids=str)
+@pytest.mark.parametrize("options", [{}, {"accumulation": 4}, {"recompute": "full"}], ids=str)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_memory_that_is_free_anyway_holds_states_for_updates(dtype, options, offload, monkeypatch):
+    """States come ahead of the gradients' norm, as many as fit: no byte more is needed, and no byte more is moved."""
+    graph = graph_of(dtype)
+    plan = graph.plan({}, offload=offload, workers_per_device=1, **options)
+    monkeypatch.setattr(compute_graph, "choose_held", lambda *_: {})
+    plain = graph.plan({}, offload=offload, workers_per_device=1, **options)
+    assert [*put_back_of(plain)] == []
+    assert plan.regions["activations"] == plain.regions["activations"]
+    assert plan.arena_bytes <= plain.arena_bytes
+    assert plan.file_traffic() == plain.file_traffic()
+    norm = next(op.id for op in plan.graph.ops if op.op == "global_norm")
+    found = [*put_back_of(plan)]
+    assert found
+    for back, brought in found:
+        assert all(op.phase == "update" and op.id < norm < back.id for op in brought)
+
+
+def test_what_is_held_shares_no_byte_with_what_lives_meanwhile():
+    """The memory is that of activations, after their last reader."""
+    plan = graph_of().plan({}, offload="optimizer")
+    buffers = [b for b in plan.buffers if b.category == "activations"]
+    held = {t for back, _ in put_back_of(plan) for t in back.inputs[len(back.inputs) // 2 :]}
+    ours = [b for b in buffers if b.key[1] in held]
+    assert len(ours) == len(held) and sum(b.bytes for b in ours) > plan.regions["activations"] // 2
+    others = 0
+    for one in ours:
+        for other in buffers:
+            if other is one or other.end <= one.offset or one.end <= other.offset:
+                continue
+            assert other.last < one.first or one.last < other.first
+            others += 1
+    assert others > len(ours)
+
+
+def test_a_plan_that_holds_states_is_made_again_from_its_file(tmp_path):
+    """What is chosen stands in the plan: planning what it says leads to it."""
+    plan = graph_of("bf16").plan({}, offload="optimizer")
+    assert graph_of("bf16").plan({}, offload="optimizer").digest() == plan.digest()
+    plan.save(tmp_path / "plan")
+    require_origin(tw.Plan.load(tmp_path / "plan"))
+
+
+def hold_to_order(plan):
+    """Every two uses of the same bytes, one of them a write, are ordered."""
+    program = assemble_program(plan)
+    validate_order([program.tasks(device, [], "step") for device in range(plan.mesh.num_devices)])
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulation": 2, "offload": OFFLOADS}], ids=str)
+def test_what_is_held_waits_for_who_had_its_bytes(options):
+    """Over the expanded tasks; entries that name no others of their bytes are found out."""
+    plan = graph_of("bf16", n_layer=3).plan(
+        {}, **{"offload": "optimizer", "workers_per_device": 1, **options}
+    )
+    hold_to_order(plan)
+    held = {t for back, _ in put_back_of(plan) for t in back.inputs[len(back.inputs) // 2 :]}
+    (of,) = plan.program.classes
+    aliases = {n: others for n, others in of.aliases.items() if of.entries[n].key[1] not in held}
+    assert len(aliases) < len(of.aliases)
+    forged = replace(plan.program, classes=(replace(of, aliases=aliases),))
+    with pytest.raises(InternalError, match="two uses of the same bytes"):
+        hold_to_order(replace(plan, program=forged))
+
+
+def test_a_picture_shows_what_is_held_where_it_happens():
+    """Calls that bring states stand among those of the backward pass, and all others of the update behind it."""
+    plan = graph_of().plan({}, offload="optimizer", workers_per_device=1)
+    calls = draw_plan(plan).calls
+    phases = [call.phase for call in calls]
+    assert phases == sorted(phases, key=["forward", "backward", "update"].index)
+    ahead = [c for c in calls if c.phase == "backward" and c.name.startswith("fetch:")]
+    last = max(op.id for op in plan.graph.ops if op.phase == "backward")
+    assert (
+        len(ahead) == len({op.id for _, brought in put_back_of(plan) for op in brought if op.id < last}) > 0
+    )
+
+
+def without_calls(plan, prefix):
+    """A plan without the last of a step's calls of templates whose names begin so."""
+    (of,) = plan.program.classes
+    numbers = {n for n, template in enumerate(of.templates) if template.name.startswith(prefix)}
+    calls = list(of.calls["step"])
+    calls.remove([call for call in calls if call.template in numbers][-1])
+    changed_class = replace(of, calls={**of.calls, "step": tuple(calls)})
+    return replace(plan, program=replace(plan.program, classes=(changed_class,)))
+
+
+@pytest.mark.parametrize("prefix", ["fetch", "put_back"])
+def test_a_call_that_is_left_out_is_seen(prefix, tmp_path):
+    """States that are not brought, or not put back: the comparison is able to fail."""
+    plan = graph_of().plan({}, offload="optimizer", workers_per_device=1)
+    with suppress(NotFinite):
+        assert run(without_calls(plan, prefix), tmp_path)[0] != expected_of()
+
+
 # ---- plans as files, faults, borders ---------------------------------------------------------------------------------
 
 
@@ -261,8 +376,9 @@ def replace_constant(number, constant):
 @pytest.mark.parametrize(
     ("kind", "change"), [("store", lambda _: ()), ("fetch", lambda _: ()), ("fetch", shifted)]
 )
-def test_a_planted_fault_is_seen(kind, change, tmp_path):
-    """A transfer left out or displaced: the comparison is able to fail."""
+def test_a_planted_fault_is_seen(kind, change, tmp_path, monkeypatch):
+    """A transfer of blocks left out or displaced: the comparison is able to fail."""
+    monkeypatch.setattr(compute_graph, "choose_held", lambda *_: {})
     plan = graph_of().plan({}, offload="optimizer")
     with suppress(NotFinite):  # what was never written may be anything
         assert run(changed(plan, kind, change), tmp_path)[0] != expected_of()
@@ -307,6 +423,58 @@ def test_directories_need_no_name_in_utf8(tmp_path):
     graph.instantiate(graph.plan({}), offload_directory=odd / os.fsdecode(b"\xfe")).close()
     with pytest.raises(ResourceError, match="writable"):
         graph.instantiate(graph.plan({}, offload="optimizer"), offload_directory=odd / os.fsdecode(b"\xfe"))
+
+
+def spilled_files(directory):
+    """Descriptors of this process's files without names in a directory."""
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            where = os.readlink(link)
+            if where.startswith(f"{directory}/") and "(deleted)" in where:
+                yield int(link.name)
+
+
+def test_a_disk_that_fails_under_the_host_is_an_error(tmp_path):
+    """Reading and writing what lies in a file that the system cuts off: each call says so, and the process goes on;
+    once the disk is well, so is the model."""
+    with GraphInstance(graph_of().plan({}, offload=OFFLOADS), offload_directory=tmp_path.resolve()) as model:
+        model.initialize(seed=0)
+        state = model.state_dict()
+        name = next(n for n in state if n.startswith("optimizer.exp_avg."))
+        descriptor = min(spilled_files(tmp_path.resolve()))
+        size = os.fstat(descriptor).st_size
+        os.ftruncate(descriptor, 0)
+        for call in (
+            lambda: model.get_tensor(name),
+            model.state_dict,
+            model.copy_state,
+            lambda: model.differing_replicas(name) or model.get_tensor(name),
+        ):
+            with pytest.raises(ResourceError, match="must be read and written"):
+                call()
+        os.ftruncate(descriptor, size)
+        model.load_state_dict(state)
+        assert trained(model) == expected_of()
+
+
+def test_weights_from_files_go_to_files(tmp_path):
+    """What a checkpoint holds reaches tensors in the devices' files; numbers that are not finite are refused."""
+    graph = graph_of("bf16")
+    plan = graph.plan({}, offload=["parameters", "optimizer"])
+    with GraphInstance(plan, offload_directory=tmp_path) as model:
+        model.initialize(seed=3)
+        weights = {name: np.array(value) for name, value in model.parameters().items()}
+        save_tensors(tmp_path / "whole.safetensors", weights)
+        name = next(n for n in weights if n.endswith("up_proj.weight"))
+        spoilt = {**weights, name: np.full_like(weights[name], np.inf)}
+        save_tensors(tmp_path / "spoilt.safetensors", spoilt)
+    with GraphInstance(plan, offload_directory=tmp_path) as model:
+        report = model.load_parameters(tmp_path / "whole.safetensors")
+        assert sum(report.bytes_read) == sum(value.nbytes for value in weights.values())
+        for key, value in model.parameters().items():
+            assert np.array_equal(np.array(value), weights[key])
+        with pytest.raises(CheckpointError, match=re.escape(name)):
+            model.load_parameters(tmp_path / "spoilt.safetensors")
 
 
 def test_files_leave_nothing_behind(tmp_path):

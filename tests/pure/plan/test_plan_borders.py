@@ -140,6 +140,36 @@ def no_completions(found):
             row[at] = []
 
 
+def forged_update(at, value):
+    """A change of one integer of every update: counted from the front its settings and steps, from the end what is
+    left."""
+
+    def change(found):
+        number, kernel = place(found, "Instruction", "kernel")
+        _, ints = place(found, "Instruction", "ints")
+        updates = [r for r in found["rows"] if r[0] == number and r[kernel].startswith("update")]
+        assert updates
+        for row in updates:
+            row[ints] = [*row[ints]]
+            row[ints][at] = value
+
+    return change
+
+
+def forged_rule(at, value):
+    """The same of a graph's op, whose optimizer is left out, and of nothing else."""
+
+    def change(found):
+        set_field("Plan", "optimizer", None)(found)
+        number, op = place(found, "OpNode", "op")
+        _, attrs = place(found, "OpNode", "attrs")
+        for row in [r for r in found["rows"] if r[0] == number and r[op] == "update"]:
+            steps = dict(row[attrs])["steps"]
+            steps[1][at] = value
+
+    return change
+
+
 FIELDS = {
     "a truth value for a number": (set_field("Plan", "num_signals", True), "integer of 64 bits"),
     "a float for a number": (set_field("Plan", "num_signals", 1.5), "integer of 64 bits"),
@@ -213,6 +243,14 @@ FIELDS = {
     "a call that binds less": (set_field("Call", "binding", [0], -1), "binds other slots"),
     "operands in another order": (set_field("Instruction", "operands", lambda was: was[::-1]), ""),
     "integers that are missing": (set_field("Instruction", "ints", []), ""),
+    "an update by steps of no kind": (forged_update(3, 99), "step 0 is of kind 99"),
+    "an update by steps below the first kind": (forged_update(3, -1), "step 0 is of kind -1"),
+    "an update with values that come later": (forged_update(4, 1000), "step 0 takes values [1000"),
+    "an update with values before the first": (forged_update(5, -7), "step 0 takes values"),
+    "an update that leaves no value": (forged_update(-1, 10**6), "it leaves values"),
+    "an update of panels that are none": (forged_update(0, 1), "takes its tensors for packed ones"),
+    "an update of neither panels nor rows": (forged_update(0, 2), "takes its tensors for packed ones"),
+    "a rule by steps of no kind": (forged_rule(0, 99), "is of kind 99"),
     "less memory for workers than kernels take": (set_field("Plan", "scratch_bytes", 1 << 20), "bytes of its worker"),
     "no calls": (set_field("DeviceClass", "calls", []), "no calls"),
     "missing completions": (no_completions, "completed"),

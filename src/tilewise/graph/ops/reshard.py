@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tilewise.graph.ops.common import require
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.lowering import Lowering
+from tilewise.ir.lowering import Lowering, Ref
 from tilewise.ir.op import Factors, Op, Signature, register
 
 __all__: list[str] = []
@@ -83,11 +84,47 @@ class Store(Reshard):
         _move(low, op)
 
 
+@register
+class PutBack(Op):
+    """What stands for a tensor of the devices' files goes back there: inputs the tensor and what stands for it."""
+
+    name = "put_back"
+    signature = Signature(2)
+
+    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
+        """Tensors go as they lie."""
+        return True
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """Nothing: the tensor is written in place."""
+        tensor, values = inputs
+        assert tensor is not None and values is not None
+        require(
+            (tensor.shape, tensor.dtype) == (values.shape, values.dtype), self.name, "both are alike", *inputs
+        )
+        return []
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """Both are laid out alike."""
+        (x, _) = inputs
+        assert x is not None
+        dims = tuple(f"d{i}" for i in range(len(x.shape)))
+        return Factors((dims, dims), ())
+
+    def lower(self, low: Lowering, op: OpNode) -> None:
+        """One task per tile."""
+        tensor, values = op.given
+        _emit_move(low, op, "store", source=low.flat(values), target=low.flat(tensor))
+
+
 def _move(low: Lowering, op: OpNode) -> None:
-    source, target = low.flat(op.given[0]), low.flat(op.outputs[0])
-    in_memory = source if op.op == "store" else target
+    _emit_move(low, op, op.op, source=low.flat(op.given[0]), target=low.flat(op.outputs[0]))
+
+
+def _emit_move(low: Lowering, op: OpNode, kernel: str, source: Ref, target: Ref) -> None:
+    in_memory = source if kernel == "store" else target
     low.emit(
-        op.op,
+        kernel,
         op,
         over=target,
         step=in_memory.tile_rows,

@@ -14,6 +14,7 @@ from tilewise.graph.ops.common import require
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.lowering import Lowering
 from tilewise.ir.op import Factors, Op, Signature, register
+from tilewise.kernels import find_update_problem
 
 __all__: list[str] = []
 
@@ -63,18 +64,12 @@ class Update(Op):
         num_hyper = hyper.shape[0] if hyper is not None else 0
         assert isinstance(num_hyper, int)
         first = attrs["num_states"] + 2 + num_hyper + len(attrs["constants"])
-        steps, left = attrs["steps"], attrs["left"]
-        known = all(
-            0 <= value < first + position // 4 for position, value in enumerate(steps) if position % 4 != 0
-        )
+        problem = find_update_problem(first, attrs["num_states"] + 1, attrs["steps"], attrs["left"])
         require(
-            len(steps) % 4 == 0
-            and known
-            and len(left) == attrs["num_states"] + 1
-            and all(0 <= value < first + len(steps) // 4 for value in left),
+            not problem,
             self.name,
-            "a step takes values that exist before it",
-            advice="write the program with optim.rule",
+            "steps are of kinds that there are, and take values that exist before them",
+            advice=f"{problem}: write the program with optim.rule",
         )
         return []
 

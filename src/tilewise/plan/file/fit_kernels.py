@@ -26,8 +26,8 @@ from tilewise.ir.program import (
     known_part,
     upper,
 )
+from tilewise.kernels import KERNELS, KernelSpec, find_update_problem, kernel_spec
 from tilewise.kernels.scratch import scratch_bytes
-from tilewise.kernels.table import KernelSpec, kernel_spec
 from tilewise.plan.emission import make_instruction
 from tilewise.plan.tables import PlanTables
 
@@ -59,6 +59,8 @@ def require_kernels(plan: PlanTables) -> None:
                     seen.add(key)
                     _require_emitted(template.name, instruction, refs)
                     _require_scratch(plan, instruction, refs)
+                    if kernel_spec(instruction.kernel).base == "update":
+                        _require_update(plan.graph, template, instruction, refs)
 
 
 def _bound(of: DeviceClass) -> dict[int, list[TensorEntry]]:
@@ -128,6 +130,29 @@ def _require_scratch(plan: PlanTables, instruction: Instruction, refs: Sequence[
     ]
     need = scratch_bytes(instruction.kernel, [known_part(i, bounds) for i in instruction.ints], shapes)
     hold(need <= plan.scratch_bytes, "{!r} needs {} bytes of its worker", instruction.label, need)
+
+
+def _require_update(
+    root: Graph, template: LoweredTemplate, instruction: Instruction, refs: Sequence[Ref]
+) -> None:
+    """An update's integers are a program, and say whether its tensors lie in panels: the kernel asks neither."""
+    given = dict(_integers(KERNELS["update"], instruction))
+    arrays, hyper = instruction.operands[1:-2], instruction.operands[-2]
+    num_given = len(arrays) + refs[hyper.slot].cols + len(instruction.floats)
+    steps, left = given["step"], given["left"]
+    assert isinstance(steps, list) and isinstance(left, list)
+    hold(type(given["num_steps"]) is int, "the number of steps of {!r} is none", instruction.label)
+    problem = find_update_problem(num_given, len(arrays) - 1, steps, left)
+    hold(not problem, "the rule of {!r} is no program of an optimizer: {}", instruction.label, problem)
+    known = root.templates.get(template.name)
+    graph = root if known is None else known.graph
+    slots = [template.slots[o.slot] for o in instruction.operands[:-2] if not o.null]
+    storages = {graph.spec(slot.id).storage for slot in slots if slot.memory[0] != "temp"}
+    hold(
+        given["packed"] == 0 or (given["packed"] == 1 and storages <= {"packed"}),
+        "{!r} takes its tensors for packed ones",
+        instruction.label,
+    )
 
 
 def _operands(

@@ -1,0 +1,38 @@
+"""What a program of the `update` kernel must be: it computes with values that there are, by steps that there are.
+
+The kernel asks nothing (native/kernels/update.cc): a step of no kind, or a value beyond the last, would end the
+process. So graphs and plans from files are held to this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewise.kernels.reference import UPDATE_STEPS
+
+__all__ = ["find_update_problem"]
+
+
+def find_update_problem(
+    num_given: int, num_arrays: int, steps: Sequence[object], left: Sequence[object]
+) -> str:
+    """What is wrong with a program, in words; nothing if it is one.
+
+    Args:
+        num_given: values before the first step: weight, states, gradient, hyper-parameters, constants.
+        num_arrays: weight and states.
+        steps: four integers each: kind and three values.
+        left: the value that each array is left with.
+    """
+    if not all(type(number) is int for number in (*steps, *left)):
+        return "it is not of integers"
+    if len(steps) % 4 != 0 or len(left) != num_arrays:
+        return f"it has {len(steps)} integers of steps, and leaves {len(left)} values for {num_arrays} arrays"
+    for place in range(0, len(steps), 4):
+        kind, *values = steps[place : place + 4]
+        if kind not in range(len(UPDATE_STEPS)):
+            return f"step {place // 4} is of kind {kind}; there are {len(UPDATE_STEPS)}"
+        if not all(value in range(num_given + place // 4) for value in values):
+            return f"step {place // 4} takes values {values}; {num_given + place // 4} exist before it"
+    num_values = num_given + len(steps) // 4
+    return "" if all(v in range(num_values) for v in left) else f"it leaves values {[*left]} of {num_values}"

@@ -1,0 +1,90 @@
+"""What of an optimizer's states in files is brought whole, while the backward pass frees memory.
+
+An update needs the gradients' norm, so it begins behind the backward pass, and what lies in files would all be read
+there. But the backward pass frees what the forward pass has left, and the arena is as large as before: so as many
+states as it has room for are brought meanwhile. The arena does not grow by a byte; the rest goes block by block
+(`plan.lower.blocks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tilewise.ir.graph import Graph
+from tilewise.ir.layout import GraphLayout
+from tilewise.ir.reshards import brings_weights
+from tilewise.plan.accumulation import find_batch_sums
+from tilewise.plan.buffers import RootTensors, align_for_files, apart, result_buffers
+from tilewise.plan.lower import alias_roots
+from tilewise.plan.memory import FILE_PAGE, Buffer, gap_for, place_buffers
+from tilewise.plan.segments import cut_segments
+from tilewise.plan.shapes import LocalShapes, PlanSettings, round_up, symbols_of
+
+__all__ = ["choose_held", "held_apart", "place_held"]
+
+
+def choose_held(graph: Graph, layout: GraphLayout, settings: PlanSettings) -> Mapping[int, int]:
+    """States in files that an update works on, each with the op that it is to be brought before.
+
+    Whatever fits comes as early as it does, so that reading begins with the backward pass: from each of its segments on
+    the states that are needed first, of those that find a gap until their update.
+    """
+    shapes = LocalShapes(layout.mesh, settings, graph.reduction_chunks, symbols_of(graph))
+    roots = alias_roots(graph, graph.ops, frozenset(graph.outputs.values()))
+    tensors = RootTensors(graph, layout, shapes, find_batch_sums(graph), roots)
+    segments = cut_segments(graph)
+    results, _ = apart(result_buffers(tensors, segments))
+    align_for_files(results)
+    for buffer in results:  # with room between segments, for calls that bring and put back
+        buffer.first, buffer.last = 2 * buffer.first, 2 * buffer.last
+    end = place_buffers(results, 0)
+    states = tensors.files.intersection(t.id for t in graph.of_kind("state"))
+    waiting = {
+        t: Buffer(("tensor", t), round_up(tensors.bytes(t), FILE_PAGE), "activations", last=2 * s.index + 1)
+        for s in segments
+        if s.phase == "update"
+        for op in s.ops
+        for t in op.given
+        if t in states
+    }
+    first = next((s.index for s in segments if s.phase == "backward"), len(segments))
+    update = next((s.index for s in segments if s.phase == "update"), -1)
+    found: dict[int, int] = {}
+    for before in segments[first : update + 1]:
+        for t in _that_fit(waiting, results, end, 2 * before.index - 1):
+            found[t] = before.ops[0].id
+            results.append(waiting.pop(t))
+    return found
+
+
+def _that_fit(waiting: Mapping[int, Buffer], placed: Sequence[Buffer], end: int, first: int) -> list[int]:
+    """States for which there is room from a position on until their update; they get their offsets."""
+    everything, found = [*placed], list[int]()
+    least = end + 1  # what is as large does not fit: later ones would have to stay longer
+    for t, buffer in waiting.items():
+        if buffer.bytes >= least:
+            continue
+        buffer.first = first
+        buffer.offset = gap_for(buffer, everything, 0)
+        if buffer.end <= end:
+            everything.append(buffer)
+            found.append(t)
+        else:
+            least = buffer.bytes
+    return found
+
+
+def held_apart(graph: Graph, results: Sequence[Buffer]) -> tuple[list[Buffer], list[Buffer]]:
+    """Other results, and those that are held, in the order in which they were chosen: that of the calls."""
+    updates = (op for op in graph.ops if op.phase == "update" and brings_weights(graph, op, ("fetch",)))
+    brought = dict.fromkeys(o for op in updates for o in op.outputs)
+    by_tensor = {b.key[1]: b for b in results}
+    return [b for b in results if b.key[1] not in brought], [by_tensor[t] for t in brought]
+
+
+def place_held(held: Sequence[Buffer], placed: Sequence[Buffer], base: int) -> None:
+    """Offsets of what is held, in the order in which it was chosen, among buffers that have theirs."""
+    everything = [*placed]
+    for buffer in held:
+        buffer.offset = gap_for(buffer, everything, base)
+        everything.append(buffer)
