@@ -36,6 +36,7 @@ __all__ = [
     "is_single",
     "known_part",
     "memory_kind",
+    "tiles_across",
     "times",
     "upper",
     "value_on",
@@ -304,10 +305,15 @@ class LoweredTemplate:
         return sum(self.signal_sites)
 
 
+def tiles_across(cols: int, tile_cols: int) -> int:
+    """Tiles beside each other in a row of `cols` columns."""
+    return max(1, -(-cols // tile_cols)) if tile_cols else 1
+
+
 class TensorEntry(NamedTuple):
     """A tensor as the walker sees it: where it lies, how it is cut, which handles guard its tiles.
 
-    Rows and rows per tile may be of symbols.
+    Rows and rows per tile may be of symbols. A tile has `tile_cols` columns, 0 for all.
     """
 
     key: tuple[object, ...]
@@ -318,6 +324,12 @@ class TensorEntry(NamedTuple):
     dtype: str
     tile_rows: NumberLike
     first_handle: int
+    tile_cols: int = 0
+
+    @property
+    def tiles_across(self) -> int:
+        """Tiles beside each other."""
+        return tiles_across(self.cols, self.tile_cols)
 
 
 @dataclass(frozen=True)

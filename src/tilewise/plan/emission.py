@@ -314,7 +314,8 @@ def _with_access(placed: Sequence[Placed]) -> list[Operand]:
     for members in views.values():
         if len(members) > 1:
             access = Access(reduce(or_, (result[i].access for i in members)))
-            speaker = next((i for i in members if result[i].access & Access.OUT), members[0])
+            widest = next((i for i in members if result[i].mode == Mode.WHOLE), members[0])
+            speaker = next((i for i in members if result[i].access & Access.OUT), widest)
             for i in members:
                 result[i] = result[i]._replace(access=access if i == speaker else Access.NONE)
     return [_with_role(spec, operand) for (spec, _), operand in zip(placed, result)]
