@@ -11,6 +11,7 @@ namespace tilewise::kernels::TILEWISE_ISA_NS {
 inline constexpr int64_t kPanelGroupBytes = 2560 << 10;  // panels packed together; two at a time need room in L2
 inline constexpr int64_t kRowBatchBytes = 256 << 10;     // row blocks packed together: they stay in a 1 MiB L2
 inline constexpr int64_t kStateBytes = 4 << 20;
+inline constexpr int64_t kStreamAhead = 8 << 10;  // bytes from what the only row block multiplies to what it asks for
 inline constexpr int64_t kSuperRows = 2016;  // rows that share one pass over the panels
 inline constexpr int64_t kMaxTerms = 16;
 
@@ -139,6 +140,7 @@ class Product {
     const int32_t every_piece = mask_of(count_ * 16 / kMaxRows);
     const auto* ahead = reinterpret_cast<const char*>(bases[0]);
     if (has_next) ahead = reinterpret_cast<const char*>(base(0, p + 1) + blocking_.segments[window.first_segment].b);
+    const bool is_stream = !Op::kPacksPanels && blocks_ == 1;  // a panel is read once, and the next lies behind it
     for (int64_t b = block; b < end; ++b) {
       const int64_t row = start_(b), height = start_(b + 1) - row;
       float* own = state_ + (kept_ ? (p * blocks_ + b) * entries_ * kEntry : 0);
@@ -157,6 +159,13 @@ class Product {
       call.out = keeps ? out : nullptr;
       call.ahead = ahead + (b - block) * divide_up(window.steps, static_cast<int64_t>(every_ahead) + 1) * 64;
       call.every_ahead = every_ahead;
+      if (is_stream) {
+        const int64_t distance = height <= kFewRows ? kStreamAhead / 2 : kStreamAhead;
+        call.ahead = reinterpret_cast<const char*>(bases[0] + blocking_.segments[window.first_segment].b) + distance;
+        call.every_ahead = 0;
+        call.beside = 64;
+        call.pace = kPanel * 4;
+      }
       call.every_piece = every_piece;
       call.pieces = pieces_;
       if (is_last) op_.expect(row, height, first_ + p, call.expected);

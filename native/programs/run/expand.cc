@@ -49,8 +49,9 @@ ColumnRange view_columns(const BoundOperand& operand, RowRange range, int64_t co
   int64_t begin = 0;
   int64_t end = cols;
   if (operand.mode == Mode::kCol) {
-    begin = range.begin;
-    end = range.end;
+    const int64_t div = std::max<int64_t>(operand.div.at(values), 1);
+    begin = range.begin / div;
+    end = (range.end + div - 1) / div;
   } else if (operand.mode == Mode::kRowCols) {
     begin = operand.part.at(values);
     end = begin + operand.parts.at(values);

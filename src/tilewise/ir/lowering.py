@@ -182,8 +182,8 @@ class Lowering(Protocol):
     def whole(self, tensor: int | Ref) -> Operand:
         """All rows."""
 
-    def col(self, tensor: int | Ref) -> Operand:
-        """All rows, the columns of the loop's current range."""
+    def col(self, tensor: int | Ref, div: NumberLike = 1) -> Operand:
+        """All rows, the columns of the loop's current range (divided by `div`)."""
 
     def rows_at(self, ref: Ref, first: int, count: int) -> Operand:
         """Fixed rows, whatever the loop."""

@@ -130,7 +130,7 @@ class Mode(enum.IntEnum):
 
     WHOLE = 0  # all rows
     ROW = 1  # rows [b / div, ceil(e / div)), clipped to the tensor
-    COL = 2  # all rows, columns [b, e)
+    COL = 2  # all rows, columns [b / div, ceil(e / div)), clipped to the tensor
     ROWPART = 3  # the part-th of `parts` equal shares of rows [offset + b, offset + e)
     ROWCOLS = 4  # rows as in ROW, columns [part, part + parts)
     ROWS = 5  # rows [part, part + parts), whatever the loop; only the tiles of those rows are touched

@@ -281,7 +281,7 @@ def _sizes(call: _Call, operand: Operand) -> tuple[_Size | None, _Size | None]:
         case Mode.WHOLE:
             return _plain(ref.extent), ref.cols
         case Mode.COL:
-            return _plain(ref.extent), loop
+            return _plain(ref.extent), (loop if operand.div == 1 else None)
         case Mode.ROWCOLS:
             return None, upper(operand.parts)
     return None, ref.cols

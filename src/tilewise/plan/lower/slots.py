@@ -173,9 +173,9 @@ class SlotTable(LocalView):
         """All rows."""
         return Operand(self.tensor(tensor).slot, Mode.WHOLE)
 
-    def col(self, tensor: int | Ref) -> Operand:
-        """All rows, the columns of the loop's current range."""
-        return Operand(self.tensor(tensor).slot, Mode.COL)
+    def col(self, tensor: int | Ref, div: NumberLike = 1) -> Operand:
+        """All rows, the columns of the loop's current range (divided by `div`)."""
+        return Operand(self.tensor(tensor).slot, Mode.COL, div=div)
 
     def rows_at(self, ref: Ref, first: int, count: int) -> Operand:
         """Fixed rows, whatever the loop."""
