@@ -9,7 +9,7 @@ are short. A figure is the best of its rounds, which take turns with those of al
 neighbours on the machine hit them alike. A token reads every weight but the embedding, of which it reads a row.
 --profile prints where one decoding step of one stream spends its time, task by task.
 
-Run: python benchmarks/decoding.py [--models tinyllama 100m] [--devices 1] [--rounds 5] [--seconds 1] [--peers] [--profile]
+Run: python benchmarks/decoding.py [--models tinyllama 100m] [--devices 1] [--rounds 5] [--peers] [--profile 1 32]
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ def verdict(value: float, must: float) -> str:
 
 def profile(model: GraphInstance, inputs: dict[str, np.ndarray], steps: int = 30) -> None:
     """Steps task by task: per label the tasks of a step and the fastest of each, summed; and the fastest step, with how
-    much of it workers were busy."""
+    much of it workers were busy.
+    """
     model.trace(True)
     best: tuple[float, list[tuple[Any, ...]]] = (float("inf"), [])
     fastest: dict[tuple[str, int], float] = {}
@@ -184,8 +185,8 @@ def profile(model: GraphInstance, inputs: dict[str, np.ndarray], steps: int = 30
     workers = {t[:2] for t in tasks}
     busy = sum(t[7] - t[6] for t in tasks)
     print(
-        f"  a step {seconds * 1e3:.2f} ms, its tasks {(end - begin) / 1e6:.2f} ms; {len(tasks)} tasks on {len(workers)} "
-        f"worker(s), busy {busy / (end - begin) / len(workers):.0%} of the time"
+        f"  a step {seconds * 1e3:.2f} ms, its tasks {(end - begin) / 1e6:.2f} ms; {len(tasks)} tasks on "
+        f"{len(workers)} worker(s), busy {busy / (end - begin) / len(workers):.0%} of the time"
     )
     rows: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for (label, _), micros in fastest.items():
@@ -214,7 +215,9 @@ def measure(name: str, options: argparse.Namespace) -> None:
                 probe.run()
         rates = {n: n / best[f"{n} streams"] for n in STREAMS}
         share = read * rates[1] / probe.best
-        print(f"{name}, {dtype}: {read / 1e9:.3f} GB of weights a token; memory is read at {probe.best / 1e9:.1f} GB/s")
+        print(
+            f"{name}, {dtype}: {read / 1e9:.3f} GB of weights a token; memory is read at {probe.best / 1e9:.1f} GB/s"
+        )
         print(
             f"  one stream {rates[1]:8.1f} tokens/s, {read * rates[1] / 1e9:.1f} GB/s, "
             f"of the bandwidth {verdict(share, MUST_SHARE)}"
@@ -240,7 +243,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each figure in each round")
     parser.add_argument("--peers", action="store_true", help="compare prefill with transformers")
-    parser.add_argument("--profile", type=int, nargs="*", metavar="STREAMS", help="where such steps spend time")
+    parser.add_argument(
+        "--profile", type=int, nargs="*", metavar="STREAMS", help="where such steps spend time"
+    )
     options = parser.parse_args()
     print(f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores, {options.devices} device(s)")
     for name in options.models:

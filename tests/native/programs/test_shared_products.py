@@ -72,9 +72,7 @@ def test_workers_share_products_and_write_the_same_bits(dtype):
     assert not by_columns(alone)
     shared = [planned(2, dtype)[1], planned(3, dtype)[1], planned(2, dtype, tp=2)[1]]
     for plan in shared:
-        kernels = {
-            plan.program.classes[0].templates[t].instructions[i].kernel for t, i in by_columns(plan)
-        }
+        kernels = {plan.program.classes[0].templates[t].instructions[i].kernel for t, i in by_columns(plan)}
         assert {f"matmul_{dtype}", f"silu_gate_{dtype}"} <= kernels
     assert any(
         i.kernel == f"attention_paged_{dtype}" and i.operands[0].mode == Mode.COL
@@ -92,9 +90,7 @@ def test_a_product_whose_sums_are_cut_otherwise_has_other_bits():
     graph, alone = planned(1)
     _, shared = planned(2)
     expected = logits_of(alone, graph, 5)
-    template, place = next(
-        at for at in by_columns(shared) if "down_proj" in instruction_at(shared, at).label
-    )
+    template, place = next(at for at in by_columns(shared) if "down_proj" in instruction_at(shared, at).label)
     instructions = list(shared.program.classes[0].templates[template].instructions)
     is_f32, terms, chunks, *cuts = (int(n) for n in instructions[place].ints)
     joined = [0, cuts[3], *([cuts[3]] * 2), *cuts[4:]]

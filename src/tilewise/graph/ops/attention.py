@@ -460,7 +460,8 @@ class AttentionPaged(Op):
                 **{name: low.whole(tensor) for name, tensor in by_row.items()},
                 "block_table": low.whole(table),
             },
-            ints=ints | {name: heads[name] // shares for name in ("heads", "kv_heads")}
+            ints=ints
+            | {name: heads[name] // shares for name in ("heads", "kv_heads")}
             | {"head_dim": heads["head_dim"]},
             floats=floats,
         )

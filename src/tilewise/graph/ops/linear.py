@@ -25,7 +25,7 @@ from tilewise.ir.tape import Gradient, Tape, Term, terms_of
 __all__ = ["LinearTerm", "contraction_label"]
 
 MAX_TERMS = 16  # kMaxTerms of native/kernels/product.h
-_FEWEST_BYTES = 1 << 16  # of weights that a task reads where tasks share a product by columns: microseconds of memory
+_FEWEST_BYTES = 1 << 16  # of weights per task, where tasks share a product by columns
 
 
 @dataclass(frozen=True)
