@@ -100,7 +100,7 @@ def make_instruction(
         label,
         extent,
         step,
-        tuple(_with_access(placed)),
+        tuple(_with_access(call, placed)),
         tuple(_integers(call, placed, tiles, ints or {})),
         tuple(_floats(call, floats or {})),
         priority=priority,
@@ -291,12 +291,12 @@ def _plain(extent: Number) -> _Size:
     return extent.constant if extent.source == Source.NOTHING else extent
 
 
-def _with_access(placed: Sequence[Placed]) -> list[Operand]:
+def _with_access(call: _Call, placed: Sequence[Placed]) -> list[Operand]:
     """The table's roles as access to tiles; among operands that view the same tile, the first that writes it, or the
     first, speaks for all. A write to a part of a tile keeps the rest of it. Where access differs from what the kernel
     does, the operand's role says that."""
     result: list[Operand] = []
-    views: dict[tuple[int, NumberLike], list[int]] = {}
+    views: dict[tuple[object, ...], list[int]] = {}
     for i, (spec, operand) in enumerate(placed):
         if operand is None:
             result.append(_ABSENT)
@@ -304,18 +304,19 @@ def _with_access(placed: Sequence[Placed]) -> list[Operand]:
         if operand.team < 0:
             is_part = operand.mode in (Mode.ROWPART, Mode.ROWCOLS)
             access = Access.INOUT if is_part and spec.role == "out" else _ACCESS[spec.role]
-            views.setdefault((operand.slot, _touched(operand)), []).append(i)
+            is_cut = operand.mode in (Mode.COL, Mode.ROWCOLS) and call.ref_of(operand.slot).tile_cols > 0
+            columns = (operand.div, operand.part, operand.parts) if is_cut else None
+            views.setdefault((operand.slot, _touched(operand), columns), []).append(i)
             operand = Operand(operand[0], operand[1], access, *operand[3:])
         result.append(operand)
-    own = {slot for slot, _ in views}
+    own = {slot for slot, *_ in views}
     for i, operand in enumerate(result):  # where a team's member is the device itself, it reads its own tile
         if operand.team >= 0 and operand.slot not in own:
             result[i] = operand._replace(access=Access.IN)
     for members in views.values():
         if len(members) > 1:
             access = Access(reduce(or_, (result[i].access for i in members)))
-            widest = next((i for i in members if result[i].mode == Mode.WHOLE), members[0])
-            speaker = next((i for i in members if result[i].access & Access.OUT), widest)
+            speaker = next((i for i in members if result[i].access & Access.OUT), members[0])
             for i in members:
                 result[i] = result[i]._replace(access=access if i == speaker else Access.NONE)
     return [_with_role(spec, operand) for (spec, _), operand in zip(placed, result)]
