@@ -265,10 +265,15 @@ def _is_multiple(step: NumberLike, length: NumberLike) -> bool:
     return step[2:] == length[2:] and step.multiple % length.multiple == 0
 
 
-def _heads_of(low: Lowering, op: OpNode, q: int, k: int) -> dict[str, int]:
-    """Local query heads, local KV heads, head size."""
+def _heads_of(low: Lowering, op: OpNode, q: int, k: int, shares: int = 1) -> dict[str, int]:
+    """Local query heads, local KV heads, of a share where tasks share them; head size."""
     size = op.attrs["head_dim"]
-    return {"heads": low.tensor(q).cols // size, "kv_heads": low.tensor(k).cols // size, "head_dim": size}
+    columns = size * shares
+    return {
+        "heads": low.tensor(q).cols // columns,
+        "kv_heads": low.tensor(k).cols // columns,
+        "head_dim": size,
+    }
 
 
 @register
@@ -425,12 +430,17 @@ class AttentionPaged(Op):
         """One task per row tile, or where rows may be few, per share of the heads."""
         q, k_cache, v_cache, positions, sequence, table = op.given
         t = low.tensor(q)
-        heads, tiles = _heads_of(low, op, q, k_cache), {"out": op.outputs[0], "q": q}
+        tiles = {"out": op.outputs[0], "q": q}
         caches = {"k_cache": k_cache, "v_cache": v_cache}
         by_row = {"positions": positions, "sequence": sequence}
         most = tiles_across(t.cols, low.tensor(op.outputs[0]).tile_cols)
-        shares = max(n for n in range(1, most + 1) if heads["kv_heads"] % n == 0)
-        ints = {"block_size": op.attrs["block_size"], "window": op.attrs["window"]}
+        kv_heads = low.tensor(k_cache).cols // op.attrs["head_dim"]
+        shares = max(n for n in range(1, most + 1) if kv_heads % n == 0)
+        ints = {
+            "block_size": op.attrs["block_size"],
+            "window": op.attrs["window"],
+            **_heads_of(low, op, q, k_cache, shares),
+        }
         floats = {name: op.attrs[name] for name in ("scale", "softcap")}
         if shares == 1:
             low.emit(
@@ -443,11 +453,11 @@ class AttentionPaged(Op):
                     **{name: low.whole(cache) for name, cache in caches.items()},
                     "block_table": low.whole(table),
                 },
-                ints=ints | heads,
+                ints=ints,
                 floats=floats,
             )
             return
-        group = heads["heads"] // heads["kv_heads"]
+        group = t.cols // low.tensor(k_cache).cols
         low.emit(
             "attention_paged",
             op,
@@ -460,8 +470,6 @@ class AttentionPaged(Op):
                 **{name: low.whole(tensor) for name, tensor in by_row.items()},
                 "block_table": low.whole(table),
             },
-            ints=ints
-            | {name: heads[name] // shares for name in ("heads", "kv_heads")}
-            | {"head_dim": heads["head_dim"]},
+            ints=ints,
             floats=floats,
         )

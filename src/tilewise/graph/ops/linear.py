@@ -19,7 +19,7 @@ from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import LEAVES
 from tilewise.ir.lowering import Lowering, Ref
 from tilewise.ir.op import Factors, Op, Partial, Signature, register
-from tilewise.ir.program import Operand
+from tilewise.ir.program import NumberLike, Operand
 from tilewise.ir.tape import Gradient, Tape, Term, terms_of
 
 __all__ = ["LinearTerm", "contraction_label"]
@@ -167,7 +167,10 @@ class Linear(Op):
             record,
         )
         target = low.temp_like(out, dtype="f32", name="partial", record=record) if record else op.outputs[0]
-        ints = {"num_chunks": len(chunks), "range": [v for c in chunks for r in c for v in r]}
+        ints: dict[str, NumberLike | Sequence[NumberLike]] = {
+            "num_chunks": len(chunks),
+            "range": [v for c in chunks for r in c for v in r],
+        }
         columns = low.tensor(target).tile_cols if transpose else 0
         if columns and _num_bytes([low.tensor(w) for _, w in pairs], columns) >= _FEWEST_BYTES:
             low.emit(
