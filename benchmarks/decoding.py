@@ -212,7 +212,7 @@ def measure(name: str, options: argparse.Namespace) -> None:
         for _ in range(options.rounds):
             for key, run in runs.items():
                 best[key] = min(best[key], seconds_of(run, options.seconds))
-                probe.run()
+                seconds_of(probe.run, options.seconds / 2)
         rates = {n: n / best[f"{n} streams"] for n in STREAMS}
         share = read * rates[1] / probe.best
         print(
