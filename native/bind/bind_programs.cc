@@ -80,6 +80,7 @@ int64_t add_tensor(Program& program, int64_t class_id, nb::handle entry, std::ve
   tensor.dtype = dtype_of(read<"dtype", std::string>(entry));
   tensor.tile_rows = read<"tile_rows", Number>(entry);
   tensor.first_handle = read<"first_handle", int64_t>(entry);
+  tensor.tile_cols = read<"tile_cols", int64_t>(entry);
   tensor.aliases = std::move(aliases);
   return program.add_tensor(class_id, std::move(tensor));
 }

@@ -19,6 +19,7 @@ inline constexpr int kMaxRows = 6;  // 12 accumulators of 16 registers
 inline constexpr int kBlockSteps = 128;  // a row-major A pack is cut into blocks of so many steps
 inline constexpr int kRowStride = 144;   // words between its rows; 9 cache lines spread rows over the L1 sets
 inline constexpr int kBlockWords = kMaxRows * kRowStride;
+inline constexpr int kFewRows = 4;           // so few are done with a panel sooner than it comes from L2
 inline constexpr int kTailSteps = 4, kTailRows = 2;
 
 /// A run of steps with one accumulator, and what happens to the accumulators after it.
@@ -49,8 +50,9 @@ struct MicroArgs {
   const float* init_scale;   // per row: what init is multiplied with first; nullptr: one
   const float* addend;
   float* out;  // [R][32]; nullptr: nothing is left outside the stack
-  const char* ahead =
-      nullptr;  // what later calls read: another cache line is asked for in every step i with i & every_ahead = 0
+  const char* ahead = nullptr;  // what is read later: in every step i with i & every_ahead = 0 a cache line is asked
+                                // for, and the one `beside` bytes behind it; the next time, those `pace` bytes further
+  int64_t beside = 0, pace = 64;
   int32_t every_ahead = INT32_MAX;
   int32_t every_piece = INT32_MAX;
   const char* const* pieces = nullptr;  // the same, a piece per segment
@@ -103,6 +105,7 @@ struct DotBf16 {
 /// last steps run a few rows at a time: the stores of these rows overlap with the products of the next ones.
 template <class Dot, int R, int RowWords, int StepWords>
 void micro(const MicroArgs& x) {
+  constexpr int kInto = R <= kFewRows ? 3 : 2;  // L1, L2
   for (int lane = 0; lane < kPanel; lane += 2 * kNativeLanes) {
     NativeF acc[R][2];
     const auto at = [lane](auto* block, int r, int j) { return block + r * kPanel + lane + j * kNativeLanes; };
@@ -137,8 +140,9 @@ void micro(const MicroArgs& x) {
       const int32_t tail = leaves ? static_cast<int32_t>(smaller(s->steps, kTailSteps)) : 0;
       const auto ask = [&](int32_t i) __attribute__((always_inline)) {
         if ((i & x.every_ahead) == 0) {
-          __builtin_prefetch(ahead, 0, 2);
-          ahead += 64;
+          __builtin_prefetch(ahead, 0, kInto);
+          __builtin_prefetch(ahead + x.beside, 0, kInto);
+          ahead += x.pace;
         }
         if ((i & x.every_piece) == 0) {
           __builtin_prefetch(piece, 0, 2);

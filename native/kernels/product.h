@@ -10,7 +10,9 @@ namespace tilewise::kernels::TILEWISE_ISA_NS {
 
 inline constexpr int64_t kPanelGroupBytes = 2560 << 10;  // panels packed together; two at a time need room in L2
 inline constexpr int64_t kRowBatchBytes = 256 << 10;     // row blocks packed together: they stay in a 1 MiB L2
+inline constexpr int64_t kMostBatchBytes = 640 << 10;  // of three blocks, for which panels come from further than L2
 inline constexpr int64_t kStateBytes = 4 << 20;
+inline constexpr int64_t kStreamAhead = 8 << 10;  // bytes from what the only row block multiplies to what it asks for
 inline constexpr int64_t kSuperRows = 2016;  // rows that share one pass over the panels
 inline constexpr int64_t kMaxTerms = 16;
 
@@ -75,7 +77,9 @@ class Product {
     group_ = smaller(smaller(group_, panels_), op.max_group);
     a_words_ = Op::kLayout == ALayout::kRows ? divide_up(blocking.max_steps, kBlockSteps) * kBlockWords
                                              : blocking.max_steps * 16 + 16;
-    batch_ = larger(int64_t{1}, smaller(super_ / kMaxRows, kRowBatchBytes / (a_words_ * 4 + 1)));
+    batch_ = kRowBatchBytes / (a_words_ * 4 + 1);
+    if (!Op::kPacksPanels) batch_ = larger(batch_, smaller(int64_t{3}, kMostBatchBytes / (a_words_ * 4 + 1)));
+    batch_ = larger(int64_t{1}, smaller(super_ / kMaxRows, batch_));
     a_pack_ = carver.take<uint32_t>(batch_ * a_words_);
     panel_words_ = blocking.max_steps * kPanel + 32;
     b_pack_ = carver.take<uint32_t>(Op::kPacksPanels ? group_ * panel_words_ : 0);
@@ -139,6 +143,7 @@ class Product {
     const int32_t every_piece = mask_of(count_ * 16 / kMaxRows);
     const auto* ahead = reinterpret_cast<const char*>(bases[0]);
     if (has_next) ahead = reinterpret_cast<const char*>(base(0, p + 1) + blocking_.segments[window.first_segment].b);
+    const bool is_stream = !Op::kPacksPanels && blocks_ == 1;  // a panel is read once, and the next lies behind it
     for (int64_t b = block; b < end; ++b) {
       const int64_t row = start_(b), height = start_(b + 1) - row;
       float* own = state_ + (kept_ ? (p * blocks_ + b) * entries_ * kEntry : 0);
@@ -157,6 +162,13 @@ class Product {
       call.out = keeps ? out : nullptr;
       call.ahead = ahead + (b - block) * divide_up(window.steps, static_cast<int64_t>(every_ahead) + 1) * 64;
       call.every_ahead = every_ahead;
+      if (is_stream) {
+        const int64_t distance = height <= kFewRows ? kStreamAhead / 2 : kStreamAhead;
+        call.ahead = reinterpret_cast<const char*>(bases[0] + blocking_.segments[window.first_segment].b) + distance;
+        call.every_ahead = 0;
+        call.beside = 64;
+        call.pace = kPanel * 4;
+      }
       call.every_piece = every_piece;
       call.pieces = pieces_;
       if (is_last) op_.expect(row, height, first_ + p, call.expected);

@@ -119,10 +119,11 @@ class Checks {
     check_number(tensor.tile_rows, kSymbols, "tile_rows", name);
     check_extent(tensor.rows, nullptr, name);
     check<ArgumentError>(
-        tensor.offset >= 0 && tensor.cols >= 0 && least_above_0(tensor.tile_rows) >= 1 && tensor.first_handle >= 0,
-        "[runtime.Program.finish] offset, cols and first_handle must be >= 0 and tile_rows >= 1; got ", tensor.offset,
-        ", ", tensor.cols, ", ", tensor.first_handle, ", ", least_above_0(tensor.tile_rows), " in ", name,
-        "; correct the plan");
+        tensor.offset >= 0 && tensor.cols >= 0 && least_above_0(tensor.tile_rows) >= 1 && tensor.first_handle >= 0 &&
+            tensor.tile_cols >= 0,
+        "[runtime.Program.finish] offset, cols, tile_cols and first_handle must be >= 0 and tile_rows >= 1; got ",
+        tensor.offset, ", ", tensor.cols, ", ", tensor.tile_cols, ", ", tensor.first_handle, ", ",
+        least_above_0(tensor.tile_rows), " in ", name, "; correct the plan");
     check<ArgumentError>(tensor.stride >= tensor.cols && size_of(tensor.dtype) > 0,
                          "[runtime.Program.finish] stride must be >= cols and the dtype known; got stride ",
                          tensor.stride, ", cols ", tensor.cols, ", dtype ", static_cast<int>(tensor.dtype), " in ",
@@ -134,7 +135,7 @@ class Checks {
                            "; correct the plan");
     }
     Needs& needs = needs_[class_];
-    const int64_t tiles = most_steps(tensor.rows, tensor.tile_rows, nullptr);
+    const int64_t tiles = most_steps(tensor.rows, tensor.tile_rows, nullptr) * tensor.tiles_across();
     needs.num_handles = std::max(needs.num_handles, tensor.first_handle + tiles);
     const int64_t rows = range(tensor.rows, nullptr).high;
     if (rows == 0) return;

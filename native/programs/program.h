@@ -38,11 +38,13 @@ struct Tensor {
   int64_t stride = 0;  // elements between rows
   DType dtype = DType::kF32;
   Number tile_rows = 1;  // of symbols; 0 where the symbol is 0 counts as 1
-  int64_t first_handle = 0;  // tile t has handle first_handle + t
+  int64_t first_handle = 0;  // tile (r, c) has handle first_handle + r * tiles_across() + c
   std::vector<int64_t> aliases;  // tensors that use the same bytes at other times
+  int64_t tile_cols = 0;  // 0: all
 
   int64_t row_bytes() const { return stride * size_of(dtype); }
   int64_t rows_per_tile(const Values& values) const { return std::max<int64_t>(tile_rows.at(values), 1); }
+  int64_t tiles_across() const { return tile_cols > 0 ? std::max<int64_t>((cols + tile_cols - 1) / tile_cols, 1) : 1; }
 };
 
 enum class Mode : int64_t { kWhole = 0, kRow = 1, kCol = 2, kRowPart = 3, kRowCols = 4, kRows = 5 };

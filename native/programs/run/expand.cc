@@ -39,6 +39,26 @@ RowRange view_rows(const BoundOperand& operand, RowRange range, int64_t rows, co
   return {std::min(begin, rows), std::min(end, rows)};
 }
 
+struct ColumnRange {
+  int64_t begin;
+  int64_t end;
+};
+
+/// The columns that an operand views in iteration [begin, end), clipped to the tensor's columns.
+ColumnRange view_columns(const BoundOperand& operand, RowRange range, int64_t cols, const Values& values) {
+  int64_t begin = 0;
+  int64_t end = cols;
+  if (operand.mode == Mode::kCol) {
+    const int64_t div = std::max<int64_t>(operand.div.at(values), 1);
+    begin = range.begin / div;
+    end = (range.end + div - 1) / div;
+  } else if (operand.mode == Mode::kRowCols) {
+    begin = operand.part.at(values);
+    end = begin + operand.parts.at(values);
+  }
+  return {std::min(begin, cols), std::min(end, cols)};
+}
+
 /// A tensor with the sizes that it has in this run.
 struct Sized {
   const Tensor& tensor;
@@ -59,7 +79,8 @@ int64_t rows_in_memory(const Sized& size) {
   return std::min(tiles, (size.rows + kPanelRows - 1) / kPanelRows * kPanelRows);
 }
 
-/// A write also waits for every task that still uses the same bytes under another tensor.
+/// A write also waits for every task that still uses the same bytes under another tensor: of some columns, for those
+/// that use any of the rows.
 void reuse_accesses(const std::vector<Tensor>& tensors, const Values& values, const Sized& written, RowRange tiles,
                     std::vector<tasks::Access>& accesses) {
   const Tensor& tensor = written.tensor;
@@ -73,8 +94,9 @@ void reuse_accesses(const std::vector<Tensor>& tensors, const Values& values, co
     const int64_t tile_bytes = size.tile_rows * other.row_bytes();
     const int64_t other_high = other.offset + other_rows * other.row_bytes();
     if (tile_bytes == 0 || low >= other_high || high <= other.offset) continue;
-    const int64_t first = (std::max(low, other.offset) - other.offset) / tile_bytes;
-    const int64_t last = (std::min(high, other_high) - 1 - other.offset) / tile_bytes;
+    const int64_t across = other.tiles_across();
+    const int64_t first = (std::max(low, other.offset) - other.offset) / tile_bytes * across;
+    const int64_t last = (std::min(high, other_high) - 1 - other.offset) / tile_bytes * across + across - 1;
     for (int64_t tile = first; tile <= last; ++tile) {
       accesses.push_back({static_cast<uint32_t>(other.first_handle + tile), tasks::Use::kAfterAll});
     }
@@ -83,7 +105,7 @@ void reuse_accesses(const std::vector<Tensor>& tensors, const Values& values, co
 
 /// An operand depends on the tiles of what it views; a part of an iteration on the whole iteration's.
 void tile_accesses(const ExpandContext& context, const BoundOperand& operand, const Sized& sized, RowRange range,
-                   RowRange viewed, const Values& values, std::vector<tasks::Access>& accesses) {
+                   RowRange viewed, ColumnRange columns, const Values& values, std::vector<tasks::Access>& accesses) {
   const Tensor& tensor = sized.tensor;
   const int64_t offset = operand.offset.at(values);
   const RowRange touched = operand.mode == Mode::kRowPart ? RowRange{std::min(offset + range.begin, sized.rows),
@@ -92,9 +114,14 @@ void tile_accesses(const ExpandContext& context, const BoundOperand& operand, co
   if (touched.begin >= touched.end) return;
   const RowRange tiles{touched.begin / sized.tile_rows, (touched.end - 1) / sized.tile_rows + 1};
   const bool is_write = (operand.access & kOut) != 0;
+  const int64_t across = tensor.tiles_across();
+  const int64_t first = across > 1 ? std::min(columns.begin / tensor.tile_cols, across - 1) : 0;
+  const int64_t last = across > 1 ? std::max((columns.end - 1) / tensor.tile_cols, first) : 0;
   for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
-    accesses.push_back(
-        {static_cast<uint32_t>(tensor.first_handle + tile), is_write ? tasks::Use::kWrite : tasks::Use::kRead});
+    for (int64_t c = first; c <= last; ++c) {
+      accesses.push_back({static_cast<uint32_t>(tensor.first_handle + tile * across + c),
+                          is_write ? tasks::Use::kWrite : tasks::Use::kRead});
+    }
   }
   if (!is_write || tensor.aliases.empty()) return;
   reuse_accesses(context.program->class_of(context.device).tensors, values, sized, tiles, accesses);
@@ -114,20 +141,9 @@ void order_raises(const ExpandContext& context, const BoundInstr& instr, int64_t
   }
 }
 
-kernels::TileView view_of(const BoundOperand& operand, const Tensor& tensor, std::byte* arena, RowRange range,
-                          RowRange viewed, const Values& values) {
-  int64_t first_col = 0;
-  int64_t cols = tensor.cols;
-  if (operand.mode == Mode::kCol) {
-    first_col = std::min(range.begin, tensor.cols);
-    cols = std::min(range.end, tensor.cols) - first_col;
-  } else if (operand.mode == Mode::kRowCols) {
-    const int64_t begin = operand.part.at(values);
-    first_col = std::min(begin, tensor.cols);
-    cols = std::min(begin + operand.parts.at(values), tensor.cols) - first_col;
-  }
-  std::byte* data = arena + tensor.offset + viewed.begin * tensor.row_bytes() + first_col * size_of(tensor.dtype);
-  return {data, viewed.end - viewed.begin, cols, tensor.stride};
+kernels::TileView view_of(const Tensor& tensor, std::byte* arena, RowRange viewed, ColumnRange columns) {
+  std::byte* data = arena + tensor.offset + viewed.begin * tensor.row_bytes() + columns.begin * size_of(tensor.dtype);
+  return {data, viewed.end - viewed.begin, columns.end - columns.begin, tensor.stride};
 }
 
 }  // namespace
@@ -153,9 +169,10 @@ void expand(const ExpandContext& context, const Iteration& iteration, Task& task
     const Tensor& tensor = context.program->class_of(operand.owner).tensors[call.binding[operand.slot]];
     const Sized now = sized(tensor, values);
     const RowRange viewed = view_rows(operand, range, now.rows, values);
-    *view = view_of(operand, tensor, (*context.arenas)[operand.owner], range, viewed, values);
+    const ColumnRange columns = view_columns(operand, range, tensor.cols, values);
+    *view = view_of(tensor, (*context.arenas)[operand.owner], viewed, columns);
     if (operand.owner != context.device) task.transfers += view->rows * view->cols;
-    if (operand.access != kNoAccess) tile_accesses(context, operand, now, range, viewed, values, accesses);
+    if (operand.access != kNoAccess) tile_accesses(context, operand, now, range, viewed, columns, values, accesses);
     ++view;
   }
   order_raises(context, instr, index, values, accesses);

@@ -80,6 +80,8 @@ CASE("ROW with div views rows [b / div, ceil(e / div)), clipped to the tensor") 
 
 CASE("COL views all rows and the iteration's columns") {
   EXPECT_EQ(views({0, Mode::kCol}, 4, 3), "0.0+10x3@0 0.3+10x1@3 ");
+  EXPECT_EQ(views({0, Mode::kCol, 0, -1, 0, 2}, 8, 4), "0.0+10x2@0 0.2+10x2@4 ");
+  EXPECT_EQ(views({0, Mode::kCol, 0, -1, 0, 3}, 8, 4), "0.0+10x2@0 0.1+10x2@4 ");
   EXPECT_EQ(views({0, Mode::kRowCols, 0, -1, 0, 1, 1, 2}, 10, 5), "0.1+5x2@0 5.1+5x2@5 ");
   EXPECT_EQ(views({0, Mode::kRowCols, 0, -1, 0, 1, 3, 9}, 10, 5), "0.3+5x1@0 5.3+5x1@5 ");
 }
@@ -126,6 +128,44 @@ CASE("a write takes reuse accesses on aliases whose bytes overlap, known from ei
   EXPECT_EQ(accesses_of(program, 1), "1:w 11:a 12:a ");
 }
 
+CASE("tiles of some columns have handles of their own, and rows have those of all their columns") {
+  const auto accesses = [](Operand operand, int64_t extent, int64_t step, int64_t index) {
+    Program program;
+    add_devices(program, 1);
+    Tensor cut = tensor(0, 10, 7, 4, 20);
+    cut.tile_cols = 3;  // 3 tiles down, 3 across, the last of one column
+    program.add_tensor(0, cut);
+    const int64_t plan = program.add_template(0, "t");
+    program.add_instr(0, plan, instr("recording", extent, step, {operand}), "op");
+    program.add_call(0, {plan, {0}});
+    program.finish({}, resolve);
+    EXPECT_EQ(program.needs(0).num_handles, 29);
+    return accesses_of(program, index);
+  };
+  EXPECT_EQ(accesses({0, Mode::kRow, kIn}, 10, 4, 1), "23:r 24:r 25:r ");
+  EXPECT_EQ(accesses({0, Mode::kCol, kOut}, 7, 3, 0), "20:w 23:w 26:w ");
+  EXPECT_EQ(accesses({0, Mode::kCol, kOut}, 7, 3, 2), "22:w 25:w 28:w ");
+  EXPECT_EQ(accesses({0, Mode::kCol, kOut}, 7, 2, 1), "20:w 21:w 23:w 24:w 26:w 27:w ");
+  EXPECT_EQ(accesses({0, Mode::kCol, kIn, -1, 0, 2}, 14, 7, 1), "21:r 22:r 24:r 25:r 27:r 28:r ");
+  EXPECT_EQ(accesses({0, Mode::kRowCols, kIn, -1, 0, 1, 3, 3}, 10, 4, 2), "27:r ");
+}
+
+CASE("a write of some columns waits for all that use the bytes of its rows otherwise") {
+  Program program;
+  add_devices(program, 1);
+  Tensor first = tensor(0, 8, 4, 4, 0), second = tensor(0, 8, 4, 2, 10);
+  first.tile_cols = second.tile_cols = 2;
+  first.aliases = {1};
+  program.add_tensor(0, first);
+  program.add_tensor(0, second);
+  const int64_t plan = program.add_template(0, "t");
+  program.add_instr(0, plan, instr("recording", 8, 4, {{0, Mode::kRowCols, kOut, -1, 0, 1, 2, 2}}), "op");
+  program.add_call(0, {plan, {0}});
+  program.finish({}, resolve);
+  EXPECT_EQ(accesses_of(program, 0), "1:w 10:a 11:a 12:a 13:a ");
+  EXPECT_EQ(accesses_of(program, 1), "3:w 14:a 15:a 16:a 17:a ");
+}
+
 CASE("a packed weight's padding is reused as its rows are") {
   const Tensor weight = tensor(0, 40, 4, 64, 0);  // 64 rows of 16 bytes in memory
   Tensor other = tensor(50 * 16, 4, 4, 4, 10);    // lies in the padding
@@ -158,6 +198,15 @@ CASE("more operands than fit inline go to side storage") {
 
 CASE("finish refuses unknown kernels, modes, accesses, slots and peers") {
   EXPECT(contains(refusal(instr("nowhere", 4, 4, {})), "'nowhere'"));
+  EXPECT(contains(message_of<ArgumentError>([] {
+                    Program program;
+                    add_devices(program, 1);
+                    Tensor cut = tensor(0, 4, 4, 4, 0);
+                    cut.tile_cols = -1;
+                    program.add_tensor(0, cut);
+                    program.finish({}, resolve);
+                  }),
+                  "tile_cols"));
   EXPECT(contains(refusal(instr("hash", 4, 4, {{0, static_cast<Mode>(6)}})), "mode"));
   EXPECT(contains(refusal(instr("hash", 4, 4, {{0, Mode::kRow, 4}})), "access"));
   EXPECT(contains(refusal(instr("hash", 4, 4, {{1, Mode::kRow}})), "slot 1 of 1"));

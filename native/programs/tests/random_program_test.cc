@@ -60,8 +60,11 @@ class Generator {
  private:
   void add_tensors(Program& program) {
     constexpr int64_t kBytes = kRows * kCols * 8;
-    std::vector<int64_t> tiles;
-    for (int64_t t = 0; t <= kShown; ++t) tiles.push_back(draw(0, 4));
+    std::vector<int64_t> tiles, columns;
+    for (int64_t t = 0; t <= kShown; ++t) {
+      tiles.push_back(draw(0, 4));
+      columns.push_back(draw(0, kCols));
+    }
     for (int64_t c = 0; c < program.num_classes(); ++c) {
       int64_t handle = 0;
       for (int64_t t = 0; t <= kShown; ++t) {
@@ -74,7 +77,8 @@ class Generator {
           made.offset -= 2 * kBytes - kCols * 8;
           made.aliases = {kPlain};
         }
-        handle += num_iterations(kRows, made.tile_rows.constant);
+        made.tile_cols = columns[t];
+        handle += num_iterations(kRows, made.tile_rows.constant) * made.tiles_across();
         program.add_tensor(c, made);
       }
     }
@@ -119,11 +123,12 @@ class Generator {
     for (int64_t o = 0; o < num_outputs + draw(0, 3); ++o) {
       const bool output = o < num_outputs;
       Operand operand = by_row(draw(0, kPlain - 1), output ? draw(2, 3) : static_cast<int64_t>(kIn));
-      const int64_t kind = draw(0, 5);
+      const int64_t kind = draw(0, 7);
       if (kind == 0) operand.mode = Mode::kWhole;
       if (kind == 1) operand.div = draw(1, 3);
       if (kind == 2) operand = {operand.slot, Mode::kRowPart, operand.access, -1, 0, 1, draw(0, 1), 2};
       if (kind == 2 && draw(0, 1) == 0) operand.offset = draw(0, kRows);
+      if (kind > 5) operand = {operand.slot, Mode::kRowCols, operand.access, -1, 0, 1, draw(0, kCols - 1), draw(1, 2)};
       made.operands.push_back(operand);
     }
     if (draw(0, 2) == 0) made.operands.push_back({draw(0, kPlain - 1), Mode::kRows, kIn, -1, 0, 1, draw(0, kRows), 2});

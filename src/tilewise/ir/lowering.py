@@ -31,6 +31,7 @@ class Ref(NamedTuple):
         dtype: name of its element type.
         tile_rows: rows per tile.
         packed: lies in panels; the flat view of panels (`Lowering.flat`) does not.
+        tile_cols: columns per tile; 0 for all.
     """
 
     slot: int
@@ -39,11 +40,12 @@ class Ref(NamedTuple):
     dtype: str
     tile_rows: NumberLike
     packed: bool = False
+    tile_cols: int = 0
 
     @property
     def form(self) -> tuple[object, ...]:
         """All but which tensor it is."""
-        return self.extent, self.cols, self.dtype, self.tile_rows, self.packed
+        return self.extent, self.cols, self.dtype, self.tile_rows, self.packed, self.tile_cols
 
 
 @dataclass(frozen=True)
@@ -180,8 +182,8 @@ class Lowering(Protocol):
     def whole(self, tensor: int | Ref) -> Operand:
         """All rows."""
 
-    def col(self, tensor: int | Ref) -> Operand:
-        """All rows, the columns of the loop's current range."""
+    def col(self, tensor: int | Ref, div: NumberLike = 1) -> Operand:
+        """All rows, the columns of the loop's current range (divided by `div`)."""
 
     def rows_at(self, ref: Ref, first: int, count: int) -> Operand:
         """Fixed rows, whatever the loop."""

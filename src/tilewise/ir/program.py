@@ -36,6 +36,7 @@ __all__ = [
     "is_single",
     "known_part",
     "memory_kind",
+    "tiles_across",
     "times",
     "upper",
     "value_on",
@@ -129,7 +130,7 @@ class Mode(enum.IntEnum):
 
     WHOLE = 0  # all rows
     ROW = 1  # rows [b / div, ceil(e / div)), clipped to the tensor
-    COL = 2  # all rows, columns [b, e)
+    COL = 2  # all rows, columns [b / div, ceil(e / div)), clipped to the tensor
     ROWPART = 3  # the part-th of `parts` equal shares of rows [offset + b, offset + e)
     ROWCOLS = 4  # rows as in ROW, columns [part, part + parts)
     ROWS = 5  # rows [part, part + parts), whatever the loop; only the tiles of those rows are touched
@@ -304,10 +305,15 @@ class LoweredTemplate:
         return sum(self.signal_sites)
 
 
+def tiles_across(cols: int, tile_cols: int) -> int:
+    """Tiles beside each other in a row of `cols` columns."""
+    return max(1, -(-cols // tile_cols)) if tile_cols else 1
+
+
 class TensorEntry(NamedTuple):
     """A tensor as the walker sees it: where it lies, how it is cut, which handles guard its tiles.
 
-    Rows and rows per tile may be of symbols.
+    Rows and rows per tile may be of symbols. A tile has `tile_cols` columns, 0 for all.
     """
 
     key: tuple[object, ...]
@@ -318,6 +324,12 @@ class TensorEntry(NamedTuple):
     dtype: str
     tile_rows: NumberLike
     first_handle: int
+    tile_cols: int = 0
+
+    @property
+    def tiles_across(self) -> int:
+        """Tiles beside each other."""
+        return tiles_across(self.cols, self.tile_cols)
 
 
 @dataclass(frozen=True)

@@ -282,4 +282,6 @@ def _local_view(shapes: LocalShapes, spec: TensorSpec, layout: TensorLayout, kin
     """A root tensor on one device."""
     extent = shapes.extent(spec, layout) if spec.storage != "vector" else Number(1)
     tile = shapes.tile_rows(spec, kind, extent, in_file=in_file)
-    return Ref(0, extent, shapes.cols(spec, layout), spec.dtype.name, tile, spec.storage == "packed")
+    cols = shapes.cols(spec, layout)
+    across = shapes.tile_cols(spec, extent, cols)
+    return Ref(0, extent, cols, spec.dtype.name, tile, spec.storage == "packed", across)

@@ -100,7 +100,7 @@ def make_instruction(
         label,
         extent,
         step,
-        tuple(_with_access(placed)),
+        tuple(_with_access(call, placed)),
         tuple(_integers(call, placed, tiles, ints or {})),
         tuple(_floats(call, floats or {})),
         priority=priority,
@@ -281,7 +281,7 @@ def _sizes(call: _Call, operand: Operand) -> tuple[_Size | None, _Size | None]:
         case Mode.WHOLE:
             return _plain(ref.extent), ref.cols
         case Mode.COL:
-            return _plain(ref.extent), loop
+            return _plain(ref.extent), (loop if operand.div == 1 else None)
         case Mode.ROWCOLS:
             return None, upper(operand.parts)
     return None, ref.cols
@@ -291,12 +291,12 @@ def _plain(extent: Number) -> _Size:
     return extent.constant if extent.source == Source.NOTHING else extent
 
 
-def _with_access(placed: Sequence[Placed]) -> list[Operand]:
+def _with_access(call: _Call, placed: Sequence[Placed]) -> list[Operand]:
     """The table's roles as access to tiles; among operands that view the same tile, the first that writes it, or the
     first, speaks for all. A write to a part of a tile keeps the rest of it. Where access differs from what the kernel
     does, the operand's role says that."""
     result: list[Operand] = []
-    views: dict[tuple[int, NumberLike], list[int]] = {}
+    views: dict[tuple[object, ...], list[int]] = {}
     for i, (spec, operand) in enumerate(placed):
         if operand is None:
             result.append(_ABSENT)
@@ -304,10 +304,12 @@ def _with_access(placed: Sequence[Placed]) -> list[Operand]:
         if operand.team < 0:
             is_part = operand.mode in (Mode.ROWPART, Mode.ROWCOLS)
             access = Access.INOUT if is_part and spec.role == "out" else _ACCESS[spec.role]
-            views.setdefault((operand.slot, _touched(operand)), []).append(i)
+            is_cut = operand.mode in (Mode.COL, Mode.ROWCOLS) and call.ref_of(operand.slot).tile_cols > 0
+            columns = (operand.div, operand.part, operand.parts) if is_cut else None
+            views.setdefault((operand.slot, _touched(operand), columns), []).append(i)
             operand = Operand(operand[0], operand[1], access, *operand[3:])
         result.append(operand)
-    own = {slot for slot, _ in views}
+    own = {slot for slot, *_ in views}
     for i, operand in enumerate(result):  # where a team's member is the device itself, it reads its own tile
         if operand.team >= 0 and operand.slot not in own:
             result[i] = operand._replace(access=Access.IN)

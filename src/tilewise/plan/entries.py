@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewise.ir.lowering import Ref
-from tilewise.ir.program import Number, NumberLike, TensorEntry, upper
+from tilewise.ir.program import Number, NumberLike, TensorEntry, tiles_across, upper
 from tilewise.plan.memory import Buffer, shared_bytes
 from tilewise.plan.reuse import Tenant, meetings
 
@@ -19,7 +19,7 @@ _new_entry = tuple.__new__  # what the class itself does, without its names
 
 @dataclass(frozen=True)
 class Cut:
-    """How a buffer is seen: per class rows, columns, stride, dtype and rows per tile.
+    """How a buffer is seen: per class rows, columns, stride, dtype, rows per tile and columns per tile.
 
     Attributes:
         number: equal for equal ones.
@@ -28,7 +28,7 @@ class Cut:
 
     number: int
     num_handles: int
-    views: tuple[tuple[Number, int, int, str, NumberLike], ...]
+    views: tuple[tuple[Number, int, int, str, NumberLike, int], ...]
 
 
 class EntryTable:
@@ -56,10 +56,12 @@ class EntryTable:
 
     def cut(self, views: Sequence[Ref], strides: Sequence[int]) -> Cut:
         """A view and a stride per class, for `add`."""
-        seen = tuple((v.extent, v.cols, s, v.dtype, v.tile_rows) for v, s in zip(views, strides))
+        seen = tuple((v.extent, v.cols, s, v.dtype, v.tile_rows, v.tile_cols) for v, s in zip(views, strides))
         if seen not in self._cuts:
             tiles = max(
-                max(1, -(-v.extent.upper(self._bounds) // upper(v.tile_rows, self._bounds))) for v in views
+                max(1, -(-v.extent.upper(self._bounds) // upper(v.tile_rows, self._bounds)))
+                * tiles_across(v.cols, v.tile_cols)
+                for v in views
             )
             self._cuts[seen] = Cut(len(self._cuts), tiles, seen)
         return self._cuts[seen]
@@ -89,7 +91,8 @@ class EntryTable:
         entry, before = None, None
         for table, view in zip(self.tables, cut.views):
             if entry is None or view != before:
-                entry, before = _new_entry(TensorEntry, (key, offset, *view, first)), view
+                *rest, tile_cols = view
+                entry, before = _new_entry(TensorEntry, (key, offset, *rest, first, tile_cols)), view
             table.append(entry)
         return number
 

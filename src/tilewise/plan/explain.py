@@ -95,7 +95,10 @@ def _tiles(plan: PlanTables) -> Iterator[str]:
     yield f"  tiles: activations in {up_to}{rows} rows, weights in up to 512 rows"
     said = []
     for of in plan.program.classes:
-        tiles = [max(1, -(-e.extent.upper(bounds) // upper(e.tile_rows, bounds))) for e in of.entries]
+        tiles = [
+            max(1, -(-e.extent.upper(bounds) // upper(e.tile_rows, bounds))) * e.tiles_across
+            for e in of.entries
+        ]
         said.append(f"{sum(tiles):,} tiles of {len(of.entries):,} tensors")
     yield from _per_device(plan, said)
 

@@ -18,10 +18,12 @@ from tilewise.core.mesh import MICRO, Axes, DeviceMesh
 from tilewise.ir.graph import PANEL_ROWS, Graph, TensorSpec
 from tilewise.ir.layout import TensorLayout, in_space
 from tilewise.ir.lowering import Ref
-from tilewise.ir.program import Number, NumberLike
+from tilewise.ir.program import Number, NumberLike, Source
 
 LocalSizes = tuple[int | Dim, ...]
 _FILE_BLOCK_BYTES = 2 << 20  # in f32: disks are quick with that much at a time
+_FEWEST_COLUMNS = 128  # of a tile that is not as wide as its tensor
+_PRODUCTS = ("f32", "bf16")  # element types of what products make
 _EVEN = DimLabel("an unlabelled dim", 2)  # how a dim that only a hint shares is cut
 
 _border = Border("plan", PlanError)
@@ -259,6 +261,19 @@ class LocalShapes:
         if spec.storage == "vector" or kind in ("state", "constant"):
             return max(extent.constant, 1)
         return self.row_step(extent)
+
+    def tile_cols(self, spec: TensorSpec, extent: Number, cols: int) -> int:
+        """Columns per tile, 0 for all. Activations whose number comes with a run, and may be too few for a tile per
+        worker (decoding), are cut in columns too, so that the workers of a device share the product that makes them.
+        """
+        tile, workers = self.settings.row_tile, self.settings.workers_per_device
+        if spec.storage != "rows" or extent.source != Source.SYMBOL or not isinstance(tile, int):
+            return 0
+        fewest = extent.constant + extent.multiple * self.symbols[extent.which].min
+        parts = min(workers, cols // _FEWEST_COLUMNS)
+        if fewest > tile * (workers - 1) or parts < 2 or spec.dtype.name not in _PRODUCTS:
+            return 0
+        return round_up(-(-cols // parts), PANEL_ROWS)
 
     def held_chunks(self, spec: TensorSpec, layout: TensorLayout, dim: int) -> list[tuple[int, int]]:
         """Of every chunk of a labelled dim, the local elements that this device holds; (0, 0) for none."""

@@ -31,6 +31,8 @@ REFS = [
     Ref(9, Number(7), D, "f32", 4),
     Ref(10, Number(0, 0, 1), D, "f32", 4),  # as many rows as a symbol says
     Ref(11, Number(ROWS), D, "f32", 4),
+    Ref(12, Number(ROWS), V, "f32", 4, tile_cols=D),
+    Ref(13, Number(V), V, "f32", 32, packed=True),
 ]
 
 
@@ -81,6 +83,37 @@ def test_a_call_as_the_table_says():
     product = make("matmul", PRODUCT)
     assert [None if o.null else o.slot for o in product.operands] == [5, None, 0, 4, 1, 7]
     assert product.ints == (1, 2, 2, 0, 2, 0, 2, 2, 6, 2, 6)
+
+
+def test_operands_that_view_other_columns_speak_for_themselves():
+    """Where a tensor's tiles are some of its columns, parts and the whole of it are different tiles; elsewhere one
+    operand speaks for all, as it does for two views of the same columns."""
+
+    def copied(slot):
+        parts = [Operand(slot, Mode.ROWCOLS, part=p, parts=D) for p in (0, D)]
+        return make("copy_pairs", {"dtype": "f32", "tiles": {"dst": parts, "src": [row(0), row(1)]}})
+
+    assert accesses(copied(5)) == ["INOUT", "IN", "NONE", "IN"]
+    assert accesses(copied(12)) == ["INOUT", "IN", "INOUT", "IN"]
+
+    def product(slot):
+        tiles = {
+            "out": Operand(11, Mode.COL),
+            "residual": Operand(slot, Mode.COL),
+            "a": [whole(slot)],
+            "w": [row(13)],
+        }
+        cut = {"num_chunks": 1, "range": [0, V]}
+        return make("matmul", {"dtype": "f32", "extent": Number(V), "tiles": tiles, "ints": cut})
+
+    assert accesses(product(5)) == ["OUT", "IN", "NONE", "IN"]
+    assert accesses(product(12)) == ["OUT", "IN", "IN", "IN"]
+    gate = {"h": Operand(12, Mode.COL), "g": Operand(12, Mode.COL), "u": Operand(5, Mode.COL)}
+    assert accesses(make("silu_gate", {"dtype": "f32", "extent": Number(V), "tiles": gate})) == [
+        "INOUT",
+        "NONE",
+        "IN",
+    ]
 
 
 REFUSED = [

@@ -24,7 +24,7 @@ from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import GROUPS
 from tilewise.ir.lowering import Lowering, Ref
 from tilewise.ir.op import Factors, Op, Partial, Signature, register
-from tilewise.ir.program import NumberLike, Operand
+from tilewise.ir.program import Number, NumberLike, Operand, tiles_across
 from tilewise.ir.tape import Gradient, Tape
 
 __all__ = ["SOFTCAPS"]
@@ -265,10 +265,15 @@ def _is_multiple(step: NumberLike, length: NumberLike) -> bool:
     return step[2:] == length[2:] and step.multiple % length.multiple == 0
 
 
-def _heads_of(low: Lowering, op: OpNode, q: int, k: int) -> dict[str, int]:
-    """Local query heads, local KV heads, head size."""
+def _heads_of(low: Lowering, op: OpNode, q: int, k: int, shares: int = 1) -> dict[str, int]:
+    """Local query heads, local KV heads, of a share where tasks share them; head size."""
     size = op.attrs["head_dim"]
-    return {"heads": low.tensor(q).cols // size, "kv_heads": low.tensor(k).cols // size, "head_dim": size}
+    columns = size * shares
+    return {
+        "heads": low.tensor(q).cols // columns,
+        "kv_heads": low.tensor(k).cols // columns,
+        "head_dim": size,
+    }
 
 
 @register
@@ -422,27 +427,49 @@ class AttentionPaged(Op):
         return Factors((("t", "h"), cache, cache, t, t, ("s", "m")), (("t", "h"),), whole=frozenset("ctsm"))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per row tile."""
+        """One task per row tile, or where rows may be few, per share of the heads."""
         q, k_cache, v_cache, positions, sequence, table = op.given
         t = low.tensor(q)
+        tiles = {"out": op.outputs[0], "q": q}
+        caches = {"k_cache": k_cache, "v_cache": v_cache}
+        by_row = {"positions": positions, "sequence": sequence}
+        most = tiles_across(t.cols, low.tensor(op.outputs[0]).tile_cols)
+        kv_heads = low.tensor(k_cache).cols // op.attrs["head_dim"]
+        shares = max(n for n in range(1, most + 1) if kv_heads % n == 0)
+        ints = {
+            "block_size": op.attrs["block_size"],
+            "window": op.attrs["window"],
+            **_heads_of(low, op, q, k_cache, shares),
+        }
+        floats = {name: op.attrs[name] for name in ("scale", "softcap")}
+        if shares == 1:
+            low.emit(
+                "attention_paged",
+                op,
+                over=t,
+                dtype=t.dtype,
+                tiles={
+                    **{name: low.row(tensor) for name, tensor in (tiles | by_row).items()},
+                    **{name: low.whole(cache) for name, cache in caches.items()},
+                    "block_table": low.whole(table),
+                },
+                ints=ints,
+                floats=floats,
+            )
+            return
+        group = t.cols // low.tensor(k_cache).cols
         low.emit(
             "attention_paged",
             op,
-            over=t,
+            over=Number(t.cols),
+            step=t.cols // shares,
             dtype=t.dtype,
             tiles={
-                "out": low.row(op.outputs[0]),
-                "q": low.row(q),
-                "k_cache": low.whole(k_cache),
-                "v_cache": low.whole(v_cache),
-                "positions": low.row(positions),
-                "sequence": low.row(sequence),
+                **{name: low.col(tensor) for name, tensor in tiles.items()},
+                **{name: low.col(cache, group) for name, cache in caches.items()},
+                **{name: low.whole(tensor) for name, tensor in by_row.items()},
                 "block_table": low.whole(table),
             },
-            ints={
-                "block_size": op.attrs["block_size"],
-                "window": op.attrs["window"],
-                **_heads_of(low, op, q, k_cache),
-            },
-            floats={name: op.attrs[name] for name in ("scale", "softcap")},
+            ints=ints,
+            floats=floats,
         )

@@ -11,6 +11,7 @@ from tilewise.core.errors import PlanError, ShapeError
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.lowering import Lowering
 from tilewise.ir.op import Factors, Op, Signature
+from tilewise.ir.program import Number
 from tilewise.kernels.table import KERNELS
 
 __all__ = [
@@ -152,17 +153,18 @@ class Elementwise(Op):
         return Factors((dims,) * self.num_inputs, (dims,) * self.num_outputs)
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per row tile, or per block of panels."""
+        """One task per row tile, per block of panels, or per tile of columns where rows may be few."""
         is_packed = low.spec(op.given[0]).storage == "packed"
         views = [low.flat(t) if is_packed else low.tensor(t) for t in (*op.outputs, *op.given)]
         x = views[-1]
         operands = KERNELS[self.name].operands if self.name in KERNELS else ()
+        columns = views[0].tile_cols
         low.emit(
             self.name,
             op,
-            over=x,
-            step=x.tile_rows if is_packed else None,
+            over=Number(x.cols) if columns else x,
+            step=columns or (x.tile_rows if is_packed else None),
             dtype=x.dtype,
-            tiles={o.name: low.row(v) for o, v in zip(operands, views)},
+            tiles={o.name: low.col(v) if columns else low.row(v) for o, v in zip(operands, views)},
             floats=op.attrs,
         )

@@ -17,14 +17,15 @@ from tilewise.core.dtypes import DTYPES
 from tilewise.graph.ops.common import incoming, leading, require, require_floats, same_shape
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import LEAVES
-from tilewise.ir.lowering import Lowering
+from tilewise.ir.lowering import Lowering, Ref
 from tilewise.ir.op import Factors, Op, Partial, Signature, register
-from tilewise.ir.program import Operand
+from tilewise.ir.program import NumberLike, Operand
 from tilewise.ir.tape import Gradient, Tape, Term, terms_of
 
 __all__ = ["LinearTerm", "contraction_label"]
 
 MAX_TERMS = 16  # kMaxTerms of native/kernels/product.h
+_FEWEST_BYTES = 1 << 16  # of weights per task, where tasks share a product by columns
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,8 @@ class Linear(Op):
         return total
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per row tile; over a sharded contraction the fp32 partial is reduced first."""
+        """One task per row tile, or per tile of columns where rows may be few; over a sharded contraction the fp32
+        partial is reduced first."""
         terms, transpose = op.attrs["num_terms"], op.attrs["transpose"]
         out = low.tensor(op.outputs[0])
         beside = op.given[2 * terms] if len(op.given) > 2 * terms else None
@@ -165,21 +167,49 @@ class Linear(Op):
             record,
         )
         target = low.temp_like(out, dtype="f32", name="partial", record=record) if record else op.outputs[0]
-        low.emit(
-            "matmul" if transpose else "matmul_dx",
-            op,
-            over=out,
-            dtype=out.dtype,
-            tiles={
-                "out": low.row(target),
-                "residual": None if record or beside is None else _rows_of(low, beside, op),
-                "a": [low.row(x) for x, _ in pairs],
-                "w": [low.whole(w) for _, w in pairs],
-            },
-            ints={"num_chunks": len(chunks), "range": [v for c in chunks for r in c for v in r]},
-        )
+        ints: dict[str, NumberLike | Sequence[NumberLike]] = {
+            "num_chunks": len(chunks),
+            "range": [v for c in chunks for r in c for v in r],
+        }
+        columns = low.tensor(target).tile_cols if transpose else 0
+        if columns and _num_bytes([low.tensor(w) for _, w in pairs], columns) >= _FEWEST_BYTES:
+            low.emit(
+                "matmul",
+                op,
+                over=low.tensor(pairs[0][1]),
+                step=columns,
+                dtype=out.dtype,
+                tiles={
+                    "out": low.col(target),
+                    "residual": None if record or beside is None else low.col(beside),
+                    "a": [low.whole(x) for x, _ in pairs],
+                    "w": [low.row(w) for _, w in pairs],
+                },
+                ints=ints,
+            )
+            if record:  # peers hear of rows
+                low.hold(op, out.extent, low.row_step(out), low.row(target), f"{op.label}/joined")
+        else:
+            low.emit(
+                "matmul" if transpose else "matmul_dx",
+                op,
+                over=out,
+                dtype=out.dtype,
+                tiles={
+                    "out": low.row(target),
+                    "residual": None if record or beside is None else _rows_of(low, beside, op),
+                    "a": [low.row(x) for x, _ in pairs],
+                    "w": [low.whole(w) for _, w in pairs],
+                },
+                ints=ints,
+            )
         if record:
             low.all_reduce(op, target, op.outputs[0], beside, record)
+
+
+def _num_bytes(weights: Sequence[Ref], rows: int) -> int:
+    """What a task reads of its weights if it reads so many rows of each."""
+    return sum(rows * w.cols * DTYPES[w.dtype].itemsize for w in weights)
 
 
 def _rows_of(low: Lowering, beside: int, op: OpNode) -> Operand:

@@ -77,8 +77,8 @@ def _bound(of: DeviceClass) -> dict[int, list[TensorEntry]]:
 
 def _are_alike(first: TensorEntry, other: TensorEntry) -> bool:
     return first is other or (
-        (first.extent, first.cols, first.stride, first.dtype, first.tile_rows)
-        == (other.extent, other.cols, other.stride, other.dtype, other.tile_rows)
+        (first.extent, first.cols, first.stride, first.dtype, first.tile_rows, first.tile_cols)
+        == (other.extent, other.cols, other.stride, other.dtype, other.tile_rows, other.tile_cols)
     )
 
 
@@ -87,7 +87,7 @@ def _refs(root: Graph, template: LoweredTemplate, entries: Sequence[TensorEntry]
     known = root.templates.get(template.name)
     graph = root if known is None else known.graph
     return [
-        Ref(i, e.extent, e.cols, e.dtype, e.tile_rows, _is_packed(graph, template, slot))
+        Ref(i, e.extent, e.cols, e.dtype, e.tile_rows, _is_packed(graph, template, slot), e.tile_cols)
         for i, (slot, e) in enumerate(zip(template.slots, entries))
     ]
 

@@ -11,6 +11,7 @@ from math import isfinite
 
 from tilewise.core.dtypes import DTYPES
 from tilewise.ir.file import hold
+from tilewise.ir.graph import PANEL_ROWS
 from tilewise.ir.program import (
     Call,
     DeviceBinding,
@@ -129,14 +130,16 @@ class _Checks:
         hold(entry.dtype in DTYPES and bool(entry.key), "{} has elements of {!r}", where, entry.dtype)
         hold(isinstance(entry.key[0], str), "{} says no kind", where)
         rows, step = self._symbolic(where, entry.extent), self._symbolic(where, entry.tile_rows)
-        sizes = (entry.offset, entry.cols, entry.stride, entry.first_handle, rows, step - 1)
+        sizes = (entry.offset, entry.cols, entry.stride, entry.first_handle, rows, step - 1, entry.tile_cols)
         hold(all(0 <= s <= _MOST_PRODUCT for s in sizes), "{} has sizes out of range", where)
+        is_cut = entry.tile_cols % PANEL_ROWS == 0 and (not entry.tile_cols or entry.tile_cols < entry.cols)
+        hold(is_cut, "{} has tiles of {} columns", where, entry.tile_cols)
         elements = (rows - 1) * entry.stride + entry.cols if rows else 0
         end = entry.offset + elements * DTYPES[entry.dtype].itemsize
         plan = self.plan
         last = plan.arena_bytes if entry.offset < plan.file_begin else plan.file_begin + plan.file_bytes
         hold(end <= last, "{} ends at byte {} of {}", where, end, last)
-        tiles = entry.first_handle + -(-rows // step)
+        tiles = entry.first_handle + -(-rows // step) * entry.tiles_across
         hold(
             tiles <= self.plan.num_handles,
             "{} asks for {} handles of {}",

@@ -69,7 +69,7 @@ class SlotTable(LocalView):
         if like is None:
             ref = self._alike[sort] = self.local_ref(root, layout, index)
         else:
-            ref = Ref(index, like.extent, like.cols, like.dtype, like.tile_rows, like.packed)
+            ref = like._replace(slot=index)
         return self._keep(slot, ref)
 
     def local_ref(self, tensor: int, layout: TensorLayout, slot: int) -> Ref:
@@ -78,9 +78,9 @@ class SlotTable(LocalView):
         extent = self.shapes.extent(spec, layout) if spec.storage != "vector" else Number(1)
         in_file = tensor in self.files
         tile = self.shapes.tile_rows(spec, self.graph.tensors[tensor].kind, extent, in_file=in_file)
-        return Ref(
-            slot, extent, self.shapes.cols(spec, layout), spec.dtype.name, tile, spec.storage == "packed"
-        )
+        cols = self.shapes.cols(spec, layout)
+        across = self.shapes.tile_cols(spec, extent, cols)
+        return Ref(slot, extent, cols, spec.dtype.name, tile, spec.storage == "packed", across)
 
     def is_in_file(self, ref: Ref) -> bool:
         """Whether a view is one of a tensor in the device's file."""
@@ -110,13 +110,14 @@ class SlotTable(LocalView):
         name: str,
         packed: bool = False,
         max_bytes: int = 0,
+        tile_cols: int = 0,
     ) -> Ref:
         """A temporary that lives while this op runs."""
         extent = rows if isinstance(rows, Number) else Number(rows)
         size = max_bytes or extent.upper(self.shapes.bounds) * cols * dtype_named(dtype).itemsize
         self.temps.append(TempSpec(name, extent, cols, dtype, tile_rows, packed, size, self.op_index))
         slot = Slot("temp", len(self.temps) - 1)
-        return self.slot(slot, lambda index: Ref(index, extent, cols, dtype, tile_rows, packed))
+        return self.slot(slot, lambda index: Ref(index, extent, cols, dtype, tile_rows, packed, tile_cols))
 
     def temp_like(self, ref: Ref, *, dtype: str, name: str, record: Record | None = None) -> Ref:
         """A temporary with the rows and columns of another tensor; with a record, of all its team's shards."""
@@ -128,7 +129,14 @@ class SlotTable(LocalView):
             cols = self.shapes.cols(spec, layout)
         size = self.shapes.bytes_max(spec, layout) // spec.dtype.itemsize * dtype_named(dtype).itemsize
         return self.temp(
-            ref.extent, cols, dtype, tile_rows=ref.tile_rows, name=name, packed=ref.packed, max_bytes=size
+            ref.extent,
+            cols,
+            dtype,
+            tile_rows=ref.tile_rows,
+            name=name,
+            packed=ref.packed,
+            max_bytes=size,
+            tile_cols=ref.tile_cols,
         )
 
     def leaf_temp(self, cols: int, name: str) -> Ref:
@@ -165,9 +173,9 @@ class SlotTable(LocalView):
         """All rows."""
         return Operand(self.tensor(tensor).slot, Mode.WHOLE)
 
-    def col(self, tensor: int | Ref) -> Operand:
-        """All rows, the columns of the loop's current range."""
-        return Operand(self.tensor(tensor).slot, Mode.COL)
+    def col(self, tensor: int | Ref, div: NumberLike = 1) -> Operand:
+        """All rows, the columns of the loop's current range (divided by `div`)."""
+        return Operand(self.tensor(tensor).slot, Mode.COL, div=div)
 
     def rows_at(self, ref: Ref, first: int, count: int) -> Operand:
         """Fixed rows, whatever the loop."""
@@ -179,6 +187,6 @@ def flat_view(base: Ref, slot: int, vector: bool) -> Ref:
     if vector:
         return Ref(slot, Number(base.cols), 1, base.dtype, base.cols)
     if not base.packed:
-        return Ref(slot, base.extent, base.cols, base.dtype, base.tile_rows)
+        return base._replace(slot=slot)
     rows, cols = round_up(base.extent.constant, 32), round_up(base.cols, 2)
     return Ref(slot, Number(rows), cols, base.dtype, base.tile_rows)

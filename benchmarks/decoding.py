@@ -1,0 +1,256 @@
+"""Decoding and prefill beside the limits of memory: how near a token comes to reading the weights once.
+
+Claims (musts of the serving issue): one stream is decoded at 85% of the bandwidth at which all cores together read
+memory, measured in the same run; 8 streams make 5 times, 32 streams 10 times the tokens per second of one; a prompt of
+512 tokens is read at 1.1 times the speed of transformers (with --peers).
+
+Models have seeded random weights made in memory: TinyLlama-1.1B's shape in bf16, and one of 100M parameters. Contexts
+are short. A figure is the best of its rounds, which take turns with those of all others and of the bandwidth, so that
+neighbours on the machine hit them alike. A token reads every weight but the embedding, of which it reads a row.
+--profile prints where one decoding step of one stream spends its time, task by task.
+
+Run: python benchmarks/decoding.py [--models tinyllama 100m] [--devices 1] [--rounds 5] [--peers] [--profile 1 32]
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from demo_step import cpu_name
+
+import tilewise as tw
+from tilewise import models
+from tilewise.models import BLOCK_SIZE, llama
+from tilewise.session import GraphInstance
+
+MODELS: dict[str, dict[str, Any]] = {
+    "tinyllama": {
+        "vocab_size": 32000,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 2048,
+    },
+    "100m": {
+        "vocab_size": 32000,
+        "hidden_size": 640,
+        "intermediate_size": 1792,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 10,
+        "num_key_value_heads": 10,
+        "max_position_embeddings": 1024,
+    },
+}
+STREAMS, PROMPT, CONTEXT = (1, 8, 32), 512, 16
+MUST_SHARE, MUST_STREAMS, MUST_PREFILL = 0.85, {8: 5.0, 32: 10.0}, 1.1
+PROBE_BYTES = 1 << 29
+
+
+class ReadProbe:
+    """Reads memory with all cores: huge pages, a thread per core, the better of two ways to read."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, PROBE_BYTES)
+        self._memory.madvise(mmap.MADV_HUGEPAGE)
+        array = np.frombuffer(self._memory, np.float32)
+        array[:] = 1.0
+        self._parts = np.array_split(array, len(os.sched_getaffinity(0)))
+        self.best = 0.0
+
+    def run(self) -> None:
+        """One round: bytes per second, kept if it is the best so far."""
+        for reads in (np.max, lambda part: np.bitwise_or.reduce(part.view(np.uint64))):
+            threads = [threading.Thread(target=reads, args=(part,)) for part in self._parts]
+            started = time.perf_counter()
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            self.best = max(self.best, PROBE_BYTES / (time.perf_counter() - started))
+
+
+def open_model(shape: dict[str, Any], dtype: str, devices: int) -> GraphInstance:
+    """A model for up to 32 sequences of a block each, or a prompt of 512 tokens."""
+    graph = tw.ComputeGraph("llama")
+    most = max(STREAMS)
+    models.build_decoding_graph(
+        graph, llama.LlamaConfig(**shape), PROMPT, most, most, dtype, context=PROMPT, max_rows=most
+    )
+    model = graph.instantiate(graph.plan({"tp": devices} if devices > 1 else {}))
+    model.initialize(0)
+    return model
+
+
+def inputs_of(streams: int, tokens: int, start: int, vocab: int) -> dict[str, np.ndarray]:
+    """`tokens` tokens from position `start` on, of each of so many sequences; logits of each one's last token."""
+    places = np.tile(np.arange(start, start + tokens, dtype=np.int32), streams)
+    sequence = np.repeat(np.arange(streams, dtype=np.int32), tokens)
+    per_sequence = -(-(start + tokens) // BLOCK_SIZE)
+    table = np.zeros((streams, PROMPT // BLOCK_SIZE), np.int32)
+    table[:, :per_sequence] = np.arange(streams * per_sequence, dtype=np.int32).reshape(streams, -1)
+    return {
+        "tokens": np.random.default_rng(0).integers(0, vocab, len(places)).astype(np.int32),
+        "positions": places,
+        "slots": (table[sequence, places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE).astype(np.int32),
+        "sequence": sequence,
+        "block_table": table,
+        "rows": (np.arange(1, streams + 1, dtype=np.int32) * tokens - 1).astype(np.int32),
+    }
+
+
+def step_of(model: GraphInstance, inputs: dict[str, np.ndarray]) -> Callable[[], None]:
+    """A step: the call, and its logits read."""
+
+    def step() -> None:
+        model.forward(**inputs)
+        model.get_tensor("logits")
+
+    return step
+
+
+def peer_prefill(shape: dict[str, Any], dtype: str) -> Callable[[], None]:
+    """A prompt read by transformers, logits of its last token."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.manual_seed(0)
+    torch.set_default_dtype({"bf16": torch.bfloat16, "f32": torch.float32}[dtype])
+    peer = LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=False)).eval()
+    torch.set_default_dtype(torch.float32)
+    ids = torch.randint(0, shape["vocab_size"], (1, PROMPT))
+
+    def run() -> None:
+        with torch.inference_mode():
+            peer(ids, use_cache=True, logits_to_keep=1)
+
+    return run
+
+
+def seconds_of(run: Callable[[], None], least: float) -> float:
+    """The fastest call of as many as fit in `least` seconds."""
+    best, until = float("inf"), time.perf_counter() + least
+    while True:
+        started = time.perf_counter()
+        run()
+        ended = time.perf_counter()
+        best = min(best, ended - started)
+        if ended > until:
+            return best
+
+
+def weight_bytes(model: GraphInstance, shape: dict[str, Any], dtype: str) -> int:
+    """What a token reads of the weights."""
+    held = sum(usage["parameters"] for usage in model.memory_usage())
+    rows = shape["vocab_size"] * shape["hidden_size"] * (2 if dtype == "bf16" else 4)
+    return held - rows
+
+
+def verdict(value: float, must: float) -> str:
+    """A ratio beside its must."""
+    return f"{value:.2f} (must {must}: {'reached' if value >= must else f'{value / must:.0%} of it'})"
+
+
+def profile(model: GraphInstance, inputs: dict[str, np.ndarray], steps: int = 30) -> None:
+    """Steps task by task: per label the tasks of a step and the fastest of each, summed; and the fastest step, with how
+    much of it workers were busy.
+    """
+    model.trace(True)
+    best: tuple[float, list[tuple[Any, ...]]] = (float("inf"), [])
+    fastest: dict[tuple[str, int], float] = {}
+    for _ in range(steps):
+        started = time.perf_counter()
+        model.forward(**inputs)
+        seconds = time.perf_counter() - started
+        tasks, number = model.timeline(), defaultdict[str, int](int)
+        for task in sorted(tasks, key=lambda t: t[4]):
+            key = task[2], number[task[2]]
+            number[task[2]] += 1
+            fastest[key] = min(fastest.get(key, float("inf")), (task[7] - task[6]) / 1e3)
+        if seconds < best[0]:
+            best = seconds, tasks
+    model.trace(False)
+    seconds, tasks = best
+    begin, end = min(t[6] for t in tasks), max(t[7] for t in tasks)
+    workers = {t[:2] for t in tasks}
+    busy = sum(t[7] - t[6] for t in tasks)
+    print(
+        f"  a step {seconds * 1e3:.2f} ms, its tasks {(end - begin) / 1e6:.2f} ms; {len(tasks)} tasks on "
+        f"{len(workers)} worker(s), busy {busy / (end - begin) / len(workers):.0%} of the time"
+    )
+    rows: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for (label, _), micros in fastest.items():
+        rows[label][0] += micros
+        rows[label][1] += 1
+    total = sum(micros for micros, _ in rows.values())
+    print(f"  the fastest of each task: {total / 1e3 / len(workers):.2f} ms a worker")
+    for label, (micros, count) in sorted(rows.items(), key=lambda item: -item[1][0])[:20]:
+        print(f"  {label[-48:]:48} {count:5.0f} tasks {micros / count:9.1f} us each {micros / total:6.1%}")
+
+
+def measure(name: str, options: argparse.Namespace) -> None:
+    """All figures of one shape."""
+    shape, dtype = MODELS[name], options.dtype
+    with open_model(shape, dtype, options.devices) as model:
+        read = weight_bytes(model, shape, dtype)
+        vocab, probe = shape["vocab_size"], ReadProbe()
+        runs = {f"{n} streams": step_of(model, inputs_of(n, 1, CONTEXT, vocab)) for n in STREAMS}
+        runs["prefill"] = step_of(model, inputs_of(1, PROMPT, 0, vocab))
+        if options.peers:
+            runs["transformers"] = peer_prefill(shape, dtype)
+        best = dict.fromkeys(runs, float("inf"))
+        for _ in range(options.rounds):
+            for key, run in runs.items():
+                best[key] = min(best[key], seconds_of(run, options.seconds))
+                seconds_of(probe.run, options.seconds / 2)
+        rates = {n: n / best[f"{n} streams"] for n in STREAMS}
+        share = read * rates[1] / probe.best
+        print(
+            f"{name}, {dtype}: {read / 1e9:.3f} GB of weights a token; memory is read at {probe.best / 1e9:.1f} GB/s"
+        )
+        print(
+            f"  one stream {rates[1]:8.1f} tokens/s, {read * rates[1] / 1e9:.1f} GB/s, "
+            f"of the bandwidth {verdict(share, MUST_SHARE)}"
+        )
+        for n, must in MUST_STREAMS.items():
+            print(f"  {n:2} streams {rates[n]:8.1f} tokens/s, times one {verdict(rates[n] / rates[1], must)}")
+        line = f"  prefill {PROMPT / best['prefill']:10.1f} tokens/s, {best['prefill'] * 1e3:.1f} ms"
+        if options.peers:
+            line += f"; transformers {PROMPT / best['transformers']:.1f}, times it "
+            line += verdict(best["transformers"] / best["prefill"], MUST_PREFILL)
+        print(line)
+        for n in options.profile or ():
+            print(f"  {n} stream(s):")
+            profile(model, inputs_of(n, 1, CONTEXT, vocab))
+
+
+def main() -> None:
+    """Every shape that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--dtype", choices=("bf16", "f32"), default="bf16")
+    parser.add_argument("--devices", type=int, default=1, help="that share the model")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each figure in each round")
+    parser.add_argument("--peers", action="store_true", help="compare prefill with transformers")
+    parser.add_argument(
+        "--profile", type=int, nargs="*", metavar="STREAMS", help="where such steps spend time"
+    )
+    options = parser.parse_args()
+    print(f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores, {options.devices} device(s)")
+    for name in options.models:
+        measure(name, options)
+
+
+if __name__ == "__main__":
+    main()

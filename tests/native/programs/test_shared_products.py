@@ -1,0 +1,143 @@
+"""Decoding where the workers of a device share every product: tiles of columns, their order, and the same bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from plan_mutations import with_instructions
+
+import tilewise as tw
+from tilewise import models
+from tilewise.core.errors import InternalError
+from tilewise.ir.program import Access, Mode
+from tilewise.ir.validate import validate_order
+from tilewise.models import BLOCK_SIZE, llama
+from tilewise.session.assemble import native_program
+
+MOST, CONTEXT, VOCAB = 300, 320, 272
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 384,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 6,
+    "max_position_embeddings": CONTEXT,
+}
+COUNTS = (1, 2, 5, 15, 33, 130, MOST)
+
+
+def planned(workers: int, dtype: str = "f32", **axes: int) -> tuple[tw.ComputeGraph, tw.Plan]:
+    """A decoding graph of which each device has so many workers."""
+    graph = tw.ComputeGraph("llama")
+    blocks = -(-CONTEXT // BLOCK_SIZE)
+    models.build_decoding_graph(
+        graph, llama.LlamaConfig(**SHAPE), MOST, 1, blocks, dtype, context=CONTEXT, max_rows=MOST
+    )
+    return graph, graph.plan(axes, workers_per_device=workers)
+
+
+def by_columns(plan: tw.Plan) -> list[tuple[int, int]]:
+    """Instructions that write columns: template and place."""
+    return [
+        (t, i)
+        for t, template in enumerate(plan.program.classes[0].templates)
+        for i, instruction in enumerate(template.instructions)
+        if any(o.mode == Mode.COL and o.access & Access.OUT for o in instruction.operands)
+    ]
+
+
+def logits_of(plan: tw.Plan, graph: tw.ComputeGraph, count: int) -> bytes:
+    """The bits that so many tokens of a text get."""
+    places = np.arange(count, dtype=np.int32)
+    with graph.instantiate(plan) as model:
+        model.initialize(3)
+        model.forward(
+            tokens=(places * 7 % VOCAB).astype(np.int32),
+            positions=places,
+            slots=places,
+            sequence=np.zeros(count, np.int32),
+            block_table=np.arange(-(-CONTEXT // BLOCK_SIZE), dtype=np.int32)[None],
+            rows=places,
+        )
+        return np.asarray(model.get_tensor("logits")).tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_workers_share_products_and_write_the_same_bits(dtype):
+    """Two and three workers, two devices of two, and rows from one to more than two tiles of them."""
+    graph, alone = planned(1, dtype)
+    assert not by_columns(alone)
+    shared = [planned(2, dtype)[1], planned(3, dtype)[1], planned(2, dtype, tp=2)[1]]
+    for plan in shared:
+        kernels = {plan.program.classes[0].templates[t].instructions[i].kernel for t, i in by_columns(plan)}
+        assert {f"matmul_{dtype}", f"silu_gate_{dtype}"} <= kernels
+    assert any(
+        i.kernel == f"attention_paged_{dtype}" and i.operands[0].mode == Mode.COL
+        for t in shared[0].program.classes[0].templates
+        for i in t.instructions
+    )
+    for count in COUNTS:
+        expected = logits_of(alone, graph, count)
+        for plan in shared:
+            assert logits_of(plan, graph, count) == expected, (count, plan.settings.workers_per_device)
+
+
+def test_a_product_whose_sums_are_cut_otherwise_has_other_bits():
+    """The comparison above sees a column tile with another order of sums, even one of them."""
+    graph, alone = planned(1)
+    _, shared = planned(2)
+    expected = logits_of(alone, graph, 5)
+    template, place = next(at for at in by_columns(shared) if "down_proj" in instruction_at(shared, at).label)
+    instructions = list(shared.program.classes[0].templates[template].instructions)
+    is_f32, terms, chunks, *cuts = (int(n) for n in instructions[place].ints)
+    joined = [0, cuts[3], *([cuts[3]] * 2), *cuts[4:]]
+    instructions[place] = replace(instructions[place], ints=(is_f32, terms, chunks, *joined))
+    program = with_instructions(shared.program, 0, template, tuple(instructions))
+    assert logits_of(replace(shared, program=program), graph, 5) != expected
+
+
+def instruction_at(plan: tw.Plan, at: tuple[int, int]):
+    """The instruction of a template."""
+    return plan.program.classes[0].templates[at[0]].instructions[at[1]]
+
+
+def order_of(plan: tw.Plan, program, count: int) -> None:
+    """Every two uses of the same bytes are ordered, with so many tokens."""
+    native = native_program(program, plan.symbol_bounds)
+    sizes = {"tokens": count, "sequences": 1, "rows": count}
+    symbols = [sizes[s.name] for s in plan.shapes.symbols]
+    validate_order([native.tasks(d, symbols, "forward") for d in range(plan.mesh.num_devices)])
+
+
+@pytest.mark.parametrize("axes", [{}, {"tp": 2}], ids=str)
+def test_tiles_of_columns_are_ordered(axes):
+    """Also where columns of one tensor lie in the bytes that another's rows had."""
+    _, plan = planned(3, **axes)
+    for count in (1, 130):
+        order_of(plan, plan.program, count)
+
+
+def test_an_access_that_is_forgotten_is_found():
+    """Without the access of any operand of a shared product some pair is not ordered."""
+    _, plan = planned(2)
+    found = 0
+    for at in by_columns(plan):
+        instruction = instruction_at(plan, at)
+        for number, operand in enumerate(instruction.operands):
+            if operand.null or plan.program.classes[0].templates[at[0]].slots[operand.slot].kind == "temp":
+                continue
+            role = operand.access or Access.IN
+            operands = list(instruction.operands)
+            operands[number] = operand._replace(access=Access.NONE, role=role)
+            instructions = list(plan.program.classes[0].templates[at[0]].instructions)
+            instructions[at[1]] = replace(instruction, operands=tuple(operands))
+            try:
+                order_of(plan, with_instructions(plan.program, 0, at[0], tuple(instructions)), 1)
+            except InternalError as error:
+                assert "two uses of the same bytes" in str(error)
+                found += 1
+                break
+    assert found == len(by_columns(plan))
