@@ -91,6 +91,7 @@ def test_names_are_escaped(tmp_path):
     assert "<script>alert('x')</script>\"&" in words
 
 
+@pytest.mark.slow
 def test_the_page_of_a_long_run_stays_small(tmp_path):
     """A hundred thousand tasks, and as many on many workers, are drawn in at most two megabytes."""
     for num_workers in (2, 100):
