@@ -1,7 +1,7 @@
 """Deciding before running: tiles, memory, order, communication."""
 
-from tilewise.plan.ahead import LoweredAhead
 from tilewise.plan.held import choose_held
+from tilewise.plan.lower.ahead import LoweredAhead
 from tilewise.plan.make import make_plan
 from tilewise.plan.memory import memory_of_machine
 from tilewise.plan.plan import Plan

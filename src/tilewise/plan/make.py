@@ -13,7 +13,6 @@ from tilewise.ir.program import DeviceClass, TileProgram
 from tilewise.ir.schedule import Schedule
 from tilewise.ir.validate import Work, validate_bindings
 from tilewise.plan.accumulation import find_batch_sums, require_whole_batch
-from tilewise.plan.ahead import LoweredAhead
 from tilewise.plan.buffers import (
     OFFLOADED,
     RootTensors,
@@ -24,6 +23,7 @@ from tilewise.plan.buffers import (
 from tilewise.plan.calls import Calls
 from tilewise.plan.classes import DeviceNumbers, classes_of
 from tilewise.plan.lower import alias_roots
+from tilewise.plan.lower.ahead import LoweredAhead
 from tilewise.plan.memory import Buffer
 from tilewise.plan.outputs import gather_outputs
 from tilewise.plan.plan import Plan

@@ -15,10 +15,10 @@ from tilewise.ir.program import LoweredTemplate, Slot
 from tilewise.ir.schedule import Schedule
 from tilewise.ir.validate import Values
 from tilewise.plan.accumulation import BatchSums
-from tilewise.plan.ahead import LoweredAhead, bare, lower_apart
 from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.collectives import place_signals
 from tilewise.plan.lower import LoweredVariant, LoweringTask, lower_variant, renumbered
+from tilewise.plan.lower.ahead import LoweredAhead, bare, lower_apart
 from tilewise.plan.memory import Buffer
 from tilewise.plan.rings import credits_of_uses
 from tilewise.plan.segments import Segment

@@ -1,4 +1,4 @@
-"""What a plan on one device is going to lower, known as soon as there are gradients (`plan.ahead`)."""
+"""What a plan on one device is going to lower, known as soon as there are gradients (`plan.lower.ahead`)."""
 
 from __future__ import annotations
 

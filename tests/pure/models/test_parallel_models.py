@@ -175,7 +175,7 @@ def test_dissimilar_layers_are_traced_in_processes(pool):
 def test_a_process_that_traces_reads_no_files():
     """It starts with what layers and plans need: no readers of checkpoints, no families, no pictures of either."""
     script = (
-        "import sys, tilewise.models.decoder.model, tilewise.plan.ahead\n"
+        "import sys, tilewise.models.decoder.model, tilewise.plan.lower.ahead\n"
         "print(*sorted(m for m in sys.modules if m.startswith(('pydantic', 'tilewise.checkpoint', 'tilewise.models'))))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
