@@ -12,8 +12,9 @@ import layers_of_tests as own
 
 import tilewise as tw
 from tilewise.core.errors import ConfigError, PlanError, ResourceError
-from tilewise.plan import LoweredAhead, ahead, make
+from tilewise.plan import LoweredAhead, make
 from tilewise.plan.calls import Calls
+from tilewise.plan.lower import ahead
 from tilewise.plan.shapes import PlanSettings
 from tilewise.session import foresee
 
