@@ -134,6 +134,7 @@ def test_a_model_is_downloaded_once(hub, tmp_path):
     assert call("some/model", "v1") == found
 
 
+@pytest.mark.slow
 def test_what_the_hub_refuses_is_one_error(hub, tmp_path):
     """No such repository or revision, no weights that are safe, no network and an empty cache."""
     server, call = hub

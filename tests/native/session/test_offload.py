@@ -188,6 +188,7 @@ def with_small_stacks():
     resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
 
 
+@pytest.mark.slow
 def test_training_that_needs_half_as_much_again_as_the_limit_runs_under_it(tmp_path):
     """The system refuses memory beyond two thirds of what the model takes: in memory it cannot be made; with its
     optimizer and activations in a file it trains to the same bits."""

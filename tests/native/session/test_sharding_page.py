@@ -11,6 +11,7 @@ from native.session.printed_pages import BLOCK, differences
 PAGE = Path(__file__).parents[3] / "docs" / "sharding.md"
 
 
+@pytest.mark.slow
 def test_every_block_prints_what_the_page_shows(tmp_path, monkeypatch):
     """Memory, names, transfers; the same losses whatever runs again; and pictures."""
     monkeypatch.chdir(tmp_path)

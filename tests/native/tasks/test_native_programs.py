@@ -81,6 +81,7 @@ def test_cmake_package(runtime, tmp_path):
 PAGE = Path(__file__).parents[3] / "docs" / "runtime_native.md"
 
 
+@pytest.mark.slow
 def test_the_page_of_native_programs(tmp_path):
     """Every command of docs/runtime_native.md runs, in order, on the programs that stand in it."""
     text = PAGE.read_text(encoding="utf-8")

@@ -37,6 +37,7 @@ COMMON = {"database": None, "suppress_health_check": list(HealthCheck)}
 
 @settings(max_examples=300, **COMMON)
 @given(program=programs())
+@pytest.mark.slow
 def test_random_programs(kernels, program):
     """300 programs: modes, boxes, scopes, outputs, lanes, nested tasks, windows, workers, delays, failures."""
     assert _differences(program, kernels) == []

@@ -160,6 +160,7 @@ def test_a_graph_without_a_loss():
     Page(render_plan(picture))
 
 
+@pytest.mark.slow
 def test_pages_of_deep_models_have_a_bound():
     """Columns and rows are so many at most, and the page says what it leaves out."""
     content = render_plan(draw_plan(planned("none", {"dp": 2}, layers=120)))

@@ -127,6 +127,7 @@ def test_calls_grow_linearly_in_layers(axes):
 
 
 @pytest.mark.parametrize("unlike", ["window", "width"])
+@pytest.mark.slow
 def test_calls_grow_linearly_in_layers_that_differ(unlike):
     """Where no template is used twice, each costs as many calls of functions as the ones before."""
     plan_layers(8, {}, unlike)
