@@ -128,7 +128,9 @@ class WorkerPool:
         begun is given up.
 
         Args:
-            function, calls, on_done: as for `map`.
+            function: as for `map`.
+            calls: as for `map`.
+            on_done: as for `map`.
             about: of each call, an object among its arguments; a worker that keeps it takes the call before others.
 
         Examples:
