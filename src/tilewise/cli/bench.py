@@ -26,7 +26,7 @@ from tilewise.core import ConfigError
 from tilewise.core.reading import Unreadable, decode_text, read_whole
 
 if TYPE_CHECKING:
-    from tilewise.serve import LLM
+    from tilewise.serve import LLM, SamplingParams
     from tilewise.serve.measure import Times
 
 __all__ = ["bench"]
@@ -256,7 +256,7 @@ def throughput(
     _finish(figures, times, output_json, picture, f"{len(prompts)} requests at once")
 
 
-def _params(length: int, n: int, seed: int) -> Any:
+def _params(length: int, n: int, seed: int) -> SamplingParams:
     """Texts of a given length, drawn."""
     from tilewise.serve import SamplingParams
 
