@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from demo_step import cpu_name
+from machine import cpu_name
 
 import tilewise as tw
 from tilewise import models
