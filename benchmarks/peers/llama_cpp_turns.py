@@ -2,7 +2,8 @@
 
 Runs with a Python of its own that has `llama-cpp-python`, `gguf` and `numpy`, and nothing of Tilewise:
 
-    python -m venv llama && CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" llama/bin/pip install llama-cpp-python gguf numpy
+    python -m venv llama
+    CMAKE_ARGS="-DGGML_NATIVE=ON" llama/bin/pip install llama-cpp-python gguf numpy
 
 The model is a GGUF file of the shape that --serve gives as JSON, with random weights, made in a temporary folder. Each
 line of standard input is a number N; the answer is a line of JSON: seconds of N tokens, each decoded alone behind a
@@ -98,7 +99,6 @@ def serve(asked: dict[str, Any], threads: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"
         write_model(path, shape, asked["dtype"])
-        # read into memory of its own: faster here than the mapped file
         model = llama_cpp.Llama(
             str(path),
             n_ctx=2 * prompt,
@@ -106,7 +106,6 @@ def serve(asked: dict[str, Any], threads: int) -> None:
             n_ubatch=prompt,
             n_threads=threads,
             n_threads_batch=threads,
-            use_mmap=asked["use_mmap"],
             verbose=False,
         )
     ids = [int(id_) for id_ in np.random.default_rng(0).integers(300, shape["vocab_size"], prompt)]
