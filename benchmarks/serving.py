@@ -34,6 +34,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from decoding import MODELS
 from demo_step import Contestant, cpu_name
 
@@ -95,18 +96,20 @@ def mixed(name: str, vocab_size: int) -> tuple[list[list[int]], list[SamplingPar
 
 def calls_of(llm: LLM, generate: Callable[[], object]) -> list[dict[str, Any]]:
     """The inputs of every call of the model that this makes."""
-    instance = llm.engine.model.instance
-    forward, calls = instance.forward, []
+    instance, calls = llm.engine.model.instance, []
+    name = "forward_beside" if hasattr(instance, "forward_beside") else "forward"
+    called = getattr(instance, name)
 
-    def take_down(**inputs: Any) -> None:
-        calls.append(inputs)
-        forward(**inputs)
+    def take_down(*given: Any, **named: Any) -> None:
+        inputs = given[0] if given else named
+        calls.append({key: np.array(value) for key, value in inputs.items()})
+        called(*given, **named)
 
-    instance.forward = take_down  # type: ignore[method-assign]
+    setattr(instance, name, take_down)
     try:
         generate()
     finally:
-        instance.forward = forward  # type: ignore[method-assign]
+        setattr(instance, name, called)
     return calls
 
 
@@ -122,11 +125,12 @@ def measure_scheduling(name: str, folder: Path, options: argparse.Namespace) -> 
             llm.generate([{"prompt_token_ids": ids, "cache_salt": str(number)} for ids in prompts], params)
 
         calls = calls_of(llm, generate)
+        read = getattr(instance, "view_tensor", instance.get_tensor)
 
         def replay() -> None:
             for inputs in calls:
                 instance.forward(**inputs)
-                instance.get_tensor("logits")
+                read("logits")
 
         replay()
         rows = []
