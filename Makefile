@@ -2,6 +2,7 @@
 # Each target does all of its own set-up: it checks the machine, makes .venv, builds and installs the package when sources
 # changed. Nothing outside this folder is touched; `make clean` removes what was made.
 #   PYTHON=python3.12   another Python          CXX=clang++   another compiler
+#   make bench AGAINST=FILE   names what got worse since an earlier build/bench/figures.json
 
 PYTHON ?= python3
 VENV   := .venv
@@ -17,7 +18,7 @@ TOOLS   := "scikit-build-core>=0.11" "nanobind>=2.4" "cmake>=3.18" ninja
 
 .PHONY: help demo test test-slow check format soak bench docs clean
 help:
-	@sed -n '1,4p' Makefile | sed 's/^# //'
+	@sed -n '1,5p' Makefile | sed 's/^# //'
 
 demo: $(VENV)/.built
 	$(BIN)/tilewise demo
@@ -53,7 +54,7 @@ docs: $(VENV)/.for-tests $(VENV)/.built
 	@echo "build/docs/index.html"
 
 bench: $(VENV)/.for-tests $(VENV)/.built
-	@set -e; for file in benchmarks/*.py benchmarks/runtime/*.py benchmarks/task_overhead/run.py; do $(TIMED) "$$file" $(BIN)/python "$$file"; done
+	@$(BIN)/python benchmarks/page.py $(if $(AGAINST),--against $(AGAINST))
 
 clean:
 	rm -rf $(VENV) build

@@ -33,7 +33,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from demo_step import Contestant, cpu_name
+from demo_step import Contestant
+from machine import cpu_name
 
 import tilewise as tw
 from tilewise import models

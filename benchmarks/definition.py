@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import pickle
 import statistics
 import subprocess
@@ -34,7 +33,8 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from planning import cpu_name, versions
+from figures import Figure, show
+from machine import machine
 
 import tilewise as tw
 from tilewise import models, optim
@@ -111,14 +111,11 @@ def median_of(runs: int, work: Callable[[], Any], *, warm: bool = True) -> tuple
     return statistics.median(wall), statistics.median(used)
 
 
-def show(what: str, seconds: tuple[float, float], must: float, goal: float) -> None:
-    """One line of the table; ratios above 1 are quicker than asked."""
-    wall, used = seconds
-    print(
-        f"{what:42} {wall * 1e3:10.1f} ms ({used * 1e3:9.1f} of a processor)   "
-        f"must {must:g} s: {must / wall:5.2f}   goal {goal:g} s: {goal / wall:5.2f}",
-        flush=True,
-    )
+def show_time(what: str, seconds: tuple[float, float], must: float, goal: float) -> None:
+    """Wall time, which is what is asked for, and processor time beside it."""
+    wall, used = (s * 1e3 for s in seconds)
+    note = f"{used:.4g} ms of a processor"
+    show(Figure(what, wall, "ms", less_is_better=True, must=must * 1e3, goal=goal * 1e3, note=note))
 
 
 WAYS: dict[str, Callable[[int], Any]] = {
@@ -144,21 +141,21 @@ def show_growth(way: str, layers: int, runs: int) -> None:
     pairs = [[seconds_alone(way, n) for n in (1000, layers)] for _ in range(runs)]
     one, many = map(min, zip(*pairs))
     growth = many / one / (layers / 1000)
-    what = f"{layers:,} layers, {way}"
-    print(f"{what:42} {many:10.2f} s, {growth:.3f} of linear (must 1.10, goal 1.05)", flush=True)
+    what = f"{layers:,} layers, {way}, against linear"
+    show(Figure(what, growth, "x", less_is_better=True, must=1.10, goal=1.05, note=f"{many:.2f} s"))
 
 
 def measure(runs: int, layers: int, unlike: str) -> None:
     """Every figure of the issue."""
-    show("36 layers, definition", median_of(runs * 4, lambda: define(36)), 0.010, 0.005)
-    show("1,000 layers, definition", median_of(runs, lambda: define(1000)), 0.100, 0.050)
+    show_time("36 layers, definition", median_of(runs * 4, lambda: define(36)), 0.010, 0.005)
+    show_time("1,000 layers, definition", median_of(runs, lambda: define(1000)), 0.100, 0.050)
     show_growth("definition", layers, runs)
-    show("36 layers, definition to plan", median_of(runs, lambda: define(36).plan({})), 1.0, 0.5)
+    show_time("36 layers, definition to plan", median_of(runs, lambda: define(36).plan({})), 1.0, 0.5)
     one = median_of(max(runs // 2, 1), lambda: define(1000).plan({}))
-    show("1,000 layers, definition to plan", one, 2.0, 1.0)
+    show_time("1,000 layers, definition to plan", one, 2.0, 1.0)
     show_growth("definition to plan", layers, runs)
     unlike_one = median_of(1, lambda: stack(1000, unlike).plan({}), warm=False)
-    show(f"1,000 layers, each of another {unlike}, to plan", unlike_one, 20.0, 10.0)
+    show_time(f"1,000 layers, each of another {unlike}, to plan", unlike_one, 20.0, 10.0)
 
 
 def plan_with(workers: int, unlike: str, layers: int = 1000) -> Plan:
@@ -178,11 +175,7 @@ def measure_workers(runs: int, unlike: str) -> None:
     """Two processes against none beside this one, in turns; the start of the pool counts."""
     pairs = [[seconds_of(lambda n=n: plan_with(n, unlike))[0] for n in (1, 2)] for _ in range(runs)]
     ratio = statistics.median(one / two for one, two in pairs)
-    print(
-        f"{'1,000 that differ, two workers for one':42} {ratio:10.2f} times as fast   must 1.4: {ratio / 1.4:5.2f}   "
-        f"goal 1.7: {ratio / 1.7:5.2f}",
-        flush=True,
-    )
+    show(Figure("1,000 that differ, two workers for one", ratio, "x", must=1.4, goal=1.7))
     small = (plan_with(n, unlike, 64).digest() for n in (1, 2))
     print(f"the same plan: {len(set(small)) == 1}")
 
@@ -220,12 +213,12 @@ def measure_memory(layers: int) -> None:
     gc.collect()
     held, most = (n / MEGABYTE * 10_000 / layers for n in tracemalloc.get_traced_memory())
     tracemalloc.stop()
-    print(
-        f"{'10,000 layers with gradients and update':42} {held:10.1f} MB (defined "
-        f"{defined / MEGABYTE * 10_000 / layers:.1f}, at most {most:.1f} meanwhile; measured with {layers:,})   "
-        f"must 200 MB: {200 / held:5.2f}   goal 50 MB: {50 / held:5.2f}   "
+    note = (
+        f"defined {defined / MEGABYTE * 10_000 / layers:.1f}, at most {most:.1f} meanwhile; measured with {layers:,}: "
         f"{len(complete.tensors):,} tensors, {len(complete.ops):,} ops"
     )
+    what = "10,000 layers with gradients and update, memory"
+    show(Figure(what, held, "MB", less_is_better=True, must=200, goal=50, note=note))
 
 
 def torch_modules(layers: int) -> Callable[[], Any] | None:
@@ -353,7 +346,7 @@ def main() -> None:
         way(36)
         print(seconds_of(lambda: way(options.layers))[1])
         return
-    print(f"machine: {cpu_name()}, {os.cpu_count()} CPUs, one thread; {versions()}")
+    print(f"{machine('torch')}; one thread")
     measure(options.runs, options.layers, "window" if options.windows else "width")
     measure_workers(max(options.runs // 2, 1), "window" if options.windows else "width")
     measure_template(options.runs)

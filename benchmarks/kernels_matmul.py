@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -25,6 +24,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import ml_dtypes
 import numpy as np
 import torch
+from figures import Figure, record
+from machine import machine
 from numpy.typing import NDArray
 
 from tilewise.kernels import pack_weight, packed_elements
@@ -46,6 +47,7 @@ DEMO = {
     "down": (512, 256, 768, 8, 1),
     "head": (512, 4096, 256, 1, 8),
 }
+MUST = {"matmul": 92, "dx": 88, "dw": 88}  # percent of the ceiling
 MODELS = {
     "gpt2": (GPT2, 512, 256),
     "demo": (DEMO, 2048, 512),
@@ -148,9 +150,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.15, help="time per figure")
     seconds = parser.parse_args().seconds
     torch.set_num_threads(1)
-    print(
-        f"{platform.processor() or platform.machine()}, level {isa_in_use()}, torch {torch.__version__}, 1 thread"
-    )
+    print(f"{machine('torch')}; level {isa_in_use()}, 1 thread")
     for dt in ("f32", "bf16"):
         # The larger of two, before and after: a disturbed ceiling would flatter every share.
         before = ceiling(dt, seconds)
@@ -163,6 +163,12 @@ def main() -> None:
         print(f"\n{dt}: ceiling {limit:.0f} GFLOP/s")
         print(f"{'m x n x k':>28} {'matmul':>12} {'dx':>12} {'dw':>12} {'torch.mm':>12}")
         for (model, name), (shape, row) in figures.items():
+            for kernel, must in MUST.items():
+                peers = {"torch.mm": 100 * row["torch.mm"] / limit}
+                what = f"{dt}, {model} {name}: {kernel}, of the ceiling"
+                record(
+                    Figure(what, 100 * row[kernel] / limit, "%", must=must, goal=97, peers=peers, limit=100)
+                )
             cells = "".join(f" {value:6.0f} ({value / limit:.0%})".rjust(13) for value in row.values())
             print(f"{model:>5} {name:>5} {' x '.join(map(str, shape[:3])):>16}{cells}")
 

@@ -19,7 +19,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
+from figures import Figure, record
 from kernels_matmul import NUMPY, Array, aligned, best_seconds, chunked
+from machine import machine
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
 
 from tilewise.kernels.isa import isa_in_use, run
@@ -104,13 +106,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.15, help="time per figure")
     seconds = parser.parse_args().seconds
     torch.set_num_threads(1)
-    print(f"level {isa_in_use()}, torch {torch.__version__}, 1 thread; microseconds")
+    print(f"{machine('torch')}; level {isa_in_use()}, 1 thread; microseconds")
     for dt in ("f32", "bf16"):
         print(f"\n{dt:24} {'tilewise':>10} {'torch':>10}")
         other = peers(dt)
         for name, call in kernels(dt).items():
             own, peer = (best_seconds(x, seconds) * 1e6 for x in (call, other[name]))
             print(f"{name:24} {own:10.0f} {peer:10.0f}")
+            record(Figure(f"{dt}: {name}", own, "us", less_is_better=True, peers={"torch": peer}))
 
 
 if __name__ == "__main__":

@@ -19,8 +19,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
+from figures import Figure, record
 from kernels_matmul import best_seconds
 from kernels_rest import Call, repeated, values
+from machine import machine
 
 from tilewise.kernels.isa import isa_in_use, run
 
@@ -106,7 +108,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="time per figure")
     seconds = parser.parse_args().seconds
     torch.set_num_threads(1)
-    print(f"level {isa_in_use()}, torch {torch.__version__}, 1 thread; milliseconds, paged microseconds")
+    print(f"{machine('torch')}; level {isa_in_use()}, 1 thread; milliseconds, paged microseconds")
     for dt in ("f32", "bf16"):
         print(f"\n{dt:24} {'forward':>9} {'torch':>9} {'backward':>9} {'torch':>9} {'paged':>9}")
         for case in CASES:
@@ -114,6 +116,9 @@ def main() -> None:
             figures = [best_seconds(call, seconds) * 1e3 for pair in pairs for call in pair]
             paged = "" if case.length else f"{best_seconds(own_paged(case, dt), seconds) * 1e6:9.1f}"
             print(f"{case.name:24} {' '.join(f'{x:9.1f}' for x in figures)} {paged}")
+            for way, (own_ms, peer_ms) in zip(("forward", "backward"), (figures[:2], figures[2:])):
+                what = f"{dt}, {case.name}: {way}"
+                record(Figure(what, own_ms, "ms", less_is_better=True, peers={"torch": peer_ms}))
 
 
 if __name__ == "__main__":

@@ -18,18 +18,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from zlib import crc32
 
 import ml_dtypes
 import numpy as np
-from demo_step import cpu_name
+from figures import Figure, show
+from machine import machine
 
 SHAPES = {
     "tinyllama": {
@@ -176,7 +177,7 @@ def compare(folder: Path, shape: str, rounds: int, only: list[str]) -> None:
     names = [
         n for n in CONTESTANTS if (n not in missing or find_spec(missing[n])) and (not only or n in only)
     ]
-    print(f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores; {shape}, {num_bytes / 1e9:.2f} GB of bf16")
+    print(f"{machine('torch', 'safetensors', 'transformers')}; {shape}, {num_bytes / 1e9:.2f} GB of bf16")
     plain_read(folder)
     figures: dict[str, list[dict]] = {name: [] for name in names}
     for _ in range(rounds):
@@ -196,19 +197,26 @@ def compare(folder: Path, shape: str, rounds: int, only: list[str]) -> None:
             print(
                 f"{'':16} plan and memory {min(f['plan_s'] for f in found):.2f} s; bytes read {read}, held {held}"
             )
-            print(
-                f"{'':16} {verdict(peak <= MUST_RESIDENT)}: at most {MUST_RESIDENT} of the weights resident"
+            what = f"{shape}, {name}"
+            show(
+                Figure(
+                    f"{what}: resident, of the weights", peak, "x", less_is_better=True, must=MUST_RESIDENT
+                )
             )
-            if shape in MUST_S:
-                must, goal = MUST_S[shape]
-                print(
-                    f"{'':16} {verdict(best[name] <= must)}: {must} s; {verdict(best[name] <= goal)}: goal {goal} s"
+            must, goal = MUST_S.get(shape, (None, None))
+            peers = {
+                n: s
+                for n, s in best.items()
+                if n not in (name, "plain read") and "bytes_read" not in figures[n][0]
+            }
+            limit = best.get("plain read")
+            seconds = Figure(f"{what}: seconds", best[name], "s", less_is_better=True, must=must, goal=goal)
+            show(replace(seconds, peers=peers, limit=limit))
+            if limit is not None:
+                share = Figure(
+                    f"{what}: of a plain read's speed", limit / best[name], "x", must=MUST_SHARE_OF_READ
                 )
-            if "plain read" in best:
-                share = best["plain read"] / best[name]
-                print(
-                    f"{'':16} {verdict(share >= MUST_SHARE_OF_READ)}: {MUST_SHARE_OF_READ} of a plain read's speed"
-                )
+                show(share)
 
 
 def main() -> None:

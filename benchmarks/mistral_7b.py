@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -25,8 +24,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from demo_step import cpu_name
 from load_weights import files_of, make_weights, resident_peak, verdict
+from machine import machine
 
 SHAPE = "mistral-7b"
 PROMPT, WRITTEN = 32, 12
@@ -95,7 +94,7 @@ def main() -> None:
         print(json.dumps(write(folder, options.devices)))
         return
     num_bytes, rate = sum(path.stat().st_size for path in files_of(folder)), memory_rate()
-    print(f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores; {num_bytes / 1e9:.2f} GB of bf16")
+    print(f"{machine()}; {num_bytes / 1e9:.2f} GB of bf16")
     found = {}
     for devices in (1, 2):
         command = [sys.executable, __file__, "--folder", str(options.folder), "--devices", str(devices)]

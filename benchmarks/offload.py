@@ -17,13 +17,14 @@ import argparse
 import mmap
 import os
 import statistics
-import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from demo_step import CONTEXT, batch_of, cpu_name
+from demo_step import CONTEXT, batch_of
+from figures import Figure, show
+from machine import machine
 
 import tilewise as tw
 from tilewise import models
@@ -110,17 +111,19 @@ def compare(dtype: str, microbatches: int, threads: int, rounds: int, directory:
             seconds[kind].append(taken)
     rate = statistics.median(rates)
     print(f"{dtype}, {microbatches} microbatches: disk {rate / 2**30:.2f} GiB/s")
-    print(f"  {'none':12} {statistics.median(seconds['none']):7.2f} s")
+    print(f"  nothing in a file {statistics.median(seconds['none']):7.2f} s")
     for kind in kinds:
         bounds = [max(plain, moved[kind] / r) for plain, r in zip(seconds["none"], rates)]
         ratio = statistics.median([taken / bound for taken, bound in zip(seconds[kind], bounds)])
         usage, plain = (modes[k].plan.estimate_memory_usage()[0] for k in (kind, "none"))
-        words = f"must {MUST}, goal {GOAL}" if kind == "optimizer" else ""
-        print(
-            f"  {kind:12} {statistics.median(seconds[kind]):7.2f} s, {moved[kind] / 2**30:.2f} GiB moved, bound "
-            f"{statistics.median(bounds):.2f} s, ratio {ratio:.2f} {words}; memory "
-            f"{usage['total'] / plain['total']:.2f} of {plain['total'] / 2**30:.2f} GiB"
+        must, goal = (MUST, GOAL) if kind == "optimizer" else (None, None)
+        what = f"{dtype}, {microbatches} microbatches, {kind} in a file, against its bound"
+        note = (
+            f"{statistics.median(seconds[kind]):.2f} s, {moved[kind] / 2**30:.2f} GiB moved, bound "
+            f"{statistics.median(bounds):.2f} s; memory {usage['total'] / plain['total']:.2f} of "
+            f"{plain['total'] / 2**30:.2f} GiB"
         )
+        show(Figure(what, ratio, "x", less_is_better=True, must=must, goal=goal, limit=1.0, note=note))
     for mode in modes.values():
         mode.model.close()
 
@@ -137,7 +140,7 @@ def main() -> None:
     parser.add_argument("--directory", default=tempfile.gettempdir())
     args = parser.parse_args()
     where = Path(args.directory).resolve()
-    print(f"{cpu_name()}, {args.threads} threads, files in {where}, Python {sys.version.split()[0]}")
+    print(f"{machine()}; {args.threads} threads, files in {where}")
     for dtype in args.dtype:
         for microbatches in args.microbatches:
             compare(dtype, microbatches, args.threads, args.rounds, args.directory)

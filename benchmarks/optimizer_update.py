@@ -22,7 +22,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
+from figures import Figure, record
 from kernels_matmul import NUMPY, aligned, best_seconds
+from machine import machine
 
 from tilewise.kernels import UPDATE_STEPS
 from tilewise.kernels.isa import isa_in_use, run
@@ -76,8 +78,9 @@ def theirs(shape: tuple[int, int], how: str) -> Call:
     return many
 
 
-def measure(shape: tuple[int, int], dt: str, rounds: int, seconds: float) -> None:
+def measure(name: str, dt: str, rounds: int, seconds: float) -> None:
     """One line."""
+    shape = SHAPES[name]
     known = take_down(ADAMW.update, ADAMW.states, ADAMW.per_step)
     unread = (list(UPDATE_STEPS).index("negate"), 0, 0, 0)  # nothing reads it, but no known shape has it
     calls = {
@@ -93,10 +96,14 @@ def measure(shape: tuple[int, int], dt: str, rounds: int, seconds: float) -> Non
             share = (28 if dt == "f32" else 30) / 8 if name == "limit" else 1.0
             times[name].append(best_seconds(call, seconds) * share)
     size = shape[0] * shape[1]
-    columns = "".join(f"{statistics.median(t) / size * 1e9:>9.3f}" for t in times.values())
+    taken = {way: statistics.median(t) / size * 1e9 for way, t in times.items()}
+    copy, peers = "none" if dt == "f32" else dt, {way: taken[way] for way in ("fused", "foreach")}
+    what = f"{name}, copy {copy}: an element"
+    record(Figure(what, taken["loop"], "ns", less_is_better=True, peers=peers, limit=taken["limit"]))
     own = times.pop("loop")
     ratios = [statistics.median(b / a for a, b in zip(own, times[name])) for name in times]
-    print(f"{'none' if dt == 'f32' else dt:>6}{columns}  " + "".join(f"{r:>9.2f}x" for r in ratios))
+    columns = "".join(f"{value:>9.3f}" for value in taken.values())
+    print(f"{copy:>6}{columns}  " + "".join(f"{r:>9.2f}x" for r in ratios))
 
 
 def main() -> None:
@@ -106,7 +113,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"instruction set {isa_in_use()}; one AdamW step, one thread; PyTorch {torch.__version__}")
+    print(f"{machine('torch')}; level {isa_in_use()}; one AdamW step, one thread")
     print(f"{'':<22}{'':>6}{'nanoseconds per element':^45}  {'times those of the loop':^40}")
     names = ("blocks", "limit", "fused", "foreach")
     print(
@@ -115,10 +122,10 @@ def main() -> None:
         + "  "
         + "".join(f"{n:>10}" for n in names)
     )
-    for name, shape in SHAPES.items():
+    for name in SHAPES:
         for dt in ("f32", "bf16"):
             print(f"{name:<22}", end="")
-            measure(shape, dt, options.rounds, options.seconds)
+            measure(name, dt, options.rounds, options.seconds)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,12 @@ Run: python benchmarks/padded_lengths.py [--rounds 15] [--dtypes bf16 f32]
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
 import time
 
 from demo_step import BATCH, CONTEXT, MODEL, batch_of
+from figures import Figure, show
+from machine import machine
 
 import tilewise as tw
 from tilewise import models
@@ -64,17 +65,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--dtypes", nargs="+", default=["bf16", "f32"])
     options = parser.parse_args()
-    print(f"{platform.processor() or platform.machine()}, {options.rounds} pairs of steps")
+    print(f"{machine()}; {options.rounds} pairs of steps")
     for dtype in options.dtypes:
         for length in LENGTHS:
             pairs = compare(length, dtype, options.rounds)
             mine, theirs = (statistics.median(column) * 1e3 for column in zip(*pairs))
             ratio = statistics.median(a / b for a, b in pairs)
-            print(
-                f"{dtype:5} {BATCH} x {length:4} tokens: any length {mine:7.1f} ms, exact length {theirs:7.1f} ms; "
-                f"ratio {ratio:.3f} paired (limit 1.05)",
-                flush=True,
-            )
+            what = f"{dtype}, {BATCH} x {length} tokens: any length against the exact one"
+            note = f"{mine:.1f} ms, {theirs:.1f} ms; ratio of pairs"
+            show(Figure(what, ratio, "x", less_is_better=True, must=1.05, note=note))
 
 
 if __name__ == "__main__":

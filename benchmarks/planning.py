@@ -16,18 +16,17 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import Figure, show
+from machine import machine
 
 import tilewise as tw
 from tilewise import optim
@@ -96,13 +95,9 @@ def median_of(runs: int, work: Callable[[], Any]) -> float:
     return statistics.median(seconds_of(work) for _ in range(runs))
 
 
-def show(what: str, seconds: float, must: float, goal: float) -> None:
-    """One line of the table; ratios above 1 are quicker than asked."""
-    print(
-        f"{what:42} {seconds * 1e3:10.1f} ms   must {must:g} s: {must / seconds:5.2f}   "
-        f"goal {goal:g} s: {goal / seconds:5.2f}",
-        flush=True,
-    )
+def show_time(what: str, seconds: float, must: float, goal: float) -> None:
+    """Of wall time."""
+    show(Figure(what, seconds * 1e3, "ms", less_is_better=True, must=must * 1e3, goal=goal * 1e3))
 
 
 @dataclass(frozen=True)
@@ -143,26 +138,6 @@ def seconds_of_torch(layers: int, runs: int) -> float | None:
     return median_of(runs, build)
 
 
-def cpu_name() -> str:
-    """The processor's name as the system gives it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def versions() -> str:
-    """Of the interpreter and of all packages that are compared."""
-    found = [f"Python {platform.python_version()}", f"tilewise {version('tilewise')}"]
-    try:
-        found.append(f"torch {version('torch')}")
-    except ImportError:
-        found.append("no torch")
-    return ", ".join(found)
-
-
 def measure_meshes(runs: int) -> Plan:
     """36 layers on each mesh; returns the plan of the last."""
     plans: list[Plan] = []
@@ -172,7 +147,7 @@ def measure_meshes(runs: int) -> Plan:
         def plan(graph: tw.ComputeGraph = graph, mesh: dict[str, int] = mesh) -> None:
             plans[:] = [graph.plan(mesh, leaves=64)]
 
-        show(f"{LAYERS} layers, {name}", median_of(runs, plan), must, goal)
+        show_time(f"{LAYERS} layers, {name}", median_of(runs, plan), must, goal)
     return plans[0]
 
 
@@ -181,15 +156,17 @@ def measure_binding(plan: Plan) -> None:
     devices = plan.mesh.num_devices
     native = native_program(plan.program, plan.symbol_bounds)
     picked = [1, devices // 2, devices - 1]
-    show("bind one device of 512", max(seconds_of(lambda d=d: native.bind(d)) for d in picked), 0.05, 0.01)  # type: ignore[misc]
+    show_time(
+        "bind one device of 512", max(seconds_of(lambda d=d: native.bind(d)) for d in picked), 0.05, 0.01
+    )  # type: ignore[misc]
 
 
 def measure_file(plan: Plan, runs: int) -> None:
     """Saving and loading a plan; beside: reading its bytes, and what makes them a digest and JSON."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.plan"
-        show("save the plan for 512 devices", median_of(runs, lambda: plan.save(path)), 1.0, 0.5)
-        show("load it, all checks included", median_of(runs, lambda: Plan.load(path)), 1.0, 0.5)
+        show_time("save the plan for 512 devices", median_of(runs, lambda: plan.save(path)), 1.0, 0.5)
+        show_time("load it, all checks included", median_of(runs, lambda: Plan.load(path)), 1.0, 0.5)
         content = path.read_bytes()
         rows = content[content.index(b"{") : content.rindex(b"]]}") + 3]
         bound = median_of(runs, lambda: (path.read_bytes(), hashlib.sha256(content), json.loads(rows)))
@@ -200,7 +177,7 @@ def measure_depth(layers: int, runs: int, ends_at: float) -> None:
     """1,000 layers, and as many as asked for; fewer when time is short."""
     graph, plans = stack(1000), []
     one = median_of(max(runs // 2, 1), lambda: plans.append(graph.plan({})))
-    show("1,000 layers, 1 device", one, 2.0, 1.0)
+    show_time("1,000 layers, 1 device", one, 2.0, 1.0)
     plan = plans[-1]
     count = len(plan.graph.tensors) + len(plan.program.classes[0].entries) + len(plan.buffers)
     made = seconds_to_make(count)
@@ -215,7 +192,8 @@ def measure_depth(layers: int, runs: int, ends_at: float) -> None:
         deep = stack(layers)
         seconds = seconds_of(lambda: deep.plan({}))
         growth = seconds / one / (layers / 1000)
-        print(f"{layers:,} layers, 1 device: {seconds:.1f} s, {growth:.3f} of linear (must 1.10, goal 1.05)")
+        what = f"{layers:,} layers, 1 device, against linear"
+        show(Figure(what, growth, "x", less_is_better=True, must=1.10, goal=1.05, note=f"{seconds:.1f} s"))
 
 
 def main() -> None:
@@ -226,7 +204,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=10_000)
     options = parser.parse_args()
     ends_at = time.monotonic() + options.seconds
-    print(f"machine: {cpu_name()}, {os.cpu_count()} CPUs, one thread; {versions()}")
+    print(f"{machine('torch')}; one thread")
     plan = measure_meshes(options.runs)
     measure_binding(plan)
     measure_file(plan, options.runs)

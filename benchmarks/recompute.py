@@ -33,7 +33,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from demo_step import CONTEXT, Contestant, batch_of, build_override, cpu_name
+from demo_step import CONTEXT, Contestant, batch_of, build_override
+from figures import Figure, show
+from machine import machine
 
 BATCH, VOCABULARY = 4, 50257
 MODEL = {"vocab_size": VOCABULARY, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": CONTEXT}
@@ -211,15 +213,14 @@ def report(sides: list[Contestant]) -> None:
             both = sum(mine[k] for k in ("layers", "temporaries")) / sum(
                 base[k] for k in ("layers", "temporaries")
             )
-            print(
-                f"  time {times:.3f} (must {TIME[0]}, goal {TIME[1]}); activation memory of layers {share:.3f} (must "
-                f"{MEMORY[0]}, goal {MEMORY[1]}), with what a layer needs while it runs {both:.3f}",
-                flush=True,
-            )
+            dtype = mode.split(":")[1]
+            show(Figure(f"{dtype}: time of a step", times, "x", True, *TIME))
+            note = f"with what a layer needs while it runs {both:.3f}"
+            show(Figure(f"{dtype}: activation memory of layers", share, "x", True, *MEMORY, note=note))
     for mode in medians:
         peer = mode.replace("tilewise", "torch")
         if peer != mode and peer in medians:
-            print(f"  {mode}: {ratio(peer, mode):.2f} times as fast as {peer}")
+            show(Figure(f"{mode} against {peer}", ratio(peer, mode), "x"))
 
 
 def main() -> None:
@@ -235,7 +236,7 @@ def main() -> None:
     if options.serve:
         serve(options.serve, options.threads)
         return
-    print(f"machine: {cpu_name()}, {os.cpu_count()} CPUs; {options.threads} threads")
+    print(f"{machine('torch', 'transformers')}; {options.threads} threads")
     print(f"load before the run: {os.getloadavg()[0]:.1f}")
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:

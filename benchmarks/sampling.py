@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from demo_step import cpu_name
+from figures import Figure, show
+from machine import machine
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from tilewise.kernels.sampling import draw_tokens
@@ -59,7 +60,7 @@ def main() -> None:
     given = parser.parse_args()
     threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
-    print(f"{cpu_name()}, {threads} threads; {given.rows} rows of {given.vocab:,}; microseconds a row")
+    print(f"{machine('torch', 'transformers')}; {threads} threads; {given.rows} rows of {given.vocab:,}")
     logits = np.random.default_rng(0).normal(0, 2, (given.rows, given.vocab)).astype(np.float32)
     rows, theirs = list(logits), torch.from_numpy(logits)
     keys = np.array([(seed, 1, 0) for seed in range(given.rows)], np.uint64)
@@ -75,9 +76,9 @@ def main() -> None:
             for label, call in calls.items():
                 taken[label].append(seconds(call))
         found = {label: statistics.median(times) / given.rows * 1e6 for label, times in taken.items()}
-        figures = ", ".join(f"{label} {value:7.1f}" for label, value in found.items())
-        ratio = found["transformers"] / found["all threads"]
-        print(f"  {name:12} {figures}; {ratio:.1f} times as fast as transformers")
+        peers = {"transformers": found["transformers"]}
+        for label in ("one thread", "all threads"):
+            show(Figure(f"{name}, {label}, a row", found[label], "us", less_is_better=True, peers=peers))
 
 
 if __name__ == "__main__":

@@ -17,15 +17,16 @@ Run: python benchmarks/step_profile.py [--dtype f32 bf16] [--steps 4]
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from demo_step import batch_of, cpu_name, measure_peak
-from two_devices import BATCH, CONTEXT, DEVICES, MODEL, WORKERS, copy_bandwidth, packages
+from demo_step import batch_of, measure_peak
+from figures import Figure, show
+from machine import machine
+from two_devices import BATCH, CONTEXT, DEVICES, MODEL, WORKERS, copy_bandwidth
 
 import tilewise as tw
 from tilewise import models
@@ -121,7 +122,7 @@ def profile(dtype: str, steps: int) -> tuple[float, dict[str, Row]]:
     return best[0], rows
 
 
-def show(dtype: str, steps: int) -> None:
+def show_profile(dtype: str, steps: int) -> None:
     """Limits, rows by their share, and what they add up to."""
     threads = DEVICES * WORKERS
     peak = measure_peak(f"peak_{dtype}", threads)
@@ -146,11 +147,16 @@ def show(dtype: str, steps: int) -> None:
     flops = sum(row.flops for row in rows.values())
     matmuls = sum(row.seconds for row in rows.values() if row.flops)
     ideal = flops / peak
-    print(
-        f"matmuls: {matmuls / busy:.1%} of the kernels' time at {ideal * threads / matmuls:.1%} of their limit; "
-        f"with them at it the step would take {(busy - matmuls) / threads + ideal:.3f} s, "
-        f"with nothing else {ideal:.3f} s"
+    note = (
+        f"{matmuls / busy:.1%} of the kernels' time; with them at it the step would take "
+        f"{(busy - matmuls) / threads + ideal:.3f} s, with nothing else {ideal:.3f} s"
     )
+    show(
+        Figure(
+            f"{dtype}: matmuls, of their limit", 100 * ideal * threads / matmuls, "%", limit=100, note=note
+        )
+    )
+    show(Figure(f"{dtype}: a step", seconds, "s", less_is_better=True, limit=ideal))
 
 
 def main() -> None:
@@ -159,11 +165,9 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="+", choices=("f32", "bf16"), default=["f32", "bf16"])
     parser.add_argument("--steps", type=int, default=4)
     options = parser.parse_args()
-    print(
-        f"machine: {cpu_name()}, {os.cpu_count()} CPUs; {DEVICES} devices x {WORKERS} threads; {packages()}"
-    )
+    print(f"{machine('numpy')}; {DEVICES} devices x {WORKERS} threads")
     for dtype in options.dtype:
-        show(dtype, options.steps)
+        show_profile(dtype, options.steps)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,13 @@ Run: python benchmarks/tile_order.py [--steps 30] [--dtypes bf16 f32]
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
 import time
 from dataclasses import replace
 
 from demo_step import BATCH, CONTEXT, MODEL, batch_of
+from figures import Figure, show
+from machine import machine
 
 import tilewise as tw
 from tilewise import models
@@ -89,17 +90,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--dtypes", nargs="+", default=["bf16", "f32"])
     options = parser.parse_args()
-    print(f"{platform.processor() or platform.machine()}, {options.steps} pairs of steps, two threads")
+    print(f"{machine()}; {options.steps} pairs of steps, two threads")
     for dtype in options.dtypes:
         for name, (axes, workers) in MESHES.items():
             ordered, ringed = compare(axes, workers, dtype, options.steps)
             ratios = [b / a for a, b in zip(ordered, ringed, strict=True)]
-            print(
-                f"{dtype:5} {name:24} in order {statistics.median(ordered) * 1e3:7.1f} ms, from rings "
-                f"{statistics.median(ringed) * 1e3:7.1f} ms; ratio {statistics.median(ratios):.3f} paired, "
-                f"{min(ringed) / min(ordered):.3f} of the quickest",
-                flush=True,
+            note = (
+                f"{statistics.median(ordered) * 1e3:.1f} ms in order, {statistics.median(ringed) * 1e3:.1f} ms; "
+                f"ratio of pairs; of the quickest {min(ringed) / min(ordered):.3f}"
             )
+            what = f"{dtype}, {name}: from rings against in order"
+            show(Figure(what, statistics.median(ratios), "x", less_is_better=True, note=note))
 
 
 if __name__ == "__main__":

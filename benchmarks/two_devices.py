@@ -37,14 +37,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from demo_step import CONTEXT, Contestant, batch_of, build_override, cpu_name, measure_peak
+from demo_step import CONTEXT, Contestant, batch_of, build_override, measure_peak
+from figures import Figure, show
+from machine import machine
 
 BATCH, DEVICES, WORKERS = 4, 2, 1
 MODEL = {
@@ -354,7 +355,7 @@ def least_seconds(dtype: str) -> float:
     return 6.0 * weights * BATCH * CONTEXT / measure_peak(f"peak_{dtype}", DEVICES * WORKERS)
 
 
-def show(sides: list[Side], dtype: str, least: float) -> None:
+def show_sides(sides: list[Side], comparison: str, microbatches: int, least: float) -> None:
     """Every mode, its ratio to the best peer and to `least` seconds, which the processor permits; shares of bounds."""
     for side in sides:
         rate = BATCH * CONTEXT / side.median()
@@ -363,20 +364,21 @@ def show(sides: list[Side], dtype: str, least: float) -> None:
     peers = [side for side in sides if side.mode.startswith("torch")]
     if ours and peers:
         best, is_sharded = min(peers, key=lambda side: side.median()), ":fsdp" in ours[0].mode
-        must, goal = (TIMES_SHARDED if is_sharded else TIMES_PEERS)[dtype]
+        must, goal = (TIMES_SHARDED if is_sharded else TIMES_PEERS)[comparison.split(":")[0]]
         ratio = best.median() / ours[0].median()
-        print(
-            f"  {ratio:.2f} times the best of PyTorch, {best.mode} (must {must:g}: {ratio / must:.2f}, "
-            f"goal {goal:g}: {ratio / goal:.2f})",
-            flush=True,
+        show(Figure(f"{comparison}: times PyTorch's best", ratio, "x", must=must, goal=goal, note=best.mode))
+        seconds, peers = ours[0].median() * 1e3, {best.mode: best.median() * 1e3}
+        show(
+            Figure(
+                f"{comparison}: a step", seconds, "ms", less_is_better=True, peers=peers, limit=least * 1e3
+            )
         )
         if is_sharded:
             theirs = min(side.median("resident") for side in peers)
             share, (must, goal) = ours[0].median("resident") / theirs, MEMORY_SHARDED
-            print(
-                f"  peak resident memory: {ours[0].median('resident') / 1e6:,.0f} MB a device, {theirs / 1e6:,.0f} MB "
-                f"a process of PyTorch: {share:.2f} (must {must:g}, goal {goal:g})"
-            )
+            note = f"{ours[0].median('resident') / 1e6:,.0f} MB a device, {theirs / 1e6:,.0f} MB a process of PyTorch"
+            what = f"{comparison}: peak resident memory"
+            show(Figure(what, share, "x", less_is_better=True, must=must, goal=goal, note=note))
         print(
             f"  multiply-adds of the weights' products alone, at the peak of both cores measured at the start: "
             f"{least * 1e3:.1f} ms, {best.median() / least:.2f} times the best of PyTorch; ours take "
@@ -384,20 +386,20 @@ def show(sides: list[Side], dtype: str, least: float) -> None:
             flush=True,
         )
     for side in ours:
-        show_share(side)
+        show_share(side, f"{comparison}, {microbatches} microbatches")
 
 
-def show_share(side: Side) -> None:
+def show_share(side: Side, what: str) -> None:
     """The bound of a step beside its time, and what the rest is."""
     must, goal = SHARE_SHARDED if ":fsdp" in side.mode else SHARE_OF_BOUND
     for row in side.rows:
         row["share"] = max(row["kernels_s"], row["moving_s"]) / row["seconds"]
     rest = 1 - side.median("busy") - side.median("blocked")
+    share = 100 * side.median("share")
+    show(Figure(f"{what}: share of its bound", share, "%", must=100 * must, goal=100 * goal, limit=100))
     print(
-        f"  share of the bound: {side.median('share'):.1%} (must {must:.0%}, goal {goal:.0%}); batch {BATCH}, "
-        f"{side.mode.rpartition(':')[2]} microbatches; kernels of the busiest device "
-        f"{side.median('kernels_s') * 1e3:.1f} ms, reading at most {side.median('moved') / 1e6:.1f} MB from the peer "
-        f"{side.median('moving_s') * 1e3:.1f} ms\n"
+        f"  batch {BATCH}; kernels of the busiest device {side.median('kernels_s') * 1e3:.1f} ms, reading at most "
+        f"{side.median('moved') / 1e6:.1f} MB from the peer {side.median('moving_s') * 1e3:.1f} ms\n"
         f"  the mean device: kernels {side.median('busy'):.1%} (collectives {side.median('collectives'):.1%}), "
         f"waiting for tasks {side.median('blocked'):.1%}, between tasks, before and after them {rest:.1%}",
         flush=True,
@@ -421,24 +423,13 @@ def compare_all(options: argparse.Namespace) -> None:
             # what is left is shared evenly by what is to come
             left = ends_at - time.monotonic()
             until = time.monotonic() + left / (len(options.only) - number)
-            dtype = comparison.split(":")[0]
+            bound = least[comparison.split(":")[0]]
             print(f"{comparison}, batch {BATCH}, 1 microbatch")
             entries = list(modes(comparison, has_torch, override))
-            show(compete(entries, options, until), dtype, least[dtype])
+            show_sides(compete(entries, options, until), comparison, 1, bound)
             mode = f"tilewise:{comparison}:2"
             print(f"{comparison}, batch {BATCH}, 2 microbatches")
-            show(compete([(mode, None)], options, until), dtype, least[dtype])
-
-
-def packages() -> str:
-    """Versions of all that is compared."""
-    found = []
-    for name in ("tilewise", "numpy", "torch", "transformers"):
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            found.append(f"no {name}")
-    return ", ".join(found)
+            show_sides(compete([(mode, None)], options, until), comparison, 2, bound)
 
 
 def main() -> None:
@@ -460,7 +451,7 @@ def main() -> None:
     elif options.serve:
         serve_torch(options.serve, options.rank, options.port)
     else:
-        print(f"machine: {cpu_name()}, {os.cpu_count()} CPUs; {DEVICES} x {WORKERS} threads; {packages()}")
+        print(f"{machine('numpy', 'torch', 'transformers')}; {DEVICES} x {WORKERS} threads")
         print(f"load before the run: {os.getloadavg()[0]:.1f}")
         compare_all(options)
 

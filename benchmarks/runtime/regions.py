@@ -9,15 +9,18 @@ Run: python benchmarks/runtime/regions.py [--rounds 9]
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
-import tilewise
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all benchmarks share
+from figures import Figure, show
+from machine import machine
+
 from tilewise.runtime import Input, Runtime
 
 COUNT = 10_000
@@ -43,9 +46,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=9)
     rounds = parser.parse_args().rounds
-    print(
-        f"{platform.machine()}, {os.cpu_count()} processors, tilewise {tilewise.__version__}, {COUNT} calls"
-    )
+    print(f"{machine()}; {COUNT} calls")
     with Runtime(num_workers=1, window=4096) as rt:
         h = rt.register(np.zeros((16 * 32, 16 * 32), np.float32))
         grid = h.tiles(32, 32)
@@ -57,9 +58,9 @@ def main() -> None:
             "grid[i, j]": ns_per_call(lambda i, j: grid[i, j], rounds),
         }
         rt.wait_all()
-    print(f"{'':14} {'ns':>8} {'of submit':>10} {'goal ns':>8}")
-    for name, goal in (("submit", ""), ("h[i, j]", 1500), ("h[a:b, c:d]", 1500), ("grid[i, j]", 100)):
-        print(f"{name:14} {figures[name]:8.0f} {figures[name] / figures['submit']:10.2f} {goal!s:>8}")
+    for name, goal in (("submit", None), ("h[i, j]", 1500), ("h[a:b, c:d]", 1500), ("grid[i, j]", 100)):
+        note = f"{figures[name] / figures['submit']:.2f} times a submission"
+        show(Figure(name, figures[name], "ns", less_is_better=True, goal=goal, note=note))
 
 
 if __name__ == "__main__":

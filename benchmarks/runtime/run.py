@@ -19,17 +19,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all benchmarks share
+from figures import Figure, show
+from machine import machine
 
 import tilewise
 from tilewise.runtime import InOut, Input, Runtime
@@ -45,25 +47,6 @@ extern "C" int add_eight(void* const* buffers, const unsigned long*) {
   return 0;
 }
 """
-
-
-@dataclass(frozen=True)
-class Row:
-    """One figure: smaller is better unless `more` is set."""
-
-    name: str
-    value: float
-    goal: float
-    must: float
-    unit: str
-    more: bool = False
-    note: str = ""
-
-    @property
-    def verdict(self) -> str:
-        """Which bound the value keeps."""
-        keeps = (lambda bound: self.value >= bound) if self.more else (lambda bound: self.value <= bound)
-        return "goal" if keeps(self.goal) else "must" if keeps(self.must) else "MISSED"
 
 
 def build(folder: Path) -> None:
@@ -143,7 +126,7 @@ def quietest(passes: list[dict[str, list[float]]], name: str) -> tuple[float, fl
     return median, p99, max(found)[0]
 
 
-def figures(folder: Path, repetitions: int, passes: int) -> tuple[list[Row], list[str]]:
+def figures(folder: Path, repetitions: int, passes: int) -> tuple[list[Figure], list[str]]:
     """All rows, and sentences about what was measured beside them."""
     processors = [str(p) for p in sorted(os.sched_getaffinity(0))[:2]]
     ones, twos, threes, trips = [], [], [], []
@@ -159,16 +142,8 @@ def figures(folder: Path, repetitions: int, passes: int) -> tuple[list[Row], lis
     def ticks(name: str, goal: float, must: float, key: str | None = None) -> None:
         median, p99, loudest = quietest(ones, f"{key or name}|warm")
         cold = quietest(ones, f"{key or name}|cold")[0]
-        rows.append(
-            Row(
-                name,
-                median,
-                goal,
-                must,
-                "ticks",
-                note=f"p99 {p99:.0f}, cold {cold:.0f}, {median / rate:.1f} ns; loudest pass {loudest:.1f}",
-            )
-        )
+        note = f"p99 {p99:.0f}, cold {cold:.0f}, {median / rate:.1f} ns; loudest pass {loudest:.1f}"
+        rows.append(Figure(name, median, "ticks", True, must, goal, note=note))
 
     ticks("slot allocation and reclaim", 5, 10)
     ticks("heap allocation", 5, 15)
@@ -183,42 +158,26 @@ def figures(folder: Path, repetitions: int, passes: int) -> tuple[list[Row], lis
     ticks("replay, per task, one thread", 20, 60, "replay of a wavefront, submission and running")
     rate_goal, rate_must = (8, 4) if min(trips) > 300 else (20, 8)
     median, _, loudest = quietest(twos, "independent_ns")
-    rows.append(
-        Row(
-            "sustained empty tasks",
-            1e3 / median,
-            rate_goal,
-            rate_must,
-            "M/s",
-            more=True,
-            note=f"loudest pass {1e3 / loudest:.1f}",
-        )
-    )
+    note = f"loudest pass {1e3 / loudest:.1f}"
+    rows.append(Figure("sustained empty tasks", 1e3 / median, "M/s", False, rate_must, rate_goal, note=note))
     median, p99, loudest = quietest(twos, "start_ticks")
     number = next(n for n, two in enumerate(twos) if two["start_ticks"][0] == median)
     trip = twos[number]["trip_ticks"][0]  # of the same threads, between the submissions
     note = f"{median / rate:.0f} ns, p99 {p99 / rate:.0f} ns, round trip {trip / rate:.0f} ns; "
     note += f"loudest pass {loudest / rate:.0f} ns"
-    rows.append(Row("submit to start", median / trip, 1.5, 3, "round trips", note=note))
+    rows.append(Figure("submit to start", median / trip, "round trips", True, 3, 1.5, note=note))
     for pattern, goal, must in (("independent", 15, 40), ("chain", 25, 60), ("wavefront", 30, 80)):
         median, p99, loudest = quietest(twos, f"{pattern}_ns")
         note = f"p99 {p99:.0f}; loudest pass {loudest:.0f}"
-        rows.append(Row(f"{pattern}, two threads", median, goal, must, "ns", note=note))
+        rows.append(Figure(f"{pattern}, two threads", median, "ns", True, must, goal, note=note))
     for pattern in ("independent", "chain", "wavefront"):
         ratio = quietest(threes, f"{pattern}_ns")[0] / quietest(twos, f"{pattern}_ns")[0]
-        rows.append(Row(f"three threads on two cores, {pattern}", ratio, 1.2, 1.5, "x two threads"))
+        rows.append(Figure(f"three threads on two cores, {pattern}", ratio, "x two threads", True, 1.5, 1.2))
     median, p99, least = python_submit_ns(folder)
-    rows.append(
-        Row(
-            "Python submit of a native kernel",
-            median,
-            300,
-            1000,
-            "ns",
-            note=f"p99 {p99:.0f}, least {least:.0f}",
-        )
-    )
-    rows.append(Row("memory at default sizes, heap apart", twos[0]["memory_bytes"][0] / 1e6, 1, 4, "MB"))
+    note = f"p99 {p99:.0f}, least {least:.0f}"
+    rows.append(Figure("Python submit of a native kernel", median, "ns", True, 1000, 300, note=note))
+    memory = twos[0]["memory_bytes"][0] / 1e6
+    rows.append(Figure("memory at default sizes, heap apart", memory, "MB", True, 4, 1))
     filed = quietest(ones, "region insert, then one overlap query|warm")[0]
     said = [
         f"region insert: tiles of a grid, filed at the first question for overlaps; with that {filed:.0f} ticks",
@@ -254,20 +213,6 @@ def instructions(folder: Path) -> list[str]:
     ]
 
 
-def show(rows: list[Row], said: list[str]) -> None:
-    """One table."""
-    print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} processors, tilewise {tilewise.__version__}"
-    )
-    for sentence in said:
-        print(sentence)
-    print(f"{'':48} {'value':>9} {'goal':>7} {'must':>7}  unit")
-    for row in rows:
-        print(
-            f"{row.name:48} {row.value:9.2f} {row.goal:7g} {row.must:7g}  {row.unit:14} {row.verdict:7} {row.note}"
-        )
-
-
 def main() -> None:
     """Build, measure, print."""
     parser = argparse.ArgumentParser(
@@ -286,7 +231,11 @@ def main() -> None:
         if arguments.soak:
             sys.exit(subprocess.run([folder / "soak", str(arguments.soak)], check=False).returncode)
         rows, said = figures(folder, arguments.repetitions, arguments.passes)
-        show(rows, said + (instructions(folder) if arguments.instructions else []))
+        print(machine())
+        for sentence in said + (instructions(folder) if arguments.instructions else []):
+            print(sentence)
+        for row in rows:
+            show(row)
 
 
 if __name__ == "__main__":

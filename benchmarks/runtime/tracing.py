@@ -9,14 +9,17 @@ Run: python benchmarks/runtime/tracing.py [--pairs 15]
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import statistics
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
-import tilewise
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all benchmarks share
+from figures import Figure, record
+from machine import machine
+
 from tilewise.runtime import InOut, Input, Runtime
 
 NUM_TASKS = 4000
@@ -48,9 +51,7 @@ def main() -> None:
     )
     parser.add_argument("--pairs", type=int, default=15)
     pairs = parser.parse_args().pairs
-    print(
-        f"{platform.machine()}, {os.cpu_count()} processors, tilewise {tilewise.__version__}, {NUM_TASKS} tasks"
-    )
+    print(f"{machine()}; {NUM_TASKS} tasks")
     print(f"{'bytes':>8} {'off ns':>9} {'off again':>9} {'on ns':>9} {'on / off':>9}")
     with Runtime() as rt:
         kernel = rt.kernel("sum_f32")
@@ -68,6 +69,7 @@ def main() -> None:
                 print(
                     f"{size:8} {base:9.0f} {statistics.median(again):9.0f} {statistics.median(on):9.0f} {ratio:9.3f}"
                 )
+                record(Figure(f"tasks of {size} bytes, traced", ratio, "x untraced", less_is_better=True))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all benchmarks share
+from figures import Figure, record
+from machine import machine
+
 HERE = Path(__file__).resolve().parent
 PATTERNS = ["independent", "chain", "wavefront", "random"]
 MODES = ["submit", "replay"]
@@ -225,16 +229,6 @@ def measure(
 # ---- the table -------------------------------------------------------------------------------------------
 
 
-def processor_name() -> str:
-    """The processor's model, as the system names it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]}, {len(names)} processors" if names else platform.processor()
-
-
 def quantile(values: list[float], share: float) -> float:
     """The value below which this share lies, nearest rank."""
     ordered = sorted(values)
@@ -258,9 +252,22 @@ def rows(samples: Samples) -> Iterator[str]:
             )
 
 
+def record_all(samples: Samples) -> None:
+    """Ours beside every other system, for the page."""
+    medians = {key: statistics.median(values) for key, values in samples.items()}
+    for (pattern, mode, name, threads), median in medians.items():
+        if name == OURS:
+            at = (pattern, mode, threads)
+            peers = {
+                key[2]: m for key, m in medians.items() if (key[0], key[1], key[3]) == at and key[2] != OURS
+            }
+            what = f"{pattern}, {mode}, {threads} threads"
+            record(Figure(what, median, "ns", less_is_better=True, peers=peers))
+
+
 def report(systems: list[System], samples: Samples, trips: list[float]) -> None:
     """The machine, the versions and the one table."""
-    print(f"\nmachine: {processor_name()}; {platform.system()} {platform.release()}")
+    print(f"\n{machine()}; {platform.system()} {platform.release()}")
     for system in systems:
         print(f"{system.name}: {system.version}")
     if trips:
@@ -272,6 +279,7 @@ def report(systems: list[System], samples: Samples, trips: list[float]) -> None:
         f"{'ratio':>9} {'runs':>5}"
     )
     print("\n".join(rows(samples)))
+    record_all(samples)
 
 
 def main() -> None:
