@@ -1,16 +1,19 @@
-"""Tokens per second of the demo's training step, beside PyTorch on the same model, batch and threads.
+"""Tokens per second of a training step, beside PyTorch on the same model, batch and threads.
 
-Claim: at least 1.6 times PyTorch's best mode in fp32, goal 1.9; 2.6 and 3 times in bf16. Each mode is a process of
-its own that waits for its turn; rounds visit all modes one after the other, so that a noisy neighbour hits them alike,
-and medians are compared. Every figure is printed as it is measured. When the time is used up no further turn begins
-(the first round is always whole); after half of it no further mode is compiled (those that are fast in eager mode come
-first). The ceiling is measured in the same run: multiply-adds on registers, on all threads.
+Claims (issue figures; "must" and "goal" are printed beside each): the demo's step is 1.6 times as fast as PyTorch's best
+mode in fp32 (goal 1.9) and 2.6 times in bf16 (3); one of GPT-2 small's shape 1.7 (1.9) and 2.5 times (3) and peaks at
+0.75 (0.65) of its resident memory; two devices of one worker run at 0.95 (0.98) of one device of two.
+
+Each mode is a process of its own that waits for its turn; rounds visit all modes one after the other, so that a noisy
+neighbour hits them alike, and medians are compared. Every figure is printed as it is measured. When the time is used up
+no further turn begins (the first round is always whole); after half of it no further mode is compiled (those that are
+fast in eager mode come first). The ceiling is measured in the same run: multiply-adds on registers, on all threads.
 
 PyTorch runs `transformers`' LlamaForCausalLM with an equal configuration: eager and compiled; fp32, bf16
 autocast (fp32 parameters, as ours) and pure bf16 (no fp32 masters: less work than ours); as it is, and with a
 preloaded library that tells MKL to use AVX-512 on processors that are not Intel's.
 
-Run: python benchmarks/demo_step.py [--rounds 3] [--steps 2] [--minutes 5] [--threads 2] [--without-compile]
+Run: python benchmarks/demo_step.py [--shapes demo gpt2] [--rounds 3] [--minutes 5] [--threads 2] [--without-compile]
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -25,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +48,35 @@ MODEL = {
     "max_position_embeddings": CONTEXT,
     "tie_word_embeddings": True,
 }
-TIMES_PYTORCH = {"f32": (1.6, 1.9), "bf16": (2.6, 3.0)}  # must and goal
+GPT2 = {
+    "vocab_size": 50257,
+    "hidden_size": 768,
+    "intermediate_size": 2048,  # of three matrices: as many weights as GPT-2's two of 3072
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": True,
+}
 COMPILING_SHARE = 0.5  # of the time; what is left belongs to the rounds
 OVERRIDE = "int mkl_serv_intel_cpu_true(void) { return 1; }\n"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model, its batch, and what is asked of it: must and goal, in times PyTorch's best by element type."""
+
+    model: dict[str, Any]
+    batch: int
+    times: dict[str, tuple[float, float]]
+
+
+SHAPES = {
+    "demo": Shape(MODEL, BATCH, {"f32": (1.6, 1.9), "bf16": (2.6, 3.0)}),
+    "gpt2": Shape(GPT2, 4, {"f32": (1.7, 1.9), "bf16": (2.5, 3.0)}),
+}
+TWO_FOR_ONE = (0.95, 0.98)
+MEMORY = {"gpt2": (0.75, 0.65)}  # of PyTorch's
 
 
 def batch_of(
@@ -59,14 +90,15 @@ def batch_of(
 # ---- one mode, in a process of its own -------------------------------------------------------------------
 
 
-def tilewise_step(dtype: str, devices: int, threads: int) -> Callable[[int], float]:
+def tilewise_step(shape: Shape, dtype: str, devices: int, threads: int) -> Callable[[int], float]:
     """A function that does one step of ours and returns the loss."""
     import tilewise as tw
     from tilewise import models
     from tilewise.models import llama
 
     graph = tw.ComputeGraph("llama")
-    models.build_training_graph(graph, llama.LlamaConfig(**MODEL), BATCH, CONTEXT, dtype=dtype)
+    config = llama.LlamaConfig(**shape.model)
+    models.build_training_graph(graph, config, shape.batch, CONTEXT, dtype=dtype)
     graph.optimize(tw.optim.AdamW())
     graph.set_distribution(
         tw.DistributionStrategy.ddp(devices) if devices > 1 else tw.DistributionStrategy.single()
@@ -75,29 +107,29 @@ def tilewise_step(dtype: str, devices: int, threads: int) -> Callable[[int], flo
     model.initialize(seed=0)
 
     def step(number: int) -> float:
-        tokens, labels = batch_of(number)
+        tokens, labels = batch_of(number, shape.model["vocab_size"], shape.batch)
         return float(model.step({"tokens": tokens, "labels": labels}, lr=3e-4).loss)
 
     return step
 
 
-def torch_step(precision: str, is_compiled: bool, threads: int) -> Callable[[int], float]:
+def torch_step(shape: Shape, precision: str, is_compiled: bool, threads: int) -> Callable[[int], float]:
     """A function that does one step of PyTorch and returns the loss."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(**MODEL, rms_norm_eps=1e-5, rope_theta=10000.0, use_cache=False)
-    ).train()
+    config = LlamaConfig(**shape.model, rms_norm_eps=1e-5, rope_theta=10000.0, use_cache=False)
+    model = LlamaForCausalLM(config).train()
     if precision == "bf16-pure":
         model = model.to(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True)
     forward = torch.compile(model) if is_compiled else model
 
     def step(number: int) -> float:
-        tokens, labels = (torch.from_numpy(a).long() for a in batch_of(number))
+        batch = batch_of(number, shape.model["vocab_size"], shape.batch)
+        tokens, labels = (torch.from_numpy(a).long() for a in batch)
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-autocast"):
             logits = forward(input_ids=tokens).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
@@ -113,11 +145,12 @@ def torch_step(precision: str, is_compiled: bool, threads: int) -> Callable[[int
 def serve(mode: str, threads: int) -> None:
     """Wait for `N` on standard input, do N steps, answer with their seconds and the last loss as a JSON
     line."""
+    mode, _, name = mode.partition("@")
     kind, precision, variant, *_ = mode.split(":")
     if kind == "tilewise":
-        step = tilewise_step(precision, int(variant), threads)
+        step = tilewise_step(SHAPES[name], precision, int(variant), threads)
     else:
-        step = torch_step(precision, variant == "compile", threads)
+        step = torch_step(SHAPES[name], precision, variant == "compile", threads)
     number = 0
     for line in sys.stdin:
         seconds, loss = [], 0.0
@@ -126,7 +159,8 @@ def serve(mode: str, threads: int) -> None:
             loss = step(number)
             seconds.append(time.perf_counter() - started)
             number += 1
-        print(json.dumps({"seconds": seconds, "loss": loss}), flush=True)
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        print(json.dumps({"seconds": seconds, "loss": loss, "resident": resident}), flush=True)
 
 
 # ---- all modes, turn by turn -----------------------------------------------------------------------------
@@ -190,21 +224,21 @@ class Contestant:
         self._process.wait()
 
     @property
-    def tokens_per_s(self) -> float:
+    def step_s(self) -> float:
         """Median over all counted steps."""
-        return BATCH * CONTEXT / statistics.median(self.seconds)
+        return statistics.median(self.seconds)
 
 
-def modes(threads: int, with_override: bool) -> Iterator[tuple[str, bool]]:
+def modes(name: str, threads: int, with_override: bool) -> Iterator[tuple[str, bool]]:
     """Every mode that needs no compilation, and whether it gets the override."""
     for dtype in ("f32", "bf16"):
-        yield f"tilewise:{dtype}:1", False
+        yield f"tilewise:{dtype}:1@{name}", False
         if threads > 1:
-            yield f"tilewise:{dtype}:2", False
+            yield f"tilewise:{dtype}:2@{name}", False
     for precision in ("f32", "bf16-autocast", "bf16-pure"):
-        yield f"torch:{precision}:eager:stock", False
+        yield f"torch:{precision}:eager:stock@{name}", False
         if with_override:
-            yield f"torch:{precision}:eager:override", True
+            yield f"torch:{precision}:eager:override@{name}", True
 
 
 def compiled_modes(eager: list[Contestant]) -> Iterator[tuple[str, Path | None]]:
@@ -239,23 +273,23 @@ def measure_peak(kernel: str, threads: int) -> float:
     return max(rates)
 
 
-def flops_per_token() -> float:
+def flops_per_token(model: dict[str, Any]) -> float:
     """Multiplications and additions of one training token: weights three times, causal attention three
     times."""
-    hidden, layers, heads = MODEL["hidden_size"], MODEL["num_hidden_layers"], MODEL["num_attention_heads"]
-    kv = hidden * MODEL["num_key_value_heads"] // heads
-    weights = layers * (2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * MODEL["intermediate_size"])
-    weights += MODEL["vocab_size"] * hidden
+    hidden, layers, heads = model["hidden_size"], model["num_hidden_layers"], model["num_attention_heads"]
+    kv = hidden * model["num_key_value_heads"] // heads
+    weights = layers * (2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * model["intermediate_size"])
+    weights += model["vocab_size"] * hidden
     return 6.0 * weights + 3.0 * layers * 2.0 * CONTEXT * hidden
 
 
-def compete(options: argparse.Namespace) -> list[Contestant]:
+def compete(name: str, options: argparse.Namespace) -> list[Contestant]:
     """Run all modes in turns; returns those that could."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         override = build_override(Path(scratch))
         contestants = []
-        for mode, is_preloaded in modes(options.threads, override is not None):
+        for mode, is_preloaded in modes(name, options.threads, override is not None):
             enter(mode, override if is_preloaded else None, options.threads, contestants)
         for mode, preload in compiled_modes(contestants) if not options.without_compile else ():
             if time.monotonic() - started < options.minutes * 60 * COMPILING_SHARE:
@@ -289,49 +323,63 @@ def enter(mode: str, preload: Path | None, threads: int, contestants: list[Conte
         print(f"ready: {mode:36} after {took:.1f} s (loss {contestant.loss:.4f})", flush=True)
 
 
-def report(contestants: list[Contestant], threads: int) -> None:
-    """Print the machine, every mode, the best of each side and the ratios."""
-    print(f"{machine('numpy', 'torch', 'transformers')}; {threads} threads")
-    peaks = {"f32": measure_peak("peak_f32", threads), "bf16": measure_peak("peak_bf16", threads)}
-    print("measured peak: " + ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in peaks.items()))
-    print(f"{'mode':36} {'tokens/s':>10} {'ms/step':>9} {'of peak':>8}")
-    for contestant in contestants:
-        peak = peaks["bf16" if "bf16" in contestant.mode else "f32"]
-        rate = contestant.tokens_per_s
-        share = rate * flops_per_token() / peak
-        print(f"{contestant.mode:36} {rate:10,.0f} {BATCH * CONTEXT / rate * 1e3:9.1f} {share:8.1%}")
+def report(name: str, contestants: list[Contestant], peaks: dict[str, float]) -> None:
+    """Every mode, the best of each side and the ratios."""
+    shape = SHAPES[name]
+    tokens, flops = shape.batch * CONTEXT, flops_per_token(shape.model)
+    print(f"{'mode':40} {'tokens/s':>10} {'ms/step':>9} {'of peak':>8}")
+    for one in contestants:
+        peak = peaks["bf16" if "bf16" in one.mode else "f32"]
+        share = tokens / one.step_s * flops / peak
+        print(f"{one.mode:40} {tokens / one.step_s:10,.0f} {one.step_s * 1e3:9.1f} {share:8.1%}")
     for precision in ("f32", "bf16"):
         ours, theirs = (
-            max(
-                (c for c in contestants if c.mode.startswith(f"{side}:{precision}")),
-                key=lambda c: c.tokens_per_s,
-                default=None,
+            sorted(
+                (c for c in contestants if c.mode.startswith(f"{side}:{precision}")), key=lambda c: c.step_s
             )
             for side in ("tilewise", "torch")
         )
-        if ours is not None and theirs is not None:
-            must, goal = TIMES_PYTORCH[precision]
-            peers = {theirs.mode: theirs.tokens_per_s}
-            limit = peaks[precision] / flops_per_token()
-            show(Figure(f"{precision}: {ours.mode}", ours.tokens_per_s, "tokens/s", peers=peers, limit=limit))
-            ratio = ours.tokens_per_s / theirs.tokens_per_s
-            show(Figure(f"{precision}: times PyTorch's best mode", ratio, "x", must=must, goal=goal))
+        what, limit = f"{name}, {precision}", peaks[precision] / flops
+        if ours:
+            peers = {c.mode.partition("@")[0]: tokens / c.step_s for c in theirs[:1]}
+            show(
+                Figure(what, tokens / ours[0].step_s, "tokens/s", peers=peers, limit=limit, note=ours[0].mode)
+            )
+        if len(ours) == 2:
+            one, two = (
+                next(c for c in ours if c.mode.startswith(f"tilewise:{precision}:{n}")) for n in (1, 2)
+            )
+            must, goal = TWO_FOR_ONE
+            show(Figure(f"{what}: two devices for one", one.step_s / two.step_s, "x", must=must, goal=goal))
+        if ours and theirs:
+            must, goal = shape.times[precision]
+            ratio = theirs[0].step_s / ours[0].step_s
+            show(Figure(f"{what}: times PyTorch's best mode", ratio, "x", must=must, goal=goal))
+            resident = ours[0].answer["resident"] / min(c.answer["resident"] for c in theirs)
+            memory = Figure(f"{what}: peak resident memory, of PyTorch's", resident, "x", less_is_better=True)
+            must_be, goal_be = MEMORY.get(name, (None, None))
+            show(replace(memory, must=must_be, goal=goal_be))
 
 
 def main() -> None:
     """Parse arguments; be a contestant or run the contest."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=5.0, help="no further turn begins after so long")
+    parser.add_argument("--minutes", type=float, default=5.0, help="of a shape; no turn begins after so long")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--without-compile", action="store_true", help="leave out torch.compile")
     parser.add_argument("--serve", metavar="MODE", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(options.serve, options.threads)
-    else:
-        report(compete(options), options.threads)
+        return
+    print(f"{machine('numpy', 'torch', 'transformers')}; {options.threads} threads")
+    peaks = {dtype: measure_peak(f"peak_{dtype}", options.threads) for dtype in ("f32", "bf16")}
+    print("measured peak: " + ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in peaks.items()))
+    for name in options.shapes:
+        report(name, compete(name, options), peaks)
 
 
 if __name__ == "__main__":

@@ -43,21 +43,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from demo_step import CONTEXT, Contestant, batch_of, build_override, measure_peak
+from demo_step import CONTEXT, GPT2, Contestant, batch_of, build_override, measure_peak
 from figures import Figure, show
 from machine import machine
 
 BATCH, DEVICES, WORKERS = 4, 2, 1
-MODEL = {
-    "vocab_size": 50257,
-    "hidden_size": 768,
-    "intermediate_size": 2048,  # of three matrices: as many weights as GPT-2's two of 3072
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 12,
-    "max_position_embeddings": CONTEXT,
-    "tie_word_embeddings": True,
-}
+MODEL = GPT2
 COMPARISONS = ("f32:dp", "f32:tp", "f32:fsdp", "bf16:dp", "bf16:tp", "bf16:fsdp")
 TIMES_PEERS = {"f32": (1.5, 1.9), "bf16": (2.3, 2.8)}  # must and goal
 TIMES_SHARDED = {"f32": (1.6, 2.0), "bf16": (2.4, 3.0)}
