@@ -1,9 +1,12 @@
-"""Shared by all tests: one seed, no colours, no temporary files outside pytest's own."""
+"""Shared by all tests: one seed, no colours, no temporary files outside pytest's own, and an end for what hangs."""
 
+import faulthandler
 import gc
 import os
+import re
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -56,13 +59,52 @@ def thread_count():
     return count
 
 
-def pytest_collection_modifyitems(items):
-    """Long tests may take longer than `timeout` says, those of `make soak` as long as they want."""
-    for item in items:
-        if item.get_closest_marker("soak"):
-            item.add_marker(pytest.mark.timeout(0))
-        elif item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.timeout(1200))
+# A test that hangs ends its process after a while, which needs no interpreter's lock, and leaves the stack of every
+# thread, as one does that crashes. Under xdist these stand in files, which the summary shows below all else.
+_STACKS = pytest.StashKey()
+_LIMIT_S = 240
+_SLOW_LIMIT_S = 1200
+_RUNNER = re.compile(
+    r'site-packages/(pluggy|_pytest|xdist|execnet)/|File "<string>"'
+)  # the same in all stacks
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """In the process that starts the others: where each of them leaves its stacks."""
+    folder = node.config.stash.get(_STACKS, None) or tempfile.TemporaryDirectory(prefix="stacks-")
+    node.config.stash[_STACKS] = folder
+    node.workerinput["stacks"] = str(Path(folder.name, f"{node.gateway.id}-{len(os.listdir(folder.name))}"))
+    Path(node.workerinput["stacks"]).touch()
+
+
+def pytest_sessionstart(session):
+    """After pytest's own faulthandler, which writes where xdist does not look."""
+    if "stacks" in getattr(session.config, "workerinput", {}):
+        session.config.stash[_STACKS] = open(session.config.workerinput["stacks"], "w")  # noqa: SIM115
+        faulthandler.enable(session.config.stash[_STACKS])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Those of `make soak` take as long as they want."""
+    if item.get_closest_marker("soak") is None and "stacks" in getattr(item.config, "workerinput", {}):
+        limit = _LIMIT_S if item.get_closest_marker("slow") is None else _SLOW_LIMIT_S
+        faulthandler.dump_traceback_later(limit, exit=True, file=item.config.stash[_STACKS])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """What processes that did not end well have left."""
+    folder = config.stash.get(_STACKS, None)
+    left = [] if folder is None else [path.read_text() for path in sorted(Path(folder.name).iterdir())]
+    for stacks in filter(None, left):
+        terminalreporter.section("where a process ended that hung or crashed")
+        lines = [line for line in stacks.splitlines() if not _RUNNER.search(line)]
+        terminalreporter.write("\n".join(lines) + "\n")
 
 
 def pytest_configure(config):

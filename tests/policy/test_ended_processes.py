@@ -1,0 +1,43 @@
+"""A test that hangs, and one that crashes, ends its process alone and says where it was (`tests/conftest.py`)."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFTEST = Path(__file__).parents[1] / "conftest.py"
+TESTS = """
+import ctypes, time
+def test_before(): pass
+def test_hanging(): time.sleep(600)
+def test_crashing(): ctypes.string_at(0)
+def test_after(): pass
+"""
+
+
+@pytest.mark.slow
+def test_what_hangs_or_crashes_says_where(tmp_path):
+    """The others pass, and the summary ends with the stacks of both, down to the line."""
+    (tmp_path / "conftest.py").write_text(CONFTEST.read_text().replace("_LIMIT_S = 240", "_LIMIT_S = 2"))
+    (tmp_path / "test_ends.py").write_text(TESTS)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        "2",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        tmp_path,
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    said = ended.stdout[ended.stdout.index("where a process ended") :]
+    assert ended.returncode == 1
+    assert "2 failed, 2 passed" in said
+    assert "Timeout (0:00:02)!" in said and "line 4 in test_hanging" in said
+    assert "Segmentation fault" in said and "line 5 in test_crashing" in said
+    assert "pluggy" not in said
