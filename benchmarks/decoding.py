@@ -34,7 +34,8 @@ from typing import Any
 
 import numpy as np
 from demo_step import Contestant
-from machine import cpu_name
+from figures import Figure, show
+from machine import machine
 
 import tilewise as tw
 from tilewise import models
@@ -72,6 +73,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 STREAMS, PROMPT, CONTEXT = (1, 8, 32), 512, 16
 SHARE, TIMES_ONE, PREFILL, LLAMA = (0.85, 0.95), {8: (5.0, 7.0), 32: (10.0, 16.0)}, (1.1, 1.3), (0.97, 1.05)
+LLAMA_ONE = "llama.cpp, one stream"
 PROBE_BYTES = 1 << 29
 
 
@@ -175,13 +177,6 @@ def weight_bytes(model: GraphInstance, shape: dict[str, Any], dtype: str) -> int
     return held - rows
 
 
-def verdict(value: float, bars: tuple[float, float]) -> str:
-    """A ratio beside its must and its goal."""
-    must, goal = bars
-    words = "goal reached" if value >= goal else "must reached" if value >= must else "NOT REACHED"
-    return f"{value:.2f} (must {must:g}, goal {goal:g}: {words})"
-
-
 def profile(model: GraphInstance, inputs: dict[str, np.ndarray], steps: int = 30) -> None:
     """Steps task by task: per label the tasks of a step and the fastest of each, summed; and the fastest step, with how
     much of it workers were busy.
@@ -272,7 +267,7 @@ def play(
             seconds_of(probe.run, options.seconds / 2)
             is_beside = side == f"{min(options.streams)} streams"  # what it is compared with
             if llama is not None and is_beside and llama.take_turn(llama_tokens(llama, options), True):
-                rounds.add("llama.cpp, one stream", llama.last_s)
+                rounds.add(LLAMA_ONE, llama.last_s)
                 rounds.add("llama.cpp", llama.answer["prefill"])
     if llama is not None:
         llama.close()
@@ -288,40 +283,49 @@ def measure(name: str, options: argparse.Namespace) -> None:
     with open_model(shape, dtype, options.devices, options.streams) as model:
         read, probe = weight_bytes(model, shape, dtype), ReadProbe()
         rounds = play(model, shape, options, probe)
-        rates = {n: n / rounds.best(f"{n} streams") for n in options.streams}
+        title = f"{name}, {dtype}" if options.devices == 1 else f"{name}, {dtype}, {options.devices} devices"
         print(
-            f"{name}, {dtype}: {read / 1e9:.3f} GB of weights a token; memory is read at {probe.best / 1e9:.1f} GB/s"
+            f"{title}: {read / 1e9:.3f} GB of weights a token; memory is read at {probe.best / 1e9:.1f} GB/s"
         )
-        if 1 in rates:
-            print(
-                f"  one stream {rates[1]:8.1f} tokens/s, {read * rates[1] / 1e9:.1f} GB/s, "
-                f"of the bandwidth {verdict(read * rates[1] / probe.best, SHARE)}"
-            )
-            if (peer := "llama.cpp, one stream") in rounds.seconds:
-                rate, times = 1 / rounds.best(peer), rounds.times("1 streams", [peer])
-                print(f"  {peer} {rate:.1f} tokens/s, times it {verdict(times, LLAMA)}")
-        for n, bars in TIMES_ONE.items():
-            if n in rates and 1 in rates:
-                print(
-                    f"  {n:2} streams {rates[n]:8.1f} tokens/s, times one {verdict(rates[n] / rates[1], bars)}"
-                )
+        show_streams(title, rounds, options.streams, probe.best / read)
         if options.prefill:
-            show_prefill(rounds)
+            show_prefill(title, rounds)
         for n in options.profile or ():
             print(f"  {n} stream(s):")
             profile(model, inputs_of(n, 1, CONTEXT, shape["vocab_size"]))
 
 
-def show_prefill(rounds: Rounds) -> None:
+def asked(name: str, value: float, bars: tuple[float, float]) -> Figure:
+    """A ratio beside its must and its goal."""
+    must, goal = bars
+    return Figure(name, value, "x", must=must, goal=goal)
+
+
+def show_streams(title: str, rounds: Rounds, streams: list[int], limit: float) -> None:
+    """Tokens a second of so many streams; one stream beside reading and beside llama.cpp, the others beside one."""
+    rates = {n: n / rounds.best(f"{n} streams") for n in streams}
+    for n, rate in rates.items():
+        name = f"{title}: {n} stream{'s' if n > 1 else ''}"
+        if n > 1:
+            show(Figure(name, rate, "tokens/s"))
+            if 1 in rates:
+                show(asked(f"{name}, times one", rate / rates[1], TIMES_ONE[n]))
+            continue
+        peers = {"llama.cpp": 1 / rounds.best(LLAMA_ONE)} if LLAMA_ONE in rounds.seconds else {}
+        show(Figure(name, rate, "tokens/s", peers=peers, limit=limit))
+        show(asked(f"{name}, share of the read bandwidth", rate / limit, SHARE))
+        if peers:
+            show(asked(f"{name}, times llama.cpp", rounds.times("1 streams", [LLAMA_ONE]), LLAMA))
+
+
+def show_prefill(title: str, rounds: Rounds) -> None:
     """A prompt's speed, and that of the peers."""
-    seconds = rounds.best("prefill")
-    line = f"  prefill {PROMPT / seconds:10.1f} tokens/s, {seconds * 1e3:.1f} ms"
+    name = f"{title}: prompt of {PROMPT}"
     peers = [peer for peer in ("transformers", "llama.cpp") if peer in rounds.seconds]
-    for peer in peers:
-        line += f"; {peer} {PROMPT / rounds.best(peer):.1f}"
+    rates = {peer: PROMPT / rounds.best(peer) for peer in peers}
+    show(Figure(name, PROMPT / rounds.best("prefill"), "tokens/s", peers=rates))
     if peers:
-        line += f"; times the better {verdict(rounds.times('prefill', peers), PREFILL)}"
-    print(line)
+        show(asked(f"{name}, times the better peer", rounds.times("prefill", peers), PREFILL))
 
 
 def main() -> None:
@@ -341,7 +345,7 @@ def main() -> None:
         "--profile", type=int, nargs="*", metavar="STREAMS", help="where such steps spend time"
     )
     options = parser.parse_args()
-    print(f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores, {options.devices} device(s)")
+    print(f"{machine('numpy', 'torch', 'transformers')}; {options.devices} device(s)")
     print(f"load before the run: {os.getloadavg()[0]:.1f}")
     for name in options.models:
         measure(name, options)

@@ -28,15 +28,16 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from decoding import MODELS
-from demo_step import Contestant, cpu_name
+from demo_step import Contestant
+from figures import Figure, show
+from machine import machine
 
 from tilewise.checkpoint import save_pretrained
 from tilewise.data import load_standard_library, train_tokenizer
@@ -69,13 +70,10 @@ def open_llm(folder: str | Path, **settings: Any) -> LLM:
     return LLM(folder, load_format="dummy", dtype="bf16", **settings)
 
 
-def verdict(value: float, bars: tuple[float, float]) -> str:
-    """A figure beside its must and its goal, of which the goal is the harder."""
+def show_ratio(name: str, value: float, bars: tuple[float, float], note: str = "") -> None:
+    """A ratio beside its must and its goal, of which the goal is the harder."""
     must, goal = bars
-    is_least = goal > must
-    reached = [value >= bar if is_least else value <= bar for bar in bars]
-    words = "goal reached" if reached[1] else "must reached" if reached[0] else "NOT REACHED"
-    return f"{value:.3f} (must {must:g}, goal {goal:g}: {words})"
+    show(Figure(name, value, "x", less_is_better=goal < must, must=must, goal=goal, note=note))
 
 
 # ---- the same calls without a scheduler ------------------------------------------------------------------
@@ -97,25 +95,23 @@ def mixed(name: str, vocab_size: int) -> tuple[list[list[int]], list[SamplingPar
 def calls_of(llm: LLM, generate: Callable[[], object]) -> list[dict[str, Any]]:
     """The inputs of every call of the model that this makes."""
     instance, calls = llm.engine.model.instance, []
-    name = "forward_beside" if hasattr(instance, "forward_beside") else "forward"
-    called = getattr(instance, name)
+    forward = instance.forward
 
-    def take_down(*given: Any, **named: Any) -> None:
-        inputs = given[0] if given else named
-        calls.append({key: np.array(value) for key, value in inputs.items()})
-        called(*given, **named)
+    def take_down(*given: Any, **inputs: Any) -> None:
+        calls.append({name: np.array(value) for name, value in inputs.items()})
+        forward(*given, **inputs)
 
-    setattr(instance, name, take_down)
+    instance.forward = take_down  # type: ignore[method-assign]
     try:
         generate()
     finally:
-        setattr(instance, name, called)
+        instance.forward = forward  # type: ignore[method-assign]
     return calls
 
 
 def measure_scheduling(name: str, folder: Path, options: argparse.Namespace) -> None:
     """`LLM.generate`, and its calls alone."""
-    with open_llm(folder) as llm:
+    with open_llm(folder, max_num_seqs=MIXED[name] * 2 // 3) as llm:
         prompts, params = mixed(name, llm.engine.model.config.vocab_size)
         instance, number = llm.engine.model.instance, 0
 
@@ -139,12 +135,11 @@ def measure_scheduling(name: str, folder: Path, options: argparse.Namespace) -> 
     tokens = sum(way.max_tokens or 0 for way in params)
     ratio = statistics.median(alone / whole for whole, alone in rows)
     whole, alone = (statistics.median(column) for column in zip(*rows))
-    print(
-        f"  scheduling: {len(prompts)} prompts of mixed lengths, {tokens} new tokens, {len(calls)} calls: "
-        f"{whole:.2f} s, the calls alone {alone:.2f} s, {(whole - alone) / len(calls) * 1e3:.2f} ms a call between "
-        f"them\n  share of the calls {verdict(ratio, SCHEDULING)}",
-        flush=True,
-    )
+    note = f"{len(prompts)} prompts, {tokens} new tokens, {len(calls)} calls"
+    between = (whole - alone) / len(calls) * 1e3
+    show(Figure(f"{name}, bf16: LLM.generate, mixed lengths", tokens / whole, "tokens/s", note=note))
+    show(Figure(f"{name}, bf16: between two calls", between, "ms", less_is_better=True))
+    show_ratio(f"{name}, bf16: of the speed without a scheduler", ratio, SCHEDULING)
 
 
 def seconds_of(run: Callable[[], object]) -> float:
@@ -172,11 +167,10 @@ def measure_first_token(name: str, folder: Path, options: argparse.Namespace) ->
     whole, cached = (
         statistics.median(column) for column in [[r[0] for r in rows], [min(r[1:]) for r in rows]]
     )
-    print(
-        f"  first token of {LONG_PROMPT} tokens: {whole * 1e3:.1f} ms, with all but the last in the cache "
-        f"{cached * 1e3:.2f} ms\n  times the one without a cache {verdict(ratio, FIRST_TOKEN)}",
-        flush=True,
-    )
+    for what, seconds in (("uncached", whole), ("cached", cached)):
+        title = f"{name}, bf16: first token of {LONG_PROMPT}, {what}"
+        show(Figure(title, seconds * 1e3, "ms", less_is_better=True))
+    show_ratio(f"{name}, bf16: first token, cached by uncached", ratio, FIRST_TOKEN)
 
 
 def first_token_s(llm: LLM, prompt: list[int]) -> float:
@@ -271,14 +265,13 @@ def measure_offline(name: str, folder: Path, options: argparse.Namespace) -> Non
                 contestant.take_turn(asked["prompts"], is_counted=True)
     tokens = asked["prompts"] * asked["new"]
     rates = {side: tokens / statistics.median(one.seconds) for side, one in sides.items()}
-    for side, contestant in sides.items():
+    turns = ", ".join(f"{side} {len(one.seconds)}" for side, one in sides.items())
+    for contestant in sides.values():
         contestant.close()
-        print(f"  {side:12} {rates[side]:8.1f} output tokens/s, {len(contestant.seconds)} turn(s)")
-    for side in list(rates)[1:]:
-        print(
-            f"  offline throughput, times {side} {verdict(rates['tilewise'] / rates[side], OFFLINE)}",
-            flush=True,
-        )
+    own, note = rates.pop("tilewise"), f"{asked['prompts']} prompts; turns {turns}"
+    show(Figure(f"{name}, bf16: offline throughput", own, "tokens/s", peers=rates, note=note))
+    for side, rate in rates.items():
+        show_ratio(f"{name}, bf16: offline throughput, times {side}", own / rate, OFFLINE)
 
 
 # ---- all -------------------------------------------------------------------------------------------------
@@ -288,17 +281,6 @@ MEASURED: dict[str, Callable[[str, Path, argparse.Namespace], None]] = {
     "first-token": measure_first_token,
     "offline": measure_offline,
 }
-
-
-def packages(names: Sequence[str] = ("tilewise", "numpy", "torch", "transformers")) -> str:
-    """Versions of what takes part."""
-    found = []
-    for name in names:
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            found.append(f"no {name}")
-    return ", ".join(found)
 
 
 def main() -> None:
@@ -316,11 +298,10 @@ def main() -> None:
     if options.serve:
         serve(options.serve)
         return
-    print(f"machine: {cpu_name()}, {len(os.sched_getaffinity(0))} cores; {packages()}")
+    print(machine("numpy", "torch", "transformers"))
     print(f"load before the run: {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory() as folder:
         for name in options.models:
-            print(f"{name}, bf16")
             model = make_folder(Path(folder), name)
             for figure in options.only:
                 MEASURED[figure](name, model, options)
