@@ -1,30 +1,41 @@
 """Decoding and prefill beside the limits of memory: how near a token comes to reading the weights once.
 
-Claims (musts of the serving issue): one stream is decoded at 85% of the bandwidth at which all cores together read
-memory, measured in the same run; 8 streams make 5 times, 32 streams 10 times the tokens per second of one; a prompt of
-512 tokens is read at 1.1 times the speed of transformers (with --peers).
+Claims (musts and goals of the serving issue): one stream is decoded at 85%, goal 95%, of the bandwidth at which all
+cores together read memory, measured in the same run, and at 0.97, goal 1.05 times the speed of llama.cpp; 8 streams
+make 5, goal 7 times, 32 streams 10, goal 16 times the tokens per second of one; a prompt of 512 tokens is read at 1.1,
+goal 1.3 times the speed of the better of transformers and llama.cpp.
 
-Models have seeded random weights made in memory: TinyLlama-1.1B's shape in bf16, and one of 100M parameters. Contexts
-are short. A figure is the best of its rounds, which take turns with those of all others and of the bandwidth, so that
-neighbours on the machine hit them alike. A token reads every weight but the embedding, of which it reads a row.
---profile prints where one decoding step of one stream spends its time, task by task.
+Models have seeded random weights made in memory: TinyLlama-1.1B's shape in bf16, one of 100M parameters, and on demand
+Mistral-7B's (14.5 GB; --layers cuts it where memory is short). Contexts are short. A figure is the best of its rounds,
+which take turns with those of all others, of the peers and of the bandwidth, so that neighbours on the machine hit them
+alike; beside a peer it is the median over rounds of the ratio of the fastest calls. A token reads every weight but the
+embedding, of which it reads a row. --profile prints where a decoding step spends its time, task by task.
+
+Peers: --peers is transformers in this process; --llama-python names a Python that has llama.cpp
+(`peers/llama_cpp_turns.py` says how to make one), a process of its own that waits while it is not its turn.
 
 Run: python benchmarks/decoding.py [--models tinyllama 100m] [--devices 1] [--rounds 5] [--peers] [--profile 1 32]
+     python benchmarks/decoding.py --models mistral-7b --devices 2 --streams 1 --no-prefill
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import mmap
 import os
+import statistics
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import cpu_name
+from demo_step import Contestant
+from figures import Figure, show
+from machine import machine
 
 import tilewise as tw
 from tilewise import models
@@ -50,9 +61,19 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 10,
         "max_position_embeddings": 1024,
     },
+    "mistral-7b": {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 4096,
+    },
 }
 STREAMS, PROMPT, CONTEXT = (1, 8, 32), 512, 16
-MUST_SHARE, MUST_STREAMS, MUST_PREFILL = 0.85, {8: 5.0, 32: 10.0}, 1.1
+SHARE, TIMES_ONE, PREFILL, LLAMA = (0.85, 0.95), {8: (5.0, 7.0), 32: (10.0, 16.0)}, (1.1, 1.3), (0.97, 1.05)
+LLAMA_ONE = "llama.cpp, one stream"
 PROBE_BYTES = 1 << 29
 
 
@@ -79,10 +100,10 @@ class ReadProbe:
             self.best = max(self.best, PROBE_BYTES / (time.perf_counter() - started))
 
 
-def open_model(shape: dict[str, Any], dtype: str, devices: int) -> GraphInstance:
-    """A model for up to 32 sequences of a block each, or a prompt of 512 tokens."""
+def open_model(shape: dict[str, Any], dtype: str, devices: int, streams: list[int]) -> GraphInstance:
+    """A model for so many sequences of a block each, or a prompt of 512 tokens."""
     graph = tw.ComputeGraph("llama")
-    most = max(STREAMS)
+    most = max(*streams, PROMPT // BLOCK_SIZE)
     models.build_decoding_graph(
         graph, llama.LlamaConfig(**shape), PROMPT, most, most, dtype, context=PROMPT, max_rows=most
     )
@@ -156,11 +177,6 @@ def weight_bytes(model: GraphInstance, shape: dict[str, Any], dtype: str) -> int
     return held - rows
 
 
-def verdict(value: float, must: float) -> str:
-    """A ratio beside its must."""
-    return f"{value:.2f} (must {must}: {'reached' if value >= must else f'{value / must:.0%} of it'})"
-
-
 def profile(model: GraphInstance, inputs: dict[str, np.ndarray], steps: int = 30) -> None:
     """Steps task by task: per label the tasks of a step and the fastest of each, summed; and the fastest step, with how
     much of it workers were busy.
@@ -198,56 +214,139 @@ def profile(model: GraphInstance, inputs: dict[str, np.ndarray], steps: int = 30
         print(f"  {label[-48:]:48} {count:5.0f} tasks {micros / count:9.1f} us each {micros / total:6.1%}")
 
 
-def measure(name: str, options: argparse.Namespace) -> None:
-    """All figures of one shape."""
-    shape, dtype = MODELS[name], options.dtype
-    with open_model(shape, dtype, options.devices) as model:
-        read = weight_bytes(model, shape, dtype)
-        vocab, probe = shape["vocab_size"], ReadProbe()
-        runs = {f"{n} streams": step_of(model, inputs_of(n, 1, CONTEXT, vocab)) for n in STREAMS}
+class Rounds:
+    """The fastest call of every side, round by round."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+
+    def add(self, side: str, seconds: float) -> None:
+        """Of one round."""
+        self.seconds[side].append(seconds)
+
+    def best(self, side: str) -> float:
+        """Of all rounds."""
+        return min(self.seconds[side])
+
+    def times(self, side: str, peers: list[str]) -> float:
+        """How many times as fast as the fastest of these; the median over rounds."""
+        theirs = [min(found) for found in zip(*(self.seconds[peer] for peer in peers))]
+        return statistics.median(peer / own for peer, own in zip(theirs, self.seconds[side]))
+
+
+def open_llama(shape: dict[str, Any], options: argparse.Namespace) -> Contestant | None:
+    """llama.cpp with the same shape, warmed up."""
+    if options.llama_python is None:
+        return None
+    asked = {"shape": shape, "dtype": options.dtype, "prompt": PROMPT, "context": CONTEXT}
+    script = Path(__file__).parent / "peers" / "llama_cpp_turns.py"
+    threads = len(os.sched_getaffinity(0))
+    side = Contestant(json.dumps(asked), threads, None, str(script), str(options.llama_python))
+    return side if side.take_turn(2, is_counted=False) else None
+
+
+def llama_tokens(llama: Contestant, options: argparse.Namespace) -> int:
+    """As many as fit in a turn."""
+    return max(2, int(options.seconds / llama.last_s))
+
+
+def play(
+    model: GraphInstance, shape: dict[str, Any], options: argparse.Namespace, probe: ReadProbe
+) -> Rounds:
+    """All rounds of all sides."""
+    vocab, rounds = shape["vocab_size"], Rounds()
+    runs = {f"{n} streams": step_of(model, inputs_of(n, 1, CONTEXT, vocab)) for n in options.streams}
+    if options.prefill:
         runs["prefill"] = step_of(model, inputs_of(1, PROMPT, 0, vocab))
         if options.peers:
-            runs["transformers"] = peer_prefill(shape, dtype)
-        best = dict.fromkeys(runs, float("inf"))
-        for _ in range(options.rounds):
-            for key, run in runs.items():
-                best[key] = min(best[key], seconds_of(run, options.seconds))
-                seconds_of(probe.run, options.seconds / 2)
-        rates = {n: n / best[f"{n} streams"] for n in STREAMS}
-        share = read * rates[1] / probe.best
+            runs["transformers"] = peer_prefill(shape, options.dtype)
+    llama = open_llama(shape, options)
+    for _ in range(options.rounds):
+        for side, run in runs.items():
+            rounds.add(side, seconds_of(run, options.seconds))
+            seconds_of(probe.run, options.seconds / 2)
+            is_beside = side == f"{min(options.streams)} streams"  # what it is compared with
+            if llama is not None and is_beside and llama.take_turn(llama_tokens(llama, options), True):
+                rounds.add(LLAMA_ONE, llama.last_s)
+                rounds.add("llama.cpp", llama.answer["prefill"])
+    if llama is not None:
+        llama.close()
+    return rounds
+
+
+def measure(name: str, options: argparse.Namespace) -> None:
+    """All figures of one shape."""
+    shape, dtype = dict(MODELS[name]), options.dtype
+    if options.layers is not None:
+        shape["num_hidden_layers"] = options.layers
+        name = f"{name} with {options.layers} layers"
+    with open_model(shape, dtype, options.devices, options.streams) as model:
+        read, probe = weight_bytes(model, shape, dtype), ReadProbe()
+        rounds = play(model, shape, options, probe)
+        title = f"{name}, {dtype}" if options.devices == 1 else f"{name}, {dtype}, {options.devices} devices"
         print(
-            f"{name}, {dtype}: {read / 1e9:.3f} GB of weights a token; memory is read at {probe.best / 1e9:.1f} GB/s"
+            f"{title}: {read / 1e9:.3f} GB of weights a token; memory is read at {probe.best / 1e9:.1f} GB/s"
         )
-        print(
-            f"  one stream {rates[1]:8.1f} tokens/s, {read * rates[1] / 1e9:.1f} GB/s, "
-            f"of the bandwidth {verdict(share, MUST_SHARE)}"
-        )
-        for n, must in MUST_STREAMS.items():
-            print(f"  {n:2} streams {rates[n]:8.1f} tokens/s, times one {verdict(rates[n] / rates[1], must)}")
-        line = f"  prefill {PROMPT / best['prefill']:10.1f} tokens/s, {best['prefill'] * 1e3:.1f} ms"
-        if options.peers:
-            line += f"; transformers {PROMPT / best['transformers']:.1f}, times it "
-            line += verdict(best["transformers"] / best["prefill"], MUST_PREFILL)
-        print(line)
+        show_streams(title, rounds, options.streams, probe.best / read)
+        if options.prefill:
+            show_prefill(title, rounds)
         for n in options.profile or ():
             print(f"  {n} stream(s):")
-            profile(model, inputs_of(n, 1, CONTEXT, vocab))
+            profile(model, inputs_of(n, 1, CONTEXT, shape["vocab_size"]))
+
+
+def asked(name: str, value: float, bars: tuple[float, float]) -> Figure:
+    """A ratio beside its must and its goal."""
+    must, goal = bars
+    return Figure(name, value, "x", must=must, goal=goal)
+
+
+def show_streams(title: str, rounds: Rounds, streams: list[int], limit: float) -> None:
+    """Tokens a second of so many streams; one stream beside reading and beside llama.cpp, the others beside one."""
+    rates = {n: n / rounds.best(f"{n} streams") for n in streams}
+    for n, rate in rates.items():
+        name = f"{title}: {n} stream{'s' if n > 1 else ''}"
+        if n > 1:
+            show(Figure(name, rate, "tokens/s"))
+            if 1 in rates:
+                show(asked(f"{name}, times one", rate / rates[1], TIMES_ONE[n]))
+            continue
+        peers = {"llama.cpp": 1 / rounds.best(LLAMA_ONE)} if LLAMA_ONE in rounds.seconds else {}
+        show(Figure(name, rate, "tokens/s", peers=peers, limit=limit))
+        show(asked(f"{name}, share of the read bandwidth", rate / limit, SHARE))
+        if peers:
+            show(asked(f"{name}, times llama.cpp", rounds.times("1 streams", [LLAMA_ONE]), LLAMA))
+
+
+def show_prefill(title: str, rounds: Rounds) -> None:
+    """A prompt's speed, and that of the peers."""
+    name = f"{title}: prompt of {PROMPT}"
+    peers = [peer for peer in ("transformers", "llama.cpp") if peer in rounds.seconds]
+    rates = {peer: PROMPT / rounds.best(peer) for peer in peers}
+    show(Figure(name, PROMPT / rounds.best("prefill"), "tokens/s", peers=rates))
+    if peers:
+        show(asked(f"{name}, times the better peer", rounds.times("prefill", peers), PREFILL))
 
 
 def main() -> None:
     """Every shape that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["tinyllama", "100m"])
+    parser.add_argument("--layers", type=int, help="of the model, where memory is short")
     parser.add_argument("--dtype", choices=("bf16", "f32"), default="bf16")
     parser.add_argument("--devices", type=int, default=1, help="that share the model")
+    parser.add_argument("--streams", type=int, nargs="+", choices=STREAMS, default=list(STREAMS))
+    parser.add_argument("--prefill", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each figure in each round")
     parser.add_argument("--peers", action="store_true", help="compare prefill with transformers")
+    parser.add_argument("--llama-python", type=Path, help="a Python that has llama.cpp: compare with it")
     parser.add_argument(
         "--profile", type=int, nargs="*", metavar="STREAMS", help="where such steps spend time"
     )
     options = parser.parse_args()
-    print(f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores, {options.devices} device(s)")
+    print(f"{machine('numpy', 'torch', 'transformers')}; {options.devices} device(s)")
+    print(f"load before the run: {os.getloadavg()[0]:.1f}")
     for name in options.models:
         measure(name, options)
 

@@ -169,7 +169,14 @@ def serve(mode: str, threads: int) -> None:
 class Contestant:
     """The process of one mode: of this file, or of another that answers alike."""
 
-    def __init__(self, mode: str, threads: int, preload: Path | None, script: str = __file__) -> None:
+    def __init__(
+        self,
+        mode: str,
+        threads: int,
+        preload: Path | None,
+        script: str = __file__,
+        python: str = sys.executable,
+    ) -> None:
         self.mode = mode
         self.preload = preload
         self.seconds: list[float] = []
@@ -179,7 +186,7 @@ class Contestant:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         if preload is not None:
             environment["LD_PRELOAD"] = str(preload)
-        command = [sys.executable, script, "--serve", mode, "--threads", str(threads)]
+        command = [python, script, "--serve", mode, "--threads", str(threads)]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (lives as long as the process)
         self._process = subprocess.Popen(
             command,

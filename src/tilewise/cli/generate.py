@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_console
+from tilewise.cli.structure import CHOICE, GRAMMAR, JSON_SCHEMA, REGEX, find_structure
 
 __all__ = ["generate"]
 
@@ -159,6 +160,10 @@ def generate(
             show_default=False,
         ),
     ] = None,
+    json_schema: Annotated[str | None, JSON_SCHEMA] = None,
+    regex: Annotated[str | None, REGEX] = None,
+    choice: Annotated[list[str] | None, CHOICE] = None,
+    grammar: Annotated[Path | None, GRAMMAR] = None,
     generation_config: Annotated[
         bool,
         typer.Option(
@@ -223,6 +228,11 @@ def generate(
         raise typer.BadParameter("--system is for --chat")
     if chat and (prompt == "-" or (n or 1) > 1):
         raise typer.BadParameter("--chat takes messages from standard input, and answers each once")
+    structure = find_structure(json_schema, regex, choice, grammar)
+    if structure is not None and chat:
+        raise typer.BadParameter(
+            "--chat writes freely: leave --json-schema, --regex, --choice and --grammar out"
+        )
     request = Request(
         find_model(model, revision),
         {name: value for name, value in given.items() if value is not None},
@@ -232,6 +242,7 @@ def generate(
         load_format=load_format,
         use_file=generation_config,
         console=make_console(stderr=True),
+        structure=structure,
     )
     text = None if prompt is None and prompt_file is None else read_prompt(prompt, prompt_file)
     if chat:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tilewise.cli.refuse import before_work
+from tilewise.cli.structure import check_structure
 from tilewise.core import ConfigError
 from tilewise.core.reading import Unreadable, decode_text, read_whole
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from tilewise.generate import Sampling
     from tilewise.models import ModelConfig
-    from tilewise.serve import Engine
+    from tilewise.serve import Engine, SamplingParams, StructuredOutputsParams
 
 __all__ = [
     "Request",
@@ -71,6 +72,7 @@ class Request:
         load_format: `auto` or `dummy`.
         use_file: whether generation_config.json counts.
         console: for what is no text.
+        structure: that each text follows.
     """
 
     model_dir: Path
@@ -81,6 +83,7 @@ class Request:
     load_format: str
     use_file: bool
     console: Console
+    structure: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         from tilewise.generate import combine_settings
@@ -121,7 +124,9 @@ def stream(engine: Engine, prompt: str, sampling: Sampling, file: TextIO | None)
     return _stream_all(engine, prompt, sampling, file)[0]
 
 
-def _stream_all(engine: Engine, prompt: str, sampling: Sampling, file: TextIO | None) -> list[Writing]:
+def _stream_all(
+    engine: Engine, prompt: str, sampling: Sampling | SamplingParams, file: TextIO | None
+) -> list[Writing]:
     """All texts of a prompt, one after the other; each as it comes, once those before it are done."""
     writings = [Writing() for _ in range(sampling.n)]
     shown = _InOrder(sampling.n, file)
@@ -179,6 +184,7 @@ def write_text(request: Request, prompt: str) -> None:
     from tilewise import models
     from tilewise.checkpoint import load_generation_config, load_tokenizer
     from tilewise.generate import check_prompt, combine_settings, encode_prompt
+    from tilewise.serve import SamplingParams
 
     started = time.perf_counter()
     model = models.open(request.model_dir)
@@ -200,12 +206,14 @@ def write_text(request: Request, prompt: str) -> None:
     sampling = replace(
         sampling, max_tokens=min(sampling.max_tokens, room), min_tokens=min(sampling.min_tokens, room)
     )
+    params = SamplingParams.of(sampling, structured_outputs=request.structure)
+    check_structure(request.structure, tokenizer, file, model)
     # a cache for this text, not for the longest that the model could hold
     engine = make_engine(request, num_tokens + sampling.max_tokens, sampling.n)
     with engine:
         say_settings(request, taken)
         loaded_s = time.perf_counter() - started
-        writings = _stream_all(engine, prompt, sampling, sys.stdout)
+        writings = _stream_all(engine, prompt, params, sys.stdout)
         sys.stdout.write("\n")
         for line in _figures(engine, writings, loaded_s):
             request.say(line)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tilewise.models import ModelConfig
     from tilewise.session import GraphInstance
 
-__all__ = ["EngineSettings", "ServedModel"]
+__all__ = ["EngineSettings", "ServedModel", "end_ids"]
 
 _MOST = 1 << 20
 _MOST_BYTES = 1 << 62
@@ -137,7 +137,7 @@ class ServedModel:
         self.generation_config = (
             load_generation_config(model_dir, self.config.vocab_size) if uses_file else {}
         )
-        self.end_ids = _end_ids(self.generation_config, self.config)
+        self.end_ids = end_ids(self.generation_config, self.config)
         self.max_model_len, self.limits = _sizes(self.config, settings, self.dtype)
         self.name = f"{model_dir} {self.dtype} {self.max_model_len}".encode("utf-8", "surrogatepass")
         self.max_blocks = num_blocks_for(self.limits.max_context)
@@ -200,7 +200,7 @@ def _sizes(config: ModelConfig, settings: EngineSettings, dtype_name: str) -> tu
     return limit, Limits(seqs, tokens, rows, num_blocks, context)
 
 
-def _end_ids(generation_config: dict[str, Any], config: ModelConfig) -> frozenset[int]:
+def end_ids(generation_config: dict[str, Any], config: ModelConfig) -> frozenset[int]:
     """End tokens: those of generation_config.json, else those of config.json."""
     eos = generation_config.get("eos_token_id")
     if eos is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tilewise.core import Border
@@ -43,6 +43,7 @@ class SamplingParams:
         stop: a text, or several: the text ends before the first of these that it comes to hold.
         stop_token_ids: tokens that end the text besides the model's own.
         bad_words: texts that are not written.
+        bad_words_ids: the same as token ids.
         include_stop_str_in_output: the text ends behind a stop string.
         ignore_eos: write on after the model's end tokens.
         max_tokens: at most so many new tokens; None: as many as the context has room for.
@@ -74,6 +75,7 @@ class SamplingParams:
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
+    bad_words_ids: Sequence[Sequence[int]] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     max_tokens: int | None = 16
@@ -120,6 +122,30 @@ class SamplingParams:
             _border.integer("sampling_params", "seed", self.seed, 0, _LARGEST_SEED)
         self.sampling(1)
 
+    @classmethod
+    def of(
+        cls, sampling: Sampling, *, structured_outputs: StructuredOutputsParams | None = None
+    ) -> SamplingParams:
+        """The same settings, as a command line and a model's files decided them.
+
+        Args:
+            sampling: these settings.
+            structured_outputs: what the text follows besides.
+
+        Raises:
+            ConfigError: the two contradict each other.
+        """
+        given = asdict(sampling)
+        is_included, biases = given.pop("include_stop"), dict(given.pop("logit_bias"))
+        allowed = given.pop("allowed_token_ids") or None
+        return cls(
+            **given,
+            include_stop_str_in_output=is_included,
+            logit_bias=biases,
+            allowed_token_ids=allowed,
+            structured_outputs=structured_outputs,
+        )
+
     def sampling(self, room: int) -> Sampling:
         """The settings that the choice of tokens takes; a seed is drawn here where none is given.
 
@@ -142,6 +168,7 @@ class SamplingParams:
             frequency_penalty=self.frequency_penalty,
             no_repeat_ngram_size=self.no_repeat_ngram_size,
             bad_words=self._sequence("bad_words"),
+            bad_words_ids=self._sequence("bad_words_ids"),
             logit_bias=() if self.logit_bias is None else tuple(self.logit_bias.items()),
             allowed_token_ids=self._sequence("allowed_token_ids"),
             min_tokens=self.min_tokens,

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -108,6 +109,53 @@ def test_settings_reach_the_text(model, run):
     free = run(model, *drawn)[0]
     for option in (["--min-p", 0.5], ["--typical-p", 0.2], ["--top-k", 1], ["--top-p", 0.1]):
         assert run(model, *drawn, *option)[0] != free, option
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": [1, 2]}, "b": {"type": "string", "maxLength": 3}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+def test_texts_follow_a_structure(model, run, tmp_path):
+    """A schema from its text or a file, an expression, a choice, a grammar; each of several texts, over two devices."""
+    (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
+    drawn = ["def f", "--temperature", 0.9, "--max-tokens", 120, "--seed", 5, "--repetition-penalty", 1.5]
+    text = run(model, *drawn, "--json-schema", json.dumps(SCHEMA))[0]
+    found = json.loads(text)
+    assert set(found) == {"a", "b"} and found["a"] in (1, 2) and len(found["b"]) <= 3
+    assert run(model, *drawn, "--json-schema", tmp_path / "schema.json", "--tp", 2)[0] == text
+    assert re.fullmatch("[a-c]{3}x\n", run(model, *drawn, "--regex", "[a-c]{3}x")[0])
+    assert run(model, "def f", "--choice", "yes", "--choice", "no")[0] in ("yes\n", "no\n")
+    (tmp_path / "digits.lark").write_text('start: /[0-9]/ sign /[0-9]/\nsign: "+" | "-"\n')
+    texts = run(model, *drawn, "--grammar", tmp_path / "digits.lark", "--n", 2)[0]
+    assert re.fullmatch("(--- [12] of 2 ---\n[0-9][+-][0-9]\n){2}", texts), texts
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--regex", "a", "--choice", "b"], "one of these: --regex, --choice"),
+        (["--json-schema", "{,}"], "json must be a JSON schema"),
+        (["--json-schema", "no.json"], "--json-schema must name a file"),
+        (["--grammar", "no.lark"], "--grammar must name a file"),
+        (["--json-schema", '{"type": "no"}'], "structured_outputs must be a grammar within the limits"),
+        (["--regex", "("], "structured_outputs must be a grammar within the limits"),
+        (["--regex", ""], "regex must be UTF-8 text that is not empty"),
+        (["--choice", "a", "--ignore-eos"], "structured_outputs end where their grammar ends"),
+        (["--choice", "a", "--chat"], "--chat writes freely"),
+    ],
+)
+def test_structures_that_cannot_be_followed_are_refused_before_weights_are_read(
+    model, run, tmp_path, options, words
+):
+    """Each in one line, also where the weights are not there."""
+    shutil.copytree(model, tmp_path / "bare")
+    (tmp_path / "bare" / WEIGHTS).unlink()
+    said = run(tmp_path / "bare", "def f", *options, code=2)[1]
+    assert words in " ".join(said.replace("│", " ").split()), said
 
 
 def test_random_weights_are_the_same_over_devices(model, run, tmp_path):

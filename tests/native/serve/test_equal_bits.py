@@ -184,6 +184,9 @@ def _play(model, limits, history, write, guessing=None):
     """A history; every text is what it is alone, or the beginning of that where it was cancelled."""
     speculation = guessing if isinstance(guessing, SpeculativeConfig) else None
     draft_model = model.draft_model if speculation is not None and speculation.model else None
+    for event in history:
+        if isinstance(event, Arrive):
+            write(event.ask)  # now: later it would write over the cache of what is played
     core, asked, dropped, told = core_of(model, limits, speculation, draft_model), {}, set(), []
     for event in history:
         if isinstance(event, Arrive):

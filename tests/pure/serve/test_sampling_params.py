@@ -1,6 +1,7 @@
 """Settings with vLLM's names: what they refuse, what they become; biases, allowed tokens and logprobs by hand."""
 
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -48,6 +49,7 @@ RIGHT = {
     "stop": ["a"],
     "stop_token_ids": [1],
     "bad_words": ["b"],
+    "bad_words_ids": [[1]],
     "logprobs": 1,
     "prompt_logprobs": 1,
     "logit_bias": {1: 0.5},
@@ -66,6 +68,7 @@ TAKEN = {
     "stop": {*EMPTY, "'x\\0y'", "'name'"},
     "stop_token_ids": EMPTY,
     "bad_words": EMPTY,
+    "bad_words_ids": {*EMPTY, "objects"},
     "include_stop_str_in_output": {"True"},
     "ignore_eos": {"True"},
     "max_tokens": {"None"},
@@ -114,6 +117,36 @@ def test_what_is_not_said_is_filled_in():
     assert first.max_tokens == 37 and first.stop == ("x",) and first.top_k == 0
     assert first.seed != second.seed
     assert SamplingParams(seed=5).sampling(1).seed == 5
+
+
+def test_settings_of_a_file_are_the_same_as_params():
+    """There and back nothing is lost, and none of them is a default."""
+    wanted = Sampling(
+        max_tokens=9,
+        temperature=0.5,
+        top_k=3,
+        top_p=0.9,
+        min_p=0.1,
+        typical_p=0.8,
+        repetition_penalty=1.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        no_repeat_ngram_size=4,
+        bad_words=("a",),
+        bad_words_ids=((1, 2),),
+        logit_bias=((1, 0.5),),
+        allowed_token_ids=(1, 2),
+        min_tokens=2,
+        ignore_eos=True,
+        stop_token_ids=(3,),
+        stop=("b",),
+        include_stop=True,
+        n=2,
+        seed=7,
+    )
+    assert all(getattr(wanted, field.name) != field.default for field in fields(Sampling))
+    assert SamplingParams.of(wanted).sampling(1) == wanted
+    assert SamplingParams.of(Sampling()).sampling(1) == Sampling()
 
 
 LOGITS = np.array([0.5, 2.0, 1.0, 2.0, -3.0], np.float32)
