@@ -19,6 +19,11 @@ MAY = {
     "src/tilewise/core/kept.py": {"pickle"},
     "src/tilewise/graph/parallel/tracing.py": {"pickle"},  # whether a value can travel so; reads none
     "src/tilewise/generate/chat.py": {"subprocess"},  # of this Python, for what must be stopped from outside
+    # the server: listens, and talks to the engine's process, which it starts
+    "src/tilewise/server/run.py": {"socket", "ssl"},
+    "src/tilewise/server/link/engine_client.py": {"socket", "subprocess"},
+    "src/tilewise/server/link/engine_process.py": {"socket"},
+    "src/tilewise/server/guard.py": {"socket"},  # the name of this machine
 }
 EVALUATES = {"eval", "exec", "compile", "__import__"}
 

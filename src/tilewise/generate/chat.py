@@ -35,16 +35,17 @@ class ChatTemplate:
 
     Args:
         directory: with chat_template.jinja, or a tokenizer_config.json that holds a template or several by name.
+        template: text of one that is used instead of those.
 
     Raises:
         ConfigError: there is none.
         CheckpointError: the files cannot be read.
     """
 
-    def __init__(self, directory: str | Path) -> None:
+    def __init__(self, directory: str | Path, template: str | None = None) -> None:
         config = load_tokenizer_config(directory)
         self._place = str(directory)
-        self._templates = dict(config.chat_templates)
+        self._templates = dict(config.chat_templates) if template is None else {"default": template}
         self._special_tokens = dict(config.special_tokens)
         if not self._templates:
             raise ConfigError(

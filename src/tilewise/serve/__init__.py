@@ -4,13 +4,13 @@ Owns the engine: blocks of the KV cache and who shares them, which tokens go int
 what their logits become. `LLM` answers lists of prompts, `Engine` callers that come and go.
 """
 
-from tilewise.serve.batch_file import answer_lines
 from tilewise.serve.engine import Engine
 from tilewise.serve.llm import LLM
 from tilewise.serve.logprobs import Logprob
 from tilewise.serve.model import EngineSettings
 from tilewise.serve.outputs import (
     CompletionOutput,
+    EngineStats,
     Piece,
     PoolingOutput,
     PoolingRequestOutput,
@@ -26,6 +26,7 @@ __all__ = [
     "CompletionOutput",
     "Engine",
     "EngineSettings",
+    "EngineStats",
     "Logprob",
     "Piece",
     "PoolingOutput",
@@ -35,5 +36,4 @@ __all__ = [
     "SamplingParams",
     "SpeculativeConfig",
     "StructuredOutputsParams",
-    "answer_lines",
 ]

@@ -12,6 +12,7 @@ from tilewise.serve.logprobs import TokenLogprobs
 
 __all__ = [
     "CompletionOutput",
+    "EngineStats",
     "Piece",
     "PoolingOutput",
     "PoolingRequestOutput",
@@ -149,3 +150,24 @@ class PoolingRequestOutput:
     prompt_token_ids: list[int]
     finished: bool = True
     num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine has to do at a moment, over all copies of the model.
+
+    Attributes:
+        num_running: texts that have blocks.
+        num_waiting: texts that have none.
+        num_blocks: of the caches.
+        num_free_blocks: that no text holds.
+        num_preemptions: times that a text gave up its blocks, since the engine was made.
+        num_steps: calls of the model, since the engine was made.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+    num_preemptions: int
+    num_steps: int

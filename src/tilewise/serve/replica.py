@@ -10,6 +10,7 @@ from tilewise.serve.draft_model import DraftModel
 from tilewise.serve.loop import Close, Command, Loop, start_thread
 from tilewise.serve.model import ServedModel
 from tilewise.serve.runner import Runner
+from tilewise.serve.scheduler import Scheduler
 
 __all__ = ["Replica"]
 
@@ -45,6 +46,11 @@ class Replica:
     def load(self) -> int:
         """About how many requests it has, those on their way to it included."""
         return self._core.num_requests + self.commands.qsize()
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """What runs and waits; numbers of it may be read from any thread."""
+        return self._core.scheduler
 
     def close(self) -> None:
         """End all requests with an error, stop the devices and free their memory, when the step at hand is done."""
