@@ -30,6 +30,7 @@ from tilewise.server.settings import ServerSettings
 
 __all__ = ["serve"]
 
+_BACKLOG = 512
 _TELL_S = 0.5  # for clients to hear that the engine has died
 _border = Border("server")
 
@@ -83,6 +84,7 @@ def _listening(settings: ServerSettings) -> Iterator[tuple[socket.socket, str]]:
                 _check_unused(path)
                 path.unlink()
             listener.bind(str(path))
+            listener.listen(_BACKLOG)
             path.chmod(0o660)
         except (OSError, ResourceError) as error:
             listener.close()
@@ -101,6 +103,7 @@ def _listening(settings: ServerSettings) -> Iterator[tuple[socket.socket, str]]:
         listener = socket.socket(family, kind)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(place)
+        listener.listen(_BACKLOG)
     except OSError as error:
         raise _unbound(f"{settings.host}:{settings.port}", error) from None
     with listener:
@@ -183,7 +186,7 @@ class _Run:
             timeout_keep_alive=15,
             timeout_graceful_shutdown=max(1, int(settings.shutdown_timeout_s) + 2),
             h11_max_incomplete_event_size=32 << 10,
-            backlog=512,
+            backlog=_BACKLOG,
         )
         config.load()
         config.ssl = context

@@ -149,18 +149,23 @@ def _calls(files: ModelFiles, body: ChatBody) -> tuple[StructuredOutputsParams |
             rule, got = "tool_choice must name one of tools", shown(choice.function.name)
             _border.refuse("request", rule, got, "correct it")
         schema = named[0].function.parameters or {"type": "object"}
-        return StructuredOutputsParams(json=schema), Way(function=choice.function.name)
+        return _calls_of(schema), Way(function=choice.function.name)
     if choice == "required":
         if not tools:
             _border.refuse("request", "tool_choice required needs tools", "none", "add some")
         schema = _list_of_calls(tools, body.parallel_tool_calls is not False)
-        return StructuredOutputsParams(json=schema), Way(calls=True)
+        return _calls_of(schema), Way(calls=True)
     if not tools or choice == "none":
         return None, Way(thinks=thinks)
     form = files.tools
     if form is not None and FORMATS[form].shows_special and body.skip_special_tokens is None:
         body.skip_special_tokens = False
     return None, Way(form, thinks)
+
+
+def _calls_of(schema: dict[str, Any]) -> StructuredOutputsParams:
+    """JSON of calls, with a blank at most where one may stand: a text is not spent on blanks."""
+    return StructuredOutputsParams(json=schema, whitespace_pattern="[ ]?")
 
 
 def _list_of_calls(tools: Sequence[ToolModel], are_many: bool) -> dict[str, Any]:
