@@ -93,7 +93,11 @@ def validation_error(error: ValidationError) -> ApiError:
     first = error.errors(include_url=False, include_context=False)[0]
     place = ".".join(str(part) for part in first["loc"] if not _is_variant(part)) or None
     rule = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    got = "" if first["type"] == "missing" else f"; got {shown(first.get('input'), 60)}"
+    given = first.get("input")
+    what = (
+        shown(given, 60) if isinstance(given, (bool, int, float)) or given is None else type(given).__name__
+    )
+    got = "" if first["type"] == "missing" else f"; got {what}"
     return ApiError(400, f"[server.request] {place or 'the body'}: {rule}{got}; correct it", place)
 
 

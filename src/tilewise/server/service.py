@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tilewise.core import ConfigError
 from tilewise.generate import encode_prompt
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Asked", "Service"]
 
+T = TypeVar("T")
 _THREADS = 4
 _RETRY_S = "1"
 
@@ -143,13 +144,24 @@ class Service:
 
         Raises:
             ConfigError: it is none that the tokenizer knows.
+            ApiError: 400, it is longer than any text that fits the context.
         """
+        if len(text) > self.files.longest_token * self.max_context:
+            told = f"[server] a text must fit the context of {self.max_context} tokens; got {len(text):,} characters"
+            raise ApiError(400, f"{told}; shorten it", None, "context_length_exceeded")
         adds = True if add_special_tokens is None else add_special_tokens
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._threads,
+        return await self.beside(
             lambda: encode_prompt(self.files.tokenizer, text, add_special_tokens=adds),
         )
+
+    async def beside(self, function: Callable[..., T], *given: Any) -> T:
+        """What a function returns that runs on a thread beside the event loop.
+
+        Args:
+            function: that takes its time.
+            *given: to it.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *given)
 
     async def render(self, wanted: Conversation) -> Rendered:
         """The prompt of a conversation.
@@ -161,8 +173,7 @@ class Service:
         if wanted.template is not None and not self.settings.trust_request_chat_template:
             text = "[server] a request brings no chat_template of its own; got one; leave it out"
             raise ApiError(400, text, "chat_template")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self.files.renderer.render, wanted)
+        return await self.beside(self.files.renderer.render, wanted)
 
     def fit(self, ids: list[int], truncate: int | None, param: str) -> list[int]:
         """A prompt that fits the context, its beginning cut where that was asked for.

@@ -21,12 +21,14 @@ _LISTENS = re.compile(r"listening on (\S+?)(?:,|$)")
 
 
 class Served:
-    """A running `tilewise serve`."""
+    """A running `tilewise serve`, or a script that serves a model with settings."""
 
-    def __init__(self, model, *options):
+    def __init__(self, model, *options, script=None, settings=None):
         self.model = model
         port = () if "--uds" in options else ("--port", "0")
         command = [sys.executable, "-m", "tilewise", "serve", str(model), *port, "--dtype", "f32", *options]
+        if script is not None:
+            command = [sys.executable, "-c", script, str(model), json.dumps(settings)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.log = []
         for line in self.process.stderr:

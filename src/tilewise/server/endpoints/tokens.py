@@ -26,7 +26,8 @@ async def tokenize(service: Service, body: TokenizeBody, _: Asked) -> dict[str, 
         ids = await service.encode(body.prompt, body.add_special_tokens)
     else:
         ids = (await service.render(Conversation.of(body))).ids
-    texts = [service.files.decode([id_]) for id_ in ids] if body.return_token_strs else None
+    decode = service.files.decode
+    texts = await service.beside(lambda: [decode([id_]) for id_ in ids]) if body.return_token_strs else None
     return {"count": len(ids), "max_model_len": service.max_context, "tokens": ids, "token_strs": texts}
 
 
@@ -42,4 +43,4 @@ async def detokenize(service: Service, body: DetokenizeBody, _: Asked) -> dict[s
     if body.tokens and max(body.tokens) >= size:
         text = f"[server.request] ids must be below {size}; got {max(body.tokens)}; correct it"
         raise ApiError(400, text, "tokens")
-    return {"prompt": service.files.decode(body.tokens)}
+    return {"prompt": await service.beside(service.files.decode, body.tokens)}

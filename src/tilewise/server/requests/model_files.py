@@ -44,6 +44,7 @@ class ModelFiles:
         self.is_encoder = models.is_encoder(self.config)
         self.makes_vectors = engine.get("runner") == "pooling" or self.is_encoder
         self.tokenizer = load_tokenizer(model, self.config.vocab_size)
+        self.longest_token = max(map(len, self.tokenizer.get_vocab()), default=1)
         uses_file = engine.get("generation_config", True) and not self.makes_vectors
         found = load_generation_config(model, self.config.vocab_size) if uses_file else {}
         self.defaults = default_settings(found)
