@@ -26,6 +26,7 @@ from tilewise.server.errors import ApiError, error_body
 from tilewise.server.guard import Guard
 from tilewise.server.http import Endpoint, Page
 from tilewise.server.openapi import description
+from tilewise.server.pages import assets
 from tilewise.server.requests.bodies import (
     BodyModel,
     ChatBody,
@@ -94,6 +95,11 @@ class _Pages:
         stats = await service.client.stats() if service.client.ready.is_set() else None
         return 200, "text/plain; version=0.0.4; charset=utf-8", service.metrics.text(stats).encode()
 
+    async def status(self, _: Mapping[str, str]) -> tuple[int, str, bytes]:
+        self._service.check_ready()
+        stats = await self._service.client.stats()
+        return _told({"steps": []})
+
     async def openapi(self, _: Mapping[str, str]) -> tuple[int, str, bytes]:
         return 200, _JSON, self._description
 
@@ -124,6 +130,7 @@ def make_app(service: Service) -> ASGIApp:
         "/health": pages.health,
         "/version": pages.version,
         "/metrics": pages.metrics,
+        "/status.json": pages.status,
         "/openapi.json": pages.openapi,
         "/v1/models": pages.models,
         "/v1/models/{model:path}": pages.model,
@@ -131,6 +138,8 @@ def make_app(service: Service) -> ASGIApp:
     routes = [
         Route(path, _Named(path, Page(answer)), methods=["GET", "HEAD"]) for path, answer in gets.items()
     ]
+    for path, asset in assets().items():
+        routes.append(Route(path, _Named(path, asset), methods=["GET", "HEAD"]))
     for post in _POSTS:
         endpoint = Endpoint(service, post.model, post.answer, post.stream, post.ends_with_done)
         routes.append(Route(post.path, _Named(post.path, endpoint), methods=["POST"]))

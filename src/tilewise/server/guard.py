@@ -1,7 +1,7 @@
 """What stands before all endpoints: the name of the host, the key, a name for the request, a line in the log.
 
-Nothing of what a request says but method, path and status is ever logged. `/health` alone needs no key, so that what
-watches the server needs none.
+Nothing of what a request says but method, path and status is ever logged. `/health` needs no key, so that what watches
+the server needs none; neither do the pages, which hold nothing and ask for it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tilewise.core import get_logger
 from tilewise.server.errors import ApiError
 from tilewise.server.http import send_error
+from tilewise.server.pages import assets
 from tilewise.server.service import Service
 
 __all__ = ["Guard", "is_known_host"]
 
-OPEN_PATHS = ("/health",)
+OPEN_PATHS = ("/health", *assets())
 _NAME = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 

@@ -31,14 +31,22 @@ def test_schemathesis_finds_nothing():
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     checks = [
         schemathesis.checks.not_a_server_error,
-        *(schemathesis.checks.CHECKS.get_by_names(["status_code_conformance", "content_type_conformance", "response_schema_conformance"])),
+        *(
+            schemathesis.checks.CHECKS.get_by_names(
+                ["status_code_conformance", "content_type_conformance", "response_schema_conformance"]
+            )
+        ),
     ]
     count = 0
     for found in schema.get_all_operations():
         operation = found.ok()
 
         @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-        @schemathesis.hypothesis.given(case=operation.as_strategy()) if hasattr(schemathesis, "hypothesis") else _given(operation)
+        @(
+            schemathesis.hypothesis.given(case=operation.as_strategy())
+            if hasattr(schemathesis, "hypothesis")
+            else _given(operation)
+        )
         def ask(case):
             case.call_and_validate(checks=checks)
 
