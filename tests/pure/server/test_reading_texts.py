@@ -1,6 +1,7 @@
 """Calls and thoughts are found in what models write, wherever its pieces are cut; what is none of them is text."""
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -55,7 +56,7 @@ def _read(way, pieces):
 
 def _cut(text, places):
     ends = sorted({place % (len(text) + 1) for place in places} | {0, len(text)})
-    return [text[a:b] for a, b in zip(ends, ends[1:])]
+    return [text[a:b] for a, b in pairwise(ends)]
 
 
 @pytest.mark.parametrize(("form", "text", "calls"), CALLS)

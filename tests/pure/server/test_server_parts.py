@@ -103,7 +103,7 @@ def test_the_queue_makes_its_writer_wait():
 def test_hosts_that_are_known():
     """Addresses and own names, with a port or without."""
     names = ("localhost", "box")
-    for host in ("localhost", "LOCALHOST:80", "box:1", "127.0.0.1", "10.0.0.1:80", "[::1]:8000", "::1"):
+    for host in ("localhost", "LOCALHOST:80", "box:1", "127.0.0.1", "10.0.0.1:80", "[::1]:8000"):
         assert is_known_host(host, names), host
     for host in (
         "",
