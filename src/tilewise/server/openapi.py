@@ -17,6 +17,7 @@ _ERRORS = {
     "401": "The key is.",
     "403": "The host is.",
     "404": "There is no such model.",
+    "405": "The path has no such method.",
     "408": "The body did not come in time.",
     "413": "The body is too large.",
     "415": "The body is no JSON.",
