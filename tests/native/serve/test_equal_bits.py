@@ -139,7 +139,7 @@ def alone(served):
             core.add(ask.request("alone"))
             told = []
             while core.has_work:
-                told += core.step()
+                core.step(told.extend)
             known[model, ask] = _said(told)["alone"]
         return known[model, ask]
 
@@ -199,9 +199,9 @@ def _play(model, limits, history, write, guessing=None):
             told += core.abort(f"{event.number}")
         else:
             for _ in range(event.count):
-                told += core.step()
+                core.step(told.extend)
     while core.has_work:
-        told += core.step()
+        core.step(told.extend)
     said = _said(told)
     for name, ask in asked.items():
         for choice, pieces in write(ask).items():
@@ -269,7 +269,8 @@ def test_a_model_guesses_itself(served, alone, tmp_path):
             core.add(ask.request("guessed"))
             told, calls = [], 0
             while core.has_work:
-                told, calls = told + core.step(), calls + 1
+                core.step(told.extend)
+                calls += 1
             pieces = _said(told)["guessed"]
             assert pieces == alone("one", ask)
             assert calls <= len(pieces[0]) / 4 + 3
@@ -283,7 +284,8 @@ def test_repetitions_are_guessed(served):
         core.add(request_of(name, ids, SamplingParams(max_tokens=90, temperature=0, ignore_eos=True)))
         told, calls = [], 0
         while core.has_work:
-            told, calls = told + core.step(), calls + 1
+            core.step(told.extend)
+            calls += 1
         tokens[name] = [piece.token for _, piece in told]
         assert calls == 90 if speculation is None else calls < 60
     assert tokens["plain"] == tokens["guessed"]
@@ -398,7 +400,7 @@ def test_keys_that_leave_out_a_field_find_blocks_of_others(served, alone, monkey
         for request in (first, second):
             core.add(request)
             while core.has_work:
-                told += core.step()
+                core.step(told.extend)
         return next(piece.num_cached_tokens for request, piece in told if request is second)
 
     way = WAYS[0]
@@ -423,7 +425,7 @@ def test_prompt_logprobs_are_those_of_a_forward(served):
         core, told = core_of(served["one"], limits), []
         core.add(request_of("p", ids, SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=1)))
         while core.has_work:
-            told += core.step()
+            core.step(told.extend)
         found.append(told[0][1].prompt_logprobs)
     assert found[0] == found[1] and found[0][0] is None and len(found[0]) == 100
     for token, figures in zip(ids[1:], found[0][1:]):
