@@ -275,7 +275,7 @@ class Batch:
         self._picks = picks
         self._masks = masks
         self._wrong: set[int] = set()
-        self._is_adjusted = bool(masks) or any([pick.rules is not None for pick in picks])
+        self._is_adjusted = bool(masks) or any(pick.rules is not None for pick in picks)
         self._settings = np.frombuffer(b"".join([p.settings for p in picks]), np.float64).reshape(-1, 5)
         self._keys = np.frombuffer(bytearray().join([p.key for p in picks]), np.uint64).reshape(-1, 3)
         self._keys[:, 1] = [len(pick.history.ids) for pick in picks] if lengths is None else lengths

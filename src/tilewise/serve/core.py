@@ -62,6 +62,10 @@ class _Writing(NamedTuple):
     row: int
     drafts: tuple[int, ...]
 
+    def confirms(self, token: int) -> bool:
+        """Whether a guess was right, so that the next row is the text's, too."""
+        return bool(self.drafts) and self.drafts[0] == token
+
 
 class _Token(NamedTuple):
     """A token that was chosen and whose text is not made yet."""
@@ -84,10 +88,15 @@ class _Foreseen:
     def __init__(self, parts: list[Scheduled], texts: list[Text]) -> None:
         self.parts, self.texts = parts, texts
         self.rows = np.arange(len(parts))
+        self.told = [place for place, text in enumerate(texts) if text.tells_figures]
         lengths = [part.start for part in parts]
         self.batch = Batch([text.choose for text in texts], lengths)
-        self.may_go_on = all([text.longest > length + 1 for text, length in zip(texts, lengths)])
+        self.may_go_on = all(text.longest > length + 1 for text, length in zip(texts, lengths))
         self.end_ids = frozenset[int]().union(*{text.end_ids for text in texts})
+
+
+_Taken = tuple[list[Scheduled], list[Text], list[int], dict[int, NDArray[Any]]]
+"""A step's parts, texts and tokens that are not taken down yet, and rows of those whose figures are told, by place."""
 
 
 class EngineCore:
@@ -123,7 +132,7 @@ class EngineCore:
         self._sequences: dict[str, list[Sequence]] = {}
         self._untold: list[_Token | Event] = []
         self._next: tuple[_Foreseen, list[int]] | None = None
-        self._taken: tuple[list[Scheduled], list[Text], list[int]] | None = None  # not taken down yet
+        self._taken: _Taken | None = None
 
     @property
     def has_work(self) -> bool:
@@ -189,16 +198,16 @@ class EngineCore:
             tell(self.settle())
             foreseen = self._foresee(parts)
 
+        tokens: list[int] | None = None
+        if self._next is not None:
+            (now, tokens), self._next = self._next, None
+            parts = now.parts
+            self.scheduler.repeat()
+        else:
+            self._take_down()
+            parts = self.scheduler.schedule()
         try:
-            if self._next is not None:
-                (now, tokens), self._next = self._next, None
-                parts = now.parts
-                self.scheduler.repeat()
-                rows = self._runner.run(parts, meanwhile, tokens)
-            else:
-                self._take_down()
-                parts = self.scheduler.schedule()
-                rows = self._runner.run(parts, meanwhile) if parts else np.zeros((0, 0))
+            rows = self._runner.run(parts, meanwhile, tokens) if parts else np.zeros((0, 0))
         except TilewiseError as error:
             tell([*self.settle(), *self._fail([part.sequence for part in parts], error)])
             return
@@ -210,10 +219,10 @@ class EngineCore:
 
     def _foresee(self, parts: list[Scheduled]) -> _Foreseen | None:
         """What comes after these parts, made ready; None where that depends on more than their tokens."""
-        if any([part.sequence.status is Status.FINISHED for part in parts]):
+        if any(part.sequence.status is Status.FINISHED for part in parts):
             return None
         texts = [self._texts[part.sequence] for part in parts]
-        if not all([text.is_plain for text in texts]):
+        if not all(text.is_plain for text in texts):
             return None
         following = self.scheduler.foresee(parts)
         if following is None:
@@ -229,19 +238,21 @@ class EngineCore:
         tokens = foreseen.batch.draw(rows, foreseen.rows, self._threads)
         if min(tokens) < 0 or not foreseen.end_ids.isdisjoint(tokens):
             return False
-        self._next, self._taken = (foreseen, tokens), (parts, foreseen.texts, tokens)
+        figures = {place: np.array(rows[place]) for place in foreseen.told}
+        self._next, self._taken = (foreseen, tokens), (parts, foreseen.texts, tokens, figures)
         return True
 
     def _take_down(self) -> None:
         """What the last step brought, where the next one was begun before that was done."""
         if self._taken is None:
             return
-        (parts, texts, tokens), self._taken = self._taken, None
+        (parts, texts, tokens, figures), self._taken = self._taken, None
         self.scheduler.complete(parts)
-        for text, token in zip(texts, tokens):
+        for place, (text, token) in enumerate(zip(texts, tokens)):
             text.take(token)
             history = text.sequence.history
-            self._untold.append(_Token(text, token, None, len(history.ids) - history.num_prompt, None))
+            num_new = len(history.ids) - history.num_prompt
+            self._untold.append(_Token(text, token, None, num_new, figures.get(place)))
 
     def settle(self) -> list[Event]:
         """Make the texts of tokens that were chosen; all that is to be told, in order."""
@@ -300,7 +311,8 @@ class EngineCore:
         batch = Batch(picks, masks=masks)
         tokens = batch.draw(rows, np.array([one.row for one in writing], np.int64), self._threads)
         right: list[_Writing] = []
-        for place, ((text, row, drafts), token) in enumerate(zip(writing, tokens)):
+        for place, (one, token) in enumerate(zip(writing, tokens)):
+            text, row, drafts = one
             sequence = text.sequence
             if sequence.status is Status.FINISHED:  # another text of its request has failed
                 continue
@@ -321,7 +333,7 @@ class EngineCore:
                 continue
             if reason is not None:
                 self._end(sequence, reason)
-            elif drafts and drafts[0] == token:
+            elif one.confirms(token):
                 self.scheduler.accept(sequence)
                 right.append(_Writing(text, row + 1, drafts[1:]))
         return right

@@ -62,7 +62,7 @@ def _inputs_of_writing(
     positions = np.array([part.start for part in parts], np.int32)
     one_each = np.arange(count, dtype=np.int32)
     rows = one_each
-    if any([part.first_row == part.end for part in parts]):
+    if any(part.first_row == part.end for part in parts):
         rows = np.flatnonzero([part.first_row < part.end for part in parts]).astype(np.int32)
     return {
         "tokens": np.array(tokens, np.int32),

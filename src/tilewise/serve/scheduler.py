@@ -237,7 +237,7 @@ class Scheduler:
         """The call was made: its positions are in the cache, and blocks that became full can be found. Guesses may be
         wrong; those that are right, `accept` takes down."""
         for part in parts:
-            sequence, known = part.sequence, part.end - len(part.drafts)
+            sequence, known = part.sequence, part.known
             if sequence.status is Status.FINISHED:  # it failed while the call was made
                 continue
             if known // BLOCK_SIZE == sequence.done // BLOCK_SIZE:

@@ -60,13 +60,7 @@ class Text:
         self.choose = Pick(request.sampling, sequence.history, self.end_ids, sequence.choice)
         self.longest = min(sequence.history.num_prompt + request.sampling.max_tokens, request.max_model_len)
         self._grammar = None if request.grammar is None else request.grammar.copy()
-        self.is_plain = not (
-            self.ends_by_text
-            or self.tells_figures
-            or self.is_structured
-            or request.is_pooled
-            or request.asked.prompt_logprobs is not None
-        )
+        self.is_plain = not (self.ends_by_text or self.is_structured or request.is_pooled)
         self._prompt_logprobs: list[TokenLogprobs | None] = [None]
         self._is_first = True
 

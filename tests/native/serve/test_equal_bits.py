@@ -331,18 +331,32 @@ def _without_tokens(monkeypatch):
 
 
 def _draws_by_place(monkeypatch):
-    places = iter(range(1 << 30))
-    pick = text_module.Text.pick
-
-    def wrong(self, logits_V):
-        return pick(self, logits_V)._replace(choice=next(places) % 3)
-
-    monkeypatch.setattr(text_module.Text, "pick", wrong)
+    places, pick = iter(range(1 << 30)), text_module.Pick
+    monkeypatch.setattr(
+        text_module,
+        "Pick",
+        lambda sampling, history, ends, _: pick(sampling, history, ends, next(places) % 3),
+    )
 
 
 def _rows_swapped(monkeypatch):
     run = runner_module.Runner.run
-    monkeypatch.setattr(runner_module.Runner, "run", lambda self, parts: run(self, parts[::-1]))
+    monkeypatch.setattr(runner_module.Runner, "run", lambda self, *given: run(self, *given)[::-1])
+
+
+def _prepared_wrongly(monkeypatch):
+    def wrong(self, parts):
+        prepare(self, parts)
+        self._prepared[1]["positions"][-1] -= 1
+
+    prepare = runner_module.Runner.prepare
+    monkeypatch.setattr(runner_module.Runner, "prepare", wrong)
+
+
+def _draws_as_before(monkeypatch):
+    batch = core_module.Batch
+    wrong = lambda picks, lengths=None, **masks: batch(picks, lengths and [n - 1 for n in lengths], **masks)  # noqa: E731
+    monkeypatch.setattr(core_module, "Batch", wrong)
 
 
 def _still_found(monkeypatch):
@@ -354,12 +368,7 @@ def _guesses_are_kept(monkeypatch):
 
 
 def _guesses_are_believed(monkeypatch):
-    def wrong(self, token):
-        self.place += 1
-        self.is_right = self.place <= len(self.drafts)
-        return self.is_right
-
-    monkeypatch.setattr(core_module._Writing, "confirms", wrong)
+    monkeypatch.setattr(core_module._Writing, "confirms", lambda self, token: bool(self.drafts))
 
 
 FAULTS = [
@@ -370,6 +379,8 @@ FAULTS = [
         _without_tokens,
         _draws_by_place,
         _rows_swapped,
+        _prepared_wrongly,
+        _draws_as_before,
         _still_found,
         _guesses_are_kept,
         _guesses_are_believed,

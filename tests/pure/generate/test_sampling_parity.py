@@ -250,7 +250,11 @@ def test_native_penalties_are_those_of_numpy(sampling, seed, prompt, written, ma
 def test_another_penalty_is_seen(wrong, monkeypatch):
     """The twin: with one rule dropped on its way to the native code, scores differ."""
     sampling = Sampling(
-        presence_penalty=0.5, logit_bias={2: 1.0, 1: 1.0}, bad_words_ids=[(0,), (4,)], allowed_token_ids=range(9), min_tokens=9
+        presence_penalty=0.5,
+        logit_bias={2: 1.0, 1: 1.0},
+        bad_words_ids=[(0,), (4,)],
+        allowed_token_ids=range(9),
+        min_tokens=9,
     )
     compare_adjustments(sampling, 1, [1, 2], [5, 6, 8], VOCAB)
     if wrong == "mask":
