@@ -248,10 +248,12 @@ BUSY = [
 ]
 
 
-def test_a_busy_history_preempts_and_finds_blocks(served, alone):
+def test_a_busy_history_preempts_and_finds_blocks(served, alone, monkeypatch):
     """What the faults below disturb does happen, and changes nothing."""
+    foreseen, repeat = [], Scheduler.repeat
+    monkeypatch.setattr(Scheduler, "repeat", lambda self: foreseen.append(repeat(self)))
     core = _play(served["one"], SMALL, BUSY, partial(alone, "one"))
-    assert core.scheduler.num_preemptions > 0
+    assert core.scheduler.num_preemptions > 0 and len(foreseen) > 50
 
 
 def test_right_guesses_save_calls_and_change_nothing(served, alone):
@@ -396,7 +398,8 @@ def test_planted_faults_change_what_is_written(served, alone, monkeypatch, plant
             alone("one", event.ask)
     plant(monkeypatch)
     with pytest.raises((AssertionError, InternalError, IndexError, ValueError)):
-        _play(served["one"], SMALL, BUSY, partial(alone, "one"), GUESSING["mostly right"])
+        for guesses in (GUESSING["mostly right"], None):
+            _play(served["one"], SMALL, BUSY, partial(alone, "one"), guesses)
 
 
 @pytest.mark.parametrize("forgotten", ["salt", "parent"])
