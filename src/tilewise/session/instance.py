@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -164,6 +164,16 @@ class GraphInstance:
         """
         with self._alone("get_tensor"):
             return self._tensors.read(name)
+
+    def view_tensor(self, name: str) -> Array:
+        """An input or an output of the last run, to be read before the next one writes over it; a copy is made only
+        where it lies in several parts.
+
+        Raises:
+            ShapeError: no tensor has that name.
+        """
+        with self._alone("view_tensor"):
+            return self._tensors.view(name)
 
     def set_tensor(self, name: str, value: Array) -> None:
         """Write a whole tensor from outside: input, parameter (its master along with it) or state.
@@ -330,8 +340,8 @@ class GraphInstance:
 
     # ---- running ------------------------------------------------------------------------------------------
 
-    def _run(self, name: str) -> None:
-        self._executor.run(self._program, self._tensors.store.symbols, name)
+    def _run(self, name: str, meanwhile: Callable[[], object] | None = None) -> None:
+        self._executor.run(self._program, self._tensors.store.symbols, name, meanwhile)
 
     def step(self, batch: Mapping[str, Array], lr: float, *, on_nonfinite: str = "stop") -> StepResult:
         """One training step: all microbatches, reductions, clipping, update.
@@ -391,10 +401,25 @@ class GraphInstance:
             ShapeError: an input has another shape, or names what does not exist.
             TaskFailed: a task failed.
         """
+        self.forward_beside(inputs)
+
+    def forward_beside(
+        self, inputs: Mapping[str, Array], meanwhile: Callable[[], object] | None = None
+    ) -> None:
+        """`forward`, and something else beside it on this thread.
+
+        Args:
+            inputs: by name, as `forward` takes them.
+            meanwhile: called once when the devices compute, unless inputs are refused; must not call this model. What
+                it raises is raised when they have done.
+
+        Raises:
+            PlanError, ShapeError, TaskFailed: as `forward`.
+        """
         with self._alone("forward"):
             _require_program(self.plan, "forward")
             self._tensors.feed(inputs)
-            self._run("forward")
+            self._run("forward", meanwhile)
             self._writes_at_forward = self._tensors.num_writes
 
     def backward(self) -> None:

@@ -55,6 +55,7 @@ class TensorStore:
         self.plan, self.executor = plan, executor
         self._in_files = frozenset(plan.layout.files)
         self.symbols = [s.max for s in plan.shapes.symbols]
+        self._kept: dict[int, np.ndarray] = {}  # what views of several parts are put together in
 
     def _parts(self, tensor: int) -> range:
         return range(len(self.plan.outside[tensor]))
@@ -142,10 +143,34 @@ class TensorStore:
     def read(self, tensor: int) -> np.ndarray:
         """The whole from the devices' parts; of replicas, the first device's."""
         spec = self.plan.graph.spec(tensor)
-        shape = [
+        whole = np.zeros(self._shape(spec), spec.dtype.numpy)
+        self._read_into(whole, spec, tensor)
+        return whole
+
+    def view(self, tensor: int) -> np.ndarray:
+        """The same without a copy where the first device holds the whole as it is; else in memory that is kept."""
+        spec = self.plan.graph.spec(tensor)
+        shape = self._shape(spec)
+        if tensor not in self._in_files and len(self._parts(tensor)) == 1 and spec.storage != "packed":
+            sizes, _ = self._local(self.plan.shapes.on(0), spec, tensor, 0)
+            if sizes == shape:
+                found = self._array(0, tensor, 0, sizes, spec).reshape(shape)
+                found.flags.writeable = False
+                return found
+        kept = self._kept.get(tensor)
+        if kept is None or kept.size < prod(shape):
+            kept = self._kept[tensor] = np.zeros(prod(shape), spec.dtype.numpy)
+        whole = kept[: prod(shape)].reshape(shape)
+        self._read_into(whole, spec, tensor)
+        return whole
+
+    def _shape(self, spec: TensorSpec) -> list[int]:
+        """Sizes of a whole tensor now."""
+        return [
             self.symbols[self.plan.shapes.symbols.index(s)] if isinstance(s, Dim) else s for s in spec.shape
         ]
-        whole = np.zeros(shape, spec.dtype.numpy)
+
+    def _read_into(self, whole: np.ndarray, spec: TensorSpec, tensor: int) -> None:
         for device in range(self.plan.mesh.num_devices - 1, -1, -1):
             for part in self._parts(tensor):
                 sizes, slices = self._local(self.plan.shapes.on(device), spec, tensor, part)
@@ -153,7 +178,6 @@ class TensorStore:
                 whole[slices] = (
                     unpack_weight(flat, *sizes) if spec.storage == "packed" else flat.reshape(sizes)
                 )
-        return whole
 
     def copy_home(self, tensor: int, home: Home) -> np.ndarray:
         """A device's own part of a tensor; the copy shares no memory with it."""

@@ -1,7 +1,5 @@
 """The scheduler as a state machine: whatever comes, blocks are neither lost nor used twice, and all texts end."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 
@@ -141,7 +139,8 @@ def _guesses_are_kept(monkeypatch):
 
 
 def _guesses_without_blocks(monkeypatch):
-    monkeypatch.setattr(scheduler_module, "replace", lambda part, *, blocks, **new: replace(part, **new))
+    change = Scheduled._replace
+    monkeypatch.setattr(Scheduled, "_replace", lambda self, *, blocks, **new: change(self, **new))
 
 
 FAULTS = [
