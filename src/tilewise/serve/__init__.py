@@ -16,6 +16,7 @@ from tilewise.serve.outputs import (
     PoolingRequestOutput,
     RequestOutput,
     RequestOutputKind,
+    StepTimes,
 )
 from tilewise.serve.sampling_params import SamplingParams
 from tilewise.serve.speculation import SpeculativeConfig
@@ -35,5 +36,6 @@ __all__ = [
     "RequestOutputKind",
     "SamplingParams",
     "SpeculativeConfig",
+    "StepTimes",
     "StructuredOutputsParams",
 ]

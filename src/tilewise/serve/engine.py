@@ -271,6 +271,7 @@ class Engine:
             num_free_blocks=sum(s.pool.num_free for s in schedulers),
             num_preemptions=sum(s.num_preemptions for s in schedulers),
             num_steps=sum(s.num_steps for s in schedulers),
+            steps=tuple(sorted(step for replica in self._replicas for step in replica.steps)),
         )
 
     def _between_steps(self, function: Callable[[EngineCore], T], replica: Replica | None = None) -> T:

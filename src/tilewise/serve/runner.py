@@ -7,6 +7,8 @@ Shapes: T tokens of a call, S sequences of a call, R rows with logits, V vocabul
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.models import BLOCK_SIZE
+from tilewise.serve.outputs import StepTimes
 from tilewise.serve.scheduler import Scheduled
 from tilewise.session import GraphInstance
 
 __all__ = ["Runner", "call_inputs"]
 
 Array = NDArray[Any]
+_KEPT_STEPS = 128
 
 
 def call_inputs(parts: Sequence[Scheduled], max_blocks: int) -> dict[str, NDArray[np.int32]]:
@@ -88,6 +92,12 @@ class Runner:
         self._instance = instance
         self._max_blocks = max_blocks
         self._prepared: tuple[list[Scheduled], dict[str, NDArray[np.int32]]] = [], {}
+        self._steps: deque[StepTimes] = deque(maxlen=_KEPT_STEPS)
+
+    @property
+    def steps(self) -> tuple[StepTimes, ...]:
+        """The last calls, oldest first. May be asked for by any thread."""
+        return tuple(self._steps.copy())
 
     def prepare(self, parts: list[Scheduled]) -> None:
         """Parts that the next call may have, of one token each that is not known yet.
@@ -120,8 +130,12 @@ class Runner:
             prepared, inputs = self._prepared
             assert prepared is parts
             inputs["tokens"][:] = tokens
+        begin = time.monotonic()
         self._instance.forward_beside(inputs, meanwhile)
+        seconds = time.monotonic() - begin
         rows_RX = self._instance.view_tensor(self._output)
-        if tokens is not None:
-            return rows_RX
-        return rows_RX[: sum([part.end - part.first_row for part in parts])]
+        if tokens is None:
+            rows_RX = rows_RX[: sum([part.end - part.first_row for part in parts])]
+        num_rows = len(rows_RX)
+        self._steps.append(StepTimes(begin, seconds, len(inputs["tokens"]) - num_rows, num_rows))
+        return rows_RX

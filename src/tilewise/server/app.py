@@ -98,7 +98,7 @@ class _Pages:
     async def status(self, _: Mapping[str, str]) -> tuple[int, str, bytes]:
         self._service.check_ready()
         stats = await self._service.client.stats()
-        return _told({"steps": []})
+        return _told({"steps": [] if stats is None else stats.steps})
 
     async def openapi(self, _: Mapping[str, str]) -> tuple[int, str, bytes]:
         return 200, _JSON, self._description

@@ -168,7 +168,7 @@ def test_the_status_page_follows_the_server(page):
     server.ask("/v1/completions", {"model": "small", "prompt": "hello", "max_tokens": 9, "ignore_eos": True})
     page.goto(server.url + "/status")
     page.wait_for_selector("#steps rect")
-    page.wait_for_selector("#rates polyline")
+    page.wait_for_selector("#rates polyline", state="attached")
     shown = dict(zip(page.locator("dt").all_text_contents(), page.locator("dd").all_text_contents()))
     written = int(shown["Tokens written"].replace(",", ""))
     assert written == server.metric("generation_tokens_total") >= 9
