@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -432,4 +433,4 @@ def test_the_last_steps_are_known(model_dir):
     assert len(pieces) == 7 == len(steps) == sum(step.num_written for step in steps)
     assert [step.num_read for step in steps] == [3, *[0] * 6]
     assert all(step.seconds > 0 for step in steps)
-    assert all(a.begin_s + a.seconds <= b.begin_s for a, b in zip(steps, steps[1:]))
+    assert all(a.begin_s + a.seconds <= b.begin_s for a, b in pairwise(steps))
