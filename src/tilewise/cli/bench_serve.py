@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise.cli.options import REVISION, make_console
+from tilewise.cli.serve import read_keys
 from tilewise.core import CheckpointError, ConfigError
 from tilewise.core.reading import Unreadable, decode_text, read_whole
 
@@ -39,6 +39,18 @@ def serve(
         str | None,
         typer.Option(
             metavar="NAME", rich_help_panel=_SERVER, help="The model's name there; default: its first."
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", rich_help_panel=_SERVER, help="A file whose first line is a key of the server."
+        ),
+    ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", rich_help_panel=_SERVER, help="A header of every request; may be repeated."
         ),
     ] = None,
     tokenizer: Annotated[
@@ -122,7 +134,7 @@ def serve(
     """Ask a running server as many clients would, and say how quickly it answers.
 
     Prints time to the first token (TTFT), per token after it (TPOT), between two pieces (ITL) and of a whole answer:
-    mean, median and percentiles. A key is taken from OPENAI_API_KEY. Exits with 1 where a request failed.
+    mean, median and percentiles. Exits with 1 where a request failed.
 
     Example: `tilewise bench serve --tokenizer demo/model --num-prompts 32 --request-rate 4`
     """
@@ -142,8 +154,10 @@ def serve(
     if output_json is not None:
         check_writable(output_json.parent)
         check_replaceable(output_json, is_directory=False)
-    key = os.environ.get("OPENAI_API_KEY", "")
-    target = Target(base_url.rstrip("/"), {"authorization": f"Bearer {key}"} if key else {})
+    headers = {name.strip(): value.strip() for name, _, value in (one.partition("=") for one in header or ())}
+    if api_key_file is not None:
+        headers["authorization"] = f"Bearer {read_keys(api_key_file)[0]}"
+    target = Target(base_url.rstrip("/"), headers)
     name = asyncio.run(require_answer(target, model))
     count = num_prompts + num_warmups
     if dataset_path is not None:

@@ -20,7 +20,7 @@ from tilewise.cli.options import (
 from tilewise.core import ConfigError
 from tilewise.core.reading import Unreadable, decode_text, read_whole
 
-__all__ = ["serve", "size"]
+__all__ = ["read_keys", "serve", "size"]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _MOST_TEMPLATE, _MOST_KEYS = 1 << 20, 1 << 16
@@ -279,7 +279,7 @@ def serve(
 
     if generation_config not in ("auto", "vllm"):
         raise typer.BadParameter(f"{generation_config!r} is not one of auto, vllm")
-    keys = [*(api_key or ()), *_keys(api_key_file)]
+    keys = [*(api_key or ()), *read_keys(api_key_file)]
     settings = ServerSettings(
         host=host,
         port=port,
@@ -354,7 +354,15 @@ def _text(path: Path, option: str, most: int) -> str:
         ) from None
 
 
-def _keys(path: Path | None) -> list[str]:
+def read_keys(path: Path | None) -> list[str]:
+    """The keys of a file, a line each.
+
+    Args:
+        path: of it; None: there are none.
+
+    Raises:
+        ConfigError: it cannot be read, or has none.
+    """
     if path is None:
         return []
     found = [line.strip() for line in _text(path, "--api-key-file", _MOST_KEYS).splitlines() if line.strip()]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from native.server.served import small_model, usual_server
+from native.server.served import Served, small_model, usual_server
 from tilewise.cli.main import _run
 
 
@@ -49,6 +49,31 @@ def test_prompts_of_a_file(tmp_path, capsys):
     options = ("--dataset-name", "sharegpt", "--dataset-path", file, "--ignore-eos", "--num-warmups", 0)
     assert bench(*options, "--request-rate", 50) == 0
     assert "Total generated tokens:" in capsys.readouterr().out
+
+
+def test_a_key_and_headers_are_sent(tmp_path, capsys):
+    """A server that wants a key measures with it alone."""
+    server = Served(small_model(), "--served-model-name", "small", "--api-key", "a-secret")
+    try:
+        server.wait_ready()
+        (file := tmp_path / "key").write_text("a-secret\n")
+        options = (
+            "--tokenizer",
+            small_model(),
+            "--num-prompts",
+            2,
+            "--random-input-len",
+            4,
+            "--random-output-len",
+            2,
+        )
+        given = ["bench", "serve", "--base-url", server.url, *map(str, options)]
+        assert _run(given) != 0
+        assert "status 401" in capsys.readouterr().err
+        assert _run([*given, "--api-key-file", str(file)]) == 0
+        assert _run([*given, "--header", "Authorization=Bearer a-secret"]) == 0
+    finally:
+        server.close()
 
 
 def test_what_cannot_be_measured_is_refused(capsys):
