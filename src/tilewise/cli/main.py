@@ -1,5 +1,5 @@
-"""The command line: `tilewise demo | train | generate | serve | run-batch | encode | evaluate | inspect | verify |
-bench | checkpoint`.
+"""The command line: `tilewise demo | train | generate | serve | chat | run-batch | encode | evaluate | inspect |
+verify | bench | checkpoint`.
 
 Owns arguments, help texts, exit codes. Heavy packages are imported inside commands, so that help is quick. A
 user's mistake is one line on standard error and exit code 2 before any work; a failure while working is one
@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from tilewise.cli.bench import bench
+from tilewise.cli.chat import chat
 from tilewise.cli.checkpoint import checkpoints
 from tilewise.cli.generate import generate
 from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_console
@@ -131,6 +132,7 @@ def train(
 
 app.command()(generate)
 app.command()(serve)
+app.command()(chat)
 app.command("run-batch")(run_batch)
 
 

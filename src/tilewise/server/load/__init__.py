@@ -5,6 +5,16 @@ Owns the client's side of HTTP, arrivals, and the figures that `vllm bench serve
 
 from tilewise.server.load.arrivals import Load, Played, Wanted, play
 from tilewise.server.load.figures import METRICS, load_figures
-from tilewise.server.load.target import Target, require_answer
+from tilewise.server.load.target import BadAnswer, Target, require_answer
 
-__all__ = ["METRICS", "Load", "Played", "Target", "Wanted", "load_figures", "play", "require_answer"]
+__all__ = [
+    "METRICS",
+    "BadAnswer",
+    "Load",
+    "Played",
+    "Target",
+    "Wanted",
+    "load_figures",
+    "play",
+    "require_answer",
+]
