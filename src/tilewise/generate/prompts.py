@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["check_prompt", "encode_prompt", "word_ids"]
 
 _MOST = 1 << 31
-_SHORT = 1 << 12  # characters; a longer prompt is encoded without holding up Python's other threads, as batches are
+_SHORT = (
+    1 << 12
+)  # characters; a longer prompt is encoded without holding up Python's other threads, as batches are
 _border = Border("generate")
 
 
