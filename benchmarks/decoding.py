@@ -169,7 +169,7 @@ def step_of(model: GraphInstance, inputs: dict[str, np.ndarray]) -> Callable[[],
 
     def step() -> None:
         model.forward(**inputs)
-        logits = model.view_tensor("logits")
+        logits = model.get_tensor("logits", copy=False)
         draw_tokens(logits if logits.dtype == np.float32 else logits.view(np.uint16), rows, settings, keys)
 
     return step

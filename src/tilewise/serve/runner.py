@@ -120,8 +120,8 @@ class Runner:
             prepared, inputs = self._prepared
             assert prepared is parts
             inputs["tokens"][:] = tokens
-        self._instance.forward_beside(inputs, meanwhile)
-        rows_RX = self._instance.view_tensor(self._output)
+        self._instance.forward(meanwhile, **inputs)
+        rows_RX = self._instance.get_tensor(self._output, copy=False)
         if tokens is not None:
             return rows_RX
         return rows_RX[: sum([part.end - part.first_row for part in parts])]

@@ -181,7 +181,12 @@ def check_value(
     if spec.dtype.name == "i32" and value.dtype != np.int32:
         limits = np.iinfo(np.int32)
         _check_indices(call, name, value, int(limits.min), int(limits.max) + 1, None)
-    elif spec.dtype.name != "i32" and value.size and not is_finite(value, spec.dtype) and is_finite(value, None):
+    elif (
+        spec.dtype.name != "i32"
+        and value.size
+        and not is_finite(value, spec.dtype)
+        and is_finite(value, None)
+    ):
         _border.refuse(call, f"{name!r} must fit {spec.dtype}", "numbers beyond its range", "scale them down")
     for low, high, other in bounds:
         also = None if other is None else _known(other, symbols)
