@@ -148,13 +148,13 @@ void adjust_scores(const Scores& scores, const nb::object& adjustment) {
 
 void check_rules(const Rules& rules) {
   const auto is_id = [](int64_t id) { return id >= 0; };
-  const bool holds =
-      rules.repetition > 0 && rules.no_repeat_ngram_size >= 0 && rules.min_tokens >= 0 &&
-      std::ranges::all_of(rules.bias, is_id, &std::pair<int64_t, double>::first) &&
-      std::ranges::all_of(rules.allowed, is_id) && std::ranges::is_sorted(rules.allowed) &&
-      std::ranges::all_of(rules.ends, is_id) && std::ranges::all_of(rules.bad_words, [&](const auto& word) {
-        return !word.empty() && std::ranges::all_of(word, is_id);
-      });
+  const bool holds = rules.repetition > 0 && rules.no_repeat_ngram_size >= 0 && rules.min_tokens >= 0 &&
+                     std::ranges::all_of(rules.bias, is_id, &std::pair<int64_t, double>::first) &&
+                     std::ranges::all_of(rules.allowed, is_id) && std::ranges::is_sorted(rules.allowed) &&
+                     std::ranges::all_of(rules.ends, is_id) &&
+                     std::ranges::all_of(rules.bad_words, [&](const auto& word) {
+                       return !word.empty() && std::ranges::all_of(word, is_id);
+                     });
   check<ArgumentError>(holds, "[sampling.Rules] rules must lie in their ranges and ids ascend; correct them");
 }
 
@@ -192,7 +192,8 @@ void bind_sampling(nb::module_& m) {
   sub.def(
       "draw", &draw, nb::arg("logits"), nb::arg("rows"), nb::arg("settings"), nb::arg("keys"), nb::arg("threads") = 1,
       nb::arg("adjustments") = nb::list(),
-      "A token for each of `rows` (int64) of the logits (float32, float64, or uint16 that stand for bf16): settings [rows, 5] are temperature, top_k, "
+      "A token for each of `rows` (int64) of the logits (float32, float64, or uint16 that stand for bf16): settings "
+      "[rows, 5] are temperature, top_k, "
       "top_p, min_p, typical_p; keys [rows, 3] seed, position, choice; adjustments, where there are any, of each row "
       "None or its Rules, TokenHistory and mask (uint8, 0 forbids; or None). NOT_FINITE and NOTHING_LEFT instead of a "
       "token say why there is none.");

@@ -35,7 +35,8 @@ void allow_only(const std::vector<int64_t>& allowed, double* scores, int64_t n) 
 }
 
 bool ends_with(std::span<const int64_t> ids, std::span<const int64_t> tail) {
-  return tail.size() <= ids.size() && std::equal(tail.begin(), tail.end(), ids.end() - static_cast<int64_t>(tail.size()));
+  return tail.size() <= ids.size() &&
+         std::equal(tail.begin(), tail.end(), ids.end() - static_cast<int64_t>(tail.size()));
 }
 
 /// What followed where the last size - 1 tokens stood before.

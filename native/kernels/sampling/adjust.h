@@ -1,8 +1,8 @@
 // What a request asks of its logits before a token is drawn: penalties, added numbers, what may not come.
 //
-// All in doubles and in one order: repetition, presence and frequency, bias, the tokens allowed, n-grams, bad words, end
-// tokens before the least length, the grammar's mask. What may not come is minus infinity. A function of the row, the
-// rules and the text alone.
+// All in doubles and in one order: repetition, presence and frequency, bias, the tokens allowed, n-grams, bad words,
+// end tokens before the least length, the grammar's mask. What may not come is minus infinity. A function of the row,
+// the rules and the text alone.
 #pragma once
 #include <cstddef>
 #include <cstdint>

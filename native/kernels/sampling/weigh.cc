@@ -98,9 +98,12 @@ double widen_of(const T* row, int64_t n, double* scores) {
 
 double widen(const LogitsRow& row, double* scores) {
   switch (row.type) {
-    case LogitsType::kF64: return widen_of(static_cast<const double*>(row.data), row.n, scores);
-    case LogitsType::kBF16: return widen_of(static_cast<const bf16*>(row.data), row.n, scores);
-    case LogitsType::kF32: break;
+    case LogitsType::kF64:
+      return widen_of(static_cast<const double*>(row.data), row.n, scores);
+    case LogitsType::kBF16:
+      return widen_of(static_cast<const bf16*>(row.data), row.n, scores);
+    case LogitsType::kF32:
+      break;
   }
   return widen_of(static_cast<const float*>(row.data), row.n, scores);
 }

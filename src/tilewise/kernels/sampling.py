@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise import _native
+from tilewise._native.sampling import Rules, TokenHistory
 
 __all__ = ["NOTHING_LEFT", "NOT_FINITE", "Adjustment", "Rules", "TokenHistory", "adjust_row", "draw_tokens"]
 
@@ -20,10 +21,6 @@ NOT_FINITE: int = _native.sampling.NOT_FINITE
 """Instead of a token: a logit is NaN or infinite."""
 NOTHING_LEFT: int = _native.sampling.NOTHING_LEFT
 """Instead of a token: every one is forbidden."""
-Rules = _native.sampling.Rules
-"""What a request asks of its logits: penalties, added numbers, what may not come. Made once."""
-TokenHistory = _native.sampling.TokenHistory
-"""The tokens of a growing text, and how often each was written."""
 Adjustment = tuple[Rules | None, TokenHistory | None, NDArray[np.uint8] | None]
 """Rules with their text, or neither, and a mask `[vocab]` whose zeros may not come, or none."""
 

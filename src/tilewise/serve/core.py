@@ -91,7 +91,6 @@ class _Foreseen:
         self.told = [place for place, text in enumerate(texts) if text.tells_figures]
         lengths = [part.start for part in parts]
         self.batch = Batch([text.choose for text in texts], lengths)
-        self.may_go_on = all(text.longest > length + 1 for text, length in zip(texts, lengths))
         self.end_ids = frozenset[int]().union(*{text.end_ids for text in texts})
 
 
@@ -222,16 +221,13 @@ class EngineCore:
         if any(part.sequence.status is Status.FINISHED for part in parts):
             return None
         texts = [self._texts[part.sequence] for part in parts]
-        if not all(text.is_plain for text in texts):
+        if not all(text.is_plain and text.longest > part.end + 1 for text, part in zip(texts, parts)):
             return None
         following = self.scheduler.foresee(parts)
         if following is None:
             return None
-        foreseen = _Foreseen(following, texts)
-        if not foreseen.may_go_on:
-            return None
         self._runner.prepare(following)
-        return foreseen
+        return _Foreseen(following, texts)
 
     def _goes_on(self, parts: list[Scheduled], foreseen: _Foreseen, rows: NDArray[Any]) -> bool:
         """Choose tokens; whether what was foreseen comes. Where not, nothing has changed."""

@@ -131,9 +131,9 @@ class Runner:
             assert prepared is parts
             inputs["tokens"][:] = tokens
         begin = time.monotonic()
-        self._instance.forward_beside(inputs, meanwhile)
+        self._instance.forward(meanwhile, **inputs)
         seconds = time.monotonic() - begin
-        rows_RX = self._instance.view_tensor(self._output)
+        rows_RX = self._instance.get_tensor(self._output, copy=False)
         if tokens is None:
             rows_RX = rows_RX[: sum([part.end - part.first_row for part in parts])]
         num_rows = len(rows_RX)

@@ -217,6 +217,8 @@ class Scheduler:
             sequence, end = part.sequence, part.end
             if end != len(sequence.history.ids) or part.first_row != end - 1 or sequence.drafter is not None:
                 return None
+            if end >= self.limits.max_context:
+                return None
             writing.append(sequence)
             if end == len(sequence.blocks) * BLOCK_SIZE:
                 missing.append(sequence)

@@ -156,24 +156,20 @@ class GraphInstance:
         with self._alone("differing_replicas"):
             return self._tensors.differing_replicas(name)
 
-    def get_tensor(self, name: str) -> Array:
+    def get_tensor(self, name: str, *, copy: bool = True) -> Array:
         """A tensor as a whole: a parameter (its fp32 master in training), state, input, or an output of the last run.
 
+        Args:
+            name: of the tensor.
+            copy: False for an input or output that is read before the next run writes over it, where it lies if it lies
+                in one piece; a parameter's master is passed over.
+
         Raises:
             ShapeError: no tensor has that name.
         """
+        _border.truth("get_tensor", "copy", copy)
         with self._alone("get_tensor"):
-            return self._tensors.read(name)
-
-    def view_tensor(self, name: str) -> Array:
-        """An input or an output of the last run, to be read before the next one writes over it; a copy is made only
-        where it lies in several parts.
-
-        Raises:
-            ShapeError: no tensor has that name.
-        """
-        with self._alone("view_tensor"):
-            return self._tensors.view(name)
+            return self._tensors.read(name) if copy else self._tensors.view(name)
 
     def set_tensor(self, name: str, value: Array) -> None:
         """Write a whole tensor from outside: input, parameter (its master along with it) or state.
@@ -389,10 +385,12 @@ class GraphInstance:
             )
         return self.plan.optimizer
 
-    def forward(self, **inputs: Array) -> None:
+    def forward(self, meanwhile: Callable[[], object] | None = None, /, **inputs: Array) -> None:
         """Run the forward pass; read results with `get_tensor`.
 
         Args:
+            meanwhile: called once on this thread when the devices compute, unless inputs are refused; must not call
+                this model. What it raises is raised when they have done.
             inputs: by name, the whole batch each. Symbolic sizes have any value within their bounds.
 
         Raises:
@@ -401,21 +399,9 @@ class GraphInstance:
             ShapeError: an input has another shape, or names what does not exist.
             TaskFailed: a task failed.
         """
-        self.forward_beside(inputs)
-
-    def forward_beside(
-        self, inputs: Mapping[str, Array], meanwhile: Callable[[], object] | None = None
-    ) -> None:
-        """`forward`, and something else beside it on this thread.
-
-        Args:
-            inputs: by name, as `forward` takes them.
-            meanwhile: called once when the devices compute, unless inputs are refused; must not call this model. What
-                it raises is raised when they have done.
-
-        Raises:
-            PlanError, ShapeError, TaskFailed: as `forward`.
-        """
+        if meanwhile is not None and not callable(meanwhile):
+            rule, advice = "what is done meanwhile must be a function", "pass inputs by name"
+            _border.refuse("forward", rule, shown(meanwhile), advice)
         with self._alone("forward"):
             _require_program(self.plan, "forward")
             self._tensors.feed(inputs)

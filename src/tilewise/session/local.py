@@ -56,6 +56,7 @@ class TensorStore:
         self._in_files = frozenset(plan.layout.files)
         self.symbols = [s.max for s in plan.shapes.symbols]
         self._kept: dict[int, np.ndarray] = {}  # what views of several parts are put together in
+        self._direct: dict[int, list[np.ndarray] | None] = {}  # see _whole_on_each
 
     def _parts(self, tensor: int) -> range:
         return range(len(self.plan.outside[tensor]))
@@ -124,6 +125,11 @@ class TensorStore:
 
     def write(self, tensor: int, value: np.ndarray, *, once: bool = False) -> None:
         """Every device's part from the whole; with `once` only on the first device that holds a part."""
+        direct = None if once else self._whole_on_each(tensor)
+        if direct is not None:
+            for memory in direct:
+                memory[: value.size] = value.reshape(-1)
+            return
         spec = self.plan.graph.spec(tensor)
         for device in range(self.plan.mesh.num_devices):
             if once and not self._is_first(tensor, device):
@@ -151,18 +157,31 @@ class TensorStore:
         """The same without a copy where the first device holds the whole as it is; else in memory that is kept."""
         spec = self.plan.graph.spec(tensor)
         shape = self._shape(spec)
-        if tensor not in self._in_files and len(self._parts(tensor)) == 1 and spec.storage != "packed":
-            sizes, _ = self._local(self.plan.shapes.on(0), spec, tensor, 0)
-            if sizes == shape:
-                found = self._array(0, tensor, 0, sizes, spec).reshape(shape)
-                found.flags.writeable = False
-                return found
+        direct = self._whole_on_each(tensor)
+        if direct is not None:
+            found = direct[0][: prod(shape)].reshape(shape)
+            found.flags.writeable = False
+            return found
         kept = self._kept.get(tensor)
         if kept is None or kept.size < prod(shape):
             kept = self._kept[tensor] = np.zeros(prod(shape), spec.dtype.numpy)
         whole = kept[: prod(shape)].reshape(shape)
         self._read_into(whole, spec, tensor)
         return whole
+
+    def _whole_on_each(self, tensor: int) -> list[np.ndarray] | None:
+        """The flat elements of a tensor that every device holds whole and as it is, for as many as it may have; None of
+        others. Found once: inputs are written and outputs read between any two runs."""
+        if tensor not in self._direct:
+            spec, devices = self.plan.graph.spec(tensor), range(self.plan.mesh.num_devices)
+            now, self.symbols = self.symbols, [s.max for s in self.plan.shapes.symbols]
+            found: list[np.ndarray] | None = None
+            if tensor not in self._in_files and len(self._parts(tensor)) == 1 and spec.storage != "packed":
+                sizes = [self._local(self.plan.shapes.on(device), spec, tensor, 0)[0] for device in devices]
+                if all(local == self._shape(spec) for local in sizes):
+                    found = [self._array(device, tensor, 0, sizes[device], spec) for device in devices]
+            self._direct[tensor], self.symbols = found, now
+        return self._direct[tensor]
 
     def _shape(self, spec: TensorSpec) -> list[int]:
         """Sizes of a whole tensor now."""

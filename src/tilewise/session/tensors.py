@@ -110,7 +110,7 @@ class NamedTensors:
 
     def view(self, name: str) -> Array:
         """A tensor as `read` returns it, where it lies if that is in one piece; it changes with the next run."""
-        return self.store.view(self._id("view_tensor", name))
+        return self.store.view(self._id("get_tensor", name))
 
     def copy_state(self) -> dict[str, PartedTensor]:
         """Copies of parameters in fp32 and of optimizer states, each device's own part of every one (`Plan.homes`);
