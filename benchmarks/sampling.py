@@ -62,13 +62,13 @@ def main() -> None:
     torch.set_num_threads(threads)
     print(f"{machine('torch', 'transformers')}; {threads} threads; {given.rows} rows of {given.vocab:,}")
     logits = np.random.default_rng(0).normal(0, 2, (given.rows, given.vocab)).astype(np.float32)
-    rows, theirs = list(logits), torch.from_numpy(logits)
+    rows, theirs = np.arange(given.rows), torch.from_numpy(logits)
     keys = np.array([(seed, 1, 0) for seed in range(given.rows)], np.uint64)
     for name, (temperature, top_k, top_p) in WAYS.items():
         settings = np.array([(temperature, top_k, top_p, 0, 1)] * given.rows, np.float64)
         calls: dict[str, Callable[[], object]] = {
-            "one thread": lambda s=settings: draw_tokens(rows, s, keys, 1),  # type: ignore[misc]
-            "all threads": lambda s=settings: draw_tokens(rows, s, keys, threads),  # type: ignore[misc]
+            "one thread": lambda s=settings: draw_tokens(logits, rows, s, keys, 1),  # type: ignore[misc]
+            "all threads": lambda s=settings: draw_tokens(logits, rows, s, keys, threads),  # type: ignore[misc]
             "transformers": lambda w=(temperature, top_k, top_p): peer(theirs, *w),  # type: ignore[misc]
         }
         taken: dict[str, list[float]] = {label: [] for label in calls}

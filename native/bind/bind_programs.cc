@@ -132,9 +132,10 @@ ExecutorOptions executor_options(const nb::kwargs& given) {
   return options;
 }
 
-/// Runs with the GIL released; a pending Python exception (Ctrl-C) cancels and is raised once the devices are quiet.
+/// Runs with the GIL released; a pending Python exception (Ctrl-C) cancels and is raised once the devices are quiet, as
+/// is one of `meanwhile`, which cancels nothing.
 void run(Executor& executor, std::shared_ptr<const Program> program, std::vector<int64_t> symbols,
-         const std::string& name) {
+         const std::string& name, const nb::object& meanwhile) {
   std::optional<nb::python_error> pending;
   const auto poll = [&pending] {
     nb::gil_scoped_acquire hold;
@@ -142,13 +143,25 @@ void run(Executor& executor, std::shared_ptr<const Program> program, std::vector
     pending.emplace();
     return true;
   };
+  std::function<void()> call;
+  if (!meanwhile.is_none()) {
+    call = [&] {
+      nb::gil_scoped_acquire hold;
+      try {
+        meanwhile();
+      } catch (nb::python_error& error) {
+        pending.emplace(std::move(error));
+      }
+    };
+  }
   try {
     nb::gil_scoped_release release;
-    executor.run(std::move(program), std::move(symbols), name, poll);
+    executor.run(std::move(program), std::move(symbols), name, poll, call);
   } catch (...) {
     if (pending) throw std::move(*pending);  // Ctrl-C is never swallowed by an error that came first
     throw;
   }
+  if (pending) throw std::move(*pending);
 }
 
 nb::object buffer(const Executor& executor, int64_t device, int64_t offset, int64_t bytes) {
@@ -364,7 +377,9 @@ void bind_executor(nb::module_& m) {
            "'read' bytes of a device's file into a uint8 array, or 'write' them from it. Offsets are the plan's: the "
            "file begins behind the arena.")
       .def("run", &run, nb::arg("program"), nb::arg("symbols") = std::vector<int64_t>{}, nb::arg("name") = "",
-           "Run a finished program's list of calls of that name on all devices and wait for its end.")
+           nb::arg("meanwhile") = nb::none(),
+           "Run a finished program's list of calls of that name on all devices and wait for its end. `meanwhile` is a "
+           "function that is called once, on this thread, while the devices run; what it raises is raised at the end.")
       .def("trace", &Executor::trace, nb::arg("enable"), "Switch the task timeline on or off.")
       .def("timeline", &timeline,
            "Tasks of the last traced run, by start: (device, worker, label, row_begin, submit_ns, ready_ns, start_ns, "

@@ -22,14 +22,16 @@ TILEWISE_INLINE void pack_row(uint32_t* to, const typename D::T* row, int64_t be
   if (begin + whole * D::kPerStep < end) to[whole] = bits_of<uint32_t>(widen(row[end - 1])) >> 16;
 }
 
-/// Rows of [n][k] become lanes: to[step][32] from up to 32 rows, elements [begin, end).
-template <class D>
+/// Rows of [n][k] become lanes: to[step][32] from up to 32 rows, elements [begin, end). Where that is not asked for,
+/// the half of a panel that has no row is not cleared.
+template <class D, bool IsCleared = true>
 TILEWISE_INLINE void pack_panel_across(uint32_t* to, const typename D::T* from, int64_t stride, int64_t rows,
                                        int64_t begin, int64_t end) {
   const int64_t whole = (end - begin) / D::kPerStep;
   const auto bytes = static_cast<int64_t>(stride * sizeof(typename D::T));
   for (int64_t half = 0; half < kPanel; half += 16) {
     const int64_t count = larger(int64_t{0}, smaller(16, rows - half));
+    if (!IsCleared && count == 0) break;
     const auto* base = reinterpret_cast<const char*>(from + (count > 0 ? half * stride : 0) + begin);
     for (int64_t s = 0; s < whole; s += 16) {
       for (int64_t r = 0; r < count; ++r) __builtin_prefetch(base + (16 + r) * bytes + 4 * s, 0, 2);

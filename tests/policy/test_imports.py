@@ -29,7 +29,8 @@ ALLOWED = {
     "encode": f"{STAGES} generate tilewise",
     "train": f"{STAGES} data generate tilewise",
     "serve": f"{STAGES} data generate encode tilewise",
-    "cli": f"{STAGES} data generate encode train serve tilewise",
+    "server": "core models checkpoint generate encode serve",  # between HTTP and the engine; knows no graph
+    "cli": f"{STAGES} data generate encode train serve server tilewise",
     "tilewise": f"{STAGES} serve cli",  # `python -m tilewise`
 }
 NATIVE_MODULE_USERS = {"kernels", "comm", "runtime"}

@@ -18,7 +18,14 @@ MAY = {
     "src/tilewise/core/worker_child.py": {"pickle"},
     "src/tilewise/core/kept.py": {"pickle"},
     "src/tilewise/graph/parallel/tracing.py": {"pickle"},  # whether a value can travel so; reads none
-    "src/tilewise/generate/chat.py": {"subprocess"},  # of this Python, for what must be stopped from outside
+    "src/tilewise/generate/template_process.py": {"subprocess"},  # of this Python, for what must be stopped
+    # the server: listens, and talks to the engine's process, which it starts
+    "src/tilewise/server/run.py": {"socket", "ssl"},
+    "src/tilewise/server/link/engine_client.py": {"socket", "subprocess"},
+    "src/tilewise/server/link/engine_process.py": {"socket"},
+    "src/tilewise/server/guard.py": {"socket"},  # the name of this machine
+    # asks the server that `tilewise bench serve` is told of; urllib to read its address
+    "src/tilewise/server/load/target.py": {"ssl", "urllib"},
 }
 EVALUATES = {"eval", "exec", "compile", "__import__"}
 

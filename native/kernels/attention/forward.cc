@@ -104,8 +104,15 @@ class Forward {
     }
     for (int64_t span = lowest - lowest % kSpan; span <= last; span += kSpan) {
       const int64_t end = smaller(span + kSpan, last + 1);
-      for (int64_t granule = larger(span, lowest); granule < end; granule += kGranule)
+      for (int64_t granule = larger(span, lowest); granule < end; granule += kGranule) {
+        const int64_t next = granule + kGranule;
+        if (next <= last) {
+          expect_granule(kv, pass.kv_head, next, smaller(kGranule, last + 1 - next));
+        } else if (pass.kv_head + 1 < h_.kv_heads && granule > lowest) {
+          expect_granule(kv, pass.kv_head + 1, lowest, kGranule);
+        }
         pack_granule(kv, pass.kv_head, granule, smaller(kGranule, end - granule));
+      }
       for (int64_t b = 0; b < blocks; ++b) run_block(pass, b, start(b), start(b + 1) - start(b), span, end);
     }
     for (int64_t b = 0; b < blocks; ++b) write(pass, b, start(b), start(b + 1) - start(b));
@@ -126,13 +133,29 @@ class Forward {
     return lowest - lowest % kGranule;
   }
 
+  /// Asks for what is packed after the granule at hand: a few lines of each of many rows, which no processor foresees.
+  void expect_granule(const KvRows<T>& kv, int64_t kv_head, int64_t granule, int64_t count) const {
+    const int64_t row = kv.row(granule), column = kv_head * h_.dim;
+    const auto bytes = h_.dim * static_cast<int64_t>(sizeof(T));
+    for (int64_t r = row; r < row + count; ++r) {
+      const auto* k = reinterpret_cast<const char*>(kv.k + r * kv.k_stride + column);
+      const auto* v = reinterpret_cast<const char*>(kv.v + r * kv.v_stride + column);
+      for (int64_t b = 0; b < bytes; b += 64) {
+        __builtin_prefetch(k + b, 0, 2);
+        __builtin_prefetch(v + b, 0, 2);
+      }
+    }
+  }
+
+  /// What no row sees is neither read nor written: its scores are masked, and probabilities are multiplied up to there.
   void pack_granule(const KvRows<T>& kv, int64_t kv_head, int64_t granule, int64_t count) {
     const int64_t row = kv.row(granule), column = kv_head * h_.dim, slot = granule % kSpan / kGranule;
     const T* k = kv.k + row * kv.k_stride + column;
-    for (int64_t half = 0; half * kPanel < count; ++half)  // what no row sees is not read
-      pack_panel_across<D>(k_panels_ + slot * k_words_ + half * kPanel * shape_.dim_steps,
-                           k + half * kPanel * kv.k_stride, kv.k_stride, count - half * kPanel, 0, h_.dim);
-    shape_.pack_along(v_panels_ + slot * v_words_, kv.v + row * kv.v_stride + column, kv.v_stride, h_.dim, count);
+    for (int64_t half = 0; half * kPanel < count; ++half)
+      pack_panel_across<D, false>(k_panels_ + slot * k_words_ + half * kPanel * shape_.dim_steps,
+                                  k + half * kPanel * kv.k_stride, kv.k_stride, count - half * kPanel, 0, h_.dim);
+    shape_.template pack_along<false>(v_panels_ + slot * v_words_, kv.v + row * kv.v_stride + column, kv.v_stride,
+                                      h_.dim, count);
   }
 
   /// One block of rows over the granules packed, [span, end).
@@ -231,7 +254,7 @@ class Forward {
     const int64_t group = h_.heads / h_.kv_heads;
     const float* total = total_ + block * kLanes;
     float log_sum[kLanes];
-    store(log_sum, load(top_ + block * kLanes) + logarithm(load(total)));
+    if (pass.lse.data) store(log_sum, load(top_ + block * kLanes) + logarithm(load(total)));
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t row = pass.run.first_row + pass.first + (first + r) / group;
       const int64_t head = pass.kv_head * group + (first + r) % group;

@@ -90,11 +90,14 @@ struct GranuleShape {
       pack_row<D>(to + b * kBlockWords, row, b * kLength, smaller(dim, (b + 1) * kLength));
   }
 
-  /// `count` rows of a granule with the head dimension on lanes: [panel][granule step][32], zero beyond `count`.
+  /// `count` rows of a granule with the head dimension on lanes: [panel][granule step][32]; zero beyond `count`, or
+  /// whatever was there.
+  template <bool IsCleared = true>
   void pack_along(uint32_t* to, const T* from, int64_t stride, int64_t dim, int64_t count) const {
     const int64_t steps = divide_up(count, D::kPerStep);
     for (int64_t p = 0; p < dim_panels; ++p, to += granule_steps * kPanel) {
       pack_panel_along<D, kPanel>(to, from + p * kPanel, stride, dim - p * kPanel, 0, count);
+      if constexpr (!IsCleared) continue;
       for (int64_t i = steps * kPanel; i < granule_steps * kPanel; i += kLanes) store_int(to + i, set_int(0));
     }
   }

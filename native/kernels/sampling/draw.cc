@@ -35,13 +35,19 @@ double uniform_of(const DrawKey& key) {
   return static_cast<double>(philox(counter, key.seed, key.position).word[0] >> 11) * 0x1p-53;
 }
 
-int64_t Drawer::draw(const LogitsRow& row, const DrawSettings& settings, const DrawKey& key) {
+int64_t Drawer::draw(const LogitsRow& row, const DrawSettings& settings, const DrawKey& key, const Adjustment& how) {
+  const bool is_greedy = settings.temperature == 0;
+  if (is_greedy && how.is_none() && row.type != LogitsType::kF64) return find_weigh().likeliest(row);
   const size_t n = static_cast<size_t>(row.n);
   scores_.resize(n);
   largest_ = find_weigh().widen(row, scores_.data());
   if (std::isnan(largest_)) return kNotFinite;
-  if (largest_ == -std::numeric_limits<double>::infinity()) return kNothingLeft;
-  if (settings.temperature == 0) return std::find(scores_.begin(), scores_.end(), largest_) - scores_.begin();
+  if (!how.is_none()) {
+    adjust(how, scores_.data(), row.n);
+    largest_ = find_weigh().largest(scores_.data(), row.n);
+    if (largest_ == -std::numeric_limits<double>::infinity()) return kNothingLeft;
+  }
+  if (is_greedy) return std::find(scores_.begin(), scores_.end(), largest_) - scores_.begin();
   temperature_ = settings.temperature;
   weights_.resize(n);
   find_weigh().weigh(scores_.data(), row.n, largest_, temperature_, weights_.data());

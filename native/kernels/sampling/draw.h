@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/sampling/adjust.h"
 #include "kernels/sampling/weigh.h"
 
 namespace tilewise::kernels {
@@ -24,10 +25,6 @@ struct DrawKey {
   uint64_t seed, position, choice;
 };
 
-/// What is returned instead of a token.
-constexpr int64_t kNotFinite = -1;
-constexpr int64_t kNothingLeft = -2;
-
 /// In [0, 1): what NumPy's Philox, keyed by seed and position and with the choice as the highest word of its counter,
 /// gives first.
 double uniform_of(const DrawKey& key);
@@ -35,8 +32,8 @@ double uniform_of(const DrawKey& key);
 /// Draws one row after the other; keeps its working memory. One thread at a time.
 class Drawer {
  public:
-  /// The token's id, or one of the above.
-  int64_t draw(const LogitsRow& row, const DrawSettings& settings, const DrawKey& key);
+  /// The token's id, or what says why there is none.
+  int64_t draw(const LogitsRow& row, const DrawSettings& settings, const DrawKey& key, const Adjustment& how = {});
 
  private:
   struct Entry {

@@ -3,13 +3,16 @@
 
 #include <bit>
 
+#include "kernels/simd.h"
+#include "kernels/transfer.h"
+
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
 constexpr double kInfinity = __builtin_inf();
 constexpr double kMost = 0x1.fffffffffffffp1023;
 constexpr double kLeast = -700.0;  // the exponent of what is still a normal number
-constexpr int64_t kLanes = 16;
+constexpr int64_t kRun = 1024;
 
 /// exp(x) for x in [-700, 0]: 2^k times a polynomial in what is left, within an ulp and a half.
 inline double exponential(double x) {
@@ -25,17 +28,63 @@ inline double exponential(double x) {
   return std::bit_cast<double>(std::bit_cast<int64_t>(sum) + (std::bit_cast<int64_t>(shifted) << 52));
 }
 
+inline double value_of(float x) { return x; }
+inline double value_of(double x) { return x; }
+inline double value_of(bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
+
+/// The first of the largest, found by runs: few of them have a larger number than all before.
 template <class T>
-double widen_of(const T* row, int64_t n, bool may_forbid, double* scores) {
+int64_t likeliest_of(const T* row, int64_t n) {
+  constexpr int64_t kChains = 4, kStep = kChains * kLanes;
+  float most = -__builtin_inff(), bad = 0;  // stays 0 while all are finite
+  Lanes wrong[kChains];
+  for (Lanes& chain : wrong) chain = set(0.0f);
+  int64_t begin = 0;
+  for (int64_t first = 0; first < n; first += kRun) {
+    const int64_t end = first + (n - first < kRun ? n - first : kRun);
+    float largest = -__builtin_inff();
+    int64_t i = first;
+    if (end - first >= kStep) {
+      Lanes best[kChains];
+      for (Lanes& chain : best) chain = set(-__builtin_inff());
+      for (; i + kStep <= end; i += kStep)
+        for (int64_t c = 0; c < kChains; ++c) {
+          const Lanes scores = load(row + i + c * kLanes);
+          best[c] = maximum(best[c], scores);
+          wrong[c] = fused(scores, set(0.0f), wrong[c]);
+        }
+      for (int64_t c = 1; c < kChains; ++c) best[0] = maximum(best[0], best[c]);
+      largest = max_lanes(best[0]);
+    }
+    for (; i < end; ++i) {
+      const float score = static_cast<float>(value_of(row[i]));
+      largest = score > largest ? score : largest;
+      bad += score * 0.0f;
+    }
+    if (largest > most) most = largest, begin = first;
+  }
+  for (const Lanes& chain : wrong) bad += sum_lanes(chain);
+  if (bad != 0.0f) return kNotFinite;  // NaN
+  while (value_of(row[begin]) != most) ++begin;
+  return begin;
+}
+
+int64_t likeliest(const LogitsRow& row) {
+  if (row.type == LogitsType::kBF16) return likeliest_of(static_cast<const bf16*>(row.data), row.n);
+  return likeliest_of(static_cast<const float*>(row.data), row.n);
+}
+
+template <class T>
+double widen_of(const T* row, int64_t n, double* scores) {
   double largest[kLanes];
   double bad[kLanes];  // stays 0 while all are finite: infinity and NaN times 0 are NaN
   for (int64_t lane = 0; lane < kLanes; ++lane) largest[lane] = -kInfinity, bad[lane] = 0;
   const int64_t whole = n / kLanes * kLanes;
   const auto take = [&](int64_t i, int64_t lane) {
-    const double score = row[i];
+    const double score = value_of(row[i]);
     scores[i] = score;
     largest[lane] = score > largest[lane] ? score : largest[lane];
-    bad[lane] += (may_forbid && score == -kInfinity ? 0.0 : score) * 0.0;
+    bad[lane] += score * 0.0;
   };
   for (int64_t i = 0; i < whole; i += kLanes)
     for (int64_t lane = 0; lane < kLanes; ++lane) take(i + lane, lane);
@@ -48,8 +97,27 @@ double widen_of(const T* row, int64_t n, bool may_forbid, double* scores) {
 }
 
 double widen(const LogitsRow& row, double* scores) {
-  if (row.is_f64) return widen_of(static_cast<const double*>(row.data), row.n, true, scores);
-  return widen_of(static_cast<const float*>(row.data), row.n, false, scores);
+  switch (row.type) {
+    case LogitsType::kF64:
+      return widen_of(static_cast<const double*>(row.data), row.n, scores);
+    case LogitsType::kBF16:
+      return widen_of(static_cast<const bf16*>(row.data), row.n, scores);
+    case LogitsType::kF32:
+      break;
+  }
+  return widen_of(static_cast<const float*>(row.data), row.n, scores);
+}
+
+double largest(const double* scores, int64_t n) {
+  double lanes[kLanes];
+  for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = -kInfinity;
+  const int64_t whole = n / kLanes * kLanes;
+  for (int64_t i = 0; i < whole; i += kLanes)
+    for (int64_t lane = 0; lane < kLanes; ++lane)
+      lanes[lane] = scores[i + lane] > lanes[lane] ? scores[i + lane] : lanes[lane];
+  for (int64_t i = whole; i < n; ++i) lanes[0] = scores[i] > lanes[0] ? scores[i] : lanes[0];
+  for (int64_t lane = 1; lane < kLanes; ++lane) lanes[0] = lanes[lane] > lanes[0] ? lanes[lane] : lanes[0];
+  return lanes[0];
 }
 
 void weigh(const double* scores, int64_t n, double largest, double temperature, double* weights) {
@@ -89,6 +157,6 @@ void cut_behind(const int32_t* buckets, int64_t n, int32_t bucket, double* weigh
 
 }  // namespace
 
-WeighFns weigh_fns() { return {widen, weigh, sum_blocks, sort_into, cut_behind}; }
+WeighFns weigh_fns() { return {likeliest, widen, largest, weigh, sum_blocks, sort_into, cut_behind}; }
 
 }  // namespace tilewise::kernels::TILEWISE_ISA_NS

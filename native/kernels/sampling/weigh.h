@@ -8,16 +8,26 @@ namespace tilewise::kernels {
 constexpr int64_t kBlock = 256;
 constexpr int32_t kBuckets = 2048;
 
-/// A row of logits: n of float, or of double where penalties were applied and minus infinity forbids a token.
+/// What is returned instead of a token.
+constexpr int64_t kNotFinite = -1;
+constexpr int64_t kNothingLeft = -2;
+
+enum class LogitsType : uint8_t { kF32, kF64, kBF16 };
+
+/// A row of n logits.
 struct LogitsRow {
   const void* data;
   int64_t n;
-  bool is_f64;
+  LogitsType type;
 };
 
 struct WeighFns {
-  /// Writes n doubles; returns the largest, minus infinity where no token may come, or NaN where one is not finite.
+  /// The first of the largest, or kNotFinite where one of them is not finite. Not for double.
+  int64_t (*likeliest)(const LogitsRow& row);
+  /// Writes n doubles; returns the largest, or NaN where one is not finite.
   double (*widen)(const LogitsRow& row, double* scores);
+  /// The largest of n, minus infinities among them.
+  double (*largest)(const double* scores, int64_t n);
   /// weights[i] = exp((scores[i] - largest) * (1 / temperature)); below exp(-700) it is 0.
   void (*weigh)(const double* scores, int64_t n, double largest, double temperature, double* weights);
   /// The sums of runs of kBlock weights, the last of fewer: of every 16th first, then of these.

@@ -152,7 +152,7 @@ void Executor::check_run(const Program& program, const std::string& name, const 
 }
 
 void Executor::run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols, const std::string& name,
-                   const Poll& poll) {
+                   const Poll& poll, const std::function<void()>& meanwhile) {
   check<ArgumentError>(!running_.exchange(true), "[runtime.Executor.run] one run at a time; got a second from another",
                        " thread; wait for the first");
   struct Leave {
@@ -162,6 +162,7 @@ void Executor::run(std::shared_ptr<const Program> program, std::vector<int64_t> 
   check_run(*program, name, symbols);
   const int64_t list = program->find_list(name);
   begin_run(std::move(program), list, std::move(symbols));
+  if (meanwhile) meanwhile();
   if (!watch_run(*team_, options_.deadline_s, poll)) {
     broken_ = true;
     std::rethrow_exception(team_->state->first_error());

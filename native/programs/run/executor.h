@@ -10,6 +10,7 @@
 // may never come back), so the executor is broken: later runs are refused. In a forked child, which has none of the
 // workers, every run is refused, and closing only lets go.
 #pragma once
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -58,9 +59,10 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  /// Runs the program's list of that name on every device.
+  /// Runs the program's list of that name on every device. `meanwhile` is called once, on this thread, when the devices
+  /// have begun; it must not throw.
   void run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols, const std::string& name = "",
-           const Poll& poll = {});
+           const Poll& poll = {}, const std::function<void()>& meanwhile = {});
   void close();
 
   std::byte* memory(int64_t device, int64_t offset, int64_t bytes) const;

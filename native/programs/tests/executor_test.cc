@@ -250,6 +250,20 @@ CASE("a memory view outlives the executor; views outside the arena are refused")
   arena->data()[4095] = std::byte{1};
 }
 
+CASE("what the caller does meanwhile is done once, before the run has been waited for") {
+  auto program = counting_program(100);
+  auto executor = executor_for(*program, 2);
+  int calls = 0;
+  std::string refused;
+  executor->run(program, {}, "", {}, [&] {
+    ++calls;
+    refused = message_of<ArgumentError>([&] { executor->run(program, {}); });
+  });
+  EXPECT_EQ(calls, 1);
+  EXPECT(contains(refused, "one run at a time"));
+  for (int64_t r = 0; r < 8; ++r) EXPECT_EQ(words(*executor, 0)[r], 100u);
+}
+
 CASE("a closed executor refuses to run; closing twice is fine") {
   auto program = counting_program(1);
   auto executor = executor_for(*program);

@@ -1,4 +1,4 @@
-"""The command line's `tilewise bench latency | throughput`: arguments and figures named as vLLM's.
+"""The command line's `tilewise bench latency | throughput | serve`: arguments and figures named as vLLM's.
 
 Owns arguments, help texts, what is printed and written; requests are made and timed in `serve.measure`.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewise.cli.bench_serve import serve
 from tilewise.cli.options import (
     DTYPE_HELP,
     MODEL,
@@ -254,6 +255,9 @@ def throughput(
     print(f"Total num prompt tokens: {figures['num_prompt_tokens']}")
     print(f"Total num output tokens: {figures['num_output_tokens']}")
     _finish(figures, times, output_json, picture, f"{len(prompts)} requests at once")
+
+
+bench.command()(serve)
 
 
 def _params(length: int, n: int, seed: int) -> SamplingParams:

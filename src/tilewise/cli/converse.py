@@ -20,7 +20,7 @@ from tilewise.core import ConfigError
 from tilewise.generate import ChatTemplate, Sampling, check_prompt, combine_settings, encode_prompt
 from tilewise.serve import Engine
 
-__all__ = ["converse"]
+__all__ = ["converse", "lines", "stoppable"]
 
 _DEFAULT_CONTEXT = 4096
 Message = dict[str, Any]
@@ -58,7 +58,7 @@ def converse(request: Request, first: str | None, system: str | None) -> None:
                 "a line is a message; /reset begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer"
             )
         talk = list(beginning)
-        for line in _lines(first):
+        for line in lines(first):
             if line == "/exit":
                 return
             if line == "/reset":
@@ -68,8 +68,12 @@ def converse(request: Request, first: str | None, system: str | None) -> None:
                 _answer(request, engine, template, file, talk, line)
 
 
-def _lines(first: str | None) -> Iterator[str]:
-    """Messages as they are typed."""
+def lines(first: str | None) -> Iterator[str]:
+    """Messages as they are typed.
+
+    Args:
+        first: one that was given before.
+    """
     if first is not None:
         yield first
     if sys.stdin.isatty() and sys.stdout.isatty():
@@ -105,7 +109,7 @@ def _answer(
         request.say(f"{' '.join(str(error).split())} (/reset begins anew)")
         return
     answer = ""
-    with _stoppable() as stopped:
+    with stoppable() as stopped:
         for piece in engine.stream([ids], sampling):
             answer += piece.text
             sys.stdout.write(piece.text)
@@ -137,7 +141,7 @@ def _sampling(request: Request, file: Mapping[str, Any], num_tokens: int, limit:
 
 
 @contextmanager
-def _stoppable() -> Iterator[threading.Event]:
+def stoppable() -> Iterator[threading.Event]:
     """Ctrl-C sets an event instead of ending the program; a second one ends it."""
     stopped = threading.Event()
     if threading.current_thread() is not threading.main_thread():

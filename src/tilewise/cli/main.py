@@ -1,5 +1,5 @@
-"""The command line: `tilewise demo | train | generate | run-batch | encode | evaluate | inspect | verify | bench |
-checkpoint`.
+"""The command line: `tilewise demo | train | generate | serve | chat | run-batch | encode | evaluate | inspect |
+verify | bench | checkpoint`.
 
 Owns arguments, help texts, exit codes. Heavy packages are imported inside commands, so that help is quick. A
 user's mistake is one line on standard error and exit code 2 before any work; a failure while working is one
@@ -17,11 +17,13 @@ from typing import Annotated
 import typer
 
 from tilewise.cli.bench import bench
+from tilewise.cli.chat import chat
 from tilewise.cli.checkpoint import checkpoints
 from tilewise.cli.generate import generate
 from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_console
 from tilewise.cli.refuse import before_work
 from tilewise.cli.run_batch import run_batch
+from tilewise.cli.serve import serve
 from tilewise.core import TilewiseError, configure_logging
 
 __all__ = ["app", "main"]
@@ -129,6 +131,8 @@ def train(
 
 
 app.command()(generate)
+app.command()(serve)
+app.command()(chat)
 app.command("run-batch")(run_batch)
 
 

@@ -67,7 +67,9 @@ def run_batch(
     """
     from tilewise.checkpoint import check_replaceable, check_writable, find_model
     from tilewise.core.writing import replace_text, writing
-    from tilewise.serve import LLM, answer_lines
+    from tilewise.serve import Engine
+    from tilewise.server import ServerSettings, answer_lines
+    from tilewise.server.requests.model_files import ModelFiles
 
     guessing = json_object(speculative_config)
     try:
@@ -79,8 +81,10 @@ def run_batch(
     check_writable(out.parent)
     check_replaceable(out, is_directory=False)
     with before_work():
-        llm = LLM(
-            find_model(model, revision),
+        place = find_model(model, revision)
+        files = ModelFiles(str(place), ServerSettings(), {})
+        engine = Engine(
+            place,
             tensor_parallel_size=tp,
             data_parallel_size=dp,
             speculative_config=guessing,
@@ -88,8 +92,8 @@ def run_batch(
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
         )
-    with llm:
-        answers = list(answer_lines(llm, lines))
+    with engine:
+        answers = list(answer_lines(engine, files, lines))
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     replace_text(out, "".join(json.dumps(answer) + "\n" for answer in answers))

@@ -8,9 +8,10 @@ from tilewise.generate.defaults import combine_settings
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.history import History
 from tilewise.generate.prompts import check_prompt, encode_prompt, word_ids
-from tilewise.generate.sampling import Pick, Sampling, pick_token, pick_tokens
+from tilewise.generate.sampling import Batch, Pick, Sampling, pick_token
 
 __all__ = [
+    "Batch",
     "ChatTemplate",
     "Detokenizer",
     "History",
@@ -20,6 +21,5 @@ __all__ = [
     "combine_settings",
     "encode_prompt",
     "pick_token",
-    "pick_tokens",
     "word_ids",
 ]

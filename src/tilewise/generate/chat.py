@@ -1,30 +1,23 @@
 """Conversations as the text that a model was taught to continue: chat templates of its directory.
 
-A template is a small program from outside. It runs in jinja2's sandbox in a process of its own, with limits of time,
-memory and output, and gets plain JSON values only; whatever it does, the end is a text or one error. Rendered as
-transformers' `apply_chat_template` renders.
+A template is a small program from outside. It runs in jinja2's sandbox in a process of its own (`template_process`) and
+gets plain JSON values only; whatever it does, the end is a text or one error. Rendered as transformers'
+`apply_chat_template` renders.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
 from tilewise.checkpoint import load_tokenizer_config
 from tilewise.core import Border, ConfigError
 from tilewise.core.border import shown
-from tilewise.generate import template_child
+from tilewise.generate.template_process import TemplateProcesses
 
 __all__ = ["ChatTemplate"]
 
-_DEADLINE_S = 10.0
-_MEMORY_BYTES = 1 << 30
-_MOST_BYTES = template_child.MOST_OUTPUT * 12 + 4096  # of JSON: an escaped character takes twelve at most
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names that templates and programs have for it
 _border = Border("generate")
 Messages = Sequence[Mapping[str, Any]]
@@ -35,17 +28,19 @@ class ChatTemplate:
 
     Args:
         directory: with chat_template.jinja, or a tokenizer_config.json that holds a template or several by name.
+        template: text of one that is used instead of those.
 
     Raises:
         ConfigError: there is none.
         CheckpointError: the files cannot be read.
     """
 
-    def __init__(self, directory: str | Path) -> None:
+    def __init__(self, directory: str | Path, template: str | None = None) -> None:
         config = load_tokenizer_config(directory)
         self._place = str(directory)
-        self._templates = dict(config.chat_templates)
+        self._templates = dict(config.chat_templates) if template is None else {"default": template}
         self._special_tokens = dict(config.special_tokens)
+        self._processes = TemplateProcesses()
         if not self._templates:
             raise ConfigError(
                 "[generate.chat] a conversation needs chat_template.jinja, or chat_template in tokenizer_config.json; "
@@ -84,7 +79,7 @@ class ChatTemplate:
         }
         more = _border.json("chat", "variables", {} if variables is None else variables)
         chosen = self._choose(name, bool(tools))
-        result = _run(self._templates[chosen], {**given, **self._special_tokens, **more})
+        result = self._processes.render(self._templates[chosen], {**given, **self._special_tokens, **more})
         if "problem" in result:
             problem = " ".join(str(result["problem"]).split())[:400]
             raise ConfigError(
@@ -116,55 +111,3 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     """What a model thought, under the names that templates read."""
     thought = next((message[key] for key in _REASONING if message.get(key) is not None), None)
     return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
-
-
-def _run(template: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """What the child says of a template; its death is a problem of the template."""
-    limits = {"memory_bytes": _MEMORY_BYTES, "cpu_s": int(_DEADLINE_S) + 1}
-    payload = json.dumps({"template": template, "variables": variables, "limits": limits}).encode()
-    child = subprocess.Popen(
-        [sys.executable, "-I", template_child.__file__, *_places_of_jinja()],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={},
-        cwd="/",
-        start_new_session=True,  # Ctrl-C is for the parent
-    )
-    timer = Timer(_DEADLINE_S, child.kill)
-    timer.start()
-    try:
-        answer = _converse(child, payload)
-        is_late = timer.finished.is_set()
-    finally:
-        timer.cancel()
-        child.kill()
-        child.wait()
-    if is_late:
-        return {"problem": f"it does not end within {_DEADLINE_S:g} s"}
-    try:
-        result = json.loads(answer)
-    except ValueError:
-        return {"problem": "it ends the process that renders it, or takes too much memory"}
-    is_answer = isinstance(result, dict) and len(result) == 1 and isinstance(result.get("text", ""), str)
-    return result if is_answer else {"problem": "it makes the process that renders it say something else"}
-
-
-def _converse(child: subprocess.Popen[bytes], payload: bytes) -> bytes:
-    """All that the child answers, as far as an answer can be long."""
-    assert child.stdin is not None and child.stdout is not None
-    with child.stdout:
-        try:
-            with child.stdin:
-                child.stdin.write(payload)
-        except BrokenPipeError:  # it is dead already
-            pass
-        return child.stdout.read(_MOST_BYTES)
-
-
-def _places_of_jinja() -> list[str]:
-    """Where the child finds jinja2, in whatever way this process has found it."""
-    import jinja2
-    import markupsafe
-
-    return list(dict.fromkeys(str(Path(str(m.__file__)).parents[1]) for m in (jinja2, markupsafe)))

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["check_prompt", "encode_prompt", "word_ids"]
 
 _MOST = 1 << 31
+_SHORT = (
+    1 << 12
+)  # characters; a longer prompt is encoded without holding up Python's other threads, as batches are
 _border = Border("generate")
 
 
@@ -44,7 +47,10 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str, *, add_special_tokens: bool
         ) from None
     try:
         with refusals_of("tokenizers"):
-            return list(tokenizer.encode(prompt, add_special_tokens=add_special_tokens).ids)
+            if len(prompt) <= _SHORT:
+                return list(tokenizer.encode(prompt, add_special_tokens=add_special_tokens).ids)
+            (found,) = tokenizer.encode_batch_fast([prompt], add_special_tokens=add_special_tokens)
+            return list(found.ids)
     except Unreadable as error:
         raise ConfigError(
             f"[generate.prompt] a prompt must have tokens in tokenizer.json; got {shown(prompt, 40)}: {error}; "

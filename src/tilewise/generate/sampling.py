@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core import Border, ConfigError, NotFinite, TilewiseError, is_float, shown
+from tilewise.core import DTYPES, Border, ConfigError, NotFinite, TilewiseError, is_float, shown
 from tilewise.generate.history import History
-from tilewise.kernels.sampling import NOT_FINITE, NOTHING_LEFT, draw_tokens
+from tilewise.kernels.sampling import NOT_FINITE, Adjustment, Rules, draw_tokens
 
-__all__ = ["Pick", "Sampling", "adjust_logits", "pick_token", "pick_tokens"]
+__all__ = ["Batch", "Pick", "Sampling", "pick_token"]
 
 _border = Border("generate")
 _MAX = 1 << 53
@@ -121,18 +121,15 @@ class Sampling:
                 "sampling", "n must be 1 where every text would be the same, the likeliest", got, advice
             )
 
-    def changes_logits(self, num_new: int) -> bool:
-        """Whether tokens are chosen from other logits than the model's.
-
-        Args:
-            num_new: tokens written so far.
-        """
+    @property
+    def changes_logits(self) -> bool:
+        """Whether tokens are chosen from other logits than the model's."""
         return (
             self.repetition_penalty != 1
             or self.presence_penalty != 0
             or self.frequency_penalty != 0
             or self.no_repeat_ngram_size > 0
-            or num_new < self.min_tokens
+            or self.min_tokens > 0
             or bool(self.logit_bias or self.allowed_token_ids or self.bad_words_ids)
         )
 
@@ -182,24 +179,47 @@ def _id_sequences(values: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(found)
 
 
-class Pick(NamedTuple):
-    """A row of logits that a token is to be chosen from. What stands in it was checked by its maker.
+class Pick:
+    """How the tokens of a text are chosen. What stands in it was checked by its maker.
+
+    Args:
+        sampling: the settings.
+        history: the tokens so far; the draw depends on their number, penalties on what they are.
+        end_ids: tokens that end the text.
+        choice: index among the texts of one prompt.
 
     Attributes:
-        logits: `[vocab]`.
-        sampling: how to choose.
-        history: the tokens before it; the draw depends on their number, penalties on what they are.
-        end_ids: tokens that end a text.
-        choice: index among the texts of one prompt.
-        allowed: `[vocab]` of truths, those that a grammar lets come; None for all.
+        sampling: the settings.
+        history: the tokens so far.
+        rules: what the settings ask of logits; None where tokens are chosen from the model's own.
+        settings: what native code draws by, as bytes.
+        key: seed, no position, choice, as bytes.
     """
 
-    logits: Array
-    sampling: Sampling
-    history: History
-    end_ids: Collection[int] = ()
-    choice: int = 0
-    allowed: Array | None = None
+    __slots__ = ("history", "key", "rules", "sampling", "settings")
+
+    def __init__(
+        self, sampling: Sampling, history: History, end_ids: Collection[int] = (), choice: int = 0
+    ) -> None:
+        self.sampling, self.history = sampling, history
+        self.rules = _rules_of(sampling, end_ids) if sampling.changes_logits else None
+        numbers = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.typical_p)
+        self.settings = np.array(numbers, np.float64).tobytes()
+        self.key = np.array((sampling.seed, 0, choice), np.uint64).tobytes()
+
+
+def _rules_of(sampling: Sampling, end_ids: Collection[int]) -> Rules:
+    return Rules(
+        repetition=float(sampling.repetition_penalty),
+        presence=float(sampling.presence_penalty),
+        frequency=float(sampling.frequency_penalty),
+        no_repeat_ngram_size=sampling.no_repeat_ngram_size,
+        min_tokens=sampling.min_tokens,
+        bias=[(id_, float(bias)) for id_, bias in sampling.logit_bias],
+        allowed=sampling.allowed_token_ids,
+        bad_words=sampling.bad_words_ids,
+        ends=sorted(end_ids),
+    )
 
 
 def pick_token(
@@ -230,115 +250,101 @@ def pick_token(
         _border.refuse("sampling", "logits are one row of numbers", shown(logits), "pass a row of them")
     given = _border.sequence("sampling", "end_ids", end_ids, "ids", in_any_order=True)
     ends = [_border.integer("sampling", "an id of end_ids", id_, 0, _LARGEST_ID) for id_ in given]
-    (found,) = pick_tokens([Pick(logits, sampling, history, ends, choice)])
-    if isinstance(found, TilewiseError):
-        raise found
+    batch = Batch([Pick(sampling, history, ends, choice)])
+    (found,) = batch.draw(logits[None], np.zeros(1, np.int64))
+    if found < 0:
+        raise batch.error(0, logits)
     return found
 
 
-def pick_tokens(picks: Sequence[Pick], threads: int = 1) -> list[int | TilewiseError]:
-    """The next token of each of several sequences, or why it has none; one says nothing about another.
+class Batch:
+    """The next tokens of several sequences, put together before their logits are there.
 
     Args:
-        picks: a row for each.
-        threads: that share the rows.
+        picks: how each is chosen.
+        lengths: tokens that each will have then; None: those that it has.
+        masks: of each, where there are any: bytes by token, 0 for those that may not come; None for all.
     """
-    found: list[int | TilewiseError] = [0] * len(picks)
-    rows: list[Array] = []
-    places: list[int] = []
-    for place, pick in enumerate(picks):
-        try:
-            rows.append(_row(pick))
-            places.append(place)
-        except TilewiseError as error:
-            found[place] = error
-    if not rows:
+
+    def __init__(
+        self,
+        picks: Sequence[Pick],
+        lengths: Sequence[int] | None = None,
+        masks: Sequence[Array | None] = (),
+    ) -> None:
+        self._picks = picks
+        self._masks = masks
+        self._wrong: set[int] = set()
+        self._is_adjusted = bool(masks) or any(pick.rules is not None for pick in picks)
+        self._settings = np.frombuffer(b"".join([p.settings for p in picks]), np.float64).reshape(-1, 5)
+        self._keys = np.frombuffer(bytearray().join([p.key for p in picks]), np.uint64).reshape(-1, 3)
+        self._keys[:, 1] = [len(pick.history.ids) for pick in picks] if lengths is None else lengths
+
+    def draw(self, logits: Array, rows: NDArray[np.int64], threads: int = 1) -> list[int]:
+        """A token for each, below 0 where it has none; one says nothing about another.
+
+        Args:
+            logits: `[R, vocab]`.
+            rows: the row of each sequence.
+            threads: that share the rows.
+        """
+        if logits.dtype == DTYPES["bf16"].numpy:
+            logits = logits.view(np.uint16)
+        elif logits.dtype != np.float32 and logits.dtype != np.float64:
+            logits = logits.astype(np.float32)
+        adjustments = self._adjustments(logits.shape[1]) if self._is_adjusted else ()
+        if not logits.flags.c_contiguous:
+            logits = np.ascontiguousarray(logits)
+        found = draw_tokens(logits, rows, self._settings, self._keys, threads, adjustments)
+        for place in self._wrong:
+            found[place] = NOT_FINITE
         return found
-    used = [picks[place] for place in places]
-    ways = [pick.sampling for pick in used]
-    settings = np.array([(w.temperature, w.top_k, w.top_p, w.min_p, w.typical_p) for w in ways], np.float64)
-    keys = np.array([(p.sampling.seed, len(p.history), p.choice) for p in used], np.uint64)
-    for place, pick, token in zip(places, used, draw_tokens(rows, settings, keys, threads)):
-        if token == NOT_FINITE:
-            found[place] = _not_finite(pick)
-        elif token == NOTHING_LEFT:
-            found[place] = ConfigError(
-                "[generate.sampling] a token must be left to choose; got all forbidden by no_repeat_ngram_size, bad "
-                f"words, allowed_token_ids, min_tokens or a grammar at position {len(pick.history)}; loosen them"
-            )
-        else:
-            found[place] = token
-    return found
+
+    def error(self, place: int, logits_V: Array) -> TilewiseError:
+        """Why a sequence has no token.
+
+        Args:
+            place: of the sequence.
+            logits_V: that it was to be drawn from.
+        """
+        if place in self._wrong:
+            return _unknown_id(self._picks[place].sampling, len(logits_V))
+        return _why_none(logits_V, len(self._picks[place].history))
+
+    def _adjustments(self, size: int) -> list[Adjustment | None]:
+        """What is done to each row; settings that name a token beyond it are left out."""
+        adjustments: list[Adjustment | None] = []
+        for place, (pick, mask) in enumerate(zip(self._picks, self._masks or [None] * len(self._picks))):
+            rules = pick.rules
+            if rules is not None and rules.largest_id >= size:
+                rules = None
+                self._wrong.add(place)
+            text = None if rules is None else pick.history.counted
+            adjustments.append(None if rules is None and mask is None else (rules, text, mask))
+        return adjustments
 
 
-def _row(pick: Pick) -> Array:
-    """Logits as they are, or in fp64 after penalties."""
-    logits, sampling, history = pick.logits, pick.sampling, pick.history
-    if pick.allowed is None and not sampling.changes_logits(history.num_new):
-        if logits.dtype == np.float64 and np.isinf(logits).any():
-            raise _not_finite(pick)  # minus infinity would say that a token is forbidden
-        return np.ascontiguousarray(logits, np.float64 if logits.dtype == np.float64 else np.float32)
-    if not np.isfinite(logits).all():
-        raise _not_finite(pick)
-    scores = adjust_logits(logits, sampling, history, list(pick.end_ids))
-    if pick.allowed is not None:
-        scores[~pick.allowed] = -np.inf
-    return scores
-
-
-def _not_finite(pick: Pick) -> NotFinite:
-    at = int(np.flatnonzero(~np.isfinite(pick.logits))[0])
-    return NotFinite(
-        f"[generate.sampling] logits must be finite; got {pick.logits[at]} for token {at} at position "
-        f"{len(pick.history)}; the model overflows, or its weights are damaged: try f32"
+def _unknown_id(sampling: Sampling, size: int) -> ConfigError:
+    """Settings name a token that the logits do not have."""
+    named = {
+        "logit_bias": [id_ for id_, _ in sampling.logit_bias],
+        "allowed_token_ids": sampling.allowed_token_ids,
+        "bad_words_ids": [id_ for word in sampling.bad_words_ids for id_ in word],
+    }
+    name, largest = max(((n, max(ids, default=-1)) for n, ids in named.items()), key=lambda found: found[1])
+    return ConfigError(
+        f"[generate.sampling] {name} must lie below the vocabulary's {size}; got {largest}; correct it"
     )
 
 
-def adjust_logits(logits: Array, sampling: Sampling, history: History, end_ids: Sequence[int]) -> Array:
-    """Logits after penalties, in fp64; those of tokens that may not come are minus infinity.
-
-    Raises:
-        ConfigError: a setting names a token outside the vocabulary.
-    """
-    scores = logits.astype(np.float64)
-    if sampling.repetition_penalty != 1:
-        seen = _below(history.seen(), scores.size)
-        found = scores[seen]
-        penalty = sampling.repetition_penalty
-        largest = np.finfo(np.float64).max  # minus infinity is for what may not come
-        with np.errstate(over="ignore"):
-            punished = np.where(found < 0, found * penalty, found / penalty)
-        scores[seen] = np.clip(punished, -largest, largest)
-    if sampling.presence_penalty != 0 or sampling.frequency_penalty != 0:
-        ids, counts = history.written()
-        inside = ids < scores.size
-        ids, counts = ids[inside], counts[inside]
-        scores[ids] -= sampling.frequency_penalty * counts + sampling.presence_penalty
-    for id_, bias in sampling.logit_bias:
-        scores[_inside("logit_bias", id_, scores.size)] += bias
-    if sampling.allowed_token_ids:
-        allowed = [_inside("allowed_token_ids", id_, scores.size) for id_ in sampling.allowed_token_ids]
-        kept = scores[allowed]
-        scores[:] = -np.inf
-        scores[allowed] = kept
-    if 0 < sampling.no_repeat_ngram_size <= len(history):
-        scores[_below(history.after_last(sampling.no_repeat_ngram_size - 1), scores.size)] = -np.inf
-    for word in sampling.bad_words_ids:
-        _inside("bad_words_ids", max(word), scores.size)
-        is_end = len(word) == 1 and word[0] in end_ids
-        if not is_end and history.ends_with(word[:-1]):
-            scores[word[-1]] = -np.inf
-    if history.num_new < sampling.min_tokens:
-        scores[_below(np.array([*end_ids], np.int64), scores.size)] = -np.inf
-    return scores
-
-
-def _inside(name: str, id_: int, size: int) -> int:
-    """An id that the vocabulary has."""
-    if id_ >= size:
-        _border.refuse("sampling", f"{name} must lie below the vocabulary's {size}", str(id_), "correct it")
-    return id_
-
-
-def _below(ids: Array, size: int) -> Array:
-    return ids[ids < size]
+def _why_none(logits: Array, position: int) -> TilewiseError:
+    wrong = np.flatnonzero(~np.isfinite(logits.astype(np.float64)))
+    if len(wrong):
+        return NotFinite(
+            f"[generate.sampling] logits must be finite; got {logits[wrong[0]]} for token {wrong[0]} at position "
+            f"{position}; the model overflows, or its weights are damaged: try f32"
+        )
+    return ConfigError(
+        "[generate.sampling] a token must be left to choose; got all forbidden by no_repeat_ngram_size, bad words, "
+        f"allowed_token_ids, min_tokens or a grammar at position {position}; loosen them"
+    )

@@ -1,20 +1,25 @@
 """The program that renders a chat template, in a process of its own: a template may come from anywhere.
 
-Reads one JSON object from standard input (`template`, `variables`, `limits`), writes one to standard output (`text`, or
-`problem`). Imports the standard library and jinja2 only, and is run as a file, so that it starts quickly. The parent
-kills it when its time is over; memory and output it limits itself, before it looks at the template.
+Reads JSON objects behind their length from standard input (`template`, `variables`, `limits`, `name`) and has a fork of
+itself answer each on standard output (`name`, and `text` or `problem`): a template never sees the process that another
+one is rendered in, and none but the first waits for imports. A fork that does not end well ends all of it. Imports the
+standard library and jinja2 only, and is run as a file, so that it starts quickly. The parent kills it when its time is
+over; memory and output a fork limits itself, before it looks at the template.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
+import struct
 import sys
 from datetime import datetime
 from typing import Any
 
-__all__ = ["MOST_OUTPUT", "main", "problem_of", "render"]
+__all__ = ["HEAD", "MOST_OUTPUT", "main", "problem_of", "render"]
 
+HEAD = struct.Struct(">I")
 MOST_OUTPUT = 1 << 22  # characters
 
 
@@ -158,13 +163,43 @@ def _limit(memory_bytes: int, cpu_s: int) -> None:
 
 
 def main() -> None:
-    """One template."""
+    """Templates, until standard input ends."""
     sys.path += sys.argv[1:]
-    given = json.load(sys.stdin)
     _environment()  # imports what it needs, before files are limited
-    _limit(given["limits"]["memory_bytes"], given["limits"]["cpu_s"])
-    result = problem_of(given["template"], given["variables"])
-    json.dump(result, sys.stdout)
+    while head := _read(HEAD.size):
+        payload = _read(HEAD.unpack(head)[0])
+        child = os.fork()
+        if child == 0:
+            _answer(payload)
+        if os.waitpid(child, 0)[1] != 0:  # part of an answer may be written; no other can follow it
+            os._exit(1)
+
+
+def _answer(payload: bytes) -> None:
+    """Render, and end: with zero only where the whole answer was written."""
+    try:
+        os.close(0)  # what comes next is for the next one
+        given = json.loads(payload)
+        _limit(given["limits"]["memory_bytes"], given["limits"]["cpu_s"])
+        result = {"name": given["name"], **problem_of(given["template"], given["variables"])}
+        body = json.dumps(result).encode()
+        left = memoryview(HEAD.pack(len(body)) + body)
+        while left:
+            left = left[os.write(1, left) :]
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _read(size: int) -> bytes:
+    """So many bytes of standard input, and none more; empty at its end."""
+    found = b""
+    while len(found) < size:
+        piece = os.read(0, size - len(found))
+        if not piece:
+            return b""
+        found += piece
+    return found
 
 
 if __name__ == "__main__":

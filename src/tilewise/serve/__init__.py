@@ -4,18 +4,19 @@ Owns the engine: blocks of the KV cache and who shares them, which tokens go int
 what their logits become. `LLM` answers lists of prompts, `Engine` callers that come and go.
 """
 
-from tilewise.serve.batch_file import answer_lines
 from tilewise.serve.engine import Engine
 from tilewise.serve.llm import LLM
 from tilewise.serve.logprobs import Logprob
 from tilewise.serve.model import EngineSettings
 from tilewise.serve.outputs import (
     CompletionOutput,
+    EngineStats,
     Piece,
     PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
     RequestOutputKind,
+    StepTimes,
 )
 from tilewise.serve.sampling_params import SamplingParams
 from tilewise.serve.speculation import SpeculativeConfig
@@ -26,6 +27,7 @@ __all__ = [
     "CompletionOutput",
     "Engine",
     "EngineSettings",
+    "EngineStats",
     "Logprob",
     "Piece",
     "PoolingOutput",
@@ -34,6 +36,6 @@ __all__ = [
     "RequestOutputKind",
     "SamplingParams",
     "SpeculativeConfig",
+    "StepTimes",
     "StructuredOutputsParams",
-    "answer_lines",
 ]

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tilewise import models
 from tilewise.core import Border, TilewiseError, dtype, get_logger
@@ -120,18 +118,24 @@ class DraftModel:
             return []
         rows = self._runner.run([part for _, part in parts])
         told: list[ModelDrafter] = []
-        logits: list[NDArray[Any]] = []
-        for (one, part), found in zip(parts, rows):
-            one.done = part.known
-            if len(found):
+        places: list[int] = []
+        end = 0
+        for one, part in parts:
+            one.done, end = part.known, end + part.end - part.first_row
+            if part.first_row < part.end:
                 told.append(one)
-                logits.append(np.ascontiguousarray(found[-1], np.float32))
+                places.append(end - 1)
+        if not told:
+            return []
         ways = [(one.sequence.request.sampling, one) for one in told]
         settings = [(w.temperature, w.top_k, w.top_p, w.min_p, w.typical_p) for w, _ in ways]
         keys = [(w.seed, one.length + len(one.guesses), one.sequence.choice) for w, one in ways]
-        if not told:
-            return []
-        tokens = draw_tokens(logits, np.array(settings, np.float64), np.array(keys, np.uint64))
+        tokens = draw_tokens(
+            np.ascontiguousarray(rows, np.float32),
+            np.array(places, np.int64),
+            np.array(settings, np.float64),
+            np.array(keys, np.uint64),
+        )
         for one, token in zip(told, tokens):
             if token >= 0:
                 one.guesses.append(token)

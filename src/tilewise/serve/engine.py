@@ -26,7 +26,7 @@ from tilewise.serve.collector import Collector
 from tilewise.serve.core import EngineCore
 from tilewise.serve.loop import Abort, Add, Call, Command
 from tilewise.serve.model import EngineSettings, ServedModel
-from tilewise.serve.outputs import Piece, RequestOutput
+from tilewise.serve.outputs import EngineStats, Piece, RequestOutput
 from tilewise.serve.replica import Replica
 from tilewise.serve.request import PRIORITIES, Asked, Request
 from tilewise.serve.sampling_params import SamplingParams
@@ -259,6 +259,20 @@ class Engine:
             instance = replica.model.instance
             found += self._between_steps(lambda _, own=instance: own.memory_usage(), replica)  # type: ignore[misc]
         return found
+
+    def stats(self) -> EngineStats:
+        """How much there is to do now. Read while the threads go on, so that it waits for nothing."""
+        schedulers = [replica.scheduler for replica in self._replicas]
+        return EngineStats(
+            num_running=sum(s.num_running for s in schedulers),
+            num_waiting=sum(s.num_waiting for s in schedulers)
+            + sum(replica.commands.qsize() for replica in self._replicas),
+            num_blocks=sum(s.pool.num_blocks for s in schedulers),
+            num_free_blocks=sum(s.pool.num_free for s in schedulers),
+            num_preemptions=sum(s.num_preemptions for s in schedulers),
+            num_steps=sum(s.num_steps for s in schedulers),
+            steps=tuple(sorted(step for replica in self._replicas for step in replica.steps)),
+        )
 
     def _between_steps(self, function: Callable[[EngineCore], T], replica: Replica | None = None) -> T:
         """What a function of the core returns, called on its thread; waits for the step at hand."""

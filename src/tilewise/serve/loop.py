@@ -98,7 +98,8 @@ class Loop:
             try:
                 if not self._obey():
                     break
-                self._tell(self._core.step() if self._core.has_work else [])
+                if self._core.has_work:
+                    self._core.step(self._tell)
             except Exception as error:  # a defect of the engine must not hang its callers
                 self._tell(self._core.fail_all(_as_defect(error)))
         self._tell(
@@ -116,6 +117,7 @@ class Loop:
                 return True
             if isinstance(command, Close):
                 return False
+            self._tell(self._core.settle())
             if isinstance(command, Add):
                 self._add(command)
             elif isinstance(command, Abort):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +13,13 @@ from tilewise.serve.logprobs import TokenLogprobs
 
 __all__ = [
     "CompletionOutput",
+    "EngineStats",
     "Piece",
     "PoolingOutput",
     "PoolingRequestOutput",
     "RequestOutput",
     "RequestOutputKind",
+    "StepTimes",
 ]
 
 
@@ -149,3 +152,42 @@ class PoolingRequestOutput:
     prompt_token_ids: list[int]
     finished: bool = True
     num_cached_tokens: int = 0
+
+
+class StepTimes(NamedTuple):
+    """One call of the model.
+
+    Attributes:
+        begin_s: of `time.monotonic`.
+        seconds: that it took.
+        num_read: tokens that were read and brought no new one: of prompts, mostly.
+        num_written: tokens whose next one was asked for.
+    """
+
+    begin_s: float
+    seconds: float
+    num_read: int
+    num_written: int
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine has to do at a moment, over all copies of the model.
+
+    Attributes:
+        num_running: texts that have blocks.
+        num_waiting: texts that have none.
+        num_blocks: of the caches.
+        num_free_blocks: that no text holds.
+        num_preemptions: times that a text gave up its blocks, since the engine was made.
+        num_steps: calls of the model, since the engine was made.
+        steps: the last ones, oldest first.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+    num_preemptions: int
+    num_steps: int
+    steps: tuple[StepTimes, ...] = ()

@@ -9,7 +9,9 @@ from tilewise.serve.core import EngineCore
 from tilewise.serve.draft_model import DraftModel
 from tilewise.serve.loop import Close, Command, Loop, start_thread
 from tilewise.serve.model import ServedModel
+from tilewise.serve.outputs import StepTimes
 from tilewise.serve.runner import Runner
+from tilewise.serve.scheduler import Scheduler
 
 __all__ = ["Replica"]
 
@@ -29,7 +31,7 @@ class Replica:
         self.commands: SimpleQueue[Command] = SimpleQueue()
         settings = model.settings
         output = "logits" if settings.runner == "generate" else "hidden"
-        runner = Runner(model.instance, model.max_blocks, output)
+        self._runner = Runner(model.instance, model.max_blocks, output)
         guessing, self._draft_model = settings.speculation, None
         if guessing is not None and guessing.model is not None:
             try:
@@ -37,7 +39,7 @@ class Replica:
             except BaseException:
                 model.close()
                 raise
-        self._core = EngineCore(runner, model.limits, model.tokenizer, guessing, self._draft_model)
+        self._core = EngineCore(self._runner, model.limits, model.tokenizer, guessing, self._draft_model)
         self._thread = start_thread(Loop(self._core, self.commands), self.commands)
         weakref.finalize(self, self.commands.put, Close()).atexit = False
 
@@ -45,6 +47,16 @@ class Replica:
     def load(self) -> int:
         """About how many requests it has, those on their way to it included."""
         return self._core.num_requests + self.commands.qsize()
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """What runs and waits; numbers of it may be read from any thread."""
+        return self._core.scheduler
+
+    @property
+    def steps(self) -> tuple[StepTimes, ...]:
+        """The last calls of the model, oldest first; for any thread."""
+        return self._runner.steps
 
     def close(self) -> None:
         """End all requests with an error, stop the devices and free their memory, when the step at hand is done."""

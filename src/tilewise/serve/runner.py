@@ -7,19 +7,23 @@ Shapes: T tokens of a call, S sequences of a call, R rows with logits, V vocabul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.models import BLOCK_SIZE
+from tilewise.serve.outputs import StepTimes
 from tilewise.serve.scheduler import Scheduled
 from tilewise.session import GraphInstance
 
 __all__ = ["Runner", "call_inputs"]
 
 Array = NDArray[Any]
+_KEPT_STEPS = 128
 
 
 def call_inputs(parts: Sequence[Scheduled], max_blocks: int) -> dict[str, NDArray[np.int32]]:
@@ -29,6 +33,10 @@ def call_inputs(parts: Sequence[Scheduled], max_blocks: int) -> dict[str, NDArra
         parts: of the step.
         max_blocks: columns of the block table.
     """
+    num_tokens = sum([part.end - part.start for part in parts])
+    if num_tokens == len(parts):  # all of them write
+        tokens = [p.drafts[0] if p.drafts else p.sequence.history.ids[p.start] for p in parts]
+        return _inputs_of_writing(parts, tokens, max_blocks)
     named: dict[str, list[int]] = {name: [] for name in ("tokens", "positions", "slots", "sequence", "rows")}
     table = np.zeros((len(parts), max_blocks), np.int32)
     for index, part in enumerate(parts):
@@ -47,6 +55,29 @@ def call_inputs(parts: Sequence[Scheduled], max_blocks: int) -> dict[str, NDArra
     return {**{name: np.array(values, np.int32) for name, values in named.items()}, "block_table": table}
 
 
+def _inputs_of_writing(
+    parts: Sequence[Scheduled], tokens: list[int], max_blocks: int
+) -> dict[str, NDArray[np.int32]]:
+    """The same where each part has one token: most steps, and those that may take no time."""
+    count, width = len(parts), max([len(part.blocks) for part in parts])
+    none = (0,) * width
+    table = np.zeros((count, max_blocks), np.int32)
+    table[:, :width] = [(part.blocks + none)[:width] for part in parts]
+    positions = np.array([part.start for part in parts], np.int32)
+    one_each = np.arange(count, dtype=np.int32)
+    rows = one_each
+    if any(part.first_row == part.end for part in parts):
+        rows = np.flatnonzero([part.first_row < part.end for part in parts]).astype(np.int32)
+    return {
+        "tokens": np.array(tokens, np.int32),
+        "positions": positions,
+        "slots": table[one_each, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE,
+        "sequence": one_each,
+        "rows": rows if len(rows) else one_each[:1],
+        "block_table": table,
+    }
+
+
 class Runner:
     """Calls a decoding graph. One thread at a time.
 
@@ -60,16 +91,51 @@ class Runner:
         self._output = output
         self._instance = instance
         self._max_blocks = max_blocks
+        self._prepared: tuple[list[Scheduled], dict[str, NDArray[np.int32]]] = [], {}
+        self._steps: deque[StepTimes] = deque(maxlen=_KEPT_STEPS)
 
-    def run(self, parts: Sequence[Scheduled]) -> list[Array]:
-        """One call; the logits `[rows, V]` of each part, in their order.
+    @property
+    def steps(self) -> tuple[StepTimes, ...]:
+        """The last calls, oldest first. May be asked for by any thread."""
+        return tuple(self._steps.copy())
+
+    def prepare(self, parts: list[Scheduled]) -> None:
+        """Parts that the next call may have, of one token each that is not known yet.
+
+        Args:
+            parts: of it.
+        """
+        tokens = [0] * len(parts)
+        self._prepared = parts, _inputs_of_writing(parts, tokens, self._max_blocks)
+
+    def run(
+        self,
+        parts: list[Scheduled],
+        meanwhile: Callable[[], object] | None = None,
+        tokens: list[int] | None = None,
+    ) -> Array:
+        """One call; the logits `[R, V]` that parts want, in their order, to be read before the next call.
+
+        Args:
+            parts: of the step.
+            meanwhile: called while the devices compute.
+            tokens: of the parts, where these were prepared.
 
         Raises:
             TaskFailed: a kernel failed; what the call wrote to its own positions of the cache is undefined.
         """
-        self._instance.forward(**call_inputs(parts, self._max_blocks))
-        if all(part.first_row == part.end for part in parts):
-            return [np.zeros((0, 0))] * len(parts)
-        rows_RX = self._instance.get_tensor(self._output)
-        counts = [part.end - part.first_row for part in parts]
-        return np.split(rows_RX, np.cumsum(counts)[:-1])
+        if tokens is None:
+            inputs = call_inputs(parts, self._max_blocks)
+        else:
+            prepared, inputs = self._prepared
+            assert prepared is parts
+            inputs["tokens"][:] = tokens
+        begin = time.monotonic()
+        self._instance.forward(meanwhile, **inputs)
+        seconds = time.monotonic() - begin
+        rows_RX = self._instance.get_tensor(self._output, copy=False)
+        if tokens is None:
+            rows_RX = rows_RX[: sum([part.end - part.first_row for part in parts])]
+        num_rows = len(rows_RX)
+        self._steps.append(StepTimes(begin, seconds, len(inputs["tokens"]) - num_rows, num_rows))
+        return rows_RX

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence as PySequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tilewise.core import Border, InternalError
 from tilewise.models import BLOCK_SIZE
@@ -66,8 +68,7 @@ class Limits:
             _border.refuse("limits", "the KV cache must hold one sequence of full length", got, advice)
 
 
-@dataclass(frozen=True)
-class Scheduled:
+class Scheduled(NamedTuple):
     """A sequence's part of a step: positions `[start, end)`, logits from `first_row` on.
 
     Attributes:
@@ -174,10 +175,22 @@ class Scheduler:
         """What the next call computes; empty when there is nothing to do."""
         self.num_steps += 1
         step = _Step(self.limits.max_num_batched_tokens, self.limits.max_rows)
-        writing = [s for s in self._running if s.left == 1]
-        reading = [s for s in self._running if s.left > 1]
-        for sequence in (*writing, *reading):
-            if sequence.status is Status.RUNNING:  # not given up for one before it
+        writing: list[Sequence] = []
+        reading: list[Sequence] = []
+        for sequence in self._running:
+            (writing if len(sequence.history.ids) - sequence.done == 1 else reading).append(sequence)
+        for sequence in writing:
+            start = sequence.done
+            if sequence.status is not Status.RUNNING:  # given up for one before it
+                continue
+            if start < len(sequence.blocks) * BLOCK_SIZE and step.tokens > 0 and step.rows > 0:
+                step.parts[sequence] = Scheduled(sequence, start, start + 1, start, tuple(sequence.blocks))
+                step.tokens -= 1
+                step.rows -= 1
+            else:
+                self._extend(step, sequence)
+        for sequence in reading:
+            if sequence.status is Status.RUNNING:
                 self._extend(step, sequence)
         self._admit(step)
         self._add_drafts(step)
@@ -188,13 +201,53 @@ class Scheduler:
             )
         return list(step.parts.values())
 
+    def foresee(self, parts: PySequence[Scheduled]) -> list[Scheduled] | None:
+        """What `schedule` will return next if each part of the step under way brings its text one token and nothing
+        else happens; None where that is not known. Blocks that this takes are the sequences' own at once.
+
+        Args:
+            parts: of the step under way.
+        """
+        is_full = len(self._running) >= self.limits.max_num_seqs
+        if len(parts) != len(self._running) or (self._waiting and not is_full):
+            return None
+        writing: list[Sequence] = []
+        missing: list[Sequence] = []
+        for part in parts:
+            sequence, end = part.sequence, part.end
+            if end != len(sequence.history.ids) or part.first_row != end - 1 or sequence.drafter is not None:
+                return None
+            if end >= self.limits.max_context:
+                return None
+            writing.append(sequence)
+            if end == len(sequence.blocks) * BLOCK_SIZE:
+                missing.append(sequence)
+        if writing != self._running or len(missing) > self.pool.num_free:
+            return None
+        for sequence in missing:
+            sequence.blocks += self.pool.take(1)
+        return [
+            Scheduled(sequence, part.end, part.end + 1, part.end, tuple(sequence.blocks))
+            for sequence, part in zip(writing, parts)
+        ]
+
+    def repeat(self) -> None:
+        """A step is what was foreseen."""
+        self.num_steps += 1
+
     def complete(self, parts: Iterable[Scheduled]) -> None:
         """The call was made: its positions are in the cache, and blocks that became full can be found. Guesses may be
         wrong; those that are right, `accept` takes down."""
         for part in parts:
-            self._advance(part.sequence, part.known)
-            if part.known >= part.sequence.history.num_prompt:
-                part.sequence.has_read_prompt = True
+            sequence, known = part.sequence, part.known
+            if sequence.status is Status.FINISHED:  # it failed while the call was made
+                continue
+            if known // BLOCK_SIZE == sequence.done // BLOCK_SIZE:
+                sequence.done = known
+            else:
+                self._advance(sequence, known)
+            if known >= sequence.history.num_prompt:
+                sequence.has_read_prompt = True
 
     def accept(self, sequence: Sequence) -> None:
         """A guess was right, and was added to the text: its position, which the last call computed, is in the cache."""
@@ -227,7 +280,7 @@ class Scheduler:
                 missing = num_blocks_for(end) - len(sequence.blocks)
                 sequence.blocks += self.pool.take(max(0, missing))
                 step.remove(sequence)
-                step.add(replace(part, end=end, blocks=tuple(sequence.blocks), drafts=tuple(drafts)))
+                step.add(part._replace(end=end, blocks=tuple(sequence.blocks), drafts=tuple(drafts)))
 
     def _extend(self, step: _Step, sequence: Sequence) -> None:
         """Give a running sequence its part, on blocks of younger ones if need be."""

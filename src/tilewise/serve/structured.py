@@ -176,21 +176,15 @@ class Grammar:
         """Another that stands where this one does."""
         return Grammar(self._matcher.deep_copy())
 
-    def allowed(self, vocab_size: int) -> NDArray[np.bool_]:
-        """Which tokens may come, `[vocab]`.
-
-        Args:
-            vocab_size: of the model; tokens that its tokenizer does not have may not come.
+    def allowed(self) -> NDArray[np.uint8]:
+        """Which tokens may come, one byte for each that its tokenizer has: 0 for those that may not. Others may not.
 
         Raises:
             ConfigError: working it out is more than the limits allow.
         """
         mask = self._matcher.compute_logit_bias()
         self._check()
-        found = np.zeros(vocab_size, np.bool_)
-        few = np.frombuffer(mask, np.uint8)[:vocab_size]
-        found[: len(few)] = few > 0
-        return found
+        return np.frombuffer(mask, np.uint8)
 
     def take(self, token: int) -> None:
         """A token that may come, came.

@@ -30,11 +30,25 @@ class Text:
     Args:
         sequence: whose tokens it has.
         tokenizer: of the model.
+
+    Attributes:
+        sequence: the same.
+        request: what it is written for.
+        ends_by_text: whether what it says, and not its tokens alone, may end it.
+        choose: how its tokens are chosen.
+        end_ids: tokens that end it.
+        longest: positions of prompt and text that it ends with at the latest.
+        is_plain: whether a step changes no more of it than its tokens, until one of `end_ids`.
+        is_structured: whether a grammar says what may come.
+        tells_figures: whether logits are needed to tell of a token.
     """
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
         request = sequence.request
-        self._sequence = sequence
+        self.sequence, self.request = sequence, request
+        self.ends_by_text = bool(request.sampling.stop)
+        self.is_structured = request.grammar is not None
+        self.tells_figures = request.asked.logprobs is not None
         self._tokenizer = tokenizer
         self._detokenizer = None
         if request.asked.detokenize:
@@ -42,78 +56,94 @@ class Text:
                 tokenizer, list(request.ids), skip_special_tokens=request.asked.skip_special_tokens
             )
         self._stops = StopFinder(request.sampling.stop, request.sampling.include_stop)
-        self._ends = request.all_end_ids
+        self.end_ids = request.all_end_ids
+        self.choose = Pick(request.sampling, sequence.history, self.end_ids, sequence.choice)
+        self.longest = min(sequence.history.num_prompt + request.sampling.max_tokens, request.max_model_len)
         self._grammar = None if request.grammar is None else request.grammar.copy()
+        self.is_plain = not (self.ends_by_text or self.is_structured or request.is_pooled)
         self._prompt_logprobs: list[TokenLogprobs | None] = [None]
+        self._is_first = True
+
+    @property
+    def wants_prompt(self) -> bool:
+        """Whether figures of the prompt's tokens are told with this text."""
+        return self.sequence.choice == 0 and self.request.asked.prompt_logprobs is not None
 
     def read_prompt(self, first: int, rows: NDArray[Any]) -> None:
         """Logits of positions of the prompt from `first` on came; those that are known are passed over."""
-        sequence, asked = self._sequence, self._sequence.request.asked
-        if sequence.choice != 0 or asked.prompt_logprobs is None:
-            return
-        ids = sequence.request.ids
+        sequence, ids = self.sequence, self.request.ids
         for position, logits_V in enumerate(rows, first):
             if position == sequence.num_prompt_rows < len(ids) - 1:
-                found = token_logprobs(logits_V, ids[position + 1], asked.prompt_logprobs)
+                found = token_logprobs(logits_V, ids[position + 1], self.request.asked.prompt_logprobs or 0)
                 self._prompt_logprobs.append(self._decoded(found))
                 sequence.num_prompt_rows += 1
 
-    def pick(self, logits_V: NDArray[Any]) -> Pick:
-        """How the next token is to be chosen.
+    def mask(self) -> NDArray[np.uint8] | None:
+        """Which tokens may come next, where a grammar says.
+
+        Raises:
+            ConfigError: it is more than its limits allow.
+        """
+        return None if self._grammar is None else self._grammar.allowed()
+
+    def take(self, token: int) -> str | None:
+        """The next token was chosen; why it ends the text, as far as tokens say.
 
         Raises:
             ConfigError: a grammar is more than its limits allow.
         """
-        sequence = self._sequence
-        allowed = None if self._grammar is None else self._grammar.allowed(len(logits_V))
-        return Pick(
-            logits_V, sequence.request.sampling, sequence.history, self._ends, sequence.choice, allowed
-        )
+        if token in self.end_ids:
+            return "stop"
+        history = self.sequence.history
+        history.push(token)
+        if self._grammar is not None:
+            self._grammar.take(token)
+            if self._grammar.is_complete:
+                return "stop"
+        return "length" if len(history.ids) >= self.longest else None
 
-    def extend(self, logits_V: NDArray[Any], token: int) -> Piece:
-        """The next token was chosen.
+    def piece(self, token: int, reason: str | None, num_new: int, logits_V: NDArray[Any] | None) -> Piece:
+        """What a token that was taken adds; each once, in order. Depends on nothing that comes later.
+
+        Args:
+            token: that was chosen.
+            reason: why it ends the text, as `take` said.
+            num_new: tokens written with it.
+            logits_V: that it was chosen from, where figures are told.
 
         Raises:
-            ConfigError: a grammar is more than its limits allow.
+            ConfigError: the tokenizer makes no text of it.
         """
-        history, request = self._sequence.history, self._sequence.request
-        sampling, asked = request.sampling, request.asked
+        request, asked = self.request, self.request.asked
         figures = None
         if asked.logprobs is not None:
+            assert logits_V is not None
             figures = self._decoded(token_logprobs(logits_V, token, asked.logprobs))
-        is_first = history.num_new == 0
-        reason: str | None = None
         stop: str | int | None = None
-        if token in self._ends:
-            text, reason = self._finish(), "stop"
-            if token in sampling.stop_token_ids:
+        text = ""
+        if token in self.end_ids:
+            if token in request.sampling.stop_token_ids:
                 stop = token
-        else:
-            history.append(token)
-            text = self._detokenizer.add(token) if self._detokenizer is not None else ""
-            if self._grammar is not None:
-                self._grammar.take(token)
-                reason = "stop" if self._grammar.is_complete else None
-            if history.num_new >= sampling.max_tokens or len(history) >= request.max_model_len:
-                reason = reason or "length"
-            if reason is not None:
-                text += self._finish()
-        if history.num_new >= sampling.min_tokens:
+        elif self._detokenizer is not None:
+            text = self._detokenizer.add(token)
+        if reason is not None:
+            text += self._finish()
+        if num_new >= request.sampling.min_tokens:
             text, is_stopped = self._stops.add(text)
             if is_stopped:
                 reason, stop = "stop", self._stops.found
             text += "" if reason is None else self._stops.finish()
-        wants_prompt = is_first and self._sequence.choice == 0 and asked.prompt_logprobs is not None
+        is_first, self._is_first = self._is_first, False
         return Piece(
-            self._sequence.request.index,
-            self._sequence.choice,
+            request.index,
+            self.sequence.choice,
             token,
             text,
             reason,
             stop,
             figures,
-            self._prompt_logprobs if wants_prompt else None,
-            self._sequence.num_cached or 0,
+            self._prompt_logprobs if is_first and self.wants_prompt else None,
+            self.sequence.num_cached or 0,
         )
 
     def pool(self, hidden_D: NDArray[Any]) -> Piece:
@@ -128,20 +158,20 @@ class Text:
                 "[serve.encode] vectors must be finite; got others; the weights are spoilt, or too large for the "
                 "element type: encode in f32"
             )
-        request = self._sequence.request
+        request = self.sequence.request
         return Piece(
             request.index,
             0,
             None,
             "",
             "stop",
-            num_cached_tokens=self._sequence.num_cached or 0,
+            num_cached_tokens=self.sequence.num_cached or 0,
             vector=vector,
         )
 
     def abort(self) -> Piece:
         """The text ends here because its caller wants no more of it."""
-        return Piece(self._sequence.request.index, self._sequence.choice, None, self._stops.finish(), "abort")
+        return Piece(self.sequence.request.index, self.sequence.choice, None, self._stops.finish(), "abort")
 
     def _finish(self) -> str:
         return self._detokenizer.finish() if self._detokenizer is not None else ""

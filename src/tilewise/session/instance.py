@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -156,14 +156,20 @@ class GraphInstance:
         with self._alone("differing_replicas"):
             return self._tensors.differing_replicas(name)
 
-    def get_tensor(self, name: str) -> Array:
+    def get_tensor(self, name: str, *, copy: bool = True) -> Array:
         """A tensor as a whole: a parameter (its fp32 master in training), state, input, or an output of the last run.
+
+        Args:
+            name: of the tensor.
+            copy: False for an input or output that is read before the next run writes over it, where it lies if it lies
+                in one piece; a parameter's master is passed over.
 
         Raises:
             ShapeError: no tensor has that name.
         """
+        _border.truth("get_tensor", "copy", copy)
         with self._alone("get_tensor"):
-            return self._tensors.read(name)
+            return self._tensors.read(name) if copy else self._tensors.view(name)
 
     def set_tensor(self, name: str, value: Array) -> None:
         """Write a whole tensor from outside: input, parameter (its master along with it) or state.
@@ -330,8 +336,8 @@ class GraphInstance:
 
     # ---- running ------------------------------------------------------------------------------------------
 
-    def _run(self, name: str) -> None:
-        self._executor.run(self._program, self._tensors.store.symbols, name)
+    def _run(self, name: str, meanwhile: Callable[[], object] | None = None) -> None:
+        self._executor.run(self._program, self._tensors.store.symbols, name, meanwhile)
 
     def step(self, batch: Mapping[str, Array], lr: float, *, on_nonfinite: str = "stop") -> StepResult:
         """One training step: all microbatches, reductions, clipping, update.
@@ -379,10 +385,12 @@ class GraphInstance:
             )
         return self.plan.optimizer
 
-    def forward(self, **inputs: Array) -> None:
+    def forward(self, meanwhile: Callable[[], object] | None = None, /, **inputs: Array) -> None:
         """Run the forward pass; read results with `get_tensor`.
 
         Args:
+            meanwhile: called once on this thread when the devices compute, unless inputs are refused; must not call
+                this model. What it raises is raised when they have done.
             inputs: by name, the whole batch each. Symbolic sizes have any value within their bounds.
 
         Raises:
@@ -391,10 +399,13 @@ class GraphInstance:
             ShapeError: an input has another shape, or names what does not exist.
             TaskFailed: a task failed.
         """
+        if meanwhile is not None and not callable(meanwhile):
+            rule, advice = "what is done meanwhile must be a function", "pass inputs by name"
+            _border.refuse("forward", rule, shown(meanwhile), advice)
         with self._alone("forward"):
             _require_program(self.plan, "forward")
             self._tensors.feed(inputs)
-            self._run("forward")
+            self._run("forward", meanwhile)
             self._writes_at_forward = self._tensors.num_writes
 
     def backward(self) -> None:

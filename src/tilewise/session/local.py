@@ -55,6 +55,8 @@ class TensorStore:
         self.plan, self.executor = plan, executor
         self._in_files = frozenset(plan.layout.files)
         self.symbols = [s.max for s in plan.shapes.symbols]
+        self._kept: dict[int, np.ndarray] = {}  # what views of several parts are put together in
+        self._direct: dict[int, list[np.ndarray] | None] = {}  # see _whole_on_each
 
     def _parts(self, tensor: int) -> range:
         return range(len(self.plan.outside[tensor]))
@@ -123,6 +125,11 @@ class TensorStore:
 
     def write(self, tensor: int, value: np.ndarray, *, once: bool = False) -> None:
         """Every device's part from the whole; with `once` only on the first device that holds a part."""
+        direct = None if once else self._whole_on_each(tensor)
+        if direct is not None:
+            for memory in direct:
+                memory[: value.size] = value.reshape(-1)
+            return
         spec = self.plan.graph.spec(tensor)
         for device in range(self.plan.mesh.num_devices):
             if once and not self._is_first(tensor, device):
@@ -142,10 +149,47 @@ class TensorStore:
     def read(self, tensor: int) -> np.ndarray:
         """The whole from the devices' parts; of replicas, the first device's."""
         spec = self.plan.graph.spec(tensor)
-        shape = [
+        whole = np.zeros(self._shape(spec), spec.dtype.numpy)
+        self._read_into(whole, spec, tensor)
+        return whole
+
+    def view(self, tensor: int) -> np.ndarray:
+        """The same without a copy where the first device holds the whole as it is; else in memory that is kept."""
+        spec = self.plan.graph.spec(tensor)
+        shape = self._shape(spec)
+        direct = self._whole_on_each(tensor)
+        if direct is not None:
+            found = direct[0][: prod(shape)].reshape(shape)
+            found.flags.writeable = False
+            return found
+        kept = self._kept.get(tensor)
+        if kept is None or kept.size < prod(shape):
+            kept = self._kept[tensor] = np.zeros(prod(shape), spec.dtype.numpy)
+        whole = kept[: prod(shape)].reshape(shape)
+        self._read_into(whole, spec, tensor)
+        return whole
+
+    def _whole_on_each(self, tensor: int) -> list[np.ndarray] | None:
+        """The flat elements of a tensor that every device holds whole and as it is, for as many as it may have; None of
+        others. Found once: inputs are written and outputs read between any two runs."""
+        if tensor not in self._direct:
+            spec, devices = self.plan.graph.spec(tensor), range(self.plan.mesh.num_devices)
+            now, self.symbols = self.symbols, [s.max for s in self.plan.shapes.symbols]
+            found: list[np.ndarray] | None = None
+            if tensor not in self._in_files and len(self._parts(tensor)) == 1 and spec.storage != "packed":
+                sizes = [self._local(self.plan.shapes.on(device), spec, tensor, 0)[0] for device in devices]
+                if all(local == self._shape(spec) for local in sizes):
+                    found = [self._array(device, tensor, 0, sizes[device], spec) for device in devices]
+            self._direct[tensor], self.symbols = found, now
+        return self._direct[tensor]
+
+    def _shape(self, spec: TensorSpec) -> list[int]:
+        """Sizes of a whole tensor now."""
+        return [
             self.symbols[self.plan.shapes.symbols.index(s)] if isinstance(s, Dim) else s for s in spec.shape
         ]
-        whole = np.zeros(shape, spec.dtype.numpy)
+
+    def _read_into(self, whole: np.ndarray, spec: TensorSpec, tensor: int) -> None:
         for device in range(self.plan.mesh.num_devices - 1, -1, -1):
             for part in self._parts(tensor):
                 sizes, slices = self._local(self.plan.shapes.on(device), spec, tensor, part)
@@ -153,7 +197,6 @@ class TensorStore:
                 whole[slices] = (
                     unpack_weight(flat, *sizes) if spec.storage == "packed" else flat.reshape(sizes)
                 )
-        return whole
 
     def copy_home(self, tensor: int, home: Home) -> np.ndarray:
         """A device's own part of a tensor; the copy shares no memory with it."""

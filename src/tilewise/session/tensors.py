@@ -108,6 +108,10 @@ class NamedTensors:
         master = master_name(name)
         return self.store.read(self._id("get_tensor", master if master in self.ids else name))
 
+    def view(self, name: str) -> Array:
+        """A tensor as `read` returns it, where it lies if that is in one piece; it changes with the next run."""
+        return self.store.view(self._id("get_tensor", name))
+
     def copy_state(self) -> dict[str, PartedTensor]:
         """Copies of parameters in fp32 and of optimizer states, each device's own part of every one (`Plan.homes`);
         several devices are copied from at a time."""

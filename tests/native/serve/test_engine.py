@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -422,3 +423,14 @@ def test_weights_that_are_no_numbers_are_not_loaded(tmp_path, thread_count):
     with pytest.raises(CheckpointError, match=r"finite.*layers.1.mlp.up_proj.weight"):
         Engine(directory)
     assert thread_count(threads) == threads
+
+
+def test_the_last_steps_are_known(model_dir):
+    """Their tokens are those of the prompt and the text, in order and without gaps in what was done."""
+    with Engine(model_dir, max_num_seqs=1) as engine:
+        pieces = list(engine.stream([[5, 6, 7, 8]], SamplingParams(max_tokens=7, ignore_eos=True)))
+        steps = engine.stats().steps
+    assert len(pieces) == 7 == len(steps) == sum(step.num_written for step in steps)
+    assert [step.num_read for step in steps] == [3, *[0] * 6]
+    assert all(step.seconds > 0 for step in steps)
+    assert all(a.begin_s + a.seconds <= b.begin_s for a, b in pairwise(steps))

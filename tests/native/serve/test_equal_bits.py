@@ -139,7 +139,7 @@ def alone(served):
             core.add(ask.request("alone"))
             told = []
             while core.has_work:
-                told += core.step()
+                core.step(told.extend)
             known[model, ask] = _said(told)["alone"]
         return known[model, ask]
 
@@ -202,9 +202,9 @@ def _play(model, limits, history, write, guessing=None):
             told += core.abort(f"{event.number}")
         else:
             for _ in range(event.count):
-                told += core.step()
+                core.step(told.extend)
     while core.has_work:
-        told += core.step()
+        core.step(told.extend)
     said = _said(told)
     for name, ask in asked.items():
         for choice, pieces in write(ask).items():
@@ -251,10 +251,12 @@ BUSY = [
 ]
 
 
-def test_a_busy_history_preempts_and_finds_blocks(served, alone):
+def test_a_busy_history_preempts_and_finds_blocks(served, alone, monkeypatch):
     """What the faults below disturb does happen, and changes nothing."""
+    foreseen, repeat = [], Scheduler.repeat
+    monkeypatch.setattr(Scheduler, "repeat", lambda self: foreseen.append(repeat(self)))
     core = _play(served["one"], SMALL, BUSY, partial(alone, "one"))
-    assert core.scheduler.num_preemptions > 0
+    assert core.scheduler.num_preemptions > 0 and len(foreseen) > 50
 
 
 def test_right_guesses_save_calls_and_change_nothing(served, alone):
@@ -272,7 +274,8 @@ def test_a_model_guesses_itself(served, alone, tmp_path):
             core.add(ask.request("guessed"))
             told, calls = [], 0
             while core.has_work:
-                told, calls = told + core.step(), calls + 1
+                core.step(told.extend)
+                calls += 1
             pieces = _said(told)["guessed"]
             assert pieces == alone("one", ask)
             assert calls <= len(pieces[0]) / 4 + 3
@@ -286,7 +289,8 @@ def test_repetitions_are_guessed(served):
         core.add(request_of(name, ids, SamplingParams(max_tokens=90, temperature=0, ignore_eos=True)))
         told, calls = [], 0
         while core.has_work:
-            told, calls = told + core.step(), calls + 1
+            core.step(told.extend)
+            calls += 1
         tokens[name] = [piece.token for _, piece in told]
         assert calls == 90 if speculation is None else calls < 60
     assert tokens["plain"] == tokens["guessed"]
@@ -332,18 +336,32 @@ def _without_tokens(monkeypatch):
 
 
 def _draws_by_place(monkeypatch):
-    places = iter(range(1 << 30))
-    pick = text_module.Text.pick
-
-    def wrong(self, logits_V):
-        return pick(self, logits_V)._replace(choice=next(places) % 3)
-
-    monkeypatch.setattr(text_module.Text, "pick", wrong)
+    places, pick = iter(range(1 << 30)), text_module.Pick
+    monkeypatch.setattr(
+        text_module,
+        "Pick",
+        lambda sampling, history, ends, _: pick(sampling, history, ends, next(places) % 3),
+    )
 
 
 def _rows_swapped(monkeypatch):
     run = runner_module.Runner.run
-    monkeypatch.setattr(runner_module.Runner, "run", lambda self, parts: run(self, parts[::-1]))
+    monkeypatch.setattr(runner_module.Runner, "run", lambda self, *given: run(self, *given)[::-1])
+
+
+def _prepared_wrongly(monkeypatch):
+    def wrong(self, parts):
+        prepare(self, parts)
+        self._prepared[1]["positions"][-1] -= 1
+
+    prepare = runner_module.Runner.prepare
+    monkeypatch.setattr(runner_module.Runner, "prepare", wrong)
+
+
+def _draws_as_before(monkeypatch):
+    batch = core_module.Batch
+    wrong = lambda picks, lengths=None, **masks: batch(picks, lengths and [n - 1 for n in lengths], **masks)  # noqa: E731
+    monkeypatch.setattr(core_module, "Batch", wrong)
 
 
 def _still_found(monkeypatch):
@@ -355,12 +373,7 @@ def _guesses_are_kept(monkeypatch):
 
 
 def _guesses_are_believed(monkeypatch):
-    def wrong(self, token):
-        self.place += 1
-        self.is_right = self.place <= len(self.drafts)
-        return self.is_right
-
-    monkeypatch.setattr(core_module._Writing, "confirms", wrong)
+    monkeypatch.setattr(core_module._Writing, "confirms", lambda self, token: bool(self.drafts))
 
 
 FAULTS = [
@@ -371,6 +384,8 @@ FAULTS = [
         _without_tokens,
         _draws_by_place,
         _rows_swapped,
+        _prepared_wrongly,
+        _draws_as_before,
         _still_found,
         _guesses_are_kept,
         _guesses_are_believed,
@@ -386,7 +401,8 @@ def test_planted_faults_change_what_is_written(served, alone, monkeypatch, plant
             alone("one", event.ask)
     plant(monkeypatch)
     with pytest.raises((AssertionError, InternalError, IndexError, ValueError)):
-        _play(served["one"], SMALL, BUSY, partial(alone, "one"), GUESSING["mostly right"])
+        for guesses in (GUESSING["mostly right"], None):
+            _play(served["one"], SMALL, BUSY, partial(alone, "one"), guesses)
 
 
 @pytest.mark.parametrize("forgotten", ["salt", "parent"])
@@ -401,7 +417,7 @@ def test_keys_that_leave_out_a_field_find_blocks_of_others(served, alone, monkey
         for request in (first, second):
             core.add(request)
             while core.has_work:
-                told += core.step()
+                core.step(told.extend)
         return next(piece.num_cached_tokens for request, piece in told if request is second)
 
     way = WAYS[0]
@@ -426,7 +442,7 @@ def test_prompt_logprobs_are_those_of_a_forward(served):
         core, told = core_of(served["one"], limits), []
         core.add(request_of("p", ids, SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=1)))
         while core.has_work:
-            told += core.step()
+            core.step(told.extend)
         found.append(told[0][1].prompt_logprobs)
     assert found[0] == found[1] and found[0][0] is None and len(found[0]) == 100
     for token, figures in zip(ids[1:], found[0][1:]):

@@ -91,6 +91,33 @@ def test_a_second_thread_is_refused_and_changes_nothing(model):
     model._executor = held.executor
 
 
+def test_something_else_beside_a_forward(model):
+    """It is called once while the model computes, and may not call it; its error comes when the model has done."""
+    model.forward(**BATCH)
+    expected, refused = model.get_tensor("loss"), []
+
+    def meanwhile():
+        with pytest.raises(PlanError, match="a model takes one call at a time") as error:
+            model.get_tensor("loss")
+        refused.append(error)
+        raise ZeroDivisionError
+
+    for inputs, kind in ((OTHER, ZeroDivisionError), ({}, ShapeError), (BATCH, ZeroDivisionError)):
+        with pytest.raises(kind):
+            model.forward(meanwhile, **inputs)
+    assert len(refused) == 2
+    assert model.get_tensor("loss") == model.get_tensor("loss", copy=False) == expected
+    assert not model.get_tensor("loss", copy=False).flags.writeable
+
+
+def test_views_are_what_copies_are(model):
+    """Of weights that lie packed, of inputs and of outputs, through a second run."""
+    for batch in (BATCH, OTHER):
+        model.forward(**batch)
+        for name in ("tokens", "loss", *model.parameter_names()):
+            assert np.array_equal(model.get_tensor(name, copy=False), model.get_tensor(name)), name
+
+
 def test_closing_after_a_refused_close_gives_the_memory_back(model):
     """A close that came too early is refused whole: the next one still closes."""
     held = model._executor = Held(model._executor)

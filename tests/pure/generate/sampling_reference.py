@@ -1,15 +1,60 @@
-"""Drawing a token in NumPy, slowly and by sorting: what the native code is compared with."""
+"""Penalties and drawing a token in NumPy, slowly and by sorting: what the native code is compared with."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.generate import Sampling
+from tilewise.generate import History, Sampling
 
 Array = NDArray[Any]
+
+
+def adjusted(
+    logits: Array,
+    sampling: Sampling,
+    history: History,
+    end_ids: Collection[int] = (),
+    allowed: Array | None = None,
+) -> Array:
+    """Logits after penalties, in fp64; those of tokens that may not come are minus infinity."""
+    scores = logits.astype(np.float64)
+    ids = np.array(history.ids, np.int64)
+    if sampling.repetition_penalty != 1:
+        seen = _below(np.unique(ids), scores.size)
+        found, largest = scores[seen], np.finfo(np.float64).max  # minus infinity is for what may not come
+        with np.errstate(over="ignore"):
+            punished = np.where(
+                found < 0, found * sampling.repetition_penalty, found / sampling.repetition_penalty
+            )
+        scores[seen] = np.clip(punished, -largest, largest)
+    if sampling.presence_penalty != 0 or sampling.frequency_penalty != 0:
+        written, counts = np.unique(_below(ids[history.num_prompt :], scores.size), return_counts=True)
+        scores[written] -= sampling.frequency_penalty * counts + sampling.presence_penalty
+    for id_, bias in sampling.logit_bias:
+        scores[id_] += bias
+    if sampling.allowed_token_ids:
+        scores[np.isin(np.arange(scores.size), sampling.allowed_token_ids, invert=True)] = -np.inf
+    size = sampling.no_repeat_ngram_size
+    for place in range(size - 1, len(ids)) if 0 < size <= len(ids) else ():
+        if ids[place] < scores.size and (ids[place + 1 - size : place] == ids[len(ids) + 1 - size :]).all():
+            scores[ids[place]] = -np.inf
+    for *before, last in sampling.bad_words_ids:
+        is_end = not before and last in end_ids
+        if not is_end and history.ids[len(ids) - len(before) :] == before:
+            scores[last] = -np.inf
+    if history.num_new < sampling.min_tokens:
+        scores[_below(np.array([*end_ids], np.int64), scores.size)] = -np.inf
+    if allowed is not None:
+        scores[np.pad(allowed, (0, max(0, scores.size - len(allowed))))[: scores.size] == 0] = -np.inf
+    return scores
+
+
+def _below(ids: Array, size: int) -> Array:
+    return ids[ids < size]
 
 
 def draw(scores: Array, sampling: Sampling, position: int, choice: int) -> tuple[int, float]:

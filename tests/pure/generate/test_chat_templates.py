@@ -1,6 +1,9 @@
 """Chat templates: rendered as transformers renders them, and harmless whatever they do."""
 
+import contextlib
+import gc
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -8,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from pure.hostile import accepted
 from tilewise.core import ConfigError
 from tilewise.data import train_tokenizer
-from tilewise.generate import ChatTemplate, chat
+from tilewise.generate import ChatTemplate, template_process
 
 TOKENIZER = train_tokenizer(["hello world " * 10], vocab_size=280)
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -188,7 +191,10 @@ def test_templates_are_rendered_as_by_transformers(tmp_path, name, monkeypatch):
     """Conversations with system messages, tools, calls and thoughts, with and without what introduces an answer. One
     template is rendered in its process each time, the others here, which is quicker."""
     if name != "mistral":
-        monkeypatch.setattr(chat, "_run", chat.template_child.problem_of)
+        problem_of = template_process.template_child.problem_of
+        monkeypatch.setattr(
+            template_process.TemplateProcesses, "render", lambda _, *given: problem_of(*given)
+        )
     ours = ChatTemplate(_directory(tmp_path, TEMPLATES[name], as_file=name in ("gemma", "qwen")))
     for index, talk in enumerate(TALKS.values()):
         for tools in (None, [TOOL]):
@@ -243,22 +249,59 @@ def test_a_harmful_template_is_one_error(tmp_path, name):
 
 def test_a_template_without_end_is_stopped(tmp_path, monkeypatch):
     """The process that renders it is killed; a template that ends is rendered in the same time."""
-    monkeypatch.setattr(chat, "_DEADLINE_S", 1.5)
+    monkeypatch.setattr(template_process, "_DEADLINE_S", 1.5)
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     with pytest.raises(ConfigError, match=r"does not end within 1\.5 s"):
         ChatTemplate(_directory(tmp_path, endless)).render(TALK)
 
 
 @pytest.mark.parametrize(
-    "program", ["import os; os._exit(3)", "print('{}')", "print('[1]')", "import os; os.kill(os.getpid(), 9)"]
+    "program",
+    [
+        "import os; os._exit(3)",
+        "print('{}')",
+        r"print(end='\0\0\0\2{}')",
+        r"print(end='\0\0\0\3[1]')",
+        r"print(end='\0\0\0\x1a{\"name\": \"\", \"text\": \"x\"}')",
+        "import os; os.kill(os.getpid(), 9)",
+    ],
 )
 def test_a_renderer_that_dies_is_one_error(tmp_path, monkeypatch, program):
     """Whatever the process says that is no answer is not taken for one."""
     (tmp_path / "child.py").write_text(program)
     ours = ChatTemplate(_directory(tmp_path, "x"))
-    monkeypatch.setattr(chat.template_child, "__file__", str(tmp_path / "child.py"))
+    monkeypatch.setattr(template_process.template_child, "__file__", str(tmp_path / "child.py"))
     with pytest.raises(ConfigError, match="the process that renders it"):
         ours.render(TALK)
+
+
+def test_a_process_is_kept_while_it_answers_well(tmp_path):
+    """One renders again and again, a mistake of a template included; one that a template has killed is replaced, and
+    the last ends with its templates."""
+    ours = ChatTemplate(_directory(tmp_path, "{{ messages[0].content * (n or 1) }}"))
+    started = []
+    for number in (1, 2, "x", 9999999999, 3):  # the last but one takes too much memory
+        with contextlib.suppress(ConfigError):
+            assert ours.render(TALK, variables={"n": number}) == TALK[0]["content"] * number
+        started += [each._child.pid for each in ours._processes._idle]
+    assert len(set(started)) == 1
+    (process,) = ours._processes._idle
+    process._kill()
+    process._child.wait()
+    assert ours.render(TALK, variables={"n": 1}) == TALK[0]["content"]
+    (process,) = ours._processes._idle
+    assert process._child.pid not in started
+    del ours
+    gc.collect()
+    assert process._child.returncode is not None
+
+
+def test_threads_render_at_once(tmp_path):
+    """Each gets its own text."""
+    ours = ChatTemplate(_directory(tmp_path, "{{ n }}"))
+    with ThreadPoolExecutor(4) as threads:
+        texts = list(threads.map(lambda n: ours.render(TALK, variables={"n": n}), range(24)))
+    assert texts == [str(n) for n in range(24)] and len(ours._processes._idle) <= 2
 
 
 def test_arguments_are_plain_values(tmp_path):

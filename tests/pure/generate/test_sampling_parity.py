@@ -20,13 +20,15 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from pure.generate.sampling_reference import candidates, draw
+from pure.generate.sampling_reference import adjusted, candidates, draw
 from tilewise.core import ConfigError
 from tilewise.data import train_tokenizer
 from tilewise.generate import History, Sampling, encode_prompt, pick_token
+from tilewise.generate import sampling as sampling_module
 from tilewise.generate.prompts import word_ids
-from tilewise.generate.sampling import Pick, adjust_logits, pick_tokens
+from tilewise.generate.sampling import Batch, Pick
 from tilewise.generate.stopping import StopFinder
+from tilewise.kernels.sampling import Rules, adjust_row
 
 VOCAB = 24
 ENDS = (3, 7)
@@ -39,8 +41,15 @@ def _history(prompt, written):
     return history
 
 
+def _adjusted(logits, sampling, history, ends=(), mask=None):
+    """By native code."""
+    scores, rules = logits.astype(np.float64), Pick(sampling, history, ends).rules
+    adjust_row(scores, (rules, None if rules is None else history.counted, mask))
+    return scores
+
+
 def _ours(logits, sampling, history, ends=ENDS):
-    ids, weights = candidates(adjust_logits(logits, sampling, history, ends), sampling)
+    ids, weights = candidates(_adjusted(logits, sampling, history, ends), sampling)
     probability = np.zeros(len(logits))
     probability[ids] = weights / weights.sum()
     return probability
@@ -127,14 +136,14 @@ def compare_draws(sampling, seed, size, spread, digits):
     """Several rows at once, against sorting; numbers that point next to a border may fall on either side."""
     rng = np.random.default_rng(seed)
     histories = [History(rng.integers(0, size, 5 + i).tolist()) for i in range(5)]
-    rows = [rng.normal(0, spread, size).round(digits).astype(np.float32) for _ in histories]
-    picks = [Pick(row, sampling, history, (), i) for i, (row, history) in enumerate(zip(rows, histories))]
+    rows = np.stack([rng.normal(0, spread, size).round(digits).astype(np.float32) for _ in histories])
+    batch = Batch([Pick(sampling, history, (), i) for i, history in enumerate(histories)])
     for threads in (1, 3):
-        for pick, found in zip(picks, pick_tokens(picks, threads)):
-            scores = adjust_logits(pick.logits, sampling, pick.history, ())
-            wanted, distance = draw(scores, sampling, len(pick.history), pick.choice)
+        for i, (history, found) in enumerate(zip(histories, batch.draw(rows, np.arange(5), threads))):
+            scores = adjusted(rows[i], sampling, history)
+            wanted, distance = draw(scores, sampling, len(history), i)
             assert found == wanted or distance < 1e-12, (found, wanted, distance)
-            assert found == pick_token(pick.logits, sampling, pick.history, (), pick.choice)
+            assert found == pick_token(rows[i], sampling, history, (), i)
 
 
 @settings(max_examples=150)
@@ -171,26 +180,92 @@ def test_tokens_come_as_often_as_they_are_likely():
     """Thirty thousand seeds: frequencies within four standard deviations of the probabilities."""
     logits = np.random.default_rng(3).normal(0, 1.5, 12).astype(np.float32)
     count = 30_000
-    picks = [Pick(logits, Sampling(temperature=1.0, top_p=0.95, seed=s), History([1])) for s in range(count)]
-    found = np.bincount(pick_tokens(picks, 2), minlength=12)
-    wanted = _ours(logits, picks[0].sampling, History([1]), ())
+    ways = [Sampling(temperature=1.0, top_p=0.95, seed=seed) for seed in range(count)]
+    batch = Batch([Pick(way, History([1])) for way in ways])
+    found = np.bincount(batch.draw(logits[None], np.zeros(count, np.int64), 2), minlength=12)
+    wanted = _ours(logits, ways[0], History([1]), ())
     assert (np.abs(found - count * wanted) <= 4 * np.sqrt(count * wanted * (1 - wanted))).all()
 
 
 def test_one_wrong_row_says_nothing_about_the_others():
     """Errors come in the places of their rows."""
-    good, bad = np.arange(4, dtype=np.float32), np.array([1, np.nan, 0, 0], np.float32)
-    forbidding = Sampling(bad_words_ids=[(0,), (1,), (2,), (3,)])
-    kinds = [(good, Sampling()), (bad, Sampling()), (good, forbidding), (good, Sampling(temperature=1.0))]
-    kinds += [(np.array([0, -np.inf]), Sampling()), (bad, Sampling(repetition_penalty=2.0))]
-    found = pick_tokens([Pick(row, sampling, History([0])) for row, sampling in kinds])
+    rows = np.array([[0, 1, 2, 3], [1, np.nan, 0, 0], [0, -np.inf, 0, 0]], np.float32)
+    forbidding, unknown = Sampling(bad_words_ids=[(0,), (1,), (2,), (3,)]), Sampling(logit_bias={7: 1.0})
+    kinds = [(0, Sampling()), (1, Sampling()), (0, forbidding), (0, Sampling(temperature=1.0))]
+    kinds += [(2, Sampling()), (1, Sampling(repetition_penalty=2.0)), (0, unknown)]
+    batch = Batch([Pick(sampling, History([0])) for _, sampling in kinds])
+    found = batch.draw(rows, np.array([row for row, _ in kinds]))
     assert found[0] == 3 and 0 <= found[3] < 4
-    assert [type(found[i]).__name__ for i in (1, 2, 4, 5)] == [
+    wrong = [place for place, token in enumerate(found) if token < 0]
+    assert [type(batch.error(place, rows[kinds[place][0]])).__name__ for place in wrong] == [
         "NotFinite",
         "ConfigError",
         "NotFinite",
         "NotFinite",
+        "ConfigError",
     ]
+    assert "below the vocabulary's 4; got 7" in str(batch.error(6, rows[0]))
+
+
+ADJUSTING = st.builds(
+    Sampling,
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.6, 1.7e308]),
+    presence_penalty=st.sampled_from([0.0, 0.7, -2.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.1, -1.3]),
+    no_repeat_ngram_size=st.integers(0, 4),
+    bad_words_ids=st.lists(st.lists(IDS, min_size=1, max_size=3).map(tuple), max_size=4),
+    logit_bias=st.dictionaries(IDS, st.floats(-1e6, 1e6), max_size=5),
+    allowed_token_ids=st.one_of(st.just(()), st.lists(IDS, max_size=20)),
+    min_tokens=st.integers(0, 8),
+)
+
+
+def compare_adjustments(sampling, seed, prompt, written, masked):
+    """Every bit of every score; the masks of grammars may be shorter or longer than a row."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 3, VOCAB)
+    history = _history(prompt[:-1], prompt[-1:] + written)
+    mask = None if masked is None else rng.integers(0, 2, masked).astype(np.uint8)
+    ends = (*ENDS, VOCAB + 5)
+    found = _adjusted(logits, sampling, history, ends, mask)
+    assert found.tobytes() == adjusted(logits, sampling, history, ends, mask).tobytes()
+
+
+ASKED = (
+    st.integers(0, 10**6),
+    st.lists(st.integers(0, VOCAB + 2), min_size=1, max_size=20),
+    st.lists(st.integers(0, VOCAB + 2), max_size=12),
+    st.sampled_from([None, None, VOCAB - 3, VOCAB, VOCAB + 9]),
+)
+
+
+@settings(max_examples=300)
+@given(ADJUSTING, *ASKED)
+def test_native_penalties_are_those_of_numpy(sampling, seed, prompt, written, masked):
+    """All settings at once, to the bit; tokens of a text may lie beyond the logits."""
+    compare_adjustments(sampling, seed, prompt, written, masked)
+
+
+@pytest.mark.parametrize("wrong", ["presence", "bias", "bad_words", "allowed", "ends", "mask"])
+def test_another_penalty_is_seen(wrong, monkeypatch):
+    """The twin: with one rule dropped on its way to the native code, scores differ."""
+    sampling = Sampling(
+        presence_penalty=0.5,
+        logit_bias={2: 1.0, 1: 1.0},
+        bad_words_ids=[(0,), (4,)],
+        allowed_token_ids=range(9),
+        min_tokens=9,
+    )
+    compare_adjustments(sampling, 1, [1, 2], [5, 6, 8], VOCAB)
+    if wrong == "mask":
+        native = adjust_row
+        monkeypatch.setitem(globals(), "adjust_row", lambda scores, how: native(scores, (*how[:2], None)))
+    else:
+        monkeypatch.setattr(
+            sampling_module, "Rules", lambda **given: Rules(**{k: v for k, v in given.items() if k != wrong})
+        )
+    with pytest.raises(AssertionError):
+        compare_adjustments(sampling, 1, [1, 2], [5, 6, 8], VOCAB)
 
 
 def test_another_order_of_filters_is_seen():
@@ -218,7 +293,7 @@ def test_presence_and_frequency_count_what_was_written(seed, prompt, written, pr
     counts = np.bincount(np.array(written, np.int64), minlength=VOCAB)
     wanted = logits.astype(np.float64) - frequency * counts - presence * (counts > 0)
     sampling = Sampling(presence_penalty=presence, frequency_penalty=frequency)
-    found = adjust_logits(logits, sampling, _history(prompt, written), ())
+    found = _adjusted(logits, sampling, _history(prompt, written))
     assert np.abs(found - wanted).max() < 1e-12
 
 

@@ -138,6 +138,8 @@ class Machine:
     texts: dict[Sequence, list[int]] = field(default_factory=dict)
     num_steps: int = 0
     num_accepted: int = 0
+    num_foreseen: int = 0
+    foreseen: tuple[list[Scheduled], list[Status]] | None = None
 
     def add(self, arrival: Arrival) -> None:
         new = start(arrival.request(len(self.sequences)), arrival.guesses)
@@ -168,7 +170,13 @@ class Machine:
         before = None if oldest is None else oldest.done
         parts = self.scheduler.schedule()
         self.num_steps += 1
+        if self.foreseen is not None and self.foreseen[1] == self._statuses():
+            assert parts == self.foreseen[0], "what was foreseen must come where nothing else happens"
+            self.num_foreseen += 1
         self.check(parts)
+        self.check_blocks()
+        following = self.scheduler.foresee(parts)
+        self.foreseen = None if following is None else (following, self._statuses())
         self.check_blocks()
         for part in parts:
             self._compute(part)
@@ -183,6 +191,9 @@ class Machine:
                 self._write(part)
         self.check_blocks()
         return parts
+
+    def _statuses(self) -> list[Status]:
+        return [sequence.status for sequence in self.sequences]
 
     def _write(self, part: Scheduled) -> None:
         """A token, and another for each guess that was right."""

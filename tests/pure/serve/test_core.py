@@ -22,11 +22,16 @@ class Oracle:
         self.failures = {}
         self.broken = set()
 
-    def run(self, parts):
+    def prepare(self, parts):
+        self.prepared = parts
+
+    def run(self, parts, meanwhile, tokens=None):
+        assert tokens is None or (parts is self.prepared and len(tokens) == len(parts))
         self.num_calls += 1
+        meanwhile()
         if self.num_calls in self.failures:
             raise self.failures[self.num_calls]
-        return [self._rows(part) for part in parts]
+        return np.concatenate([self._rows(part) for part in parts])
 
     def _rows(self, part):
         rows = np.zeros((part.end - part.first_row, 300), np.float32)
@@ -45,7 +50,7 @@ def _request(name, length=3, **way):
 def _end(core):
     told = []
     while core.has_work:
-        told += core.step()
+        core.step(told.extend)
     return told
 
 
@@ -81,7 +86,9 @@ def test_a_call_that_fails_is_an_error_of_its_requests(core, oracle, error):
     """One error each, also where a request has several texts in it; those that waited go on."""
     for name in "ab":
         core.add(_request(name, n=2, temperature=1.0, seed=1))
-    told = [*core.step(), *core.step()]
+    told = []
+    for _ in range(2):
+        core.step(told.extend)
     core.add(_request("c", n=2, temperature=1.0, seed=1))  # four texts run, these wait
     oracle.failures = {3: error}
     told += _end(core)
@@ -112,9 +119,11 @@ def test_settings_that_leave_no_token_are_one_request_s(core):
 def test_aborted_requests_are_told_once(core):
     """A piece without a token for every text that had not ended; none for a request that had."""
     core.add(_request("a", n=2, temperature=1.0, seed=1))
-    core.step()
+    core.step(lambda _: None)
     told = core.abort("a")
-    assert [(event.choice, event.token, event.finish_reason) for _, event in told] == [
+    ends = [(event.choice, event.token, event.finish_reason) for _, event in told]
+    assert ends[0][0] == 0 and ends[0][1] is not None  # the step's token was not told yet
+    assert ends[1:] == [
         (0, None, "abort"),
         (1, None, "abort"),
     ]
@@ -126,6 +135,6 @@ def test_an_error_of_another_kind_leaves_as_it_is(core, oracle):
     core.add(_request("a"))
     oracle.failures = {1: ZeroDivisionError()}
     with pytest.raises(ZeroDivisionError):
-        core.step()
+        core.step(lambda _: None)
     told = core.fail_all(ShapeError("[x.y] defect"))
     assert set(_errors(told)) == {"a"} and not core.has_work

@@ -1,7 +1,5 @@
 """The scheduler as a state machine: whatever comes, blocks are neither lost nor used twice, and all texts end."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 
@@ -64,7 +62,7 @@ def test_a_busy_history_preempts_and_finds_blocks_again():
     machine = _play(SMALL, [*BUSY, *GUESSED])
     assert machine.scheduler.num_preemptions > 0
     assert any(s.num_cached for s in machine.sequences)
-    assert machine.num_accepted > 0
+    assert machine.num_accepted > 0 and machine.num_foreseen > 50
 
 
 def test_right_guesses_save_calls():
@@ -141,10 +139,28 @@ def _guesses_are_kept(monkeypatch):
 
 
 def _guesses_without_blocks(monkeypatch):
-    monkeypatch.setattr(scheduler_module, "replace", lambda part, *, blocks, **new: replace(part, **new))
+    change = Scheduled._replace
+    monkeypatch.setattr(Scheduled, "_replace", lambda self, *, blocks, **new: change(self, **new))
+
+
+def _foresees_arrivals_away(monkeypatch):
+    def wrong(self, parts):
+        waiting, self._waiting = self._waiting, []
+        found = foresee(self, parts)
+        self._waiting = waiting
+        return found
+
+    foresee = Scheduler.foresee
+    monkeypatch.setattr(Scheduler, "foresee", wrong)
+
+
+def _foresees_without_blocks(monkeypatch):
+    take = BlockPool.take
+    monkeypatch.setattr(BlockPool, "take", lambda self, count: take(self, count) if count != 1 else [0])
 
 
 FAULTS = [
+    *(_foresees_arrivals_away, _foresees_without_blocks),
     *(_freed_early, _never_freed, _shares_while_written, _without_salt, _without_parent, _still_found),
     *(_named_too_soon, _over_budget, _youngest_first, _guesses_are_kept, _guesses_without_blocks),
 ]

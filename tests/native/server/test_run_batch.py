@@ -30,14 +30,14 @@ WRONG = [
     ("[]", "line 5 must be a dictionary"),
     (json.dumps(_line(5, "/v1/embeddings", input="x")), "url must be one of"),
     (
-        json.dumps(_line(6, COMPLETION, prompt="x", best_of=2)),
+        json.dumps(_line(6, COMPLETION, prompt="x", colour=2)),
         "a field of body",
     ),
     (json.dumps(_line(7, COMPLETION, prompt="x", temperature=-1)), "temperature"),
     (json.dumps(_line(8, COMPLETION, prompt="x " * 900)), "must leave room"),
-    (json.dumps(_line(9, CHAT, messages="x")), "messages must be a sequence"),
+    (json.dumps(_line(9, CHAT, messages="x")), "messages: "),
     (json.dumps(_line(10, COMPLETION, prompt="x", logit_bias={"a": 1})), "keys of logit_bias"),
-    (json.dumps(_line(11, COMPLETION)), "a prompt must be a sequence"),
+    (json.dumps(_line(11, COMPLETION)), "prompt: Field required"),
 ]
 
 
@@ -62,7 +62,7 @@ def test_a_file_is_answered_line_by_line(model_dir, tmp_path, capsys):
         )
         (ids,) = llm.generate([5, 6, 7], SamplingParams(max_tokens=5, prompt_logprobs=0, **greedy))
     chat = bodies[0]["choices"][0]
-    assert chat["message"] == {"role": "assistant", "content": talk.outputs[0].text}
+    assert chat["message"] == {"role": "assistant", "content": talk.outputs[0].text, "refusal": None}
     assert [entry["logprob"] for entry in chat["logprobs"]["content"]] == [
         figures[token].logprob for token, figures in zip(talk.outputs[0].token_ids, talk.outputs[0].logprobs)
     ]
@@ -70,7 +70,10 @@ def test_a_file_is_answered_line_by_line(model_dir, tmp_path, capsys):
     assert [choice["text"] for choice in bodies[1]["choices"]] == [o.text for o in text.outputs]
     assert bodies[1]["usage"]["completion_tokens"] == 10 == sum(len(o.token_ids) for o in text.outputs)
     assert len(bodies[1]["choices"][1]["logprobs"]["token_logprobs"]) == 5
-    assert bodies[2]["choices"][0]["text"] == ids.outputs[0].text and len(bodies[2]["prompt_logprobs"]) == 3
+    assert (
+        bodies[2]["choices"][0]["text"] == ids.outputs[0].text
+        and len(bodies[2]["choices"][0]["prompt_logprobs"]) == 3
+    )
     assert bodies[0]["object"] == "chat.completion" and bodies[2]["object"] == "text_completion"
 
 

@@ -1,0 +1,197 @@
+"""What the engine's thread does between two calls of the model, while the devices wait.
+
+Claim (a must of the serving issue): with 64 sequences that write greedily, a model of 100M parameters and a vocabulary
+of 32,000, at most 1 ms goes by between the end of one forward and the start of the next; the goal is 0.3 ms.
+
+The model has random weights, the tokenizer made-up words. A figure is the median over the steps of all rounds in which
+all sequences write; parts are medians of what each function takes without those called by it, so they add up about.
+
+Run: python benchmarks/engine_gap.py [--sequences 64] [--tokens 48] [--rounds 5] [--devices 1] [--dtype bf16]
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from decoding import MODELS
+from demo_step import cpu_name
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+
+from tilewise import Engine, SamplingParams
+from tilewise.generate import sampling
+from tilewise.models.llama import LlamaConfig
+from tilewise.serve import runner
+
+MUST_MS, GOAL_MS, PROMPT = 1.0, 0.3, 16
+
+
+def made_up_tokenizer(size: int) -> Tokenizer:
+    """Bytes and words of two to four letters."""
+    words = ("".join(w) for n in (1, 2, 3, 4) for w in itertools.product("etaoinshrdlu", repeat=n))
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    vocab |= {f"▁{word}": 256 + place for place, word in enumerate(itertools.islice(words, size - 256))}
+    tokenizer = Tokenizer(BPE(vocab, [], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return tokenizer
+
+
+class Clock:
+    """Time by part on one thread, each without the parts that it calls; between two forwards only."""
+
+    def __init__(self) -> None:
+        self.gaps: list[tuple[int, float, dict[str, float]]] = []
+        self._parts: dict[str, float] = defaultdict(float)
+        self._inside: list[float] = []
+        self._ended = 0.0
+        self._is_running = False
+        self._count = 0
+
+    def part(self, owner: Any, name: str, label: str) -> None:
+        """Time a function of an object or module."""
+        function = getattr(owner, name)
+
+        @functools.wraps(function)
+        def timed(*args: Any, **named: Any) -> Any:
+            self._inside.append(0.0)
+            started = time.perf_counter()
+            try:
+                return function(*args, **named)
+            finally:
+                taken = time.perf_counter() - started
+                self._parts[label] += taken - self._inside.pop()
+                if self._inside:
+                    self._inside[-1] += taken
+
+        setattr(owner, name, timed)
+
+    def forward(self, run: Callable[..., None], count: Callable[[], int]) -> Callable[..., None]:
+        """The native call, whose ends are the gap's."""
+
+        def timed(*args: Any, **named: Any) -> None:
+            started = time.perf_counter()
+            if self._ended and count() == self._count:
+                self.gaps.append((self._count, started - self._ended, dict(self._parts)))
+            run(*args, **named)
+            self._parts.clear()
+            self._count = count()
+            self._ended = time.perf_counter()
+            if self._inside:
+                self._inside[-1] += self._ended - started
+
+        return timed
+
+
+class _Executor:
+    """The native executor with a timed `run`."""
+
+    def __init__(self, executor: Any, run: Callable[..., None]) -> None:
+        self._executor, self.run = executor, run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+
+def watch(engine: Engine) -> Clock:
+    """Put the clock into an engine."""
+    clock = Clock()
+    replica = engine._replicas[0]
+    core, instance = replica._core, replica.model.instance
+    executor = instance._executor
+    instance._executor = _Executor(executor, clock.forward(executor.run, lambda: core.scheduler.num_running))
+    for owner, name, label in (
+        (core.scheduler, "schedule", "scheduling"),
+        (core.scheduler, "complete", "scheduling"),
+        (runner, "call_inputs", "inputs"),
+        (instance._tensors, "feed", "checking and writing inputs"),
+        (instance._tensors, "view", "finding logits"),
+        (core, "_take", "taking tokens"),
+        (runner.Runner, "run", "around the call"),
+        (core, "_goes_on", "looking at tokens"),
+        (core, "step", "stepping"),
+        (sampling, "draw_tokens", "drawing tokens"),
+    ):
+        clock.part(owner, name, label)
+    return clock
+
+
+def ask(engine: Engine, count: int, tokens: int, vocab: int) -> None:
+    """So many greedy texts, and wait for them."""
+    left, done = count, threading.Event()
+
+    def tell(event: Any) -> None:
+        nonlocal left
+        if isinstance(event, BaseException):
+            raise event
+        left -= event.finish_reason is not None
+        if not left:
+            done.set()
+
+    prompts = np.random.default_rng(0).integers(256, vocab, (count, PROMPT)).tolist()
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    engine.submit(engine.requests(prompts, params), tell)
+    done.wait()
+
+
+def main() -> None:
+    """One line for the gap, and one per part."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sequences", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--dtype", choices=("bf16", "f32"), default="bf16")
+    given = parser.parse_args()
+    shape = MODELS["100m"]
+    vocab = shape["vocab_size"]
+    with tempfile.TemporaryDirectory() as directory:
+        config = LlamaConfig(**shape, eos_token_ids=(0,))
+        Path(directory, "config.json").write_text(json.dumps(config.to_dict()), encoding="utf-8")
+        made_up_tokenizer(vocab).save(str(Path(directory, "tokenizer.json")))
+        engine = Engine(
+            directory,
+            load_format="dummy",
+            dtype=given.dtype,
+            max_num_seqs=given.sequences,
+            max_num_batched_tokens=max(256, given.sequences),
+            max_context=256,
+            tensor_parallel_size=given.devices,
+        )
+        with engine:
+            clock = watch(engine)
+            for _ in range(given.rounds):
+                ask(engine, given.sequences, given.tokens, vocab)
+    full = [gap for gap in clock.gaps if gap[0] == given.sequences]
+    gaps = [seconds * 1e3 for _, seconds, _ in full]
+    gap = statistics.median(gaps)
+    verdict = "reached" if gap <= MUST_MS else f"{gap / MUST_MS:.1f} times that"
+    cores = len(os.sched_getaffinity(0))
+    print(f"{cpu_name()}, {cores} cores, {given.devices} device(s), {given.dtype}; {len(gaps)} gaps")
+    print(
+        f"{given.sequences} sequences: {gap:.3f} ms between two forwards (must {MUST_MS}: {verdict}; goal {GOAL_MS})"
+    )
+    tenth, ninetieth = np.percentile(gaps, [10, 90])
+    print(f"  a tenth below {tenth:.3f} ms, a tenth above {ninetieth:.3f} ms")
+    for part in sorted({name for _, _, parts in full for name in parts}):
+        print(f"  {part:32} {statistics.median(p.get(part, 0.0) for _, _, p in full) * 1e3:7.3f} ms")
+    rest = statistics.median(s - sum(p.values()) for _, s, p in full)
+    print(f"  {'everything else':32} {rest * 1e3:7.3f} ms")
+
+
+if __name__ == "__main__":
+    main()

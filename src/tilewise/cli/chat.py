@@ -1,0 +1,144 @@
+"""`tilewise chat`: a conversation with a running server, by lines, as its page has it in a browser.
+
+Answers go to standard output as they are written, everything else to standard error. An answer that fails is said, its
+message forgotten, and the conversation goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tilewise.cli.converse import lines, stoppable
+from tilewise.cli.serve import read_keys
+
+if TYPE_CHECKING:
+    from tilewise.server.load import Target
+
+__all__ = ["chat"]
+
+_ANSWER = "Answers"
+
+
+def chat(
+    message: Annotated[
+        str | None, typer.Argument(help="Answered before others are read.", show_default=False)
+    ] = None,
+    base_url: Annotated[
+        str, typer.Option("--base-url", "--url", metavar="URL", help="Where the server is.")
+    ] = ("http://127.0.0.1:8000"),
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model's name there; default: its first.")
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file whose first line is a key of the server.")
+    ] = None,
+    system_prompt: Annotated[
+        str | None,
+        typer.Option("--system-prompt", "--system", help="What the model is told at the beginning."),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, rich_help_panel=_ANSWER, help="Of an answer.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, rich_help_panel=_ANSWER, help="0: the likeliest tokens.")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, rich_help_panel=_ANSWER, help="Among the likeliest of this share."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, rich_help_panel=_ANSWER, help="Of the draws.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", "-q", help="Answer one message and end; no others are read.")
+    ] = False,
+) -> None:
+    """Talk with a running server; what a model writes depends on the whole conversation.
+
+    A line is a message; /reset begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer. Settings that are not given
+    are the server's. Without a server, `tilewise generate --chat MODEL` talks with a model here.
+
+    Example: `tilewise chat --url http://127.0.0.1:8000 --system "Be brief."`
+    """
+    from tilewise.server.load import Target, require_answer
+
+    if quick and message is None:
+        raise typer.BadParameter("--quick answers MESSAGE; give one")
+    key = read_keys(api_key_file)[:1]
+    target = Target(base_url.rstrip("/"), {"authorization": f"Bearer {key[0]}"} if key else {})
+    name = asyncio.run(require_answer(target, model))
+    given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    settings = {"model": name, **{field: value for field, value in given.items() if value is not None}}
+    beginning = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+    if sys.stdin.isatty() and not quick:
+        _say(f"{name}: a line is a message; /reset begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer")
+    talk, has_failed = list(beginning), False
+    for line in (message,) if quick else lines(message):
+        if line == "/exit":
+            break
+        if line == "/reset":
+            talk = list(beginning)
+            _say("the conversation begins anew")
+        elif line and line.strip():
+            has_failed = not _answer(target, settings, talk, line)
+    if has_failed:
+        raise typer.Exit(1)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _answer(target: Target, settings: dict[str, Any], talk: list[dict[str, Any]], line: str) -> bool:
+    """Answer a message; both become part of the conversation. False: that failed."""
+    from tilewise.server.load import BadAnswer
+
+    asked = [*talk, {"role": "user", "content": line}]
+    try:
+        answer = asyncio.run(_write(target, {**settings, "messages": asked}))
+    except (OSError, BadAnswer) as error:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        _say(f"no answer: {error} (/reset begins anew)")
+        return False
+    talk[:] = [*asked, {"role": "assistant", "content": answer}]
+    return True
+
+
+async def _write(target: Target, body: dict[str, Any]) -> str:
+    """An answer, written as it comes; stopped, what has come of it."""
+    answer, times, num_tokens, has_thoughts = "", [time.perf_counter()], 0, False
+    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    with stoppable() as stopped:
+        async with aclosing(target.events("/v1/chat/completions", asked)) as events:  # type: ignore[type-var]
+            async for event in events:
+                num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
+                for choice in event.get("choices") or ():
+                    delta = choice.get("delta") or {}
+                    thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
+                    text = delta.get("content") or ""
+                    if thought or text:
+                        times.append(time.perf_counter())
+                    sys.stderr.write(thought)
+                    if text and has_thoughts:
+                        sys.stderr.write("\n")
+                    has_thoughts = bool(thought) or (has_thoughts and not text)
+                    sys.stderr.flush()
+                    answer += text
+                    sys.stdout.write(text)
+                    sys.stdout.flush()
+                if stopped.is_set():
+                    _say(" (stopped)")
+                    break
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    if len(times) > 2 and sys.stderr.isatty():
+        count = max(num_tokens, len(times) - 1)
+        rate = (count - 1) / (times[-1] - times[1])
+        _say(f"({times[1] - times[0]:.2f} s to the first of {count} tokens, then {rate:.1f} a second)")
+    return answer

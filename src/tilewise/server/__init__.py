@@ -1,0 +1,28 @@
+"""The server: one model over HTTP, as OpenAI's clients and vLLM's users expect it.
+
+Owns the HTTP process and its link to the engine's process: bodies, answers, streams, who may ask and how much, and how
+both processes end. `answer_lines` answers files of the same bodies without HTTP.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilewise.server.batch_file import answer_lines
+    from tilewise.server.run import serve
+    from tilewise.server.settings import ServerSettings
+
+__all__ = ["ServerSettings", "answer_lines", "serve"]
+
+_HOMES = {
+    "ServerSettings": "tilewise.server.settings",
+    "answer_lines": "tilewise.server.batch_file",
+    "serve": "tilewise.server.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from the module it lives in: the engine's process needs none of HTTP."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

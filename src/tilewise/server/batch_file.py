@@ -1,0 +1,164 @@
+"""A file of requests in OpenAI's format for batches, answered as a list: a line of JSON in, a line out.
+
+Each line has `custom_id`, `method`, `url` and a `body` as `/v1/chat/completions` and `/v1/completions` take them;
+bodies are read and answered by the code that answers them over HTTP. What is wrong with a line is said in its own
+answer; the others are answered. Other than over HTTP, fields that are not known are refused: a file can be corrected
+before it costs a night.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from pydantic import ValidationError
+
+from tilewise.core import Border, ConfigError
+from tilewise.generate import encode_prompt
+from tilewise.serve import Engine, Piece
+from tilewise.serve.request import Request
+from tilewise.server.endpoints.chat import open_turn, plan, take, whole_chat
+from tilewise.server.endpoints.completions import Asking, prompts_of, whole_completion
+from tilewise.server.errors import ApiError, error_body, validation_error
+from tilewise.server.requests.bodies import BodyModel, ChatBody, CompletionBody
+from tilewise.server.requests.model_files import ModelFiles
+from tilewise.server.requests.params import sampling_params
+
+__all__ = ["answer_lines"]
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+_border = Border("server")
+
+
+@dataclass
+class _Asked:
+    """A line that can be answered."""
+
+    line: Mapping[str, Any]
+    requests: Sequence[Request]
+    take: Callable[[Piece], object]
+    whole: Callable[[], dict[str, Any]]
+    num_left: int
+
+
+def answer_lines(engine: Engine, files: ModelFiles, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Answers in the lines' order, once all are there; all requests are asked at once.
+
+    Args:
+        engine: answers.
+        files: of its model.
+        lines: of the file; empty ones are passed over.
+    """
+    prepared = [_prepare(engine, files, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    queue: SimpleQueue[tuple[int, Piece | BaseException]] = SimpleQueue()
+    answers: dict[int, dict[str, Any]] = {}
+    for index, each in enumerate(prepared):
+        if isinstance(each, _Asked):
+            engine.submit(each.requests, partial(_put, queue, index))
+        else:
+            answers[index] = each
+    while len(answers) < len(prepared):
+        index, event = queue.get()
+        asked = prepared[index]
+        assert isinstance(asked, _Asked)
+        if index in answers:  # of a prompt whose neighbour has failed
+            continue
+        if isinstance(event, BaseException):
+            answers[index] = _answer(asked.line, 500, error_body(str(event), 500))
+            continue
+        asked.take(event)
+        asked.num_left -= event.finish_reason is not None
+        if not asked.num_left:
+            answers[index] = _answer(asked.line, 200, asked.whole())
+    yield from (answers[index] for index in range(len(prepared)))
+
+
+def _put(
+    queue: SimpleQueue[tuple[int, Piece | BaseException]], index: int, event: Piece | BaseException
+) -> None:
+    queue.put((index, event))
+
+
+def _prepare(engine: Engine, files: ModelFiles, number: int, text: str) -> _Asked | dict[str, Any]:
+    """A line as a request, or the answer that says what is wrong with it."""
+    line: Mapping[str, Any] = {}
+    try:
+        try:
+            given = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            _border.refuse("batch", f"line {number} must be JSON", str(error), "correct it")
+        line = _border.mapping("batch", f"line {number}", given, "a request")
+        _border.text("batch", "custom_id", line.get("custom_id"))
+        _border.choice("batch", "method", line.get("method"), ("POST",))
+        url = _border.choice("batch", "url", line.get("url"), (CHAT, COMPLETION))
+        body = _border.mapping("batch", "body", line.get("body"), "fields")
+        return (_prepare_chat if url == CHAT else _prepare_completion)(engine, files, line, body)
+    except (ConfigError, ApiError) as error:
+        return _answer(line, 400, error_body(str(error), 400, getattr(error, "param", None)))
+
+
+def _prepare_chat(
+    engine: Engine, files: ModelFiles, line: Mapping[str, Any], given: Mapping[str, Any]
+) -> _Asked:
+    body = _checked(ChatBody, given)
+    wanted, params, way = plan(files, body)
+    if wanted.template is not None:
+        _border.refuse("batch", "a line brings no chat_template of its own", "one", "leave it out")
+    rendered = files.renderer.render(wanted)
+    ids = _cut(rendered.ids, body.truncate_prompt_tokens)
+    turn = open_turn(body.model or "", rendered, ids, params, way)
+    requests = engine.requests([_prompt(turn.ids, body.cache_salt)], params, body.priority or 0)
+    return _Asked(line, requests, partial(take, turn), partial(whole_chat, turn, body), params.n)
+
+
+def _prepare_completion(
+    engine: Engine, files: ModelFiles, line: Mapping[str, Any], given: Mapping[str, Any]
+) -> _Asked:
+    body = _checked(CompletionBody, given)
+    params = sampling_params(body, files.defaults)
+    asking = Asking(files, body, body.model or "", params)
+    for one in prompts_of(body.prompt):
+        adds = body.add_special_tokens is not False
+        ids = encode_prompt(files.tokenizer, one, add_special_tokens=adds) if isinstance(one, str) else one
+        asking.add_prompt(one, _cut(ids, body.truncate_prompt_tokens))
+    prompts = [_prompt(prompt.ids, body.cache_salt) for prompt in asking.prompts]
+    requests = engine.requests(prompts, params, body.priority or 0)
+    num_texts = len(prompts) * params.n
+    return _Asked(line, requests, asking.note, partial(whole_completion, asking), num_texts)
+
+
+def _checked(model: Any, given: Mapping[str, Any]) -> Any:
+    """A body of which every field is known."""
+    try:
+        body: BodyModel = model.model_validate(dict(given))
+    except ValidationError as error:
+        raise validation_error(error) from None
+    for name in body.unknown:
+        _border.choice("batch", "a field of body", name, sorted(model.model_fields))
+    if getattr(body, "stream", None):
+        _border.refuse("batch", "a line is answered whole", "stream", "leave it out")
+    return body
+
+
+def _cut(ids: list[int], truncate: int | None) -> list[int]:
+    return ids if truncate is None else ids[-truncate:]
+
+
+def _prompt(ids: list[int], salt: str | None) -> dict[str, Any]:
+    return {"prompt_token_ids": ids, "cache_salt": salt or ""}
+
+
+def _answer(line: Mapping[str, Any], status: int, body: dict[str, Any]) -> dict[str, Any]:
+    """A line of the file of answers."""
+    custom_id = line.get("custom_id")
+    name = custom_id if isinstance(custom_id, str) else None
+    return {
+        "id": f"batch-{name}",
+        "custom_id": name,
+        "response": {"status_code": status, "request_id": f"batch-{name}", "body": body},
+        "error": body["error"] if status >= 400 else None,
+    }

@@ -1,0 +1,328 @@
+"""`/v1/chat/completions`: a conversation, answered whole or as it is written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewise.core import Border
+from tilewise.core.border import shown
+from tilewise.serve import Piece, SamplingParams, StructuredOutputsParams
+from tilewise.server.endpoints.answers import (
+    Text,
+    call_id,
+    chat_choice,
+    chat_figures,
+    message_of,
+    new_id,
+    prompt_figures,
+    usage_of,
+)
+from tilewise.server.requests.bodies import ChatBody, ToolChoice, ToolModel
+from tilewise.server.requests.conversation import Conversation, Rendered
+from tilewise.server.requests.model_files import ModelFiles
+from tilewise.server.requests.params import sampling_params
+from tilewise.server.requests.reading import Part, Reader, Way, merged
+from tilewise.server.requests.tool_parsers import FORMATS
+from tilewise.server.service import Asked, Service
+
+__all__ = ["Turn", "answer_chat", "begin", "open_turn", "plan", "stream_chat", "take", "whole_chat"]
+
+_border = Border("server")
+
+
+@dataclass
+class Choice:
+    """One answer to a conversation as it comes.
+
+    Attributes:
+        reader: takes it apart.
+        text: what has come.
+        parts: of it, where it is told whole.
+        num_calls: of tools that have been told of.
+        has_begun: its first chunk was sent.
+    """
+
+    reader: Reader
+    text: Text = field(default_factory=Text)
+    parts: list[Part] = field(default_factory=list)
+    num_calls: int = 0
+    has_begun: bool = False
+
+
+@dataclass
+class Turn:
+    """A request for answers, ready to be asked of the engine.
+
+    Attributes:
+        model: the name that is told back.
+        ids: of the prompt.
+        params: of the texts.
+        way: how they are read.
+        choices: the answers.
+        num_cached: tokens of the prompt that were found in the cache.
+        prompt_logprobs: of the prompt, where they were asked for.
+    """
+
+    model: str
+    ids: list[int]
+    params: SamplingParams
+    way: Way
+    choices: list[Choice]
+    num_cached: int = 0
+    prompt_logprobs: list[Any] | None = None
+
+    @property
+    def num_written(self) -> int:
+        """Tokens of all answers so far."""
+        return sum(choice.text.num_tokens for choice in self.choices)
+
+    def usage(self) -> dict[str, Any]:
+        """Tokens so far."""
+        return usage_of(len(self.ids), self.num_written, self.num_cached)
+
+    def finish_reason(self, choice: Choice) -> str | None:
+        """Why an answer has ended, in OpenAI's words."""
+        reason = choice.text.finish_reason
+        is_call = choice.num_calls > 0 and self.way.function is None and reason == "stop"
+        return "tool_calls" if is_call else reason
+
+
+def plan(files: ModelFiles, body: ChatBody) -> tuple[Conversation, SamplingParams, Way]:
+    """What a body asks for: the conversation, how its answers are chosen, how they are read.
+
+    Args:
+        files: of the model.
+        body: checked.
+
+    Raises:
+        ConfigError: it cannot be answered.
+    """
+    wanted = Conversation.of(body)
+    structure, way = _calls(files, body)
+    return wanted, sampling_params(body, files.defaults, structure), way
+
+
+def open_turn(name: str, rendered: Rendered, ids: list[int], params: SamplingParams, way: Way) -> Turn:
+    """A turn whose prompt is known.
+
+    Args:
+        name: of the model.
+        rendered: the prompt as the template wrote it.
+        ids: of the prompt, perhaps cut.
+        params: of the texts.
+        way: how they are read.
+    """
+    if way.thinks:
+        is_free = params.structured_outputs is None
+        inside = rendered.text.rstrip().endswith("<think>")
+        way = Way(way.tools, is_free, inside and is_free, way.function, way.calls)
+    return Turn(name, ids, params, way, [Choice(Reader(way)) for _ in range(params.n)])
+
+
+async def begin(service: Service, body: ChatBody) -> Turn:
+    """The turn of a body.
+
+    Raises:
+        ApiError, ConfigError: it cannot be answered.
+    """
+    service.check_ready()
+    service.check_writes()
+    name = service.check_model(body.model)
+    wanted, params, way = plan(service.files, body)
+    service.check_params(params)
+    rendered = await service.render(wanted)
+    ids = service.fit(rendered.ids, body.truncate_prompt_tokens, "messages")
+    return open_turn(name, rendered, ids, params, way)
+
+
+def _calls(files: ModelFiles, body: ChatBody) -> tuple[StructuredOutputsParams | None, Way]:
+    """What tools a text must call, and how it is read."""
+    tools, choice = body.tools or [], body.tool_choice
+    thinks = files.thinks and body.include_reasoning is not False
+    if isinstance(choice, ToolChoice):
+        named = [tool for tool in tools if tool.function.name == choice.function.name]
+        if not named:
+            rule, got = "tool_choice must name one of tools", shown(choice.function.name)
+            _border.refuse("request", rule, got, "correct it")
+        schema = named[0].function.parameters or {"type": "object"}
+        return _calls_of(schema), Way(function=choice.function.name)
+    if choice == "required":
+        if not tools:
+            _border.refuse("request", "tool_choice required needs tools", "none", "add some")
+        schema = _list_of_calls(tools, body.parallel_tool_calls is not False)
+        return _calls_of(schema), Way(calls=True)
+    if not tools or choice == "none":
+        return None, Way(thinks=thinks)
+    form = files.tools
+    if form is not None and FORMATS[form].shows_special and body.skip_special_tokens is None:
+        body.skip_special_tokens = False
+    return None, Way(form, thinks)
+
+
+def _calls_of(schema: dict[str, Any]) -> StructuredOutputsParams:
+    """JSON of calls, with a blank at most where one may stand: a text is not spent on blanks."""
+    return StructuredOutputsParams(json=schema, whitespace_pattern="[ ]?")
+
+
+def _list_of_calls(tools: Sequence[ToolModel], are_many: bool) -> dict[str, Any]:
+    """A schema of one or more calls."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "enum": [tool.function.name]},
+                "parameters": tool.function.parameters or {"type": "object"},
+            },
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    found: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    return found if are_many else {**found, "maxItems": 1}
+
+
+async def answer_chat(service: Service, body: ChatBody, asked: Asked) -> dict[str, Any]:
+    """The whole answer.
+
+    Raises:
+        ApiError, ConfigError: there is none.
+    """
+    turn = await begin(service, body)
+    with service.admit(turn.params.n):
+        pieces = service.ask([turn.ids], turn.params, asked, body.cache_salt, body.priority)
+        async with aclosing(pieces) as batches:  # type: ignore[type-var]
+            async for batch in batches:
+                for piece in batch:
+                    take(turn, piece)
+    return whole_chat(turn, body)
+
+
+def take(turn: Turn, piece: Piece) -> None:
+    """A piece of an answer came that will be told whole."""
+    _note(turn, piece)
+    choice = turn.choices[piece.choice]
+    choice.text.add(piece)
+    choice.parts += choice.reader.add(piece.text)
+
+
+def whole_chat(turn: Turn, body: ChatBody) -> dict[str, Any]:
+    """The body of an answer, when all of it has come."""
+    choices = []
+    for index, choice in enumerate(turn.choices):
+        found = [*choice.parts, *choice.reader.finish()]
+        choice.num_calls = sum(part.kind == "call" for part in found)
+        figures = None
+        if choice.text.figures:
+            figures = _figures(body, turn, choice.text.tokens, choice.text.figures)
+        reason, stop = turn.finish_reason(choice), choice.text.stop_reason
+        told = chat_choice(index, message_of(found), figures, reason, stop)
+        choices.append({**told, "token_ids": choice.text.tokens} if body.return_token_ids else told)
+    answer = {
+        "id": new_id("chatcmpl"),
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": turn.model,
+        "choices": choices,
+        "usage": turn.usage(),
+        "system_fingerprint": None,
+    }
+    if turn.prompt_logprobs is not None:
+        answer["prompt_logprobs"] = prompt_figures(turn.prompt_logprobs)
+    if body.return_token_ids:
+        answer["prompt_token_ids"] = turn.ids
+    return answer
+
+
+async def stream_chat(service: Service, body: ChatBody, asked: Asked) -> AsyncIterator[dict[str, Any]]:
+    """The chunks of an answer.
+
+    Raises:
+        ApiError, ConfigError: there is none, or no more of it.
+    """
+    turn = await begin(service, body)
+    options = body.stream_options
+    usage: dict[str, Any] = {"usage": None} if options is not None and options.include_usage else {}
+    is_counting = bool(usage) and options is not None and bool(options.continuous_usage_stats)
+    head = {
+        "id": new_id("chatcmpl"),
+        "object": "chat.completion.chunk",
+        "created": int(time.time()),
+        "model": turn.model,
+        "system_fingerprint": None,
+    }
+    with service.admit(turn.params.n):
+        pieces = service.ask([turn.ids], turn.params, asked, body.cache_salt, body.priority)
+        async with aclosing(pieces) as batches:  # type: ignore[type-var]
+            async for batch in batches:
+                for piece in batch:
+                    _note(turn, piece)
+                    turn.choices[piece.choice].text.add(piece)
+                for index in dict.fromkeys(piece.choice for piece in batch):
+                    choice = turn.choices[index]
+                    if not choice.text.is_due(service.settings.stream_interval):
+                        continue
+                    for told in _deltas(body, turn, index, choice):
+                        counted = {"usage": turn.usage()} if is_counting else usage
+                        yield {**head, "choices": [told], **counted}
+    if usage:
+        yield {**head, "choices": [], "usage": turn.usage()}
+
+
+def _note(turn: Turn, piece: Piece) -> None:
+    """What a piece says of the prompt."""
+    if piece.prompt_logprobs is not None:
+        turn.prompt_logprobs = piece.prompt_logprobs
+    if piece.choice == 0 and not turn.choices[0].text.num_tokens:
+        turn.num_cached = piece.num_cached_tokens
+
+
+def _figures(body: ChatBody, turn: Turn, tokens: Sequence[int], figures: Sequence[Any]) -> dict[str, Any]:
+    return chat_figures(tokens, figures, turn.params.logprobs or 0, bool(body.return_tokens_as_token_ids))
+
+
+def _deltas(body: ChatBody, turn: Turn, index: int, choice: Choice) -> list[dict[str, Any]]:
+    """Choices of chunks: what has come of one answer."""
+    found: list[dict[str, Any]] = []
+    if not choice.has_begun:
+        choice.has_begun = True
+        found.append({"role": "assistant", "content": ""})
+    text, tokens, figures = choice.text.take()
+    is_over = choice.text.finish_reason is not None
+    parts = [*choice.reader.add(text), *(choice.reader.finish() if is_over else [])]
+    found += [_delta(choice, part) for part in merged(parts)]
+    told = [_told(index, delta) for delta in found]
+    if figures:
+        if len(told) < 2 and "role" in (told[-1]["delta"] if told else {"role": ""}):
+            told.append(_told(index, {"content": ""}))
+        told[-1]["logprobs"] = _figures(body, turn, tokens, figures)
+    if body.return_token_ids and tokens:
+        if not told:
+            told.append(_told(index, {}))
+        told[-1]["token_ids"] = tokens
+    if is_over:
+        last = _told(index, {})
+        last["finish_reason"], last["stop_reason"] = turn.finish_reason(choice), choice.text.stop_reason
+        told.append(last)
+    return told
+
+
+def _told(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _delta(choice: Choice, part: Part) -> dict[str, Any]:
+    if part.kind == "content":
+        return {"content": part.text}
+    if part.kind == "reasoning":
+        return {"reasoning_content": part.text}
+    function = {"arguments": part.text}
+    if part.kind == "arguments":
+        return {"tool_calls": [{"index": choice.num_calls - 1, "function": function}]}
+    choice.num_calls += 1
+    call = {"index": choice.num_calls - 1, "id": call_id(), "type": "function"}
+    return {"tool_calls": [{**call, "function": {"name": part.name, **function}}]}

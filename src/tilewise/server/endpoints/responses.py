@@ -1,0 +1,347 @@
+"""`/v1/responses` without state: text and calls of functions, whole or as events.
+
+A request says all of its conversation; it is turned into one of `/v1/chat/completions`, and its answer back. Refuses
+what needs a memory of earlier requests, and tools that a server would run itself.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from pydantic import ValidationError
+
+from tilewise.core import Border
+from tilewise.core.border import shown
+from tilewise.server.endpoints.answers import call_id, chat_figures
+from tilewise.server.endpoints.chat import Turn, begin
+from tilewise.server.errors import ApiError, of_exception, validation_error
+from tilewise.server.requests.bodies import ChatBody, ResponseBody
+from tilewise.server.requests.conversation import text_of
+from tilewise.server.requests.reading import Part, merged
+from tilewise.server.service import Asked, Service
+
+__all__ = ["answer_response", "chat_body", "stream_response"]
+
+_SAME = (
+    "model",
+    "temperature",
+    "top_p",
+    "seed",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "cache_salt",
+    "priority",
+)
+_FIGURES = "message.output_text.logprobs"
+_border = Border("server")
+
+
+def chat_body(body: ResponseBody) -> ChatBody:
+    """The conversation of a body as the chat endpoint takes it.
+
+    Raises:
+        ApiError, ConfigError: it needs what this server does not have.
+    """
+    for name in ("previous_response_id", "conversation", "background"):
+        if getattr(body, name):
+            text = f"[server.request] nothing is stored between requests; got {name}; send the whole conversation"
+            raise ApiError(400, text, name)
+    messages: list[dict[str, Any]] = []
+    if body.instructions is not None:
+        messages.append({"role": "system", "content": body.instructions})
+    items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+    for item in items:
+        _add(messages, item)
+    given: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
+    given |= {"messages": messages, "tools": [_tool(tool) for tool in body.tools or ()] or None}
+    given |= {"max_completion_tokens": body.max_output_tokens, "tool_choice": _choice(body.tool_choice)}
+    given |= {
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "chat_template_kwargs": body.chat_template_kwargs,
+    }
+    if body.reasoning is not None:
+        given["reasoning_effort"] = body.reasoning.effort
+    if body.text is not None and body.text.format is not None:
+        given["response_format"] = _format(body.text.format)
+    if _FIGURES in (body.include or ()) or body.top_logprobs is not None:
+        given |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    try:
+        return ChatBody.model_validate({name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise validation_error(error) from None
+
+
+def _add(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
+    """One item of the input, as a message or part of the last one."""
+    kind = item.get("type", "message")
+    if kind == "message":
+        messages.append({"role": item.get("role"), "content": text_of(_content(item.get("content")))})
+    elif kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": ""})
+        messages[-1].setdefault("tool_calls", []).append(call)
+    elif kind == "function_call_output":
+        told = text_of(_content(item.get("output")))
+        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": told})
+    elif kind == "reasoning":
+        parts = item.get("content") or ()
+        thought = "".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))
+        if thought:
+            messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
+    else:
+        rule = "items are messages, reasoning, function_call and function_call_output"
+        _border.refuse("request", rule, f"one of type {shown(kind, 40)}", "leave others out")
+
+
+def _content(given: Any) -> Any:
+    if given is None or isinstance(given, str):
+        return given
+    parts = _border.sequence("request", "content of an item", given, "parts")
+    return [_border.mapping("request", "a part", part, "fields") for part in parts]
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        rule = "tools are functions, which the client runs"
+        _border.refuse("request", rule, f"one of type {shown(tool.get('type'), 40)}", "leave others out")
+    names = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {n: tool[n] for n in names if tool.get(n) is not None}}
+
+
+def _choice(given: Any) -> Any:
+    return (
+        {"type": "function", "function": {"name": given.get("name")}} if isinstance(given, Mapping) else given
+    )
+
+
+def _format(given: Mapping[str, Any]) -> dict[str, Any]:
+    """`text.format`, as `response_format` has it."""
+    if given.get("type") != "json_schema":
+        return dict(given)
+    inner = {name: value for name, value in given.items() if name != "type"}
+    return {"type": "json_schema", "json_schema": inner}
+
+
+class _Output:
+    """The items of an answer as they come, and the events that tell of them.
+
+    Args:
+        body: of the request.
+        turn: that is answered.
+    """
+
+    def __init__(self, body: ResponseBody, turn: Turn, chat: ChatBody) -> None:
+        self._turn, self._body, self._chat = turn, body, chat
+        self._id, self._created = f"resp_{secrets.token_hex(24)}", int(time.time())
+        self._items: list[dict[str, Any]] = []
+        self._open: dict[str, Any] | None = None
+        self._number = -1
+        self._figures: list[dict[str, Any]] = []
+
+    def event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """An event with its number."""
+        self._number += 1
+        return {"type": kind, "sequence_number": self._number, **fields}
+
+    def figures(self, tokens: list[int], found: list[Any]) -> None:
+        """Log probabilities of tokens that came."""
+        if found:
+            top = self._turn.params.logprobs or 0
+            self._figures += chat_figures(tokens, found, top)["content"]
+
+    def whole(self, status: str) -> dict[str, Any]:
+        """The response as it stands."""
+        body, choice = self._body, self._turn.choices[0]
+        is_cut = choice.text.finish_reason == "length"
+        told = "incomplete" if status == "completed" and is_cut else status
+        usage = None
+        if status == "completed":
+            usage = {
+                "input_tokens": len(self._turn.ids),
+                "input_tokens_details": {"cached_tokens": self._turn.num_cached},
+                "output_tokens": self._turn.num_written,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": len(self._turn.ids) + self._turn.num_written,
+            }
+        text = body.text.model_dump(exclude_none=True) if body.text is not None else {}
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": told,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if told == "incomplete" else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "model": self._turn.model,
+            "output": [item for item in self._items if status == "completed"],
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {
+                "effort": None if body.reasoning is None else body.reasoning.effort,
+                "summary": None,
+            },
+            "store": False,
+            "temperature": self._turn.params.temperature,
+            "text": {"format": {"type": "text"}, **text},
+            "tool_choice": body.tool_choice or "auto",
+            "tools": body.tools or [],
+            "top_p": self._turn.params.top_p,
+            "truncation": "disabled",
+            "usage": usage,
+            "user": body.user,
+        }
+
+    def add(self, part: Part) -> list[dict[str, Any]]:
+        """Events of a part that came."""
+        kinds = {"content": "message", "reasoning": "reasoning", "call": "function_call"}
+        kind = kinds.get(part.kind, "function_call")
+        found: list[dict[str, Any]] = []
+        if part.kind == "call" or self._open is None or self._open["type"] != kind:
+            if part.kind == "content" and not part.text.strip() and self._items:
+                return []  # blanks between two calls
+            found += self.close() + self._begin(kind, part)
+        assert self._open is not None
+        place = {"item_id": self._open["id"], "output_index": len(self._items) - 1}
+        if kind == "function_call":
+            self._open["arguments"] += part.text
+            if part.text:
+                found.append(self.event("response.function_call_arguments.delta", **place, delta=part.text))
+        else:
+            self._open["content"][0]["text"] += part.text
+            name = "response.output_text.delta" if kind == "message" else "response.reasoning_text.delta"
+            more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+            found.append(self.event(name, **place, content_index=0, delta=part.text, **more))
+        return found
+
+    def _begin(self, kind: str, part: Part) -> list[dict[str, Any]]:
+        item: dict[str, Any] = {"id": f"{_PREFIXES[kind]}_{secrets.token_hex(24)}", "type": kind}
+        item["status"] = "in_progress"
+        if kind == "function_call":
+            item |= {"call_id": call_id(), "name": part.name, "arguments": ""}
+        elif kind == "message":
+            item |= {"role": "assistant", "content": []}
+        else:
+            item |= {"summary": [], "content": []}
+        self._items.append(item)
+        self._open = item
+        index = len(self._items) - 1
+        found = [self.event("response.output_item.added", output_index=index, item=_copy(item))]
+        if kind != "function_call":
+            item["content"] = [_content_part(kind)]
+            place = {"item_id": item["id"], "output_index": index, "content_index": 0}
+            found.append(self.event("response.content_part.added", **place, part=_content_part(kind)))
+        return found
+
+    def close(self) -> list[dict[str, Any]]:
+        """Events of the end of the item that is open."""
+        item, self._open = self._open, None
+        if item is None:
+            return []
+        is_last_cut = self._turn.choices[0].text.finish_reason == "length"
+        item["status"] = "incomplete" if is_last_cut else "completed"
+        index = len(self._items) - 1
+        place: dict[str, Any] = {"item_id": item["id"], "output_index": index}
+        found: list[dict[str, Any]] = []
+        if item["type"] == "function_call":
+            told = {"arguments": item["arguments"], "name": item["name"]}
+            found.append(self.event("response.function_call_arguments.done", **place, **told))
+        else:
+            part = item["content"][0]
+            place["content_index"] = 0
+            if item["type"] == "message":
+                part["logprobs"] = self._figures
+                more = {"text": part["text"], "logprobs": []}
+                found.append(self.event("response.output_text.done", **place, **more))
+            else:
+                found.append(self.event("response.reasoning_text.done", **place, text=part["text"]))
+            found.append(self.event("response.content_part.done", **place, part=dict(part)))
+        found.append(self.event("response.output_item.done", output_index=index, item=_copy(item)))
+        return found
+
+
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+
+
+def _content_part(kind: str) -> dict[str, Any]:
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": ""}
+    return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+
+
+def _copy(item: dict[str, Any]) -> dict[str, Any]:
+    return {**item, **({"content": [dict(part) for part in item["content"]]} if "content" in item else {})}
+
+
+async def stream_response(
+    service: Service, body: ResponseBody, asked: Asked
+) -> AsyncIterator[dict[str, Any]]:
+    """The events of an answer, from `response.created` to `response.completed`.
+
+    Raises:
+        ApiError, ConfigError: there is none; once it has begun, an event tells of what has failed.
+    """
+    chat = chat_body(body)
+    turn = await begin(service, chat)
+    output, choice = _Output(body, turn, chat), turn.choices[0]
+    with service.admit(1):
+        pieces = service.ask([turn.ids], turn.params, asked, body.cache_salt, body.priority)
+        async with aclosing(pieces) as batches:  # type: ignore[type-var]
+            has_begun = False
+            try:
+                async for batch in batches:
+                    if not has_begun:
+                        has_begun = True
+                        turn.num_cached = batch[0].num_cached_tokens
+                        for kind in ("created", "in_progress"):
+                            yield output.event(f"response.{kind}", response=output.whole("in_progress"))
+                    for piece in batch:
+                        choice.text.add(piece)
+                    if not choice.text.is_due(service.settings.stream_interval):
+                        continue
+                    text, tokens, figures = choice.text.take()
+                    output.figures(tokens, figures)
+                    is_over = choice.text.finish_reason is not None
+                    parts = [*choice.reader.add(text), *(choice.reader.finish() if is_over else [])]
+                    for part in merged(parts):
+                        for event in output.add(part):
+                            yield event
+            except Exception as error:
+                if not has_begun:
+                    raise
+                told = of_exception(error)
+                failed = {
+                    **output.whole("failed"),
+                    "error": {"code": "server_error", "message": told.message},
+                }
+                yield output.event("response.failed", response=failed)
+                return
+    for event in output.close():
+        yield event
+    whole = output.whole("completed")
+    yield output.event(f"response.{whole['status']}", response=whole)
+
+
+async def answer_response(service: Service, body: ResponseBody, asked: Asked) -> dict[str, Any]:
+    """The whole answer.
+
+    Raises:
+        ApiError, ConfigError: there is none.
+    """
+    last: dict[str, Any] = {}
+    async with aclosing(stream_response(service, body, asked)) as events:  # type: ignore[type-var]
+        async for event in events:
+            last = event
+    if last["type"] == "response.failed":
+        raise ApiError(500, str(last["response"]["error"]["message"]))
+    whole: dict[str, Any] = last["response"]
+    return whole

@@ -1,0 +1,46 @@
+"""`/tokenize` and `/detokenize`: a prompt or a conversation as ids, and ids as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewise.server.errors import ApiError
+from tilewise.server.requests.bodies import DetokenizeBody, TokenizeBody
+from tilewise.server.requests.conversation import Conversation
+from tilewise.server.service import Asked, Service
+
+__all__ = ["detokenize", "tokenize"]
+
+
+async def tokenize(service: Service, body: TokenizeBody, _: Asked) -> dict[str, Any]:
+    """The ids of a prompt, as the endpoints that write would read it.
+
+    Raises:
+        ApiError, ConfigError: it is none.
+    """
+    service.check_ready()
+    service.check_model(body.model)
+    if (body.prompt is None) == (not body.messages):
+        raise ApiError(400, "[server.request] one of prompt and messages; got both or neither; correct it")
+    if body.prompt is not None:
+        ids = await service.encode(body.prompt, body.add_special_tokens)
+    else:
+        ids = (await service.render(Conversation.of(body))).ids
+    decode = service.files.decode
+    texts = await service.beside(lambda: [decode([id_]) for id_ in ids]) if body.return_token_strs else None
+    return {"count": len(ids), "max_model_len": service.max_context, "tokens": ids, "token_strs": texts}
+
+
+async def detokenize(service: Service, body: DetokenizeBody, _: Asked) -> dict[str, Any]:
+    """The text of ids.
+
+    Raises:
+        ApiError: there are no such ids.
+    """
+    service.check_ready()
+    service.check_model(body.model)
+    size = service.files.config.vocab_size
+    if body.tokens and max(body.tokens) >= size:
+        text = f"[server.request] ids must be below {size}; got {max(body.tokens)}; correct it"
+        raise ApiError(400, text, "tokens")
+    return {"prompt": await service.beside(service.files.decode, body.tokens)}

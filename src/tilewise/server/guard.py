@@ -1,0 +1,111 @@
+"""What stands before all endpoints: the name of the host, the key, a name for the request, a line in the log.
+
+Nothing of what a request says but method, path and status is ever logged. `/health` needs no key, so that what watches
+the server needs none; neither do the pages, which hold nothing and ask for it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import secrets
+import socket
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tilewise.core import get_logger
+from tilewise.server.errors import ApiError
+from tilewise.server.http import send_error
+from tilewise.server.pages import assets
+from tilewise.server.service import Service
+
+__all__ = ["Guard", "is_known_host"]
+
+OPEN_PATHS = ("/health", *assets())
+_NAME = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+
+def is_known_host(header: str, names: tuple[str, ...]) -> bool:
+    """Whether a `Host` is this server: an address, or a name that it has. A page of another name that leads here, as
+    a browser may be made to believe, is none.
+
+    Args:
+        header: as it came, perhaps with a port.
+        names: that the server has, in lower case.
+    """
+    name = re.sub(r":\d*$", "", header.strip().lower())
+    if name in names:
+        return True
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+class Guard:
+    """Lets requests in.
+
+    Args:
+        app: that answers them.
+        service: the server's state.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+        settings = service.settings
+        own = ("localhost", socket.gethostname(), settings.host, *settings.allowed_hosts)
+        self._names = tuple(name.lower() for name in own)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if _NAME.fullmatch(given) else secrets.token_hex(16)
+        begun, status = time.monotonic(), 0
+
+        async def tell(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                added = [(b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
+        scope.setdefault("state", {})["request_id"] = request_id
+        try:
+            scope["state"]["salt"] = self._check(scope, headers)
+        except ApiError as error:
+            await send_error(tell, error)
+        else:
+            await self._app(scope, receive, tell)
+        route = scope["state"].get("route", "other")
+        self._service.metrics.answer(route, status)
+        if self._service.settings.log_requests:
+            seconds = time.monotonic() - begun
+            get_logger("server").info("%s %s %d %.3f s", scope["method"], route, status, seconds)
+
+    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
+        """The salt of the client's key.
+
+        Raises:
+            ApiError: 401 or 403.
+        """
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        host = hosts[0].decode("latin-1") if len(hosts) == 1 else ""
+        if not is_known_host(host, self._names):
+            text = (
+                "[server] Host must be an address or a name of this server; got another; see --allowed-hosts"
+            )
+            raise ApiError(403, text, headers={"connection": "close"})
+        kind, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        salt = self._service.settings.find_key(key.strip() if kind.lower() == "bearer" else None)
+        if salt is None and scope["path"] not in OPEN_PATHS:
+            text = "[server] a request must bring a key of this server; got none of them; see --api-key"
+            told = {"www-authenticate": "Bearer", "connection": "close"}
+            raise ApiError(401, text, code="invalid_api_key", headers=told)
+        return salt or ""

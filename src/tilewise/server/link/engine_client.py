@@ -1,0 +1,274 @@
+"""The engine's process as the HTTP process has it: started, asked, watched, ended.
+
+Owns the child and the socket to it. All of it runs on the event loop's thread. What is asked is a `Stream` of pieces;
+closing one ends its requests in the engine, so that a client that leaves frees its blocks. When the child ends before
+it should, every stream ends with one error, and `dead` says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from tilewise.core import get_logger
+from tilewise.serve import EngineStats, Piece, SamplingParams
+from tilewise.server.errors import ApiError, engine_error
+from tilewise.server.link import engine_child
+from tilewise.server.link.frames import HEAD, MOST_BYTES, pack, piece_of, unpack
+
+__all__ = ["EngineClient", "Stream"]
+
+_END_S = 5.0
+
+
+class Stream:
+    """Pieces of what was asked, as they come. Use with `with`.
+
+    Args:
+        client: of the engine.
+        number: of the ask.
+        num_texts: that will end.
+    """
+
+    def __init__(self, client: EngineClient, number: int, num_texts: int) -> None:
+        self._client, self._number, self._left = client, number, num_texts
+        self._waiting: list[Piece] = []
+        self._error: ApiError | None = None
+        self._news = asyncio.Event()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the requests, if they have not ended."""
+        self._client.end(self._number)
+
+    def add(self, event: Piece | ApiError) -> None:
+        """Something came."""
+        if isinstance(event, ApiError):
+            self._error = self._error or event
+        else:
+            self._waiting.append(event)
+        self._news.set()
+
+    async def next(self) -> list[Piece]:
+        """All pieces that have come since the last call, at least one; none when all texts have ended.
+
+        Raises:
+            ApiError: the requests have failed.
+        """
+        while not self._waiting and self._left:
+            if self._error is not None:
+                raise self._error
+            self._news.clear()
+            await self._news.wait()
+        found, self._waiting = self._waiting, []
+        self._left -= sum(piece.finish_reason is not None for piece in found)
+        return found
+
+
+class EngineClient:
+    """The engine's process.
+
+    Args:
+        model: a directory.
+        settings: fields of `EngineSettings` by name.
+    """
+
+    def __init__(self, model: str, settings: dict[str, Any]) -> None:
+        self._model, self._settings = model, settings
+        self._numbers = itertools.count(1)
+        self._streams: dict[int, Stream] = {}
+        self._stats: dict[int, asyncio.Future[EngineStats | None]] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_closing = False
+        self.facts: dict[str, Any] = {}
+        self.ready = asyncio.Event()
+        self.dead = asyncio.Event()
+        self.cause: ApiError | None = None
+        """Why it is dead; what clients are told."""
+        self.failure: tuple[str, str] | None = None
+        """Class and text of the error that loading has ended with."""
+
+    async def start(self) -> None:
+        """Start the process; the model is loaded when `ready` is set."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-I",
+                    engine_child.__file__,
+                    str(theirs.fileno()),
+                    json.dumps([place for place in sys.path if isinstance(place, str)]),
+                ],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+            )
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
+        self._writer.write(pack({"model": self._model, "settings": self._settings}))
+        self._task = asyncio.create_task(self._read(reader))
+
+    @property
+    def process_id(self) -> int:
+        """Of the engine's process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def num_asked(self) -> int:
+        """Asks that have not ended."""
+        return len(self._streams)
+
+    def ask(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams | None,
+        salt: str = "",
+        priority: int = 0,
+    ) -> Stream:
+        """Continue prompts, or turn them into vectors.
+
+        Args:
+            prompts: their ids.
+            params: how to continue; None for vectors.
+            salt: whose blocks may be shared.
+            priority: lower goes first.
+
+        Raises:
+            ApiError: the engine is dead.
+        """
+        if self.cause is not None:
+            raise self.cause
+        number = next(self._numbers)
+        num_texts = len(prompts) * (1 if params is None else params.n)
+        stream = self._streams[number] = Stream(self, number, num_texts)
+        message = {
+            "op": "vectors" if params is None else "ask",
+            "id": number,
+            "prompts": [list(ids) for ids in prompts],
+            "params": None if params is None else _plain(params),
+            "salt": salt,
+            "priority": priority,
+        }
+        self._send(message)
+        return stream
+
+    def end(self, number: int) -> None:
+        """What was asked is wanted no more."""
+        if self._streams.pop(number, None) is not None:
+            self._send({"op": "end", "id": number})
+
+    async def stats(self) -> EngineStats | None:
+        """What the engine has to do; None for an encoder.
+
+        Raises:
+            ApiError: the engine is dead.
+        """
+        if self.cause is not None:
+            raise self.cause
+        number = next(self._numbers)
+        self._stats[number] = asyncio.get_running_loop().create_future()
+        self._send({"op": "stats", "id": number})
+        return await self._stats[number]
+
+    def fail_all(self, error: ApiError) -> None:
+        """Every stream ends with an error."""
+        for stream in self._streams.values():
+            stream.add(error)
+
+    async def close(self) -> None:
+        """End the process."""
+        self._is_closing = True
+        if self._writer is not None:
+            self._writer.close()
+        if self._process is not None:
+            await asyncio.to_thread(_end, self._process)
+        if self._task is not None:
+            self._task.cancel()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._writer is not None and not self.dead.is_set():
+            self._writer.write(pack(message))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Until the child is gone."""
+        try:
+            while True:
+                (size,) = HEAD.unpack(await reader.readexactly(HEAD.size))
+                if size > MOST_BYTES:
+                    raise ValueError(f"a frame of {size:,} bytes")
+                for kind, *values in unpack(await reader.readexactly(size)):
+                    self._take(kind, values)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        except Exception as error:
+            get_logger("server").error("a message of the engine must be one; got %r", error)
+        self._die()
+
+    def _take(self, kind: str, values: list[Any]) -> None:
+        number = values[0]
+        if kind == "piece" and number in self._streams:
+            self._streams[number].add(piece_of(values[1]))
+        elif kind == "error" and number in self._streams:
+            self._streams[number].add(engine_error(values[1], values[2]))
+        elif kind == "stats":
+            waiting = self._stats.pop(number, None)
+            if waiting is not None and not waiting.done():
+                known = {field.name for field in fields(EngineStats)}
+                waiting.set_result(EngineStats(**values[1]) if known == {*values[1]} else None)
+        elif kind == "ready":
+            self.facts = values[0]
+            self.ready.set()
+        elif kind == "failed":
+            self.failure = (str(values[0]), str(values[1]))
+            self.cause = ApiError(503, self.failure[1] or self.failure[0])
+            self._die()
+
+    def _die(self) -> None:
+        if self.cause is None:
+            self.cause = ApiError(
+                503, "[server.engine] the engine's process must be alive; got its end; start the server again"
+            )
+        self.dead.set()
+        self.fail_all(self.cause)
+        for waiting in self._stats.values():
+            if not waiting.done():
+                waiting.set_exception(self.cause)
+        self._stats.clear()
+
+
+def _plain(params: SamplingParams) -> dict[str, Any]:
+    """Settings as JSON has them, without those that are as usual."""
+    found: dict[str, Any] = {}
+    for field in fields(SamplingParams):
+        value = getattr(params, field.name)
+        if value == field.default or field.name in ("output_kind", "structured_outputs"):
+            continue
+        found[field.name] = value
+    if params.structured_outputs is not None:
+        wanted = params.structured_outputs
+        found["structured_outputs"] = {
+            field.name: getattr(wanted, field.name)
+            for field in fields(wanted)
+            if getattr(wanted, field.name) != field.default
+        }
+    return found
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the end that a closed socket brings, and bring it otherwise."""
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

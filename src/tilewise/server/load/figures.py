@@ -1,0 +1,69 @@
+"""What `vllm bench serve` prints and writes, from the times of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewise.server.load.arrivals import Played
+
+__all__ = ["METRICS", "load_figures"]
+
+METRICS = {
+    "ttft": "Time to First Token",
+    "tpot": "Time per Output Token (excl. 1st token)",
+    "itl": "Inter-token Latency",
+    "e2el": "End-to-end Latency",
+}
+
+
+def load_figures(played: Sequence[Played], ranks: Sequence[float]) -> dict[str, Any]:
+    """Figures under vLLM's names, milliseconds; what failed counts in `failed` alone.
+
+    Args:
+        played: all requests.
+        ranks: percentiles of each metric.
+    """
+    whole = [one for one in played if not one.error]
+    begun, ended = min(one.asked for one in played), max(one.ended for one in played)
+    duration = max(ended - begun, 1e-9)
+    num_prompt, num_new = sum(one.num_prompt for one in whole), sum(one.num_new for one in whole)
+    values = {
+        "ttft": [one.told[0] - one.asked for one in whole],
+        "tpot": [(one.told[-1] - one.told[0]) / (one.num_new - 1) for one in whole if one.num_new > 1],
+        "itl": [gap for one in whole for gap in np.diff(one.told).tolist()],
+        "e2el": [one.ended - one.asked for one in whole],
+    }
+    figures: dict[str, Any] = {
+        "duration": duration,
+        "completed": len(whole),
+        "failed": len(played) - len(whole),
+        "total_input_tokens": num_prompt,
+        "total_output_tokens": num_new,
+        "request_throughput": len(whole) / duration,
+        "output_throughput": num_new / duration,
+        "total_token_throughput": (num_prompt + num_new) / duration,
+        "max_concurrent_requests": _most_at_once(played),
+    }
+    for name, seconds in values.items():
+        if seconds:
+            figures |= _of_metric(name, np.array(seconds) * 1e3, ranks)
+    figures["errors"] = sorted({one.error for one in played if one.error})
+    return figures
+
+
+def _of_metric(name: str, values: Any, ranks: Sequence[float]) -> dict[str, float]:
+    told = {
+        f"mean_{name}_ms": values.mean(),
+        f"median_{name}_ms": np.median(values),
+        f"std_{name}_ms": values.std(),
+    }
+    told |= {f"p{rank:g}_{name}_ms": np.percentile(values, rank) for rank in ranks}
+    return {key: float(value) for key, value in told.items()}
+
+
+def _most_at_once(played: Sequence[Played]) -> int:
+    changes = sorted([(one.asked, 1) for one in played] + [(one.ended, -1) for one in played])
+    return int(np.cumsum([change for _, change in changes]).max())

@@ -1,0 +1,183 @@
+"""A server, as a client reaches it: HTTP/1.1 over a connection for each request, answers as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import h11
+
+from tilewise.core import Border, ConfigError
+
+__all__ = ["BadAnswer", "Target", "require_answer"]
+
+_border = Border("server.load")
+_MOST_LINE = 1 << 24
+_READ_BYTES = 1 << 16
+
+
+class BadAnswer(Exception):
+    """A server answered with an error, or with what is no answer."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where to ask.
+
+    Args:
+        url: of the server, `http://` or `https://`, perhaps with a path that all paths begin with.
+        headers: of every request.
+
+    Raises:
+        ConfigError: no such address.
+    """
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            is_known = (
+                parts.scheme in ("http", "https")
+                and parts.hostname
+                and (parts.port is None or parts.port > 0)
+            )
+        except ValueError:
+            is_known = False
+        if not is_known:
+            _border.refuse("target", "a server has an address", repr(self.url[:80]), "pass http://HOST:PORT")
+        for name, value in self.headers.items():
+            if not f"{name}{value}".isascii() or not f"{name}{value}".isprintable() or not name:
+                _border.refuse("target", "headers are printable ASCII", repr(name[:80]), "correct it")
+
+    async def look(self, path: str) -> Any:
+        """The JSON of a GET.
+
+        Raises:
+            BadAnswer: it has none.
+            OSError: the server is not there.
+        """
+        content = b"".join([part async for part in self._parts("GET", path, b"")])
+        try:
+            return json.loads(content)
+        except (ValueError, RecursionError):
+            raise BadAnswer(f"{path} answered no JSON") from None
+
+    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Any]:
+        """The events of a streamed POST, until `[DONE]` or the answer's end.
+
+        Raises:
+            BadAnswer: it has errors, or is no stream.
+            OSError: the server is not there, or leaves.
+        """
+        rest = b""
+        async with aclosing(self._parts("POST", path, json.dumps(body).encode())) as parts:  # type: ignore[type-var]
+            async for part in parts:
+                *lines, rest = (rest + part).split(b"\n")
+                if len(rest) > _MOST_LINE:
+                    raise BadAnswer("an event is too long")
+                for line in lines:
+                    data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+                    if data == b"[DONE]":
+                        return
+                    if data:
+                        yield _event(data)
+
+    async def _parts(self, method: str, path: str, body: bytes) -> AsyncIterator[bytes]:
+        parts = urlsplit(self.url)
+        is_tls = parts.scheme == "https"
+        port = parts.port or (443 if is_tls else 80)
+        context = ssl.create_default_context() if is_tls else None
+        reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=context)
+        try:
+            connection = h11.Connection(h11.CLIENT)
+            own = {
+                "host": parts.netloc.rpartition("@")[2],
+                "content-type": "application/json",
+                "content-length": str(len(body)),
+                "connection": "close",
+                **self.headers,
+            }
+            target = parts.path.rstrip("/") + path
+            request = h11.Request(method=method, target=target, headers=list(own.items()))
+            told = (
+                connection.send(request),
+                connection.send(h11.Data(body)),
+                connection.send(h11.EndOfMessage()),
+            )
+            writer.write(b"".join(part or b"" for part in told))
+            await writer.drain()
+            status, failed = 0, bytearray()
+            while True:
+                event = connection.next_event()
+                if event is h11.NEED_DATA:
+                    connection.receive_data(await reader.read(_READ_BYTES))
+                elif isinstance(event, h11.Response):
+                    status = event.status_code
+                elif isinstance(event, h11.Data) and status == 200:
+                    yield bytes(event.data)
+                elif isinstance(event, h11.Data):
+                    failed += event.data[: _READ_BYTES - len(failed)]
+                elif isinstance(event, (h11.EndOfMessage, h11.ConnectionClosed)):
+                    break
+            if status != 200:
+                raise BadAnswer(f"status {status}: {_reason(bytes(failed))}")
+        except h11.RemoteProtocolError as error:
+            raise BadAnswer(f"no answer of HTTP: {error}") from None
+        finally:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+
+def _event(data: bytes) -> Any:
+    try:
+        event = json.loads(data)
+    except (ValueError, RecursionError):
+        raise BadAnswer("an event is no JSON") from None
+    if not isinstance(event, dict):
+        raise BadAnswer("an event is no object")
+    if event.get("error"):
+        raise BadAnswer(_reason(data))
+    return event
+
+
+def _reason(content: bytes) -> str:
+    """What an error's body says."""
+    with suppress(ValueError, KeyError, TypeError, RecursionError):
+        return str(json.loads(content)["error"]["message"])[:300]
+    return content[:300].decode("utf-8", "replace")
+
+
+async def require_answer(target: Target, model: str | None) -> str:
+    """The name of the model that a server has, before any work.
+
+    Args:
+        target: the server.
+        model: the name that was given; None: the server's first.
+
+    Raises:
+        ConfigError: the server is not there, refuses, or has no such model.
+    """
+    try:
+        found = await target.look("/v1/models")
+        names = [str(one["id"]) for one in found["data"]]
+    except (OSError, BadAnswer, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"[server.load] a server must answer at {target.url!r}; got {type(error).__name__}: {error}; start it, or "
+            "correct --base-url"
+        ) from None
+    if model is None and names:
+        return names[0]
+    if model not in names:
+        known = ", ".join(names) or "none"
+        _border.refuse("model", "the server must have the model", repr(model), f"choose from {known}")
+    assert model is not None
+    return model

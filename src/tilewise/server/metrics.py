@@ -1,0 +1,214 @@
+"""Figures of a server in Prometheus' text format, under vLLM's names.
+
+Times are those of the HTTP process: from the moment that a request has been read to the moment that a token is there
+to be sent.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tilewise.serve import EngineStats
+
+__all__ = ["Histogram", "Metrics", "RequestTimes"]
+
+_FIRST = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+)
+_BETWEEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0)
+_WHOLE = (
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    40.0,
+    50.0,
+    60.0,
+    120.0,
+    240.0,
+    480.0,
+)
+_TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
+
+
+class Histogram:
+    """How often values lay below which bounds.
+
+    Args:
+        bounds: in rising order.
+    """
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        """A value came."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def lines(self, name: str, labels: str) -> list[str]:
+        """As Prometheus reads it."""
+        found, total = [], 0
+        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts):
+            total += count
+            found.append(f'{name}_bucket{{{labels},le="{bound}"}} {total}')
+        return [*found, f"{name}_sum{{{labels}}} {self._sum:.9g}", f"{name}_count{{{labels}}} {total}"]
+
+
+@dataclass
+class RequestTimes:
+    """Of one request.
+
+    Attributes:
+        begun: when it had been read.
+        newest: when its texts' newest tokens came, by text.
+    """
+
+    begun: float
+    newest: dict[tuple[int, int], float] = field(default_factory=dict)
+
+
+class Metrics:
+    """Counts what happens. One thread.
+
+    Args:
+        model_name: the label of all figures.
+    """
+
+    def __init__(self, model_name: str) -> None:
+        self._labels = 'model_name="' + _escaped(model_name) + '"'
+        self._totals = dict.fromkeys(
+            ("prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits"), 0
+        )
+        self._finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
+        self._responses: dict[tuple[str, int], int] = {}
+        self._histograms = {
+            "time_to_first_token_seconds": Histogram(_FIRST),
+            "inter_token_latency_seconds": Histogram(_BETWEEN),
+            "e2e_request_latency_seconds": Histogram(_WHOLE),
+            "request_prompt_tokens": Histogram(_TOKENS),
+            "request_generation_tokens": Histogram(_TOKENS),
+        }
+
+    def read_prompt(self, num_tokens: int, num_cached: int) -> None:
+        """A prompt has been read, some of it found in the cache."""
+        self._totals["prompt_tokens"] += num_tokens
+        self._totals["prefix_cache_queries"] += num_tokens
+        self._totals["prefix_cache_hits"] += num_cached
+        self._histograms["request_prompt_tokens"].add(num_tokens)
+
+    def wrote_token(self, times: RequestTimes, text: tuple[int, int], now: float) -> None:
+        """A token of a text came."""
+        self._totals["generation_tokens"] += 1
+        last = times.newest.get(text)
+        if last is None:
+            self._histograms["time_to_first_token_seconds"].add(now - times.begun)
+        else:
+            self._histograms["inter_token_latency_seconds"].add(now - last)
+        times.newest[text] = now
+
+    def finish_text(self, num_tokens: int, reason: str) -> None:
+        """A text has ended."""
+        self._finished[reason] = self._finished.get(reason, 0) + 1
+        self._histograms["request_generation_tokens"].add(num_tokens)
+
+    def finish_request(self, seconds: float) -> None:
+        """All texts of a request have ended."""
+        self._histograms["e2e_request_latency_seconds"].add(seconds)
+
+    def answer(self, path: str, status: int) -> None:
+        """An answer was begun.
+
+        Args:
+            path: of a route, so that there are few.
+            status: of HTTP.
+        """
+        self._responses[path, status] = self._responses.get((path, status), 0) + 1
+
+    def text(self, stats: EngineStats | None) -> str:
+        """The page.
+
+        Args:
+            stats: of the engine, where there is one.
+        """
+        lines: list[str] = []
+        if stats is not None:
+            usage = 1 - stats.num_free_blocks / max(1, stats.num_blocks)
+            self._plain(lines, "num_requests_running", "gauge", "Texts that are written.", stats.num_running)
+            self._plain(lines, "num_requests_waiting", "gauge", "Texts that wait.", stats.num_waiting)
+            self._plain(lines, "kv_cache_usage_perc", "gauge", "Part of the cache that texts hold.", usage)
+            self._plain(
+                lines,
+                "num_preemptions_total",
+                "counter",
+                "Texts that gave up their blocks.",
+                stats.num_preemptions,
+            )
+        for name, value in self._totals.items():
+            self._plain(lines, f"{name}_total", "counter", _HELP[name], value)
+        _head(lines, "vllm:request_success_total", "counter", "Texts that have ended, by reason.")
+        for reason, count in self._finished.items():
+            lines.append(f'vllm:request_success_total{{{self._labels},finished_reason="{reason}"}} {count}')
+        _head(lines, "tilewise:http_responses_total", "counter", "Answers by path and status.")
+        for (path, status), count in sorted(self._responses.items()):
+            lines.append(
+                f'tilewise:http_responses_total{{{self._labels},path="{_escaped(path)}",status="{status}"}} {count}'
+            )
+        for name, histogram in self._histograms.items():
+            _head(lines, f"vllm:{name}", "histogram", _HELP[name])
+            lines += histogram.lines(f"vllm:{name}", self._labels)
+        return "\n".join(lines) + "\n"
+
+    def _plain(self, lines: list[str], name: str, kind: str, text: str, value: float) -> None:
+        _head(lines, f"vllm:{name}", kind, text)
+        lines.append(f"vllm:{name}{{{self._labels}}} {value:.9g}")
+
+
+_HELP = {
+    "prompt_tokens": "Tokens of prompts.",
+    "generation_tokens": "Tokens that were written.",
+    "prefix_cache_queries": "Tokens that were looked for in the cache.",
+    "prefix_cache_hits": "Tokens that were found in the cache.",
+    "time_to_first_token_seconds": "From a request to the first token of a text.",
+    "inter_token_latency_seconds": "Between two tokens of a text.",
+    "e2e_request_latency_seconds": "From a request to the end of its last text.",
+    "request_prompt_tokens": "Tokens of a prompt.",
+    "request_generation_tokens": "Tokens of a text.",
+}
+
+
+def _head(lines: list[str], name: str, kind: str, text: str) -> None:
+    lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

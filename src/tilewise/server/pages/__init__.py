@@ -1,0 +1,52 @@
+"""The pages to look at: chat and status, as files beside this one, sent as they are.
+
+They load nothing from elsewhere and need no build. Their policy lets a browser run these scripts and no other, speak
+with this server alone, and show the page in no other's frame; what models and people write becomes text, never markup.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from starlette.types import Receive, Scope, Send
+
+__all__ = ["POLICY", "Asset", "assets"]
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+_KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+_PAGES = {"/": "index.html", "/status": "status.html"}
+
+
+class Asset:
+    """A file of a page.
+
+    Args:
+        name: of the file.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._content = files(__name__).joinpath(name).read_bytes()
+        told = {
+            "content-type": f"{_KINDS[name.rpartition('.')[2]]}; charset=utf-8",
+            "content-length": str(len(self._content)),
+            "content-security-policy": POLICY,
+            "referrer-policy": "no-referrer",
+            "cache-control": "no-cache",
+        }
+        self._headers = [(name.encode(), value.encode()) for name, value in told.items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        content = b"" if scope["method"] == "HEAD" else self._content
+        await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        await send({"type": "http.response.body", "body": content, "more_body": False})
+
+
+def assets() -> dict[str, Asset]:
+    """By their paths at the server."""
+    names = [entry.name for entry in files(__name__).iterdir()]
+    static = {f"/static/{name}": name for name in names if name.endswith((".css", ".js"))}
+    return {path: Asset(name) for path, name in {**_PAGES, **static}.items()}

@@ -1,0 +1,112 @@
+// The status page: what the server does now, from its figures and its last steps.
+
+import { $, element, look, model, setKey } from "./server.js";
+
+const PERIOD_MS = 1000;
+const KEPT = 120;
+const FIGURES = [
+  ["Texts being written", "vllm:num_requests_running", 0],
+  ["Texts waiting", "vllm:num_requests_waiting", 0],
+  ["Cache in use", "vllm:kv_cache_usage_perc", "%"],
+  ["Tokens written", "vllm:generation_tokens_total", 0],
+  ["Tokens of prompts", "vllm:prompt_tokens_total", 0],
+  ["Texts preempted", "vllm:num_preemptions_total", 0],
+];
+const SVG = "http://www.w3.org/2000/svg";
+const rates = [];
+let last = null;
+let timer = 0;
+
+/** Values by name: of the figures that have no labels of their own but the model's. */
+function figures_of(text) {
+  const found = new Map();
+  for (const line of text.split("\n")) {
+    const match = /^([\w:]+)\{[^{}]*\} (\S+)$/.exec(line);
+    if (match) found.set(match[1], Number(match[2]));
+  }
+  return found;
+}
+
+function write(figures) {
+  const now = performance.now();
+  const tokens = figures.get("vllm:generation_tokens_total") ?? 0;
+  if (last) {
+    rates.push(((tokens - last.tokens) * 1000) / (now - last.now));
+    if (rates.length > KEPT) rates.shift();
+  }
+  last = { now, tokens };
+  const rows = [["Tokens a second", rates.length ? rates.at(-1).toFixed(1) : "–"]];
+  for (const [label, name, kind] of FIGURES) {
+    const value = figures.get(name);
+    if (value === undefined) continue;
+    rows.push([label, kind === "%" ? `${(100 * value).toFixed(1)} %` : value.toLocaleString()]);
+  }
+  $("figures").replaceChildren(
+    ...rows.map(([label, value]) => {
+      const box = element("div");
+      box.append(element("dt", label), element("dd", value));
+      return box;
+    }),
+  );
+  line();
+}
+
+function line() {
+  const most = Math.max(...rates, 1);
+  const points = rates.map((rate, n) => `${(300 * n) / (KEPT - 1)},${58 - (56 * rate) / most}`);
+  const made = document.createElementNS(SVG, "polyline");
+  made.setAttribute("points", points.join(" "));
+  $("rates").replaceChildren(made);
+  $("rates").setAttribute("aria-label", `Tokens a second, at most ${most.toFixed(1)}`);
+}
+
+/** A box for each step: begun at, seconds, tokens of prompts, tokens of texts. */
+function draw(steps) {
+  if (!steps.length) return $("steps").replaceChildren();
+  const begin = steps[0][0];
+  const span = Math.max(steps.at(-1)[0] + steps.at(-1)[1] - begin, 1e-6);
+  const most = Math.max(...steps.map(([, , prompt, text]) => prompt + text), 1);
+  const boxes = steps.flatMap(([at, seconds, prompt, text]) => {
+    const said = `${(seconds * 1000).toFixed(1)} ms, ${prompt} tokens of prompts, ${text} of texts`;
+    let top = 60;
+    return [["text", text], ["prompt", prompt]].map(([kind, count]) => {
+      const box = document.createElementNS(SVG, "rect");
+      const height = (58 * count) / most;
+      top -= height;
+      const at_x = (300 * (at - begin)) / span;
+      const values = { x: at_x, y: top, width: Math.max((300 * seconds) / span - 0.15, 0.3), height, class: kind };
+      for (const [name, value] of Object.entries(values)) box.setAttribute(name, value);
+      box.append(document.createElementNS(SVG, "title"));
+      box.firstChild.textContent = said;
+      return box;
+    });
+  });
+  $("steps").replaceChildren(...boxes);
+  $("steps").setAttribute("aria-label", `The last ${steps.length} steps, ${span.toFixed(1)} s, at most ${most} tokens`);
+}
+
+async function update() {
+  clearTimeout(timer);
+  try {
+    if (!document.title.includes(":")) document.title = "Tilewise: status";
+    const [found, figures, steps] = await Promise.all([model(), look("metrics"), look("status.json")]);
+    $("model").textContent = found.id;
+    write(figures_of(await figures.text()));
+    draw((await steps.json()).steps);
+    $("problem").hidden = $("key-form").hidden = true;
+  } catch (error) {
+    $("problem").textContent = error.status === 503 ? "the model is being loaded" : error.message;
+    $("problem").hidden = false;
+    $("key-form").hidden = error.status !== 401;
+    if (error.status === 401) return;
+  }
+  timer = setTimeout(update, PERIOD_MS);
+}
+
+$("key-form").onsubmit = (event) => {
+  event.preventDefault();
+  setKey($("key").value);
+  update();
+};
+document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : update()));
+update();

@@ -1,0 +1,253 @@
+"""What the endpoints take, with OpenAI's names and vLLM's: one pydantic model each, from which the description is made.
+
+Types are checked here, and ranges that have to do with the server; what `SamplingParams` checks is left to it. Fields
+that no model knows are kept beside the others (`model_extra`), so that they can be told.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "BodyModel",
+    "ChatBody",
+    "CompletionBody",
+    "DetokenizeBody",
+    "EmbeddingBody",
+    "MessageModel",
+    "ResponseBody",
+    "SamplingBody",
+    "StreamOptions",
+    "TokenizeBody",
+    "ToolModel",
+]
+
+MOST_TEXTS, MOST_STOPS, MOST_PROMPTS, MOST_TOOLS = 128, 64, 2048, 128
+_MOST = 1 << 31
+_Id = Annotated[int, Field(ge=0, lt=_MOST)]
+_Ids = list[_Id]
+_Stop = Annotated[str, Field(max_length=1024)]
+_Prompts = Annotated[list[str] | list[_Ids], Field(min_length=1, max_length=MOST_PROMPTS)]
+_Ignored = Field(default=None, description="Accepted; nothing depends on it.")
+
+
+class BodyModel(BaseModel):
+    """A body, or a part of one."""
+
+    model_config = ConfigDict(strict=True, extra="allow", hide_input_in_errors=True, protected_namespaces=())
+
+    @property
+    def unknown(self) -> list[str]:
+        """Fields that the model does not know."""
+        return sorted(self.model_extra or {})
+
+
+class StreamOptions(BodyModel):
+    """What a stream tells besides text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingBody(BodyModel):
+    """How texts are written. Names and defaults are those of `SamplingParams`."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_TEXTS)] | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    stop: str | Annotated[list[_Stop], Field(max_length=MOST_STOPS)] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = _Ignored
+    metadata: dict[str, Any] | None = _Ignored
+    service_tier: str | None = _Ignored
+    safety_identifier: str | None = _Ignored
+    prompt_cache_key: str | None = _Ignored
+    # vLLM's
+    top_k: int | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    no_repeat_ngram_size: Annotated[int, Field(ge=0)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=_MOST)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: _Ids | None = None
+    bad_words: Annotated[list[_Stop], Field(max_length=MOST_STOPS)] | None = None
+    allowed_token_ids: _Ids | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=_MOST)] | None = None
+    add_special_tokens: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    priority: Annotated[int, Field(ge=-(1 << 20), le=1 << 20)] | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+
+
+class CompletionBody(SamplingBody):
+    """Of `/v1/completions`."""
+
+    prompt: str | _Ids | _Prompts
+    max_tokens: Annotated[int, Field(ge=0, lt=_MOST)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+
+class FunctionModel(BodyModel):
+    """A function that a model may call."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolModel(BodyModel):
+    """A tool that a model may call: a function."""
+
+    type: Literal["function"]
+    function: FunctionModel
+
+
+class NamedFunction(BodyModel):
+    """The name of a function."""
+
+    name: str
+
+
+class ToolChoice(BodyModel):
+    """The function that is to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class MessageModel(BodyModel):
+    """A message of a conversation."""
+
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class ChatBody(SamplingBody):
+    """Of `/v1/chat/completions`."""
+
+    messages: Annotated[list[MessageModel], Field(min_length=1, max_length=8192)]
+    max_tokens: Annotated[int, Field(ge=1, lt=_MOST)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=_MOST)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    tools: Annotated[list[ToolModel], Field(max_length=MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    store: bool | None = _Ignored
+    # vLLM's
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    include_reasoning: bool | None = None
+
+
+class EmbeddingBody(BodyModel):
+    """Of `/v1/embeddings`."""
+
+    input: str | _Ids | _Prompts
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1, lt=_MOST)] | None = None
+    user: str | None = _Ignored
+    truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=_MOST)] | None = None
+    add_special_tokens: bool | None = None
+
+
+class TokenizeBody(BodyModel):
+    """Of `/tokenize`: a prompt or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[MessageModel] | None = None
+    tools: Annotated[list[ToolModel], Field(max_length=MOST_TOOLS)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(BodyModel):
+    """Of `/detokenize`."""
+
+    tokens: Annotated[_Ids, Field(max_length=1 << 20)]
+    model: str | None = None
+
+
+class ReasoningOptions(BodyModel):
+    """How a model thinks."""
+
+    effort: str | None = None
+    summary: str | None = _Ignored
+
+
+class TextOptions(BodyModel):
+    """What the text follows."""
+
+    format: dict[str, Any] | None = None
+    verbosity: str | None = _Ignored
+
+
+class ResponseBody(BodyModel):
+    """Of `/v1/responses`, without state: every request says all of its conversation."""
+
+    input: str | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=8192)]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, lt=_MOST)] | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    include: list[str] | None = None
+    stream: bool | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    background: bool | None = None
+    store: bool | None = Field(default=None, description="Nothing is stored, whatever it says.")
+    truncation: Literal["auto", "disabled"] | None = None
+    user: str | None = _Ignored
+    metadata: dict[str, Any] | None = _Ignored
+    service_tier: str | None = _Ignored
+    safety_identifier: str | None = _Ignored
+    prompt_cache_key: str | None = _Ignored
+    # vLLM's
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    top_k: int | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    priority: Annotated[int, Field(ge=-(1 << 20), le=1 << 20)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None

@@ -1,0 +1,62 @@
+"""What a model's directory says about text: tokenizer, template, defaults, how its family writes calls and thoughts.
+
+Read in the process that talks to clients; nothing here needs weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tilewise import models
+from tilewise.checkpoint import load_generation_config, load_tokenizer, load_tokenizer_config
+from tilewise.server.requests.conversation import Renderer
+from tilewise.server.requests.params import default_settings
+from tilewise.server.settings import ServerSettings
+
+__all__ = ["ModelFiles"]
+
+_TOOLS = {
+    "qwen2": "hermes",
+    "qwen3": "hermes",
+    "llama": "llama3_json",
+    "mistral": "mistral",
+    "phi3": "phi4_mini_json",
+    "gemma3_text": "pythonic",
+}
+"""How families write calls of tools."""
+
+
+class ModelFiles:
+    """What a model's directory says about text, read in the HTTP process.
+
+    Args:
+        model: a directory.
+        settings: of the server.
+        engine: settings of the engine.
+
+    Raises:
+        ConfigError, CheckpointError: it is no model that can be served.
+    """
+
+    def __init__(self, model: str, settings: ServerSettings, engine: dict[str, Any]) -> None:
+        self.config = models.open(model)
+        self.is_encoder = models.is_encoder(self.config)
+        self.makes_vectors = engine.get("runner") == "pooling" or self.is_encoder
+        self.tokenizer = load_tokenizer(model, self.config.vocab_size)
+        self.longest_token = max(map(len, self.tokenizer.get_vocab()), default=1)
+        uses_file = engine.get("generation_config", True) and not self.makes_vectors
+        found = load_generation_config(model, self.config.vocab_size) if uses_file else {}
+        self.defaults = default_settings(found)
+        self.renderer = Renderer(model, self.tokenizer, settings.chat_template)
+        self.tools = _chosen(settings.tool_call_parser, _TOOLS.get(self.config.model_type))
+        given = settings.chat_template or "\n".join(load_tokenizer_config(model).chat_templates.values())
+        self.thinks = _chosen(settings.reasoning_parser, "qwen3" if "<think>" in given else None) is not None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def _chosen(asked: str | None, usual: str | None) -> str | None:
+    return usual if asked is None else None if asked == "none" else asked

@@ -1,0 +1,134 @@
+"""From a body to `SamplingParams`: OpenAI's defaults, what generation_config.json says, response formats.
+
+One way for the server and for files of requests. Refuses two fields that contradict each other; ranges are checked by
+`SamplingParams`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tilewise.core import Border
+from tilewise.core.border import shown
+from tilewise.serve import SamplingParams, StructuredOutputsParams
+from tilewise.server.requests.bodies import ChatBody, CompletionBody, SamplingBody
+
+__all__ = ["FROM_FILE", "MOST_DEPTH", "default_settings", "sampling_params", "structured_outputs"]
+
+MOST_DEPTH = 64
+"""Of JSON in a body."""
+FROM_FILE = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
+_SAME = (
+    *(
+        "n",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "typical_p",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+    ),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "no_repeat_ngram_size", "min_tokens"),
+    *(
+        "bad_words",
+        "skip_special_tokens",
+        "include_stop_str_in_output",
+        "allowed_token_ids",
+        "prompt_logprobs",
+    ),
+)
+_border = Border("server")
+
+
+def default_settings(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """What generation_config.json says of sampling, under the names of `SamplingParams`.
+
+    Args:
+        generation_config: its content.
+    """
+    found = {name: generation_config[name] for name in FROM_FILE if name in generation_config}
+    if "max_new_tokens" in generation_config:
+        found["max_tokens"] = generation_config["max_new_tokens"]
+    return found
+
+
+def sampling_params(
+    body: SamplingBody, defaults: Mapping[str, Any], structure: StructuredOutputsParams | None = None
+) -> SamplingParams:
+    """The settings of a body.
+
+    Args:
+        body: of either endpoint.
+        defaults: what holds where the body says nothing, `default_settings`.
+        structure: what its texts follow, where something else than the body says it.
+
+    Raises:
+        ConfigError: a value outside its range, or two that contradict each other.
+    """
+    found = {name: getattr(body, name) for name in _SAME if getattr(body, name) is not None}
+    most = body.max_tokens if isinstance(body, CompletionBody) else None
+    if isinstance(body, ChatBody):
+        most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        if body.logprobs:
+            found["logprobs"] = body.top_logprobs or 0
+        elif body.top_logprobs:
+            _border.refuse("request", "top_logprobs needs logprobs", "it alone", "add logprobs: true")
+        found["max_tokens"] = None
+    elif isinstance(body, CompletionBody):
+        if body.logprobs is not None:
+            found["logprobs"] = body.logprobs
+            if body.echo:
+                found["prompt_logprobs"] = body.logprobs
+        if body.best_of is not None and body.best_of != (body.n or 1):
+            _border.refuse("request", "best_of must be n", shown(body.best_of), "leave it out")
+        if body.suffix:
+            _border.refuse("request", "a text is written behind its prompt", "a suffix", "leave it out")
+    found = {**found, **defaults, **{name: value for name, value in found.items() if value is not None}}
+    if most is not None:
+        found["max_tokens"] = max(1, most)
+    if body.logit_bias is not None:
+        bad = [key for key in body.logit_bias if not (key.isascii() and key.isdigit() and len(key) <= 10)]
+        if bad:
+            _border.refuse("request", "keys of logit_bias must be ids", shown(bad[0]), "correct it")
+        found["logit_bias"] = {int(key): value for key, value in body.logit_bias.items()}
+    wanted = structured_outputs(body.response_format, body.structured_outputs)
+    if structure is not None and wanted is not None:
+        rule = "a call that must come leaves nothing to response_format"
+        _border.refuse("request", rule, "both", "leave one of them out")
+    return SamplingParams(**found, structured_outputs=structure or wanted)
+
+
+def structured_outputs(
+    response_format: Mapping[str, Any] | None, structured: Mapping[str, Any] | None
+) -> StructuredOutputsParams | None:
+    """What a text follows: OpenAI's `response_format`, or vLLM's `structured_outputs`.
+
+    Args:
+        response_format: with `type` and perhaps `json_schema`.
+        structured: fields of `StructuredOutputsParams`.
+
+    Raises:
+        ConfigError: both, or one that is no such thing.
+    """
+    if response_format is None:
+        return None if structured is None else StructuredOutputsParams.of(structured)
+    if structured is not None:
+        _border.refuse("request", "one of response_format and structured_outputs", "both", "leave one out")
+    kind = _border.choice(
+        "request",
+        "type of response_format",
+        response_format.get("type"),
+        ("text", "json_object", "json_schema"),
+    )
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    given = _border.mapping("request", "json_schema", response_format.get("json_schema"), "fields")
+    return StructuredOutputsParams(
+        json=_border.mapping("request", "schema", given.get("schema"), "a JSON schema")
+    )

@@ -1,0 +1,170 @@
+"""What a model writes, taken apart as it comes: thoughts, text, calls of tools.
+
+`Reader` is one text's. It knows nothing of HTTP: chunks and whole messages are made from the same parts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilewise.server.requests.tool_parsers import FORMATS, Call, ToolReader, held
+
+__all__ = ["REASONING_PARSERS", "Part", "Reader", "Way", "merged"]
+
+REASONING_PARSERS = ("qwen3", "deepseek_r1")
+"""Names that `--reasoning-parser` knows: both write thoughts between <think> and </think>."""
+_OPEN, _CLOSE = "<think>", "</think>"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that came.
+
+    Attributes:
+        kind: `reasoning`, `content`, `call` or, of a call whose name is known, its `arguments`.
+        text: of it; of a call its arguments.
+        name: of a call's function.
+    """
+
+    kind: str
+    text: str
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a text is read.
+
+    Attributes:
+        tools: the name of the format of calls; None: there are none.
+        thinks: thoughts are told apart.
+        is_thinking: the prompt has ended within a thought.
+        function: the text is the arguments of a call of this function.
+        calls: the text is a list of calls in JSON.
+    """
+
+    tools: str | None = None
+    thinks: bool = False
+    is_thinking: bool = False
+    function: str | None = None
+    calls: bool = False
+
+
+class Reader:
+    """One text.
+
+    Args:
+        way: how it is read.
+    """
+
+    def __init__(self, way: Way) -> None:
+        self._way = way
+        self._tools = None if way.tools is None else ToolReader(FORMATS[way.tools])
+        self._state = "thinking" if way.thinks and way.is_thinking else "before" if way.thinks else "text"
+        self._left = ""
+        self._is_named = False
+        self._has_thought = False
+
+    def add(self, text: str) -> list[Part]:
+        """What can be told now.
+
+        Args:
+            text: that came.
+        """
+        if self._way.calls:
+            self._left += text
+            return []
+        if self._way.function is not None:
+            return self._arguments(text)
+        found: list[Part] = []
+        text = self._thoughts(text, found)
+        return [*found, *self._parts(text)]
+
+    def finish(self) -> list[Part]:
+        """The text has ended: what is left."""
+        left, self._left = self._left, ""
+        if self._way.calls:
+            return _required(left)
+        if self._way.function is not None:
+            return self._arguments("")
+        found = [Part("reasoning", left)] if self._state == "thinking" and left else []
+        if self._state == "before":
+            found = self._parts(left)
+        rest = [] if self._tools is None else self._tools.finish()
+        return [*found, *map(_part, rest)]
+
+    def _arguments(self, text: str) -> list[Part]:
+        found = [] if self._is_named else [Part("call", "", self._way.function or "")]
+        self._is_named = True
+        return [*found, Part("arguments", text)] if text else found
+
+    def _parts(self, text: str) -> list[Part]:
+        if self._tools is None:
+            return [Part("content", text)] if text else []
+        return [_part(found) for found in self._tools.add(text)]
+
+    def _thoughts(self, text: str, found: list[Part]) -> str:
+        """Tell of thoughts; what is text remains."""
+        if self._state == "text":
+            return text
+        if self._state == "behind":
+            return self._behind(text)
+        self._left += text
+        if self._state == "before":
+            begun = self._left.lstrip()
+            if not begun or (_OPEN.startswith(begun) and begun != _OPEN):
+                return ""
+            if not begun.startswith(_OPEN):
+                self._state = "text"
+                text, self._left = self._left, ""
+                return text
+            self._state, self._left = "thinking", begun[len(_OPEN) :]
+        if not self._has_thought:
+            self._left = self._left.lstrip("\n")
+            self._has_thought = bool(self._left)
+        end = self._left.find(_CLOSE)
+        if end < 0:
+            count = len(self._left) - held(self._left, _CLOSE)
+            if count:
+                found.append(Part("reasoning", self._left[:count]))
+                self._left = self._left[count:]
+            return ""
+        if end:
+            found.append(Part("reasoning", self._left[:end]))
+        text, self._left, self._state = self._left[end + len(_CLOSE) :], "", "behind"
+        return self._behind(text)
+
+    def _behind(self, text: str) -> str:
+        """Lines between a thought and the text belong to neither."""
+        text = text.lstrip()
+        if text:
+            self._state = "text"
+        return text
+
+
+def _part(found: str | Call) -> Part:
+    if isinstance(found, Call):
+        return Part("call", found.arguments, found.name)
+    return Part("content", found)
+
+
+def _required(text: str) -> list[Part]:
+    """Calls of a text that had to be a list of them; one that was cut is told as it stands."""
+    try:
+        given = json.loads(text)
+        return [Part("call", json.dumps(c["parameters"], ensure_ascii=False), str(c["name"])) for c in given]
+    except (ValueError, TypeError, KeyError):
+        return [Part("content", text)] if text else []
+
+
+def merged(parts: Sequence[Part]) -> list[Part]:
+    """Parts with neighbours of one kind put together."""
+    found: list[Part] = []
+    for part in parts:
+        if found and found[-1].kind == part.kind and part.kind in ("reasoning", "content", "arguments"):
+            found[-1] = Part(part.kind, found[-1].text + part.text)
+        elif part.text or part.kind == "call":
+            found.append(part)
+    return found

@@ -1,0 +1,266 @@
+"""What all endpoints share: the model as its files say, the engine, the limits, the figures.
+
+Owns admission (a request that would wait too long is told to come back), the turn from text to ids, and the stream of
+what comes back with its times taken down. Runs on the event loop; templates and tokenizers run on threads beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tilewise.core import ConfigError
+from tilewise.generate import encode_prompt
+from tilewise.serve import Piece, SamplingParams
+from tilewise.server.errors import ApiError
+from tilewise.server.metrics import Metrics, RequestTimes
+from tilewise.server.requests.conversation import Conversation, Rendered
+from tilewise.server.requests.model_files import ModelFiles
+from tilewise.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tilewise.server.link.engine_client import EngineClient
+
+__all__ = ["Asked", "Service"]
+
+T = TypeVar("T")
+_THREADS = 4
+_RETRY_S = "1"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Who asks.
+
+    Attributes:
+        salt: of the client's key.
+        request_id: of this request.
+    """
+
+    salt: str = ""
+    request_id: str = ""
+
+
+class Service:
+    """The server's state.
+
+    Args:
+        settings: of the server.
+        files: of the model.
+        client: of the engine.
+        name: of the model, where clients may call it by no other.
+    """
+
+    def __init__(self, settings: ServerSettings, files: ModelFiles, client: EngineClient, name: str) -> None:
+        self.settings, self.files, self.client = settings, files, client
+        self.names = tuple(settings.served_model_names) or (name,)
+        self.metrics = Metrics(self.names[0])
+        self.started = int(time.time())
+        self.is_draining = False
+        self._num_admitted = 0
+        self._threads = ThreadPoolExecutor(_THREADS, "tilewise-prompts")
+
+    @property
+    def max_context(self) -> int:
+        """Positions that a prompt and its text have together."""
+        return int(self.client.facts["max_context"])
+
+    @property
+    def num_admitted(self) -> int:
+        """Texts that were asked for and have not ended."""
+        return self._num_admitted
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def check_ready(self) -> None:
+        """Refuse what comes too early or too late.
+
+        Raises:
+            ApiError: 503.
+        """
+        if self.client.cause is not None:
+            raise self.client.cause
+        if self.is_draining:
+            raise ApiError(503, "[server] the server must not be ending; got a request; ask another one")
+        if not self.client.ready.is_set():
+            text = "[server] the model must be loaded; got a request before that; try again soon"
+            raise ApiError(503, text, headers={"Retry-After": _RETRY_S})
+
+    def check_model(self, name: str | None) -> str:
+        """The name that is told back.
+
+        Raises:
+            ApiError: 404, the model has no such name.
+        """
+        if name is None or name in self.names:
+            return self.names[0] if name is None else name
+        text = f"[server] model must be one of {', '.join(self.names)}; got {name[:100]!r}; see /v1/models"
+        raise ApiError(404, text, "model", "model_not_found")
+
+    def check_writes(self, writes: bool = True) -> None:
+        """Refuse endpoints that the model has nothing for.
+
+        Raises:
+            ApiError: 400.
+        """
+        if writes and self.files.makes_vectors:
+            raise ApiError(
+                400, "[server] this model makes vectors; got a request for text; see /v1/embeddings"
+            )
+        if not writes and not self.files.makes_vectors:
+            text = "[server] this model writes; got a request for vectors; serve it with --runner pooling"
+            raise ApiError(400, text)
+
+    @contextmanager
+    def admit(self, num_texts: int) -> Iterator[None]:
+        """Room for the texts of a request, for as long as it is answered.
+
+        Raises:
+            ApiError: 429, too much waits already.
+        """
+        room = int(self.client.facts["max_num_seqs"]) + self.settings.max_num_waiting
+        if self._num_admitted and self._num_admitted + num_texts > room:
+            text = (
+                f"[server] at most {room} texts are asked for at a time; got {num_texts} more; try again soon"
+            )
+            raise ApiError(429, text, code="rate_limit_exceeded", headers={"Retry-After": _RETRY_S})
+        self._num_admitted += num_texts
+        try:
+            yield
+        finally:
+            self._num_admitted -= num_texts
+
+    async def encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
+        """The ids of a text.
+
+        Raises:
+            ConfigError: it is none that the tokenizer knows.
+            ApiError: 400, it is longer than any text that fits the context.
+        """
+        if len(text) > self.files.longest_token * self.max_context:
+            told = f"[server] a text must fit the context of {self.max_context} tokens; got {len(text):,} characters"
+            raise ApiError(400, f"{told}; shorten it", None, "context_length_exceeded")
+        adds = True if add_special_tokens is None else add_special_tokens
+        return await self.beside(
+            lambda: encode_prompt(self.files.tokenizer, text, add_special_tokens=adds),
+        )
+
+    async def beside(self, function: Callable[..., T], *given: Any) -> T:
+        """What a function returns that runs on a thread beside the event loop.
+
+        Args:
+            function: that takes its time.
+            *given: to it.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *given)
+
+    async def render(self, wanted: Conversation) -> Rendered:
+        """The prompt of a conversation.
+
+        Raises:
+            ConfigError: there is no template, or it refuses the conversation.
+            ApiError: 400, a template of its own, which is not allowed.
+        """
+        if wanted.template is not None and not self.settings.trust_request_chat_template:
+            text = "[server] a request brings no chat_template of its own; got one; leave it out"
+            raise ApiError(400, text, "chat_template")
+        return await self.beside(self.files.renderer.render, wanted)
+
+    def fit(self, ids: list[int], truncate: int | None, param: str) -> list[int]:
+        """A prompt that fits the context, its beginning cut where that was asked for.
+
+        Raises:
+            ApiError: 400, it is too long, or names tokens that there are not.
+        """
+        ids = ids if truncate is None else ids[-truncate:]
+        limit = self.max_context - (0 if self.files.makes_vectors else 1)
+        if len(ids) > limit:
+            text = (
+                f"[server] a prompt must leave room in the context of {self.max_context} tokens; got {len(ids)}; "
+                "shorten it"
+            )
+            raise ApiError(400, text, param, "context_length_exceeded")
+        size = self.files.config.vocab_size
+        if ids and max(ids) >= size:
+            text = f"[server] ids must be below {size}; got {max(ids)}; correct it"
+            raise ApiError(400, text, param)
+        return ids
+
+    def check_params(self, params: SamplingParams) -> SamplingParams:
+        """Refuse what would tell too much.
+
+        Raises:
+            ConfigError: more figures than the server tells.
+        """
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, name)
+            if value is not None and not 0 <= value <= self.settings.max_logprobs:
+                raise ConfigError(
+                    f"[server.request] {name} must lie in [0, {self.settings.max_logprobs}]; got {value}; ask for less"
+                )
+        return params
+
+    async def ask(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams | None,
+        asked: Asked,
+        cache_salt: str | None = None,
+        priority: int | None = None,
+    ) -> AsyncIterator[list[Piece]]:
+        """What comes of prompts, in the pieces that are there at a time.
+
+        Raises:
+            ApiError: the engine refuses the request, has failed, or takes too long.
+        """
+        salt = asked.salt if cache_salt is None else f"{asked.salt}/{cache_salt}"
+        loop = asyncio.get_running_loop()
+        times = RequestTimes(time.monotonic())
+        counts: dict[tuple[int, int], int] = {}
+        with self.client.ask(prompts, params, salt, priority or 0) as stream:
+            most = self.settings.request_timeout_s
+            text = f"[server] an answer must come within {most:g} s; it did not; ask for less"
+            late = loop.call_later(most, stream.add, ApiError(504, text))
+            reason = "abort"
+            try:
+                while found := await stream.next():
+                    self._count(found, prompts, times, counts)
+                    yield found
+                reason = "done"
+                self.metrics.finish_request(time.monotonic() - times.begun)
+            except ApiError:
+                reason = "error"
+                raise
+            finally:
+                late.cancel()
+                if reason != "done":
+                    self.metrics.finish_text(sum(counts.values()), reason)
+
+    def _count(
+        self,
+        pieces: Sequence[Piece],
+        prompts: Sequence[Sequence[int]],
+        times: RequestTimes,
+        counts: dict[tuple[int, int], int],
+    ) -> None:
+        now = time.monotonic()
+        for piece in pieces:
+            text = (piece.sequence, piece.choice)
+            if text not in counts:
+                counts[text] = 0
+                if piece.choice == 0:
+                    self.metrics.read_prompt(len(prompts[piece.sequence]), piece.num_cached_tokens)
+            if piece.token is not None:
+                counts[text] += 1
+                self.metrics.wrote_token(times, text, now)
+            if piece.finish_reason is not None:
+                self.metrics.finish_text(counts[text], piece.finish_reason)

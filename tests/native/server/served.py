@@ -1,0 +1,127 @@
+"""Servers for tests: `tilewise serve` over a small model on a free port, one for all tests of a process."""
+
+import atexit
+import contextlib
+import functools
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from native.serve.serving_models import save_model
+
+TALK = [{"role": "user", "content": "hello"}]
+_LISTENS = re.compile(r"listening on (\S+?)(?:,|$)")
+
+
+class Served:
+    """A running `tilewise serve`, or a script that serves a model with settings."""
+
+    def __init__(self, model, *options, script=None, settings=None):
+        self.model = model
+        port = () if "--uds" in options else ("--port", "0")
+        command = [sys.executable, "-m", "tilewise", "serve", str(model), *port, "--dtype", "f32", *options]
+        if script is not None:
+            command = [sys.executable, "-c", script, str(model), json.dumps(settings)]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.log = []
+        for line in self.process.stderr:
+            self.log.append(line)
+            if match := _LISTENS.search(line):
+                self.url = match[1]
+                break
+        else:
+            raise AssertionError("".join(self.log))
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        for line in self.process.stderr:
+            self.log.append(line)
+
+    @property
+    def port(self):
+        return int(self.url.rsplit(":", 1)[1])
+
+    def wait_ready(self):
+        """Until the model is loaded."""
+        for _ in range(3000):
+            if self.get("/health")[0] == 200:
+                return self
+            assert self.process.poll() is None, "".join(self.log)
+            time.sleep(0.02)
+        raise AssertionError("".join(self.log))
+
+    def get(self, path, **headers):
+        return self.ask(path, None, **headers)
+
+    def ask(self, path, body, **headers):
+        """Status and body of an answer; `body` may be bytes, None for a GET."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        usual = {} if body is None else {"content-type": "application/json"}
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        request = urllib.request.Request(self.url + path, data, {**usual, **given})
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, _content(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, _content(error)
+
+    def chunks(self, path, body):
+        """The events of a stream, their data."""
+        text = self.ask(path, {**body, "stream": True})[1]
+        return [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+
+    def metric(self, name):
+        """The value of a figure without labels of its own."""
+        (line,) = (line for line in self.get("/metrics")[1].splitlines() if line.startswith(f"vllm:{name}{{"))
+        return float(line.rsplit(" ", 1)[1])
+
+    def wait_idle(self):
+        """Until no text is written or waits: what remains is held by none."""
+        for _ in range(500):
+            names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+            found = [self.metric(name) for name in names]
+            if not any(found):
+                return
+            time.sleep(0.01)
+        raise AssertionError(found)
+
+    def children(self):
+        """Process ids of the engine and of whatever else it has started."""
+        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(one) for one in found]
+
+    def close(self):
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
+        return self.process.wait(30)
+
+
+def _content(answer):
+    text = answer.read().decode()
+    return json.loads(text) if answer.headers["content-type"] == "application/json" else text
+
+
+@functools.cache
+def small_model():
+    """A directory with a model of random weights."""
+    folder = tempfile.TemporaryDirectory(prefix="tilewise-served-")
+    atexit.register(folder.cleanup)
+    return save_model(Path(folder.name) / "llama")
+
+
+@functools.cache
+def usual_server():
+    """One that most tests share."""
+    server = Served(
+        small_model(), "--served-model-name", "small", "--max-num-seqs", "8", "--max-num-waiting", "64"
+    )
+    atexit.register(server.close)
+    return server.wait_ready()

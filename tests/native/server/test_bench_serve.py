@@ -1,0 +1,95 @@
+"""`tilewise bench serve` against a real server."""
+
+import json
+
+import pytest
+
+from native.server.served import Served, small_model, usual_server
+from tilewise.cli.main import _run
+
+
+def bench(*options):
+    server = usual_server()
+    return _run(["bench", "serve", "--base-url", server.url, *map(str, options)])
+
+
+@pytest.mark.parametrize("backend", ["openai", "openai-chat"])
+def test_every_request_is_asked_for_in_full(backend, tmp_path, capsys):
+    """As many tokens as were asked for, counted by the server; figures are printed and written."""
+    server, file = usual_server(), tmp_path / "figures.json"
+    before = server.metric("generation_tokens_total")
+    lengths = ("--random-input-len", 8, "--random-output-len", 6, "--num-warmups", 1)
+    options = (
+        "--tokenizer",
+        small_model(),
+        "--num-prompts",
+        5,
+        "--max-concurrency",
+        2,
+        "--output-json",
+        file,
+    )
+    assert bench("--backend", backend, *lengths, *options, "--metric-percentiles", "50,99") == 0
+    found = json.loads(file.read_text())
+    assert (found["completed"], found["failed"], found["total_output_tokens"]) == (5, 0, 30)
+    assert server.metric("generation_tokens_total") - before == 36
+    assert found["max_concurrent_requests"] == 2 and found["p99_ttft_ms"] >= found["p50_ttft_ms"] > 0
+    if backend == "openai":
+        assert found["total_input_tokens"] == 40
+    out = capsys.readouterr().out
+    assert "Successful requests:" in out and "P99 TTFT (ms):" in out
+
+
+def test_prompts_of_a_file(tmp_path, capsys):
+    """Texts and lengths are the file's; arrivals follow the rate."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(
+        "".join(json.dumps({"prompt": f"import {n}", "output_len": 3 + n}) + "\n" for n in range(4))
+    )
+    options = ("--dataset-name", "sharegpt", "--dataset-path", file, "--ignore-eos", "--num-warmups", 0)
+    assert bench(*options, "--request-rate", 50) == 0
+    assert "Total generated tokens:" in capsys.readouterr().out
+
+
+def test_a_key_and_headers_are_sent(tmp_path, capsys):
+    """A server that wants a key measures with it alone."""
+    server = Served(small_model(), "--served-model-name", "small", "--api-key", "a-secret")
+    try:
+        server.wait_ready()
+        (file := tmp_path / "key").write_text("a-secret\n")
+        options = (
+            "--tokenizer",
+            small_model(),
+            "--num-prompts",
+            2,
+            "--random-input-len",
+            4,
+            "--random-output-len",
+            2,
+        )
+        given = ["bench", "serve", "--base-url", server.url, *map(str, options)]
+        assert _run(given) != 0
+        assert "status 401" in capsys.readouterr().err
+        assert _run([*given, "--api-key-file", str(file)]) == 0
+        assert _run([*given, "--header", "Authorization=Bearer a-secret"]) == 0
+    finally:
+        server.close()
+
+
+def test_what_cannot_be_measured_is_refused(capsys):
+    """No server, no such model, no tokenizer, no such settings: an error before requests are sent."""
+    assert _run(["bench", "serve", "--base-url", "http://127.0.0.1:9"]) != 0
+    assert bench("--model", "another") != 0
+    assert bench("--tokenizer", "/nowhere") != 0
+    assert bench("--request-rate", "0") != 0 and bench("--backend", "vllm") != 0
+    assert bench("--tokenizer", small_model(), "--random-input-len", 5000) != 0
+    said = capsys.readouterr().err
+    for words in (
+        "must answer at",
+        "choose from small",
+        "pass --tokenizer",
+        "above 0",
+        "openai-chat",
+        "before it is",
+    ):
+        assert words in said

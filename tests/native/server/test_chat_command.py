@@ -1,0 +1,83 @@
+"""`tilewise chat`: a conversation over HTTP says what one through the engine says."""
+
+import io
+import json
+import os
+import signal
+from contextlib import aclosing
+
+import pytest
+
+from native.server.served import usual_server
+from tilewise.cli.main import _run
+from tilewise.server.load import Target
+
+GIVEN = {"seed": 3, "max_tokens": 8, "temperature": 0.9}
+
+
+@pytest.fixture
+def talk(monkeypatch, capsys):
+    """What is printed to both streams for lines that are typed."""
+
+    def run(*options, typed="", code=0):
+        server = usual_server()
+        monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+        given = [
+            part for name, value in GIVEN.items() for part in (f"--{name.replace('_', '-')}", str(value))
+        ]
+        assert _run(["chat", "--url", server.url, *given, *options]) == code
+        return capsys.readouterr()
+
+    return run
+
+
+def answer(*messages):
+    """The server's own answer to a conversation."""
+    roles = ("user", "assistant") * len(messages)
+    told = [{"role": role, "content": text} for role, text in zip(roles, messages)]
+    body = {"model": "small", "messages": told, **GIVEN}
+    return json.loads(json.dumps(usual_server().ask("/v1/chat/completions", body)[1]))["choices"][0][
+        "message"
+    ]["content"]
+
+
+def test_answers_know_the_conversation(talk):
+    """Each is that to all messages before; /reset forgets them, /exit ends."""
+    first = answer("one")
+    second = answer("one", first, "two")
+    said = talk("one", typed="two\n/reset\none\n/exit\nnever\n")
+    assert said.out == f"{first}\n{second}\n{first}\n"
+    assert "begins anew" in said.err
+    assert talk("--quick", "one").out == f"{first}\n"
+
+
+def test_what_fails_is_said_and_forgotten(talk):
+    """A message without room is one line of error, and the next is answered; as the last, the exit code says so."""
+    first = answer("one")
+    said = talk(typed=f"{'word ' * 400}\none\n")
+    assert said.out.strip() == first.strip() and "no answer: status 400" in said.err
+    assert "no answer" in talk("--quick", "word " * 400, code=1).err
+    assert "choose from small" in talk("--model", "another", "hello", code=2).err
+    assert "--quick answers" in talk("--quick", code=2).err
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_ctrl_c_stops_an_answer(talk, monkeypatch):
+    """What has come stays in the conversation, its blocks are free, and the next message is answered."""
+    events, number = Target.events, 0
+
+    async def interrupted(self, path, body):
+        nonlocal number
+        async with aclosing(events(self, path, body)) as found:
+            async for event in found:
+                number += 1
+                if number == 3:
+                    os.kill(os.getpid(), signal.SIGINT)
+                yield event
+
+    monkeypatch.setattr(Target, "events", interrupted)
+    said = talk("on and on", typed="and now?\n/exit\n")
+    assert said.err.count("(stopped)") == 1
+    first, second = said.out.removesuffix("\n").split("\n", 1)
+    assert second == answer("on and on", first, "and now?") and answer("on and on").startswith(first)
+    usual_server().wait_idle()

@@ -1,0 +1,242 @@
+"""Every path of the server, compared with `LLM` and with what OpenAI's and vLLM's pages say of it."""
+
+import json
+
+import pytest
+
+from native.serve.serving_models import TEXTS
+from native.server.served import TALK, Served, small_model, usual_server
+from tilewise import LLM, SamplingParams
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def server():
+    return usual_server()
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(small_model(), dtype="f32", max_num_seqs=8) as llm:
+        yield llm
+
+
+def test_small_pages(server):
+    """Names of the model, version, health, figures, the description."""
+    assert server.get("/health") == (200, {"status": "ok"})
+    assert "version" in server.get("/version")[1]
+    (listed,) = server.get("/v1/models")[1]["data"]
+    assert server.get("/v1/models/small")[1] == listed
+    assert listed["id"] == "small" and listed["object"] == "model" and listed["max_model_len"] == 256
+    status, told = server.get("/v1/models/large")
+    assert status == 404 and told["error"]["code"] == "model_not_found"
+    status, told = server.get("/openapi.json")
+    assert status == 200 and "ChatBody" in told["components"]["schemas"]
+    for path, code in (("/nothing", 404), ("/v1/completions", 405)):
+        status, told = server.get(path)
+        assert status == code and set(told["error"]) == {"message", "type", "param", "code"}
+
+
+def test_completions_are_those_of_llm(server, llm):
+    """Texts, ids, lists of either, several texts each, stop strings: the same as without HTTP."""
+    ways = {"max_tokens": 12, "seed": 3, "temperature": 0.9, "n": 2}
+    prompts = [TEXTS[0], TEXTS[2]]
+    status, told = server.ask(COMPLETION, {"model": "small", "prompt": prompts, "logprobs": 2, **ways})
+    assert status == 200 and told["object"] == "text_completion" and told["id"].startswith("cmpl-")
+    expected = llm.generate(prompts, SamplingParams(**ways, logprobs=2))
+    texts = [text for output in expected for text in output.outputs]
+    assert [choice["index"] for choice in told["choices"]] == [0, 1, 2, 3]
+    for choice, text in zip(told["choices"], texts):
+        assert choice["text"] == text.text and choice["finish_reason"] == text.finish_reason
+        figures = [found[token].logprob for token, found in zip(text.token_ids, text.logprobs)]
+        assert choice["logprobs"]["token_logprobs"] == figures
+    ids = [output.prompt_token_ids for output in expected]
+    again = server.ask(COMPLETION, {"prompt": ids, **ways})[1]
+    assert [choice["text"] for choice in again["choices"]] == [text.text for text in texts]
+    assert again["usage"]["prompt_tokens"] == sum(map(len, ids))
+    one = server.ask(COMPLETION, {"prompt": ids[0], **ways, "n": 1, "return_token_ids": True})[1]
+    assert one["choices"][0]["token_ids"] == texts[0].token_ids
+    letter = texts[0].text[3]
+    stopped = server.ask(COMPLETION, {"prompt": ids[0], **ways, "n": 1, "stop": [letter]})[1]["choices"][0]
+    assert stopped["text"] == texts[0].text[: texts[0].text.index(letter)]
+    assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", letter)
+
+
+def test_echo_scores_a_prompt_as_lm_eval_asks(server, llm):
+    """`echo` with `logprobs` tells of the prompt's tokens, with `max_tokens` 0 of nothing else."""
+    (output,) = llm.generate(
+        TEXTS[0], SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1, logprobs=1)
+    )
+    asked = {"prompt": [output.prompt_token_ids], "temperature": 0, "logprobs": 1, "echo": True, "seed": 1234}
+    for most in (0, 1):
+        told = server.ask(COMPLETION, {**asked, "max_tokens": most})[1]
+        (choice,) = told["choices"]
+        figures = choice["logprobs"]
+        size = len(output.prompt_token_ids) + most
+        assert {len(figures[name]) for name in figures} == {size} and told["usage"][
+            "completion_tokens"
+        ] == most
+        assert figures["token_logprobs"][0] is None and figures["top_logprobs"][0] is None
+        scored = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:])
+        expected = [found[token].logprob for token, found in scored]
+        assert figures["token_logprobs"][1 : len(expected) + 1] == expected
+        assert figures["text_offset"][0] == 0 and "".join(figures["tokens"]).startswith(TEXTS[0])
+        assert choice["text"].startswith(TEXTS[0])
+    chunks = [json.loads(c) for c in server.chunks(COMPLETION, {**asked, "max_tokens": 3})[:-1]]
+    assert len(chunks[0]["choices"][0]["logprobs"]["tokens"]) == len(output.prompt_token_ids) + 1
+    offsets = [place for c in chunks for place in c["choices"][0]["logprobs"]["text_offset"]]
+    assert offsets == sorted(offsets)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_streams_put_together_are_whole_answers(server, path):
+    """Text, figures, reasons and usage are the same; the first chunk of a chat has the role, the last line is DONE."""
+    asked = {"max_tokens": 9, "seed": 5, "n": 2, "return_token_ids": True}
+    asked |= {"messages": TALK, "logprobs": True, "top_logprobs": 2} if path == CHAT else {"prompt": "import"}
+    whole = server.ask(path, asked)[1]
+    lines = server.chunks(path, {**asked, "stream_options": {"include_usage": True}})
+    assert lines[-1] == "[DONE]"
+    *chunks, last = [json.loads(line) for line in lines[:-1]]
+    assert last["choices"] == [] and last["usage"] | {"prompt_tokens_details": 0} == whole["usage"] | {
+        "prompt_tokens_details": 0
+    }
+    assert {chunk["usage"] for chunk in chunks} == {None} and len({chunk["id"] for chunk in chunks}) == 1
+    for index, choice in enumerate(whole["choices"]):
+        own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
+        assert [c["finish_reason"] for c in own if c["finish_reason"]] == [choice["finish_reason"]]
+        assert [token for c in own for token in c.get("token_ids", [])] == choice["token_ids"]
+        if path == CHAT:
+            assert own[0]["delta"]["role"] == "assistant"
+            assert "".join(c["delta"].get("content", "") for c in own) == choice["message"]["content"]
+            figures = [entry for c in own if c["logprobs"] for entry in c["logprobs"]["content"]]
+            assert figures == choice["logprobs"]["content"] and len(figures[0]["top_logprobs"]) == 2
+        else:
+            assert "".join(c["text"] for c in own) == choice["text"]
+
+
+def test_a_chat_is_that_of_llm(server, llm):
+    """The template, text parts, defaults: as `LLM.chat`; the text goes on to the context's end unless told."""
+    (output,) = llm.chat(TALK, SamplingParams(max_tokens=None, seed=1))
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+    told = server.ask(CHAT, {"messages": parts, "seed": 1, "model": "small"})[1]
+    (choice,) = told["choices"]
+    assert choice["message"] == {"role": "assistant", "content": output.outputs[0].text, "refusal": None}
+    assert told["usage"]["total_tokens"] <= 256 and choice["finish_reason"] == output.outputs[0].finish_reason
+    begun = [*TALK, {"role": "assistant", "content": "def f(x):"}]
+    tokens = server.ask("/tokenize", {"messages": begun, "continue_final_message": True})[1]["tokens"]
+    assert server.ask("/detokenize", {"tokens": tokens})[1]["prompt"].endswith("assistant: def f(x):")
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"size": {"enum": ["s", "m"]}},
+    "required": ["size"],
+    "additionalProperties": False,
+}
+
+
+def test_formats_and_calls_follow_their_schemas(server):
+    """JSON schemas, JSON objects, calls that are required and calls that are named, whole and as streams."""
+    usual = {"messages": TALK, "seed": 2, "max_tokens": 120}
+    form = {"type": "json_schema", "json_schema": {"name": "shirt", "schema": SCHEMA, "strict": True}}
+    text = server.ask(CHAT, {**usual, "response_format": form})[1]["choices"][0]["message"]["content"]
+    assert json.loads(text)["size"] in ("s", "m")
+    tool = {"type": "function", "function": {"name": "order", "parameters": SCHEMA}}
+    for choice, reason in (
+        ("required", "tool_calls"),
+        ({"type": "function", "function": {"name": "order"}}, "stop"),
+    ):
+        asked = {**usual, "tools": [tool], "tool_choice": choice, "parallel_tool_calls": False}
+        (told,) = server.ask(CHAT, asked)[1]["choices"]
+        (call,) = told["message"]["tool_calls"]
+        assert told["finish_reason"] == reason and told["message"]["content"] is None
+        assert call["function"]["name"] == "order" and call["id"].startswith("call_")
+        assert json.loads(call["function"]["arguments"])["size"] in ("s", "m")
+        deltas = [json.loads(line)["choices"][0]["delta"] for line in server.chunks(CHAT, asked)[:-1]]
+        pieces = [one for delta in deltas for one in delta.get("tool_calls", [])]
+        assert pieces[0]["function"]["name"] == "order"
+        arguments = "".join(piece["function"]["arguments"] for piece in pieces)
+        assert json.loads(arguments) == json.loads(call["function"]["arguments"])
+
+
+def test_a_tool_that_has_answered_is_part_of_the_conversation(server):
+    """Arguments come as text and reach the template as an object; `null` content is none."""
+    call = {"id": "c1", "type": "function", "function": {"name": "order", "arguments": '{"size": "s"}'}}
+    talk = [*TALK, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    talk.append({"role": "tool", "tool_call_id": "c1", "content": "done"})
+    assert server.ask(CHAT, {"messages": talk, "max_tokens": 2})[0] == 200
+    talk[1]["tool_calls"][0]["function"]["arguments"] = "{"
+    status, told = server.ask(CHAT, {"messages": talk, "max_tokens": 2})
+    assert status == 400 and "arguments of a tool call" in told["error"]["message"]
+
+
+def test_tokens_there_and_back(server, llm):
+    """Ids as the tokenizer gives them, and their text."""
+    told = server.ask("/tokenize", {"prompt": TEXTS[0], "return_token_strs": True})[1]
+    assert told["tokens"] == llm.get_tokenizer().encode(TEXTS[0]).ids and told["max_model_len"] == 256
+    assert told["count"] == len(told["tokens"]) == len(told["token_strs"])
+    assert server.ask("/detokenize", {"tokens": told["tokens"]})[1] == {"prompt": TEXTS[0]}
+
+
+def test_responses_without_state(server):
+    """Text and calls; the events in order make the response of the whole answer."""
+    asked = {"input": "hello", "instructions": "be brief", "max_output_tokens": 8, "seed": 1}
+    whole = server.ask("/v1/responses", asked)[1]
+    assert whole["object"] == "response" and whole["status"] in ("completed", "incomplete")
+    (message,) = whole["output"]
+    events = [json.loads(line) for line in server.chunks("/v1/responses", asked)]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[0]["type"] == "response.created" and events[-1]["type"] == f"response.{whole['status']}"
+    text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+    assert text == message["content"][0]["text"] == events[-1]["response"]["output"][0]["content"][0]["text"]
+    tool = {"type": "function", "name": "order", "parameters": SCHEMA}
+    items = [{"role": "user", "content": [{"type": "input_text", "text": "a shirt"}]}]
+    called = server.ask(
+        "/v1/responses", {"input": items, "tools": [tool], "tool_choice": "required", "seed": 1}
+    )[1]
+    assert called["output"][0]["type"] == "function_call" and called["output"][0]["name"] == "order"
+    items += [called["output"][0], {"type": "function_call_output", "call_id": "x", "output": "done"}]
+    assert server.ask("/v1/responses", {"input": items, "max_output_tokens": 3})[0] == 200
+    status, told = server.ask("/v1/responses", {"input": "x", "previous_response_id": "resp_1"})
+    assert status == 400 and told["error"]["param"] == "previous_response_id"
+
+
+def test_figures_count_what_was_done(server):
+    """Tokens read, written and found again, texts by reason, times in buckets."""
+    names = ("prompt_tokens_total", "generation_tokens_total", "prefix_cache_hits_total")
+    before = {name: server.metric(name) for name in names}
+    asked = {"prompt": list(range(3, 133)), "max_tokens": 4, "ignore_eos": True, "cache_salt": "figures"}
+    for _ in range(2):
+        assert server.ask(COMPLETION, asked)[0] == 200
+    after = {name: server.metric(name) - before[name] for name in names}
+    assert list(after.values()) == [260, 8, 128]
+    text = server.get("/metrics")[1]
+    assert 'vllm:request_success_total{model_name="small",finished_reason="length"}' in text
+    assert 'vllm:time_to_first_token_seconds_bucket{model_name="small",le="+Inf"}' in text
+    server.wait_idle()
+
+
+def test_vectors():
+    """Of length one, of other lengths where asked, as numbers and as base64; a model that makes them writes nothing."""
+    server = Served(small_model(), "--runner", "pooling", "--max-num-seqs", "4").wait_ready()
+    try:
+        asked = {"input": [TEXTS[0], "import"], "model": str(small_model())}
+        told = server.ask("/v1/embeddings", asked)[1]
+        vectors = [entry["embedding"] for entry in told["data"]]
+        with LLM(small_model(), dtype="f32", runner="pooling") as encoder:
+            expected = encoder.encode(asked["input"])[1].outputs.data
+        length = float((expected.astype(float) ** 2).sum()) ** 0.5
+        assert vectors[1] == pytest.approx((expected / length).tolist(), rel=1e-6)
+        short = server.ask("/v1/embeddings", {**asked, "dimensions": 8})[1]["data"][0]["embedding"]
+        assert len(short) == 8 and sum(x * x for x in short) == pytest.approx(1)
+        assert server.ask("/v1/embeddings", {**asked, "dimensions": 65})[0] == 400
+        assert server.ask(COMPLETION, {"prompt": "x"})[0] == 400
+        import numpy as np
+        import openai
+
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+        same = client.embeddings.create(**asked)  # asks for base64
+        assert np.array_equal(np.float32(same.data[0].embedding), np.float32(vectors[0]))
+    finally:
+        assert server.close() == 0

@@ -1,0 +1,297 @@
+"""Clients that mean no good: every answer is an error body with the right status, and nothing is held behind it."""
+
+import http.client
+import json
+import os
+import random
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from native.server.served import TALK, Served, small_model, usual_server
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+_JSON = b"content-type: application/json\r\n"
+
+
+@pytest.fixture(scope="module")
+def server():
+    return usual_server()
+
+
+def _raw(server, data, then_wait=True):
+    """What comes back for bytes, until the server closes."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as link:
+        link.sendall(data)
+        found = b""
+        while then_wait and (piece := link.recv(1 << 16)):
+            found += piece
+        return found
+
+
+def _post(body, headers=_JSON, host=b"localhost", path=b"/v1/completions", close=b"connection: close\r\n"):
+    size = b"content-length: %d\r\n" % len(body)
+    return b"POST " + path + b" HTTP/1.1\r\nhost: " + host + b"\r\n" + headers + size + close + b"\r\n" + body
+
+
+def _parts(answer):
+    """Status and body."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+def _error(answer, status):
+    found, body = _parts(answer)
+    assert found == status, answer[:300]
+    told = json.loads(body)["error"]
+    assert set(told) == {"message", "type", "param", "code"} and told["message"] and told["type"]
+    return told
+
+
+def _deep(count):
+    return b'{"prompt": "x", "metadata": ' + b'{"a":' * count + b"1" + b"}" * count + b"}"
+
+
+def test_what_is_no_request_of_json(server):
+    """No HTTP, no JSON, no object, too deep, too large, other types of content, other hosts."""
+    _error(_raw(server, b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n"), 400)
+    _error(_raw(server, b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 20000), 400)
+    _error(_raw(server, b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: x\r\n\r\n"), 400)
+    for body in (b"", b"{", b"[]", b"7", b"null", b'"x"', b"\xff\xfe", b'{"prompt": "\xc3"}', b'{"n": NaN}'):
+        _error(_raw(server, _post(body)), 400)
+    _error(_raw(server, _post(b'{"n": ' + b"9" * 5000 + b"}")), 400)
+    for depth in (100, 5000, 200_000):
+        assert "deep" in _error(_raw(server, _post(_deep(depth))), 400)["message"] or depth > 100
+    _error(_raw(server, _post(b"{}", headers=b"content-type: text/plain\r\n")), 415)
+    _error(_raw(server, _post(b"{}", headers=b"")), 415)
+    huge = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n" + _JSON
+    _error(_raw(server, huge + b"content-length: 99999999999\r\n\r\n{"), 413)
+    for host in (b"evil.example", b"localhost.evil.example:80", b"127.0.0.1.evil.example", b""):
+        _error(_raw(server, _post(b"{}", host=host)), 403)
+    for host in (b"localhost:1", b"127.0.0.1:7", b"[::1]:80", b"192.168.1.7"):
+        _error(_raw(server, _post(b"{}", host=host)), 400)
+
+
+def test_bodies_without_end_are_ended(server):
+    """A body in chunks that goes on for ever is refused at the limit."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as link:
+        link.sendall(b"POST /tokenize HTTP/1.1\r\nhost: a\r\n".replace(b" a", b" localhost") + _JSON)
+        link.sendall(b"transfer-encoding: chunked\r\n\r\n")
+        chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+        try:
+            for _ in range(1000):
+                link.sendall(chunk)
+        except OSError:
+            pass
+        else:
+            raise AssertionError("64 MiB were taken")
+
+
+WRONG = [
+    ({"prompt": "x", "temperature": "hot"}, "temperature"),
+    ({"prompt": "x", "n": 10**6}, "n"),
+    ({"prompt": "x", "n": True}, "n"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [10**6]}, "prompt"),
+    ({"prompt": ["x"] * 3000}, "prompt"),
+    ({"prompt": ["x"] * 1000, "n": 100}, "n"),
+    ({"prompt": [[1, "x"]]}, "prompt"),
+    ({"prompt": {"a": 1}}, "prompt"),
+    ({}, "prompt"),
+    ({"prompt": "\ud800"}, None),
+    ({"prompt": "x" * 10**6}, None),
+    ({"prompt": "x", "stop": ["y"] * 65}, "stop"),
+    ({"prompt": "x", "stop": [""]}, None),
+    ({"prompt": "x", "logprobs": 10**6}, None),
+    ({"prompt": "x", "prompt_logprobs": 21}, None),
+    ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
+    ({"prompt": "x", "suffix": "y"}, None),
+    ({"prompt": "x", "structured_outputs": {"regex": "(("}}, None),
+    ({"prompt": "x", "structured_outputs": {"regex": "(a*)*(a{1000}){1000}b"}}, None),
+    ({"prompt": "x", "structured_outputs": {"json": {"$ref": "http://127.0.0.1:9/x"}}}, None),
+    ({"prompt": "x", "response_format": {"type": "json_schema"}}, None),
+    ({"prompt": "x", "response_format": {"type": "xml"}}, None),
+    ({"prompt": "x", "allowed_token_ids": []}, None),
+    ({"prompt": "x", "seed": -1}, "seed"),
+    ({"prompt": "x", "seed": 1 << 64}, "seed"),
+    ({"prompt": "x", "logit_bias": {"1": "x"}}, "logit_bias"),
+    ({"prompt": "x", "logit_bias": {"999999": 1.0}}, None),
+    ({"prompt": "x", "stream": "yes"}, "stream"),
+]
+WRONG_TALKS = [
+    ({"messages": "hello"}, "messages"),
+    ({"messages": [{"content": "x"}]}, "messages.0.role"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, None),
+    ({"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]}, None),
+    ({"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}]}, None),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 7}]}]}, None),
+    ({"messages": TALK, "chat_template": "{{ 7 * 7 }}"}, "chat_template"),
+    ({"messages": TALK, "tools": [{"type": "function"}]}, "tools.0.function"),
+    ({"messages": TALK, "tool_choice": "required"}, None),
+    ({"messages": TALK, "tool_choice": {"type": "function", "function": {"name": "f"}}}, None),
+    ({"messages": TALK, "top_logprobs": 2}, None),
+    ({"messages": TALK, "logprobs": True, "top_logprobs": 21}, None),
+]
+
+
+def test_wrong_fields_are_named(server):
+    """Status 400, and the field where one is wrong."""
+    for path, cases in ((COMPLETION, WRONG), (CHAT, WRONG_TALKS)):
+        for body, param in cases:
+            for stream in ({}, {"stream": True}):
+                status, told = server.ask(path, {**stream, **body})
+                assert status == 400 and told["error"]["param"] == param, (str(body)[:200], told)
+    status, told = server.ask(COMPLETION, {"prompt": "x", "model": "other"})
+    assert (status, told["error"]["code"]) == (404, "model_not_found")
+    server.wait_idle()
+
+
+def test_a_message_is_no_template(server):
+    """Braces of a message are text; fields that are not known are passed over."""
+    talk = [{"role": "user", "content": "{{ 7 * 7 }}{% raise %}"}]
+    told = server.ask("/tokenize", {"messages": talk, "colour": "blue"})
+    assert "{{ 7 * 7 }}{% raise %}" in server.ask("/detokenize", {"tokens": told[1]["tokens"]})[1]["prompt"]
+
+
+def _open_files(process_id):
+    return len(os.listdir(f"/proc/{process_id}/fd"))
+
+
+def _threads(process_id):
+    return len(os.listdir(f"/proc/{process_id}/task"))
+
+
+def _mutated(body, rng):
+    """Bytes of a body that something has gone wrong with."""
+    kind = rng.randrange(6)
+    if kind == 0:
+        text = json.dumps(body).encode()
+        place = rng.randrange(len(text))
+        return text[:place] + bytes([rng.randrange(256)]) + text[place + 1 :]
+    if kind == 1:
+        text = json.dumps(body).encode()
+        return text[: rng.randrange(len(text))]
+    values = [None, True, -1, 0, 1 << 40, 1e308, "", "x" * 300, [], [[]], {}, {"a": []}, ["x"], [1]]
+    name = rng.choice([*body, "prompt", "stop", "logit_bias", "structured_outputs", "stream_options", "seed"])
+    return json.dumps({**body, name: rng.choice(values)}).encode()
+
+
+def _play(server, count, seed):
+    """Requests gone wrong, some of whose clients leave before the answer."""
+    rng = random.Random(seed)
+    right = [
+        ("/v1/completions", {"prompt": "import", "max_tokens": 3, "n": 2, "logprobs": 1}),
+        ("/v1/chat/completions", {"messages": TALK, "max_tokens": 3, "stream": True}),
+        ("/v1/responses", {"input": "hello", "max_output_tokens": 3}),
+        ("/tokenize", {"prompt": "x", "add_special_tokens": True}),
+        ("/detokenize", {"tokens": [1, 2]}),
+        ("/v1/embeddings", {"input": "x"}),
+    ]
+    for _ in range(count):
+        path, body = rng.choice(right)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request("POST", path, _mutated(body, rng), {"content-type": "application/json"})
+        if rng.random() < 0.2:
+            connection.close()
+            continue
+        answer = connection.getresponse()
+        content = answer.read()
+        assert answer.status in (200, 400, 404, 429), content
+        if answer.status != 200:
+            assert set(json.loads(content)["error"]) == {"message", "type", "param", "code"}
+        connection.close()
+
+
+def _held(server):
+    """Files and threads of both processes, when nothing is asked; pools of threads need not be full yet."""
+    server.wait_idle()
+    processes = [server.process.pid, server.children()[0]]
+    return [(_open_files(one), max(_threads(one), 8)) for one in processes]
+
+
+def _nothing_is_held(server, before):
+    for _ in range(200):
+        found = _held(server)
+        if all(new <= old for pair, first in zip(found, before) for new, old in zip(pair, first)):
+            return
+        time.sleep(0.02)
+    raise AssertionError((found, before))
+
+
+def test_requests_gone_wrong_hold_nothing(server):
+    """Forty of them, drawn: no crash, error bodies, and no block, file or thread more than before."""
+    _play(server, 10, seed=0)  # whatever is made once, is made
+    before = _held(server)
+    _play(server, 40, seed=1)
+    _nothing_is_held(server, before)
+
+
+@pytest.mark.slow
+def test_a_thousand_requests_gone_wrong_hold_nothing(server):
+    """The same with a thousand, and memory."""
+    _play(server, 300, seed=2)
+    before = _held(server)
+
+    def memory():
+        text = Path(f"/proc/{server.process.pid}/status").read_text()
+        return int(text.split("VmRSS:")[1].split()[0])
+
+    used = memory()
+    _play(server, 1000, seed=3)
+    _nothing_is_held(server, before)
+    assert memory() < used + (32 << 10)
+
+
+STRICT = """
+import json, sys
+from tilewise.server import ServerSettings, serve
+serve(sys.argv[1], ServerSettings(port=0, **json.loads(sys.argv[2])), {"dtype": "f32", "max_num_seqs": 2},
+      on_listening=lambda address: print("listening on " + address, file=sys.stderr, flush=True))
+"""
+
+
+def test_slow_senders_and_full_queues():
+    """Headers and bodies that do not come are ended, too many connections and texts refused, answers that take too long
+    end with an error."""
+    settings = {
+        "header_timeout_s": 0.3,
+        "body_timeout_s": 0.3,
+        "request_timeout_s": 0.2,
+        "max_connections": 6,
+        "max_num_waiting": 2,
+    }
+    server = Served(small_model(), script=STRICT, settings=settings).wait_ready()
+    try:
+        assert _raw(server, b"POST /v1/comp") == b""
+        assert _raw(server, b"") == b""
+        half = _post(b"{}", close=b"")[:-1]
+        _error(_raw(server, half.replace(b"content-length", b"connection: close\r\ncontent-length")), 408)
+        links = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(12)]
+        assert all(link.recv(1) == b"" for link in links)
+        for link in links:
+            link.close()
+        status, told = server.ask(
+            COMPLETION, {"prompt": ["a"] * 3, "n": 2, "max_tokens": 250, "ignore_eos": True}
+        )
+        assert status in (200, 504), told
+        long = {"prompt": "a", "n": 4, "max_tokens": 250, "ignore_eos": True, "stream": True}
+        one = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        one.request("POST", COMPLETION, json.dumps(long), {"content-type": "application/json"})
+        answer = one.getresponse()
+        answer.readline()
+        two = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        two.request("POST", COMPLETION, json.dumps(long), {"content-type": "application/json"})
+        refused = two.getresponse()
+        assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+        assert json.loads(refused.read())["error"]["type"] == "rate_limit_error"
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+        one.close()
+        two.close()
+        server.wait_idle()
+    finally:
+        assert server.close() == 0

@@ -1,0 +1,145 @@
+"""The `openai` client as programs use it: plain and streaming, sync and async, its helpers, errors and retries."""
+
+import asyncio
+import json
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from native.server.served import TALK, usual_server
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "order",
+        "parameters": {
+            "type": "object",
+            "properties": {"size": {"enum": ["s", "m"]}},
+            "required": ["size"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def client():
+    with openai.OpenAI(base_url=f"{usual_server().url}/v1", api_key="none", max_retries=1) as client:
+        yield client
+
+
+def test_chats_whole_and_as_streams(client):
+    """Text, figures, usage; the stream's helper puts the same message together."""
+    asked = {"model": "small", "messages": TALK, "max_completion_tokens": 8, "seed": 4}
+    asked |= {"logprobs": True, "top_logprobs": 1}
+    whole = client.chat.completions.create(**asked)
+    (choice,) = whole.choices
+    assert whole.usage.completion_tokens == len(choice.logprobs.content) <= 8 and whole._request_id
+    chunks = list(
+        client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == choice.message.content and chunks[-1].usage.total_tokens == whole.usage.total_tokens
+    with client.chat.completions.stream(**asked) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.current_completion_snapshot
+    assert "content.delta" in kinds and final.choices[0].message.content == text
+    assert final.choices[0].finish_reason == choice.finish_reason
+
+
+def test_calls_and_schemas(client):
+    """Tools are called, also as a stream; a pydantic class is the format of an answer."""
+
+    class Shirt(BaseModel):
+        size: bool
+
+    asked = {"model": "small", "messages": TALK, "seed": 3}
+    called = client.chat.completions.create(**asked, tools=[TOOL], tool_choice="required")
+    call = called.choices[0].message.tool_calls[0]
+    assert call.function.name == "order" and json.loads(call.function.arguments)["size"] in ("s", "m")
+    strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}
+    named = {"type": "function", "function": {"name": "order"}}
+    with client.chat.completions.stream(**asked, tools=[strict], tool_choice=named) as stream:
+        names = {event.type for event in stream}
+        (call,) = stream.get_final_completion().choices[0].message.tool_calls
+    assert "tool_calls.function.arguments.delta" in names
+    assert json.loads(call.function.arguments)["size"] in ("s", "m")
+    parsed = client.chat.completions.parse(**asked, response_format=Shirt, extra_body={"temperature": 0.2})
+    assert isinstance(parsed.choices[0].message.parsed, Shirt)
+
+
+def test_completions_models_and_responses(client):
+    """The other paths, and vLLM's fields through `extra_body`."""
+    assert client.models.retrieve("small").id == client.models.list().data[0].id == "small"
+    asked = {"model": "small", "prompt": ["import", "def"], "max_tokens": 5, "seed": 1}
+    whole = client.completions.create(**asked, logprobs=1, extra_body={"top_k": 3, "ignore_eos": True})
+    assert len(whole.choices) == 2 and whole.usage.completion_tokens == 10
+    parts = ["", ""]
+    for chunk in client.completions.create(**asked, stream=True, extra_body={"top_k": 3, "ignore_eos": True}):
+        parts[chunk.choices[0].index] += chunk.choices[0].text
+    assert parts == [choice.text for choice in whole.choices]
+    yes = {"type": "json_schema", "name": "yes", "schema": {"type": "boolean"}}
+    given = {"model": "small", "input": "hello", "text": {"format": yes}}
+    extra = {"seed": 5, "temperature": 0.5}
+    response = client.responses.create(**given, extra_body=extra)
+    with client.responses.stream(**given, extra_body=extra) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert final.output_text == response.output_text in ("true", "false") and kinds[0] == "response.created"
+    assert "response.output_text.delta" in kinds and response.usage.output_tokens > 0
+
+
+def test_the_async_client(client):
+    """Many at once, streaming and not; each gets what it gets alone."""
+
+    async def ask(asker, number, stream):
+        asked = {"model": "small", "messages": TALK, "seed": number, "max_tokens": 6}
+        if not stream:
+            return (await asker.chat.completions.create(**asked)).choices[0].message.content
+        chunks = await asker.chat.completions.create(**asked, stream=True)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
+
+    async def ask_all():
+        async with openai.AsyncOpenAI(base_url=f"{usual_server().url}/v1", api_key="none") as asker:
+            return await asyncio.gather(*(ask(asker, n // 2, n % 2) for n in range(8)))
+
+    texts = asyncio.run(ask_all())
+    assert texts[::2] == texts[1::2]
+    asked = {"model": "small", "messages": TALK, "seed": 2, "max_tokens": 6}
+    assert client.chat.completions.create(**asked).choices[0].message.content == texts[4]
+
+
+def test_errors_are_the_clients_own(client):
+    """Statuses become the client's exceptions, with message, parameter and code."""
+    asked = {"model": "small", "messages": TALK}
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(**{**asked, "model": "other"})
+    assert caught.value.code == "model_not_found"
+    for wrong in (
+        {"temperature": -1},
+        {"n": 0},
+        {"messages": []},
+        {"max_completion_tokens": 0},
+        {"logit_bias": {"a": 1}},
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(**{**asked, **wrong})
+        assert caught.value.type == "invalid_request_error" and caught.value.message
+    long = [{"role": "user", "content": "word " * 400}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="small", messages=long, stream=True)
+    assert caught.value.code == "context_length_exceeded" and caught.value.param == "messages"
+    picture = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}]
+    with pytest.raises(openai.BadRequestError, match="nothing is fetched"):
+        client.chat.completions.create(model="small", messages=[{"role": "user", "content": picture}])
+
+
+def test_an_error_in_the_middle_of_a_stream_is_raised(client):
+    """What fails behind the first chunk comes as an event with `error`, which the client raises."""
+    bomb = {"structured_outputs": {"regex": "c(a{1000}){1000}"}}
+    asked = {"model": "small", "messages": TALK, "stream": True, "seed": 1}
+    with pytest.raises(openai.APIError, match="simple enough"):
+        for _ in client.chat.completions.create(**asked, extra_body=bomb):
+            pass
+    usual_server().wait_idle()

@@ -1,0 +1,191 @@
+"""The pages in a browser: written by a person, read by a person, whatever model and person write."""
+
+import re
+import shutil
+
+import pytest
+
+from native.server.served import Served, small_model, usual_server
+from tilewise.server.pages import POLICY, assets
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+PATHS = sorted(assets())
+EVIL = '<img src=x onerror="window.evil=1"><script>window.evil=1</script>'
+SPEED = re.compile(r"first token after [\d.]+ s, 20 tokens, [\d.]+ tokens/s")
+
+
+@pytest.fixture(scope="module")
+def guarded():
+    """A server that wants a key."""
+    server = Served(small_model(), "--served-model-name", "small", "--api-key", "a-secret")
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium here")
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page(browser):
+    """A new one, with storage of its own; what it asks of others, and what goes wrong in it, fails the test."""
+    context = browser.new_context(viewport={"width": 1100, "height": 750})
+    made, wrong = context.new_page(), []
+    made.on("pageerror", lambda error: wrong.append(str(error)))
+    made.on(
+        "request",
+        lambda asked: wrong.append(asked.url) if "127.0.0.1" not in asked.url.split("/")[2] else None,
+    )
+    made.on("console", lambda said: wrong.append(said.text) if "Content Security" in said.text else None)
+    yield made
+    context.close()
+    assert not wrong
+
+
+def talk(page, text, tokens=20):
+    """Send a message with the keyboard alone, and wait for the answer."""
+    page.fill("#max_tokens", str(tokens)) if page.is_visible("#max_tokens") else None
+    page.focus("#prompt")
+    page.keyboard.insert_text(text)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#send:visible")
+
+
+def open_chat(page, server, seed=3, tokens=20, **checked):
+    """The page, its settings made."""
+    page.goto(server.url + "/")
+    page.wait_for_selector("#model:has-text('context')")
+    page.click("#settings summary")
+    page.fill("#seed", str(seed))
+    page.fill("#max_tokens", str(tokens))
+    for name in checked:
+        page.check(f"#{name}")
+    page.click("#settings summary")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_pages_need_no_key_and_bring_their_policy(path, guarded):
+    """Files are sent to everyone, the server's data to none of them; nothing in a file leads elsewhere."""
+    status, content = guarded.get(path)
+    assert status == 200
+    assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", content)
+    assert "innerHTML" not in content and "eval(" not in content
+    assert guarded.get("/status.json")[0] == guarded.get("/metrics")[0] == 401
+    assert "unsafe" not in POLICY and "default-src 'none'" in POLICY
+
+
+@pytest.mark.slow
+def test_an_answer_is_written_and_kept(page):
+    """Text, its speed, the probabilities under the pointer and by arrows; after a reload the conversation is there."""
+    open_chat(page, usual_server(), logprobs=True)
+    talk(page, "hello")
+    answer = page.locator("article.assistant .body")
+    text = answer.text_content()
+    assert text and SPEED.fullmatch(page.text_content("#speed"))
+    tokens = page.locator(".token")
+    assert tokens.count() >= 5  # those that end a character
+    tokens.nth(2).hover()
+    said = page.text_content("#tip").splitlines()
+    assert len(said) in (5, 6) and all("%" in line for line in said)
+    tokens.nth(0).focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement === document.querySelectorAll('.token')[1]")
+    page.reload()
+    page.wait_for_selector("article.assistant")
+    assert page.locator("article.assistant .body").text_content() == text
+    assert page.text_content("#list button") == "hello"
+
+
+@pytest.mark.slow
+def test_what_is_written_is_text(page):
+    """Markup of a person, and of a model that repeats it, is shown and never run."""
+    open_chat(page, usual_server())
+    talk(page, EVIL)
+    assert page.locator("article.user .body").text_content() == EVIL
+    page.evaluate(
+        """evil => { const kept = JSON.parse(localStorage["tilewise.conversations"]);
+        kept[0].messages[1] = {role: "assistant", content: evil, tokens: [{text: evil}]};
+        localStorage["tilewise.conversations"] = JSON.stringify(kept); }""",
+        EVIL,
+    )
+    page.reload()
+    page.wait_for_selector("article.assistant")
+    assert page.locator("article.assistant .body").text_content() == EVIL
+    assert page.evaluate("window.evil") is None and page.locator("article img").count() == 0
+
+
+@pytest.mark.slow
+def test_stopping_again_and_deleting(page):
+    """Escape ends an answer and frees its blocks; it can be written anew; a conversation goes when it is told to."""
+    server = usual_server()
+    open_chat(page, server, tokens=200)
+    page.fill("#prompt", "on and on")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#stop:visible")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#send:visible")
+    server.wait_idle()
+    talk(page, "and now?")
+    before = page.locator("article.assistant .body").last.text_content()
+    page.locator("article.assistant").last.get_by_text("Again").click()
+    page.wait_for_selector("#send:visible")
+    assert page.locator("article.assistant .body").last.text_content() == before  # the same seed
+    page.click("#new")
+    assert page.locator("article").count() == 0
+    page.locator("[aria-label^='Delete on']").click()
+    assert page.evaluate("JSON.parse(localStorage['tilewise.conversations']).length") <= 1
+
+
+@pytest.mark.slow
+def test_a_key_is_asked_for_and_not_kept(page, guarded):
+    """Chat and status ask, work with it, and hold it nowhere that outlives the page."""
+    guarded.wait_ready()
+    for path, field, done in (
+        ("/", "#key", "#model:has-text('context')"),
+        ("/status", "#key", "#model:has-text('small')"),
+    ):
+        page.goto(guarded.url + path)
+        page.wait_for_selector(f"{field}:visible")
+        page.fill(field, "a-secret")
+        page.keyboard.press("Enter") if path == "/status" else page.press(field, "Tab")
+        page.wait_for_selector(done)
+    assert "a-secret" not in page.evaluate(
+        "JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])"
+    )
+
+
+@pytest.mark.slow
+def test_the_status_page_follows_the_server(page):
+    """Its figures are those of the server, and its last steps are drawn."""
+    server = usual_server()
+    server.ask("/v1/completions", {"model": "small", "prompt": "hello", "max_tokens": 9, "ignore_eos": True})
+    page.goto(server.url + "/status")
+    page.wait_for_selector("#steps rect")
+    page.wait_for_selector("#rates polyline", state="attached")
+    shown = dict(zip(page.locator("dt").all_text_contents(), page.locator("dd").all_text_contents()))
+    written = int(shown["Tokens written"].replace(",", ""))
+    assert written == server.metric("generation_tokens_total") >= 9
+    assert shown["Texts being written"] == "0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_all_of_it(page, scheme):
+    """Nothing is wider than the screen; conversations fold away; the colours follow the system's."""
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": 360, "height": 640})
+    open_chat(page, usual_server())
+    talk(page, "a word that is wide: " + "w" * 200)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert not page.is_visible("#new")
+    page.click("#toggle")
+    assert page.is_visible("#new") and page.get_attribute("#toggle", "aria-expanded") == "true"
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(25, 25, 24)"
+    assert dark == (scheme == "dark")

@@ -1,0 +1,223 @@
+"""From the start to the end: loading, keys, sockets, signals, and processes that are killed."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from native.server.served import TALK, Served, small_model
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+LONG = {"prompt": "import", "max_tokens": 200, "ignore_eos": True, "seed": 1, "stream": True}
+
+
+def _gone(process_id):
+    """Whether a process ends."""
+    for _ in range(1000):
+        try:
+            with open(f"/proc/{process_id}/stat") as file:
+                if file.read().rsplit(")", 1)[1].split()[0] == "Z":
+                    return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def _begin(server, body):
+    """A stream of which the first line has come."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request("POST", COMPLETION, json.dumps(body), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    assert answer.status == 200 and answer.readline().startswith(b"data: ")
+    return connection, answer
+
+
+def test_keys_loading_and_sigterm(tmp_path):
+    """503 before the model is there; then a key opens every path and `/health` needs none; SIGTERM lets a stream end,
+    and takes nothing new."""
+    (tmp_path / "keys").write_text("one\n\ntwo\n")
+    server = Served(small_model(), "--api-key", "zero", "--api-key-file", str(tmp_path / "keys"))
+    try:
+        status, told = server.get("/health")
+        assert status == 200 or (status == 503 and "loaded" in told["error"]["message"])
+        server.wait_ready()
+        for key in ("zero", "one", "two"):
+            assert server.get("/v1/models", authorization=f"Bearer {key}")[0] == 200
+        for given in (
+            {},
+            {"authorization": "Bearer "},
+            {"authorization": "Basic one"},
+            {"authorization": "one"},
+        ):
+            for path in ("/v1/models", "/metrics", "/openapi.json", "/nothing"):
+                status, told = server.get(path, **given)
+                assert status == 401 and told["error"]["code"] == "invalid_api_key"
+        body = {"prompt": list(range(3, 133)), "max_tokens": 1}
+        cached = []
+        for key in ("one", "two", "two"):
+            told = server.ask(COMPLETION, body, authorization=f"Bearer {key}")[1]
+            cached.append(told["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert cached == [0, 0, 128]  # what one key has asked is not found, nor measured, by another
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        headers = {"content-type": "application/json", "authorization": "Bearer one"}
+        connection.request("POST", COMPLETION, json.dumps(LONG), headers)
+        answer = connection.getresponse()
+        answer.readline()
+        server.process.send_signal(signal.SIGTERM)
+        rest = answer.read()
+        assert rest.endswith(b"data: [DONE]\n\n") and b'"finish_reason":"length"' in rest
+        connection.close()
+        assert server.process.wait(30) == 0
+        assert "one" not in "".join(server.log).split()
+    finally:
+        server.close()
+
+
+def test_the_engines_death_is_one_error_and_an_exit_code(tmp_path):
+    """Streams end with an error event, and the server with code 1; on a Unix socket, whose file goes."""
+    place = tmp_path / "socket"
+    server = Served(small_model(), "--uds", str(place))
+    try:
+        link = socket.socket(socket.AF_UNIX)
+        link.settimeout(60)
+        link.connect(str(place))
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = link
+        for _ in range(1000):
+            connection.request("GET", "/health")
+            answer = connection.getresponse()
+            answer.read()
+            if answer.status == 200:
+                break
+            time.sleep(0.02)
+        (engine,) = server.children()
+        connection.request("POST", COMPLETION, json.dumps(LONG), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        answer.readline()
+        os.kill(engine, signal.SIGKILL)
+        events = [line for line in answer.read().decode().splitlines() if line.startswith("data: ")]
+        assert (
+            "engine's process must be alive"
+            in json.loads(events[-2].removeprefix("data: "))["error"]["message"]
+        )
+        assert events[-1] == "data: [DONE]"
+        assert server.process.wait(30) == 1 and "engine's process must live" in "".join(server.log)
+        assert not place.exists()
+        link.close()
+    finally:
+        server.close()
+
+
+def test_the_http_processs_death_ends_the_engine():
+    """Nothing of a server outlives it, also within a text."""
+    server = Served(small_model()).wait_ready()
+    (engine,) = server.children()
+    connection, _ = _begin(server, LONG)
+    server.process.kill()
+    assert server.process.wait(30) == -signal.SIGKILL and _gone(engine)
+    connection.close()
+
+
+def test_what_cannot_be_served_is_one_line(tmp_path):
+    """Mistakes in options are found before anything listens, those that only loading finds end the server."""
+
+    def run(*options):
+        command = [sys.executable, "-m", "tilewise", "serve", *map(str, options)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    done = run(tmp_path)
+    assert done.returncode == 2 and "config.json" in done.stderr and len(done.stderr.splitlines()) == 1
+    done = run(small_model(), "--port", "0", "--max-model-len", "1M", "--dtype", "f32")
+    assert done.returncode == 2 and "max_model_len must lie in" in done.stderr.splitlines()[-1]
+    taken = socket.create_server(("127.0.0.1", 0))
+    with taken:
+        done = run(small_model(), "--port", taken.getsockname()[1])
+        assert done.returncode == 1 and "address must be free" in done.stderr
+
+
+@pytest.mark.slow
+def test_tls(tmp_path):
+    """A certificate makes it https; one that is none is refused before anything is loaded."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "1",
+        "-subj",
+        "/CN=localhost",
+    ]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        pytest.skip("there is no openssl to make a certificate")
+    import ssl
+    import urllib.request
+
+    server = Served(small_model(), "--ssl-keyfile", str(key), "--ssl-certfile", str(certificate))
+    try:
+        assert server.url.startswith("https://")
+        context = ssl.create_default_context(cafile=str(certificate))
+        with urllib.request.urlopen(f"{server.url}/version", context=context, timeout=60) as answer:
+            assert answer.status == 200
+    finally:
+        assert server.close() == 0
+    wrong = [sys.executable, "-m", "tilewise", "serve", str(small_model()), "--ssl-certfile", str(key)]
+    done = subprocess.run(wrong, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "certificate" in done.stderr
+
+
+@pytest.mark.slow
+def test_sigterm_ends_what_does_not_end():
+    """What is still written when the deadline comes ends with an error event; a second signal does not wait for it."""
+    for signals, timeout in ((1, "0.2"), (2, "1000")):
+        server = Served(small_model(), "--shutdown-timeout", timeout, "--max-num-seqs", "1").wait_ready()
+        streams = []
+        for _ in range(40):  # most of them wait
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+            body = json.dumps({**LONG, "n": 3})
+            connection.request("POST", COMPLETION, body, {"content-type": "application/json"})
+            streams.append(connection)
+        first = streams[0].getresponse()
+        first.readline()
+        for _ in range(signals):
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+        readers = [threading.Thread(target=first.read)]
+        for reader in readers:
+            reader.start()
+        assert server.process.wait(60) == 0
+        for reader in readers:
+            reader.join()
+        for connection in streams:
+            connection.close()
+
+
+def test_a_stream_that_nothing_reads_holds_nothing_for_ever():
+    """Chat over a connection that is closed within a text: its blocks are free again."""
+    from native.server.served import usual_server
+
+    server = usual_server()
+    for _ in range(4):
+        connection, answer = _begin(server, {**LONG, "n": 2})
+        answer.close()
+        connection.close()
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request(
+        "POST", CHAT, json.dumps({"messages": TALK, "n": 4}), {"content-type": "application/json"}
+    )
+    connection.close()
+    server.wait_idle()

@@ -1,0 +1,231 @@
+"""Parts of the server alone: frames, the queue to the HTTP process, hosts, keys, figures, sizes, errors."""
+
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tilewise.cli.serve import size
+from tilewise.core import ConfigError, TaskFailed
+from tilewise.serve import EngineStats, Logprob, Piece
+from tilewise.server import ServerSettings
+from tilewise.server.errors import of_exception, validation_error
+from tilewise.server.guard import is_known_host
+from tilewise.server.link.engine_process import Outbox
+from tilewise.server.link.frames import HEAD, pack, piece_of, row_of, unpack
+from tilewise.server.metrics import Metrics, RequestTimes
+from tilewise.server.requests.bodies import ChatBody, CompletionBody
+from tilewise.server.requests.conversation import Conversation
+from tilewise.server.requests.params import default_settings, sampling_params
+
+_FIGURES = st.dictionaries(
+    st.integers(0, 99),
+    st.builds(Logprob, st.floats(-50, 0), st.integers(1, 99), st.text(max_size=3)),
+    max_size=3,
+)
+
+
+@given(
+    st.builds(
+        Piece,
+        st.integers(0, 9),
+        st.integers(0, 9),
+        st.none() | st.integers(0, 99),
+        st.text(max_size=9),
+        st.none() | st.sampled_from(["stop", "length"]),
+        st.none() | st.text(max_size=3) | st.integers(0, 9),
+        st.none() | _FIGURES,
+        st.none() | st.lists(st.none() | _FIGURES, max_size=3),
+        st.integers(0, 99),
+    )
+)
+def test_pieces_cross_the_border_unchanged(piece):
+    """Text of any characters, every bit of every figure."""
+    frame = pack([row_of(piece)])
+    assert HEAD.unpack(frame[: HEAD.size])[0] == len(frame) - HEAD.size
+    assert piece_of(unpack(frame[HEAD.size :])[0]) == piece
+
+
+def test_vectors_cross_the_border_unchanged():
+    """To the bit."""
+    vector = np.float32([1 / 3, -0.0, 3e-42, 1e38])
+    back = piece_of(unpack(pack(row_of(Piece(0, 0, None, "", "stop", vector=vector)))[HEAD.size :])).vector
+    assert back.tobytes() == vector.tobytes()
+
+
+def test_the_queue_makes_its_writer_wait():
+    """A reader that stands still holds the engine up at the bound; nothing is lost when it goes on; its end is an
+    error of the thread that sends."""
+    ours, theirs = socket.socketpair()
+    outbox = Outbox(ours.sendall, most=4)
+    put = []
+
+    def write():
+        for number in range(64):
+            outbox.put("piece", number, "x" * 65536)
+            put.append(number)
+
+    def send():
+        with pytest.raises(OSError):
+            outbox.run()
+
+    writer, sender = threading.Thread(target=write), threading.Thread(target=send)
+    writer.start()
+    sender.start()
+    for _ in range(100):
+        count = len(put)
+        time.sleep(0.005)
+        if count and count == len(put):
+            break
+    assert len(put) < 40  # what the socket holds, the frame that is sent, and four
+    left, found = b"", []
+    while len(found) < 64:
+        left += theirs.recv(1 << 20)
+        while len(left) >= HEAD.size and len(left) >= HEAD.size + HEAD.unpack(left[: HEAD.size])[0]:
+            end = HEAD.size + HEAD.unpack(left[: HEAD.size])[0]
+            found += [number for _, number, _ in unpack(left[HEAD.size : end])]
+            left = left[end:]
+    assert found == list(range(64))
+    writer.join()
+    theirs.close()
+    outbox.put("piece", 0, "x")
+    outbox.put("piece", 1, "x")
+    sender.join()
+    ours.close()
+
+
+def test_hosts_that_are_known():
+    """Addresses and own names, with a port or without."""
+    names = ("localhost", "box")
+    for host in ("localhost", "LOCALHOST:80", "box:1", "127.0.0.1", "10.0.0.1:80", "[::1]:8000"):
+        assert is_known_host(host, names), host
+    for host in (
+        "",
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "box.",
+        "1.2.3",
+        "a:b:c",
+    ):
+        assert not is_known_host(host, names), host
+
+
+def test_keys_and_their_salts():
+    """One of them opens, each with a salt of its own, which is not the key; without keys all are let in."""
+    settings = ServerSettings(api_keys=("one", "two"))
+    salts = {settings.find_key(key) for key in ("one", "two")}
+    assert len(salts) == 2 and None not in salts and not salts & {"one", "two", ""}
+    for given_key in (None, "", "on", "one ", "onetwo", "\udcff"):
+        assert settings.find_key(given_key) is None
+    assert ServerSettings().find_key(None) == ""
+
+
+def test_settings_are_held_to_their_ranges():
+    """Before anything starts."""
+    for name, value in (
+        ("port", 65536), ("host", ""), ("stream_interval", 0), ("max_request_bytes", 0), ("api_keys", ("",)),
+        ("header_timeout_s", float("nan")), ("tool_call_parser", "x"), ("reasoning_parser", "x"), ("ssl_keyfile", "k"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=name):
+            ServerSettings(**{name: value})
+
+
+def test_figures_in_prometheus_words():
+    """Counters, gauges and buckets that add up; names of models may hold any character."""
+    metrics = Metrics('a"b\\c')
+    times = RequestTimes(1.0)
+    metrics.read_prompt(100, 64)
+    for now in (1.5, 1.52, 1.54):
+        metrics.wrote_token(times, (0, 0), now)
+    metrics.finish_text(3, "stop")
+    metrics.finish_request(0.54)
+    lines = metrics.text(EngineStats(1, 2, 10, 5, 3, 4)).splitlines()
+    label = 'model_name="a\\"b\\\\c"'
+    for line in (
+        f"vllm:num_requests_running{{{label}}} 1",
+        f"vllm:num_requests_waiting{{{label}}} 2",
+        f"vllm:kv_cache_usage_perc{{{label}}} 0.5",
+        f"vllm:num_preemptions_total{{{label}}} 3",
+        f"vllm:prompt_tokens_total{{{label}}} 100",
+        f"vllm:prefix_cache_hits_total{{{label}}} 64",
+        f"vllm:generation_tokens_total{{{label}}} 3",
+        f'vllm:request_success_total{{{label},finished_reason="stop"}} 1',
+        f'vllm:time_to_first_token_seconds_bucket{{{label},le="0.5"}} 1',
+        f'vllm:inter_token_latency_seconds_bucket{{{label},le="0.025"}} 2',
+        f'vllm:inter_token_latency_seconds_bucket{{{label},le="+Inf"}} 2',
+        f"vllm:inter_token_latency_seconds_count{{{label}}} 2",
+    ):
+        assert line in lines, line
+
+
+def test_sizes_as_people_write_them():
+    """Large letters count in 1024, small ones in 1000."""
+    told = {"2G": 2 << 30, "32K": 32 << 10, "1k": 1000, "4096": 4096, "1.5M": 3 << 19, "2GiB": 2 << 30}
+    assert {text: size(text) for text in told} == told and size(None) is None
+    for text in ("", "-1", "G", "1e9", "2X", "1 G", "9" * 20):
+        with pytest.raises(typer.BadParameter):
+            size(text)
+
+
+def test_a_defect_is_not_told():
+    """Clients hear of their own mistakes and of failed kernels, of nothing else."""
+    assert of_exception(ConfigError("[x] a; got b; c")).status == 400
+    assert of_exception(TaskFailed("[x] a; got b; c")).status == 500
+    told = of_exception(KeyError("secret of another"))
+    assert told.status == 500 and "secret" not in told.message
+
+
+def test_what_is_wrong_with_a_body_is_said_briefly():
+    """The field, the rule, and no more of the value than fits."""
+    for body, place in (
+        ({"prompt": "x", "n": 0}, "n"),
+        ({"prompt": "x", "stop": ["a" * 9999]}, "stop"),
+        ({}, "prompt"),
+    ):
+        with pytest.raises(ValidationError) as caught:
+            CompletionBody.model_validate(body)
+        told = validation_error(caught.value)
+        assert told.status == 400 and str(told.param).startswith(place) and len(told.message) < 400
+
+
+def test_settings_of_a_body():
+    """OpenAI's defaults, then generation_config.json, then the body."""
+    defaults = default_settings({"temperature": 0.5, "top_k": 7, "max_new_tokens": 9, "eos_token_id": 1})
+    talk = [{"role": "user", "content": "x"}]
+    chat = sampling_params(ChatBody(messages=talk, temperature=0.1, logprobs=True, top_logprobs=2), defaults)
+    assert (chat.temperature, chat.top_k, chat.max_tokens, chat.logprobs) == (0.1, 7, 9, 2)
+    assert sampling_params(ChatBody(messages=talk), {}).max_tokens is None
+    assert (
+        sampling_params(ChatBody(messages=talk, max_completion_tokens=3, max_tokens=4), defaults).max_tokens
+        == 3
+    )
+    text = sampling_params(CompletionBody(prompt="x", echo=True, logprobs=1, max_tokens=0), {})
+    assert (text.max_tokens, text.logprobs, text.prompt_logprobs) == (1, 1, 1)
+    assert sampling_params(CompletionBody(prompt="x"), {}).max_tokens == 16
+
+
+def test_conversations_as_templates_want_them():
+    """Parts are joined, developers are systems, arguments are objects, tools and choices are heard."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    talk = [{"role": "developer", "content": parts}, {"role": "assistant", "tool_calls": [call]}]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    body = ChatBody.model_validate({"messages": talk, "tools": [tool], "reasoning_effort": "low"})
+    found = Conversation.of(body)
+    assert found.messages[0] == {"role": "system", "content": "a\nb"}
+    assert found.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert (
+        found.tools == [tool]
+        and found.variables == {"reasoning_effort": "low"}
+        and found.add_generation_prompt
+    )
+    assert Conversation.of(body.model_copy(update={"tool_choice": "none"})).tools is None
+    goes_on = Conversation.of(body.model_copy(update={"continue_final_message": True}))
+    assert goes_on.continue_final_message and not goes_on.add_generation_prompt
