@@ -28,6 +28,7 @@ __all__ = [
     "check_value",
     "counted_labels",
     "index_bounds",
+    "inputs_of",
     "is_finite",
     "is_own_input",
 ]
@@ -107,8 +108,13 @@ def _smallest(size: Size) -> int:
     return size.min if isinstance(size, Dim) else size
 
 
+def inputs_of(graph: Graph) -> dict[str, TensorSpec]:
+    """What a caller gives a run, by name."""
+    return {t.spec.name: t.spec for t in graph.of_kind("input") if not is_own_input(t.spec.name)}
+
+
 def check_inputs(
-    graph: Graph, inputs: Mapping[str, object], bounds: Mapping[str, Bounds]
+    specs: Mapping[str, TensorSpec], inputs: Mapping[str, object], bounds: Mapping[str, Bounds]
 ) -> tuple[dict[str, NDArray[np.generic]], dict[Dim, int]]:
     """Everything about a run's inputs; returns them as arrays, and the symbols' values.
 
@@ -116,7 +122,6 @@ def check_inputs(
         ShapeError: an input is missing, unknown, of another shape or kind, or holds an index that names nothing.
     """
     _border.mapping("run", "inputs", inputs, "arrays")
-    specs = {t.spec.name: t.spec for t in graph.of_kind("input") if not is_own_input(t.spec.name)}
     odd = [*(n for n in specs if n not in inputs), *(n for n in inputs if n not in specs)]
     if odd:
         raise ShapeError(

@@ -31,6 +31,7 @@ from tilewise.session.inputs import (
     check_value,
     counted_labels,
     index_bounds,
+    inputs_of,
     is_finite,
 )
 from tilewise.session.local import Place, TensorStore
@@ -60,6 +61,7 @@ class NamedTensors:
         self.num_writes = 0
         self._counted = counted_labels(plan.graph)
         self._bounds = index_bounds(plan.graph)
+        self._inputs = inputs_of(plan.graph)
         for tensor, value in plan.graph.constant_values.items():
             self.store.write(tensor, value)
 
@@ -177,7 +179,7 @@ class NamedTensors:
 
     def feed(self, inputs: Mapping[str, object]) -> None:
         """Check all inputs of a run, then write them, and what follows from them."""
-        arrays, symbols = check_inputs(self.plan.graph, inputs, self._bounds)
+        arrays, symbols = check_inputs(self._inputs, inputs, self._bounds)
         for size, given in symbols.items():
             self.store.symbols[self.plan.shapes.symbols.index(size)] = given
         for name, value in arrays.items():

@@ -168,9 +168,10 @@ class Machine:
             (s for s in self.sequences if s.status is Status.RUNNING), key=lambda s: s.turn, default=None
         )
         before = None if oldest is None else oldest.done
+        is_foreseen = self.foreseen is not None and self.foreseen[1] == self._statuses()
         parts = self.scheduler.schedule()
         self.num_steps += 1
-        if self.foreseen is not None and self.foreseen[1] == self._statuses():
+        if self.foreseen is not None and is_foreseen:
             assert parts == self.foreseen[0], "what was foreseen must come where nothing else happens"
             self.num_foreseen += 1
         self.check(parts)
