@@ -255,6 +255,7 @@ serve(sys.argv[1], ServerSettings(port=0, **json.loads(sys.argv[2])), {"dtype": 
 """
 
 
+@pytest.mark.slow
 def test_slow_senders_and_full_queues():
     """Headers and bodies that do not come are ended, too many connections and texts refused, answers that take too long
     end with an error."""

@@ -18,7 +18,8 @@ from tilewise.server import ServerSettings
 from tilewise.server.errors import of_exception, validation_error
 from tilewise.server.guard import is_known_host
 from tilewise.server.link.engine_process import Outbox
-from tilewise.server.link.frames import HEAD, pack, piece_of, row_of, unpack
+from tilewise.server.link.frames import HEAD, pack, unpack
+from tilewise.server.link.rows import piece_of, row_of
 from tilewise.server.metrics import Metrics, RequestTimes
 from tilewise.server.requests.bodies import ChatBody, CompletionBody
 from tilewise.server.requests.conversation import Conversation

@@ -23,7 +23,8 @@ from tilewise import models
 from tilewise.core import TilewiseError, configure_logging, get_logger
 from tilewise.encode import Encoder
 from tilewise.serve import Engine, Piece, SamplingParams, StructuredOutputsParams
-from tilewise.server.link.frames import HEAD, MOST_BYTES, pack, row_of, unpack
+from tilewise.server.link.frames import HEAD, MOST_BYTES, pack, unpack
+from tilewise.server.link.rows import row_of
 
 __all__ = ["EngineProcess", "Outbox", "run_engine"]
 
@@ -167,7 +168,7 @@ def run_engine(descriptor: int) -> None:
 
 
 def _load(model: str, settings: dict[str, Any], outbox: Outbox) -> Engine | Encoder:
-    if settings.get("runner") == "pooling" and models.is_encoder(models.open(model)):
+    if models.is_encoder(models.open(model)):
         given = {ours: settings[name] for name, ours in _OF_ENCODERS.items() if name in settings}
         return Encoder(model, **given)
     return Engine(model, on_progress=lambda done, total: outbox.put("progress", done, total), **settings)
