@@ -25,7 +25,7 @@ from tilewise.server.service import Asked, Service
 __all__ = ["Endpoint", "Page", "read_json", "send_error", "send_json"]
 
 Body = TypeVar("Body", bound=BodyModel)
-_MOST_WARNED = 8
+_MOST_WARNED = 100
 
 
 class Endpoint:
@@ -49,6 +49,7 @@ class Endpoint:
     ) -> None:
         self._service, self._model, self._answer, self._stream = service, model, answer, stream
         self._ends_with_done = ends_with_done
+        self._warned: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -69,9 +70,10 @@ class Endpoint:
             body = self._model.model_validate(given)
         except ValidationError as error:
             raise validation_error(error) from None
-        if body.unknown:
-            names = ", ".join(repr(name[:40]) for name in body.unknown[:_MOST_WARNED])
-            get_logger("server").warning("fields that are not known were passed over: %s", names)
+        for name in body.unknown:
+            if name not in self._warned and len(self._warned) < _MOST_WARNED:  # each once
+                self._warned.add(name)
+                get_logger("server").warning("a field that is not known was passed over: %r", name[:40])
         return body
 
     async def _whole(self, send: Send, answer: Awaitable[dict[str, Any]]) -> None:

@@ -111,6 +111,8 @@ WRONG = [
     ({"prompt": "x", "stop": [""]}, None),
     ({"prompt": "x", "logprobs": 10**6}, None),
     ({"prompt": "x", "prompt_logprobs": 21}, None),
+    ({"prompt": [[5] * 250] * 250, "prompt_logprobs": 20, "max_tokens": 1}, "logprobs"),
+    ({"prompt": ["x"] * 16, "n": 128, "logprobs": 20, "max_tokens": 256}, "logprobs"),
     ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
     ({"prompt": "x", "suffix": "y"}, None),
     ({"prompt": "x", "structured_outputs": {"regex": "(("}}, None),

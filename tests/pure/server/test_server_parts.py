@@ -18,7 +18,7 @@ from tilewise.server import ServerSettings
 from tilewise.server.endpoints.chat import open_turn, take, whole_chat
 from tilewise.server.errors import of_exception, validation_error
 from tilewise.server.guard import is_known_host
-from tilewise.server.link.engine_process import Outbox
+from tilewise.server.link.engine_process import Outbox, _frames
 from tilewise.server.link.frames import HEAD, pack, unpack
 from tilewise.server.link.rows import piece_of, row_of
 from tilewise.server.metrics import Metrics, RequestTimes
@@ -101,6 +101,18 @@ def test_the_queue_makes_its_writer_wait():
     outbox.put("piece", 1, "x")
     sender.join()
     ours.close()
+
+
+def test_what_is_long_is_several_frames():
+    """Pieces with many figures do not gather in one frame; none is lost, and their order is kept."""
+    figures = {token: Logprob(-1.0, token + 1) for token in range(100)}
+    pieces = [Piece(0, 0, number, "x", prompt_logprobs=[None, *[figures] * 100]) for number in range(20)]
+    messages = [["piece", 1, piece] for piece in pieces]
+    frames = [
+        unpack(frame[HEAD.size :]) for frame in _frames([*messages, ["piece", 1, Piece(0, 0, 20, "y")]])
+    ]
+    assert [piece_of(row).token for frame in frames for _, _, row in frame] == list(range(21))
+    assert max(map(len, frames)) <= 5 and len(list(_frames([["stats", 1, {}]] * 1000))) == 1
 
 
 def test_hosts_that_are_known():
