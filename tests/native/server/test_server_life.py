@@ -149,6 +149,7 @@ def test_the_engines_death_is_one_error_and_an_exit_code(tmp_path):
         server.close()
 
 
+@pytest.mark.slow
 def test_the_http_processs_death_ends_the_engine():
     """Nothing of a server outlives it, also within a text."""
     server = Served(small_model()).wait_ready()
@@ -159,6 +160,7 @@ def test_the_http_processs_death_ends_the_engine():
     connection.close()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_served_is_one_line(tmp_path):
     """Mistakes in options are found before anything listens; what loading finds ends the server."""
 
