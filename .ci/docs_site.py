@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[1]
 OPENING = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "SECURITY.md": "SECURITY.md",
            "CHANGELOG.md": "CHANGELOG.md", "LICENSE": "LICENSE.txt"}  # fmt: skip
 PACKAGES = ["tilewise", "tilewise.models", "tilewise.encode", "tilewise.optim", "tilewise.train", "tilewise.generate",
-            "tilewise.serve", "tilewise.runtime", "tilewise.observe", "tilewise.core.errors"]  # fmt: skip
+            "tilewise.serve", "tilewise.server", "tilewise.runtime", "tilewise.observe",
+            "tilewise.core.errors"]  # fmt: skip
 
 
 def on_files(files: Files, *, config: Any) -> Files:

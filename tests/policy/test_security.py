@@ -21,7 +21,8 @@ MAY = {
     "src/tilewise/generate/template_process.py": {"subprocess"},  # of this Python, for what must be stopped
     # the server: listens, and talks to the engine's process, which it starts
     "src/tilewise/server/run.py": {"socket", "ssl"},
-    "src/tilewise/server/link/engine_client.py": {"socket", "subprocess"},
+    "src/tilewise/server/life.py": {"socket", "ssl"},
+    "src/tilewise/server/link/spawn.py": {"socket", "subprocess"},
     "src/tilewise/server/link/engine_process.py": {"socket"},
     "src/tilewise/server/guard.py": {"socket"},  # the name of this machine
     # asks the server that `tilewise bench serve` is told of; urllib to read its address

@@ -47,6 +47,10 @@ class ChatTemplate:
                 f"got neither in {self._place!r}; write without --chat, or give a model that was taught to converse"
             )
 
+    def start(self) -> None:
+        """Start a process that renders, so that the first conversation need not wait for it."""
+        self._processes.start()
+
     def render(
         self,
         messages: Messages,

@@ -40,6 +40,12 @@ class TemplateProcesses:
         self._lock = Lock()
         weakref.finalize(self, _end_all, self._idle)
 
+    def start(self) -> None:
+        """Start one that waits for a template."""
+        process = _Process()
+        with self._lock:
+            self._idle.append(process)
+
     def render(self, template: str, variables: Mapping[str, Any]) -> dict[str, Any]:
         """The text of a template under `text`, or what is wrong with it under `problem`.
 

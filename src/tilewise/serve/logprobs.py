@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 __all__ = ["Logprob", "TokenLogprobs", "token_logprobs"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Logprob:
     """Of one token at one place.
 

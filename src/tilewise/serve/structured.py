@@ -91,8 +91,13 @@ class StructuredOutputsParams:
         if self.disable_any_whitespace and self.whitespace_pattern is not None:
             rule = "disable_any_whitespace leaves nothing to whitespace_pattern"
             _border.refuse("structured_outputs", rule, "both", "leave one out")
-        if len(self.source) > _MOST_CHARACTERS:
-            got, rule = f"{len(self.source):,}", f"a grammar has at most {_MOST_CHARACTERS:,} characters"
+        try:
+            size = len(self.source)
+        except ValueError as error:  # a number that Python's JSON can hold, and llguidance's cannot
+            rule = "a grammar must be one that llguidance reads"
+            _border.refuse("structured_outputs", rule, str(error), "correct it")
+        if size > _MOST_CHARACTERS:
+            got, rule = f"{size:,}", f"a grammar has at most {_MOST_CHARACTERS:,} characters"
             _border.refuse("structured_outputs", rule, got, "shorten it")
 
     @classmethod

@@ -22,10 +22,10 @@ from tilewise.server.requests.bodies import BodyModel
 from tilewise.server.requests.params import MOST_DEPTH
 from tilewise.server.service import Asked, Service
 
-__all__ = ["Endpoint", "Page", "read_json", "send_error", "send_json"]
+__all__ = ["Endpoint", "Page", "parse_body", "read_json", "send_error", "send_json"]
 
 Body = TypeVar("Body", bound=BodyModel)
-_MOST_WARNED = 8
+_MOST_WARNED = 100
 
 
 class Endpoint:
@@ -49,6 +49,7 @@ class Endpoint:
     ) -> None:
         self._service, self._model, self._answer, self._stream = service, model, answer, stream
         self._ends_with_done = ends_with_done
+        self._warned: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -69,9 +70,10 @@ class Endpoint:
             body = self._model.model_validate(given)
         except ValidationError as error:
             raise validation_error(error) from None
-        if body.unknown:
-            names = ", ".join(repr(name[:40]) for name in body.unknown[:_MOST_WARNED])
-            get_logger("server").warning("fields that are not known were passed over: %s", names)
+        for name in body.unknown:
+            if name not in self._warned and len(self._warned) < _MOST_WARNED:  # each once
+                self._warned.add(name)
+                get_logger("server").warning("a field that is not known was passed over: %r", name[:40])
         return body
 
     async def _whole(self, send: Send, answer: Awaitable[dict[str, Any]]) -> None:
@@ -202,12 +204,21 @@ async def read_json(service: Service, scope: Scope, receive: Receive) -> Any:
     size = headers.get(b"content-length", b"0")
     if size.isdigit() and (len(size) > 15 or int(size) > most):
         raise _too_large(most)
-    content = await _read(receive, most, time.monotonic() + service.settings.body_timeout_s)
+    until = time.monotonic() + service.settings.body_timeout_s
+    return parse_body(await _read(receive, most, until))
+
+
+def parse_body(content: bytes) -> dict[str, Any]:
+    """The object that a body is.
+
+    Raises:
+        ApiError: 400, it is none, or nests too deep.
+    """
     try:
         given = json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         text = f"[server.request] a body must be JSON; got something else: {str(error)[:200]}; correct it"
-        raise ApiError(400, text, headers=None) from None
+        raise ApiError(400, text) from None
     if not isinstance(given, dict):
         raise ApiError(400, "[server.request] a body must be an object; got another value; correct it")
     if _is_deep(given):

@@ -33,6 +33,10 @@ __all__ = ["Asked", "Service"]
 T = TypeVar("T")
 _THREADS = 4
 _RETRY_S = "1"
+_MOST_READ, _MOST_WRITTEN = (
+    1 << 20,
+    1 << 22,
+)  # figures of prompts, which come at once, and of texts, in one request
 
 
 @dataclass(frozen=True)
@@ -220,8 +224,10 @@ class Service:
         """What comes of prompts, in the pieces that are there at a time.
 
         Raises:
-            ApiError: the engine refuses the request, has failed, or takes too long.
+            ApiError: more figures than fit, or the engine refuses the request, has failed, or takes too long.
         """
+        if params is not None:
+            self._check_figures([len(ids) for ids in prompts], params)
         salt = asked.salt if cache_salt is None else f"{asked.salt}/{cache_salt}"
         loop = asyncio.get_running_loop()
         times = RequestTimes(time.monotonic())
@@ -244,6 +250,24 @@ class Service:
                 late.cancel()
                 if reason != "done":
                     self.metrics.finish_text(sum(counts.values()), reason)
+
+    def _check_figures(self, lengths: Sequence[int], params: SamplingParams) -> None:
+        """Refuse a request for so many log probabilities that holding them would be felt by others."""
+        read = written = 0
+        if params.prompt_logprobs is not None:
+            read = sum(lengths) * (params.prompt_logprobs + 1)
+        if params.logprobs is not None:
+            rooms = [self.max_context - length for length in lengths]
+            most = [room if params.max_tokens is None else min(room, params.max_tokens) for room in rooms]
+            written = sum(most) * params.n * (params.logprobs + 1)
+        if read > _MOST_READ or written > _MOST_WRITTEN:
+            text = (
+                "[server.request] a request has at most {:,} log probabilities of prompts and {:,} of texts"
+            )
+            told = text.format(_MOST_READ, _MOST_WRITTEN)
+            raise ApiError(
+                400, f"{told}; got {read:,} and {written:,}; ask for fewer, or set max_tokens", "logprobs"
+            )
 
     def _count(
         self,

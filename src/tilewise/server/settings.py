@@ -11,8 +11,10 @@ from tilewise.core import Border
 from tilewise.server.requests.reading import REASONING_PARSERS
 from tilewise.server.requests.tool_parsers import FORMATS
 
-__all__ = ["ServerSettings"]
+__all__ = ["BACKLOG", "ServerSettings"]
 
+BACKLOG = 512
+"""Connections that wait to be accepted."""
 _MOST = 1 << 31
 _border = Border("server")
 

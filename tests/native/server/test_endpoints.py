@@ -7,6 +7,7 @@ import pytest
 from native.serve.serving_models import TEXTS
 from native.server.served import TALK, Served, small_model, usual_server
 from tilewise import LLM, SamplingParams
+from tilewise.data import train_tokenizer
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
@@ -84,7 +85,8 @@ def test_echo_scores_a_prompt_as_lm_eval_asks(server, llm):
         assert figures["text_offset"][0] == 0 and "".join(figures["tokens"]).startswith(TEXTS[0])
         assert choice["text"].startswith(TEXTS[0])
     chunks = [json.loads(c) for c in server.chunks(COMPLETION, {**asked, "max_tokens": 3})[:-1]]
-    assert len(chunks[0]["choices"][0]["logprobs"]["tokens"]) == len(output.prompt_token_ids) + 1
+    sizes = [len(c["choices"][0]["logprobs"]["tokens"]) for c in chunks]
+    assert sizes[0] > len(output.prompt_token_ids) and sum(sizes) == len(output.prompt_token_ids) + 3
     offsets = [place for c in chunks for place in c["choices"][0]["logprobs"]["text_offset"]]
     assert offsets == sorted(offsets)
 
@@ -238,5 +240,27 @@ def test_vectors():
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
         same = client.embeddings.create(**asked)  # asks for base64
         assert np.array_equal(np.float32(same.data[0].embedding), np.float32(vectors[0]))
+    finally:
+        assert server.close() == 0
+
+
+@pytest.mark.slow
+def test_an_encoder_is_served_without_being_told(tmp_path):
+    """Its vectors are `LLM.encode`'s, many texts at once; it has no text to give."""
+    import transformers
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = transformers.BertConfig(vocab_size=290, max_position_embeddings=48, **sizes)
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    train_tokenizer(["ab" * 20], vocab_size=290).save(str(tmp_path / "tokenizer.json"))
+    texts = ["abab", "a b", "b" * 20]
+    server = Served(tmp_path, "--max-num-seqs", "2").wait_ready()
+    try:
+        told = server.ask("/v1/embeddings", {"input": texts})[1]["data"]
+        with LLM(tmp_path, dtype="f32", runner="pooling", max_num_seqs=2) as encoder:
+            expected = [output.outputs.data.tolist() for output in encoder.encode(texts)]
+        assert [entry["embedding"] for entry in told] == expected
+        assert server.ask("/v1/embeddings", {"input": "a " * 60})[0] == 400
+        assert server.ask(CHAT, {"messages": TALK})[0] == 400
     finally:
         assert server.close() == 0

@@ -6,6 +6,8 @@ import os
 import random
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,8 @@ WRONG = [
     ({"prompt": "x", "stop": [""]}, None),
     ({"prompt": "x", "logprobs": 10**6}, None),
     ({"prompt": "x", "prompt_logprobs": 21}, None),
+    ({"prompt": [[5] * 250] * 250, "prompt_logprobs": 20, "max_tokens": 1}, "logprobs"),
+    ({"prompt": ["x"] * 16, "n": 128, "logprobs": 20, "max_tokens": 256}, "logprobs"),
     ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
     ({"prompt": "x", "suffix": "y"}, None),
     ({"prompt": "x", "structured_outputs": {"regex": "(("}}, None),
@@ -247,6 +251,30 @@ def test_a_thousand_requests_gone_wrong_hold_nothing(server):
     assert memory() < used + (32 << 10)
 
 
+@pytest.mark.soak
+def test_an_hour_of_mixed_load_in_constant_memory(server):
+    """Clients that stay and clients that leave, requests gone wrong: files, threads, blocks and memory of both
+    processes are those of the first minute."""
+
+    def memory():
+        processes = [server.process.pid, server.children()[0]]
+        texts = [Path(f"/proc/{one}/status").read_text() for one in processes]
+        return [int(text.split("VmRSS:")[1].split()[0]) for text in texts]
+
+    def play(seconds, seed):
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            seed += 1
+            with ThreadPoolExecutor(4) as clients:
+                list(clients.map(partial(_play, server, 50), range(4 * seed, 4 * seed + 4)))
+
+    play(60, 1000)
+    before, used = _held(server), memory()
+    play(3600, 2000)
+    _nothing_is_held(server, before)
+    assert all(new < old + (32 << 10) for new, old in zip(memory(), used))
+
+
 STRICT = """
 import json, sys
 from tilewise.server import ServerSettings, serve
@@ -255,6 +283,7 @@ serve(sys.argv[1], ServerSettings(port=0, **json.loads(sys.argv[2])), {"dtype": 
 """
 
 
+@pytest.mark.slow
 def test_slow_senders_and_full_queues():
     """Headers and bodies that do not come are ended, too many connections and texts refused, answers that take too long
     end with an error."""

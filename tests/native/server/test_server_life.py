@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 
 import pytest
 
@@ -40,11 +41,42 @@ def _begin(server, body):
     return connection, answer
 
 
+def _check_options(server):
+    """Templates, names, sites, intervals and formats of calls are those of the command line."""
+    key = {"authorization": "Bearer one"}
+    for given, text in (({}, "own template: hello"), ({"chat_template": "{{ 6 * 7 }}"}, "42")):
+        tokens = server.ask("/tokenize", {"messages": TALK, **given}, **key)[1]["tokens"]
+        assert server.ask("/detokenize", {"tokens": tokens}, **key)[1]["prompt"] == text
+    assert server.get("/health", host="models.example")[0] == 200
+    for origin, is_known in (("https://app.example", True), ("https://evil.example", False)):
+        request = urllib.request.Request(f"{server.url}/health", headers={"origin": origin})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert (answer.headers["access-control-allow-origin"] == origin) == is_known
+    call = '<tool_call>\\{"name": "order", "arguments": \\{"size": [0-9]\\}\\}</tool_call>'
+    tool = {"type": "function", "function": {"name": "order"}}
+    asked = {"messages": TALK, "tools": [tool], "structured_outputs": {"regex": call}, "seed": 1}
+    (choice,) = server.ask(CHAT, asked, **key)[1]["choices"]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "order"
+    lines = server.ask(CHAT, {**asked, "stream": True}, **key)[1].split("\n\n")[:-2]
+    told = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+    assert told[-1]["finish_reason"] == "tool_calls" and len(told) <= 4
+    long = {"prompt": "x", "max_tokens": 20, "ignore_eos": True, "stream": True, "return_token_ids": True}
+    lines = server.ask(COMPLETION, long, **key)[1].split("\n\n")[:-2]
+    sizes = [len(json.loads(line.removeprefix("data: "))["choices"][0]["token_ids"]) for line in lines]
+    assert sum(sizes) == 20 and len(sizes) <= 6 and min(sizes[1:-1]) >= 5
+
+
 def test_keys_loading_and_sigterm(tmp_path):
     """503 before the model is there; then a key opens every path and `/health` needs none; SIGTERM lets a stream end,
     and takes nothing new."""
     (tmp_path / "keys").write_text("one\n\ntwo\n")
-    server = Served(small_model(), "--api-key", "zero", "--api-key-file", str(tmp_path / "keys"))
+    (tmp_path / "own.jinja").write_text("own template: {{ messages[0].content }}")
+    options = ["--api-key", "zero", "--api-key-file", str(tmp_path / "keys"), "--stream-interval", "5"]
+    options += ["--chat-template", str(tmp_path / "own.jinja"), "--trust-request-chat-template"]
+    options += ["--allowed-origins", "https://app.example", "--allowed-hosts", "models.example"]
+    options += ["--tool-call-parser", "hermes"]
+    server = Served(small_model(), *options)
     try:
         status, told = server.get("/health")
         assert status == 200 or (status == 503 and "loaded" in told["error"]["message"])
@@ -66,6 +98,7 @@ def test_keys_loading_and_sigterm(tmp_path):
             told = server.ask(COMPLETION, body, authorization=f"Bearer {key}")[1]
             cached.append(told["usage"]["prompt_tokens_details"]["cached_tokens"])
         assert cached == [0, 0, 128]  # what one key has asked is not found, nor measured, by another
+        _check_options(server)
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         headers = {"content-type": "application/json", "authorization": "Bearer one"}
         connection.request("POST", COMPLETION, json.dumps(LONG), headers)
@@ -116,6 +149,7 @@ def test_the_engines_death_is_one_error_and_an_exit_code(tmp_path):
         server.close()
 
 
+@pytest.mark.slow
 def test_the_http_processs_death_ends_the_engine():
     """Nothing of a server outlives it, also within a text."""
     server = Served(small_model()).wait_ready()
@@ -126,15 +160,16 @@ def test_the_http_processs_death_ends_the_engine():
     connection.close()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_served_is_one_line(tmp_path):
-    """Mistakes in options are found before anything listens, those that only loading finds end the server."""
+    """Mistakes in options are found before anything listens; what loading finds ends the server."""
 
     def run(*options):
         command = [sys.executable, "-m", "tilewise", "serve", *map(str, options)]
         return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
-    done = run(tmp_path)
-    assert done.returncode == 2 and "config.json" in done.stderr and len(done.stderr.splitlines()) == 1
+    done = run(tmp_path, "--port", "0")
+    assert done.returncode == 2 and "config.json" in done.stderr.splitlines()[-1]
     done = run(small_model(), "--port", "0", "--max-model-len", "1M", "--dtype", "f32")
     assert done.returncode == 2 and "max_model_len must lie in" in done.stderr.splitlines()[-1]
     taken = socket.create_server(("127.0.0.1", 0))

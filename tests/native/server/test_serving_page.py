@@ -19,7 +19,7 @@ def test_every_command_of_the_page_runs(tmp_path):
     if shutil.which("curl") is None:
         pytest.skip("there is no curl on this machine")
     blocks = re.findall(r"^```(bash|python)\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 6 and blocks[0][1].startswith("tilewise serve MODEL --port 8000 ")
+    assert len(blocks) >= 5 and blocks[0][1].startswith("tilewise serve MODEL --port 8000 ")
     (tmp_path / "keys.txt").write_text("secret\n")
     options = [str(tmp_path / word) if word == "keys.txt" else word for word in blocks[0][1].split()[5:]]
     server = Served(small_model(), *options, "--kv-cache-memory", "8M").wait_ready()

@@ -19,6 +19,7 @@ from tilewise.serve import SamplingParams, StructuredOutputsParams
         ({"json": {"a": {1, 2}}}, "must be a JSON schema"),
         ({"json": {"a": float("nan")}}, "must be a JSON schema"),
         ({"json": "[" * 100_000}, "must be a JSON schema"),
+        ({"json": {"maximum": 10**400}}, "llguidance reads"),
         ({"regex": ""}, "not empty"),
         ({"regex": 3}, "regex"),
         ({"regex": "\ud800"}, "UTF-8"),

@@ -13,16 +13,19 @@ from pydantic import ValidationError
 
 from tilewise.cli.serve import size
 from tilewise.core import ConfigError, TaskFailed
-from tilewise.serve import EngineStats, Logprob, Piece
+from tilewise.serve import EngineStats, Logprob, Piece, SamplingParams, StructuredOutputsParams
 from tilewise.server import ServerSettings
+from tilewise.server.endpoints.chat import open_turn, take, whole_chat
 from tilewise.server.errors import of_exception, validation_error
 from tilewise.server.guard import is_known_host
-from tilewise.server.link.engine_process import Outbox
-from tilewise.server.link.frames import HEAD, pack, piece_of, row_of, unpack
+from tilewise.server.link.engine_process import Outbox, _frames
+from tilewise.server.link.frames import HEAD, pack, unpack
+from tilewise.server.link.rows import piece_of, row_of
 from tilewise.server.metrics import Metrics, RequestTimes
 from tilewise.server.requests.bodies import ChatBody, CompletionBody
-from tilewise.server.requests.conversation import Conversation
+from tilewise.server.requests.conversation import Conversation, Rendered
 from tilewise.server.requests.params import default_settings, sampling_params
+from tilewise.server.requests.reading import Way
 
 _FIGURES = st.dictionaries(
     st.integers(0, 99),
@@ -98,6 +101,20 @@ def test_the_queue_makes_its_writer_wait():
     outbox.put("piece", 1, "x")
     sender.join()
     ours.close()
+
+
+def test_what_is_long_is_several_frames():
+    """Pieces with many figures do not gather in one frame; none is lost, and their order is kept."""
+    figures = {token: Logprob(-1.0, token + 1) for token in range(100)}
+    pieces = [Piece(0, 0, number, "x", prompt_logprobs=[None, *[figures] * 40]) for number in range(20)]
+    messages = [["piece", 1, piece] for piece in pieces]
+    frames = [
+        unpack(frame[HEAD.size :]) for frame in _frames([*messages, ["piece", 1, Piece(0, 0, 20, "y")]])
+    ]
+    assert [piece_of(row).token for frame in frames for _, _, row in frame] == list(range(21))
+    assert (
+        len(frames) > 1 and max(map(len, frames)) <= 10 and len(list(_frames([["stats", 1, {}]] * 1000))) == 1
+    )
 
 
 def test_hosts_that_are_known():
@@ -229,3 +246,26 @@ def test_conversations_as_templates_want_them():
     assert Conversation.of(body.model_copy(update={"tool_choice": "none"})).tools is None
     goes_on = Conversation.of(body.model_copy(update={"continue_final_message": True}))
     assert goes_on.continue_final_message and not goes_on.add_generation_prompt
+
+
+def test_thoughts_and_calls_are_parts_of_a_message():
+    """A prompt that ends within a thought, a text that calls: the body of the answer, and no thoughts where a grammar
+    leaves no room for them."""
+    params = SamplingParams(max_tokens=9)
+    rendered = Rendered("user: x\nassistant: <think>\n", [1, 2, 3])
+    body = ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}]})
+    turn = open_turn("m", rendered, rendered.ids, params, Way("hermes", thinks=True))
+    for text in ("let me ", "see</th", "ink>\n\nOf course.", '<tool_call>{"name": "f"}</tool_call>'):
+        take(turn, Piece(0, 0, 7, text, num_cached_tokens=2))
+    take(turn, Piece(0, 0, None, "", "stop"))
+    told = whole_chat(turn, body)
+    (choice,) = told["choices"]
+    message = choice["message"]
+    assert (message["reasoning_content"], message["content"]) == ("let me see", "Of course.")
+    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
+    assert choice["finish_reason"] == "tool_calls" and told["usage"]["completion_tokens"] == 4
+    assert told["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+    bound = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["yes"]))
+    turn = open_turn("m", rendered, rendered.ids, bound, Way(thinks=True))
+    take(turn, Piece(0, 0, 7, "yes", "stop"))
+    assert whole_chat(turn, body)["choices"][0]["message"]["content"] == "yes"

@@ -1,18 +1,14 @@
-"""The engine's process as the HTTP process has it: started, asked, watched, ended.
+"""The engine's process as the HTTP process has it: asked, watched, ended.
 
-Owns the child and the socket to it. All of it runs on the event loop's thread. What is asked is a `Stream` of pieces;
-closing one ends its requests in the engine, so that a client that leaves frees its blocks. When the child ends before
-it should, every stream ends with one error, and `dead` says so.
+Owns the socket to it. All of it runs on the event loop's thread. What is asked is a `Stream` of pieces; closing one
+ends its requests in the engine, so that a client that leaves frees its blocks. When the child ends before it should,
+every stream ends with one error, and `dead` says so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import json
-import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -20,12 +16,11 @@ from typing import Any
 from tilewise.core import get_logger
 from tilewise.serve import EngineStats, Piece, SamplingParams
 from tilewise.server.errors import ApiError, engine_error
-from tilewise.server.link import engine_child
-from tilewise.server.link.frames import HEAD, MOST_BYTES, pack, piece_of, unpack
+from tilewise.server.link.frames import HEAD, MOST_BYTES, pack, unpack
+from tilewise.server.link.rows import piece_of
+from tilewise.server.link.spawn import Spawned
 
 __all__ = ["EngineClient", "Stream"]
-
-_END_S = 5.0
 
 
 class Stream:
@@ -78,19 +73,16 @@ class EngineClient:
     """The engine's process.
 
     Args:
-        model: a directory.
-        settings: fields of `EngineSettings` by name.
+        spawned: the process.
     """
 
-    def __init__(self, model: str, settings: dict[str, Any]) -> None:
-        self._model, self._settings = model, settings
+    def __init__(self, spawned: Spawned) -> None:
+        self._spawned = spawned
         self._numbers = itertools.count(1)
         self._streams: dict[int, Stream] = {}
         self._stats: dict[int, asyncio.Future[EngineStats | None]] = {}
         self._writer: asyncio.StreamWriter | None = None
-        self._process: subprocess.Popen[bytes] | None = None
         self._task: asyncio.Task[None] | None = None
-        self._is_closing = False
         self.facts: dict[str, Any] = {}
         self.ready = asyncio.Event()
         self.dead = asyncio.Event()
@@ -100,29 +92,9 @@ class EngineClient:
         """Class and text of the error that loading has ended with."""
 
     async def start(self) -> None:
-        """Start the process; the model is loaded when `ready` is set."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-I",
-                    engine_child.__file__,
-                    str(theirs.fileno()),
-                    json.dumps([place for place in sys.path if isinstance(place, str)]),
-                ],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-            )
-        reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
-        self._writer.write(pack({"model": self._model, "settings": self._settings}))
+        """Listen to the process; the model is loaded when `ready` is set."""
+        reader, self._writer = await asyncio.open_connection(sock=self._spawned.link, limit=1 << 20)
         self._task = asyncio.create_task(self._read(reader))
-
-    @property
-    def process_id(self) -> int:
-        """Of the engine's process."""
-        assert self._process is not None
-        return self._process.pid
 
     @property
     def num_asked(self) -> int:
@@ -188,11 +160,9 @@ class EngineClient:
 
     async def close(self) -> None:
         """End the process."""
-        self._is_closing = True
         if self._writer is not None:
             self._writer.close()
-        if self._process is not None:
-            await asyncio.to_thread(_end, self._process)
+        await asyncio.to_thread(self._spawned.end)
         if self._task is not None:
             self._task.cancel()
 
@@ -263,12 +233,3 @@ def _plain(params: SamplingParams) -> dict[str, Any]:
             if getattr(wanted, field.name) != field.default
         }
     return found
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the end that a closed socket brings, and bring it otherwise."""
-    try:
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -13,7 +13,7 @@ import os
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -23,11 +23,13 @@ from tilewise import models
 from tilewise.core import TilewiseError, configure_logging, get_logger
 from tilewise.encode import Encoder
 from tilewise.serve import Engine, Piece, SamplingParams, StructuredOutputsParams
-from tilewise.server.link.frames import HEAD, MOST_BYTES, pack, row_of, unpack
+from tilewise.server.link.frames import HEAD, MOST_BYTES, pack, unpack
+from tilewise.server.link.rows import row_of
 
 __all__ = ["EngineProcess", "Outbox", "run_engine"]
 
 _MOST_WAITING = 1 << 14  # messages that the parent has not taken; then the engine waits
+_MOST_FIGURES = 1 << 15  # of a frame that another message may still be added to
 _PREPARERS = 2
 _OF_ENCODERS = {"tensor_parallel_size": "tp", "dtype": "dtype", "max_num_seqs": "batch"}
 
@@ -54,7 +56,7 @@ class Outbox:
             self._changed.notify_all()
 
     def run(self) -> None:
-        """Send until the parent is gone: all that waits is one frame.
+        """Send until the parent is gone: all that waits is one frame, or several where it is large.
 
         Raises:
             OSError: it is.
@@ -66,11 +68,28 @@ class Outbox:
                 messages = list(self._waiting)
                 self._waiting.clear()
                 self._changed.notify_all()
-            self._send(pack([_plain(message) for message in messages]))
+            for frame in _frames(messages):
+                self._send(frame)
 
 
-def _plain(message: list[Any]) -> list[Any]:
-    return [row_of(value) if isinstance(value, Piece) else value for value in message]
+def _frames(messages: Sequence[list[Any]]) -> Iterator[bytes]:
+    """Messages in as few frames as their figures allow."""
+    waiting: list[list[Any]] = []
+    num_figures = 0
+    for message in messages:
+        waiting.append([row_of(value) if isinstance(value, Piece) else value for value in message])
+        num_figures += sum(_num_figures(value) for value in message if isinstance(value, Piece))
+        if num_figures > _MOST_FIGURES:
+            yield pack(waiting)
+            waiting, num_figures = [], 0
+    if waiting:
+        yield pack(waiting)
+
+
+def _num_figures(piece: Piece) -> int:
+    """Numbers that make a piece long."""
+    prompt = sum(map(len, filter(None, piece.prompt_logprobs or ())))
+    return prompt + len(piece.logprobs or ()) + (0 if piece.vector is None else len(piece.vector))
 
 
 class EngineProcess:
@@ -167,7 +186,7 @@ def run_engine(descriptor: int) -> None:
 
 
 def _load(model: str, settings: dict[str, Any], outbox: Outbox) -> Engine | Encoder:
-    if settings.get("runner") == "pooling" and models.is_encoder(models.open(model)):
+    if models.is_encoder(models.open(model)):
         given = {ours: settings[name] for name, ours in _OF_ENCODERS.items() if name in settings}
         return Encoder(model, **given)
     return Engine(model, on_progress=lambda done, total: outbox.put("progress", done, total), **settings)

@@ -100,6 +100,18 @@ class Renderer:
         self._model, self._tokenizer, self._given = model, tokenizer, template
         self._template: ChatTemplate | None = None
 
+    def prepare(self) -> ChatTemplate:
+        """The model's template, with a process that can render it.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if self._template is None:
+            template = ChatTemplate(self._model, self._given)
+            template.start()
+            self._template = template
+        return self._template
+
     def render(self, wanted: Conversation) -> Rendered:
         """The prompt of a conversation.
 
@@ -109,11 +121,8 @@ class Renderer:
         Raises:
             ConfigError: there is no template, or it refuses the conversation.
         """
-        if wanted.template is not None:
-            template = ChatTemplate(self._model, wanted.template)
-        else:
-            template = self._template or ChatTemplate(self._model, self._given)
-            self._template = template
+        own = wanted.template
+        template = self.prepare() if own is None else ChatTemplate(self._model, own)
         documents = wanted.variables.get("documents")
         text = template.render(
             wanted.messages,

@@ -1,0 +1,153 @@
+"""A server's life: from the engine's process and a bound socket to the deadline of the last answers.
+
+Owns signals and the order of ends. SIGTERM and SIGINT stop it from taking connections; what is being answered has its
+time to end, a second signal ends it at once. When the engine's process dies, every client is told and the server ends
+with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import uvicorn
+
+from tilewise import core
+from tilewise.core import InternalError, TilewiseError
+from tilewise.server.app import make_app
+from tilewise.server.connection import connection_class
+from tilewise.server.errors import ApiError
+from tilewise.server.link.engine_client import EngineClient
+from tilewise.server.link.spawn import Spawned
+from tilewise.server.requests.model_files import ModelFiles
+from tilewise.server.service import Service
+from tilewise.server.settings import BACKLOG, ServerSettings
+
+__all__ = ["Life"]
+
+_TELL_S = 0.5  # for clients to hear that the engine has died
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, which leaves signals to us."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing."""
+        yield
+
+
+class Life:
+    """One life of a server.
+
+    Args:
+        settings: of it.
+        files: of the model.
+        spawned: the engine's process.
+        name: of the model.
+        context: of TLS.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        files: ModelFiles,
+        spawned: Spawned,
+        name: str,
+        context: ssl.SSLContext | None,
+    ) -> None:
+        self._settings = settings
+        self._client = EngineClient(spawned)
+        self._service = Service(settings, files, self._client, name)
+        config = uvicorn.Config(
+            make_app(self._service),
+            http=connection_class(settings),
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            proxy_headers=False,
+            server_header=False,
+            access_log=False,
+            log_config=None,
+            timeout_keep_alive=15,
+            timeout_graceful_shutdown=max(1, int(settings.shutdown_timeout_s) + 2),
+            h11_max_incomplete_event_size=32 << 10,
+            backlog=BACKLOG,
+        )
+        config.load()
+        config.ssl = context
+        self._server = _Server(config)
+
+    async def until_end(self, listener: socket.socket, on_ready: Callable[[], object]) -> None:
+        """Answer until a signal comes, or the engine dies.
+
+        Raises:
+            TilewiseError: the engine could not be started, or has died.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._drain)
+        await self._client.start()
+        serving = asyncio.create_task(self._server.serve([listener]))
+        watching = [
+            asyncio.create_task(self._warm()),
+            asyncio.create_task(self._await_ready(on_ready)),
+            asyncio.create_task(self._await_death()),
+        ]
+        try:
+            await serving
+        finally:
+            for task in watching:
+                task.cancel()
+            self._service.close()
+            is_dead = self._client.dead.is_set()
+            await self._client.close()
+        if is_dead:
+            raise self._cause()
+
+    async def _warm(self) -> None:
+        """Start what renders templates, while the model is being loaded."""
+        with suppress(TilewiseError):  # a model without a template
+            await self._service.beside(self._service.files.renderer.prepare)
+
+    def _drain(self) -> None:
+        """A signal came: take nothing new, and give what is being answered its time."""
+        if self._service.is_draining:
+            self._end_all()
+            self._server.force_exit = True
+            return
+        self._service.is_draining = True
+        self._server.should_exit = True
+        asyncio.get_running_loop().call_later(self._settings.shutdown_timeout_s, self._end_all)
+
+    def _end_all(self) -> None:
+        text = "[server] an answer must end before the server does; it did not; ask another one"
+        self._client.fail_all(ApiError(503, text))
+
+    async def _await_ready(self, on_ready: Callable[[], object]) -> None:
+        await self._client.ready.wait()
+        on_ready()
+
+    async def _await_death(self) -> None:
+        """Clients have heard of it already; they get a moment to read it."""
+        await self._client.dead.wait()
+        self._service.is_draining = True
+        self._server.should_exit = True
+        await asyncio.sleep(_TELL_S)
+        self._server.force_exit = True
+
+    def _cause(self) -> TilewiseError:
+        if self._client.failure is not None:
+            name, text = self._client.failure
+            kind = getattr(core, name, None)
+            if isinstance(kind, type) and issubclass(kind, TilewiseError):
+                return kind(text)
+            return InternalError(f"[server.serve] loading must not fail so; got {name}: {text}; report it")
+        return InternalError(
+            "[server.serve] the engine's process must live as long as the server; got its end; see its messages above, "
+            "and whether memory has run out"
+        )
