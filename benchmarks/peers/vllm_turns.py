@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import sys
 import time
 from typing import Any
@@ -35,6 +36,8 @@ def serve(asked: dict[str, Any], threads: int) -> None:
 
     length = asked["prompt"] + asked["new"]
     llm = LLM(asked["folder"], load_format="dummy", dtype="bfloat16", max_model_len=length)
+    # the end of standard input ends this, not a signal: the engine's own processes are ended in order
+    signal.signal(signal.SIGTERM, lambda *_: None)
     params = SamplingParams(max_tokens=asked["new"], temperature=0, ignore_eos=True)
     for number, line in enumerate(sys.stdin):
         drawn = random.Random(number)
