@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise.cli.converse import lines, stoppable
 from tilewise.cli.serve import read_keys
 
 if TYPE_CHECKING:
@@ -65,6 +64,7 @@ def chat(
 
     Example: `tilewise chat --url http://127.0.0.1:8000 --system "Be brief."`
     """
+    from tilewise.cli.converse import lines
     from tilewise.server.load import Target, require_answer
 
     if quick and message is None:
@@ -112,6 +112,8 @@ def _answer(target: Target, settings: dict[str, Any], talk: list[dict[str, Any]]
 
 async def _write(target: Target, body: dict[str, Any]) -> str:
     """An answer, written as it comes; stopped, what has come of it."""
+    from tilewise.cli.converse import stoppable
+
     answer, times, num_tokens, has_thoughts = "", [time.perf_counter()], 0, False
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     with stoppable() as stopped:
