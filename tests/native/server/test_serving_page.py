@@ -33,7 +33,7 @@ def test_every_command_of_the_page_runs(tmp_path):
                 exec(compile(text, "docs/serving.md", "exec"), {"KEY": "secret"})
             else:
                 done = subprocess.run(
-                    ["bash", "-euc", text], env={**os.environ, **names}, capture_output=True
+                    ["bash", "-euc", text], env={**os.environ, **names}, capture_output=True, cwd=tmp_path
                 )
                 assert done.returncode == 0, (text, done.stdout, done.stderr)
     finally:
