@@ -10,16 +10,23 @@ import pytest
 
 from native.serve.serving_models import TEXTS, save_model
 from tilewise.core import ConfigError
-from tilewise.serve import LLM, SamplingParams, StructuredOutputsParams, answer_lines
+from tilewise.serve import LLM, SamplingParams, StructuredOutputsParams
 from tilewise.serve.structured import Grammar
+from tilewise.server import ServerSettings, answer_lines
+from tilewise.server.requests.model_files import ModelFiles
 
 SCALARS = ("string", "integer", "number", "boolean", "null", "enum", "const", "pattern")
 CHOICES = ["é", 'a"b\\', "x\ny", "/", "日本", "a.b", "\x07", "ab"]
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory):
-    with LLM(save_model(tmp_path_factory.mktemp("model") / "llama"), dtype="f32", max_num_seqs=8) as made:
+def model_dir(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model") / "llama")
+
+
+@pytest.fixture(scope="module")
+def llm(model_dir):
+    with LLM(model_dir, dtype="f32", max_num_seqs=8) as made:
         yield made
 
 
@@ -222,7 +229,7 @@ def line(**body):
     return json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body})
 
 
-def test_files_of_requests(llm):
+def test_files_of_requests(llm, model_dir):
     """OpenAI's `response_format` and vLLM's `structured_outputs`; mistakes are answered with 400."""
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     schema["additionalProperties"] = False
@@ -237,7 +244,8 @@ def test_files_of_requests(llm):
         line(structured_outputs={"regexp": "a"}),
         line(structured_outputs=3),
     ]
-    answers = [answer["response"] for answer in answer_lines(llm, lines)]
+    files = ModelFiles(str(model_dir), ServerSettings(), {})
+    answers = [answer["response"] for answer in answer_lines(llm.engine, files, lines)]
     assert [answer["status_code"] for answer in answers] == [200] * 3 + [400] * 5
     texts = [answer["body"]["choices"][0]["message"]["content"] for answer in answers[:2]]
     assert list(json.loads(texts[0])) == ["ok"] and texts[1] in ("yes", "no")
