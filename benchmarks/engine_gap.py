@@ -15,7 +15,6 @@ import argparse
 import functools
 import itertools
 import json
-import os
 import statistics
 import tempfile
 import threading
@@ -27,7 +26,8 @@ from typing import Any
 
 import numpy as np
 from decoding import MODELS
-from demo_step import cpu_name
+from figures import Figure, show
+from machine import machine
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 
@@ -179,14 +179,11 @@ def main() -> None:
     full = [gap for gap in clock.gaps if gap[0] == given.sequences]
     gaps = [seconds * 1e3 for _, seconds, _ in full]
     gap = statistics.median(gaps)
-    verdict = "reached" if gap <= MUST_MS else f"{gap / MUST_MS:.1f} times that"
-    cores = len(os.sched_getaffinity(0))
-    print(f"{cpu_name()}, {cores} cores, {given.devices} device(s), {given.dtype}; {len(gaps)} gaps")
-    print(
-        f"{given.sequences} sequences: {gap:.3f} ms between two forwards (must {MUST_MS}: {verdict}; goal {GOAL_MS})"
-    )
     tenth, ninetieth = np.percentile(gaps, [10, 90])
-    print(f"  a tenth below {tenth:.3f} ms, a tenth above {ninetieth:.3f} ms")
+    print(f"{machine()}; {given.devices} device(s), {given.dtype}, {len(gaps)} gaps")
+    note = f"a tenth below {tenth:.3f}, a tenth above {ninetieth:.3f}"
+    what = f"{given.sequences} sequences: between two forwards"
+    show(Figure(what, gap, "ms", less_is_better=True, must=MUST_MS, goal=GOAL_MS, note=note))
     for part in sorted({name for _, _, parts in full for name in parts}):
         print(f"  {part:32} {statistics.median(p.get(part, 0.0) for _, _, p in full) * 1e3:7.3f} ms")
     rest = statistics.median(s - sum(p.values()) for _, s, p in full)
