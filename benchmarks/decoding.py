@@ -29,12 +29,13 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from demo_step import Contestant
+from demo_step import Contestant, measure_peak
 from figures import Figure, show
 from llvmlite import ir as llvm
 from machine import machine
@@ -81,6 +82,7 @@ STREAMS, PROMPT, CONTEXT = (1, 8, 32), 512, 16
 SHARE, TIMES_ONE, PREFILL, LLAMA = (0.85, 0.95), {8: (5.0, 7.0), 32: (10.0, 16.0)}, (1.1, 1.3), (0.97, 1.05)
 LLAMA_ONE = "llama.cpp, one stream"
 PROBE_BYTES = 1 << 29
+ITEM_BYTES = {"bf16": 2, "f32": 4}
 
 
 @intrinsic  # type: ignore[misc]
@@ -230,7 +232,7 @@ def seconds_of(run: Callable[[], None], least: float) -> float:
 def weight_bytes(model: GraphInstance, shape: dict[str, Any], dtype: str) -> int:
     """What a token reads of the weights."""
     held = sum(usage["parameters"] for usage in model.memory_usage())
-    rows = shape["vocab_size"] * shape["hidden_size"] * (2 if dtype == "bf16" else 4)
+    rows = shape["vocab_size"] * shape["hidden_size"] * ITEM_BYTES[dtype]
     return held - rows
 
 
@@ -344,7 +346,11 @@ def measure(name: str, options: argparse.Namespace) -> None:
         print(
             f"{title}: {read / 1e9:.3f} GB of weights a token; memory is read at {probe.best / 1e9:.1f} GB/s"
         )
-        show_streams(title, rounds, options.streams, probe.best / read)
+        cores = len(os.sched_getaffinity(0))
+        flops = 2 * read / ITEM_BYTES[dtype]  # of a token
+        peak = max(measure_peak(f"peak_{dtype}", cores) for _ in range(2)) / flops
+        limits = {n: min(n * probe.best / read, peak) for n in {1, *options.streams}}
+        show_streams(title, rounds, options.streams, limits)
         if options.prefill:
             show_prefill(title, rounds)
         for n in options.profile or ():
@@ -358,19 +364,21 @@ def asked(name: str, value: float, bars: tuple[float, float]) -> Figure:
     return Figure(name, value, "x", must=must, goal=goal)
 
 
-def show_streams(title: str, rounds: Rounds, streams: list[int], limit: float) -> None:
-    """Tokens a second of so many streams; one stream beside reading and beside llama.cpp, the others beside one."""
+def show_streams(title: str, rounds: Rounds, streams: list[int], limits: dict[int, float]) -> None:
+    """Tokens a second of so many streams; one stream beside reading and beside llama.cpp, the others beside one. Limits
+    are what memory and multiply-adds permit: together they bound how many times one stream many can be."""
     rates = {n: n / rounds.best(f"{n} streams") for n in streams}
     for n, rate in rates.items():
         name = f"{title}: {n} stream{'s' if n > 1 else ''}"
         if n > 1:
-            show(Figure(name, rate, "tokens/s"))
+            show(Figure(name, rate, "tokens/s", limit=limits[n]))
             if 1 in rates:
-                show(asked(f"{name}, times one", rate / rates[1], TIMES_ONE[n]))
+                times = asked(f"{name}, times one", rate / rates[1], TIMES_ONE[n])
+                show(replace(times, limit=limits[n] / limits[1]))
             continue
         peers = {"llama.cpp": 1 / rounds.best(LLAMA_ONE)} if LLAMA_ONE in rounds.seconds else {}
-        show(Figure(name, rate, "tokens/s", peers=peers, limit=limit))
-        show(asked(f"{name}, share of the read bandwidth", rate / limit, SHARE))
+        show(Figure(name, rate, "tokens/s", peers=peers, limit=limits[1]))
+        show(asked(f"{name}, share of the read bandwidth", rate / limits[1], SHARE))
         if peers:
             show(asked(f"{name}, times llama.cpp", rounds.times("1 streams", [LLAMA_ONE]), LLAMA))
 
