@@ -25,7 +25,7 @@ demo: $(VENV)/.built
 
 test: $(VENV)/.for-tests $(VENV)/.built
 	@$(TIMED) "native tests" .ci/native_tests release
-	@$(TIMED) "everyday tests" $(BIN)/python -m pytest tests -m "not slow and not soak" $(SPREAD)
+	@$(TIMED) "everyday tests" $(BIN)/python -m pytest tests --ignore=tests/policy -m "not slow and not soak" $(SPREAD)
 
 test-slow: $(VENV)/.for-tests $(VENV)/.built
 	@$(TIMED) "native tests, thread sanitizer" .ci/native_tests thread

@@ -273,6 +273,7 @@ next(pieces)
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_without_closing_ends_in_peace(model_dir):
     """In the middle of requests, several times: the thread is waited for, not killed within a step."""
     for _ in range(3):

@@ -51,6 +51,7 @@ def test_prompts_of_a_file(tmp_path, capsys):
     assert "Total generated tokens:" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_key_and_headers_are_sent(tmp_path, capsys):
     """A server that wants a key measures with it alone."""
     server = Served(small_model(), "--served-model-name", "small", "--api-key", "a-secret")

@@ -219,6 +219,7 @@ def test_figures_count_what_was_done(server):
     server.wait_idle()
 
 
+@pytest.mark.slow
 def test_vectors():
     """Of length one, of other lengths where asked, as numbers and as base64; a model that makes them writes nothing."""
     server = Served(small_model(), "--runner", "pooling", "--max-num-seqs", "4").wait_ready()

@@ -67,6 +67,7 @@ def _check_options(server):
     assert sum(sizes) == 20 and len(sizes) <= 6 and min(sizes[1:-1]) >= 5
 
 
+@pytest.mark.slow
 def test_keys_loading_and_sigterm(tmp_path):
     """503 before the model is there; then a key opens every path and `/health` needs none; SIGTERM lets a stream end,
     and takes nothing new."""

@@ -14,6 +14,7 @@ from native.server.served import Served, small_model
 PAGE = Path(__file__).parents[3] / "docs" / "serving.md"
 
 
+@pytest.mark.slow
 def test_every_command_of_the_page_runs(tmp_path):
     """The first starts the server; curl, the client and the other commands find what the page says."""
     if shutil.which("curl") is None:

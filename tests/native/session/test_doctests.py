@@ -6,9 +6,12 @@ import doctest
 import importlib
 import pkgutil
 
+import pytest
+
 import tilewise
 
 
+@pytest.mark.slow
 def test_examples_in_docstrings():
     """Every `>>>` of the package, at least one."""
     attempted = 0

@@ -3,9 +3,12 @@
 import re
 from pathlib import Path
 
+import pytest
+
 PAGE = Path(__file__).parents[3] / "docs" / "graphs.md"
 
 
+@pytest.mark.slow
 def test_every_block_of_the_page_runs(capsys):
     """The page's examples do what the page says: every assertion in them holds."""
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)

@@ -399,6 +399,7 @@ def test_other_texts_are_another_run(texts, whole_run, tmp_path):
         run(make_config(other, whole_run), resume=True)
 
 
+@pytest.mark.slow
 def test_resume_from_another_directory(texts, whole_run, tmp_path):
     """Paths in a file start where it lies, so a run goes on from wherever the command is given."""
     (tmp_path / "job").mkdir()

@@ -72,6 +72,7 @@ def test_a_planted_fault_is_found(pool, monkeypatch):
     assert apart(pool, things.look, [(thing,) for thing in big]) != expected
 
 
+@pytest.mark.slow
 def test_what_dies_here_is_given_back_there(pool):
     """With the next message; and all of it by `forget`, what lives here too."""
     big = [things.Thing(bytes([n]) * 100) for n in range(4)]

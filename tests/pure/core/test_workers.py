@@ -87,6 +87,7 @@ def test_a_dead_worker_is_one_error():
         assert pool.map(math.factorial, [(3,)]) == [6]
 
 
+@pytest.mark.slow
 def test_no_process_is_left(tmp_path):
     """When the pool is closed, and when the process that owns it is killed."""
     with WorkerPool(2) as pool:

@@ -216,6 +216,7 @@ NAMES = st.one_of(
 
 
 @given(st.lists(NAMES, min_size=6, max_size=6, unique=True))
+@pytest.mark.slow
 def test_names_stay_in_their_boxes(names):
     """Of inputs, parameters, symbols, layers' paths, graphs, outputs: the grammar holds, and the text is the name."""
     named, weight, path, output, symbol, title = names

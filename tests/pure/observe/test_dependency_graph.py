@@ -72,6 +72,7 @@ def programs(draw):
 
 @given(programs())
 @settings(max_examples=150)
+@pytest.mark.slow
 def test_edges_between_all_conflicting_pairs_pass(program):
     """The check finds neither missing nor false edges where a naive scheduler made all of them."""
     assert check_graph(with_naive_edges(program)) == check_graph(graph())
@@ -79,6 +80,7 @@ def test_edges_between_all_conflicting_pairs_pass(program):
 
 @given(programs(), st.data())
 @settings(max_examples=150)
+@pytest.mark.slow
 def test_every_lost_edge_is_named_once(program, data):
     """Of the naive edges one that no path replaces is lost: the check names that pair and no other."""
     whole = with_naive_edges(program)
@@ -92,6 +94,7 @@ def test_every_lost_edge_is_named_once(program, data):
 
 @given(programs())
 @settings(max_examples=150)
+@pytest.mark.slow
 def test_without_edges_all_needed_ones_are_missing(program):
     """Where the runtime made no edge, the check names exactly the pairs that no chain of other pairs implies."""
     whole = with_naive_edges(program)

@@ -159,6 +159,7 @@ def test_shared_bytes_grow_linearly_in_layers_that_differ():
     assert pairs[2] - pairs[1] <= 1.1 * (pairs[1] - pairs[0])
 
 
+@pytest.mark.slow
 def test_all_pairs_of_shared_bytes_are_noticed(monkeypatch):
     """The count of pairs can fail: were all templates to know each other, more layers would have ever more pairs."""
 

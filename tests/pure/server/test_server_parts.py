@@ -103,6 +103,7 @@ def test_the_queue_makes_its_writer_wait():
     ours.close()
 
 
+@pytest.mark.slow
 def test_what_is_long_is_several_frames():
     """Pieces with many figures do not gather in one frame; none is lost, and their order is kept."""
     figures = {token: Logprob(-1.0, token + 1) for token in range(100)}
