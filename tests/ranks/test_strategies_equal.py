@@ -50,7 +50,7 @@ def test_training_equals_one_device(dtype, axes, accumulation):
 
 
 @every_dtype
-@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("tp", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_two_kv_heads(dtype, tp):
     """KV heads are replicated when there are more devices than heads; their gradients still equal one device's."""
     model = config(num_key_value_heads=2, tie_word_embeddings=False)
@@ -128,7 +128,7 @@ def first_of(a, b):
 
 @every_dtype
 @pytest.mark.parametrize("axes", [{}, {"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2}], ids=str)
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_workers_do_not_matter(dtype, axes, workers):
     """One, two or three workers per device: the same bits."""
     assert first_of(states_with_workers(dtype, axes, 1), states_with_workers(dtype, axes, workers)) is None

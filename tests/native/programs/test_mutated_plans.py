@@ -43,6 +43,9 @@ PLANS = {
     "hybrid_homes": ({"dp": 2, "fsdp": 2}, {"accumulation": 2, "leaves": 8}, {}),
 }
 
+SLOW = ("hybrid_homes", "homes")  # the largest
+SOME = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in PLANS]
+
 
 @cache
 def planned(name: str) -> tuple[Plan, tuple, tuple]:
@@ -127,7 +130,7 @@ def kill(name: str, seeds: range) -> Counter:
     return found
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", SOME)
 def test_real_plans_pass(name):
     """Nothing is found in a plan itself, and every order of its tasks leaves the same."""
     assert found_by(name, planned(name)[0].program) == ""
@@ -175,7 +178,7 @@ def test_a_write_that_waits_for_no_reader_is_found():
         validate_order([native.tasks(d, [], "step") for d in range(2)], native.labels())
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", SOME)
 def test_exchanged_bindings_are_found(name):
     """Two tensors of one shape in a call, or two calls: no other check asks which tensor is meant."""
     program, found = planned(name)[0].program, 0

@@ -322,6 +322,7 @@ def test_a_call_that_is_left_out_is_seen(prefix, tmp_path):
 # ---- plans as files, faults, borders ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_saved_plan_runs_to_the_same_bits(tmp_path):
     """The file says where the devices' files begin; a forged one is refused."""
     plan = graph_of().plan({}, offload=OFFLOADS)

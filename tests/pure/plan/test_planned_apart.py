@@ -52,6 +52,7 @@ def test_the_same_plan(pool, axes, accumulation):
 
 
 @pytest.mark.parametrize("recompute", ["full", ["layers.1*", "layers.*/rms_norm"]], ids=str)
+@pytest.mark.slow
 def test_the_same_plan_of_layers_that_run_again(pool, recompute):
     """What is computed again is decided there as here."""
     expected = plan(None, recompute=recompute).digest()
