@@ -212,7 +212,9 @@ def _play(server, count, seed):
 
 
 def _held(server):
-    """Files and threads of both processes, when nothing is asked; pools of threads need not be full yet."""
+    """Files and threads of both processes, when nothing is asked; pools of threads need not be full yet. The process
+    that renders templates is there: it ends with a template that fails, and is made again for the next."""
+    assert server.ask("/v1/chat/completions", {"messages": TALK, "max_tokens": 1})[0] == 200
     server.wait_idle()
     processes = [server.process.pid, server.children()[0]]
     return [(_open_files(one), max(_threads(one), 8)) for one in processes]
