@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import functools
+import glob
 import json
 import re
 import subprocess
@@ -94,9 +95,10 @@ class Served:
         raise AssertionError(found)
 
     def children(self):
-        """Process ids of the engine and of whatever else it has started."""
-        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [int(one) for one in found]
+        """Process ids of the engine, then of whatever else any of its threads has started."""
+        first = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
+        others = [path for path in glob.glob(f"/proc/{self.process.pid}/task/*/children") if path != first]
+        return [int(one) for path in (first, *others) for one in Path(path).read_text().split()]
 
     def close(self):
         with contextlib.suppress(ProcessLookupError):

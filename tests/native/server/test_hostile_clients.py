@@ -212,12 +212,15 @@ def _play(server, count, seed):
 
 
 def _held(server):
-    """Files and threads of both processes, when nothing is asked; pools of threads need not be full yet. The process
-    that renders templates is there: it ends with a template that fails, and is made again for the next."""
-    assert server.ask("/v1/chat/completions", {"messages": TALK, "max_tokens": 1})[0] == 200
+    """Files and threads of both processes, when nothing is asked; pools of threads need not be full yet, nor that of
+    the processes which render templates, each with two pipes."""
     server.wait_idle()
-    processes = [server.process.pid, server.children()[0]]
-    return [(_open_files(one), max(_threads(one), 8)) for one in processes]
+    engine, *renderers = server.children()
+    assert len(renderers) <= 4  # as many as there are threads for prompts
+    files = _open_files(server.process.pid) - 2 * len(renderers), _open_files(engine)
+    return [
+        (count, max(_threads(one), 8)) for count, one in zip(files, (server.process.pid, engine), strict=True)
+    ]
 
 
 def _nothing_is_held(server, before):

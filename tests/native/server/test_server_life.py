@@ -132,7 +132,7 @@ def test_the_engines_death_is_one_error_and_an_exit_code(tmp_path):
             if answer.status == 200:
                 break
             time.sleep(0.02)
-        (engine,) = server.children()
+        engine, *_ = server.children()
         connection.request("POST", COMPLETION, json.dumps(LONG), {"content-type": "application/json"})
         answer = connection.getresponse()
         answer.readline()
@@ -154,7 +154,7 @@ def test_the_engines_death_is_one_error_and_an_exit_code(tmp_path):
 def test_the_http_processs_death_ends_the_engine():
     """Nothing of a server outlives it, also within a text."""
     server = Served(small_model()).wait_ready()
-    (engine,) = server.children()
+    engine, *_ = server.children()
     connection, _ = _begin(server, LONG)
     server.process.kill()
     assert server.process.wait(30) == -signal.SIGKILL and _gone(engine)
