@@ -38,6 +38,7 @@ import numpy as np
 from demo_step import Contestant, measure_peak
 from figures import Figure, show
 from llvmlite import ir as llvm
+from load_weights import SHAPES
 from machine import machine
 from numba import njit, types
 from numba.core import cgutils
@@ -49,16 +50,8 @@ from tilewise.kernels.sampling import draw_tokens
 from tilewise.models import BLOCK_SIZE, llama
 from tilewise.session import GraphInstance
 
-MODELS: dict[str, dict[str, Any]] = {
-    "tinyllama": {
-        "vocab_size": 32000,
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 22,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 2048,
-    },
+MODELS = {
+    "tinyllama": {**SHAPES["tinyllama"], "max_position_embeddings": 2048},
     "100m": {
         "vocab_size": 32000,
         "hidden_size": 640,
@@ -68,15 +61,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 10,
         "max_position_embeddings": 1024,
     },
-    "mistral-7b": {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 4096,
-    },
+    "mistral-7b": {**SHAPES["mistral-7b"], "max_position_embeddings": 4096},
 }
 STREAMS, PROMPT, CONTEXT = (1, 8, 32), 512, 16
 SHARE, TIMES_ONE, PREFILL, LLAMA = (0.85, 0.95), {8: (5.0, 7.0), 32: (10.0, 16.0)}, (1.1, 1.3), (0.97, 1.05)
