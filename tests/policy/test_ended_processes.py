@@ -1,4 +1,5 @@
-"""A test that hangs, and one that crashes, ends its process alone and says where it was (`tests/conftest.py`)."""
+"""A test that hangs, and one that crashes, ends its process alone and says where it was; one that compares large bytes
+does not hang (`tests/conftest.py`)."""
 
 import os
 import subprocess
@@ -17,27 +18,34 @@ def test_after(): pass
 """
 
 
+def run_tests(folder, *options, **environment):
+    command = [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", "-c", os.devnull, folder]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=folder, env=os.environ | environment
+    )
+
+
 @pytest.mark.slow
 def test_what_hangs_or_crashes_says_where(tmp_path):
     """The others pass, and the summary ends with the stacks of both, down to the line."""
     (tmp_path / "conftest.py").write_text(CONFTEST.read_text().replace("_LIMIT_S = 240", "_LIMIT_S = 2"))
     (tmp_path / "test_ends.py").write_text(TESTS)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-n",
-        "2",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        os.devnull,
-        tmp_path,
-    ]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    ended = run_tests(tmp_path, "-n", "2")
     said = ended.stdout[ended.stdout.index("where a process ended") :]
     assert ended.returncode == 1
     assert "2 failed, 2 passed" in said
     assert "Timeout (0:00:02)!" in said and "line 4 in test_hanging" in said
     assert "Segmentation fault" in said and "line 5 in test_crashing" in said
     assert "pluggy" not in said
+
+
+@pytest.mark.parametrize("variable", ["CI", "BUILD_NUMBER"])
+def test_bytes_are_not_compared_as_texts(tmp_path, variable):
+    """Under continuous integration too: pytest's own full diff of two tensors' bytes would take minutes."""
+    (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
+    (tmp_path / "test_bytes.py").write_text(
+        "import numpy as np\ndef test_bytes():\n    draw = np.random.default_rng(0).bytes\n"
+        "    assert draw(256) == draw(256)\n"
+    )
+    ended = run_tests(tmp_path, **{variable: "1"})
+    assert ended.returncode == 1 and "1 failed" in ended.stdout and "Full diff" not in ended.stdout

@@ -140,7 +140,8 @@ def written(strategies, dtype, root):
 def require_same(model, expected, *named):
     found = model.state_dict()
     for name, tensor in expected.items():
-        assert found[name].tobytes() == tensor.tobytes(), (name, *named)
+        is_same = found[name].tobytes() == tensor.tobytes()
+        assert is_same, (name, *named)
 
 
 SOME = ["zero 1", "all"]
