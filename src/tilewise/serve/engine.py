@@ -309,20 +309,54 @@ class Engine:
             TaskFailed, NotFinite: the step of a request failed; the others end with it.
             PlanError: the engine is closed, or another process's.
         """
-        queue: SimpleQueue[Piece | BaseException] = SimpleQueue()
-        self.submit(requests, queue.put)
-        num_left = sum(request.sampling.n for request in requests)
+        return self._told(requests, lambda piece: piece, sum(request.sampling.n for request in requests), _ends)
+
+    def outputs(self, requests: Sequence[Request], collectors: Sequence[Collector]) -> Iterator[RequestOutput]:
+        """Ask, and yield what collectors hand out until all requests have ended. Pieces are put together on the
+        engine's thread: its caller's wakes for outputs alone, so that it takes no time from devices before. Closing or
+        dropping the iterator ends the requests.
+
+        Args:
+            requests: as `requests` made them.
+            collectors: of each.
+
+        Raises:
+            TaskFailed, NotFinite: the step of a request failed; the others end with it.
+            PlanError: the engine is closed, or another process's.
+        """
+
+        def take(piece: Piece) -> RequestOutput | None:
+            return collectors[piece.sequence].add(piece)
+
+        return self._told(requests, take, len(requests), lambda output: output.finished)
+
+    def _told(
+        self,
+        requests: Sequence[Request],
+        take: Callable[[Piece], T | None],
+        num_ends: int,
+        is_end: Callable[[T], bool],
+    ) -> Iterator[T]:
+        """Ask, and yield what is taken of each piece, if anything, until so many ends have come."""
+        queue: SimpleQueue[T | BaseException] = SimpleQueue()
+
+        def tell(event: Piece | BaseException) -> None:
+            taken = event if isinstance(event, BaseException) else take(event)
+            if taken is not None:
+                queue.put(taken)
+
+        self.submit(requests, tell)
         try:
-            while num_left:
+            while num_ends:
                 if os.getpid() != self._process:
                     raise _foreign()
                 event = queue.get()
                 if isinstance(event, BaseException):
                     raise event
-                num_left -= event.finish_reason is not None
+                num_ends -= is_end(event)
                 yield event
         finally:
-            if num_left and os.getpid() == self._process:
+            if num_ends and os.getpid() == self._process:
                 _abort(self._queues, [request.request_id for request in requests])
 
     def _request(
@@ -398,6 +432,11 @@ class Engine:
         for name, ids in named.items():
             for id_ in ids:
                 _border.integer("engine", f"an id of {name}", id_, 0, last)
+
+
+def _ends(piece: Piece) -> bool:
+    """Whether it is its text's last."""
+    return piece.finish_reason is not None
 
 
 def prompt_form(prompt: Prompt) -> tuple[str | Sequence[int], str]:

@@ -116,12 +116,8 @@ class LLM:
             Collector(request, prompt, RequestOutputKind.FINAL_ONLY)
             for request, prompt in zip(requests, given)
         ]
-        outputs: dict[int, RequestOutput] = {}
-        for piece in self.engine.pieces(requests):
-            output = collectors[piece.sequence].add(piece)
-            if output is not None:
-                outputs[piece.sequence] = output
-        return [outputs[index] for index in range(len(requests))]
+        outputs = {output.request_id: output for output in self.engine.outputs(requests, collectors)}
+        return [outputs[request.request_id] for request in requests]
 
     def encode(self, prompts: Prompt | Sequence[Prompt]) -> list[PoolingRequestOutput]:
         """Turn prompts into vectors. A model made with `runner="pooling"` does this: a decoder gives what its head

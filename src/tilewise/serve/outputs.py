@@ -96,7 +96,8 @@ class CompletionOutput:
         if piece.token is not None:
             self.token_ids.append(piece.token)
         if piece.logprobs is not None and piece.token is not None:
-            self.logprobs = [*(self.logprobs or []), piece.logprobs]
+            self.logprobs = [] if self.logprobs is None else self.logprobs
+            self.logprobs.append(piece.logprobs)
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + piece.logprobs[piece.token].logprob
         self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
 
