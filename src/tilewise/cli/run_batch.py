@@ -67,6 +67,7 @@ def run_batch(
     """
     from tilewise.checkpoint import check_replaceable, check_writable, find_model
     from tilewise.core.writing import replace_text, writing
+    from tilewise.graph.parallel import ProgressTracker
     from tilewise.serve import Engine
     from tilewise.server import ServerSettings, answer_lines
     from tilewise.server.requests.model_files import ModelFiles
@@ -93,7 +94,7 @@ def run_batch(
             max_num_seqs=max_num_seqs,
         )
     with engine:
-        answers = list(answer_lines(engine, files, lines))
+        answers = list(answer_lines(engine, files, lines, ProgressTracker()))
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     replace_text(out, "".join(json.dumps(answer) + "\n" for answer in answers))

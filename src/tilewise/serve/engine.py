@@ -309,9 +309,13 @@ class Engine:
             TaskFailed, NotFinite: the step of a request failed; the others end with it.
             PlanError: the engine is closed, or another process's.
         """
-        return self._told(requests, lambda piece: piece, sum(request.sampling.n for request in requests), _ends)
+        return self._told(
+            requests, lambda piece: piece, sum(request.sampling.n for request in requests), _ends
+        )
 
-    def outputs(self, requests: Sequence[Request], collectors: Sequence[Collector]) -> Iterator[RequestOutput]:
+    def outputs(
+        self, requests: Sequence[Request], collectors: Sequence[Collector]
+    ) -> Iterator[RequestOutput]:
         """Ask, and yield what collectors hand out until all requests have ended. Pieces are put together on the
         engine's thread: its caller's wakes for outputs alone, so that it takes no time from devices before. Closing or
         dropping the iterator ends the requests.

@@ -8,8 +8,10 @@ from typing import Any
 
 from tilewise import models
 from tilewise.core import Border
+from tilewise.core.watch import Watch
 from tilewise.encode import Encoder
 from tilewise.generate import ChatTemplate, encode_prompt
+from tilewise.graph.parallel import ProgressTracker
 from tilewise.serve.collector import Collector
 from tilewise.serve.engine import Engine, Prompt, prompt_form
 from tilewise.serve.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput, RequestOutputKind
@@ -92,6 +94,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: Params | None = None,
         *,
+        use_tqdm: bool = True,
         priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
         """Continue prompts.
@@ -99,6 +102,7 @@ class LLM:
         Args:
             prompts: one or several: texts, token ids, or dictionaries with `prompt` or `prompt_token_ids`.
             sampling_params: how, for all prompts or one for each; None: as generation_config.json says.
+            use_tqdm: show how many prompts are done on standard error, where that is a terminal and it takes a while.
             priority: lower goes first; for all prompts or one for each.
 
         Returns:
@@ -116,15 +120,23 @@ class LLM:
             Collector(request, prompt, RequestOutputKind.FINAL_ONLY)
             for request, prompt in zip(requests, given)
         ]
-        outputs = {output.request_id: output for output in self.engine.outputs(requests, collectors)}
+        outputs: dict[str, RequestOutput] = {}
+        with _watch(use_tqdm).phase("prompts", len(requests)) as phase:
+            done = phase.cell()
+            for output in self.engine.outputs(requests, collectors):
+                outputs[output.request_id] = output
+                done.count += 1
         return [outputs[request.request_id] for request in requests]
 
-    def encode(self, prompts: Prompt | Sequence[Prompt]) -> list[PoolingRequestOutput]:
+    def encode(
+        self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True
+    ) -> list[PoolingRequestOutput]:
         """Turn prompts into vectors. A model made with `runner="pooling"` does this: a decoder gives what its head
         would read at the last token, an encoder pools all tokens as its directory says.
 
         Args:
             prompts: one or several: texts, token ids, or dictionaries with `prompt` or `prompt_token_ids`.
+            use_tqdm: show how many prompts are done on standard error, where that is a terminal and it takes a while.
 
         Returns:
             An output per prompt, in their order.
@@ -138,15 +150,18 @@ class LLM:
             return _encode(self._encoder, given)
         requests = self.engine.pooling_requests(given)
         outputs: dict[int, PoolingRequestOutput] = {}
-        for piece in self.engine.pieces(requests):
-            request = requests[piece.sequence]
-            assert piece.vector is not None  # a pooled request has no other piece
-            outputs[piece.sequence] = PoolingRequestOutput(
-                request.request_id,
-                PoolingOutput(piece.vector),
-                list(request.ids),
-                num_cached_tokens=piece.num_cached_tokens,
-            )
+        with _watch(use_tqdm).phase("prompts", len(requests)) as phase:
+            done = phase.cell()
+            for piece in self.engine.pieces(requests):
+                request = requests[piece.sequence]
+                assert piece.vector is not None  # a pooled request has no other piece
+                outputs[piece.sequence] = PoolingRequestOutput(
+                    request.request_id,
+                    PoolingOutput(piece.vector),
+                    list(request.ids),
+                    num_cached_tokens=piece.num_cached_tokens,
+                )
+                done.count += 1
         return [outputs[index] for index in range(len(requests))]
 
     def chat(
@@ -154,6 +169,7 @@ class LLM:
         messages: Messages | Sequence[Messages],
         sampling_params: Params | None = None,
         *,
+        use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -163,6 +179,7 @@ class LLM:
         Args:
             messages: dictionaries with `role` and mostly `content`, oldest first; or a list of such lists.
             sampling_params: how, for all conversations or one for each; None: as generation_config.json says.
+            use_tqdm: show how many prompts are done on standard error, where that is a terminal and it takes a while.
             add_generation_prompt: end with what introduces the model's answer.
             tools: JSON schemas of functions that the model may call.
             chat_template_kwargs: whatever else the template understands.
@@ -181,7 +198,7 @@ class LLM:
             )
             for talk in talks
         ]
-        return self.generate(prompts, sampling_params)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def render(
         self,
@@ -212,6 +229,11 @@ class LLM:
         )
         # a template's text holds the tokens that begin it
         return {"prompt_token_ids": encode_prompt(self.get_tokenizer(), text, add_special_tokens=False)}
+
+
+def _watch(use_tqdm: bool) -> Watch:
+    """What sees how far a call is."""
+    return ProgressTracker() if _border.truth("llm", "use_tqdm", use_tqdm) else Watch()
 
 
 def _encode(encoder: Encoder, prompts: Sequence[Prompt]) -> list[PoolingRequestOutput]:

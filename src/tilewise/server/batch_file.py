@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tilewise.core import Border, ConfigError
+from tilewise.core.watch import Watch
 from tilewise.generate import encode_prompt
 from tilewise.serve import Engine, Piece
 from tilewise.serve.request import Request
@@ -45,13 +46,16 @@ class _Asked:
     num_left: int
 
 
-def answer_lines(engine: Engine, files: ModelFiles, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+def answer_lines(
+    engine: Engine, files: ModelFiles, lines: Iterable[str], watch: Watch | None = None
+) -> Iterator[dict[str, Any]]:
     """Answers in the lines' order, once all are there; all requests are asked at once.
 
     Args:
         engine: answers.
         files: of its model.
         lines: of the file; empty ones are passed over.
+        watch: sees how many are answered.
     """
     prepared = [_prepare(engine, files, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     queue: SimpleQueue[tuple[int, Piece | BaseException]] = SimpleQueue()
@@ -61,19 +65,22 @@ def answer_lines(engine: Engine, files: ModelFiles, lines: Iterable[str]) -> Ite
             engine.submit(each.requests, partial(_put, queue, index))
         else:
             answers[index] = each
-    while len(answers) < len(prepared):
-        index, event = queue.get()
-        asked = prepared[index]
-        assert isinstance(asked, _Asked)
-        if index in answers:  # of a prompt whose neighbour has failed
-            continue
-        if isinstance(event, BaseException):
-            answers[index] = _answer(asked.line, 500, error_body(str(event), 500))
-            continue
-        asked.take(event)
-        asked.num_left -= event.finish_reason is not None
-        if not asked.num_left:
-            answers[index] = _answer(asked.line, 200, asked.whole())
+    with (watch or Watch()).phase("requests", len(prepared)) as phase:
+        answered = phase.cell()
+        while len(answers) < len(prepared):
+            answered.count = len(answers)
+            index, event = queue.get()
+            asked = prepared[index]
+            assert isinstance(asked, _Asked)
+            if index in answers:  # of a prompt whose neighbour has failed
+                continue
+            if isinstance(event, BaseException):
+                answers[index] = _answer(asked.line, 500, error_body(str(event), 500))
+                continue
+            asked.take(event)
+            asked.num_left -= event.finish_reason is not None
+            if not asked.num_left:
+                answers[index] = _answer(asked.line, 200, asked.whole())
     yield from (answers[index] for index in range(len(prepared)))
 
 

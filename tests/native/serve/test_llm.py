@@ -5,12 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-
 from native.serve.serving_models import CHAT_TEMPLATE, MAX_CONTEXT, TEXTS, save_model
 from tilewise import LLM, SamplingParams
 from tilewise.core import ConfigError, TaskFailed
+from tilewise.core.watch import Watch
 from tilewise.generate import encode_prompt
 from tilewise.serve import core as core_module
+from tilewise.serve import llm as llm_module
 
 GREEDY = SamplingParams(max_tokens=20, temperature=0)
 
@@ -24,6 +25,23 @@ def model_dir(tmp_path_factory):
 def llm(model_dir):
     with LLM(model_dir, dtype="f32", max_num_seqs=4) as made:
         yield made
+
+
+def test_a_bar_says_how_many_prompts_are_done(llm, monkeypatch):
+    """Unless it is not wanted; and it is wanted or not."""
+    seen = []
+
+    class Seen(Watch):
+        def _ended(self, phase):
+            seen.append((phase.name, phase.done, phase.total))
+
+    monkeypatch.setattr(llm_module, "ProgressTracker", Seen)
+    llm.generate(TEXTS, GREEDY, use_tqdm=False)
+    assert seen == []
+    llm.generate(TEXTS, GREEDY)
+    assert seen == [("prompts", len(TEXTS), len(TEXTS))]
+    with pytest.raises(ConfigError, match="use_tqdm"):
+        llm.generate(TEXTS, GREEDY, use_tqdm=1)
 
 
 def _first(llm, prompt, params):
