@@ -76,7 +76,7 @@ def write(folder: Path, devices: int) -> dict[str, object]:
 
 def memory_rate() -> float:
     """Bytes per second that all cores read together."""
-    from tilewise.cli.inspect import measure_bandwidth
+    from tilewise.machine import measure_bandwidth
 
     return measure_bandwidth()
 

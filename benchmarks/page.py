@@ -27,7 +27,7 @@ from demo_step import measure_peak
 from figures import FILE, Figure
 from machine import machine
 
-from tilewise.cli.inspect import measure_bandwidth
+from tilewise.machine import measure_bandwidth
 
 HERE = Path(__file__).resolve().parent
 SHARED = ("figures.py", "machine.py", "page.py")

@@ -30,7 +30,8 @@ ALLOWED = {
     "train": f"{STAGES} data generate tilewise",
     "serve": f"{STAGES} data generate encode tilewise",
     "server": "core models checkpoint generate encode serve",  # between HTTP and the engine; knows no graph
-    "cli": f"{STAGES} data generate encode train serve server tilewise",
+    "machine": "core kernels",
+    "cli": f"{STAGES} machine data generate encode train serve server tilewise",
     "tilewise": f"{STAGES} serve cli",  # `python -m tilewise`
 }
 NATIVE_MODULE_USERS = {"kernels", "comm", "runtime"}

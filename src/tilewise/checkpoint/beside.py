@@ -6,9 +6,10 @@ has not finished then was never there.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+
+from tilewise.core.limits import num_cores
 
 __all__ = ["do_beside"]
 
@@ -21,7 +22,7 @@ def do_beside(work: Sequence[Callable[[], object]]) -> None:
         BaseException: what the first piece that failed raised; pieces that were not begun are left undone.
     """
     crew = _Crew(work)
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     threads = [
         threading.Thread(target=crew.work, name=f"checkpoint {i}", daemon=True)
         for i in range(min(cores, len(work)))

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
     from tilewise.checkpoint import StoredWeights
     from tilewise.models import ModelConfig
 
-__all__ = ["describe_model", "measure_bandwidth", "measure_flops"]
+__all__ = ["describe_model"]
 
 _DTYPES = {"bf16": 2, "f32": 4}
-_PROBE_BYTES = 1 << 28  # beyond any cache
-_PROBE_STEPS = 200_000  # some ten milliseconds
-_PROBE_ROUNDS = 3
 
 
 def describe_model(model_dir: Path) -> Iterator[str]:
@@ -32,7 +24,7 @@ def describe_model(model_dir: Path) -> Iterator[str]:
         ConfigError, CheckpointError: it is no model we can run; names file and field.
     """
     from tilewise import models
-    from tilewise.plan import memory_of_machine
+    from tilewise.core.limits import memory_of_machine
 
     config = models.open(model_dir)
     files, has_head = _open_weights(model_dir, config)
@@ -100,6 +92,7 @@ def _cache(config: ModelConfig, weights: Mapping[str, int], memory: int) -> Iter
 def _speed(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
     """Bounds from what this machine's memory and cores really reach, measured now."""
     from tilewise import models
+    from tilewise.machine import PROBE_BYTES, measure_bandwidth, measure_flops
 
     tied = "lm_head.weight" not in shapes and not models.is_encoder(config)
     table = prod(shapes["embed_tokens.weight"])
@@ -109,7 +102,7 @@ def _speed(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Iterat
     try:
         bandwidth = measure_bandwidth()
     except MemoryError:
-        yield f"speed: not measured, since that takes {_size(_PROBE_BYTES)} of memory"
+        yield f"speed: not measured, since that takes {_size(PROBE_BYTES)} of memory"
         return
     yield f"this machine reads {bandwidth / 1e9:.1f} GB/s from memory"
     for name, size in _DTYPES.items():
@@ -118,42 +111,6 @@ def _speed(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Iterat
         if not models.is_encoder(config):
             line += f"; it writes at most {bandwidth / (read * size):,.1f}, since each token reads {_size(read * size)}"
         yield line
-
-
-def _num_cores() -> int:
-    return max(1, len(os.sched_getaffinity(0)))
-
-
-def measure_flops(dtype: str) -> float:
-    """Operations per second of multiply-adds that touch no memory, of one core times their number; the best of some
-    rounds."""
-    from tilewise.kernels.isa import run
-
-    out = np.zeros((1, 1), np.float32)
-    run(f"peak_{dtype}", [out], [1])
-    flops, best = float(out[0, 0]) * _PROBE_STEPS, 0.0
-    for _ in range(_PROBE_ROUNDS):
-        started = time.perf_counter()
-        run(f"peak_{dtype}", [out], [_PROBE_STEPS])
-        best = max(best, flops / (time.perf_counter() - started))
-    return best * _num_cores()
-
-
-def measure_bandwidth() -> float:
-    """Bytes per second that all cores read together; the best of some rounds."""
-    count = _num_cores()
-    array = np.ones(_PROBE_BYTES // 8, np.float64)
-    parts = np.array_split(array, count)
-    best = 0.0
-    for _ in range(_PROBE_ROUNDS):
-        threads = [threading.Thread(target=np.max, args=(part,)) for part in parts]
-        started = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        best = max(best, _PROBE_BYTES / (time.perf_counter() - started))
-    return best
 
 
 def _size(num_bytes: float) -> str:

@@ -1,5 +1,5 @@
 """The command line: `tilewise demo | train | generate | serve | chat | run-batch | encode | evaluate | inspect |
-verify | bench | checkpoint`.
+doctor | verify | bench | checkpoint`.
 
 Owns arguments, help texts, exit codes. Heavy packages are imported inside commands, so that help is quick. A
 user's mistake is one line on standard error and exit code 2 before any work; a failure while working is one
@@ -19,6 +19,7 @@ import typer
 from tilewise.cli.bench import bench
 from tilewise.cli.chat import chat
 from tilewise.cli.checkpoint import checkpoints
+from tilewise.cli.doctor import doctor
 from tilewise.cli.generate import generate
 from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_console
 from tilewise.cli.refuse import before_work
@@ -134,6 +135,7 @@ app.command()(generate)
 app.command()(serve)
 app.command()(chat)
 app.command("run-batch")(run_batch)
+app.command()(doctor)
 
 
 @app.command()

@@ -9,7 +9,6 @@ pipes between a parent and the children that it started itself; none is ever rea
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import sys
 import threading
@@ -21,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from tilewise.core.border import Border
 from tilewise.core.errors import ResourceError
+from tilewise.core.limits import num_cores
 from tilewise.core.worker_link import WorkerLink
 
 __all__ = ["ENOUGH", "Shared", "WorkerPool", "is_portable"]
@@ -72,7 +72,7 @@ class WorkerPool:
     """
 
     def __init__(self, count: int | None = None) -> None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = num_cores()
         given = min(cores, MAX_WORKERS) if count is None else count
         self.count = _border.integer("WorkerPool", "count", given, 1, MAX_WORKERS)
         self._links: list[WorkerLink] = []

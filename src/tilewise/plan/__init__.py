@@ -3,7 +3,6 @@
 from tilewise.plan.held import choose_held
 from tilewise.plan.lower.ahead import LoweredAhead
 from tilewise.plan.make import make_plan
-from tilewise.plan.memory import memory_of_machine
 from tilewise.plan.plan import Plan
 from tilewise.plan.settings import settings_for
 from tilewise.plan.shapes import LocalShapes, check_sizes, symbols_of
@@ -15,7 +14,6 @@ __all__ = [
     "check_sizes",
     "choose_held",
     "make_plan",
-    "memory_of_machine",
     "settings_for",
     "symbols_of",
 ]

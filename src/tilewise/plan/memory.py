@@ -6,12 +6,9 @@ tasks: buffers that share bytes are listed as aliases, and the walker adds the e
 
 from __future__ import annotations
 
-import os
 from bisect import insort
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from tilewise.plan.shapes import round_up
 
@@ -20,7 +17,6 @@ __all__ = [
     "FILE_PAGE",
     "Buffer",
     "gap_for",
-    "memory_of_machine",
     "most_at_one_time",
     "place_buffers",
     "place_in_sequence",
@@ -29,18 +25,8 @@ __all__ = [
 
 ALIGNMENT = 64
 FILE_PAGE = 4096  # what disks move at a time (native/memory/spill_file.h)
-_GROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _FEW = 512  # buffers that every other one may be compared with
 _WASTE = 64  # one part of so many above the lower bound is good enough
-
-
-def memory_of_machine() -> int:
-    """Bytes of physical memory, or what the control group of this process (a container) may have if that is less."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for path in _GROUP_LIMITS:
-        with suppress(OSError, ValueError):  # not there, or the word "max"
-            limits.append(int(Path(path).read_text(encoding="ascii")))
-    return min(limits)
 
 
 @dataclass(slots=True)

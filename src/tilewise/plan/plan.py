@@ -8,13 +8,13 @@ from pathlib import Path
 
 from tilewise.core.border import Border
 from tilewise.core.errors import PlanError, ResourceError
+from tilewise.core.limits import memory_of_machine
 from tilewise.core.reading import Unreadable
 from tilewise.core.writing import replace_file, replace_text
 from tilewise.ir.file import Unwritable
 from tilewise.observe import render_plan
 from tilewise.plan.explain import explain_plan, explain_tensor
 from tilewise.plan.file import decode_plan, digest_of, encode_plan, read_content, require_fit
-from tilewise.plan.memory import memory_of_machine
 from tilewise.plan.picture import draw_plan, read_timeline
 from tilewise.plan.shapes import check_sizes
 from tilewise.plan.tables import PlanTables

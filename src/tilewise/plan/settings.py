@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from math import lcm
 
 from tilewise.core.border import Border
 from tilewise.core.errors import LayoutError, PlanError
+from tilewise.core.limits import num_cores
 from tilewise.core.mesh import Axes, DeviceMesh
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.graph import Graph
@@ -78,7 +78,7 @@ def _rows_per_sequence(graph: Graph, batch: BatchCut) -> NumberLike:
 
 def _workers(mesh: DeviceMesh, given: int | None) -> int:
     if given is None:
-        return min(MAX_WORKERS, max(1, (os.cpu_count() or 1) // mesh.num_devices))
+        return min(MAX_WORKERS, max(1, num_cores() // mesh.num_devices))
     return _border.integer("settings", "workers_per_device", given, 1, MAX_WORKERS)
 
 

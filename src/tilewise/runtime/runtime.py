@@ -24,6 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from tilewise._native.tasks import OpenRuntime, Operand, Param
 from tilewise.core.errors import ConfigError, PeerLost, TaskFailed
+from tilewise.core.limits import num_cores
 from tilewise.observe.stats import RuntimeStats
 from tilewise.runtime import checks
 from tilewise.runtime.buffers import Buffer, Region
@@ -90,7 +91,7 @@ class Runtime:
     ) -> None:
         masks = None if worker_types is None else type_masks(worker_types)
         if num_workers is None:
-            num_workers = max(1, len(os.sched_getaffinity(0)) - 1) if masks is None else len(masks)
+            num_workers = max(1, num_cores() - 1) if masks is None else len(masks)
         self.num_workers = checks.integer("Runtime", "num_workers", num_workers, 0, MAX_WORKERS)
         if masks is not None and len(masks) != num_workers:
             checks.refuse(

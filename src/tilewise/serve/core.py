@@ -6,7 +6,6 @@ took part in it; logits that are no numbers are one of their own request. All ot
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as PySequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core import TilewiseError
+from tilewise.core.limits import num_cores
 from tilewise.generate import Batch, History
 from tilewise.serve.draft_model import DraftModel
 from tilewise.serve.outputs import Piece
@@ -126,7 +126,7 @@ class EngineCore:
         self._tokenizer = tokenizer
         self._speculation = speculation
         self._draft_model = draft_model
-        self._threads = len(os.sched_getaffinity(0))
+        self._threads = num_cores()
         self._texts: dict[Sequence, Text] = {}
         self._sequences: dict[str, list[Sequence]] = {}
         self._untold: list[_Token | Event] = []

@@ -7,7 +7,6 @@ frequencies are chosen in some models) decide what is written.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import tilewise as tw
 from tilewise import models
 from tilewise.checkpoint import load_generation_config, load_tokenizer
 from tilewise.core import MAX_DEVICES, Border, choose_dtype, dtype, shown
+from tilewise.core.limits import num_cores
 from tilewise.models import BLOCK_SIZE
 from tilewise.serve.scheduler import Limits, num_blocks_for
 from tilewise.serve.speculation import SpeculativeConfig
@@ -160,7 +160,7 @@ class ServedModel:
         tp, copies = settings.tensor_parallel_size, settings.data_parallel_size
         workers = settings.workers_per_device
         if workers is None and copies > 1:
-            workers = max(1, len(os.sched_getaffinity(0)) // (tp * copies))
+            workers = max(1, num_cores() // (tp * copies))
         strategy = tw.DistributionStrategy.tensor_parallel(tp) if tp > 1 else tw.DistributionStrategy.single()
         graph.set_distribution(strategy)
         self.instance: GraphInstance = graph.instantiate(graph.plan(workers_per_device=workers))

@@ -187,7 +187,7 @@ class ComputeGraph(GraphBuilder):
             offload: what lies in a file of each device and comes to memory when it is needed: `optimizer`, the states
                 of the optimizer; `parameters`, weights of which layers read one after the other; `activations`, results
                 that wait for the backward pass; or several of them. It trades time for memory and changes no bit.
-            workers_per_device: threads per device; by default cores / devices.
+            workers_per_device: threads per device; by default the cores that this process may use / devices.
             sizes: numbers for symbolic sizes by name, such as `{"seq": 40}`: a plan for these alone, with the memory
                 that they need. No result changes.
             strict: refuse changes of layout between ops that no hint asks for. Outputs are gathered for the host in any

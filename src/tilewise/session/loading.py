@@ -30,6 +30,7 @@ from tilewise.checkpoint import Box, FileTensor, PartedTensor, Tensor
 from tilewise.core import get_logger
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import CheckpointError
+from tilewise.core.limits import memory_of_machine, num_cores
 from tilewise.kernels.loading import (
     Destination,
     Outcome,
@@ -40,7 +41,6 @@ from tilewise.kernels.loading import (
     stored_dtype,
 )
 from tilewise.kernels.packing import PANEL_ROWS
-from tilewise.plan.memory import memory_of_machine
 from tilewise.session.inputs import is_finite
 from tilewise.session.local import Place
 from tilewise.session.tensors import NamedTensors
@@ -310,7 +310,7 @@ def _read_all(pieces: Sequence[_Piece], num_devices: int, on_progress: Progress 
     bytes_read = [0] * num_devices
     total = sum(sum(piece.num_bytes.values()) for piece in pieces)
     behind = _Behind(pieces) if total * _LARGE_SHARE > _free_memory() else None
-    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)), max(1, len(pieces)))
+    threads = min(_MOST_THREADS, num_cores(), max(1, len(pieces)))
     pool = ThreadPoolExecutor(threads, thread_name_prefix="tilewise-load")
     try:
         running: dict[Future[None], _Piece] = {pool.submit(piece.read): piece for piece in pieces}

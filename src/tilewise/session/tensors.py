@@ -6,7 +6,6 @@ Values are checked whole (`session/inputs.py`) before the first of them is writt
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,6 +18,7 @@ from tilewise.core.border import Border
 from tilewise.core.dims import Dim
 from tilewise.core.dtypes import is_float
 from tilewise.core.errors import CheckpointError, PlanError, ShapeError
+from tilewise.core.limits import num_cores
 from tilewise.graph.builder import INV_COUNT, POSITIONS
 from tilewise.ir.graph import TensorSpec
 from tilewise.optim.optimizer import Optimizer, master_name, state_name
@@ -129,7 +129,7 @@ class NamedTensors:
             return TensorPart(Box(home.begin, home.sizes), part, home.device)
 
         parameters, parts = {*names}, dict[str, list[TensorPart]]()
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="copying a state") as pool:
+        with ThreadPoolExecutor(num_cores(), thread_name_prefix="copying a state") as pool:
             for (name, _), part in zip(homes, pool.map(copy, homes)):
                 parts.setdefault(name, []).append(part)
         shapes = {name: self.plan.graph.spec(tensor).shape for name, tensor in kept.items()}

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+
 from native.serve.serving_models import CHAT_TEMPLATE, MAX_CONTEXT, TEXTS, save_model
 from tilewise import LLM, SamplingParams
 from tilewise.core import ConfigError, TaskFailed

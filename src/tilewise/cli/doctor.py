@@ -1,0 +1,66 @@
+"""`tilewise doctor`: what of this machine slows programs down, what to change, and how fast it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from tilewise.cli.options import make_console
+
+__all__ = ["doctor"]
+
+
+def doctor(
+    is_measured: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="Measure cores and memory: a second, and 256 MiB.")
+    ] = True,
+    is_json: Annotated[bool, typer.Option("--json", help="One object of JSON instead of lines.")] = False,
+) -> None:
+    """Say what of this machine slows programs down, and what to change.
+
+    Looks at processor, cores and what a container may use of them, frequency, memory and its nodes, huge pages, open
+    files, clock, load and compiler; measures what cores and memory really reach. Changes nothing. Lines begin with
+    `ok`, `note` (to be known) or `warning` (it costs speed, or work will fail).
+
+    Example: `tilewise doctor` and `tilewise doctor --json | jq '.findings[] | select(.state == "warning")'`
+    """
+    from tilewise.machine import check_machine
+
+    findings = check_machine()
+    speeds = _speeds() if is_measured else {}
+    if is_json:
+        print(json.dumps({"findings": [asdict(finding) for finding in findings], "speeds": speeds}, indent=1))
+        return
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        print(f"{finding.state:8}{finding.name:{width}}  {finding.found}")
+        if finding.advice:
+            print(f"{'':8}{'':{width}}  -> {finding.advice}")
+    for name, unit, scale in _SPEEDS:
+        if name in speeds:
+            print(f"{'speed':8}{name:{width}}  {speeds[name] / scale:,.1f} {unit}")
+
+
+_SPEEDS: Sequence[tuple[str, str, float]] = (
+    ("f32", "GFLOP/s, all cores", 1e9),
+    ("bf16", "GFLOP/s, all cores", 1e9),
+    ("memory", "GB/s read", 1e9),
+)
+
+
+def _speeds() -> dict[str, float]:
+    """Operations and bytes a second."""
+    from tilewise.machine import measure_bandwidth, measure_flops
+
+    speeds = {name: measure_flops(name) for name in ("f32", "bf16")}
+    try:
+        speeds["memory"] = measure_bandwidth()
+    except MemoryError:
+        make_console(stderr=True).print(
+            "memory: not measured, since there is no room for it", highlight=False
+        )
+    return speeds

@@ -1,0 +1,75 @@
+"""What this process may use of its machine: cores and memory, as affinity and control groups (containers) say.
+
+A process sees all cores of its host also where its container may use two of them at a time: threads beyond that are
+stopped in the middle of their work. So threads are counted here, and nowhere by the system's own count of cores.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["core_quota", "memory_of_machine", "num_cores"]
+
+_ROOT = Path("/")
+_MEMORY = ("memory.max", "memory/memory.limit_in_bytes")
+_UNSAID = (OSError, ValueError, ZeroDivisionError)  # not there, the word "max", or nonsense
+_LEAST_QUOTA = 0.01  # of a core, where a file says less
+
+
+def num_cores(root: Path = _ROOT) -> int:
+    """Threads that can compute at a time: cores that the process may run on, or fewer where its group may use fewer.
+
+    Args:
+        root: where the system's files are.
+    """
+    return max(1, math.ceil(min(len(os.sched_getaffinity(0)), core_quota(root))))
+
+
+def core_quota(root: Path = _ROOT) -> float:
+    """Cores' time that the process's group may use, infinity where nothing says.
+
+    Args:
+        root: where the system's files are.
+    """
+    least = math.inf
+    for folder in _groups(root):
+        with suppress(*_UNSAID):
+            quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+            least = min(least, int(quota) / int(period))
+        with suppress(*_UNSAID):
+            own, per = (
+                int((folder / f"cpu/cpu.cfs_{what}_us").read_text(encoding="ascii"))
+                for what in ("quota", "period")
+            )
+            least = min(least, own / per if own > 0 else math.inf)  # -1: no limit
+    return max(least, _LEAST_QUOTA)
+
+
+def memory_of_machine(root: Path = _ROOT) -> int:
+    """Bytes of physical memory, or what the process's group may have if that is less.
+
+    Args:
+        root: where the system's files are.
+    """
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for folder in _groups(root):
+        for name in _MEMORY:
+            with suppress(*_UNSAID):
+                limits.append(int((folder / name).read_text(encoding="ascii")))
+    return min(limits)
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """The folder of the process's control group and of each group around it, as far as they can be seen."""
+    top = root / "sys/fs/cgroup"
+    yield top
+    with suppress(*_UNSAID):
+        for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            number, _, path = line.split(":", 2)
+            if number == "0":  # version 2; of version 1 a container sees its own at the top
+                own = Path(path.lstrip("/"))
+                yield from (top / folder for folder in (own, *own.parents) if folder != Path("."))

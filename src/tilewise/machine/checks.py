@@ -1,0 +1,215 @@
+"""What a machine offers a program, and what of that can be changed for the better: one function per question.
+
+Each reads the system's own files and says what it found; none changes anything. What a file does not say (another
+system, a container that hides it) is no finding.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import resource
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tilewise.core.limits import core_quota, memory_of_machine, num_cores
+from tilewise.kernels.isa import isa_in_use, isa_levels
+
+__all__ = ["Finding", "check_machine"]
+
+_CPUS = "sys/devices/system/cpu"
+_GIB = 1 << 30
+_FEW_FILES = 1024
+_OWN_CLOCKS = ("tsc", "arch_sys_counter")  # read without a system call
+_DRIVERS_THAT_SCALE = (
+    "intel_pstate",
+    "amd-pstate",
+    "amd-pstate-epp",
+)  # whose powersave still runs at full speed
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing about the machine.
+
+    Attributes:
+        name: what it is about.
+        state: `ok`; `note`: to be known; `warning`: it costs speed, or work will fail.
+        found: how it is.
+        advice: what to change; empty where nothing is to be.
+    """
+
+    name: str
+    state: Literal["ok", "note", "warning"]
+    found: str
+    advice: str = ""
+
+
+def check_machine(root: str | Path = "/") -> list[Finding]:
+    """All that is found about this machine, in a fixed order.
+
+    Args:
+        root: where the system's files (`proc`, `sys`) are.
+    """
+    base = Path(root)
+    questions = (
+        _processor,
+        _cores,
+        _siblings,
+        _frequency,
+        _nodes,
+        _memory,
+        _pages,
+        _files,
+        _clock,
+        _load,
+        _tools,
+    )
+    return [finding for question in questions for finding in question(base)]
+
+
+def _processor(root: Path) -> Iterator[Finding]:
+    lines = (_read(root / "proc/cpuinfo") or "").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = names[0] if names else platform.machine()
+    level, best = isa_in_use(), isa_levels()[-1]
+    found = f"{name}, kernels for {level}"
+    if level != best:
+        yield Finding("processor", "note", f"{found} of {best}", "unset TILEWISE_ISA, which asks for that")
+    elif level == "baseline":
+        advice = "kernels are several times slower without AVX2; use another processor, or virtual one, that has it"
+        yield Finding("processor", "warning", found, advice)
+    else:
+        yield Finding("processor", "ok", found)
+
+
+def _cores(root: Path) -> Iterator[Finding]:
+    seen, allowed, quota = os.cpu_count() or 1, len(os.sched_getaffinity(0)), core_quota(root)
+    found = f"{allowed} of {seen} that the system has" if allowed < seen else f"{allowed}"
+    if quota >= allowed:
+        yield Finding("cores", "ok", found)
+        return
+    found += f", with the time of {quota:g} of them"
+    advice = f"{num_cores(root)} threads are used by default"
+    if quota != math.ceil(quota):
+        advice += "; a whole number of cores wastes none: the last thread is stopped for part of its time"
+    yield Finding("cores", "note", found, advice)
+
+
+def _siblings(root: Path) -> Iterator[Finding]:
+    cpus = sorted(os.sched_getaffinity(0))
+    shared = {_read(root / _CPUS / f"cpu{cpu}/topology/thread_siblings_list") for cpu in cpus}
+    if None not in shared and len(shared) < len(cpus):
+        found = f"{len(cpus)} threads on {len(shared)} cores"
+        advice = (
+            f"two threads of a core share its units: compare {len(shared)} workers in all with {len(cpus)}"
+        )
+        yield Finding("simultaneous threads", "note", found, advice)
+
+
+def _frequency(root: Path) -> Iterator[Finding]:
+    folder = root / _CPUS / "cpu0/cpufreq"
+    governor, driver = _read(folder / "scaling_governor"), _read(folder / "scaling_driver")
+    if governor is None:
+        return
+    found = f"governor {governor}" + (f" of {driver}" if driver else "")
+    if governor == "powersave" and driver not in _DRIVERS_THAT_SCALE:
+        advice = "cores run at their lowest speed; as root: cpupower frequency-set -g performance"
+        yield Finding("frequency", "warning", found, advice)
+    else:
+        yield Finding("frequency", "ok", found)
+
+
+def _nodes(root: Path) -> Iterator[Finding]:
+    nodes = [
+        folder for folder in (root / "sys/devices/system/node").glob("node[0-9]*") if _has_memory(folder)
+    ]
+    if len(nodes) > 1:
+        advice = "memory of another node is slower; to stay on one: numactl --cpunodebind=0 --membind=0 tilewise ..."
+        yield Finding("memory nodes", "note", f"{len(nodes)}", advice)
+
+
+def _has_memory(node: Path) -> bool:
+    for line in (_read(node / "meminfo") or "").splitlines():
+        if "MemTotal:" in line:
+            return line.split()[-2] != "0"
+    return False
+
+
+def _memory(root: Path) -> Iterator[Finding]:
+    fields = dict(
+        line.split(":", 1) for line in (_read(root / "proc/meminfo") or "").splitlines() if ":" in line
+    )
+    limit = memory_of_machine(root)
+    found = f"{limit / _GIB:.1f} GiB"
+    if "MemAvailable" in fields:
+        free = int(fields["MemAvailable"].split()[0]) << 10
+        found += f", {min(limit, free) / _GIB:.1f} GiB of them free"
+    yield Finding("memory", "ok", found)
+    if _read(root / "proc/sys/vm/overcommit_memory") == "2":
+        advice = "memory is reserved before it is used; as root: sysctl vm.overcommit_memory=0"
+        yield Finding("overcommit", "warning", "the system counts memory as used when it is reserved", advice)
+
+
+def _pages(root: Path) -> Iterator[Finding]:
+    enabled = _read(root / "sys/kernel/mm/transparent_hugepage/enabled")
+    if enabled is None or "[" not in enabled:
+        return
+    chosen = enabled.partition("[")[2].partition("]")[0]
+    if chosen == "never":
+        advice = (
+            "weights are read through many more pages; as root: "
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
+        )
+        yield Finding("huge pages", "warning", chosen, advice)
+    else:
+        yield Finding("huge pages", "ok", chosen)
+
+
+def _files(_: Path) -> Iterator[Finding]:
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _FEW_FILES:
+        advice = "a server has one for every connection; ulimit -n 65536"
+        yield Finding("open files", "warning", f"{soft} at most", advice)
+    else:
+        yield Finding(
+            "open files", "ok", "any number" if soft == resource.RLIM_INFINITY else f"{soft} at most"
+        )
+
+
+def _clock(root: Path) -> Iterator[Finding]:
+    source = _read(root / "sys/devices/system/clocksource/clocksource0/current_clocksource")
+    if source is not None and source not in _OWN_CLOCKS:
+        advice = "asking for the time is a system call: timelines of runs take longer"
+        yield Finding("clock", "note", source, advice)
+
+
+def _load(root: Path) -> Iterator[Finding]:
+    text = _read(root / "proc/loadavg")
+    if text is None:
+        return
+    load, cores = float(text.split()[0]), num_cores(root)
+    if load > cores / 2:
+        advice = "other programs use the cores: what is measured now says little"
+        yield Finding("load", "note", f"{load:g} programs want {cores} cores", advice)
+
+
+def _tools(_: Path) -> Iterator[Finding]:
+    missing = [name for name in ("c++", "cmake") if shutil.which(name) is None]
+    if missing:
+        advice = "only building Tilewise from source needs them, or an op in C++"
+        yield Finding("compiler", "note", f"no {' and no '.join(missing)}", advice)
+    else:
+        yield Finding("compiler", "ok", str(shutil.which("c++")))
+
+
+def _read(path: Path) -> str | None:
+    """A small file of the system without its last newline, None where there is none."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None

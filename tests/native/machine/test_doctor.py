@@ -1,0 +1,153 @@
+"""`tilewise doctor`: what is said of machines that have something to be changed, and of this one."""
+
+import json
+import resource
+
+import pytest
+
+from tilewise.cli.main import main
+from tilewise.machine import checks
+from tilewise.machine.checks import check_machine
+
+CPUS = "sys/devices/system/cpu"
+QUIET = {
+    "proc/cpuinfo": "processor : 0\nmodel name : Test 1\nprocessor : 1\nmodel name : Test 1\n",
+    "proc/meminfo": "MemTotal: 8388608 kB\nMemAvailable: 1048576 kB\n",
+    "proc/loadavg": "0.10 0.20 0.30 1/100 4242\n",
+    "proc/sys/vm/overcommit_memory": "0\n",
+    "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
+    "sys/devices/system/clocksource/clocksource0/current_clocksource": "tsc\n",
+    "sys/devices/system/node/node0/meminfo": "Node 0 MemTotal: 8388608 kB\n",
+    f"{CPUS}/cpu0/topology/thread_siblings_list": "0\n",
+    f"{CPUS}/cpu1/topology/thread_siblings_list": "1\n",
+    f"{CPUS}/cpu0/cpufreq/scaling_governor": "performance\n",
+}
+CASES = {  # files that are otherwise, and what is found then: name, state, a part of what is said
+    "quota": ({"sys/fs/cgroup/cpu.max": "150000 100000\n"}, "cores", "note", "1.5 of them"),
+    "siblings": (
+        {f"{CPUS}/cpu{cpu}/topology/thread_siblings_list": "0-1\n" for cpu in (0, 1)},
+        "simultaneous threads",
+        "note",
+        "2 threads on 1 cores",
+    ),
+    "governor": (
+        {f"{CPUS}/cpu0/cpufreq/scaling_governor": "powersave\n"},
+        "frequency",
+        "warning",
+        "cpupower",
+    ),
+    "its driver": (
+        {
+            f"{CPUS}/cpu0/cpufreq/scaling_governor": "powersave\n",
+            f"{CPUS}/cpu0/cpufreq/scaling_driver": "intel_pstate\n",
+        },
+        "frequency",
+        "ok",
+        "powersave of intel_pstate",
+    ),
+    "nodes": (
+        {"sys/devices/system/node/node1/meminfo": "Node 1 MemTotal: 8388608 kB\n"},
+        "memory nodes",
+        "note",
+        "numactl",
+    ),
+    "a node without memory": (
+        {"sys/devices/system/node/node1/meminfo": "Node 1 MemTotal: 0 kB\n"},
+        "memory nodes",
+        None,
+        "",
+    ),
+    "overcommit": ({"proc/sys/vm/overcommit_memory": "2\n"}, "overcommit", "warning", "sysctl"),
+    "pages": (
+        {"sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]\n"},
+        "huge pages",
+        "warning",
+        "echo madvise",
+    ),
+    "clock": (
+        {"sys/devices/system/clocksource/clocksource0/current_clocksource": "hpet\n"},
+        "clock",
+        "note",
+        "hpet",
+    ),
+    "load": ({"proc/loadavg": "7.50 1 1 9/100 4242\n"}, "load", "note", "7.5 programs"),
+}
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Of two cores and 8 GiB; returns what is found with some files changed, by name."""
+    monkeypatch.setattr(checks.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (4096, 4096))
+    monkeypatch.setattr(checks.shutil, "which", lambda name: f"/bin/{name}")
+
+    def found(files):
+        for name, text in (QUIET | files).items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return {finding.name: finding for finding in check_machine(tmp_path)}
+
+    return found
+
+
+def test_a_machine_with_nothing_to_change(machine):
+    """Everything is `ok`, and what cannot be asked about is left out."""
+    found = machine({})
+    assert {finding.state for finding in found.values()} == {"ok"}
+    assert not any(finding.advice for finding in found.values())
+    assert "Test 1" in found["processor"].found
+    assert found["memory"].found.endswith("1.0 GiB of them free")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_to_be_changed_is_found(machine, case):
+    """Each alone; all else stays as it was."""
+    quiet = machine({})
+    files, name, state, said = CASES[case]
+    found = machine(files)
+    assert {key: finding for key, finding in found.items() if key != name} == {
+        key: finding for key, finding in quiet.items() if key != name
+    }
+    if state is None:
+        assert name not in found
+        return
+    finding = found[name]
+    assert finding.state == state and said in f"{finding.found} {finding.advice}"
+    assert (finding.advice != "") == (state != "ok")
+
+
+def test_few_files_no_compiler_and_another_level(machine, monkeypatch):
+    """What the system's files do not say: limits of the process, programs, environment."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
+    monkeypatch.setattr(checks.shutil, "which", lambda _: None)
+    monkeypatch.setattr(checks, "isa_levels", lambda: ["baseline", "avx2", "other"])
+    found = machine({})
+    assert found["open files"].state == "warning" and "ulimit" in found["open files"].advice
+    assert found["compiler"].found == "no c++ and no cmake"
+    assert found["processor"].state == "note" and "TILEWISE_ISA" in found["processor"].advice
+    for levels in (["baseline"],):
+        monkeypatch.setattr(checks, "isa_levels", lambda levels=levels: levels)
+        monkeypatch.setattr(checks, "isa_in_use", lambda: "baseline")
+        assert machine({})["processor"].state == "warning"
+
+
+def test_nothing_can_be_read(tmp_path):
+    """A container may hide it all: only what the process itself knows is said."""
+    assert {"processor", "cores", "memory", "open files", "compiler"} >= {
+        finding.name for finding in check_machine(tmp_path)
+    }
+
+
+def test_the_command(capsys):
+    """Lines for people with measured speeds, JSON for programs; exit code 0 with warnings too."""
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    assert ended.value.code == 0
+    assert {line.split()[0] for line in lines} <= {"ok", "note", "warning", "speed", "->"}
+    assert any(line.startswith("speed") and "GB/s" in line for line in lines)
+    with pytest.raises(SystemExit):
+        main(["doctor", "--json", "--no-measure"])
+    given = json.loads(capsys.readouterr().out)
+    assert given["speeds"] == {} and {"name", "state", "found", "advice"} == given["findings"][0].keys()

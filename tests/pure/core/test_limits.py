@@ -1,0 +1,79 @@
+"""Cores and memory that a process may use, in control groups of both versions."""
+
+import math
+import os
+
+import pytest
+
+from tilewise.core.limits import core_quota, memory_of_machine, num_cores
+
+ALL = len(os.sched_getaffinity(0))
+
+
+def write(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+GROUP = "sys/fs/cgroup"
+CASES = {
+    "nothing": ({}, math.inf),
+    "no limit": ({f"{GROUP}/cpu.max": "max 100000\n"}, math.inf),
+    "one core": ({f"{GROUP}/cpu.max": "100000 100000\n"}, 1.0),
+    "half a core": ({f"{GROUP}/cpu.max": "50000 100000\n"}, 0.5),
+    "a group around": (
+        {
+            "proc/self/cgroup": "0::/outer/inner\n",
+            f"{GROUP}/outer/cpu.max": "150000 100000\n",
+            f"{GROUP}/outer/inner/cpu.max": "max 100000\n",
+        },
+        1.5,
+    ),
+    "the tightest": (
+        {
+            "proc/self/cgroup": "0::/outer/inner\n",
+            f"{GROUP}/outer/cpu.max": "150000 100000\n",
+            f"{GROUP}/outer/inner/cpu.max": "20000 20000\n",
+        },
+        1.0,
+    ),
+    "version 1": (
+        {f"{GROUP}/cpu/cpu.cfs_quota_us": "100000\n", f"{GROUP}/cpu/cpu.cfs_period_us": "100000\n"},
+        1.0,
+    ),
+    "version 1, no limit": (
+        {f"{GROUP}/cpu/cpu.cfs_quota_us": "-1\n", f"{GROUP}/cpu/cpu.cfs_period_us": "100000\n"},
+        math.inf,
+    ),
+    "nonsense": ({f"{GROUP}/cpu.max": "a b c\n", "proc/self/cgroup": "what\n"}, math.inf),
+    "zero": ({f"{GROUP}/cpu.max": "0 100000\n"}, 0.01),
+    "no period": ({f"{GROUP}/cpu.max": "100000 0\n"}, math.inf),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_cores_are_those_whose_time_a_group_may_use(tmp_path, case):
+    """Never more than the process may run on, never none; parts of a core count as one."""
+    files, quota = CASES[case]
+    write(tmp_path, files)
+    assert core_quota(tmp_path) == quota
+    assert num_cores(tmp_path) == (ALL if quota == math.inf else min(ALL, max(1, math.ceil(quota))))
+
+
+def test_memory_is_what_a_group_may_use(tmp_path):
+    """The least of machine and groups; words and nonsense are no limit."""
+    machine = memory_of_machine(tmp_path)
+    assert machine == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    write(tmp_path, {f"{GROUP}/memory.max": "max\n", "proc/self/cgroup": "0::/one/two\n"})
+    assert memory_of_machine(tmp_path) == machine
+    write(tmp_path, {f"{GROUP}/one/memory.max": f"{1 << 30}\n", f"{GROUP}/one/two/memory.max": "many\n"})
+    assert memory_of_machine(tmp_path) == 1 << 30
+    write(tmp_path, {f"{GROUP}/memory/memory.limit_in_bytes": f"{1 << 29}\n"})
+    assert memory_of_machine(tmp_path) == 1 << 29
+
+
+def test_here():
+    """This process's own files say something that can be."""
+    assert 1 <= num_cores() <= ALL and memory_of_machine() > 1 << 26
