@@ -73,25 +73,25 @@ TILEWISE_INLINE void hold(Vector& x) {
 }
 
 struct DotF32 {
-  TILEWISE_INLINE void step(NativeF (&acc)[2], uint32_t a, const NativeF (&b)[2]) {
+  template <int N>
+  TILEWISE_INLINE void step(NativeF (&acc)[N], uint32_t a, const NativeF (&b)[N]) {
     const NativeF x = native_set(bits_of<float>(a));
-    acc[0] = fused(x, b[0], acc[0]);
-    acc[1] = fused(x, b[1], acc[1]);
+    for (int j = 0; j < N; ++j) acc[j] = fused(x, b[j], acc[j]);
   }
 };
 
 /// Two bf16 products per lane and step: the odd element first, then the even one, as the hardware does.
 struct DotBf16 {
-  TILEWISE_INLINE void step(NativeF (&acc)[2], uint32_t a, const NativeF (&b)[2]) {
+  template <int N>
+  TILEWISE_INLINE void step(NativeF (&acc)[N], uint32_t a, const NativeF (&b)[N]) {
 #if defined(__AVX512BF16__)
     __m512i x = _mm512_set1_epi32(static_cast<int>(a));
     hold(x);
-    acc[0] = _mm512_dpbf16_ps(acc[0], (__m512bh)x, (__m512bh)b[0]);
-    acc[1] = _mm512_dpbf16_ps(acc[1], (__m512bh)x, (__m512bh)b[1]);
+    for (int j = 0; j < N; ++j) acc[j] = _mm512_dpbf16_ps(acc[j], (__m512bh)x, (__m512bh)b[j]);
 #else
     const NativeF odd = native_set(bits_of<float>(a & 0xffff0000u));
     const NativeF even = native_set(bits_of<float>(a << 16));
-    for (int j = 0; j < 2; ++j) {
+    for (int j = 0; j < N; ++j) {
       acc[j] = fused(odd, (NativeF)((NativeI)b[j] & static_cast<int32_t>(0xffff0000u)), acc[j]);
       acc[j] = fused(even, (NativeF)((NativeI)b[j] << 16), acc[j]);
     }

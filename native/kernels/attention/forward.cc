@@ -3,7 +3,7 @@
 // A query row walks the granules from position 0 upwards; which other rows share its block changes no bit of it.
 // Masked scores are -inf, and +0 is added to the output before each granule and at the end, so masked lanes leave no
 // trace, whether they are computed or skipped: those behind a row, before its window, or behind its sequence's length.
-#include "kernels/attention/granules.h"
+#include "kernels/attention/few_rows.h"
 #include "kernels/math.h"
 #include "kernels/registry.h"
 
@@ -56,11 +56,12 @@ class Forward {
 
   Forward(const Heads& heads, const Scratch& scratch) : h_(heads), shape_(heads.dim) {
     Carver carver(scratch);
-    const int64_t run = larger(kMaxRun, h_.heads / h_.kv_heads), blocks = divide_up(run, kMaxRows);
+    const int64_t run = larger(kMaxRun, h_.heads / h_.kv_heads);
+    num_blocks_ = divide_up(run, kMaxRows);
     block_floats_ = kMaxRows * shape_.dim_pad;
-    sums_ = carver.take<float>(blocks * block_floats_);
-    top_ = carver.take<float>(blocks * kLanes);
-    total_ = carver.take<float>(blocks * kLanes);
+    sums_ = carver.take<float>(num_blocks_ * block_floats_);
+    top_ = carver.take<float>(num_blocks_ * kLanes);
+    total_ = carver.take<float>(num_blocks_ * kLanes);
     q_ = carver.take<uint32_t>(kMaxRows * kRowStride * shape_.dim_blocks);
     k_words_ = 2 * kPanel * shape_.dim_steps;
     v_words_ = shape_.dim_panels * kPanel * shape_.granule_steps;
@@ -70,7 +71,15 @@ class Forward {
     scores_ = carver.take<float>(2 * kMaxRows * kPanel);
   }
 
-  void run(const TileView& out, const TileView& lse, const TileView& q, const KvRows<T>& kv, const QueryRun& run) {
+  /// `following`: what is read after this.
+  void run(const TileView& out, const TileView& lse, const TileView& q, const KvRows<T>& kv, const QueryRun& run,
+           Ahead following = {}) {
+    if (run.count * h_.heads <= kFewQueries * h_.kv_heads && h_.dim % kPanel == 0 && h_.kv_heads <= num_blocks_) {
+      run_few({out, lse, q, run, 0, 0, run.count}, kv, following);
+      return;
+    }
+    following.at_a_time = following.lines;
+    following.ask();
     const int64_t step = larger(int64_t{1}, kMaxRun / (h_.heads / h_.kv_heads));
     for (int64_t first = 0; first < run.count; first += step)
       for (int64_t head = 0; head < h_.kv_heads; ++head)
@@ -97,11 +106,7 @@ class Forward {
         lowest = smaller(lowest, first_position(pass.run.last_position(pass.first + i, h_.causal)));
       lowest -= lowest % kGranule;
     }
-    for (int64_t b = 0; b < blocks; ++b) {
-      store(top_ + b * kLanes, set(-kInfinity));
-      store(total_ + b * kLanes, set(0.0f));
-      for (int64_t c = 0; c < block_floats_; c += kLanes) store(sums_ + b * block_floats_ + c, set(0.0f));
-    }
+    clear_blocks(blocks);
     for (int64_t span = lowest - lowest % kSpan; span <= last; span += kSpan) {
       const int64_t end = smaller(span + kSpan, last + 1);
       for (int64_t granule = larger(span, lowest); granule < end; granule += kGranule) {
@@ -116,6 +121,62 @@ class Forward {
       for (int64_t b = 0; b < blocks; ++b) run_block(pass, b, start(b), start(b + 1) - start(b), span, end);
     }
     for (int64_t b = 0; b < blocks; ++b) write(pass, b, start(b), start(b + 1) - start(b));
+  }
+
+  /// Few rows, all heads of a granule before the next one: memory is read in runs, and what comes next is asked for
+  /// meanwhile. The state of a head is that of the block with its number.
+  void run_few(Pass pass, const KvRows<T>& kv, const Ahead& following) {
+#if defined(__AVX512BW__)
+    const int64_t group = h_.heads / h_.kv_heads, rows = group * pass.count, width = sizeof(T);
+    int64_t last = 0;
+    for (int64_t r = 0; r < rows; ++r) {
+      last_[r] = pass.run.last_position(r / group, h_.causal);
+      last = larger(last, last_[r]);
+    }
+    const int64_t lowest = h_.window > 0 ? find_windows(rows) : 0;
+    clear_blocks(h_.kv_heads);
+    for (int64_t granule = lowest; granule <= last; granule += kGranule) {
+      const int64_t row = kv.row(granule), count = smaller(kGranule, last + 1 - granule);
+      Ahead ahead = following;
+      if (const int64_t next = granule + kGranule; next <= last) {
+        const int64_t bytes = smaller(kGranule, last + 1 - next) * kv.k_stride * width;
+        ahead = {reinterpret_cast<const char*>(kv.k + kv.row(next) * kv.k_stride),
+                 reinterpret_cast<const char*>(kv.v + kv.row(next) * kv.v_stride), divide_up(bytes, 64)};
+      }
+      const int64_t squares = divide_up(count, 16) * divide_up(shape_.dim_steps, 16);
+      ahead.at_a_time = divide_up(ahead.lines, h_.kv_heads * squares);
+      for (pass.kv_head = 0; pass.kv_head < h_.kv_heads; ++pass.kv_head) {
+        pack_queries(pass, 0, rows);
+        const int64_t column = pass.kv_head * h_.dim;
+        const T *k = kv.k + row * kv.k_stride + column, *v = kv.v + row * kv.v_stride + column;
+        Few<D>::kScore[rows - 1](q_, k, kv.k_stride, count, shape_.dim_steps, scores_, ahead);
+        soften_granule(pass.kv_head, rows, granule, count);
+        Few<D>::kAdd[rows - 1](p_, v, kv.v_stride, count, count, shape_.dim_panels, correction_,
+                               sums_ + pass.kv_head * block_floats_, ahead);
+      }
+    }
+    for (pass.kv_head = 0; pass.kv_head < h_.kv_heads; ++pass.kv_head) write(pass, pass.kv_head, 0, rows);
+#else
+    (void)pass, (void)kv, (void)following;
+#endif
+  }
+
+  void clear_blocks(int64_t count) {
+    for (int64_t b = 0; b < count; ++b) {
+      store(top_ + b * kLanes, set(-kInfinity));
+      store(total_ + b * kLanes, set(0.0f));
+      for (int64_t c = 0; c < block_floats_; c += kLanes) store(sums_ + b * block_floats_ + c, set(0.0f));
+    }
+  }
+
+  /// Rows [first, first + rows) of a pass, packed.
+  void pack_queries(const Pass& pass, int64_t first, int64_t rows) {
+    const int64_t group = h_.heads / h_.kv_heads;
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t query = pass.first + (first + r) / group, head = pass.kv_head * group + (first + r) % group;
+      shape_.pack_row_blocks(q_ + r * kRowStride, row_of<const T>(pass.q, pass.run.first_row + query) + head * h_.dim,
+                             h_.dim);
+    }
   }
 
   /// The first position that a row sees whose last is `last`.
@@ -168,11 +229,7 @@ class Forward {
     }
     const int64_t lowest = h_.window > 0 ? find_windows(rows) : 0;
     if (furthest < span || lowest >= end) return;
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t query = pass.first + (first + r) / group, head = pass.kv_head * group + (first + r) % group;
-      shape_.pack_row_blocks(q_ + r * kRowStride, row_of<const T>(pass.q, pass.run.first_row + query) + head * h_.dim,
-                             h_.dim);
-    }
+    pack_queries(pass, first, rows);
     for (int64_t granule = larger(span, lowest); granule < smaller(end, furthest + 1); granule += kGranule)
       run_granule(block, rows, granule, smaller(kGranule, furthest + 1 - granule));
   }
@@ -181,14 +238,9 @@ class Forward {
   void run_granule(int64_t block, int64_t rows, int64_t granule, int64_t visible) {
     const int64_t slot = granule % kSpan / kGranule;
     const uint32_t* k = k_panels_ + slot * k_words_;
-    const bool is_plain = h_.softcap == 0.0f && latest_first_ <= granule;
     shape_.across_dim(rows, q_, k, scores_);
-    if (visible > kPanel) {
-      shape_.across_dim(rows, q_, k + kPanel * shape_.dim_steps, scores_ + kMaxRows * kPanel);
-      soften<2>(block, rows, granule, is_plain ? h_.scale : shape<2>(rows, granule));
-    } else {
-      soften<1>(block, rows, granule, is_plain ? h_.scale : shape<1>(rows, granule));
-    }
+    if (visible > kPanel) shape_.across_dim(rows, q_, k + kPanel * shape_.dim_steps, scores_ + kMaxRows * kPanel);
+    soften_granule(block, rows, granule, visible);
     const MicroFn micro = micro_for<typename D::Dot, ALayout::kRows>(rows);
     const Segment segment = {0, 0, -1, 0, static_cast<int32_t>(divide_up(visible, D::kPerStep)), 0, 0, 0};
     for (int64_t panel = 0; panel < shape_.dim_panels; ++panel) {
@@ -214,6 +266,16 @@ class Forward {
         store(score(r, i), mask_before(s.at[i], first_[r] - granule - i * kLanes, -kInfinity));
     }
     return 1.0f;
+  }
+
+  /// Scores of a granule, of which `visible` positions are seen, to probabilities.
+  void soften_granule(int64_t block, int64_t rows, int64_t granule, int64_t visible) {
+    const bool is_plain = h_.softcap == 0.0f && latest_first_ <= granule;
+    if (visible > kPanel) {
+      soften<2>(block, rows, granule, is_plain ? h_.scale : shape<2>(rows, granule));
+    } else {
+      soften<1>(block, rows, granule, is_plain ? h_.scale : shape<1>(rows, granule));
+    }
   }
 
   /// Scores of a block's rows to probabilities in p_, over `Halves` panels of positions; maxima and totals move on.
@@ -269,7 +331,7 @@ class Forward {
 
   Heads h_;
   GranuleShape<D> shape_;
-  int64_t block_floats_, k_words_, v_words_;
+  int64_t num_blocks_, block_floats_, k_words_, v_words_;
   float *sums_, *top_, *total_;  // per block: outputs [panel][kMaxRows][32], maxima [16], sums of exp [16]
   uint32_t *q_, *k_panels_, *v_panels_, *p_;
   float* scores_;
@@ -302,15 +364,6 @@ void attention(const KernelArgs& args) {
   }
 }
 
-/// Asks for the first keys or values of a sequence: few rows in a place of their own, which no processor foresees.
-template <class T>
-void expect_rows(const TileView& cache, int64_t first, int64_t count) {
-  for (int64_t r = first; r < first + count; ++r) {
-    const auto* row = reinterpret_cast<const char*>(row_of<const T>(cache, r));
-    for (int64_t b = 0; b < cache.cols * static_cast<int64_t>(sizeof(T)); b += 64) __builtin_prefetch(row + b, 0, 2);
-  }
-}
-
 template <class D>
 void attention_paged(const KernelArgs& args) {
   using T = typename D::T;
@@ -329,11 +382,12 @@ void attention_paged(const KernelArgs& args) {
     const int32_t own = *row_of<const int32_t>(sequence, row);
     int64_t end = row + 1;
     while (end < out.rows && *row_of<const int32_t>(sequence, end) == own) ++end;
+    Ahead following;  // the next sequence's first granule: in a place of its own, which no processor foresees
     if (end < out.rows) {
-      const int64_t block = *row_of<const int32_t>(table, *row_of<const int32_t>(sequence, end));
-      const int64_t count = smaller(kGranule, *row_of<const int32_t>(positions, end) + 1);
-      expect_rows<T>(k, block * args.ints[0], count);
-      expect_rows<T>(v, block * args.ints[0], count);
+      const int64_t first = *row_of<const int32_t>(table, *row_of<const int32_t>(sequence, end)) * args.ints[0];
+      const int64_t bytes = smaller(kGranule, *row_of<const int32_t>(positions, end) + 1) * k.stride * sizeof(T);
+      following = {static_cast<const char*>(k.data) + first * k.stride * sizeof(T),
+                   static_cast<const char*>(v.data) + first * v.stride * sizeof(T), divide_up(bytes, 64)};
     }
     const KvRows<T> kv = {static_cast<const T*>(k.data),
                           static_cast<const T*>(v.data),
@@ -342,7 +396,7 @@ void attention_paged(const KernelArgs& args) {
                           row_of<const int32_t>(table, own),
                           args.ints[0]};
     forward.run(out, {nullptr, 0, 0, 0}, q, kv,
-                {row, end - row, row_of<const int32_t>(positions, row), positions.stride, 0});
+                {row, end - row, row_of<const int32_t>(positions, row), positions.stride, 0}, following);
     row = end;
   }
 }

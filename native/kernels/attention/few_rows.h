@@ -1,0 +1,131 @@
+// Attention of few query rows over one granule, with keys and values read where they lie: what a decoding step does.
+//
+// To pack a granule takes several times as long as the products of few rows with it. So squares of 16 positions by 16
+// words of keys are turned in registers and used there, and so are pairs of rows of values. Every product is that of
+// the packed way, in its order: the same bits. Only where a vector has 16 lanes; elsewhere granules are packed.
+#pragma once
+#include "kernels/attention/granules.h"
+#include "kernels/turn.h"
+
+namespace tilewise::kernels::TILEWISE_ISA_NS {
+
+#if defined(__AVX512BW__)
+inline constexpr int kFewQueries = 8;  // their accumulators and a turned square fill the registers
+#else
+inline constexpr int kFewQueries = 0;
+#endif
+
+/// Cache lines of keys and of values that are read later, asked for a few at a time: more at once would hold up what is
+/// computed meanwhile.
+struct Ahead {
+  const char *k = nullptr, *v = nullptr;
+  int64_t lines = 0;  // of each
+  int64_t at_a_time = 0;
+
+  TILEWISE_MEMBER void ask() {
+    const int64_t count = smaller(at_a_time, lines);
+    for (int64_t i = 0; i < count; ++i, k += 64, v += 64) {
+      __builtin_prefetch(k, 0, 2);
+      __builtin_prefetch(v, 0, 2);
+    }
+    lines -= count;
+  }
+};
+
+#if defined(__AVX512BW__)
+
+/// scores[panel][R][32] = R rows q (packed by pack_row_blocks) times `count` rows of keys, each of `steps` words, which
+/// are whole squares.
+template <class D, int R>
+void score_few(const uint32_t* q, const typename D::T* k, int64_t stride, int64_t count, int64_t steps, float* scores,
+               Ahead& ahead) {
+  const auto pitch = stride * static_cast<int64_t>(sizeof(typename D::T));
+  for (int64_t first = 0; first < count; first += 16) {
+    NativeF acc[R][1] = {};
+    const int64_t rows = smaller(16, count - first);
+    const auto* base = reinterpret_cast<const char*>(k + first * stride);
+    for (int64_t s = 0; s < steps; s += 16) {
+      __m512i words[16];
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i)
+        words[i] = i < rows ? _mm512_loadu_si512(base + i * pitch + 4 * s) : _mm512_setzero_si512();
+      ahead.ask();
+      transpose16(words);
+      const uint32_t* a = q + s / kBlockSteps * kBlockWords + s % kBlockSteps;
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) {
+        const NativeF b[1] = {(NativeF)words[i]};
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) D::Dot::step(acc[r], a[r * kRowStride + i], b);
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      native_store(scores + (first / kPanel * kMaxRows + r) * kPanel + first % kPanel, acc[r][0]);
+  }
+}
+
+/// 32 columns of one step of values; `second` nullptr: zeros.
+TILEWISE_INLINE void load_step(NativeF (&words)[2], const float* first, const float*) {
+  words[0] = native_load(first);
+  words[1] = native_load(first + kLanes);
+}
+TILEWISE_INLINE void load_step(NativeF (&words)[2], const bf16* first, const bf16* second) {
+  const __m512i a = _mm512_loadu_si512(first);
+  const __m512i b = second ? _mm512_loadu_si512(second) : _mm512_setzero_si512();
+  words[0] = (NativeF)interleave<0>(a, b);
+  words[1] = (NativeF)interleave<1>(a, b);
+}
+
+/// P panels of sums[panel][R][32] = themselves times `scale` + R rows p of `used` factors times rows of values, of
+/// which there are `count`.
+template <class D, int R, int P>
+TILEWISE_INLINE void add_panels(const uint32_t* p, const typename D::T* v, int64_t stride, int64_t count, int64_t used,
+                                const float* scale, float* sums, Ahead& ahead) {
+  NativeF acc[R][P][2];
+  const auto at = [sums](int r, int b, int j) { return sums + (b * kMaxRows + r) * kPanel + j * kLanes; };
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+    for (int b = 0; b < P; ++b)  // + 0: a product of -0 leaves no trace
+      for (int j = 0; j < 2; ++j) acc[r][b][j] = fused(native_set(scale[r]), native_load(at(r, b, j)), NativeF{});
+  const int64_t steps = divide_up(used, D::kPerStep);
+  for (int64_t s = 0; s < steps; ++s) {
+    if (s % 4 == 0) ahead.ask();
+    const auto* first = v + s * D::kPerStep * stride;
+    const auto* second = s * D::kPerStep + D::kPerStep <= count ? first + (D::kPerStep - 1) * stride : nullptr;
+#pragma GCC unroll 2
+    for (int b = 0; b < P; ++b) {
+      NativeF words[2];
+      load_step(words, first + b * kPanel, second ? second + b * kPanel : nullptr);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) D::Dot::step(acc[r][b], p[r * kRowStride + s], words);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+    for (int b = 0; b < P; ++b)
+      for (int j = 0; j < 2; ++j) native_store(at(r, b, j), acc[r][b][j]);
+}
+
+/// The same for all of a head's panels.
+template <class D, int R>
+void add_few(const uint32_t* p, const typename D::T* v, int64_t stride, int64_t count, int64_t used, int64_t panels,
+             const float* scale, float* sums, Ahead& ahead) {
+  constexpr int kTogether = R <= 4 ? 2 : 1;  // more chains of additions than one row has alone, as registers permit
+  int64_t b = 0;
+  for (; b + kTogether <= panels; b += kTogether)
+    add_panels<D, R, kTogether>(p, v + b * kPanel, stride, count, used, scale, sums + b * kMaxRows * kPanel, ahead);
+  for (; b < panels; ++b)
+    add_panels<D, R, 1>(p, v + b * kPanel, stride, count, used, scale, sums + b * kMaxRows * kPanel, ahead);
+}
+
+template <class D, int... R>
+struct FewTable {
+  static constexpr decltype(&score_few<D, 1>) kScore[] = {score_few<D, R + 1>...};
+  static constexpr decltype(&add_few<D, 1>) kAdd[] = {add_few<D, R + 1>...};
+};
+template <class D>
+using Few = FewTable<D, 0, 1, 2, 3, 4, 5, 6, 7>;
+
+#endif
+
+}  // namespace tilewise::kernels::TILEWISE_ISA_NS
