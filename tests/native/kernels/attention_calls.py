@@ -43,6 +43,10 @@ class Scores:
         lengths = torch.tensor(self.lengths or (seq,) * count)
         return (position[None] < lengths[:, None, None]).expand(count, seq, seq)[:, None]
 
+    def positions(self, query):
+        """What a causal row sees."""
+        return range(max(0, query - self.window + 1) if self.window else 0, query + 1)
+
     def padding(self, seq, count):
         """[sequences, 1, queries, 1]: rows from a sequence's length on."""
         lengths = torch.tensor(self.lengths or (seq,) * count)

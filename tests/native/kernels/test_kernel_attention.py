@@ -126,6 +126,35 @@ def test_paged_equals_dense_to_the_bit(isa, dt, block_size):
     assert (bits(out) != bits(dense[rows])).any(), "pages that changed places must show"
 
 
+FEW = [(1, 1, 64), (8, 1, 64), (4, 2, 32), (6, 3, 96), (8, 8, 128), (14, 2, 64), (2, 1, 256), (3, 1, 40)]
+LASTS = (0, 1, 14, 15, 16, 17, 31, 32, 33, 62, 63, 64, 65, 126, 127, 128, 199)
+
+
+@every_level
+@every_dtype
+@pytest.mark.parametrize("heads", FEW, ids=str)
+@pytest.mark.parametrize("scores", [Scores(), Scores(window=70, softcap=5.0)], ids=["plain", "window, cap"])
+def test_few_queries_have_the_bits_of_many(isa, dt, heads, scores):
+    """A step of decoding reads keys and values where they lie; a prompt's rows read them packed. Alone, in twos and
+    threes of a text, and beside another's, where a granule is full or ends anywhere."""
+    shape = (200, 1, *heads)
+    q, k, v = operands(shape, dt)
+    many, _ = forward(shape, dt, q, k, v, isa, scores=scores)
+    caches, table = paged(dt, k, v, 64, rng(7))
+    for last in LASTS:
+        for rows in ([last], [last - 1, last], [last - 2, last - 1, last]):
+            if rows[0] >= 0:
+                out = run_paged(shape, dt, q[rows], caches, table, rows, isa, scores)
+                assert_same_bits(out, many[rows])
+    rows, owner = np.array([199, 77, 63, 130]), np.arange(4)
+    out = run_paged(shape, dt, q[rows], caches, np.repeat(table, 4, 0), rows, isa, scores, sequence=owner)
+    assert_same_bits(out, many[rows])
+    caches[1][table[0, 1] * 64 + 3] = 9.0
+    out = run_paged(shape, dt, q[rows], caches, np.repeat(table, 4, 0), rows, isa, scores, sequence=owner)
+    seen = [i for i, row in enumerate(rows) if 67 in scores.positions(row)]
+    assert seen == [i for i in range(4) if (bits(out[i]) != bits(many[rows[i]])).any()], "one value must show"
+
+
 @every_dtype
 def test_paged_mixes_sequences(dt):
     """Tokens of several sequences in one batch each see their own pages."""
