@@ -42,7 +42,7 @@ class ServerSettings:
         max_connections: at a time.
         header_timeout_s: for all of a request's headers.
         body_timeout_s: for all of its body.
-        send_timeout_s: for a client that has stopped reading.
+        send_timeout_s: for a client that reads none of what is there for it, or next to nothing.
         request_timeout_s: for an answer.
         shutdown_timeout_s: for answers that are being written when the server is told to end.
         ssl_keyfile: of a certificate.
@@ -85,9 +85,9 @@ class ServerSettings:
             _border.integer("settings", name, getattr(self, name), low, _MOST)
         for name in ("max_request_bytes", "max_connections"):
             _border.integer("settings", name, getattr(self, name), 1, _MOST)
-        for name in ("header", "body", "send", "request", "shutdown"):
+        for name, low in (("header", 0.05), ("body", 0.05), ("send", 0.05), ("request", 0.05), ("shutdown", 0)):
             seconds = getattr(self, f"{name}_timeout_s")
-            _border.number("settings", f"{name}_timeout_s", seconds, 0, 1e9)
+            _border.number("settings", f"{name}_timeout_s", seconds, low, 1e9)
         for name in ("served_model_names", "api_keys", "allowed_hosts", "allowed_origins"):
             for value in _border.sequence("settings", name, getattr(self, name), "texts"):
                 _border.text("settings", f"each of {name}", value)

@@ -1,5 +1,6 @@
 """Clients that mean no good: every answer is an error body with the right status, and nothing is held behind it."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -166,6 +167,11 @@ def _open_files(process_id):
     return len(os.listdir(f"/proc/{process_id}/fd"))
 
 
+def _sockets(process_id):
+    places = Path(f"/proc/{process_id}/fd")
+    return sum(os.readlink(places / one).startswith("socket:") for one in os.listdir(places))
+
+
 def _threads(process_id):
     return len(os.listdir(f"/proc/{process_id}/task"))
 
@@ -303,6 +309,13 @@ def test_slow_senders_and_full_queues():
     try:
         assert _raw(server, b"POST /v1/comp") == b""
         assert _raw(server, b"") == b""
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as link:
+            with contextlib.suppress(OSError):
+                for _ in range(1000):  # headers without end, a byte at a time
+                    link.sendall(b"G")
+                    time.sleep(0.01)
+                raise AssertionError("a request of a thousand bytes took its time")
+            link.close()
         half = _post(b"{}", close=b"")[:-1]
         _error(_raw(server, half.replace(b"content-length", b"connection: close\r\ncontent-length")), 408)
         links = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(12)]
@@ -327,5 +340,54 @@ def test_slow_senders_and_full_queues():
         one.close()
         two.close()
         server.wait_idle()
+    finally:
+        assert server.close() == 0
+
+
+@pytest.mark.slow
+def test_readers_that_stop_are_ended(tmp_path):
+    """Whether an answer is still written or only its end is left: nothing waits for a client that reads nothing."""
+    settings = {"send_timeout_s": 0.3, "uds": str(tmp_path / "socket")}
+    server = Served(small_model(), script=STRICT, settings=settings)
+
+    def ask(path, body):
+        link = socket.socket(socket.AF_UNIX)
+        link.settimeout(60)
+        link.connect(settings["uds"])
+        link.sendall(_post(json.dumps(body).encode(), path=path.encode()))
+        return link
+
+    def read(link):
+        found = b""
+        with contextlib.suppress(ConnectionError), link:
+            while piece := link.recv(1 << 16):
+                found += piece
+        return found
+
+    try:
+        for _ in range(1000):
+            link = socket.socket(socket.AF_UNIX)
+            link.connect(settings["uds"])
+            link.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            if _parts(read(link))[0] == 200:
+                break
+            time.sleep(0.02)
+        read(ask("/detokenize", {"tokens": [5]}))
+        before = _sockets(server.process.pid)
+        whole = read(ask("/detokenize", {"tokens": [5] * 1000}))
+        assert _parts(whole)[0] == 200
+        counts = range(100_000, 320_000, 20_000)  # bytes: all that the system holds for a client, and more
+        links = [ask("/detokenize", {"tokens": [5] * count}) for count in (*counts, 1 << 20)]
+        long = {"prompt": "x", "n": 8, "max_tokens": 250, "ignore_eos": True, "stream": True, "logprobs": 20}
+        links.append(ask(COMPLETION, long))
+        for _ in range(1000):
+            if _sockets(server.process.pid) <= before:
+                break
+            time.sleep(0.02)
+        else:
+            raise AssertionError("a client that reads nothing is waited for")
+        assert len(read(links[-2])) < 1 << 20
+        for link in links:
+            link.close()
     finally:
         assert server.close() == 0
