@@ -85,7 +85,13 @@ class ServerSettings:
             _border.integer("settings", name, getattr(self, name), low, _MOST)
         for name in ("max_request_bytes", "max_connections"):
             _border.integer("settings", name, getattr(self, name), 1, _MOST)
-        for name, low in (("header", 0.05), ("body", 0.05), ("send", 0.05), ("request", 0.05), ("shutdown", 0)):
+        for name, low in (
+            ("header", 0.05),
+            ("body", 0.05),
+            ("send", 0.05),
+            ("request", 0.05),
+            ("shutdown", 0),
+        ):
             seconds = getattr(self, f"{name}_timeout_s")
             _border.number("settings", f"{name}_timeout_s", seconds, low, 1e9)
         for name in ("served_model_names", "api_keys", "allowed_hosts", "allowed_origins"):

@@ -67,6 +67,11 @@ class Reader:
         self._is_named = False
         self._has_thought = False
 
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the text is within a thought."""
+        return self._state == "thinking"
+
     def add(self, text: str) -> list[Part]:
         """What can be told now.
 
