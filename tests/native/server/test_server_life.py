@@ -60,7 +60,10 @@ def _check_options(server):
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "order"
     lines = server.ask(CHAT, {**asked, "stream": True}, **key)[1].split("\n\n")[:-2]
     told = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
-    assert told[-1]["finish_reason"] == "tool_calls" and len(told) <= 4
+    deltas = [one["delta"]["tool_calls"][0]["function"] for one in told if "tool_calls" in one["delta"]]
+    written = choice["message"]["tool_calls"][0]["function"]["arguments"]
+    assert told[-1]["finish_reason"] == "tool_calls" and deltas[0]["name"] == "order"
+    assert "".join(one["arguments"] for one in deltas) == written
     long = {"prompt": "x", "max_tokens": 20, "ignore_eos": True, "stream": True, "return_token_ids": True}
     lines = server.ask(COMPLETION, long, **key)[1].split("\n\n")[:-2]
     sizes = [len(json.loads(line.removeprefix("data: "))["choices"][0]["token_ids"]) for line in lines]
