@@ -165,6 +165,25 @@ def test_the_http_processs_death_ends_the_engine():
 
 
 @pytest.mark.slow
+def test_a_killed_test_leaves_no_server():
+    """The worker of a test run that is killed takes its servers with it, and their engines."""
+    program = """
+import sys, time
+from native.server.served import Served, small_model
+server = Served(small_model()).wait_ready()
+print(server.process.pid, *server.children(), flush=True)
+time.sleep(1000)
+"""
+    place = os.pathsep.join(path for path in sys.path if path)
+    command = [sys.executable, "-c", program]
+    environment = {**os.environ, "PYTHONPATH": place}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as worker:
+        processes = [int(one) for one in worker.stdout.readline().split()]
+        worker.kill()
+    assert len(processes) >= 2 and all(_gone(one) for one in processes)
+
+
+@pytest.mark.slow
 def test_what_cannot_be_served_is_one_line(tmp_path):
     """Mistakes in options are found before anything listens; what loading finds ends the server."""
 
