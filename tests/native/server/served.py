@@ -108,14 +108,19 @@ class Served:
 
     def children(self):
         """Process ids of the engine, then of whatever else any of its threads has started."""
-        first = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
-        others = [path for path in glob.glob(f"/proc/{self.process.pid}/task/*/children") if path != first]
-        return [int(one) for path in (first, *others) for one in Path(path).read_text().split()]
+        return children_of(self.process.pid)
 
     def close(self):
         with contextlib.suppress(ProcessLookupError):
             self.process.terminate()
         return self.process.wait(30)
+
+
+def children_of(process_id):
+    """Process ids that a process has started: those of its main thread first."""
+    first = f"/proc/{process_id}/task/{process_id}/children"
+    others = [path for path in glob.glob(f"/proc/{process_id}/task/*/children") if path != first]
+    return [int(one) for path in (first, *others) for one in Path(path).read_text().split()]
 
 
 def _content(answer):

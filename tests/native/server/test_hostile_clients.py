@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from native.server.served import TALK, Served, small_model, usual_server
+from native.serve.test_grammar_trials import references
+from native.server.served import TALK, Served, children_of, small_model, usual_server
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 _JSON = b"content-type: application/json\r\n"
+SOAK_S = 3600
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +121,7 @@ WRONG = [
     ({"prompt": "x", "structured_outputs": {"regex": "(("}}, None),
     ({"prompt": "x", "structured_outputs": {"regex": "(a*)*(a{1000}){1000}b"}}, None),
     ({"prompt": "x", "structured_outputs": {"json": {"$ref": "http://127.0.0.1:9/x"}}}, None),
+    ({"prompt": "x", "structured_outputs": {"json": references(3000)}}, None),
     ({"prompt": "x", "response_format": {"type": "json_schema"}}, None),
     ({"prompt": "x", "response_format": {"type": "xml"}}, None),
     ({"prompt": "x", "allowed_token_ids": []}, None),
@@ -153,6 +156,26 @@ def test_wrong_fields_are_named(server):
                 assert status == 400 and told["error"]["param"] == param, (str(body)[:200], told)
     status, told = server.ask(COMPLETION, {"prompt": "x", "model": "other"})
     assert (status, told["error"]["code"]) == (404, "model_not_found")
+    server.wait_idle()
+
+
+@pytest.mark.slow
+def test_costly_grammars_hold_up_no_others(server):
+    """While four that take seconds are compiled, a stream is written to its end, and plain requests are answered."""
+
+    def ask(number):
+        texts = [f"{'abcd'[number]}{place}" for place in range(16_000)]
+        body = {"prompt": "x", "structured_outputs": {"choice": texts}, "max_tokens": 4}
+        return server.ask(COMPLETION, body)[0]
+
+    with ThreadPoolExecutor(4) as clients:
+        costly = [clients.submit(ask, number) for number in range(4)]
+        long = {"prompt": "x", "max_tokens": 240, "ignore_eos": True}
+        assert server.chunks(COMPLETION, long)[-1] == "[DONE]"
+        for _ in range(3):
+            assert server.ask(COMPLETION, {"prompt": "x", "max_tokens": 4})[0] == 200
+        assert not any(one.done() for one in costly)
+        assert [one.result() for one in costly] == [200] * 4
     server.wait_idle()
 
 
@@ -191,6 +214,10 @@ def _mutated(body, rng):
     return json.dumps({**body, name: rng.choice(values)}).encode()
 
 
+_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+_MANY = [f"word {number}" for number in range(300)]
+
+
 def _play(server, count, seed):
     """Requests gone wrong, some of whose clients leave before the answer."""
     rng = random.Random(seed)
@@ -201,6 +228,10 @@ def _play(server, count, seed):
         ("/tokenize", {"prompt": "x", "add_special_tokens": True}),
         ("/detokenize", {"tokens": [1, 2]}),
         ("/v1/embeddings", {"input": "x"}),
+        ("/v1/completions", {"prompt": "x", "structured_outputs": {"regex": "[a-f]{1,9}"}, "stream": True}),
+        ("/v1/chat/completions", {"messages": TALK, "tools": [_TOOL], "tool_choice": "required", "n": 2}),
+        ("/v1/responses", {"input": "hello", "max_output_tokens": 40, "stream": True, "seed": 1}),
+        ("/v1/completions", {"prompt": "x", "structured_outputs": {"choice": _MANY}, "seed": 2}),
     ]
     for _ in range(count):
         path, body = rng.choice(right)
@@ -218,14 +249,18 @@ def _play(server, count, seed):
 
 
 def _held(server):
-    """Files and threads of both processes, when nothing is asked; pools of threads need not be full yet, nor that of
-    the processes which render templates, each with two pipes."""
+    """Files and threads of both processes, when nothing is asked; pools of threads need not be full yet, nor those of
+    the processes which render templates and try grammars out, each with two pipes."""
     server.wait_idle()
     engine, *renderers = server.children()
-    assert len(renderers) <= 4  # as many as there are threads for prompts
-    files = _open_files(server.process.pid) - 2 * len(renderers), _open_files(engine)
+    trials = children_of(engine)
+    assert (
+        len(renderers) <= 4 and len(trials) <= 2
+    )  # as many as there are threads for prompts, and for grammars
+    files = _open_files(server.process.pid) - 2 * len(renderers), _open_files(engine) - 2 * len(trials)
     return [
-        (count, max(_threads(one), 8)) for count, one in zip(files, (server.process.pid, engine), strict=True)
+        (count, max(_threads(one), 14))
+        for count, one in zip(files, (server.process.pid, engine), strict=True)
     ]
 
 
@@ -263,9 +298,9 @@ def test_a_thousand_requests_gone_wrong_hold_nothing(server):
 
 
 @pytest.mark.soak
-def test_an_hour_of_mixed_load_in_constant_memory(server):
+def test_an_hour_of_mixed_load_in_constant_memory(server, capsys):
     """Clients that stay and clients that leave, requests gone wrong: files, threads, blocks and memory of both
-    processes are those of the first minute."""
+    processes are those of the first minute; says what they are."""
 
     def memory():
         processes = [server.process.pid, server.children()[0]]
@@ -279,10 +314,21 @@ def test_an_hour_of_mixed_load_in_constant_memory(server):
             with ThreadPoolExecutor(4) as clients:
                 list(clients.map(partial(_play, server, 50), range(4 * seed, 4 * seed + 4)))
 
-    play(60, 1000)
-    before, used = _held(server), memory()
-    play(3600, 2000)
+    def figures():
+        (files, threads), (engine_files, engine_threads) = _held(server)
+        http_kb, engine_kb = memory()
+        usage, texts = server.metric("kv_cache_usage_perc"), server.metric("request_generation_tokens_count")
+        return (
+            f"{texts:.0f} texts, {usage:.0%} of blocks; HTTP process: {files} files, {threads} threads, {http_kb} kB; "
+            f"engine: {engine_files} files, {engine_threads} threads, {engine_kb} kB"
+        )
+
+    play(SOAK_S / 60, 1000)
+    before, used, first = _held(server), memory(), figures()
+    play(SOAK_S, 2000)
     _nothing_is_held(server, before)
+    with capsys.disabled():
+        print(f"\nafter {SOAK_S / 60:g} s: {first}\nafter {SOAK_S:g} s more: {figures()}")
     assert all(new < old + (32 << 10) for new, old in zip(memory(), used))
 
 
