@@ -164,8 +164,11 @@ def test_costly_grammars_hold_up_no_others(server):
     """While four that take seconds are compiled, a stream is written to its end, and plain requests are answered."""
 
     def ask(number):
-        texts = [f"{'abcd'[number]}{place}" for place in range(16_000)]
-        body = {"prompt": "x", "structured_outputs": {"choice": texts}, "max_tokens": 4}
+        texts = {
+            f"{place}": {"type": "string", "pattern": f"^[a-z]{{1,{place % 9 + 1}}}$"} for place in range(8)
+        }
+        fields = {f"{number}.{place}": {"type": "object", "properties": texts} for place in range(700)}
+        body = {"prompt": "x", "structured_outputs": {"json": {"properties": fields}}, "max_tokens": 4}
         return server.ask(COMPLETION, body)[0]
 
     with ThreadPoolExecutor(4) as clients:
