@@ -85,15 +85,9 @@ class ServerSettings:
             _border.integer("settings", name, getattr(self, name), low, _MOST)
         for name in ("max_request_bytes", "max_connections"):
             _border.integer("settings", name, getattr(self, name), 1, _MOST)
-        for name, low in (
-            ("header", 0.05),
-            ("body", 0.05),
-            ("send", 0.05),
-            ("request", 0.05),
-            ("shutdown", 0),
-        ):
-            seconds = getattr(self, f"{name}_timeout_s")
-            _border.number("settings", f"{name}_timeout_s", seconds, low, 1e9)
+        for name in ("header", "body", "send", "request", "shutdown"):
+            least = 0.0 if name == "shutdown" else 0.05
+            _border.number("settings", f"{name}_timeout_s", getattr(self, f"{name}_timeout_s"), least, 1e9)
         for name in ("served_model_names", "api_keys", "allowed_hosts", "allowed_origins"):
             for value in _border.sequence("settings", name, getattr(self, name), "texts"):
                 _border.text("settings", f"each of {name}", value)
