@@ -147,9 +147,21 @@ WRONG_TALKS = [
 ]
 
 
+WRONG_RESPONSES = [
+    ({"input": [{"type": "reasoning", "content": 7}]}, None),
+    ({"input": [{"type": "reasoning", "content": [{"text": 7}]}]}, None),
+    ({"input": [{"type": "function_call", "name": "f", "arguments": []}]}, None),
+    ({"input": [{"type": ["message"]}]}, None),
+    ({"input": [{"role": 7, "content": "x"}]}, "messages.0.role"),
+    ({"input": "x", "tools": [{"type": "web_search"}]}, None),
+    ({"input": "x", "text": {"format": {"type": "json_schema"}}}, None),
+    ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
+]
+
+
 def test_wrong_fields_are_named(server):
     """Status 400, and the field where one is wrong."""
-    for path, cases in ((COMPLETION, WRONG), (CHAT, WRONG_TALKS)):
+    for path, cases in ((COMPLETION, WRONG), (CHAT, WRONG_TALKS), ("/v1/responses", WRONG_RESPONSES)):
         for body, param in cases:
             for stream in ({}, {"stream": True}):
                 status, told = server.ask(path, {**stream, **body})

@@ -92,8 +92,8 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
         told = text_of(_content(item.get("output")))
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": told})
     elif kind == "reasoning":
-        parts = item.get("content") or ()
-        thought = "".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))
+        parts = _content(item.get("content") or [])
+        thought = text_of([{**part, "type": "text"} for part in parts]) if isinstance(parts, list) else parts
         if thought:
             messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
     else:
