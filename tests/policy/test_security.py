@@ -19,6 +19,7 @@ MAY = {
     "src/tilewise/core/kept.py": {"pickle"},
     "src/tilewise/graph/parallel/tracing.py": {"pickle"},  # whether a value can travel so; reads none
     "src/tilewise/generate/template_process.py": {"subprocess"},  # of this Python, for what must be stopped
+    "src/tilewise/serve/grammar_trial.py": {"subprocess"},  # the same, for what may end its process
     # the server: listens, and talks to the engine's process, which it starts
     "src/tilewise/server/run.py": {"socket", "ssl"},
     "src/tilewise/server/life.py": {"socket", "ssl"},

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise.cli.serve import read_keys
+from tilewise.cli.terminal import write_to
 
 if TYPE_CHECKING:
     from tilewise.server.load import Target
@@ -91,7 +92,13 @@ def chat(
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    """A line for the person; names and errors in it are the server's."""
+    write_to(sys.stderr, f"{text}\n")
+
+
+def _text(given: object) -> str:
+    """A field of an answer that should be text."""
+    return given if isinstance(given, str) else ""
 
 
 def _answer(target: Target, settings: dict[str, Any], talk: list[dict[str, Any]], line: str) -> bool:
@@ -122,18 +129,16 @@ async def _write(target: Target, body: dict[str, Any]) -> str:
                 num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
                 for choice in event.get("choices") or ():
                     delta = choice.get("delta") or {}
-                    thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
-                    text = delta.get("content") or ""
+                    thought = _text(delta.get("reasoning_content")) or _text(delta.get("reasoning"))
+                    text = _text(delta.get("content"))
                     if thought or text:
                         times.append(time.perf_counter())
-                    sys.stderr.write(thought)
+                    write_to(sys.stderr, thought)
                     if text and has_thoughts:
                         sys.stderr.write("\n")
                     has_thoughts = bool(thought) or (has_thoughts and not text)
-                    sys.stderr.flush()
                     answer += text
-                    sys.stdout.write(text)
-                    sys.stdout.flush()
+                    write_to(sys.stdout, text)
                 if stopped.is_set():
                     _say(" (stopped)")
                     break

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from tilewise.cli.terminal import write_to
 from tilewise.cli.write import Request, context_limit, make_engine, say_settings
 from tilewise.core import ConfigError
 from tilewise.generate import ChatTemplate, Sampling, check_prompt, combine_settings, encode_prompt
@@ -112,8 +113,7 @@ def _answer(
     with stoppable() as stopped:
         for piece in engine.stream([ids], sampling):
             answer += piece.text
-            sys.stdout.write(piece.text)
-            sys.stdout.flush()
+            write_to(sys.stdout, piece.text)
             if stopped.is_set():
                 request.say(" (stopped)")
                 break

@@ -246,8 +246,18 @@ def serve(
     max_connections: Annotated[
         int, typer.Option(min=1, rich_help_panel=_LIMITS, help="Clients at a time.")
     ] = 1024,
+    header_timeout: Annotated[
+        float, typer.Option(min=0.1, rich_help_panel=_LIMITS, help="Seconds for all of a request's headers.")
+    ] = 10,
+    body_timeout: Annotated[
+        float, typer.Option(min=0.1, rich_help_panel=_LIMITS, help="Seconds for all of its body.")
+    ] = 30,
+    send_timeout: Annotated[
+        float,
+        typer.Option(min=0.1, rich_help_panel=_LIMITS, help="Seconds for a client that has stopped reading."),
+    ] = 60,
     request_timeout: Annotated[
-        float, typer.Option(min=1, rich_help_panel=_LIMITS, help="Seconds for an answer.")
+        float, typer.Option(min=0.1, rich_help_panel=_LIMITS, help="Seconds for an answer.")
     ] = 3600,
     shutdown_timeout: Annotated[
         float,
@@ -299,6 +309,9 @@ def serve(
         max_num_waiting=max_num_waiting,
         max_request_bytes=size(max_request_bytes) or 0,
         max_connections=max_connections,
+        header_timeout_s=header_timeout,
+        body_timeout_s=body_timeout,
+        send_timeout_s=send_timeout,
         request_timeout_s=request_timeout,
         shutdown_timeout_s=shutdown_timeout,
         ssl_keyfile=None if ssl_keyfile is None else str(ssl_keyfile),

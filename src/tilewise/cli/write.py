@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tilewise.cli.refuse import before_work
 from tilewise.cli.structure import check_structure
+from tilewise.cli.terminal import write_to
 from tilewise.core import ConfigError
 from tilewise.core.reading import Unreadable, decode_text, read_whole
 
@@ -171,8 +172,7 @@ class _InOrder:
 
     def _show(self, text: str) -> None:
         if self._file is not None and text:
-            self._file.write(text)
-            self._file.flush()
+            write_to(self._file, text)
 
 
 def write_text(request: Request, prompt: str) -> None:

@@ -6,6 +6,7 @@ took part in it; logits that are no numbers are one of their own request. All ot
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as PySequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -205,6 +206,7 @@ class EngineCore:
         else:
             self._take_down()
             parts = self.scheduler.schedule()
+            self._date(parts)
         try:
             rows = self._runner.run(parts, meanwhile, tokens) if parts else np.zeros((0, 0))
         except TilewiseError as error:
@@ -215,6 +217,13 @@ class EngineCore:
             self._take(parts, rows)
         if not self.has_work:
             tell(self.settle())
+
+    def _date(self, parts: list[Scheduled]) -> None:
+        """Texts that wait no longer."""
+        now = time.monotonic()
+        for text in (self._texts[part.sequence] for part in parts):
+            if text.begun_s is None:
+                text.begun_s = now
 
     def _foresee(self, parts: list[Scheduled]) -> _Foreseen | None:
         """What comes after these parts, made ready; None where that depends on more than their tokens."""

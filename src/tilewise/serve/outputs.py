@@ -50,6 +50,7 @@ class Piece:
         prompt_logprobs: of the whole prompt, with the first piece of the first text.
         num_cached_tokens: of the prompt, that were found in the cache.
         vector: of the prompt, where that is what was asked for; its only piece.
+        begun_s: when the text was first part of a step, of `time.monotonic`; with its first piece.
     """
 
     sequence: int
@@ -62,6 +63,7 @@ class Piece:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
     vector: NDArray[np.float32] | None = None
+    begun_s: float | None = None
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 A grammar says before each token which ones may come; what the model thinks of those is not changed. llguidance keeps
 grammars in step with tokens; here they are checked and compiled, on the caller's thread and within limits of size and
-work, before the engine hears of a request.
+work, before the engine hears of a request. Large ones are tried out in a process of their own first.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from tilewise.core import Border, ConfigError
 from tilewise.core.border import shown
+from tilewise.serve.grammar_child import compile_grammar, make_tokenizer
+from tilewise.serve.grammar_trial import GrammarTrials
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -29,12 +31,7 @@ __all__ = ["Grammar", "Grammars", "StructuredOutputsParams"]
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 _MOST_CHARACTERS = 1 << 20
 _MOST_KEPT = 64
-_LIMITS = LLParserLimits(
-    initial_lexer_fuel=200_000,  # some 0.1 s at most, where an expression is worked out at its first use
-    step_lexer_fuel=50_000,  # a few milliseconds
-    step_max_items=20_000,
-    verbose_errors=False,
-)
+_MOST_UNTRIED = 2048  # characters, in which references cannot lead deep enough to do harm
 _border = Border("serve")
 
 
@@ -223,6 +220,7 @@ class Grammars:
         self._given = tokenizer
         self._end_ids = sorted(id_ for id_ in end_ids if id_ < tokenizer.get_vocab_size())
         self._tokenizer: LLTokenizer | None = None
+        self._trials = GrammarTrials("", [])
         self._kept: OrderedDict[StructuredOutputsParams, Grammar] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -241,14 +239,10 @@ class Grammars:
                 return self._kept[wanted]
             tokenizer = self._prepared()
         source = wanted.source
-        matcher = LLMatcher(tokenizer, source, log_level=0, limits=_LIMITS)
-        mask = (
-            b"" if matcher.is_error() else matcher.compute_logit_bias()
-        )  # the costly one, here and not in a step
-        if matcher.is_error() or not any(mask):
-            why = _first_line(matcher.get_error())
-            if not why or why.startswith("NoExtension"):  # llguidance's name for it
-                why = "one that no text follows"
+        why = self._trials.problem(source) if len(source) > _MOST_UNTRIED else ""
+        if not why:
+            matcher, why = compile_grammar(tokenizer, source)
+        if why:
             rule = "structured_outputs must be a grammar within the limits"
             _border.refuse("structured_outputs", rule, why, "correct it")
         with self._lock:
@@ -263,7 +257,9 @@ class Grammars:
             rule = "structured_outputs need an end token in config.json or generation_config.json"
             _border.refuse("structured_outputs", rule, "none", "add eos_token_id")
         if self._tokenizer is None:
-            self._tokenizer = LLTokenizer(self._given.to_str(), eos_token=self._end_ids)
+            text = self._given.to_str()
+            self._trials = GrammarTrials(text, self._end_ids)
+            self._tokenizer = make_tokenizer(text, self._end_ids)
         return self._tokenizer
 
 

@@ -41,6 +41,7 @@ class Text:
         is_plain: whether a step changes no more of it than its tokens, until one of `end_ids`.
         is_structured: whether a grammar says what may come.
         tells_figures: whether logits are needed to tell of a token.
+        begun_s: when it was first part of a step, of `time.monotonic`.
     """
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
@@ -63,6 +64,7 @@ class Text:
         self.is_plain = not (self.ends_by_text or self.is_structured or request.is_pooled)
         self._prompt_logprobs: list[TokenLogprobs | None] = [None]
         self._is_first = True
+        self.begun_s: float | None = None
 
     @property
     def wants_prompt(self) -> bool:
@@ -144,6 +146,7 @@ class Text:
             figures,
             self._prompt_logprobs if is_first and self.wants_prompt else None,
             self.sequence.num_cached or 0,
+            begun_s=self.begun_s if is_first else None,
         )
 
     def pool(self, hidden_D: NDArray[Any]) -> Piece:
@@ -167,6 +170,7 @@ class Text:
             "stop",
             num_cached_tokens=self.sequence.num_cached or 0,
             vector=vector,
+            begun_s=self.begun_s,
         )
 
     def abort(self) -> Piece:

@@ -1,7 +1,8 @@
 """Connections as uvicorn has them, with deadlines: senders and readers that are too slow are ended.
 
-uvicorn waits for ever for the rest of a request's headers, and for a client that has stopped reading. Here each has its
-time. What is no HTTP gets an error body as everything else does.
+uvicorn waits for ever for the rest of a request's headers, and for a client that has stopped reading, also behind the
+end of an answer. Here each has its time; a client that reads slowly has it again while it gets on. What is no HTTP gets
+an error body as everything else does.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from tilewise.server.errors import error_body
 from tilewise.server.settings import ServerSettings
 
 __all__ = ["connection_class"]
+
+_LEAST_READ = 16 << 10  # bytes that a client reads in its time, unless fewer are left
 
 
 def connection_class(settings: ServerSettings) -> type[H11Protocol]:
@@ -71,13 +74,17 @@ class _Connection(H11Protocol):
     def pause_writing(self) -> None:
         """The client reads slower than is written."""
         super().pause_writing()
-        self._reader_due = self.loop.call_later(self.given.send_timeout_s, self.transport.abort)
+        self._await_reader()
 
     def resume_writing(self) -> None:
         """It has read."""
-        if self._reader_due is not None:
-            self._reader_due.cancel()
+        self._forget_reader()
         super().resume_writing()
+
+    def on_response_complete(self) -> None:
+        """An answer was written; what the client has not read of it waits."""
+        super().on_response_complete()
+        self._await_reader()
 
     def send_400_response(self, msg: str) -> None:
         """What came is no HTTP."""
@@ -93,6 +100,7 @@ class _Connection(H11Protocol):
             ):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+        self._await_reader()
 
     def _await_headers(self) -> None:
         self._headers_due = self.loop.call_later(self.given.header_timeout_s, self.transport.abort)
@@ -102,7 +110,27 @@ class _Connection(H11Protocol):
             self._headers_due.cancel()
             self._headers_due = None
 
-    def _cancel(self) -> None:
-        self._forget_headers()
+    def _await_reader(self) -> None:
+        """Give the client its time, where something is left for it."""
+        left = self.transport.get_write_buffer_size()
+        if left and self._reader_due is None:
+            seconds = self.given.send_timeout_s
+            self._reader_due = self.loop.call_later(seconds, self._look_at_reader, left)
+
+    def _look_at_reader(self, before: int) -> None:
+        """Its time is over."""
+        self._reader_due = None
+        left = self.transport.get_write_buffer_size()
+        if left and before - left < _LEAST_READ:
+            self.transport.abort()
+        else:
+            self._await_reader()
+
+    def _forget_reader(self) -> None:
         if self._reader_due is not None:
             self._reader_due.cancel()
+            self._reader_due = None
+
+    def _cancel(self) -> None:
+        self._forget_headers()
+        self._forget_reader()

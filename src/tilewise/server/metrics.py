@@ -1,7 +1,7 @@
 """Figures of a server in Prometheus' text format, under vLLM's names.
 
-Times are those of the HTTP process: from the moment that a request has been read to the moment that a token is there
-to be sent.
+Times are those of the HTTP process, from the moment that a request has been read to the moment that a token is there
+to be sent; when a text left the queue, the engine's process says, on the machine's one clock.
 """
 
 from __future__ import annotations
@@ -85,16 +85,31 @@ class Histogram:
 
 
 @dataclass
+class TextTimes:
+    """Of one text.
+
+    Attributes:
+        scheduled: when it waited no longer.
+        first: when its first token came.
+        newest: when its newest token came.
+    """
+
+    scheduled: float
+    first: float
+    newest: float
+
+
+@dataclass
 class RequestTimes:
     """Of one request.
 
     Attributes:
         begun: when it had been read.
-        newest: when its texts' newest tokens came, by text.
+        texts: of its texts, by prompt and choice.
     """
 
     begun: float
-    newest: dict[tuple[int, int], float] = field(default_factory=dict)
+    texts: dict[tuple[int, int], TextTimes] = field(default_factory=dict)
 
 
 class Metrics:
@@ -115,6 +130,10 @@ class Metrics:
             "time_to_first_token_seconds": Histogram(_FIRST),
             "inter_token_latency_seconds": Histogram(_BETWEEN),
             "e2e_request_latency_seconds": Histogram(_WHOLE),
+            "request_queue_time_seconds": Histogram(_WHOLE),
+            "request_prefill_time_seconds": Histogram(_WHOLE),
+            "request_decode_time_seconds": Histogram(_WHOLE),
+            "request_inference_time_seconds": Histogram(_WHOLE),
             "request_prompt_tokens": Histogram(_TOKENS),
             "request_generation_tokens": Histogram(_TOKENS),
         }
@@ -126,20 +145,48 @@ class Metrics:
         self._totals["prefix_cache_hits"] += num_cached
         self._histograms["request_prompt_tokens"].add(num_tokens)
 
-    def wrote_token(self, times: RequestTimes, text: tuple[int, int], now: float) -> None:
-        """A token of a text came."""
+    def wrote_token(
+        self, times: RequestTimes, place: tuple[int, int], now: float, scheduled: float | None = None
+    ) -> None:
+        """A token of a text came.
+
+        Args:
+            times: of its request.
+            place: of the text, prompt and choice.
+            now: the time.
+            scheduled: when the text waited no longer, which its first token says.
+        """
         self._totals["generation_tokens"] += 1
-        last = times.newest.get(text)
-        if last is None:
+        text = times.texts.get(place)
+        if text is None:
+            times.texts[place] = TextTimes(now if scheduled is None else scheduled, now, now)
             self._histograms["time_to_first_token_seconds"].add(now - times.begun)
         else:
-            self._histograms["inter_token_latency_seconds"].add(now - last)
-        times.newest[text] = now
+            self._histograms["inter_token_latency_seconds"].add(now - text.newest)
+            text.newest = now
 
-    def finish_text(self, num_tokens: int, reason: str) -> None:
-        """A text has ended."""
+    def finish_text(
+        self, num_tokens: int, reason: str, times: RequestTimes | None = None, place: tuple[int, int] = (0, 0)
+    ) -> None:
+        """A text has ended.
+
+        Args:
+            num_tokens: that were written.
+            reason: of its end.
+            times: of its request, where it has written.
+            place: of the text, prompt and choice.
+        """
         self._finished[reason] = self._finished.get(reason, 0) + 1
         self._histograms["request_generation_tokens"].add(num_tokens)
+        text = None if times is None else times.texts.get(place)
+        if times is not None and text is not None:
+            for name, seconds in (
+                ("queue", text.scheduled - times.begun),
+                ("prefill", text.first - text.scheduled),
+                ("decode", text.newest - text.first),
+                ("inference", text.newest - text.scheduled),
+            ):
+                self._histograms[f"request_{name}_time_seconds"].add(max(0.0, seconds))
 
     def finish_request(self, seconds: float) -> None:
         """All texts of a request have ended."""
@@ -201,6 +248,10 @@ _HELP = {
     "time_to_first_token_seconds": "From a request to the first token of a text.",
     "inter_token_latency_seconds": "Between two tokens of a text.",
     "e2e_request_latency_seconds": "From a request to the end of its last text.",
+    "request_queue_time_seconds": "From a request to the first step that a text is part of.",
+    "request_prefill_time_seconds": "From the first step that a text is part of to its first token.",
+    "request_decode_time_seconds": "From a text's first token to its last.",
+    "request_inference_time_seconds": "From the first step that a text is part of to its last token.",
     "request_prompt_tokens": "Tokens of a prompt.",
     "request_generation_tokens": "Tokens of a text.",
 }

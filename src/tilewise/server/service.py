@@ -285,6 +285,6 @@ class Service:
                     self.metrics.read_prompt(len(prompts[piece.sequence]), piece.num_cached_tokens)
             if piece.token is not None:
                 counts[text] += 1
-                self.metrics.wrote_token(times, text, now)
+                self.metrics.wrote_token(times, text, now, piece.begun_s)
             if piece.finish_reason is not None:
-                self.metrics.finish_text(counts[text], piece.finish_reason)
+                self.metrics.finish_text(counts[text], piece.finish_reason, times, text)

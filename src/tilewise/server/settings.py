@@ -42,7 +42,7 @@ class ServerSettings:
         max_connections: at a time.
         header_timeout_s: for all of a request's headers.
         body_timeout_s: for all of its body.
-        send_timeout_s: for a client that has stopped reading.
+        send_timeout_s: for a client that reads none of what is there for it, or next to nothing.
         request_timeout_s: for an answer.
         shutdown_timeout_s: for answers that are being written when the server is told to end.
         ssl_keyfile: of a certificate.
@@ -86,8 +86,8 @@ class ServerSettings:
         for name in ("max_request_bytes", "max_connections"):
             _border.integer("settings", name, getattr(self, name), 1, _MOST)
         for name in ("header", "body", "send", "request", "shutdown"):
-            seconds = getattr(self, f"{name}_timeout_s")
-            _border.number("settings", f"{name}_timeout_s", seconds, 0, 1e9)
+            least = 0.0 if name == "shutdown" else 0.05
+            _border.number("settings", f"{name}_timeout_s", getattr(self, f"{name}_timeout_s"), least, 1e9)
         for name in ("served_model_names", "api_keys", "allowed_hosts", "allowed_origins"):
             for value in _border.sequence("settings", name, getattr(self, name), "texts"):
                 _border.text("settings", f"each of {name}", value)

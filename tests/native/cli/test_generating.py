@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from native.cli.test_mistakes import WEIGHTS, save_model
 from tilewise.cli.main import _run
 from tilewise.generate import ChatTemplate, Sampling, encode_prompt
-from tilewise.serve import Engine
+from tilewise.serve import Engine, Piece
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' and m.content == 'no' %}{{ raise_exception('no systems') }}"
@@ -227,3 +227,17 @@ def test_ctrl_c_stops_an_answer_and_no_more(model, run, monkeypatch):
     monkeypatch.undo()
     short = _answers(model, [{"role": "user", "content": "one"}], 3)
     assert out == f"{short}\n{short}\n"
+
+
+@pytest.mark.parametrize("options", [(), ("--chat",)])
+def test_a_model_cannot_command_a_terminal(model, run, monkeypatch, options):
+    """Control characters that it writes are written out for a terminal, and stay as they are for a file."""
+    evil = "\x1b]52;c;cm0=\x07\n"
+
+    def stream(self, prompts, sampling):
+        yield Piece(0, 0, 5, evil, "stop")
+
+    monkeypatch.setattr(Engine, "stream", stream)
+    assert evil in run(model, "x", *options)[0]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert run(model, "x", *options)[0].startswith("\\x1b]52;c;cm0=\\x07\n")

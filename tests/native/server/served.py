@@ -2,10 +2,12 @@
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import glob
 import json
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +23,16 @@ TALK = [{"role": "user", "content": "hello"}]
 _LISTENS = re.compile(r"listening on (\S+?)(?:,|$)")
 
 
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_us():
+    """In the child: be killed when the thread that started it ends, however it does; a killed worker leaves none."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 class Served:
     """A running `tilewise serve`, or a script that serves a model with settings."""
 
@@ -30,7 +42,7 @@ class Served:
         command = [sys.executable, "-m", "tilewise", "serve", str(model), *port, "--dtype", "f32", *options]
         if script is not None:
             command = [sys.executable, "-c", script, str(model), json.dumps(settings)]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=_end_with_us)
         self.log = []
         for line in self.process.stderr:
             self.log.append(line)
@@ -96,14 +108,19 @@ class Served:
 
     def children(self):
         """Process ids of the engine, then of whatever else any of its threads has started."""
-        first = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
-        others = [path for path in glob.glob(f"/proc/{self.process.pid}/task/*/children") if path != first]
-        return [int(one) for path in (first, *others) for one in Path(path).read_text().split()]
+        return children_of(self.process.pid)
 
     def close(self):
         with contextlib.suppress(ProcessLookupError):
             self.process.terminate()
         return self.process.wait(30)
+
+
+def children_of(process_id):
+    """Process ids that a process has started: those of its main thread first."""
+    first = f"/proc/{process_id}/task/{process_id}/children"
+    others = [path for path in glob.glob(f"/proc/{process_id}/task/*/children") if path != first]
+    return [int(one) for path in (first, *others) for one in Path(path).read_text().split()]
 
 
 def _content(answer):

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import sys
 from contextlib import aclosing
 
 import pytest
@@ -81,3 +82,20 @@ def test_ctrl_c_stops_an_answer(talk, monkeypatch):
     first, second = said.out.removesuffix("\n").split("\n", 1)
     assert second == answer("on and on", first, "and now?") and answer("on and on").startswith(first)
     usual_server().wait_idle()
+
+
+def test_a_server_cannot_command_a_terminal(talk, monkeypatch):
+    """Control characters of texts, thoughts and errors are written out; fields that are no text are passed over."""
+    evil = "\x1b]52;c;cm0=\x07"
+
+    async def events(self, path, body):
+        for delta in ({"content": 7}, {"reasoning_content": evil + "?"}, {"content": evil + "!"}):
+            yield {"choices": [{"delta": delta}]}
+
+    monkeypatch.setattr(Target, "events", events)
+    for is_terminal in (False, True):
+        for stream in (sys.stdout, sys.stderr):
+            monkeypatch.setattr(stream, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        said = talk("--quick", "hello")
+        assert ("\x1b" in said.out, "\x1b" in said.err) == (not is_terminal, not is_terminal)
+    assert said.out == "\\x1b]52;c;cm0=\\x07!\n" and "\\x1b]52;c;cm0=\\x07?" in said.err

@@ -220,6 +220,27 @@ def test_figures_count_what_was_done(server):
 
 
 @pytest.mark.slow
+def test_times_of_texts_add_up(server):
+    """Of more texts than are written at a time: each is counted once, a first token's time is that in the queue and in
+    prefill, and inference is prefill and decode."""
+    parts = ("queue", "prefill", "decode", "inference")
+    names = [f"request_{part}_time_seconds" for part in parts]
+    names += ["time_to_first_token_seconds", "e2e_request_latency_seconds", "inter_token_latency_seconds"]
+
+    def read():
+        return [[server.metric(f"{name}_{kind}") for kind in ("sum", "count")] for name in names]
+
+    before = read()
+    body = {"prompt": [[5, number] for number in range(12)], "max_tokens": 9, "ignore_eos": True}
+    server.ask(COMPLETION, body)
+    grown = [[new - old for new, old in zip(now, first)] for now, first in zip(read(), before)]
+    queue, prefill, decode, inference, first, whole, between = (seconds for seconds, _ in grown)
+    assert [count for _, count in grown] == [12, 12, 12, 12, 12, 1, 12 * 8]
+    assert queue + prefill == pytest.approx(first) and prefill + decode == pytest.approx(inference)
+    assert between == pytest.approx(decode) and min(queue, prefill, decode) > 0
+    assert inference < 12 * whole
+
+
 def test_vectors():
     """Of length one, of other lengths where asked, as numbers and as base64; a model that makes them writes nothing."""
     server = Served(small_model(), "--runner", "pooling", "--max-num-seqs", "4").wait_ready()

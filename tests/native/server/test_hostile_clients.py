@@ -1,5 +1,6 @@
 """Clients that mean no good: every answer is an error body with the right status, and nothing is held behind it."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from native.server.served import TALK, Served, small_model, usual_server
+from native.serve.test_grammar_trials import references
+from native.server.served import TALK, Served, children_of, small_model, usual_server
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 _JSON = b"content-type: application/json\r\n"
+SOAK_S = 3600
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +121,7 @@ WRONG = [
     ({"prompt": "x", "structured_outputs": {"regex": "(("}}, None),
     ({"prompt": "x", "structured_outputs": {"regex": "(a*)*(a{1000}){1000}b"}}, None),
     ({"prompt": "x", "structured_outputs": {"json": {"$ref": "http://127.0.0.1:9/x"}}}, None),
+    ({"prompt": "x", "structured_outputs": {"json": references(3000)}}, None),
     ({"prompt": "x", "response_format": {"type": "json_schema"}}, None),
     ({"prompt": "x", "response_format": {"type": "xml"}}, None),
     ({"prompt": "x", "allowed_token_ids": []}, None),
@@ -143,15 +147,53 @@ WRONG_TALKS = [
 ]
 
 
+WRONG_RESPONSES = [
+    ({"input": [{"type": "reasoning", "content": 7}]}, None),
+    ({"input": [{"type": "reasoning", "content": [{"text": 7}]}]}, None),
+    ({"input": [{"type": "function_call", "name": "f", "arguments": []}]}, None),
+    ({"input": [{"type": ["message"]}]}, None),
+    ({"input": [{"role": 7, "content": "x"}]}, "messages.0.role"),
+    ({"input": "x", "tools": [{"type": "web_search"}]}, None),
+    ({"input": "x", "text": {"format": {"type": "json_schema"}}}, None),
+    ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
+]
+
+
 def test_wrong_fields_are_named(server):
     """Status 400, and the field where one is wrong."""
-    for path, cases in ((COMPLETION, WRONG), (CHAT, WRONG_TALKS)):
+    for path, cases in ((COMPLETION, WRONG), (CHAT, WRONG_TALKS), ("/v1/responses", WRONG_RESPONSES)):
         for body, param in cases:
             for stream in ({}, {"stream": True}):
                 status, told = server.ask(path, {**stream, **body})
                 assert status == 400 and told["error"]["param"] == param, (str(body)[:200], told)
     status, told = server.ask(COMPLETION, {"prompt": "x", "model": "other"})
     assert (status, told["error"]["code"]) == (404, "model_not_found")
+    server.wait_idle()
+
+
+@pytest.mark.slow
+def test_costly_grammars_hold_up_no_others(server):
+    """While four that take seconds are compiled, a stream is written to its end, and plain requests are answered."""
+
+    def ask(number):
+        texts = {
+            f"{place}": {"type": "string", "pattern": f"^[a-z]{{1,{place % 9 + 1}}}$"} for place in range(8)
+        }
+        fields = {f"{number}.{place}": {"type": "object", "properties": texts} for place in range(400)}
+        body = {"prompt": "x", "structured_outputs": {"json": {"properties": fields}}, "max_tokens": 4}
+        return server.ask(COMPLETION, body)[0]
+
+    with ThreadPoolExecutor(4) as clients:
+        costly = [clients.submit(ask, number) for number in range(4)]
+        long = {"prompt": "x", "max_tokens": 240, "ignore_eos": True}
+        assert server.chunks(COMPLETION, long)[-1] == "[DONE]"
+        for _ in range(3):
+            assert server.ask(COMPLETION, {"prompt": "x", "max_tokens": 4})[0] == 200
+        assert not all(one.done() for one in costly)
+        assert {one.result() for one in costly} <= {
+            200,
+            400,
+        }  # a machine with much to do may find them too costly
     server.wait_idle()
 
 
@@ -164,6 +206,11 @@ def test_a_message_is_no_template(server):
 
 def _open_files(process_id):
     return len(os.listdir(f"/proc/{process_id}/fd"))
+
+
+def _sockets(process_id):
+    places = Path(f"/proc/{process_id}/fd")
+    return sum(os.readlink(places / one).startswith("socket:") for one in os.listdir(places))
 
 
 def _threads(process_id):
@@ -185,6 +232,10 @@ def _mutated(body, rng):
     return json.dumps({**body, name: rng.choice(values)}).encode()
 
 
+_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+_MANY = [f"word {number}" for number in range(300)]
+
+
 def _play(server, count, seed):
     """Requests gone wrong, some of whose clients leave before the answer."""
     rng = random.Random(seed)
@@ -195,6 +246,10 @@ def _play(server, count, seed):
         ("/tokenize", {"prompt": "x", "add_special_tokens": True}),
         ("/detokenize", {"tokens": [1, 2]}),
         ("/v1/embeddings", {"input": "x"}),
+        ("/v1/completions", {"prompt": "x", "structured_outputs": {"regex": "[a-f]{1,9}"}, "stream": True}),
+        ("/v1/chat/completions", {"messages": TALK, "tools": [_TOOL], "tool_choice": "required", "n": 2}),
+        ("/v1/responses", {"input": "hello", "max_output_tokens": 40, "stream": True, "seed": 1}),
+        ("/v1/completions", {"prompt": "x", "structured_outputs": {"choice": _MANY}, "seed": 2}),
     ]
     for _ in range(count):
         path, body = rng.choice(right)
@@ -212,14 +267,18 @@ def _play(server, count, seed):
 
 
 def _held(server):
-    """Files and threads of both processes, when nothing is asked; pools of threads need not be full yet, nor that of
-    the processes which render templates, each with two pipes."""
+    """Files and threads of both processes, when nothing is asked; pools of threads need not be full yet, nor those of
+    the processes which render templates and try grammars out, each with two pipes."""
     server.wait_idle()
     engine, *renderers = server.children()
-    assert len(renderers) <= 4  # as many as there are threads for prompts
-    files = _open_files(server.process.pid) - 2 * len(renderers), _open_files(engine)
+    trials = children_of(engine)
+    assert (
+        len(renderers) <= 4 and len(trials) <= 2
+    )  # as many as there are threads for prompts, and for grammars
+    files = _open_files(server.process.pid) - 2 * len(renderers), _open_files(engine) - 2 * len(trials)
     return [
-        (count, max(_threads(one), 8)) for count, one in zip(files, (server.process.pid, engine), strict=True)
+        (count, max(_threads(one), 14))
+        for count, one in zip(files, (server.process.pid, engine), strict=True)
     ]
 
 
@@ -257,9 +316,9 @@ def test_a_thousand_requests_gone_wrong_hold_nothing(server):
 
 
 @pytest.mark.soak
-def test_an_hour_of_mixed_load_in_constant_memory(server):
+def test_an_hour_of_mixed_load_in_constant_memory(server, capsys):
     """Clients that stay and clients that leave, requests gone wrong: files, threads, blocks and memory of both
-    processes are those of the first minute."""
+    processes are those of the first minute; says what they are."""
 
     def memory():
         processes = [server.process.pid, server.children()[0]]
@@ -273,10 +332,21 @@ def test_an_hour_of_mixed_load_in_constant_memory(server):
             with ThreadPoolExecutor(4) as clients:
                 list(clients.map(partial(_play, server, 50), range(4 * seed, 4 * seed + 4)))
 
-    play(60, 1000)
-    before, used = _held(server), memory()
-    play(3600, 2000)
+    def figures():
+        (files, threads), (engine_files, engine_threads) = _held(server)
+        http_kb, engine_kb = memory()
+        usage, texts = server.metric("kv_cache_usage_perc"), server.metric("request_generation_tokens_count")
+        return (
+            f"{texts:.0f} texts, {usage:.0%} of blocks; HTTP process: {files} files, {threads} threads, {http_kb} kB; "
+            f"engine: {engine_files} files, {engine_threads} threads, {engine_kb} kB"
+        )
+
+    play(SOAK_S / 60, 1000)
+    before, used, first = _held(server), memory(), figures()
+    play(SOAK_S, 2000)
     _nothing_is_held(server, before)
+    with capsys.disabled():
+        print(f"\nafter {SOAK_S / 60:g} s: {first}\nafter {SOAK_S:g} s more: {figures()}")
     assert all(new < old + (32 << 10) for new, old in zip(memory(), used))
 
 
@@ -303,6 +373,13 @@ def test_slow_senders_and_full_queues():
     try:
         assert _raw(server, b"POST /v1/comp") == b""
         assert _raw(server, b"") == b""
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as link:
+            with contextlib.suppress(OSError):
+                for _ in range(1000):  # headers without end, a byte at a time
+                    link.sendall(b"G")
+                    time.sleep(0.01)
+                raise AssertionError("a request of a thousand bytes took its time")
+            link.close()
         half = _post(b"{}", close=b"")[:-1]
         _error(_raw(server, half.replace(b"content-length", b"connection: close\r\ncontent-length")), 408)
         links = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(12)]
@@ -327,5 +404,54 @@ def test_slow_senders_and_full_queues():
         one.close()
         two.close()
         server.wait_idle()
+    finally:
+        assert server.close() == 0
+
+
+@pytest.mark.slow
+def test_readers_that_stop_are_ended(tmp_path):
+    """Whether an answer is still written or only its end is left: nothing waits for a client that reads nothing."""
+    settings = {"send_timeout_s": 0.3, "uds": str(tmp_path / "socket")}
+    server = Served(small_model(), script=STRICT, settings=settings)
+
+    def ask(path, body):
+        link = socket.socket(socket.AF_UNIX)
+        link.settimeout(60)
+        link.connect(settings["uds"])
+        link.sendall(_post(json.dumps(body).encode(), path=path.encode()))
+        return link
+
+    def read(link):
+        found = b""
+        with contextlib.suppress(ConnectionError), link:
+            while piece := link.recv(1 << 16):
+                found += piece
+        return found
+
+    try:
+        for _ in range(1000):
+            link = socket.socket(socket.AF_UNIX)
+            link.connect(settings["uds"])
+            link.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            if _parts(read(link))[0] == 200:
+                break
+            time.sleep(0.02)
+        read(ask("/detokenize", {"tokens": [5]}))
+        before = _sockets(server.process.pid)
+        whole = read(ask("/detokenize", {"tokens": [5] * 1000}))
+        assert _parts(whole)[0] == 200
+        counts = range(100_000, 320_000, 20_000)  # bytes: all that the system holds for a client, and more
+        links = [ask("/detokenize", {"tokens": [5] * count}) for count in (*counts, 1 << 20)]
+        long = {"prompt": "x", "n": 8, "max_tokens": 250, "ignore_eos": True, "stream": True, "logprobs": 20}
+        links.append(ask(COMPLETION, long))
+        for _ in range(1000):
+            if _sockets(server.process.pid) <= before:
+                break
+            time.sleep(0.02)
+        else:
+            raise AssertionError("a client that reads nothing is waited for")
+        assert len(read(links[-2])) < 1 << 20
+        for link in links:
+            link.close()
     finally:
         assert server.close() == 0

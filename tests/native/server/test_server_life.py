@@ -60,7 +60,10 @@ def _check_options(server):
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "order"
     lines = server.ask(CHAT, {**asked, "stream": True}, **key)[1].split("\n\n")[:-2]
     told = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
-    assert told[-1]["finish_reason"] == "tool_calls" and len(told) <= 4
+    deltas = [one["delta"]["tool_calls"][0]["function"] for one in told if "tool_calls" in one["delta"]]
+    written = choice["message"]["tool_calls"][0]["function"]["arguments"]
+    assert told[-1]["finish_reason"] == "tool_calls" and deltas[0]["name"] == "order"
+    assert "".join(one["arguments"] for one in deltas) == written
     long = {"prompt": "x", "max_tokens": 20, "ignore_eos": True, "stream": True, "return_token_ids": True}
     lines = server.ask(COMPLETION, long, **key)[1].split("\n\n")[:-2]
     sizes = [len(json.loads(line.removeprefix("data: "))["choices"][0]["token_ids"]) for line in lines]
@@ -159,6 +162,25 @@ def test_the_http_processs_death_ends_the_engine():
     server.process.kill()
     assert server.process.wait(30) == -signal.SIGKILL and _gone(engine)
     connection.close()
+
+
+@pytest.mark.slow
+def test_a_killed_test_leaves_no_server():
+    """The worker of a test run that is killed takes its servers with it, and their engines."""
+    program = """
+import sys, time
+from native.server.served import Served, small_model
+server = Served(small_model()).wait_ready()
+print(server.process.pid, *server.children(), flush=True)
+time.sleep(1000)
+"""
+    place = os.pathsep.join(path for path in sys.path if path)
+    command = [sys.executable, "-c", program]
+    environment = {**os.environ, "PYTHONPATH": place}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as worker:
+        processes = [int(one) for one in worker.stdout.readline().split()]
+        worker.kill()
+    assert len(processes) >= 2 and all(_gone(one) for one in processes)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from tilewise.server.pages import POLICY, assets
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PATHS = sorted(assets())
 EVIL = '<img src=x onerror="window.evil=1"><script>window.evil=1</script>'
-SPEED = re.compile(r"first token after [\d.]+ s, 20 tokens, [\d.]+ tokens/s")
+SPEED = re.compile(r"first token after [\d.]+ s, 20 tokens(, [\d.]+ tokens/s)?")  # none of a single piece
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +119,26 @@ def test_what_is_written_is_text(page):
     page.wait_for_selector("article.assistant")
     assert page.locator("article.assistant .body").text_content() == EVIL
     assert page.evaluate("window.evil") is None and page.locator("article img").count() == 0
+
+
+@pytest.mark.slow
+def test_code_is_set_apart(page):
+    """What stands between fences is a block of its own, as text; all of the text is there, and nothing of it runs."""
+    open_chat(page, usual_server())
+    talk(page, "code, please")
+    text = f"So:\n```html\n{EVIL}\n  x\n```\nand\n\n```\nlast"
+    page.evaluate(
+        """text => { const kept = JSON.parse(localStorage["tilewise.conversations"]);
+        kept[0].messages[1] = {role: "assistant", content: text};
+        localStorage["tilewise.conversations"] = JSON.stringify(kept); }""",
+        text,
+    )
+    page.reload()
+    page.wait_for_selector("article.assistant code")
+    body = page.locator("article.assistant .body")
+    assert body.text_content() == text and page.evaluate("window.evil") is None
+    assert body.locator("code").all_text_contents() == [f"{EVIL}\n  x\n", "last"]
+    assert "```" not in body.inner_text() and page.locator("article img").count() == 0
 
 
 @pytest.mark.slow

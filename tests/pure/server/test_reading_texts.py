@@ -31,6 +31,36 @@ CALLS = [
     ),
     ("phi4_mini_json", f"functools[{_CALL}]", [WEATHER]),
     ("pythonic", '[weather(city="Paris {x}", days=[1, 2]), time()]', [WEATHER, TIME]),
+    ("pythonic", "[ time( ) , weather( city='Paris {x}' ,days = [1, 2] ) ]", [TIME, WEATHER]),
+    ("hermes", f'<tool_call>[{_CALL}, {{"name": "time", "id": "x"}}]</tool_call>', [WEATHER, TIME]),
+    (
+        "llama3_json",
+        '{"name": "weather", "parameters": {"city": "Paris {x}", "days": [1, 2]}, "type": "function"}',
+        [WEATHER],
+    ),
+    (
+        "llama3_json",
+        '{"type": "function", "parameters": {"city": "Paris {x}", "days": [1, 2]}, "name": "weather"}',
+        [WEATHER],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "say", "arguments": {"text": "a \\"} [ \\\\"}}</tool_call>',
+        [("say", {"text": 'a "} [ \\'})],
+    ),
+    (
+        "phi4_mini_json",
+        'functools[{"name": "weather", "arguments": "{\\"city\\": \\"Paris {x}\\", \\"days\\": [1, 2]}"}]',
+        [WEATHER],
+    ),
+]
+BROKEN = [
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "b', "f", '{"a": "b', ""),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": </tool_call>so', "f", '{"a": ', "so"),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1,, }}</tool_call>', "f", '{"a": 1,, }', ""),
+    ("mistral", '[TOOL_CALLS]f{"a": [1', "f", '{"a": [1', ""),
+    ("pythonic", "[f(a=1, b=open('x'))]", "f", '{"a": 1', "open('x'))]"),
+    ("pythonic", "[f(a=1, b=[2", "f", '{"a": 1', ""),
 ]
 TEXTS = [
     ("hermes", "a < b and <tool_kit> is none"),
@@ -59,15 +89,85 @@ def _cut(text, places):
     return [text[a:b] for a, b in pairwise(ends)]
 
 
+def _calls(parts):
+    """Names and arguments, joined."""
+    found = []
+    for part in parts:
+        if part.kind == "call":
+            found.append([part.name, ""])
+        elif part.kind == "arguments":
+            found[-1][1] += part.text
+    return found
+
+
 @pytest.mark.parametrize(("form", "text", "calls"), CALLS)
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=12))
 def test_calls_are_found_wherever_pieces_are_cut(form, text, calls, places):
     """Names and arguments, in order; text before them is text."""
     found = _read(Way(tools=form), _cut(text, places))
-    told = [(part.name, json.loads(part.text)) for part in found if part.kind == "call"]
-    assert told == calls
+    assert [(name, json.loads(text)) for name, text in _calls(found)] == calls
     content = "".join(part.text for part in found if part.kind == "content").strip()
     assert content in ("", "Let me see.", "Well.") and (content != "") == text.startswith(("Let", "Well"))
+
+
+@pytest.mark.parametrize(("form", "text", "name", "arguments", "content"), BROKEN)
+@given(places=st.lists(st.integers(0, 1 << 16), max_size=6))
+def test_calls_that_break_off_have_what_came(form, text, name, arguments, content, places):
+    """No valid JSON, so that no client takes it for the whole."""
+    found = _read(Way(tools=form), _cut(text, places))
+    assert _calls(found) == [[name, arguments]]
+    assert "".join(part.text for part in found if part.kind == "content") == content
+
+
+@pytest.mark.parametrize(("form", "text", "calls"), CALLS)
+def test_names_come_first_and_arguments_piece_by_piece(form, text, calls):
+    """Of each call a part with its name alone, as soon as its arguments begin; where a call says its name last, when it
+    is whole."""
+    reader, told = Reader(Way(tools=form)), []
+    for place, letter in enumerate(text):
+        told += [(place, part) for part in reader.add(letter)]
+    first = next(place for place, part in told if part.kind == "call")
+    pieces = [part for _, part in told if part.kind == "arguments"]
+    assert all(not part.text for _, part in told if part.kind == "call")
+    if '"type": "function", "parameters"' in text or '"arguments": "' in text:
+        assert len(pieces) == 1
+    elif calls[0][1]:
+        whole = text.index("}" if form != "pythonic" else "]")
+        assert first < whole and len(pieces) > 2
+
+
+_PIECES = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "functools[", "<|python_tag|>", '{"name": "f", ']
+_PIECES += [
+    '"arguments": {',
+    '"a": 1',
+    "}",
+    "[",
+    "]",
+    "f(",
+    "g[ARGS]{",
+    "a=",
+    "1",
+    ", ",
+    ")",
+    '"',
+    "\\",
+    " ",
+    "x",
+    "\n",
+]
+
+
+@given(
+    form=st.sampled_from(sorted(FORMATS)),
+    thinks=st.booleans(),
+    text=st.lists(st.sampled_from(_PIECES), max_size=14).map("".join),
+    places=st.lists(st.integers(0, 1 << 16), max_size=6),
+)
+def test_what_is_told_does_not_depend_on_the_pieces(form, thinks, text, places):
+    """A stream, joined, is the whole answer, whatever a model writes."""
+    way = Way(tools=form, thinks=thinks)
+    assert _read(way, _cut(text, places)) == _read(way, [text])
+    assert _read(Way(calls=True), _cut(text, places)) == _read(Way(calls=True), [text])
 
 
 @pytest.mark.parametrize(("form", "text"), TEXTS)
@@ -110,9 +210,15 @@ def test_thoughts_are_told_apart(text, inside, thought, content, places):
 
 
 def test_calls_that_had_to_come():
-    """A named function's text is its arguments, piece by piece; a list of calls is told when it is whole."""
+    """A named function's text is its arguments, and a list of calls is told, piece by piece."""
     found = _read(Way(function="f"), ['{"a"', ": 1}"])
     assert found == [Part("call", "", "f"), Part("arguments", '{"a": 1}')]
     text = '[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {}}]'
-    assert _read(Way(calls=True), [text]) == [Part("call", '{"a": 1}', "f"), Part("call", "{}", "g")]
+    told = _read(Way(calls=True), [text])
+    assert told == [
+        Part("call", "", "f"),
+        Part("arguments", '{"a": 1}'),
+        Part("call", "", "g"),
+        Part("arguments", "{}"),
+    ]
     assert _read(Way(calls=True), [text[:20]]) == [Part("content", text[:20])]

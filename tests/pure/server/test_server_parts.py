@@ -160,9 +160,9 @@ def test_figures_in_prometheus_words():
     metrics = Metrics('a"b\\c')
     times = RequestTimes(1.0)
     metrics.read_prompt(100, 64)
-    for now in (1.5, 1.52, 1.54):
-        metrics.wrote_token(times, (0, 0), now)
-    metrics.finish_text(3, "stop")
+    for now, scheduled in ((1.5, 1.25), (1.52, None), (1.54, None)):
+        metrics.wrote_token(times, (0, 0), now, scheduled)
+    metrics.finish_text(3, "stop", times)
     metrics.finish_request(0.54)
     lines = metrics.text(EngineStats(1, 2, 10, 5, 3, 4)).splitlines()
     label = 'model_name="a\\"b\\\\c"'
@@ -179,6 +179,11 @@ def test_figures_in_prometheus_words():
         f'vllm:inter_token_latency_seconds_bucket{{{label},le="0.025"}} 2',
         f'vllm:inter_token_latency_seconds_bucket{{{label},le="+Inf"}} 2',
         f"vllm:inter_token_latency_seconds_count{{{label}}} 2",
+        f"vllm:request_queue_time_seconds_sum{{{label}}} 0.25",
+        f"vllm:request_prefill_time_seconds_sum{{{label}}} 0.25",
+        f"vllm:request_decode_time_seconds_sum{{{label}}} 0.04",
+        f"vllm:request_inference_time_seconds_sum{{{label}}} 0.29",
+        f"vllm:request_inference_time_seconds_count{{{label}}} 1",
     ):
         assert line in lines, line
 
@@ -266,6 +271,7 @@ def test_thoughts_and_calls_are_parts_of_a_message():
     assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
     assert choice["finish_reason"] == "tool_calls" and told["usage"]["completion_tokens"] == 4
     assert told["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+    assert told["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
     bound = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["yes"]))
     turn = open_turn("m", rendered, rendered.ids, bound, Way(thinks=True))
     take(turn, Piece(0, 0, 7, "yes", "stop"))

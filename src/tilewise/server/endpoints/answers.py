@@ -74,14 +74,26 @@ class Text:
         return found
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """Tokens that were read and written."""
-    return {
+def usage_of(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int | None = None
+) -> dict[str, Any]:
+    """Tokens that were read and written.
+
+    Args:
+        prompt_tokens: that were read.
+        completion_tokens: that were written.
+        cached_tokens: of those that were read, found in the cache.
+        reasoning_tokens: of those that were written, thoughts; None where these are not told apart.
+    """
+    found = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
+    if reasoning_tokens is None:
+        return found
+    return {**found, "completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
 
 
 def message_of(parts: Iterable[Part]) -> dict[str, Any]:

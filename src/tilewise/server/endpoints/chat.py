@@ -41,8 +41,9 @@ class Choice:
     Attributes:
         reader: takes it apart.
         text: what has come.
-        parts: of it, where it is told whole.
+        parts: of it that have not been told.
         num_calls: of tools that have been told of.
+        num_thought: tokens of thoughts, the marks around them included.
         has_begun: its first chunk was sent.
     """
 
@@ -50,7 +51,14 @@ class Choice:
     text: Text = field(default_factory=Text)
     parts: list[Part] = field(default_factory=list)
     num_calls: int = 0
+    num_thought: int = 0
     has_begun: bool = False
+
+    def take_parts(self) -> list[Part]:
+        """What is to be told now; all that is left, where the text has ended."""
+        is_over = self.text.finish_reason is not None
+        found, self.parts = [*self.parts, *(self.reader.finish() if is_over else [])], []
+        return merged(found)
 
 
 @dataclass
@@ -80,9 +88,14 @@ class Turn:
         """Tokens of all answers so far."""
         return sum(choice.text.num_tokens for choice in self.choices)
 
+    @property
+    def num_thought(self) -> int:
+        """Tokens of thoughts so far."""
+        return sum(choice.num_thought for choice in self.choices)
+
     def usage(self) -> dict[str, Any]:
         """Tokens so far."""
-        return usage_of(len(self.ids), self.num_written, self.num_cached)
+        return usage_of(len(self.ids), self.num_written, self.num_cached, self.num_thought)
 
     def finish_reason(self, choice: Choice) -> str | None:
         """Why an answer has ended, in OpenAI's words."""
@@ -203,18 +216,21 @@ async def answer_chat(service: Service, body: ChatBody, asked: Asked) -> dict[st
 
 
 def take(turn: Turn, piece: Piece) -> None:
-    """A piece of an answer came that will be told whole."""
+    """A piece of an answer came."""
     _note(turn, piece)
     choice = turn.choices[piece.choice]
     choice.text.add(piece)
+    was_thinking = choice.reader.is_thinking
     choice.parts += choice.reader.add(piece.text)
+    if piece.token is not None and (was_thinking or choice.reader.is_thinking):
+        choice.num_thought += 1
 
 
 def whole_chat(turn: Turn, body: ChatBody) -> dict[str, Any]:
     """The body of an answer, when all of it has come."""
     choices = []
     for index, choice in enumerate(turn.choices):
-        found = [*choice.parts, *choice.reader.finish()]
+        found = choice.take_parts()
         choice.num_calls = sum(part.kind == "call" for part in found)
         figures = None
         if choice.text.figures:
@@ -260,8 +276,7 @@ async def stream_chat(service: Service, body: ChatBody, asked: Asked) -> AsyncIt
         async with aclosing(pieces) as batches:  # type: ignore[type-var]
             async for batch in batches:
                 for piece in batch:
-                    _note(turn, piece)
-                    turn.choices[piece.choice].text.add(piece)
+                    take(turn, piece)
                 for index in dict.fromkeys(piece.choice for piece in batch):
                     choice = turn.choices[index]
                     if not choice.text.is_due(service.settings.stream_interval):
@@ -291,10 +306,9 @@ def _deltas(body: ChatBody, turn: Turn, index: int, choice: Choice) -> list[dict
     if not choice.has_begun:
         choice.has_begun = True
         found.append({"role": "assistant", "content": ""})
-    text, tokens, figures = choice.text.take()
+    _, tokens, figures = choice.text.take()
     is_over = choice.text.finish_reason is not None
-    parts = [*choice.reader.add(text), *(choice.reader.finish() if is_over else [])]
-    found += [_delta(choice, part) for part in merged(parts)]
+    found += [_delta(choice, part) for part in choice.take_parts()]
     told = [_told(index, delta) for delta in found]
     if figures:
         if len(told) < 2 and "role" in (told[-1]["delta"] if told else {"role": ""}):

@@ -17,11 +17,11 @@ from pydantic import ValidationError
 from tilewise.core import Border
 from tilewise.core.border import shown
 from tilewise.server.endpoints.answers import call_id, chat_figures
-from tilewise.server.endpoints.chat import Turn, begin
+from tilewise.server.endpoints.chat import Turn, begin, take
 from tilewise.server.errors import ApiError, of_exception, validation_error
 from tilewise.server.requests.bodies import ChatBody, ResponseBody
 from tilewise.server.requests.conversation import text_of
-from tilewise.server.requests.reading import Part, merged
+from tilewise.server.requests.reading import Part
 from tilewise.server.service import Asked, Service
 
 __all__ = ["answer_response", "chat_body", "stream_response"]
@@ -38,6 +38,7 @@ _SAME = (
     "priority",
 )
 _FIGURES = "message.output_text.logprobs"
+_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 _border = Border("server")
 
 
@@ -91,8 +92,8 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
         told = text_of(_content(item.get("output")))
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": told})
     elif kind == "reasoning":
-        parts = item.get("content") or ()
-        thought = "".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))
+        parts = _content(item.get("content") or [])
+        thought = text_of([{**part, "type": "text"} for part in parts]) if isinstance(parts, list) else parts
         if thought:
             messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
     else:
@@ -137,13 +138,18 @@ class _Output:
         turn: that is answered.
     """
 
-    def __init__(self, body: ResponseBody, turn: Turn, chat: ChatBody) -> None:
-        self._turn, self._body, self._chat = turn, body, chat
+    def __init__(self, body: ResponseBody, turn: Turn) -> None:
+        self.turn, self.body = turn, body
         self._id, self._created = f"resp_{secrets.token_hex(24)}", int(time.time())
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._number = -1
         self._figures: list[dict[str, Any]] = []
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether an event has told of it."""
+        return self._number >= 0
 
     def event(self, kind: str, **fields: Any) -> dict[str, Any]:
         """An event with its number."""
@@ -153,22 +159,22 @@ class _Output:
     def figures(self, tokens: list[int], found: list[Any]) -> None:
         """Log probabilities of tokens that came."""
         if found:
-            top = self._turn.params.logprobs or 0
+            top = self.turn.params.logprobs or 0
             self._figures += chat_figures(tokens, found, top)["content"]
 
     def whole(self, status: str) -> dict[str, Any]:
         """The response as it stands."""
-        body, choice = self._body, self._turn.choices[0]
+        body, choice = self.body, self.turn.choices[0]
         is_cut = choice.text.finish_reason == "length"
         told = "incomplete" if status == "completed" and is_cut else status
         usage = None
         if status == "completed":
             usage = {
-                "input_tokens": len(self._turn.ids),
-                "input_tokens_details": {"cached_tokens": self._turn.num_cached},
-                "output_tokens": self._turn.num_written,
-                "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": len(self._turn.ids) + self._turn.num_written,
+                "input_tokens": len(self.turn.ids),
+                "input_tokens_details": {"cached_tokens": self.turn.num_cached},
+                "output_tokens": self.turn.num_written,
+                "output_tokens_details": {"reasoning_tokens": self.turn.num_thought},
+                "total_tokens": len(self.turn.ids) + self.turn.num_written,
             }
         text = body.text.model_dump(exclude_none=True) if body.text is not None else {}
         return {
@@ -182,7 +188,7 @@ class _Output:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
-            "model": self._turn.model,
+            "model": self.turn.model,
             "output": [item for item in self._items if status == "completed"],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
@@ -191,11 +197,11 @@ class _Output:
                 "summary": None,
             },
             "store": False,
-            "temperature": self._turn.params.temperature,
+            "temperature": self.turn.params.temperature,
             "text": {"format": {"type": "text"}, **text},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
-            "top_p": self._turn.params.top_p,
+            "top_p": self.turn.params.top_p,
             "truncation": "disabled",
             "usage": usage,
             "user": body.user,
@@ -247,7 +253,7 @@ class _Output:
         item, self._open = self._open, None
         if item is None:
             return []
-        is_last_cut = self._turn.choices[0].text.finish_reason == "length"
+        is_last_cut = self.turn.choices[0].text.finish_reason == "length"
         item["status"] = "incomplete" if is_last_cut else "completed"
         index = len(self._items) - 1
         place: dict[str, Any] = {"item_id": item["id"], "output_index": index}
@@ -290,45 +296,18 @@ async def stream_response(
     Raises:
         ApiError, ConfigError: there is none; once it has begun, an event tells of what has failed.
     """
-    chat = chat_body(body)
-    turn = await begin(service, chat)
-    output, choice = _Output(body, turn, chat), turn.choices[0]
-    with service.admit(1):
-        pieces = service.ask([turn.ids], turn.params, asked, body.cache_salt, body.priority)
-        async with aclosing(pieces) as batches:  # type: ignore[type-var]
-            has_begun = False
-            try:
-                async for batch in batches:
-                    if not has_begun:
-                        has_begun = True
-                        turn.num_cached = batch[0].num_cached_tokens
-                        for kind in ("created", "in_progress"):
-                            yield output.event(f"response.{kind}", response=output.whole("in_progress"))
-                    for piece in batch:
-                        choice.text.add(piece)
-                    if not choice.text.is_due(service.settings.stream_interval):
-                        continue
-                    text, tokens, figures = choice.text.take()
-                    output.figures(tokens, figures)
-                    is_over = choice.text.finish_reason is not None
-                    parts = [*choice.reader.add(text), *(choice.reader.finish() if is_over else [])]
-                    for part in merged(parts):
-                        for event in output.add(part):
-                            yield event
-            except Exception as error:
-                if not has_begun:
-                    raise
-                told = of_exception(error)
-                failed = {
-                    **output.whole("failed"),
-                    "error": {"code": "server_error", "message": told.message},
-                }
-                yield output.event("response.failed", response=failed)
-                return
-    for event in output.close():
-        yield event
-    whole = output.whole("completed")
-    yield output.event(f"response.{whole['status']}", response=whole)
+    output = await _begin(service, body)
+    async with aclosing(_events(service, output, asked)) as events:  # type: ignore[type-var]
+        try:
+            async for event in events:
+                yield event
+        except Exception as error:
+            if not output.has_begun:
+                raise
+            told = of_exception(error)
+            code = _CODES.get(told.status, "server_error")
+            whole = {**output.whole("failed"), "error": {"code": code, "message": told.message}}
+            yield output.event("response.failed", response=whole)
 
 
 async def answer_response(service: Service, body: ResponseBody, asked: Asked) -> dict[str, Any]:
@@ -337,11 +316,39 @@ async def answer_response(service: Service, body: ResponseBody, asked: Asked) ->
     Raises:
         ApiError, ConfigError: there is none.
     """
-    last: dict[str, Any] = {}
-    async with aclosing(stream_response(service, body, asked)) as events:  # type: ignore[type-var]
-        async for event in events:
-            last = event
-    if last["type"] == "response.failed":
-        raise ApiError(500, str(last["response"]["error"]["message"]))
-    whole: dict[str, Any] = last["response"]
-    return whole
+    output = await _begin(service, body)
+    async with aclosing(_events(service, output, asked)) as events:  # type: ignore[type-var]
+        async for _ in events:
+            pass
+    return output.whole("completed")
+
+
+async def _begin(service: Service, body: ResponseBody) -> _Output:
+    chat = chat_body(body)
+    return _Output(body, await begin(service, chat))
+
+
+async def _events(service: Service, output: _Output, asked: Asked) -> AsyncIterator[dict[str, Any]]:
+    """Events until an answer is whole, or fails."""
+    body, turn = output.body, output.turn
+    (choice,) = turn.choices
+    with service.admit(1):
+        pieces = service.ask([turn.ids], turn.params, asked, body.cache_salt, body.priority)
+        async with aclosing(pieces) as batches:  # type: ignore[type-var]
+            async for batch in batches:
+                for piece in batch:
+                    take(turn, piece)
+                if not output.has_begun:
+                    for kind in ("created", "in_progress"):
+                        yield output.event(f"response.{kind}", response=output.whole("in_progress"))
+                if not choice.text.is_due(service.settings.stream_interval):
+                    continue
+                _, tokens, figures = choice.text.take()
+                output.figures(tokens, figures)
+                for part in choice.take_parts():
+                    for event in output.add(part):
+                        yield event
+    for event in output.close():
+        yield event
+    whole = output.whole("completed")
+    yield output.event(f"response.{whole['status']}", response=whole)

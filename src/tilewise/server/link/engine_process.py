@@ -4,7 +4,8 @@ Owns the engine. The parent is trusted to have checked what clients send, and is
 border refuses what is no request. Ends at once when the parent's end of the socket closes, whatever it is doing.
 
 Threads: the engine's own tells of pieces by `Outbox.put`, which waits only where the parent has stopped reading; the
-reader takes frames; preparing a request (its grammar may take a while) is done by two workers beside it.
+reader takes frames; preparing a request is done by two workers beside it, one with a grammar by two others, since
+that may take a while.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ class EngineProcess:
         self._names: dict[int, list[str]] = {}  # of the requests of each ask, until the parent ends it
         self._lock = threading.Lock()
         self._preparers = ThreadPoolExecutor(_PREPARERS, "tilewise-prepare")
+        self._compilers = ThreadPoolExecutor(_PREPARERS, "tilewise-compile")
 
     def obey(self, message: dict[str, Any]) -> None:
         """One message of the parent; answers come through the outbox."""
@@ -121,7 +123,9 @@ class EngineProcess:
         else:
             with self._lock:
                 self._names[number] = []
-            self._preparers.submit(self._ask, kind, number, message)
+            is_structured = "structured_outputs" in (message["params"] or {})  # which may take seconds
+            workers = self._compilers if is_structured else self._preparers
+            workers.submit(self._ask, kind, number, message)
 
     def _ask(self, kind: str, number: int, message: dict[str, Any]) -> None:
         try:

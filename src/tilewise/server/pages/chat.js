@@ -89,7 +89,7 @@ function drawn(message, place) {
   thoughts.append(element("summary", "Thoughts"), element("div", message.thoughts || "", "thoughts"));
   thoughts.hidden = !message.thoughts;
   const body = element("div", "", "body");
-  for (const token of message.tokens || [{ text: message.content }]) body.append(token_of(token));
+  fill(body, message);
   box.append(thoughts, body);
   if (message.role === "assistant") {
     const acts = element("div", "", "acts");
@@ -103,6 +103,27 @@ function drawn(message, place) {
     box.append(acts);
   }
   return box;
+}
+
+function fill(body, message) {
+  const shown = message.tokens ? message.tokens.map(token_of) : blocks_of(message.content);
+  body.replaceChildren(...shown);
+}
+
+/** Text, its code set apart: what stands between lines of three backticks. These lines stay part of the text. */
+function blocks_of(content) {
+  const found = [];
+  let code = null;
+  for (const line of content.split(/(?<=\n)/)) {
+    if (line.startsWith("```")) {
+      found.push(element("span", line, "fence"));
+      code = code ? null : element("code");
+      if (code) found.push(code);
+    } else if (code) code.append(line);
+    else if (found.length && !found.at(-1).className && found.at(-1).tagName === "SPAN") found.at(-1).append(line);
+    else found.push(element("span", line));
+  }
+  return found;
 }
 
 /** A piece of text; where its probability is known it is shaded, and shows it to pointer and keyboard. */
@@ -147,6 +168,14 @@ function choices_of({ token, logprob, top_logprobs }) {
   return [{ token, logprob }, ...others.map(({ token, logprob }) => ({ token, logprob }))];
 }
 
+/** The tokens of a piece that came, with their probabilities where they were asked for. */
+function tokens_of(text, entries) {
+  if (!entries.length) return [{ text }];
+  if (entries.length > 1 && entries.map(({ token }) => token).join("") === text)
+    return entries.map((entry) => ({ text: entry.token, choices: choices_of(entry) }));
+  return [{ text, choices: choices_of(entries[0]) }];
+}
+
 async function write(conversation) {
   tell("");
   const asked = body_of(conversation.messages);
@@ -173,12 +202,12 @@ async function write(conversation) {
       }
       if (delta.content || thought) times.push(performance.now());
       if (!delta.content) continue;
-      const entry = logprobs && logprobs.content && logprobs.content[0];
-      const token = { text: delta.content, ...(entry && { choices: choices_of(entry) }) };
+      const tokens = tokens_of(delta.content, (logprobs && logprobs.content) || []);
       message.content += delta.content;
-      message.tokens.push(token);
+      message.tokens.push(...tokens);
       const near = $("messages").scrollHeight - $("messages").scrollTop - $("messages").clientHeight < 80;
-      body.append(token_of(token));
+      if (tokens[0].choices) body.append(...tokens.map(token_of));
+      else body.replaceChildren(...blocks_of(message.content));
       if (near) bottom();
       speed(sent, times, Math.max(written, times.length));
     }

@@ -57,24 +57,40 @@ function line() {
   const made = document.createElementNS(SVG, "polyline");
   made.setAttribute("points", points.join(" "));
   $("rates").replaceChildren(made);
-  $("rates").setAttribute("aria-label", `Tokens a second, at most ${most.toFixed(1)}`);
+  const said = `${rates.length} s, at most ${most.toFixed(0)}`;
+  $("rates-most").textContent = said;
+  $("rates").setAttribute("aria-label", `Tokens a second: ${said}`);
+}
+
+/** Where each step is drawn: beside one another as they came, pauses no wider than a twentieth of all work. */
+function places_of(steps) {
+  const longest = steps.reduce((sum, [, seconds]) => sum + seconds, 0) / 20;
+  let place = 0;
+  let end = steps[0][0];
+  return steps.map(([at, seconds]) => {
+    place += Math.min(Math.max(at - end, 0), longest);
+    end = at + seconds;
+    place += seconds;
+    return place - seconds;
+  });
 }
 
 /** A box for each step: begun at, seconds, tokens of prompts, tokens of texts. */
 function draw(steps) {
   if (!steps.length) return $("steps").replaceChildren();
-  const begin = steps[0][0];
-  const span = Math.max(steps.at(-1)[0] + steps.at(-1)[1] - begin, 1e-6);
+  const places = places_of(steps);
+  const width = Math.max(places.at(-1) + steps.at(-1)[1], 1e-6);
+  const span = steps.at(-1)[0] + steps.at(-1)[1] - steps[0][0];
   const most = Math.max(...steps.map(([, , prompt, text]) => prompt + text), 1);
-  const boxes = steps.flatMap(([at, seconds, prompt, text]) => {
+  const boxes = steps.flatMap(([, seconds, prompt, text], n) => {
     const said = `${(seconds * 1000).toFixed(1)} ms, ${prompt} tokens of prompts, ${text} of texts`;
     let top = 60;
     return [["text", text], ["prompt", prompt]].map(([kind, count]) => {
       const box = document.createElementNS(SVG, "rect");
       const height = (58 * count) / most;
       top -= height;
-      const at_x = (300 * (at - begin)) / span;
-      const values = { x: at_x, y: top, width: Math.max((300 * seconds) / span - 0.15, 0.3), height, class: kind };
+      const at_x = (300 * places[n]) / width;
+      const values = { x: at_x, y: top, width: Math.max((300 * seconds) / width - 0.15, 0.3), height, class: kind };
       for (const [name, value] of Object.entries(values)) box.setAttribute(name, value);
       box.append(document.createElementNS(SVG, "title"));
       box.firstChild.textContent = said;
@@ -82,7 +98,9 @@ function draw(steps) {
     });
   });
   $("steps").replaceChildren(...boxes);
-  $("steps").setAttribute("aria-label", `The last ${steps.length} steps, ${span.toFixed(1)} s, at most ${most} tokens`);
+  const told = `${steps.length} in ${span.toFixed(1)} s, at most ${most} tokens`;
+  $("steps-most").textContent = told;
+  $("steps").setAttribute("aria-label", `The last steps: ${told}`);
 }
 
 async function update() {

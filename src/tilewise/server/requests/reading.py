@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewise.server.requests.tool_parsers import FORMATS, Call, ToolReader, held
+from tilewise.server.requests.tool_parsers import FORMATS, REQUIRED, Call, More, ToolReader, held
 
 __all__ = ["REASONING_PARSERS", "Part", "Reader", "Way", "merged"]
 
@@ -23,8 +22,8 @@ class Part:
     """Something that came.
 
     Attributes:
-        kind: `reasoning`, `content`, `call` or, of a call whose name is known, its `arguments`.
-        text: of it; of a call its arguments.
+        kind: `reasoning`, `content`, `call`, which begins one, or more of its `arguments`.
+        text: of it; of a call none.
         name: of a call's function.
     """
 
@@ -61,11 +60,17 @@ class Reader:
 
     def __init__(self, way: Way) -> None:
         self._way = way
-        self._tools = None if way.tools is None else ToolReader(FORMATS[way.tools])
+        form = REQUIRED if way.calls else None if way.tools is None else FORMATS[way.tools]
+        self._tools = None if form is None else ToolReader(form)
         self._state = "thinking" if way.thinks and way.is_thinking else "before" if way.thinks else "text"
         self._left = ""
         self._is_named = False
         self._has_thought = False
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the text is within a thought."""
+        return self._state == "thinking"
 
     def add(self, text: str) -> list[Part]:
         """What can be told now.
@@ -73,9 +78,6 @@ class Reader:
         Args:
             text: that came.
         """
-        if self._way.calls:
-            self._left += text
-            return []
         if self._way.function is not None:
             return self._arguments(text)
         found: list[Part] = []
@@ -85,8 +87,6 @@ class Reader:
     def finish(self) -> list[Part]:
         """The text has ended: what is left."""
         left, self._left = self._left, ""
-        if self._way.calls:
-            return _required(left)
         if self._way.function is not None:
             return self._arguments("")
         found = [Part("reasoning", left)] if self._state == "thinking" and left else []
@@ -144,19 +144,12 @@ class Reader:
         return text
 
 
-def _part(found: str | Call) -> Part:
+def _part(found: str | Call | More) -> Part:
     if isinstance(found, Call):
-        return Part("call", found.arguments, found.name)
+        return Part("call", "", found.name)
+    if isinstance(found, More):
+        return Part("arguments", found.text)
     return Part("content", found)
-
-
-def _required(text: str) -> list[Part]:
-    """Calls of a text that had to be a list of them; one that was cut is told as it stands."""
-    try:
-        given = json.loads(text)
-        return [Part("call", json.dumps(c["parameters"], ensure_ascii=False), str(c["name"])) for c in given]
-    except (ValueError, TypeError, KeyError):
-        return [Part("content", text)] if text else []
 
 
 def merged(parts: Sequence[Part]) -> list[Part]:

@@ -1,0 +1,38 @@
+"""What comes from outside (models, servers) on its way to a terminal: as text, and nothing that the terminal obeys.
+
+A terminal does what control characters say: it moves, hides what was written, or puts text on the clipboard. Where
+output is no terminal, it is data and stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+__all__ = ["escaped", "write_to"]
+
+_CONTROLS = {*range(0x20), *range(0x7F, 0xA0)} - {ord("\n"), ord("\t")}
+_TURNS = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}  # they show text in another order than it has
+_WRITTEN = {
+    **{code: f"\\x{code:02x}" for code in _CONTROLS},
+    **{code: f"\\u{code:04x}" for code in _TURNS},
+}
+
+
+def escaped(text: str) -> str:
+    """Text without control characters but line ends and tabs; others are written as Python writes them.
+
+    Args:
+        text: from outside.
+    """
+    return text.translate(_WRITTEN)
+
+
+def write_to(file: TextIO, text: str) -> None:
+    """Write text from outside, and do not wait for more: as it is, or escaped where the file is a terminal.
+
+    Args:
+        file: standard output or error.
+        text: from outside.
+    """
+    file.write(escaped(text) if file.isatty() else text)
+    file.flush()

@@ -1,0 +1,148 @@
+"""The `openai` client where something goes wrong: connections lost, servers that load or are full, failing answers."""
+
+import contextlib
+import socket
+import threading
+
+import openai
+import pytest
+
+from native.server.served import TALK, Served, small_model, usual_server
+
+ASKED = {"model": "small", "messages": TALK, "max_completion_tokens": 8, "seed": 4}
+BOMB = {
+    "type": "object",
+    "properties": {"first": {"type": "boolean"}, "then": {"type": "string", "pattern": "^c(a{1000}){1000}$"}},
+    "required": ["first", "then"],
+}
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    """Retries that no header puts off come at once."""
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+
+
+@contextlib.contextmanager
+def lossy(port, lost):
+    """A way to a server on which connections are cut: after so many bytes of its answer each, None for not at all.
+    Gives the address, and what is left of `lost`."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def carry(source, sink, most):
+        with contextlib.suppress(OSError):
+            while (most is None or most > 0) and (piece := source.recv(1 << 16 if most is None else most)):
+                sink.sendall(piece)
+                most = None if most is None else most - len(piece)
+        for link in (source, sink):
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+
+    def accept():
+        with contextlib.suppress(OSError):
+            while True:
+                near = listener.accept()[0]
+                most = lost.pop(0) if lost else None
+                far = socket.create_connection(("127.0.0.1", port))
+                for ends in ((near, far, None), (far, near, most)):
+                    threading.Thread(target=carry, args=ends, daemon=True).start()
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    finally:
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+
+def test_connections_that_are_lost_are_tried_again():
+    """Twice without a byte, then within the head of an answer: the third try has it; without more tries it is an error
+    of the client's own."""
+    server = usual_server()
+    lost = [0, 20, None]
+    with (
+        lossy(server.port, lost) as url,
+        openai.OpenAI(base_url=url, api_key="none", max_retries=2) as client,
+    ):
+        told = client.chat.completions.create(**ASKED)
+        assert told.choices[0].finish_reason and not lost
+        lost[:] = [0]
+        hasty = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        with hasty, pytest.raises(openai.APIConnectionError):
+            hasty.chat.completions.create(**ASKED)
+    server.wait_idle()
+
+
+def test_a_connection_lost_within_a_stream_is_an_error_and_frees_its_blocks():
+    """What came is no whole answer, and the client says so; the server writes it no further."""
+    server = usual_server()
+    with lossy(server.port, [900]) as url, openai.OpenAI(base_url=url, api_key="none") as client:
+        found = []
+        with pytest.raises(Exception, match=r"(?i)peer closed|incomplete|disconnected|connection"):
+            for chunk in client.completions.create(
+                model="small", prompt="x", max_tokens=200, stream=True, extra_body={"ignore_eos": True}
+            ):
+                found.append(chunk)
+        assert found
+    server.wait_idle()
+
+
+def test_a_response_that_fails_says_so():
+    """A stream of `/v1/responses` ends with `response.failed`, which has the whole response and its error; a whole one
+    is the client's exception for its status."""
+    with openai.OpenAI(base_url=f"{usual_server().url}/v1", api_key="none", max_retries=0) as client:
+        form = {"type": "json_schema", "name": "bomb", "schema": BOMB}
+        asked = {"model": "small", "input": "hello", "text": {"format": form}}
+        extra = {"seed": 1}
+        events = list(client.responses.create(**asked, stream=True, extra_body=extra))
+        assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        last = events[-1]
+        assert last.type == "response.failed" and last.response.status == "failed"
+        assert last.response.id == events[0].response.id
+        assert last.response.error.code == "invalid_prompt" and "simple enough" in last.response.error.message
+        with pytest.raises(openai.BadRequestError, match="simple enough"):
+            client.responses.create(**asked, extra_body=extra)
+    usual_server().wait_idle()
+
+
+@pytest.mark.slow
+def test_a_server_that_loads_or_is_full_is_asked_again():
+    """503 while the model is loaded and 429 while others are answered, both with `Retry-After`: the client comes back
+    until it has its answer."""
+    server = Served(
+        small_model(), "--served-model-name", "small", "--max-num-seqs", "1", "--max-num-waiting", "1"
+    )
+    heard = []
+
+    def hear(response):
+        heard.append((response.status_code, response.headers.get("retry-after")))
+
+    try:
+        own = openai.DefaultHttpxClient(event_hooks={"response": [hear]})
+        with openai.OpenAI(
+            base_url=f"{server.url}/v1", api_key="none", max_retries=30, http_client=own
+        ) as client:
+            assert client.chat.completions.create(**ASKED).choices[0].finish_reason
+            assert {*heard[:-1]} <= {(503, "1")} and heard[-1][0] == 200
+            heard.clear()
+            long = {"model": "small", "prompt": "x", "max_tokens": 250, "n": 2, "stream": True}
+            with client.completions.create(**long, extra_body={"ignore_eos": True}) as stream:
+                next(iter(stream))
+                full = threading.Event()
+                reader = threading.Thread(target=lambda: full.wait(30) and [*stream])
+                reader.start()
+                with pytest.raises(openai.RateLimitError) as caught:
+                    client.with_options(max_retries=0).chat.completions.create(**ASKED)
+                assert caught.value.code == "rate_limit_exceeded"
+                full.set()
+                assert client.chat.completions.create(**ASKED).choices[0].finish_reason
+                reader.join()
+            refused = [status for status, _ in heard if status == 429]
+            assert refused and all(after == "1" for status, after in heard if status == 429)
+        server.wait_idle()
+    finally:
+        assert server.close() == 0

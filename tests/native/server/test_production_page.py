@@ -1,0 +1,140 @@
+"""docs/serving.md in production: the unit, the container's lines, the proxy's, as far as this machine can run them."""
+
+import http.client
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import typer
+
+from native.server.served import Served, small_model
+from tilewise.cli.main import app
+
+PAGE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text("utf-8")
+
+
+def block(language):
+    """The only block of a language."""
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return found
+
+
+def needs(program):
+    """Where a program is; skips where there is none."""
+    place = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
+    if place is None:
+        pytest.skip(f"there is no {program} on this machine")
+    return place
+
+
+def parse_serve(words):
+    """The options of a command line of `tilewise serve`, as the command reads them."""
+    assert words[:2] == ["tilewise", "serve"]
+    command = typer.main.get_command(app).commands["serve"]
+    return command.make_context("serve", words[2:]).params
+
+
+def test_the_units_command_is_one():
+    """Its options are known; its socket lies where the unit makes a folder, its keys where it loads them."""
+    lines = dict(line.split("=", 1) for line in block("ini").splitlines() if "=" in line)
+    words = shlex.split(lines["ExecStart"])
+    given = parse_serve(["tilewise", *words[1:]])
+    assert str(given["uds"]).startswith(f"/run/{lines['RuntimeDirectory']}/")
+    assert str(given["api_key_file"]) == f"%d/{lines['LoadCredential'].split(':')[0]}"
+    assert int(lines["TimeoutStopSec"]) > given["shutdown_timeout"]
+
+
+@pytest.mark.slow
+def test_systemd_takes_the_unit(tmp_path):
+    """`systemd-analyze verify` finds nothing wrong with it but that nothing is installed here."""
+    program = needs("systemd-analyze")
+    unit = tmp_path / "tilewise.service"
+    unit.write_text(block("ini").replace("/usr/local/bin/tilewise", shutil.which("true")))
+    done = subprocess.run([program, "verify", "--man=no", unit], capture_output=True, text=True, timeout=120)
+    ours = [line for line in done.stderr.splitlines() if "tilewise" in line]
+    assert not ours and done.returncode == 0, done.stderr
+    unit.write_text(unit.read_text().replace("MemoryMax=90%", "MemoryMax=much"))
+    wrong = subprocess.run([program, "verify", "--man=no", unit], capture_output=True, text=True, timeout=120)
+    assert "memory limit" in wrong.stderr
+
+
+def test_the_containers_lines_are_a_command():
+    """Its steps are those that a container file may have; entry point and arguments are one command line; it listens on
+    the port that it exposes, and installs the package as it is called."""
+    steps = [line.split(" ", 1) for line in block("dockerfile").splitlines()]
+    assert [name for name, _ in steps] == ["FROM", "RUN", "USER", "EXPOSE", "ENTRYPOINT", "CMD"]
+    told = dict(steps)
+    given = parse_serve([*json.loads(told["ENTRYPOINT"]), *json.loads(told["CMD"])])
+    assert str(given["port"]) == told["EXPOSE"] and given["host"] == "0.0.0.0"
+    made = re.search(r"useradd .*?(\S+)$", told["RUN"])
+    assert made[1] == told["USER"] and "pip install --no-cache-dir tilewise " in told["RUN"]
+    assert tuple(map(int, re.search(r"python:(\d+)\.(\d+)", told["FROM"]).groups())) >= (3, 10)
+
+
+@pytest.mark.slow
+def test_nginx_hands_on_streams(tmp_path):
+    """Behind the proxy of the page an answer comes piece by piece: the client has its first before the last is written;
+    what is larger than a body may be, the proxy refuses itself."""
+    program = needs("nginx")
+    place, logs = tmp_path / "socket", tmp_path / "logs"
+    logs.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    locations = block("nginx").replace("/run/tilewise/socket", str(place))
+    temporary = "".join(
+        f"{kind}_temp_path {logs}/{kind};\n" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    user = "user root;" if os.getuid() == 0 else ""  # of those who may read a test's folder
+    (tmp_path / "nginx.conf").write_text(
+        f"{user} daemon off; pid {tmp_path}/pid; error_log {logs}/error;\nevents {{}}\n"
+        f"http {{\naccess_log off;\n{temporary}server {{\nlisten 127.0.0.1:{port};\n{locations}}}\n}}\n"
+    )
+    command = [program, "-p", tmp_path, "-c", tmp_path / "nginx.conf"]
+    checked = subprocess.run([*command, "-t"], capture_output=True, text=True, timeout=60)
+    assert checked.returncode == 0, checked.stderr
+    server = Served(small_model(), "--uds", str(place), "--served-model-name", "small")
+    proxy = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(500):
+            status = _ask(port, "/v1/models")[0]
+            if status == 200:
+                break
+            time.sleep(0.02)
+        assert status == 200
+        asked = {"model": "small", "prompt": "x", "max_tokens": 240, "ignore_eos": True, "stream": True}
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("POST", "/v1/completions", json.dumps(asked), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        sizes = []
+        while piece := answer.read1(1 << 16):
+            sizes.append(len(piece))
+        connection.close()
+        assert answer.status == 200 and len(sizes) > 20
+        assert _ask(port, "/v1/completions", b"x" * (9 << 20))[0] == 413
+        assert _ask(port, "/metrics")[0] == 404  # the page's proxy hands on what is below /v1/ alone
+    finally:
+        proxy.terminate()
+        proxy.wait(30)
+        assert server.close() == 0
+
+
+def _ask(port, path, body=None):
+    """Status and body; (0, b"") where nothing listens."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(
+            "GET" if body is None else "POST", path, body, {"content-type": "application/json"}
+        )
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    except OSError:
+        return 0, b""
+    finally:
+        connection.close()
