@@ -7,6 +7,7 @@ took part in it; logits that are no numbers are one of their own request. All ot
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as PySequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -18,6 +19,7 @@ from tilewise.core import TilewiseError
 from tilewise.generate import Batch, History
 from tilewise.serve.draft_model import DraftModel
 from tilewise.serve.outputs import Piece
+from tilewise.serve.pace import Pace
 from tilewise.serve.request import Request
 from tilewise.serve.scheduler import Limits, Scheduled, Scheduler
 from tilewise.serve.sequence import Sequence, Status
@@ -122,6 +124,7 @@ class EngineCore:
         draft_model: DraftModel | None = None,
     ) -> None:
         self.scheduler = Scheduler(limits)
+        self._pace = Pace()
         self._runner = runner
         self._tokenizer = tokenizer
         self._speculation = speculation
@@ -204,12 +207,16 @@ class EngineCore:
             self.scheduler.repeat()
         else:
             self._take_down()
+            self.scheduler.free_tokens = self._pace.free_tokens
             parts = self.scheduler.schedule()
+        begin = time.perf_counter()
         try:
             rows = self._runner.run(parts, meanwhile, tokens) if parts else np.zeros((0, 0))
         except TilewiseError as error:
             tell([*self.settle(), *self._fail([part.sequence for part in parts], error)])
             return
+        num_tokens = sum([part.end - part.start for part in parts])
+        self._pace.note(num_tokens, num_tokens == len(parts), time.perf_counter() - begin)
         if foreseen is None or not self._goes_on(parts, foreseen, rows):
             self.scheduler.complete(parts)
             self._take(parts, rows)

@@ -220,6 +220,7 @@ def test_priorities_go_first():
 def test_texts_of_one_prompt_share_its_blocks():
     """Four texts of a prompt of three blocks and a bit: the three are held by all, the rest is each text's own."""
     machine = Machine(Scheduler(Limits(4, 300, 4, 12, MAX_CONTEXT)))
+    machine.scheduler.free_tokens = 3 * 5
     machine.add(Arrival(0, 3 * BLOCK_SIZE + 5, 9, n=4))
     machine.step()
     assert machine.scheduler.num_running == 1  # the others wait for the prompt
