@@ -56,12 +56,13 @@ def core_of(
     limits: Limits | None = None,
     speculation: SpeculativeConfig | None = None,
     draft_model: DraftModel | None = None,
+    free_tokens: int | None = None,
 ) -> EngineCore:
     """An engine without a thread, which reads prompts in the same chunks every time."""
     runner = Runner(model.instance, model.max_blocks)
     core = EngineCore(runner, limits or model.limits, model.tokenizer, speculation, draft_model)
     core._pace = StillPace()
-    core._pace.free_tokens = 1 + core.scheduler.limits.max_num_batched_tokens // 2
+    core._pace.free_tokens = free_tokens or core.scheduler.limits.max_num_batched_tokens
     return core
 
 
