@@ -2,18 +2,18 @@
 
 Claims ("must" and "goal" of the server's issue are printed beside each figure):
 
-- one-stream: tokens a second after the first one, asked for over HTTP as a stream of single tokens, are 0.97, goal 0.99,
-  of the same engine's in a process without a server. Both processes take turns, each idle in the other's.
+- one-stream: tokens a second after the first one, asked for over HTTP as a stream of single tokens, are 0.97, goal
+  0.99, of the same engine's in a process without a server. Both processes take turns, each idle in the other's.
 - throughput: 16 clients that each ask again as soon as they are answered (prompts of 128 tokens, 128 new ones, greedy,
-  past end tokens) get 1.2, goal 2 times the output tokens a second of llama.cpp's `llama-server -np 16` over a GGUF file
-  of the same shape. Both servers take turns under the same load. Without `--llama-server` the figure is ours alone.
-- long-prompt: while a prompt of 2,000 tokens is read, the 99th percentile of times between two tokens of running streams is at
-  most 2, goal 1.3 times that before it came; and its own first token comes within twice the time that it takes alone.
-- start: from the start of the command to the end of the first answer, weights in the page cache: 4 s, goal 2 s.
+  past end tokens) get 1.2, goal 2 times the output tokens a second of llama.cpp's `llama-server -np 16` over a GGUF
+  file of the same shape. Both servers take turns under the same load. Without `--llama-server` it is ours alone.
+- long-prompt: while a prompt of 2,000 tokens is read, the 99th percentile of times between two tokens of running
+  streams is at most 2, goal 1.3 times that before it came; its first token comes within twice its time alone.
+- start: from the start of the command to the first answer, weights in the page cache: 4 s, goal 2 s.
 
-The model has TinyLlama-1.1B's shape and seeded weights in bf16, in a folder that is made once (2.2 GB) and removed at the
-end unless `--folder` names one. Servers are processes of `tilewise serve` with its usual settings, asked by the client of
-`tilewise bench serve`. A figure is the median over rounds.
+The model has TinyLlama-1.1B's shape and seeded weights in bf16, in a folder that is made once (2.2 GB) and removed at
+the end unless `--folder` names one. Servers are processes of `tilewise serve` with its usual settings, asked by the
+client of `tilewise bench serve`. A figure is the median over rounds.
 
 `llama-server` is built from the sources that llama-cpp-python brings:
 

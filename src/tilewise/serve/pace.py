@@ -2,7 +2,8 @@
 
 A step with few tokens takes as long as reading the weights does, a step with many as long as computing does. Up to
 where the two are equal, tokens are nearly free, so a prompt that is read in such chunks keeps its speed, and texts keep
-theirs. Where more texts write than that, as many tokens are read: then neither takes more than twice as long as alone.
+theirs. Where more texts write than that, as many tokens are read. Either way neither takes more than twice as long as
+alone, also where reading weights and computing do not overlap at all.
 Chunks decide no bit of what is written, so times may choose them.
 """
 
@@ -17,7 +18,6 @@ USUAL_FREE_TOKENS = 8
 """Until steps were measured: what processors that multiply in bf16 or read memory slowly have at least."""
 _MANY = 64  # tokens of a step that computing bounds
 _KEPT = 9  # steps of a kind, of which the median counts
-_SHARE = 0.75  # of where the two are equal: before that, a step already takes longer than either
 
 
 class Pace:
@@ -44,4 +44,4 @@ class Pace:
             return
         if self._writing and self._token:
             token = max(statistics.median(self._token), 1e-9)
-            self.free_tokens = max(1, int(_SHARE * statistics.median(self._writing) / token))
+            self.free_tokens = max(1, int(statistics.median(self._writing) / token))
