@@ -25,7 +25,7 @@ def test_nothing_is_known_before_both_kinds_of_steps_were_made():
     assert play(Pace(), [(256, False)] * 9) == USUAL_FREE_TOKENS
 
 
-@pytest.mark.parametrize("token_ms,least,most", [(5.0, 9, 10), (0.5, 99, 100), (25.0, 2, 2), (1000.0, 1, 1)])
+@pytest.mark.parametrize("token_ms,least,most", [(5.0, 9, 10), (0.5, 99, 100), (25.0, 2, 4), (1000.0, 1, 4)])
 def test_as_many_as_are_computed_while_the_weights_are_read(token_ms, least, most):
     """On a machine that computes slowly or quickly for its memory; never none."""
     found = play(Pace(), [(256, False), (1, True), (4, True)], token_ms=token_ms)
