@@ -47,8 +47,8 @@ class EngineSettings:
             `longrope`); by default `models.default_context`. The text depends on it, and on no other size.
         max_context: positions per sequence that there is room for; at most `max_model_len`, which is the default.
         max_num_seqs: texts that are written at a time; others wait.
-        max_num_batched_tokens: tokens of one call of the model; prompts are read in chunks of at most so many. At least
-            `max_num_seqs`, to which it is raised.
+        max_num_batched_tokens: tokens of one call of the model; prompts are read in chunks of at most so many, of fewer
+            where texts are written in the same call. At least `max_num_seqs`, to which it is raised.
         kv_cache_memory_bytes: for keys and values over all devices of a copy. By default room for `max_num_seqs`
             sequences of full length, but no more than 1 GiB where one of them fits that.
         workers_per_device: threads that compute, of each device; None: as many as the processor has room for, shared
