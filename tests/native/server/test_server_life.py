@@ -46,8 +46,8 @@ def _begin(server, body):
 def test_an_engine_that_is_told_of_no_model_ends():
     """In peace where the command has ended before, and with what started it."""
     spawned = spawn_engine()
-    spawned.end()
-    assert spawned.process.returncode == 0
+    spawned.link.close()
+    assert spawned.process.wait(60) == 0
     spawned = spawn_engine()
     process = spawned.process
     del spawned
