@@ -7,13 +7,14 @@ Runs with a Python of its own that has `llama-cpp-python`, `gguf` and `numpy`, a
 
 The model is a GGUF file of the shape that --serve gives as JSON, with random weights, made in a temporary folder. Each
 line of standard input is a number N; the answer is a line of JSON: seconds of N tokens, each decoded alone behind a
-short context, and of one prompt, from an empty cache.
+short context, and of one prompt, from an empty cache. With --write it only writes that file, for llama.cpp's server.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -122,8 +123,12 @@ def main() -> None:
     """Parse arguments, serve."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--serve", type=json.loads, required=True, metavar="JSON")
-    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--write", type=Path, metavar="FILE", help="where the model is written, and no more")
     options = parser.parse_args()
+    if options.write is not None:
+        write_model(options.write, options.serve["shape"], options.serve["dtype"])
+        return
     serve(options.serve, options.threads)
 
 

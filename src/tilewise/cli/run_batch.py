@@ -92,6 +92,7 @@ def run_batch(
             dtype=dtype,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
+            enable_prompt_pacing=False,
         )
     with engine:
         answers = list(answer_lines(engine, files, lines, ProgressTracker()))

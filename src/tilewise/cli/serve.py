@@ -283,6 +283,9 @@ def serve(
 
     Example: `tilewise serve demo/model --port 8000 --api-key-file keys.txt`
     """
+    from tilewise.server.link.spawn import spawn_engine
+
+    spawned = spawn_engine()  # it loads its modules while those below are loaded
     from tilewise.checkpoint import find_model
     from tilewise.server import ServerSettings
     from tilewise.server import serve as run
@@ -351,6 +354,7 @@ def serve(
         settings,
         engine,
         name=model,
+        spawned=spawned,
         on_listening=lambda address: say(
             f"listening on {address}" + ("" if uds is not None else f", open to {open_to}{guard}")
         ),

@@ -19,6 +19,7 @@ from tilewise.core.limits import num_cores
 from tilewise.generate import Batch, History
 from tilewise.serve.draft_model import DraftModel
 from tilewise.serve.outputs import Piece
+from tilewise.serve.pace import Pace
 from tilewise.serve.request import Request
 from tilewise.serve.scheduler import Limits, Scheduled, Scheduler
 from tilewise.serve.sequence import Sequence, Status
@@ -123,6 +124,7 @@ class EngineCore:
         draft_model: DraftModel | None = None,
     ) -> None:
         self.scheduler = Scheduler(limits)
+        self._pace = Pace()
         self._runner = runner
         self._tokenizer = tokenizer
         self._speculation = speculation
@@ -205,13 +207,17 @@ class EngineCore:
             self.scheduler.repeat()
         else:
             self._take_down()
+            self.scheduler.free_tokens = self._pace.free_tokens
             parts = self.scheduler.schedule()
             self._date(parts)
+        begin = time.perf_counter()
         try:
             rows = self._runner.run(parts, meanwhile, tokens) if parts else np.zeros((0, 0))
         except TilewiseError as error:
             tell([*self.settle(), *self._fail([part.sequence for part in parts], error)])
             return
+        num_tokens = sum([part.end - part.start for part in parts])
+        self._pace.note(num_tokens, num_tokens == len(parts), time.perf_counter() - begin)
         if foreseen is None or not self._goes_on(parts, foreseen, rows):
             self.scheduler.complete(parts)
             self._take(parts, rows)

@@ -50,7 +50,7 @@ class LLM:
             given = {ours: settings[name] for name, ours in _OF_ENCODERS.items() if name in settings}
             self._encoder = Encoder(self._model_dir, **{"dtype": "auto", **given})
         else:
-            self._engine = Engine(self._model_dir, **settings)
+            self._engine = Engine(self._model_dir, **{"enable_prompt_pacing": False, **settings})
 
     @property
     def engine(self) -> Engine:

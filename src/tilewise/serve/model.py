@@ -49,6 +49,8 @@ class EngineSettings:
         max_num_seqs: texts that are written at a time; others wait.
         max_num_batched_tokens: tokens of one call of the model; prompts are read in chunks of at most so many. At least
             `max_num_seqs`, to which it is raised.
+        enable_prompt_pacing: where texts are written in the same call, read so little of prompts that these hardly
+            wait. False: as much as fits, so that all that was asked for is answered soonest, which `LLM` does.
         kv_cache_memory_bytes: for keys and values over all devices of a copy. By default room for `max_num_seqs`
             sequences of full length, but no more than 1 GiB where one of them fits that.
         workers_per_device: threads that compute, of each device; None: as many as the processor has room for, shared
@@ -73,6 +75,7 @@ class EngineSettings:
     max_context: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 256
+    enable_prompt_pacing: bool = True
     kv_cache_memory_bytes: int | None = None
     workers_per_device: int | None = None
     enable_prefix_caching: bool = True
@@ -87,7 +90,7 @@ class EngineSettings:
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             value = _border.integer("engine", name, getattr(self, name), 1, _MOST)
             object.__setattr__(self, name, value)
-        for name in ("enable_prefix_caching", "generation_config"):
+        for name in ("enable_prompt_pacing", "enable_prefix_caching", "generation_config"):
             _border.truth("engine", name, getattr(self, name))
         _border.choice("engine", "runner", self.runner, ("generate", "pooling"))
         _border.choice("engine", "load_format", self.load_format, _LOAD_FORMATS)
@@ -197,7 +200,7 @@ def _sizes(config: ModelConfig, settings: EngineSettings, dtype_name: str) -> tu
     tokens = max(settings.max_num_batched_tokens, seqs)
     guesses = settings.speculation.num_speculative_tokens if settings.speculation is not None else 0
     rows = max(seqs, min(tokens, max(_FEWEST_ROWS, seqs * (1 + guesses))))
-    return limit, Limits(seqs, tokens, rows, num_blocks, context)
+    return limit, Limits(seqs, tokens, rows, num_blocks, context, settings.enable_prompt_pacing)
 
 
 def end_ids(generation_config: dict[str, Any], config: ModelConfig) -> frozenset[int]:

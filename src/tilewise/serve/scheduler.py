@@ -1,10 +1,11 @@
 """Which tokens of which sequence go into the next call of the model, and which blocks of the cache they have.
 
 A pure state machine without tensors, threads or time: `schedule` decides, `complete` takes down that the call was made,
-`finish` ends a sequence. Sequences that write go first with a token each; what is left of the step's budget reads
-prompts in chunks, oldest first; what is then left confirms guesses. When blocks run out, the youngest running sequence
-gives up its own and waits to read its tokens again. A sequence's turn is fixed when it arrives: the number of the step,
-plus a waiting time per priority; so the oldest running sequence always gets on, and none waits for ever.
+`finish` ends a sequence. Sequences that write go first with a token each; then prompts are read in chunks, oldest
+first: as much as fits the step where no sequence writes or speed of all counts, else so little that those that do
+hardly notice; what is then left confirms guesses. When blocks run out, the youngest running sequence gives up its own and waits to read its
+tokens again. A sequence's turn is fixed when it arrives: the number of the step, plus a waiting time per priority; so
+the oldest running sequence always gets on, and none waits for ever.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import NamedTuple
 from tilewise.core import Border, InternalError
 from tilewise.models import BLOCK_SIZE
 from tilewise.serve.blocks import BlockPool
+from tilewise.serve.pace import USUAL_FREE_TOKENS
 from tilewise.serve.sequence import Sequence, Status
 
 __all__ = ["Limits", "Scheduled", "Scheduler", "num_blocks_for"]
@@ -43,6 +45,7 @@ class Limits:
         max_rows: positions of one step whose logits can be told.
         num_blocks: of the cache.
         max_context: positions of one sequence.
+        paces_prompts: a step that writes reads little of prompts.
 
     Raises:
         ConfigError: a sequence would not fit.
@@ -53,6 +56,7 @@ class Limits:
     max_rows: int
     num_blocks: int
     max_context: int
+    paces_prompts: bool = True
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_rows", "num_blocks", "max_context"):
@@ -99,18 +103,21 @@ class _Step:
 
     tokens: int
     rows: int
+    reading: int
     parts: dict[Sequence, Scheduled] = field(default_factory=dict)
 
     def add(self, part: Scheduled) -> None:
         self.parts[part.sequence] = part
         self.tokens -= part.end - part.start
         self.rows -= part.end - part.first_row
+        self.reading -= _num_read(part)
 
     def remove(self, sequence: Sequence) -> None:
         part = self.parts.pop(sequence, None)
         if part is not None:
             self.tokens += part.end - part.start
             self.rows += part.end - part.first_row
+            self.reading += _num_read(part)
 
 
 class Scheduler:
@@ -118,10 +125,15 @@ class Scheduler:
 
     Args:
         limits: of a step and of the cache.
+
+    Attributes:
+        free_tokens: of prompts, that a step which also writes reads without taking much longer; `Pace` knows it. Where
+            more sequences than that write, as many.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self.free_tokens = USUAL_FREE_TOKENS
         self.pool = BlockPool(limits.num_blocks)
         self.num_steps = 0
         self.num_preemptions = 0
@@ -174,11 +186,14 @@ class Scheduler:
     def schedule(self) -> list[Scheduled]:
         """What the next call computes; empty when there is nothing to do."""
         self.num_steps += 1
-        step = _Step(self.limits.max_num_batched_tokens, self.limits.max_rows)
         writing: list[Sequence] = []
         reading: list[Sequence] = []
         for sequence in self._running:
             (writing if len(sequence.history.ids) - sequence.done == 1 else reading).append(sequence)
+        tokens = self.limits.max_num_batched_tokens
+        paces = writing and self.limits.paces_prompts
+        beside = max(self.free_tokens, len(writing)) if paces else tokens
+        step = _Step(tokens, self.limits.max_rows, beside)
         for sequence in writing:
             start = sequence.done
             if sequence.status is not Status.RUNNING:  # given up for one before it
@@ -304,7 +319,10 @@ class Scheduler:
         if len(self._running) >= self.limits.max_num_seqs:
             return
         for sequence in list(self._waiting):
-            if len(self._running) >= self.limits.max_num_seqs or step.tokens < 1 or step.rows < 1:
+            if (
+                len(self._running) >= self.limits.max_num_seqs
+                or min(step.tokens, step.rows, step.reading) < 1
+            ):
                 return
             if sequence.must_wait:
                 continue
@@ -326,7 +344,8 @@ class Scheduler:
 
     def _reach(self, step: _Step, sequence: Sequence, start: int) -> tuple[int, int]:
         """How far a sequence gets on within what the step has left, and from where on its logits are wanted."""
-        end = min(len(sequence), start + step.tokens)
+        reads = len(sequence) - start > 1
+        end = min(len(sequence), start + (min(step.tokens, step.reading) if reads else step.tokens))
         first_row = max(start, sequence.first_row)
         end = min(end, first_row + step.rows)
         return end, min(first_row, end)
@@ -342,6 +361,12 @@ class Scheduler:
         self.pool.give_back(sequence.blocks)
         sequence.blocks = []
         sequence.done = 0
+
+
+def _num_read(part: Scheduled) -> int:
+    """Tokens of a part that are read: none of one that writes."""
+    count = part.known - part.start
+    return count if count > 1 else 0
 
 
 def _insert(sequences: list[Sequence], sequence: Sequence) -> None:

@@ -1,4 +1,5 @@
 """How a server starts: the socket is bound, the engine's process begins to load, then the HTTP process loads its own.
+The engine's process may have been started before, so that its modules are loaded by then.
 
 It listens at once, so that `/health` can say that the model is being loaded, and nothing is loaded for an address that
 is taken.
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.core import Border, ResourceError, TilewiseError
-from tilewise.server.link.spawn import spawn_engine
+from tilewise.server.link.spawn import Spawned, spawn_engine
 from tilewise.server.settings import BACKLOG, ServerSettings
 
 __all__ = ["serve"]
@@ -29,6 +30,7 @@ def serve(
     engine: dict[str, Any],
     *,
     name: str | None = None,
+    spawned: Spawned | None = None,
     on_listening: Callable[[str], object] = lambda address: None,
     on_ready: Callable[[str], object] = lambda address: None,
 ) -> None:
@@ -39,6 +41,7 @@ def serve(
         settings: of the server.
         engine: fields of `EngineSettings` by name.
         name: what clients may call the model, where the settings name nothing; by default the directory as given.
+        spawned: the engine's process, where it was started already; ended here.
         on_listening: called with the address, before the model is loaded.
         on_ready: called with the address, when the model is loaded.
 
@@ -50,8 +53,9 @@ def serve(
     context = _tls(settings)
     with _listening(settings) as (listener, address):
         on_listening(address)
-        spawned = spawn_engine(str(model), engine)
+        spawned = spawned or spawn_engine()
         try:
+            spawned.load(str(model), engine)
             from tilewise.server.life import Life
             from tilewise.server.requests.model_files import ModelFiles
 

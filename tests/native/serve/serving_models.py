@@ -15,6 +15,7 @@ from tilewise.models.llama import LlamaConfig
 from tilewise.serve.core import EngineCore
 from tilewise.serve.draft_model import DraftModel
 from tilewise.serve.model import EngineSettings, ServedModel
+from tilewise.serve.pace import Pace
 from tilewise.serve.request import Request
 from tilewise.serve.runner import Runner
 from tilewise.serve.sampling_params import SamplingParams
@@ -55,10 +56,21 @@ def core_of(
     limits: Limits | None = None,
     speculation: SpeculativeConfig | None = None,
     draft_model: DraftModel | None = None,
+    free_tokens: int | None = None,
 ) -> EngineCore:
-    """An engine without a thread."""
+    """An engine without a thread, which reads prompts in the same chunks every time."""
     runner = Runner(model.instance, model.max_blocks)
-    return EngineCore(runner, limits or model.limits, model.tokenizer, speculation, draft_model)
+    core = EngineCore(runner, limits or model.limits, model.tokenizer, speculation, draft_model)
+    core._pace = StillPace()
+    core._pace.free_tokens = free_tokens or core.scheduler.limits.max_num_batched_tokens
+    return core
+
+
+class StillPace(Pace):
+    """Learns nothing from times."""
+
+    def note(self, num_tokens: int, is_writing: bool, seconds: float) -> None:
+        pass
 
 
 def request_of(

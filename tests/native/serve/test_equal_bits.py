@@ -180,14 +180,19 @@ GUESSING = {
 }
 
 
-def _play(model, limits, history, write, guessing=None):
+def _play(model, limits, history, write, guessing=None, free_tokens=None):
     """A history; every text is what it is alone, or the beginning of that where it was cancelled."""
     speculation = guessing if isinstance(guessing, SpeculativeConfig) else None
     draft_model = model.draft_model if speculation is not None and speculation.model else None
     for event in history:
         if isinstance(event, Arrive):
             write(event.ask)  # now: later it would write over the cache of what is played
-    core, asked, dropped, told = core_of(model, limits, speculation, draft_model), {}, set(), []
+    core, asked, dropped, told = (
+        core_of(model, limits, speculation, draft_model, free_tokens),
+        {},
+        set(),
+        [],
+    )
     for event in history:
         if isinstance(event, Arrive):
             name = f"{len(asked)}"
@@ -221,10 +226,11 @@ def _play(model, limits, history, write, guessing=None):
     all_limits(),
     st.lists(events, min_size=1, max_size=12),
     st.sampled_from([*GUESSING]),
+    st.sampled_from([1, 7, None]),
 )
-def test_requests_write_what_they_write_alone(served, alone, name, limits, history, guessing):
+def test_requests_write_what_they_write_alone(served, alone, name, limits, history, guessing, free_tokens):
     """Every token, text and logprob, whatever else happens and on whatever devices."""
-    _play(served[name], limits, history, partial(alone, name), GUESSING[guessing])
+    _play(served[name], limits, history, partial(alone, name), GUESSING[guessing], free_tokens)
 
 
 @pytest.mark.soak
@@ -234,10 +240,13 @@ def test_requests_write_what_they_write_alone(served, alone, name, limits, histo
     all_limits(),
     st.lists(events, min_size=1, max_size=20),
     st.sampled_from([*GUESSING]),
+    st.sampled_from([1, 7, None]),
 )
-def test_requests_write_what_they_write_alone_at_length(served, alone, name, limits, history, guessing):
+def test_requests_write_what_they_write_alone_at_length(
+    served, alone, name, limits, history, guessing, free_tokens
+):
     """The same, many more times."""
-    _play(served[name], limits, history, partial(alone, name), GUESSING[guessing])
+    _play(served[name], limits, history, partial(alone, name), GUESSING[guessing], free_tokens)
 
 
 SMALL = Limits(5, 48, 6, 6, MAX_CONTEXT)

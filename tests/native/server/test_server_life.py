@@ -1,5 +1,6 @@
 """From the start to the end: loading, keys, sockets, signals, and processes that are killed."""
 
+import gc
 import http.client
 import json
 import os
@@ -14,6 +15,7 @@ import urllib.request
 import pytest
 
 from native.server.served import TALK, Served, small_model
+from tilewise.server.link.spawn import spawn_engine
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 LONG = {"prompt": "import", "max_tokens": 200, "ignore_eos": True, "seed": 1, "stream": True}
@@ -39,6 +41,18 @@ def _begin(server, body):
     answer = connection.getresponse()
     assert answer.status == 200 and answer.readline().startswith(b"data: ")
     return connection, answer
+
+
+def test_an_engine_that_is_told_of_no_model_ends():
+    """In peace where the command has ended before, and with what started it."""
+    spawned = spawn_engine()
+    spawned.link.close()
+    assert spawned.process.wait(60) == 0
+    spawned = spawn_engine()
+    process = spawned.process
+    del spawned
+    gc.collect()
+    assert process.returncode == -signal.SIGKILL
 
 
 def _check_options(server):

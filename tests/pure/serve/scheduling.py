@@ -90,6 +90,7 @@ def limits(draw):
         max_rows=seqs + draw(st.integers(0, 9)),
         num_blocks=draw(st.integers(4, 14)),
         max_context=MAX_CONTEXT,
+        paces_prompts=draw(st.booleans()),
     )
 
 
@@ -169,12 +170,14 @@ class Machine:
         )
         before = None if oldest is None else oldest.done
         is_foreseen = self.foreseen is not None and self.foreseen[1] == self._statuses()
+        num_writing = sum(s.status is Status.RUNNING and s.left == 1 for s in self.sequences)
         parts = self.scheduler.schedule()
         self.num_steps += 1
         if self.foreseen is not None and is_foreseen:
             assert parts == self.foreseen[0], "what was foreseen must come where nothing else happens"
             self.num_foreseen += 1
         self.check(parts)
+        self.check_reading(parts, num_writing)
         self.check_blocks()
         following = self.scheduler.foresee(parts)
         self.foreseen = None if following is None else (following, self._statuses())
@@ -243,6 +246,13 @@ class Machine:
             assert len(part.blocks) * BLOCK_SIZE >= part.end
             for index in range(part.start // BLOCK_SIZE, len(part.blocks)):
                 assert holders[part.blocks[index]] == 1, "a block is written that another sequence holds"
+
+    def check_reading(self, parts: list[Scheduled], num_writing: int) -> None:
+        """Those that write wait for few tokens of prompts: those that are nearly free, or as many as they are."""
+        chunks = [part.known - part.start for part in parts]
+        read = sum(count for count in chunks if count > 1)
+        if num_writing and self.scheduler.limits.paces_prompts:
+            assert read <= max(self.scheduler.free_tokens, num_writing)
 
     def check_blocks(self) -> None:
         """No block is lost, none is used twice: counts are those of the sequences that run."""

@@ -18,6 +18,7 @@ SMALL = Limits(4, 40, 6, 6, MAX_CONTEXT)
 
 def _play(bounds, history):
     machine = Machine(Scheduler(bounds))
+    machine.scheduler.free_tokens = bounds.num_blocks // 2
     machine.play(history)
     assert machine.scheduler.pool.num_free == bounds.num_blocks
     assert all(s.status is Status.FINISHED for s in machine.sequences)
@@ -127,6 +128,10 @@ def _over_budget(monkeypatch):
     )
 
 
+def _reads_at_once(monkeypatch):
+    monkeypatch.setattr(scheduler_module, "_num_read", lambda part: 0)
+
+
 def _youngest_first(monkeypatch):
     def preempt_oldest(self, sequence):
         preempt(self, self._running[0])
@@ -163,7 +168,14 @@ def _foresees_without_blocks(monkeypatch):
 FAULTS = [
     *(_foresees_arrivals_away, _foresees_without_blocks),
     *(_freed_early, _never_freed, _shares_while_written, _without_salt, _without_parent, _still_found),
-    *(_named_too_soon, _over_budget, _youngest_first, _guesses_are_kept, _guesses_without_blocks),
+    *(
+        _named_too_soon,
+        _over_budget,
+        _reads_at_once,
+        _youngest_first,
+        _guesses_are_kept,
+        _guesses_without_blocks,
+    ),
 ]
 
 
@@ -217,9 +229,39 @@ def test_priorities_go_first():
     assert list(dict.fromkeys(machine.sequences.index(s) for s in order)) == [2, 1, 3, 0]
 
 
+def test_prompts_are_read_at_once_only_where_no_text_waits():
+    """A prompt alone: as much as a step holds. Beside a text: what is nearly free; beside many: as many as they are."""
+    machine = Machine(Scheduler(Limits(8, 64, 8, 32, MAX_CONTEXT)))
+    machine.scheduler.free_tokens = 5
+
+    def chunks():
+        return [count for part in machine.step() if (count := part.end - part.start) > 1]
+
+    machine.add(Arrival(0, 100, 60))
+    assert (chunks(), chunks()) == ([64], [36])
+    machine.add(Arrival(1, 23, 60))
+    assert [chunks() for _ in range(5)] == [[5], [5], [5], [5], [3]]
+    for _ in range(5):
+        machine.add(Arrival(2, 1, 60))
+    machine.step()
+    machine.add(Arrival(3, 20, 60))
+    assert [chunks() for _ in range(3)] == [[7], [7], [6]]
+
+
+def test_full_steps_where_speed_of_all_counts():
+    """As offline: what texts leave of a step reads prompts."""
+    machine = Machine(Scheduler(Limits(8, 64, 8, 32, MAX_CONTEXT, paces_prompts=False)))
+    machine.add(Arrival(0, 100, 60))
+    machine.step()
+    machine.step()
+    machine.add(Arrival(1, 100, 60))
+    assert [[part.end - part.start for part in machine.step()] for _ in range(2)] == [[1, 63], [1, 37]]
+
+
 def test_texts_of_one_prompt_share_its_blocks():
     """Four texts of a prompt of three blocks and a bit: the three are held by all, the rest is each text's own."""
     machine = Machine(Scheduler(Limits(4, 300, 4, 12, MAX_CONTEXT)))
+    machine.scheduler.free_tokens = 3 * 5
     machine.add(Arrival(0, 3 * BLOCK_SIZE + 5, 9, n=4))
     machine.step()
     assert machine.scheduler.num_running == 1  # the others wait for the prompt

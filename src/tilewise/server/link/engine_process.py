@@ -175,7 +175,10 @@ def run_engine(descriptor: int) -> None:
     configure_logging()
     link = socket.socket(fileno=descriptor)
     outbox = Outbox(link.sendall)
-    given = _read(link)
+    try:
+        given = _read(link)
+    except EOFError:  # the parent had nothing to serve
+        return
     threading.Thread(target=_send_all, args=(outbox,), daemon=True).start()
     ready: deque[EngineProcess] = deque()
     threading.Thread(target=_obey_all, args=(link, ready), daemon=True).start()

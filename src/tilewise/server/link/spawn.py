@@ -6,7 +6,7 @@ import json
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+import weakref
 from typing import Any
 
 from tilewise.server.link import engine_child
@@ -17,17 +17,26 @@ __all__ = ["Spawned", "spawn_engine"]
 _END_S = 5.0
 
 
-@dataclass(frozen=True)
 class Spawned:
-    """An engine's process.
+    """An engine's process. It ends when this is dropped; its end is waited for with `end`.
 
-    Attributes:
+    Args:
         process: of it.
         link: the socket to it; it ends when this closes.
     """
 
-    process: subprocess.Popen[bytes]
-    link: socket.socket
+    def __init__(self, process: subprocess.Popen[bytes], link: socket.socket) -> None:
+        self.process, self.link = process, link
+        weakref.finalize(self, _kill, process, link)
+
+    def load(self, model: str, settings: dict[str, Any]) -> None:
+        """Say what it has to load.
+
+        Args:
+            model: a directory.
+            settings: fields of `EngineSettings` by name.
+        """
+        self.link.sendall(pack({"model": model, "settings": settings}))
 
     def end(self) -> None:
         """Wait for the end that a closed socket brings, and bring it otherwise."""
@@ -35,21 +44,21 @@ class Spawned:
         try:
             self.process.wait(_END_S)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            _kill(self.process, self.link)
 
 
-def spawn_engine(model: str, settings: dict[str, Any]) -> Spawned:
-    """Start a process that loads a model.
+def _kill(process: subprocess.Popen[bytes], link: socket.socket) -> None:
+    link.close()
+    if process.poll() is None:
+        process.kill()
+        process.wait()
 
-    Args:
-        model: a directory.
-        settings: fields of `EngineSettings` by name.
-    """
+
+def spawn_engine() -> Spawned:
+    """Start a process that loads its modules, and a model when it is told of one."""
     ours, theirs = socket.socketpair()
     places = [place for place in sys.path if isinstance(place, str)]
     command = [sys.executable, "-I", engine_child.__file__, str(theirs.fileno()), json.dumps(places)]
     with theirs:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
-    ours.sendall(pack({"model": model, "settings": settings}))
     return Spawned(process, ours)
