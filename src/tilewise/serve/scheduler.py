@@ -1,11 +1,11 @@
 """Which tokens of which sequence go into the next call of the model, and which blocks of the cache they have.
 
-A pure state machine without tensors, threads or time: `schedule` decides, `complete` takes down that the call was made,
-`finish` ends a sequence. Sequences that write go first with a token each; then prompts are read in chunks, oldest
-first: as much as fits the step where no sequence writes or speed of all counts, else so little that those that do
-hardly notice; what is then left confirms guesses. When blocks run out, the youngest running sequence gives up its own and waits to read its
-tokens again. A sequence's turn is fixed when it arrives: the number of the step, plus a waiting time per priority; so
-the oldest running sequence always gets on, and none waits for ever.
+A pure state machine without tensors, threads or time: `schedule` decides, `complete` takes down that the call was
+made, `finish` ends a sequence. Sequences that write go first with a token each; then prompts are read in chunks,
+oldest first: as much as fits the step where no sequence writes or speed of all counts, else so little that those
+that do hardly notice; what is then left confirms guesses. When blocks run out, the youngest running sequence gives
+up its own and waits to read its tokens again. A sequence's turn is fixed when it arrives: the number of the step,
+plus a waiting time per priority; so the oldest running sequence always gets on, and none waits for ever.
 """
 
 from __future__ import annotations
