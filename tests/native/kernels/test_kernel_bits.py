@@ -299,7 +299,8 @@ def scattered(dt, tokens_are, isa, carries=2, n=100, k=70):
     results = []
     for dy in (None, np.zeros((90, n), de.dtype)):
         out = packed_out(n, k)
-        tiles = [out, dy, None if dy is None else zeros, ids[tokens_are], de[tokens_are], *before]
+        rows = [np.ascontiguousarray(x[tokens_are]) for x in (ids, de)]
+        tiles = [out, dy, None if dy is None else zeros, *rows, *before]
         run(f"matmul_dw_{dt}", tiles, [24, carries, 10, 0], row_begin=-5, isa=isa)
         results.append(out[0])
     return results
