@@ -66,7 +66,7 @@ def kernels(dt: str) -> dict[str, Call]:
     logits, stats, sums = values(ROWS, VOCAB, dt), values(ROWS, 2, "f32"), values(ROWS, 1, "f32")
     labels = np.arange(ROWS, dtype=np.int32)[:, None]
     add("max", "cross_entropy_max", [stats, logits, labels], [0, -100], [])
-    add("sum", "cross_entropy_sum", [sums, logits, stats], [8, *chunked(VOCAB)], [])
+    add("sum", "cross_entropy_sum", [sums, logits, stats], chunked(VOCAB, 8), [])
     count = np.full((1, 1), 1 / ROWS, np.float32)
     tiles = [np.empty_like(logits), values(ROWS, 1, "f32"), logits, stats, sums, labels, count]
     add("cross_entropy_backward", "cross_entropy_grad", tiles, [0, -100], [])
