@@ -1,8 +1,10 @@
-"""Claim: on the demo model's tiles attention, gates and the loss take less time than PyTorch's ops on one thread.
+"""Claim: on the demo model's tiles attention, gates, the loss and an embedding's gradient take less time than
+PyTorch's ops on one thread.
 
 Prints microseconds per call and the peer's for attention forward and backward (two sequences of 256 tokens,
-8 query heads, 4 key/value heads of 32), silu_gate and its gradient (512 x 768), and cross-entropy with its
-gradient (512 x 4096). PyTorch's attention gets key/value heads repeated beforehand, which its fast path
+8 query heads, 4 key/value heads of 32), silu_gate and its gradient (512 x 768), cross-entropy with its
+gradient (512 x 4096), and the gradient of an embedding (512 tokens, 16,384 x 768; fp32, but of PyTorch in bf16
+half as large). PyTorch's attention gets key/value heads repeated beforehand, which its fast path
 needs; its backward figures are those of autograd without the forward pass.
 
     python benchmarks/kernels_rest.py [--seconds 0.15]
@@ -14,6 +16,7 @@ import argparse
 import os
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -22,12 +25,13 @@ import torch
 from figures import Figure, record
 from kernels_matmul import NUMPY, Array, aligned, best_seconds, chunked
 from machine import machine
+from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
 
 from tilewise.kernels.isa import isa_in_use, run
 
 SEQUENCES, SEQ, HEADS, KV_HEADS, DIM = 2, 256, 8, 4, 32
-ROWS, WIDTH, VOCAB = SEQUENCES * SEQ, 768, 4096
+ROWS, WIDTH, VOCAB, TABLE = SEQUENCES * SEQ, 768, 4096, 16_384
 Call = Callable[[int], object]
 
 
@@ -36,11 +40,16 @@ def values(rows: int, cols: int, dt: str) -> Array:
     return aligned(np.random.default_rng(0).standard_normal((rows, cols)).astype(NUMPY[dt]))
 
 
+def named_rows() -> NDArray[np.int32]:
+    """The rows of a table that the tokens name."""
+    return np.random.default_rng(1).integers(0, TABLE, ROWS, dtype=np.int32)
+
+
 def kernels(dt: str) -> dict[str, Call]:
     """Every kernel as a function that makes so many calls."""
     calls: dict[str, Call] = {}
 
-    def add(name: str, kernel: str, tiles: list[Array], ints: list[int], floats: list[float]) -> None:
+    def add(name: str, kernel: str, tiles: list[Any], ints: list[int], floats: list[float]) -> None:
         calls[name] = lambda n: run(f"{kernel}_{dt}", tiles, ints, floats, repeat=n)
         calls[name](1)
 
@@ -57,10 +66,13 @@ def kernels(dt: str) -> dict[str, Call]:
     logits, stats, sums = values(ROWS, VOCAB, dt), values(ROWS, 2, "f32"), values(ROWS, 1, "f32")
     labels = np.arange(ROWS, dtype=np.int32)[:, None]
     add("max", "cross_entropy_max", [stats, logits, labels], [0, -100], [])
-    add("sum", "cross_entropy_sum", [sums, logits, stats], [8, *chunked(VOCAB)], [])
+    add("sum", "cross_entropy_sum", [sums, logits, stats], chunked(VOCAB, 8), [])
     count = np.full((1, 1), 1 / ROWS, np.float32)
     tiles = [np.empty_like(logits), values(ROWS, 1, "f32"), logits, stats, sums, labels, count]
     add("cross_entropy_backward", "cross_entropy_grad", tiles, [0, -100], [])
+    table = aligned(np.empty((TABLE, WIDTH), np.float32))
+    tiles = [(table, TABLE, WIDTH), None, None, named_rows()[:, None], h]
+    add("embedding_backward", "matmul_dw", tiles, [SEQ, 0, 0, 0], [])
     largest, total = calls.pop("max"), calls.pop("sum")
     calls["cross_entropy"] = lambda n: (largest(n), total(n))
     return calls
@@ -97,6 +109,9 @@ def peers(dt: str) -> dict[str, Call]:
         backward = partial(torch.autograd.grad, result, leaves, torch.ones_like(result), retain_graph=True)
         calls[name] = repeated(call)
         calls[f"{name}_backward"] = repeated(backward)
+    ids, rows = torch.from_numpy(named_rows()).long(), torch.randn(ROWS, WIDTH).to(dtype)
+    dense = torch.ops.aten.embedding_dense_backward
+    calls["embedding_backward"] = repeated(partial(dense, rows, ids, TABLE, -1, False))
     return calls
 
 

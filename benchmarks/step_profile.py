@@ -1,8 +1,10 @@
-"""Where a training step of GPT-2 small's shape spends its time: a row per kernel, beside the limit of the same run.
+"""Where a training step spends its time: a row per kernel, beside the limit of the same run.
 
-Claim: kernels fill the step, and matmuls, nine tenths of them, reach 90% of what registers alone could. The model, the
-batch and the mesh are those of two_devices.py (data parallel, two devices of one worker). Kernels' time is taken from
-the trace of the fastest of some steps; what a kernel computes and moves follows from the operands of its instructions.
+Claim: kernels fill the step, and matmuls, nine tenths of them, reach 90% of what registers alone could. Models and
+batches are those of demo_step.py, by default GPT-2 small's shape; meshes are data parallel, by default two devices of
+one worker. Kernels' time is the fastest run of every task in some steps, which other programs disturb less than any
+whole step; what a kernel computes and moves follows from the operands of its instructions. Idleness is that of the
+fastest step: waiting for tasks, and what lies between and around them.
 Limits, measured on as many threads right before and after: multiply-adds that touch no memory, and copying (read and
 written bytes). Operands that a kernel finds in a cache may pass the latter. A weight's `linear` is its forward product
 and the input gradient that ends with it (that of q, k and v under v, of gate and up under up), `linear_dw` its
@@ -11,7 +13,7 @@ gradient.
 The last line says what the step would take if every matmul ran at its limit and the rest as it does, and if all of
 the step were nothing but these multiply-adds: no kernel can make it faster than that on this processor.
 
-Run: python benchmarks/step_profile.py [--dtype f32 bf16] [--steps 4]
+Run: python benchmarks/step_profile.py [--shape gpt2] [--on 2x1] [--dtype f32 bf16] [--steps 4]
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from typing import Any
 
-from demo_step import batch_of, measure_peak
+from demo_step import CONTEXT, SHAPES, batch_of, measure_peak
 from figures import Figure, show
 from machine import machine
-from two_devices import BATCH, CONTEXT, DEVICES, MODEL, WORKERS, copy_bandwidth
+from two_devices import copy_bandwidth
 
 import tilewise as tw
 from tilewise import models
@@ -35,6 +38,7 @@ from tilewise.kernels.table import kernel_spec
 from tilewise.models import llama
 from tilewise.plan import Plan
 
+DEFAULT = ("gpt2", "2x1")
 ITEM_BYTES = {"f32": 4, "i32": 4, "bf16": 2, "f64": 8}
 LEAST_SHARE = 0.002
 
@@ -98,43 +102,77 @@ def describe(plan: Plan) -> dict[str, Row]:
     return rows
 
 
-def profile(dtype: str, steps: int) -> tuple[float, dict[str, Row]]:
-    """Seconds of the fastest step, and its rows."""
+@dataclass
+class Profile:
+    """Rows of a step, the seconds of its fastest run, and what of that run's workers had no task: for want of one that
+    was ready, and otherwise."""
+
+    rows: dict[str, Row]
+    seconds: float
+    waiting: float
+    between: float
+
+
+def profile(shape: str, dtype: str, devices: int, workers: int, steps: int) -> Profile:
+    """The fastest run of every task in some steps, and of a step."""
+    config, batch = SHAPES[shape].model, SHAPES[shape].batch
     graph = tw.ComputeGraph("llama")
-    models.build_training_graph(graph, llama.LlamaConfig(**MODEL), BATCH, CONTEXT, dtype=dtype)
+    models.build_training_graph(graph, llama.LlamaConfig(**config), batch, CONTEXT, dtype=dtype)
     graph.optimize(tw.optim.AdamW())
-    plan = graph.plan({"dp": DEVICES}, accumulation=1, workers_per_device=WORKERS)
+    mesh = {"dp": devices} if devices > 1 else {}
+    plan = graph.plan(mesh, accumulation=1, workers_per_device=workers)
     model = graph.instantiate(plan)
     model.initialize(seed=0)
     model.trace(True)
     best: tuple[float, list[tuple[Any, ...]]] = (float("inf"), [])
+    fastest: dict[tuple[int, str, int], float] = {}
     for number in range(steps + 1):  # the first wakes threads and touches memory
-        tokens, labels = batch_of(number, MODEL["vocab_size"], BATCH)
+        tokens, labels = batch_of(number, config["vocab_size"], batch)
         started = time.perf_counter()
         model.step({"tokens": tokens, "labels": labels}, lr=3e-4)
         seconds = time.perf_counter() - started
-        if number and seconds < best[0]:
-            best = seconds, model.timeline()
+        if number == 0:
+            continue
+        tasks, seen = model.timeline(), defaultdict[tuple[int, str], int](int)
+        for device, _, label, _, _, _, start, end in sorted(tasks, key=lambda t: t[4]):  # as submitted
+            key = device, label, seen[device, label]
+            seen[device, label] += 1
+            fastest[key] = min(fastest.get(key, float("inf")), (end - start) / 1e9)
+        if seconds < best[0]:
+            best = seconds, tasks
     rows = describe(plan)
-    for _, _, label, _, _, _, start, end in best[1]:
-        rows[label].seconds += (end - start) / 1e9
+    for (_, label, _), seconds in fastest.items():
+        rows[label].seconds += seconds
         rows[label].tasks += 1
-    return best[0], rows
+    return Profile(rows, best[0], *idleness(best[1], best[0] * devices * workers))
 
 
-def show_profile(dtype: str, steps: int) -> None:
+def idleness(tasks: list[tuple[Any, ...]], whole: float) -> tuple[float, float]:
+    """Shares of the workers' time: until the next task of a worker was ready, and the rest without one."""
+    waiting = busy = 0.0
+    by_worker = sorted(tasks, key=lambda t: (t[:2], t[6]))
+    for _, own in groupby(by_worker, key=lambda t: t[:2]):
+        worked = list(own)
+        busy += sum(t[7] - t[6] for t in worked) / 1e9
+        waiting += sum(max(0, min(b[5], b[6]) - a[7]) for a, b in pairwise(worked)) / 1e9
+    return waiting / whole, 1 - (busy + waiting) / whole
+
+
+def show_profile(shape: str, mesh: str, dtype: str, steps: int) -> None:
     """Limits, rows by their share, and what they add up to."""
-    threads = DEVICES * WORKERS
+    devices, workers = (int(n) for n in mesh.split("x"))
+    threads = devices * workers
     peak = measure_peak(f"peak_{dtype}", threads)
-    copied = 2 * DEVICES * copy_bandwidth()
-    seconds, rows = profile(dtype, steps)
-    peak, copied = (
-        max(peak, measure_peak(f"peak_{dtype}", threads)),
-        max(copied, 2 * DEVICES * copy_bandwidth()),
-    )
-    busy = sum(row.seconds for row in rows.values())
+    copied = 2 * threads * copy_bandwidth()
+    found = profile(shape, dtype, devices, workers, steps)
+    peak = max(peak, measure_peak(f"peak_{dtype}", threads))
+    copied = max(copied, 2 * threads * copy_bandwidth())
+    rows, busy = found.rows, sum(row.seconds for row in found.rows.values())
+    title = f"{dtype}" if (shape, mesh) == DEFAULT else f"{shape}, {mesh}, {dtype}"
     print(
-        f"\n{dtype}: step {seconds:.3f} s, kernels {busy / threads / seconds:.1%} of it on the mean device;"
+        f"\n{shape}, {devices} device(s) x {workers} worker(s), {dtype}: step {found.seconds:.3f} s, of which workers "
+        f"wait for tasks {found.waiting:.1%} and are between, before or behind them {found.between:.1%}; "
+        f"the fastest of each task {busy / threads:.3f} s a worker"
     )
     print(f"limits: {peak / 1e9:.0f} GFLOP/s and {copied / 1e9:.0f} GB/s on {threads} threads")
     print(f"{'share':>7} {'ms':>8} {'tasks':>6} {'of limit':>9}  kernel")
@@ -153,21 +191,27 @@ def show_profile(dtype: str, steps: int) -> None:
     )
     show(
         Figure(
-            f"{dtype}: matmuls, of their limit", 100 * ideal * threads / matmuls, "%", limit=100, note=note
+            f"{title}: matmuls, of their limit", 100 * ideal * threads / matmuls, "%", limit=100, note=note
         )
     )
-    show(Figure(f"{dtype}: a step", seconds, "s", less_is_better=True, limit=ideal))
+    show(Figure(f"{title}: a step", found.seconds, "s", less_is_better=True, limit=ideal))
 
 
 def main() -> None:
     """Parse arguments and print a profile per dtype."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=[DEFAULT[0]])
+    parser.add_argument(
+        "--on", nargs="+", choices=("2x1", "1x2"), default=[DEFAULT[1]], help="devices x workers"
+    )
     parser.add_argument("--dtype", nargs="+", choices=("f32", "bf16"), default=["f32", "bf16"])
     parser.add_argument("--steps", type=int, default=4)
     options = parser.parse_args()
-    print(f"{machine('numpy')}; {DEVICES} devices x {WORKERS} threads")
-    for dtype in options.dtype:
-        show_profile(dtype, options.steps)
+    print(machine("numpy"))
+    for shape in options.shape:
+        for mesh in options.on:
+            for dtype in options.dtype:
+                show_profile(shape, mesh, dtype, options.steps)
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ struct Columns {
     if constexpr (N == 1) {
       TILEWISE_ISA_NS::store(row + c, x.at[0], left);
     } else {
-      TILEWISE_EACH_OF TILEWISE_ISA_NS::store(row + c + i * kLanes, x.at[i]);
+      store_row(row + c, x.at);
     }
   }
   TILEWISE_MEMBER Many<N> set(float x) const { return splat<Many<N>>(x); }

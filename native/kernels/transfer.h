@@ -127,6 +127,22 @@ TILEWISE_INLINE void store_pair(bf16* to, const Lanes& low, const Lanes& high) {
 }
 TILEWISE_INLINE void store_pair(float* to, const Lanes& low, const Lanes& high) { store_factors(to, low, high); }
 
+/// N neighbouring vectors; where hardware rounds, one look for denormals serves them all.
+template <int N, class T>
+TILEWISE_INLINE void store_row(T* to, const Lanes (&x)[N]) {
+#if defined(__AVX512BF16__)
+  if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+    unsigned denormal = 0;
+    for (int i = 0; i < N; ++i) denormal |= _mm512_fpclass_ps_mask(x[i].part[0], 0x20);
+    if (__builtin_expect(denormal == 0, 1)) {
+      for (int i = 0; i < N; i += 2) store_factors(to + i * kLanes, x[i], x[i + 1]);
+      return;
+    }
+  }
+#endif
+  for (int i = 0; i < N; ++i) store(to + i * kLanes, x[i]);
+}
+
 #if defined(__AVX512BW__)
 /// Words (a[i], b[i]) of the first or the second 16 of 32 values each.
 template <int Half>

@@ -109,8 +109,116 @@ struct WeightGradient {
   }
 };
 
+/// The scatter-add alone: most panels of a table hold no row that a token names, and are zeros, or what the carries
+/// are. A row that some do is summed where columns lie side by side, before its values go to its lane.
+template <class D>
+class ScatteredRows {
+  using T = typename D::T;
+
+ public:
+  ScatteredRows(const KernelArgs& args, Carver& carver)
+      : out_(args.tiles[0]),
+        ids_(args.tiles[3]),
+        de_(args.tiles[4]),
+        carries_(args.tiles + 5),
+        num_carries_(args.ints[1]),
+        leaf_rows_(args.ints[0]),
+        first_id_(args.ints[2] + args.row_begin),
+        columns_(smaller(args.tiles[0].cols, kMaxColumns)) {
+    const int64_t leaves = divide_up(ids_.rows, leaf_rows_);
+    named_ = carver.take<int32_t>(ids_.rows);
+    sums_ = carver.take<float>((2 + 64 - __builtin_clzll(static_cast<uint64_t>(leaves))) * round_up(columns_, kLanes));
+    panel_ = carver.take<float>(num_carries_ > 0 ? columns_ * kPanel : 0);
+  }
+
+  void run() {
+    for (int64_t row = 0; row < out_.rows; row += kPanel) {
+      const uint32_t lanes = find(first_id_ + row, smaller(kPanel, out_.rows - row));
+      for (int64_t column = 0; column < out_.cols; column += columns_)
+        run_panel(row, lanes, column, smaller(columns_, out_.cols - column));
+      float* const end = place(row, out_.cols);
+      for (int64_t i = 0; i < (out_.stride - out_.cols) * kPanel; i += kLanes) store(end + i, set(0.0f));
+    }
+  }
+
+ private:
+  float* place(int64_t row, int64_t column) const {
+    return static_cast<float*>(out_.data) + row * out_.stride + column * kPanel;
+  }
+  int64_t id(int64_t token) const { return *row_of<const int32_t>(ids_, token); }
+
+  /// Tokens that name one of `count` rows from `low` on, ascending; the rows that are named.
+  uint32_t find(int64_t low, int64_t count) {
+    uint32_t lanes = 0;
+    num_named_ = 0;
+    for (int64_t t = 0; t < ids_.rows; ++t) {
+      const int64_t lane = id(t) - low;
+      if (lane < 0 || lane >= count) continue;
+      named_[num_named_++] = static_cast<int32_t>(t);
+      lanes |= uint32_t{1} << lane;
+    }
+    return lanes;
+  }
+
+  /// Zeros hold for rows without a token: every leaf of theirs is +0, and so is their tree.
+  void run_panel(int64_t row, uint32_t lanes, int64_t column, int64_t count) {
+    float* const to = place(row, column);
+    float* const sum = num_carries_ > 0 ? panel_ : to;
+    if (num_carries_ == 0 || lanes != 0)
+      for (int64_t i = 0; i < count * kPanel; i += kLanes) store(sum + i, set(0.0f));
+    for (uint32_t left = lanes; left != 0; left &= left - 1) {
+      const int64_t lane = __builtin_ctz(left);
+      const float* values = sum_row(first_id_ + row + lane, column, count);
+      for (int64_t c = 0; c < count; ++c) sum[c * kPanel + lane] = values[c];
+    }
+    if (num_carries_ == 0) return;
+    const int64_t offset = to - static_cast<float*>(out_.data);
+    for (int64_t i = 0; i < count * kPanel; i += kLanes) {
+      Lanes v = lanes != 0 ? load(sum + i) : set(0.0f);
+      for (int64_t c = 0; c < num_carries_; ++c) v = load(static_cast<const float*>(carries_[c].data) + offset + i) + v;
+      store(to + i, v);  // never -0, since a sum that begins with +0 is not
+    }
+    for (int64_t lane = out_.rows - row; lane < kPanel; ++lane)
+      for (int64_t c = 0; c < count; ++c) to[c * kPanel + lane] = 0.0f;
+  }
+
+  /// A row's sum over all tokens that name it: in order within a leaf, from +0, then the tree over leaves.
+  const float* sum_row(int64_t wanted, int64_t column, int64_t count) {
+    const int64_t length = round_up(columns_, kLanes), leaves = divide_up(ids_.rows, leaf_rows_);
+    ChunkTree tree;
+    float* top = sums_;
+    for (int64_t leaf = 0, next = 0; leaf < leaves; ++leaf) {
+      for (int64_t c = 0; c < count; c += kLanes) store(top + c, set(0.0f));
+      for (; next < num_named_ && named_[next] < (leaf + 1) * leaf_rows_; ++next) {
+        if (id(named_[next]) != wanted) continue;
+        const T* from = row_of<const T>(de_, named_[next]) + column;
+        for (int64_t c = 0; c < count; c += kLanes) store(top + c, load(top + c) + load(from + c, count - c));
+      }
+      int pops = tree.add(leaf, leaf + 1) + (leaf + 1 == leaves ? tree.finish() : 0);
+      for (; pops > 0; --pops) {
+        float* const below = top - length;
+        for (int64_t c = 0; c < count; c += kLanes) store(below + c, load(below + c) + load(top + c));
+        top = below;
+      }
+      top += length;
+    }
+    return sums_;
+  }
+
+  const TileView &out_, &ids_, &de_;
+  const TileView* carries_;
+  int64_t num_carries_, leaf_rows_, first_id_, columns_;
+  int64_t num_named_ = 0;
+  int32_t* named_;
+  float *sums_, *panel_;
+};
+
 template <class D>
 void matmul_dw(const KernelArgs& args) {
+  if (args.tiles[0].rows > 0 && args.tiles[0].cols > 0 && !args.tiles[1].data && args.tiles[3].rows > 0) {
+    Carver carver(args.scratch);
+    return ScatteredRows<D>(args, carver).run();
+  }
   WeightGradient<D> op = {};
   op.out = args.tiles[0];
   op.dy = args.tiles[1];

@@ -283,3 +283,35 @@ def test_weight_gradient_of_row_blocks(dt):
     run(f"matmul_dw_{dt}", [whole, dy, x, ids, de], [16, 0, 0, 0])
     run(f"matmul_dw_{dt}", [part, dy[:, 64:], x, ids, de], [16, 0, 0, 0], row_begin=64)
     assert_same_bits(part[0], whole[0][64 * 40 :])
+
+
+def scattered(dt, tokens_are, isa, carries=2, n=100, k=70):
+    """Embedding rows alone and beside products of zeros, which take the other way; tokens in the given order."""
+    gen = rng(23)
+    ids, de = gen.integers(20, 30, (90, 1)).astype(np.int32), random(gen, 90, k, dt)
+    ids[70:] += 72  # whole panels between them have no token
+    de *= 10.0 ** gen.integers(-4, 4, (90, 1))  # so that sums are rounded in bf16 too
+    before = [packed_out(n, k) for _ in range(carries)]
+    for flat, *_ in before:
+        flat.reshape(-1, k, 32)[: n // 32] = random(gen, n // 32 * k, 32).reshape(-1, k, 32)
+        flat[::7] = -0.0
+    zeros = np.zeros_like(de)
+    results = []
+    for dy in (None, np.zeros((90, n), de.dtype)):
+        out = packed_out(n, k)
+        rows = [np.ascontiguousarray(x[tokens_are]) for x in (ids, de)]
+        tiles = [out, dy, None if dy is None else zeros, *rows, *before]
+        run(f"matmul_dw_{dt}", tiles, [24, carries, 10, 0], row_begin=-5, isa=isa)
+        results.append(out[0])
+    return results
+
+
+@every_level
+@every_dtype
+@pytest.mark.parametrize("carries", [0, 2])
+def test_embedding_rows_alone_have_the_bits_of_the_tree(isa, dt, carries):
+    """Rows that no token names are zeros at once, and others are summed apart: no bit of them differs."""
+    alone, beside = scattered(dt, slice(None), isa, carries)
+    assert_same_bits(alone, beside)
+    moved, _ = scattered(dt, slice(None, None, -1), isa, carries)
+    assert (bits(moved) != bits(alone)).any(), "another order of tokens must show"

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from kernel_checks import assert_close, assert_same_bits, every_level, packed, random, rng, tensor
+from kernel_checks import assert_close, assert_same_bits, bits, every_level, packed, random, rng, tensor
 from update_calls import ADAMW, hyper_of, ints_of, program_of, run_update, step_by_step
 
 from tilewise.core import ResourceError
@@ -139,6 +139,25 @@ def test_lion_follows_its_paper():
         momentum = 0.99 * momentum + 0.01 * grad
     np.testing.assert_allclose(w, weight, rtol=2e-6, atol=2e-7)
     np.testing.assert_allclose(m, momentum, rtol=2e-6, atol=2e-7)
+
+
+@every_level
+@every_way
+def test_a_copy_has_its_bits_wherever_it_lies(isa, way):
+    """On cache lines, where it passes the caches, and beside them: rows of bf16 in pairs, rounded to nearest even."""
+    gen, rows, cols = rng(13), 64, 6
+    arrays = [packed(np.abs(random(gen, rows, cols)) + 1, "f32") for _ in range(4)]
+    for offset in (0, 2, 16):
+        raw = np.zeros(rows * cols + 64, np.uint16)
+        begin = -raw.ctypes.data % 64 // 2 + offset
+        flat = raw[begin : begin + rows * cols].view(ml_dtypes.bfloat16)
+        own = [(x[0].copy(), *x[1:]) for x in arrays]
+        program = way(program_of(ADAMW))
+        run_update(ADAMW, (flat, rows, cols), own, CLIP, "bf16", program=program, packed=True, isa=isa)
+        pairs = own[0][0].reshape(rows // 32, cols // 2, 2, 32).swapaxes(2, 3)
+        assert_same_bits(flat, pairs.astype(ml_dtypes.bfloat16).reshape(-1))
+        assert not raw[:begin].any() and not raw[begin + flat.size :].any()
+        assert (bits(flat) != bits(own[0][0].astype(ml_dtypes.bfloat16)).reshape(-1)).any(), "pairs must show"
 
 
 @every_level
