@@ -95,7 +95,7 @@ def test_nothing_is_left_behind(thread_count):
             model.inject("throw", 0, "silu_gate", 0)
             with pytest.raises(TaskFailed):
                 model.step(batches(MODEL, 1)[0], 1e-3)
-    assert (threading.active_count(), thread_count(before[1])) == before
+    assert thread_count(before[1]) <= before[1] and threading.active_count() <= before[0]
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ class Piece:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
     vector: NDArray[np.float32] | None = None
-    begun_s: float | None = None
+    begun_s: float | None = field(default=None, compare=False)  # two runs that write the same differ in time
 
 
 @dataclass

@@ -228,7 +228,7 @@ def _weather(model_dir, thread_count, count):
         _storm(engine, 100, 0)
         threads, memory = thread_count(), _resident_bytes()
         _storm(engine, count, 1)
-        assert thread_count(threads) <= threads  # a thread of an earlier test may have ended meanwhile
+        assert thread_count(threads) <= threads
         assert _resident_bytes() - memory < 24 << 20
 
 
@@ -262,7 +262,7 @@ def test_an_engine_that_is_dropped_ends_its_thread(model_dir, thread_count):
     threads = thread_count()
     Engine(model_dir)
     gc.collect()
-    assert thread_count(threads) == threads
+    assert thread_count(threads) <= threads
 
 
 ENDING = """
@@ -423,7 +423,7 @@ def test_weights_that_are_no_numbers_are_not_loaded(tmp_path, thread_count):
     threads = thread_count()
     with pytest.raises(CheckpointError, match=r"finite.*layers.1.mlp.up_proj.weight"):
         Engine(directory)
-    assert thread_count(threads) == threads
+    assert thread_count(threads) <= threads
 
 
 def test_the_last_steps_are_known(model_dir):

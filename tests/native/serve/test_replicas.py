@@ -135,7 +135,7 @@ def test_a_copy_that_cannot_be_made_leaves_none(model_dir, monkeypatch, thread_c
     monkeypatch.setattr(engine_module, "ServedModel", second_fails)
     with pytest.raises(CheckpointError, match="no more"):
         Engine(model_dir, dtype="f32", data_parallel_size=2)
-    assert thread_count(before) == before
+    assert thread_count(before) <= before
 
 
 def test_closed_is_closed_for_all(model_dir):

@@ -110,7 +110,7 @@ def test_draft_models_that_cannot_guess_are_refused(tmp_path, thread_count):
         config = {"num_speculative_tokens": 2, "model": str(model)}
         with pytest.raises(TilewiseError, match=words):
             LLM(directory, dtype="f32", speculative_config=config)
-    assert thread_count(before) == before
+    assert thread_count(before) <= before
 
 
 def test_a_draft_model_that_fails_costs_guesses_and_no_text(tmp_path):

@@ -46,13 +46,15 @@ _FIGURES = st.dictionaries(
         st.none() | _FIGURES,
         st.none() | st.lists(st.none() | _FIGURES, max_size=3),
         st.integers(0, 99),
+        begun_s=st.none() | st.floats(0, 1e9),
     )
 )
 def test_pieces_cross_the_border_unchanged(piece):
     """Text of any characters, every bit of every figure."""
     frame = pack([row_of(piece)])
     assert HEAD.unpack(frame[: HEAD.size])[0] == len(frame) - HEAD.size
-    assert piece_of(unpack(frame[HEAD.size :])[0]) == piece
+    back = piece_of(unpack(frame[HEAD.size :])[0])
+    assert back == piece and back.begun_s == piece.begun_s
 
 
 def test_vectors_cross_the_border_unchanged():
