@@ -345,7 +345,10 @@ class Engine:
         queue: SimpleQueue[T | BaseException] = SimpleQueue()
 
         def tell(event: Piece | BaseException) -> None:
-            taken = event if isinstance(event, BaseException) else take(event)
+            try:
+                taken = event if isinstance(event, BaseException) else take(event)
+            except Exception as error:  # else a line of the log, and its caller would wait for ever
+                taken = error
             if taken is not None:
                 queue.put(taken)
 

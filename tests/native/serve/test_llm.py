@@ -45,6 +45,19 @@ def test_a_bar_says_how_many_prompts_are_done(llm, monkeypatch):
         llm.generate(TEXTS, GREEDY, use_tqdm=1)
 
 
+def test_what_fails_while_outputs_are_put_together_reaches_the_caller(llm):
+    """It happens on the engine's thread, and the caller must not wait for what never comes."""
+
+    class Broken:
+        def add(self, piece):
+            raise KeyError("broken")
+
+    requests = llm.engine.requests([TEXTS[0]], GREEDY)
+    with pytest.raises(KeyError, match="broken"):
+        list(llm.engine.outputs(requests, [Broken()]))
+    assert _first(llm, TEXTS[0], GREEDY).finish_reason == "length"
+
+
 def _first(llm, prompt, params):
     (output,) = llm.generate([prompt], params)
     return output.outputs[0]

@@ -1,13 +1,13 @@
 """Several copies of a model behind one engine: the same texts, shared work, and errors that stay where they arise."""
 
 import asyncio
-import os
 import time
 
 import pytest
 
 from native.serve.serving_models import TEXTS, save_model
 from tilewise.core import CheckpointError, ConfigError, PlanError, TaskFailed
+from tilewise.core.limits import num_cores
 from tilewise.serve import LLM, Engine, SamplingParams
 from tilewise.serve import engine as engine_module
 from tilewise.serve.model import ServedModel
@@ -119,7 +119,7 @@ def test_memory_is_that_of_all_copies(pair):
 def test_copies_share_the_cores(model_dir, pair):
     """Unless told otherwise, a copy's device has its part of them."""
     workers = [replica.model.instance.plan.settings.workers_per_device for replica in pair._replicas]
-    assert workers == [max(1, len(os.sched_getaffinity(0)) // 2)] * 2
+    assert workers == [max(1, num_cores() // 2)] * 2
 
 
 def test_a_copy_that_cannot_be_made_leaves_none(model_dir, monkeypatch, thread_count):
