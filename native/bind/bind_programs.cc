@@ -128,6 +128,11 @@ ExecutorOptions executor_options(const nb::kwargs& given) {
       .set<"file_directory">(options.file_directory)
       .set<"memory_limit_bytes">(options.memory_limit_bytes)
       .set<"deadline_s">(options.deadline_s)
+      .set<"process">(options.team.process)
+      .set<"processes">(options.team.processes)
+      .set<"team_file">(options.team.team_file)
+      .set<"arena_files">(options.team.arena_files)
+      .set<"peer_files">(options.team.peer_files)
       .done();
   return options;
 }
@@ -162,6 +167,23 @@ void run(Executor& executor, std::shared_ptr<const Program> program, std::vector
     throw;
   }
   if (pending) throw std::move(*pending);
+}
+
+void serve(Executor& executor, std::shared_ptr<const Program> program) {
+  std::optional<nb::python_error> pending;
+  const auto poll = [&pending] {
+    nb::gil_scoped_acquire hold;
+    if (PyErr_CheckSignals() == 0) return false;
+    pending.emplace();
+    return true;
+  };
+  try {
+    nb::gil_scoped_release release;
+    executor.serve(std::move(program), poll);
+  } catch (...) {
+    if (pending) throw std::move(*pending);
+    throw;
+  }
 }
 
 nb::object buffer(const Executor& executor, int64_t device, int64_t offset, int64_t bytes) {
@@ -229,6 +251,8 @@ void translate(const std::exception_ptr& error, void*) {
     nb::object failed = error_class("TaskFailed")(e.what(), nb::arg("op") = e.op, nb::arg("tile") = e.tile,
                                                   nb::arg("worker") = e.worker, nb::arg("device") = e.device);
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(failed.ptr())), failed.ptr());
+  } catch (const PeerLost& e) {
+    PyErr_SetString(error_class("PeerLost").ptr(), e.what());
   } catch (const CommTimeout& e) {
     PyErr_SetString(error_class("CommTimeout").ptr(), e.what());
   } catch (const ResourceError& e) {
@@ -370,7 +394,10 @@ void bind_executor(nb::module_& m) {
           "Keyword arguments: num_devices, workers_per_device, arena_bytes (per device), num_signals, num_handles, "
           "window, "
           "scratch_bytes, file_bytes (per device) and file_directory (of what does not lie in memory), "
-          "memory_limit_bytes (0: none), deadline_s.")
+          "memory_limit_bytes (0: none), deadline_s. Where several processes have devices, also process (this one; 0 "
+          "leads), "
+          "processes (per device, which has it), team_file (a sealed memfd of team_bytes()), arena_files (per device a "
+          "sealed memfd) and peer_files (per process a descriptor that becomes readable when it ends, or -1).")
       .def("buffer", &buffer, nb::arg("device"), nb::arg("offset"), nb::arg("bytes"),
            "Writable uint8 array on a device's memory; keeps that memory alive.")
       .def("move_file", &move_file, nb::arg("way"), nb::arg("device"), nb::arg("offset"), nb::arg("memory"),
@@ -380,6 +407,9 @@ void bind_executor(nb::module_& m) {
            nb::arg("meanwhile") = nb::none(),
            "Run a finished program's list of calls of that name on all devices and wait for its end. `meanwhile` is a "
            "function that is called once, on this thread, while the devices run; what it raises is raised at the end.")
+      .def("serve", &serve, nb::arg("program"),
+           "In a process that does not lead: run what the leader asks for, until it calls `call_peers`.")
+      .def("call_peers", &Executor::call_peers, "In the leader: let `serve` return in all other processes.")
       .def("trace", &Executor::trace, nb::arg("enable"), "Switch the task timeline on or off.")
       .def("timeline", &timeline,
            "Tasks of the last traced run, by start: (device, worker, label, row_begin, submit_ns, ready_ns, start_ns, "
@@ -405,6 +435,8 @@ void bind_programs(nb::module_& m) {
   nb::module_ programs = m.def_submodule("programs", "Tile programs and the executor that runs them.");
   bind_program(programs);
   bind_executor(programs);
+  programs.def("team_bytes", &comm::Peers::bytes, nb::arg("num_processes"),
+               "Bytes of the memory by which so many processes run one program.");
   programs.def("device_overhead", &device_overhead, nb::arg("workers"), nb::arg("signals"), nb::arg("handles"),
                nb::arg("scratch_bytes"), "Bytes that a device reserves besides its arena, by what they are for.");
 }

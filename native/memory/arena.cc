@@ -41,8 +41,11 @@ Arena::Arena(int64_t bytes, std::unique_ptr<SpillFile> file) : bytes_(bytes), fi
   if (bytes > 0) madvise(data_, bytes, MADV_HUGEPAGE);
 }
 
+Arena::Arena(std::unique_ptr<SharedFile> shared)
+    : data_(shared->data()), bytes_(shared->bytes()), shared_(std::move(shared)) {}
+
 Arena::~Arena() {
-  if (data_ != nullptr) munmap(data_, mapped_bytes());
+  if (data_ != nullptr && shared_ == nullptr) munmap(data_, mapped_bytes());
 }
 
 void Arena::move(SpillFile::Way way, int64_t offset, std::byte* memory, int64_t bytes) const {

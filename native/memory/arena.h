@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "memory/shared_file.h"
 #include "memory/spill_file.h"
 
 namespace tilewise::memory {
@@ -17,6 +18,8 @@ namespace tilewise::memory {
 class Arena {
  public:
   explicit Arena(int64_t bytes, std::unique_ptr<SpillFile> file = nullptr);
+  /// In memory that other processes map too.
+  explicit Arena(std::unique_ptr<SharedFile> shared);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -38,6 +41,7 @@ class Arena {
   std::byte* data_ = nullptr;
   int64_t bytes_;
   std::unique_ptr<SpillFile> file_;
+  std::unique_ptr<SharedFile> shared_;
 };
 
 }  // namespace tilewise::memory

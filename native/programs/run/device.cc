@@ -22,12 +22,18 @@ std::unique_ptr<memory::SpillFile> file_of(const DeviceOptions& options) {
   return std::make_unique<memory::SpillFile>(options.file_directory, options.file_bytes);
 }
 
+std::shared_ptr<memory::Arena> arena_of(const DeviceOptions& options) {
+  if (options.arena_file < 0) return std::make_shared<memory::Arena>(options.arena_bytes, file_of(options));
+  return std::make_shared<memory::Arena>(std::make_unique<memory::SharedFile>(options.arena_file, options.arena_bytes));
+}
+
 }  // namespace
 
-Device::Device(std::shared_ptr<RunState> state, const DeviceOptions& options)
+Device::Device(std::shared_ptr<RunState> state, const DeviceOptions& options, comm::Peers* peers)
     : state_(std::move(state)),
+      peers_(peers),
       options_(options),
-      arena_(std::make_shared<memory::Arena>(options.arena_bytes, file_of(options))),
+      arena_(arena_of(options)),
       signals_(options.num_signals),
       engine_(*this, static_cast<uint32_t>(options.num_workers), static_cast<uint32_t>(options.window),
               static_cast<uint32_t>(options.num_handles + options.num_signals)),
@@ -85,6 +91,7 @@ bool Device::has_more() const {
 }
 
 bool Device::submit_more(uint32_t worker) {
+  if (peers_ != nullptr) peers_->look();
   const auto low_water = static_cast<uint64_t>(2 * options_.num_workers + 2);
   if (!has_more() || engine_.num_ready() >= low_water) return false;
   if (walk_.take()) walk(worker);
@@ -191,6 +198,12 @@ tasks::TraceLabel Device::label_of(uint32_t number) const {
   return {static_cast<int32_t>(task.instr->label), task.row_begin};
 }
 
+void Device::stay() {
+  if (peers_ != nullptr) peers_->stay();
+}
+
+bool Device::leave() { return peers_ == nullptr || peers_->leave(); }
+
 void Device::completed() {
   if (walk_.left()) state_->device_finished();
 }
@@ -198,8 +211,15 @@ void Device::completed() {
 void Device::raise_signals(const Task& task, uint64_t poison) {
   const Values values{run_.symbols->data(), nullptr, task.call->numbers.data()};
   for (const BoundNotify& notify : task.instr->notifies) {
-    Device& target = *(*run_.devices)[notify.device];
-    target.signals()[notify.signal.at(values, task.index)].raise(poison);
+    const int64_t signal = notify.signal.at(values, task.index);
+    if (Device* const target = (*run_.devices)[notify.device].get(); target != nullptr) {
+      target->raise(signal, poison);
+    } else {
+      peers_->raise((*run_.processes)[notify.device], {.run = peers_->run(),
+                                                       .device = static_cast<int32_t>(notify.device),
+                                                       .signal = static_cast<int32_t>(signal),
+                                                       .is_poisoned = poison != 0});
+    }
   }
 }
 

@@ -26,6 +26,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/peers.h"
 #include "memory/arena.h"
 #include "programs/run/run_state.h"
 #include "programs/run/walker.h"
@@ -54,6 +55,7 @@ struct DeviceOptions {
   int64_t scratch_bytes = kernels::kScratchBytes;  // per worker
   int64_t file_bytes = 0;
   std::string file_directory = {};
+  int arena_file = -1;  // memory that other processes map; -1: its own
 };
 
 /// What a device reserves besides its arena.
@@ -71,12 +73,13 @@ struct RunContext {
   const std::vector<int64_t>* symbols = nullptr;
   const std::vector<std::byte*>* arenas = nullptr;
   const std::vector<std::unique_ptr<Device>>* devices = nullptr;
+  const std::vector<int64_t>* processes = nullptr;  // of the devices that are none here
   bool tracing = false;
 };
 
 class Device final : private tasks::Host {
  public:
-  Device(std::shared_ptr<RunState> state, const DeviceOptions& options);
+  Device(std::shared_ptr<RunState> state, const DeviceOptions& options, comm::Peers* peers = nullptr);
 
   void begin(const RunContext& run, std::vector<Injection> injections);
   /// After a run that failed: nothing of it may reach the next.
@@ -99,6 +102,8 @@ class Device final : private tasks::Host {
   WorkerStatus status(int64_t worker) const { return workers_[worker]->status(); }
   int64_t transfers(int64_t label) const { return transfers_[label].load(std::memory_order_relaxed); }
   void enable_trace(bool enable);
+  /// A raise from another process; who asks has checked the signal.
+  void raise(int64_t signal, uint64_t poison) { signals_[signal].raise(poison); }
 
  private:
   bool submit_more(uint32_t worker) override;
@@ -107,6 +112,8 @@ class Device final : private tasks::Host {
   tasks::TraceLabel label_of(uint32_t task) const override;
   void execute(uint32_t task, uint32_t worker) override;
   void completed() override;
+  void stay() override;
+  bool leave() override;
 
   void walk(uint32_t worker);
   void submit(uint32_t task, uint32_t worker);
@@ -115,6 +122,7 @@ class Device final : private tasks::Host {
   void raise_signals(const Task& task, uint64_t poison);
 
   std::shared_ptr<RunState> state_;
+  comm::Peers* const peers_;  // none: all devices are in this process
   DeviceOptions options_;
   std::shared_ptr<memory::Arena> arena_;  // outlives the device while Python holds a view of it
   comm::SignalBoard signals_;

@@ -21,6 +21,16 @@ struct CommTimeout : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// A process of the team is gone, or stands still. The executor cannot be used afterwards.
+struct PeerLost : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// A run ends because it has failed in another process, which says why.
+struct StoppedElsewhere : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 /// The caller's poll asked to stop; what had not started was skipped. The executor stays usable.
 struct Interrupted : std::runtime_error {
   using std::runtime_error::runtime_error;

@@ -25,16 +25,26 @@ constexpr milliseconds kBrokenExit{2'000};   // close() of a broken executor lea
 Executor::Executor(const ExecutorOptions& options)
     : options_(options), team_(std::make_shared<Team>()), process_(getpid()) {
   check_options();
+  join_team();
+  int64_t num_here = 0;
   for (int64_t d = 0; d < options.num_devices; ++d) {
-    team_->devices.push_back(std::make_unique<Device>(team_->state, device_options(d)));
-    team_->arenas.push_back(team_->devices.back()->arena()->data());
+    const DeviceOptions of = device_options(d);
+    auto device = is_here(d) ? std::make_unique<Device>(team_->state, of, team_->peers.get()) : nullptr;
+    num_here += device != nullptr ? 1 : 0;
+    arenas_.push_back(device != nullptr ? device->arena()
+                                        : std::make_shared<memory::Arena>(
+                                              std::make_unique<memory::SharedFile>(of.arena_file, of.arena_bytes)));
+    team_->devices.push_back(std::move(device));
+    team_->arenas.push_back(arenas_.back()->data());
   }
   const int64_t num_movers = options.file_bytes > 0 ? kMovers : 0;
-  team_->state->set_workers(options.num_devices * options.workers_per_device + num_movers);
+  const int64_t num_listeners = team_->peers != nullptr ? 1 : 0;
+  team_->state->set_workers(num_here * options.workers_per_device + num_movers + num_listeners);
   try {
     for (int64_t m = 0; m < num_movers; ++m) start_mover();
+    if (num_listeners > 0) start_listener();
     for (int64_t d = 0; d < options.num_devices; ++d) {
-      for (int64_t w = 0; w < options.workers_per_device; ++w) start_worker(d, w);
+      for (int64_t w = 0; is_here(d) && w < options.workers_per_device; ++w) start_worker(d, w);
     }
   } catch (const std::system_error& error) {
     const size_t started = threads_.size();
@@ -57,6 +67,14 @@ void Executor::start_mover() {
   threads_.push_back(quiet_thread([team = team_] {
     pthread_setname_np(pthread_self(), "tw-file");
     team->state->files().work();
+    team->state->worker_exited();
+  }));
+}
+
+void Executor::start_listener() {
+  threads_.push_back(quiet_thread([team = team_] {
+    pthread_setname_np(pthread_self(), "tw-peers");
+    team->peers->listen();
     team->state->worker_exited();
   }));
 }
@@ -93,6 +111,7 @@ void Executor::check_options() const {
                        "[runtime.Executor] scratch_bytes and file_bytes must not be negative; got ",
                        options_.scratch_bytes, " and ", options_.file_bytes, "; pass the plan's sizes");
   int64_t total = std::accumulate(options_.arena_bytes.begin(), options_.arena_bytes.end(), int64_t{0});
+  check_team();
   for (int64_t d = 0; d < options_.num_devices; ++d) total += Device::bytes_needed(device_options(d)).total();
   check<ResourceError>(options_.memory_limit_bytes <= 0 || total <= options_.memory_limit_bytes,
                        "[runtime.Executor] the devices' memory must stay within the limit; got ", total,
@@ -109,7 +128,8 @@ DeviceOptions Executor::device_options(int64_t device) const {
           options_.window,
           options_.scratch_bytes,
           options_.file_bytes,
-          options_.file_directory};
+          options_.file_directory,
+          options_.team.arena_files.empty() ? -1 : options_.team.arena_files[device]};
 }
 
 void Executor::check_run(const Program& program, const std::string& name, const std::vector<int64_t>& symbols) const {
@@ -151,54 +171,73 @@ void Executor::check_run(const Program& program, const std::string& name, const 
   }
 }
 
-void Executor::run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols, const std::string& name,
-                   const Poll& poll, const std::function<void()>& meanwhile) {
+Executor::Running::Running(Executor& executor) : running_(executor.running_) {
   check<ArgumentError>(!running_.exchange(true), "[runtime.Executor.run] one run at a time; got a second from another",
                        " thread; wait for the first");
-  struct Leave {
-    std::atomic<bool>& running;
-    ~Leave() { running.store(false); }
-  } leave{running_};
+}
+
+void Executor::run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols, const std::string& name,
+                   const Poll& poll, const std::function<void()>& meanwhile) {
+  const Running running(*this);
   check_run(*program, name, symbols);
   const int64_t list = program->find_list(name);
-  begin_run(std::move(program), list, std::move(symbols));
+  const uint64_t number = order_run(list, symbols);
+  begin_run(std::move(program), list, std::move(symbols), failed_, number);
   if (meanwhile) meanwhile();
-  if (!watch_run(*team_, options_.deadline_s, poll)) {
-    broken_ = true;
-    std::rethrow_exception(team_->state->first_error());
-  }
-  count_transfers();
-  const std::exception_ptr error = team_->state->first_error();
-  failed_ = error != nullptr;
+  const std::exception_ptr error = end_run(poll);
   if (error) std::rethrow_exception(error);
 }
 
-void Executor::begin_run(std::shared_ptr<const Program> program, int64_t list, std::vector<int64_t> symbols) {
+std::exception_ptr Executor::end_run(const Poll& poll) {
+  if (!watch_run(*team_, options_.deadline_s, poll)) {
+    broken_ = true;
+    return team_->state->first_error();
+  }
+  count_transfers();
+  const std::exception_ptr error = first_error_of_all(*team_);
+  failed_ = error != nullptr;
+  return error;
+}
+
+// Signals count from what they are when a device begins, so nothing of an earlier run may come later.
+void Executor::begin_run(std::shared_ptr<const Program> program, int64_t list, std::vector<int64_t> symbols,
+                         bool clears_poison, uint64_t number) {
   Team& team = *team_;
+  if (team.peers != nullptr) team.peers->settle();
   team.program = std::move(program);
   team.symbols = std::move(symbols);
-  team.state->begin_run(options_.num_devices);
+  team.state->begin_run(std::count_if(team.devices.begin(), team.devices.end(), [](auto& d) { return d != nullptr; }));
   ++num_runs_;
   const std::vector<std::string>& labels = team.program->labels();
-  const RunContext run{team.program.get(), list, &team.symbols, &team.arenas, &team.devices, tracing_};
+  const RunContext run{.program = team.program.get(),
+                       .list = list,
+                       .symbols = &team.symbols,
+                       .arenas = &team.arenas,
+                       .devices = &team.devices,
+                       .processes = &team.processes,
+                       .tracing = tracing_};
   for (int64_t d = 0; d < options_.num_devices; ++d) {
+    if (!is_here(d)) continue;
     std::vector<Injection> planted;
     for (const PlannedInjection& fault : injections_) {
       const auto label = std::find(labels.begin(), labels.end(), fault.label);
       if (fault.device != d || label == labels.end()) continue;
       planted.push_back({fault.kind, label - labels.begin(), fault.index});
     }
-    if (failed_) team.devices[d]->clear_poison();
+    if (clears_poison) team.devices[d]->clear_poison();
     team.devices[d]->begin(run, std::move(planted));
   }
   injections_.clear();
-  for (auto& device : team.devices) device->start();
+  if (team.peers != nullptr) team.peers->open_run(number);
+  for (auto& device : team.devices) {
+    if (device != nullptr) device->start();
+  }
 }
 
 void Executor::count_transfers() {
   const std::vector<std::string>& labels = team_->program->labels();
   for (int64_t d = 0; d < options_.num_devices; ++d) {
-    for (size_t label = 0; label < labels.size(); ++label) {
+    for (size_t label = 0; is_here(d) && label < labels.size(); ++label) {
       const int64_t elements = team_->devices[d]->transfers(static_cast<int64_t>(label));
       if (elements == 0) continue;
       std::vector<int64_t>& per_device = transfers_[labels[label]];
@@ -220,8 +259,11 @@ void Executor::close() {
   check_idle("close");
   closed_ = true;
   team_->state->close();
-  for (auto& device : team_->devices) device->engine().close();
+  for (auto& device : team_->devices) {
+    if (device != nullptr) device->engine().close();
+  }
   team_->state->files().close();
+  if (team_->peers != nullptr) team_->peers->close();
   const bool all_left = !broken_ || team_->state->wait_exited(kBrokenExit);
   for (std::thread& thread : threads_) {
     if (all_left) {
@@ -253,14 +295,16 @@ std::byte* Executor::memory(int64_t device, int64_t offset, int64_t bytes) const
 
 std::shared_ptr<memory::Arena> Executor::arena(int64_t device) const {
   check_device(device, "arena");
-  return team_->devices[device]->arena();
+  return arenas_[device];
 }
 
 void Executor::trace(bool enable) {
   check_idle("trace");
   if (enable == tracing_) return;
   tracing_ = enable;
-  for (auto& device : team_->devices) device->enable_trace(enable);
+  for (auto& device : team_->devices) {
+    if (device != nullptr) device->enable_trace(enable);
+  }
 }
 
 std::vector<TimelineEntry> Executor::timeline() const {
@@ -268,6 +312,7 @@ std::vector<TimelineEntry> Executor::timeline() const {
   std::vector<TimelineEntry> entries;
   if (broken_) return entries;  // a hung worker may still write
   for (int64_t d = 0; d < options_.num_devices; ++d) {
+    if (!is_here(d)) continue;
     for (const tasks::TimelineRecord& record : team_->devices[d]->engine().timeline()) entries.push_back({d, record});
   }
   std::sort(entries.begin(), entries.end(),
@@ -297,7 +342,7 @@ Traffic Executor::file_traffic() const {
 
 std::vector<int64_t> Executor::allocated_bytes() const {
   std::vector<int64_t> bytes;
-  for (const auto& device : team_->devices) bytes.push_back(device->bytes());
+  for (const auto& device : team_->devices) bytes.push_back(device != nullptr ? device->bytes() : 0);
   return bytes;
 }
 
@@ -306,6 +351,7 @@ ExecutorStats Executor::stats() const {
   ExecutorStats stats{num_runs_, num_completed(*team_), 0, 0};
   if (broken_) return stats;
   for (const auto& device : team_->devices) {
+    if (device == nullptr) continue;
     stats.window_high_water = std::max(stats.window_high_water, device->window_high_water());
     stats.timeline_dropped += device->engine().timeline_dropped();
   }

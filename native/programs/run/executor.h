@@ -1,5 +1,10 @@
 // The executor: all devices of this process, their worker threads, and run().
 //
+// A program's devices may be spread over several processes of a host: each has an executor of all devices, which makes
+// those that are its own, and maps the memory of all (comm/peers.h). Process 0 leads: its run() has every process run
+// the list and returns when all have ended; the others are in serve(). An error is raised where it happened and by
+// run().
+//
 // Purpose: runs a finished tile program on every device at once and returns when all are done, failed, cancelled or
 // late. Who may call: one thread at a time (a second run() at once is refused). Blocks: run() until the end, asking
 // its poll every 50 ms; close() until the workers have left. Everything but memory() and allocated_bytes() is
@@ -23,6 +28,15 @@
 
 namespace tilewise::programs {
 
+/// Where a program's devices are, if not all in this process. Descriptors stay their owner's.
+struct TeamOptions {
+  int64_t process = 0;             // this one
+  std::vector<int64_t> processes = {};  // per device, which has it; empty: all are here
+  int team_file = -1;              // sealed memory of comm::Peers::bytes()
+  std::vector<int> arena_files = {};    // per device, sealed memory
+  std::vector<int> peer_files = {};     // per process, becomes readable when it ends; -1: not watched
+};
+
 struct ExecutorOptions {
   int64_t num_devices = 1;
   int64_t workers_per_device = 1;
@@ -35,6 +49,7 @@ struct ExecutorOptions {
   std::string file_directory = {};
   int64_t memory_limit_bytes = 0;                  // over all devices and all they reserve; 0: none
   double deadline_s = 60.0;                        // without a completed task and with no worker inside a kernel
+  TeamOptions team = {};
 };
 
 /// One timeline record with its place.
@@ -63,6 +78,10 @@ class Executor {
   /// have begun; it must not throw.
   void run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols, const std::string& name = "",
            const Poll& poll = {}, const std::function<void()>& meanwhile = {});
+  /// In a process that does not lead: runs what the leader asks for, until it calls.
+  void serve(std::shared_ptr<const Program> program, const Poll& poll = {});
+  /// Lets serve() return in all other processes.
+  void call_peers();
   void close();
 
   std::byte* memory(int64_t device, int64_t offset, int64_t bytes) const;
@@ -88,18 +107,38 @@ class Executor {
     std::string label;
     int64_t index;
   };
+  class Running {
+   public:
+    explicit Running(Executor& executor);
+    ~Running() { running_.store(false); }
+    Running(const Running&) = delete;
+    Running& operator=(const Running&) = delete;
+
+   private:
+    std::atomic<bool>& running_;
+  };
   void check_options() const;
+  void check_team() const;
+  void join_team();
+  bool is_here(int64_t device) const;
   DeviceOptions device_options(int64_t device) const;
   void start_worker(int64_t device, int64_t worker);
   void start_mover();
+  void start_listener();
   void check_run(const Program& program, const std::string& name, const std::vector<int64_t>& symbols) const;
-  void begin_run(std::shared_ptr<const Program> program, int64_t list, std::vector<int64_t> symbols);
+  void begin_run(std::shared_ptr<const Program> program, int64_t list, std::vector<int64_t> symbols, bool clears_poison,
+                 uint64_t number);
+  /// Waits for the end of what has begun; the first error, if there was one. Sets what later runs go by.
+  std::exception_ptr end_run(const Poll& poll);
+  /// Of a process that leads: the order's number; of one alone 0.
+  uint64_t order_run(int64_t list, const std::vector<int64_t>& symbols);
   void count_transfers();
   void check_device(int64_t device, const char* where) const;
   void check_idle(const char* where) const;
 
   ExecutorOptions options_;
   std::shared_ptr<Team> team_;
+  std::vector<std::shared_ptr<memory::Arena>> arenas_;  // of all devices
   std::vector<std::thread> threads_;
   std::vector<PlannedInjection> injections_;
   std::map<std::string, std::vector<int64_t>> transfers_;  // elements per label and device

@@ -8,8 +8,6 @@ namespace tilewise::programs {
 
 namespace {
 
-using Devices = std::vector<std::unique_ptr<Device>>;
-
 struct Blocked {
   int64_t device;
   BlockedWait wait;
@@ -17,8 +15,18 @@ struct Blocked {
   std::vector<int64_t> raisers;
 };
 
-std::string doing(const Program& program, const Device& device) {
+/// What the workers of a device do; of another process's, what that process has said last.
+std::string doing(const Team& team, int64_t index) {
+  const Program& program = *team.program;
   std::ostringstream text;
+  if (team.devices[index] == nullptr) {
+    const int64_t process = team.processes[index];
+    const comm::Progress progress = team.peers->progress(process);
+    text << "process " << process << ", pid " << progress.pid << ", " << (progress.is_at_work ? "at work" : "idle")
+         << " after " << progress.num_completed << " tasks";
+    return text.str();
+  }
+  const Device& device = *team.devices[index];
   for (int64_t w = 0; w < device.options().num_workers; ++w) {
     const WorkerStatus status = device.status(w);
     text << (w == 0 ? "" : ", ") << "worker " << w << " ";
@@ -32,19 +40,22 @@ std::string doing(const Program& program, const Device& device) {
   return text.str();
 }
 
-bool is_busy(const Device& device) {
+bool is_busy(const Team& team, int64_t index) {
+  if (team.devices[index] == nullptr) return team.peers->progress(team.processes[index]).is_at_work;
+  const Device& device = *team.devices[index];
   for (int64_t w = 0; w < device.options().num_workers; ++w) {
     if (device.status(w).instr != nullptr) return true;
   }
   return false;
 }
 
-std::vector<Blocked> all_blocked(const Program& program, const Devices& devices) {
+std::vector<Blocked> all_blocked(const Team& team) {
   std::vector<Blocked> found;
-  for (size_t d = 0; d < devices.size(); ++d) {
-    for (const BlockedWait& wait : devices[d]->blocked()) {
-      const auto device = static_cast<int64_t>(d);
-      found.push_back({device, wait, devices[d]->signals()[wait.signal].value(), program.raisers(device, wait.signal)});
+  for (int64_t device = 0; device < std::ssize(team.devices); ++device) {
+    if (team.devices[device] == nullptr) continue;
+    Device& of = *team.devices[device];
+    for (const BlockedWait& wait : of.blocked()) {
+      found.push_back({device, wait, of.signals()[wait.signal].value(), team.program->raisers(device, wait.signal)});
       break;  // the first of each device
     }
   }
@@ -52,31 +63,49 @@ std::vector<Blocked> all_blocked(const Program& program, const Devices& devices)
 }
 
 // Of several waits in a chain, the one whose raiser is busy (or stalled) is where the chain begins.
-const Blocked& root(const std::vector<Blocked>& blocked, const Devices& devices) {
+const Blocked& root(const Team& team, const std::vector<Blocked>& blocked) {
   for (const Blocked& wait : blocked) {
-    const auto busy = [&](int64_t raiser) { return is_busy(*devices[raiser]); };
+    const auto busy = [&](int64_t raiser) { return is_busy(team, raiser); };
     if (std::any_of(wait.raisers.begin(), wait.raisers.end(), busy)) return wait;
   }
   return blocked.front();
 }
 
+void describe(std::ostringstream& text, const Team& team, const Blocked& late) {
+  text << "device " << late.device << " waits in '" << team.program->labels()[late.wait.instr->label] << "'["
+       << late.wait.index << "] for signal " << late.wait.signal << " to reach " << late.wait.expected << " (seen "
+       << late.seen << "), which device";
+  for (int64_t raiser : late.raisers) text << " " << raiser << " (" << doing(team, raiser) << ")";
+  text << " should raise; ";
+}
+
 }  // namespace
 
-std::string describe_timeout(const Program& program, const Devices& devices, double deadline_s) {
+std::string describe_timeout(const Team& team, double deadline_s) {
   std::ostringstream text;
   text << "[runtime.Executor.run] a device must make progress within " << deadline_s << " s; got none: ";
-  const std::vector<Blocked> blocked = all_blocked(program, devices);
+  const std::vector<Blocked> blocked = all_blocked(team);
   if (blocked.empty()) {
-    for (size_t d = 0; d < devices.size(); ++d) text << "device " << d << ": " << doing(program, *devices[d]) << "; ";
+    for (int64_t d = 0; d < std::ssize(team.devices); ++d) text << "device " << d << ": " << doing(team, d) << "; ";
   } else {
-    const Blocked& late = root(blocked, devices);
-    text << "device " << late.device << " waits in '" << program.labels()[late.wait.instr->label] << "'["
-         << late.wait.index << "] for signal " << late.wait.signal << " to reach " << late.wait.expected << " (seen "
-         << late.seen << "), which device";
-    for (int64_t raiser : late.raisers) text << " " << raiser << " (" << doing(program, *devices[raiser]) << ")";
-    text << " should raise; ";
+    describe(text, team, root(team, blocked));
   }
   text << "look at that device, or raise deadline_s; this executor cannot be used again";
+  return text.str();
+}
+
+std::string describe_loss(const Team& team, int64_t process, const std::string& how) {
+  std::ostringstream text;
+  const comm::Progress progress = team.peers->progress(process);
+  text << "[runtime.Executor.run] every process must stay until the end; got process " << process << " (pid "
+       << progress.pid << "), which " << how << " after " << progress.num_completed << " tasks; ";
+  for (const Blocked& wait : all_blocked(team)) {
+    const auto is_its = [&](int64_t raiser) { return team.processes[raiser] == process; };
+    if (std::none_of(wait.raisers.begin(), wait.raisers.end(), is_its)) continue;
+    describe(text, team, wait);
+    break;
+  }
+  text << "look at that process's own messages, then start again from the last checkpoint";
   return text.str();
 }
 

@@ -1,4 +1,5 @@
-// The devices of one executor, and waiting for the end of a run on them.
+// The devices of one executor, and waiting for the end of a run on them. Where several processes have devices of one
+// program, each has an executor, and the one that leads waits for all.
 //
 // Purpose: everything that worker threads touch lives here, shared by the executor and its threads. Who may call:
 // watch_run, the thread in run(); num_completed any. Blocks: watch_run until the devices have finished.
@@ -8,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/peers.h"
 #include "programs/program.h"
 #include "programs/run/device.h"
 #include "programs/run/run_state.h"
@@ -16,7 +18,9 @@ namespace tilewise::programs {
 
 struct Team {
   std::shared_ptr<RunState> state = std::make_shared<RunState>();
-  std::vector<std::unique_ptr<Device>> devices;
+  std::unique_ptr<comm::Peers> peers;  // none: all devices are here
+  std::vector<int64_t> processes;      // per device, which has it
+  std::vector<std::unique_ptr<Device>> devices;  // none where another process has it
   std::vector<std::byte*> arenas;
   std::shared_ptr<const Program> program;  // of the last run
   std::vector<int64_t> symbols;
@@ -25,14 +29,24 @@ struct Team {
 /// Asked every 50 ms while run() waits; true cancels.
 using Poll = std::function<bool()>;
 
+/// Of the devices here.
 int64_t num_completed(const Team& team);
 
-/// Waits for all devices. False: they may never finish: a cancelled run still ran a kernel after ten seconds, or no
-/// task completed for deadline_s and no worker was inside a kernel; the team's first error says which.
+/// Waits for all devices; in a process that leads, for those of all processes, in another one for those here. False:
+/// they may never finish: a cancelled run still ran a kernel after ten seconds, or no task completed for deadline_s and
+/// no worker was inside a kernel, or a process is lost; the team's first error says which.
 bool watch_run(Team& team, double deadline_s, const Poll& poll);
 
+/// How a run has ended, after watch_run: the first error here, or, of a leader, in any process.
+std::exception_ptr first_error_of_all(const Team& team);
+
+/// A raise from another process. What names no signal here fails the run.
+void take_raise(Team& team, const comm::Raise& raise);
+
 /// What is late, in one message: the wait, its signal, who should raise it and what that device does.
-std::string describe_timeout(const Program& program, const std::vector<std::unique_ptr<Device>>& devices,
-                             double deadline_s);
+std::string describe_timeout(const Team& team, double deadline_s);
+
+/// The same of a process that is lost: `how`, and the first wait for one of its devices.
+std::string describe_loss(const Team& team, int64_t process, const std::string& how);
 
 }  // namespace tilewise::programs

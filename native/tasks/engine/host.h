@@ -27,6 +27,10 @@ class Host {
   virtual TraceLabel label_of(uint32_t task) const = 0;
   /// The task's successors have been told and its place is free.
   virtual void completed() = 0;
+  /// A worker begins, or goes on after sleep: it will call submit_more between any two tasks.
+  virtual void stay() {}
+  /// It is about to sleep, or to end. False: something has come, and it stays.
+  virtual bool leave() { return true; }
 
  protected:
   ~Host() = default;

@@ -47,7 +47,9 @@ void park_worker(Engine& engine, uint32_t worker) {
     const int64_t left = std::max<int64_t>(deadline - now_ns(), 1);
     return is_shared ? std::min(kPeerSliceNs, left) : left;
   };
+  if (engine.host != nullptr && !engine.host->leave()) return;
   header.parked.sleep(header.parked.look(), engine.fences, is_shared, stays_awake, limit_ns);
+  if (engine.host != nullptr) engine.host->stay();
   expire_overdue(engine, worker);
   if (header.is_shared != 0 && worker == 0) check_peer(engine);
 }
@@ -59,6 +61,7 @@ void worker_loop(Engine& engine, uint32_t worker) {
   Pace pace;
   bool is_replayed = false;  // what it took last
   Host* const host = engine.host;
+  if (host != nullptr) host->stay();
   while (header.closing.load(std::memory_order_acquire) == 0 && !engine.peer.is_lost.load(std::memory_order_relaxed)) {
     // Until enough is ready, or others would sleep while this worker runs what it has found.
     bool has_submitted = false;
@@ -85,6 +88,8 @@ void worker_loop(Engine& engine, uint32_t worker) {
       park_worker(engine, worker);
       idle.reset();
     }
+  }
+  while (host != nullptr && !host->leave()) {
   }
 }
 

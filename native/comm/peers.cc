@@ -1,0 +1,225 @@
+// See peers.h.
+#include "comm/peers.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "base/clock.h"
+
+namespace tilewise::comm {
+
+namespace {
+
+constexpr uint32_t kCells = 4096;
+constexpr int64_t kBeatNs = 50'000'000;
+constexpr int64_t kSpinNs = 20'000;  // before a thread that leads or serves sleeps
+
+using protocols::StdMemory;
+
+/// Looks again and again for a short time.
+template <class Look>
+bool spin(Look&& look) {
+  const int64_t until = now_ns() + kSpinNs;
+  do {
+    if (look()) return true;
+    protocols::relax();
+  } while (now_ns() < until);
+  return false;
+}
+
+/// Sleeps until there is a reason, at most so long.
+template <class Look>
+bool sleep(protocols::Sleepers<StdMemory>& sleepers, int64_t limit_ns, Look&& look) {
+  if (spin(look)) return true;
+  const int64_t until = now_ns() + limit_ns;
+  while (!look()) {
+    const int64_t left = until - now_ns();
+    if (left <= 0) return false;
+    sleepers.sleep(sleepers.look(), true, true, look, [left] { return left; });
+  }
+  return true;
+}
+
+}  // namespace
+
+struct alignas(128) Peers::Block {
+  protocols::Mailbox<StdMemory, Raise, kCells> mail;
+  alignas(128) protocols::Sleepers<StdMemory> sleepers;  // who waits for orders, or for answers
+  std::atomic<uint64_t> ordered;
+  std::atomic<uint64_t> answered;
+  Order order;
+  Answer answer;
+  alignas(128) std::atomic<int64_t> pid;
+  std::atomic<uint64_t> beats;
+  std::atomic<uint64_t> num_completed;
+  std::atomic<bool> is_at_work;
+  std::atomic<uint64_t> stopped;  // the run in which something failed here
+};
+
+void Answer::set(char* text, int64_t size, const std::string& value) {
+  const auto length = std::min<int64_t>(std::ssize(value), size - 1);
+  std::memcpy(text, value.data(), length);
+  text[length] = '\0';
+}
+
+int64_t Peers::bytes(int64_t num_processes) { return num_processes * static_cast<int64_t>(sizeof(Block)); }
+
+Peers::Peers(PeersOptions options)
+    : options_(std::move(options)), memory_(options_.file, bytes(options_.num_processes)) {
+  const int64_t count = options_.num_processes;
+  check<ArgumentError>(
+      count >= 2 && options_.process >= 0 && options_.process < count && std::ssize(options_.ends) == count,
+      "[comm.Peers] a team has two processes or more, this one among them, and says how each one's end "
+      "is seen; got process ",
+      options_.process, " of ", count, " with ", options_.ends.size(), " ends; correct the argument");
+  lives_.resize(count);
+  block(options_.process).pid.store(getpid(), std::memory_order_relaxed);
+}
+
+Peers::Block& Peers::block(int64_t process) const { return reinterpret_cast<Block*>(memory_.data())[process]; }
+
+bool Peers::take(const Raise& raise) {
+  if (raise.run > run_.load(std::memory_order_relaxed)) return false;
+  options_.take(raise);
+  return true;
+}
+
+void Peers::raise(int64_t process, const Raise& raise) {
+  auto& mail = block(process).mail;
+  while (!mail.send(raise)) {
+    look();
+    if (is_closed_.load(std::memory_order_relaxed) || has_ended(process)) return;
+    protocols::relax();
+    StdMemory::yield();
+  }
+}
+
+void Peers::look() {
+  block(options_.process).mail.look([this](const Raise& raise) { return take(raise); });
+}
+
+void Peers::stay() { block(options_.process).mail.stay(); }
+
+bool Peers::leave() {
+  return block(options_.process).mail.leave([this](const Raise& raise) { return take(raise); });
+}
+
+void Peers::listen() {
+  Block& own = block(options_.process);
+  const auto is_over = [this] { return is_closed_.load(std::memory_order_relaxed); };
+  while (!is_over()) {
+    own.beats.fetch_add(1, std::memory_order_relaxed);
+    own.mail.listen([this](const Raise& raise) { return take(raise); }, is_over, kBeatNs);
+  }
+}
+
+void Peers::close() {
+  is_closed_.store(true, std::memory_order_relaxed);
+  block(options_.process).mail.ring();
+}
+
+void Peers::settle() {
+  block(options_.process).mail.take_now([this](const Raise& raise) { return take(raise); });
+}
+
+uint64_t Peers::give(const Order& order) {
+  ++num_ordered_;
+  for (int64_t p = 1; p < num_processes(); ++p) {
+    Block& other = block(p);
+    other.order.kind = order.kind;
+    other.order.clears_poison = order.clears_poison;
+    other.order.list = order.list;
+    other.order.num_symbols = order.num_symbols;
+    std::copy_n(order.symbols, order.num_symbols, other.order.symbols);
+    other.ordered.store(num_ordered_, std::memory_order_release);
+    other.sleepers.wake_all_if_any(true, true);
+  }
+  return num_ordered_;
+}
+
+bool Peers::await_order(int64_t limit_ns, Order* order, uint64_t* number) {
+  Block& own = block(options_.process);
+  const auto has_come = [&] { return own.ordered.load(std::memory_order_acquire) > num_ordered_; };
+  if (!sleep(own.sleepers, limit_ns, has_come)) return false;
+  num_ordered_ = own.ordered.load(std::memory_order_acquire);
+  *order = own.order;
+  *number = num_ordered_;
+  return true;
+}
+
+void Peers::answer(const Answer& answer) {
+  Block& own = block(options_.process);
+  own.answer = answer;
+  own.answered.store(num_ordered_, std::memory_order_release);
+  block(0).sleepers.wake_all_if_any(true, true);
+}
+
+bool Peers::have_answered() const {
+  for (int64_t p = 1; p < num_processes(); ++p) {
+    if (block(p).answered.load(std::memory_order_acquire) != num_ordered_) return false;
+  }
+  return true;
+}
+
+bool Peers::await_answers(int64_t limit_ns) {
+  return sleep(block(0).sleepers, limit_ns, [this] { return have_answered(); });
+}
+
+const Answer& Peers::answer_of(int64_t process) const { return block(process).answer; }
+
+void Peers::tell(uint64_t num_completed, bool is_at_work) {
+  Block& own = block(options_.process);
+  own.num_completed.store(num_completed, std::memory_order_relaxed);
+  own.is_at_work.store(is_at_work, std::memory_order_relaxed);
+}
+
+Progress Peers::progress(int64_t process) const {
+  const Block& other = block(process);
+  return {other.pid.load(std::memory_order_relaxed), other.num_completed.load(std::memory_order_relaxed),
+          other.is_at_work.load(std::memory_order_relaxed)};
+}
+
+void Peers::tell_stopped() { block(options_.process).stopped.store(run(), std::memory_order_relaxed); }
+
+bool Peers::is_stopped() const {
+  for (int64_t p = 0; p < num_processes(); ++p) {
+    if (block(p).stopped.load(std::memory_order_relaxed) == run()) return true;
+  }
+  return false;
+}
+
+bool Peers::has_ended(int64_t process) const {
+  if (options_.ends[process] < 0) return false;
+  pollfd end{options_.ends[process], POLLIN, 0};
+  return poll(&end, 1, 0) > 0;
+}
+
+// Time counts in which this thread itself was awake, so a stopped machine loses no process.
+int64_t Peers::find_lost(int64_t limit_ns, std::string* how) {
+  const int64_t now = now_ns();
+  const int64_t passed = std::min(now - looked_ns_, 4 * kBeatNs);
+  looked_ns_ = now;
+  for (int64_t p = 0; p < num_processes(); ++p) {
+    if (p == process()) continue;
+    const uint64_t beats = block(p).beats.load(std::memory_order_relaxed);
+    Life& life = lives_[p];
+    life.quiet_ns = beats == life.beats ? life.quiet_ns + passed : 0;
+    life.beats = beats;
+    if (has_ended(p)) {
+      *how = "has ended";
+      return p;
+    }
+    if (life.quiet_ns > limit_ns) {
+      *how = "has stood still for " + std::to_string(life.quiet_ns / 1'000'000'000) + " s";
+      return p;
+    }
+  }
+  return -1;
+}
+
+}  // namespace tilewise::comm

@@ -1,0 +1,143 @@
+// The processes of one host that run one program: what they say to each other, in memory that all of them map.
+//
+// Purpose: one process leads: it orders runs, and all others answer when a run has ended. While one goes on, each
+// raises signals of the others' devices by messages (protocols/mailbox.h), and tells how far it is. Signals themselves
+// stay in their owner's memory. Memory order: what happened before a raise was sent is seen by who takes it; what
+// happened before an order or an answer by who receives it.
+//
+// A message carries the number of its run, which is its order's. Devices count signals from where a run begins, so a
+// message of a run that has not begun here is left until it has; those of earlier runs had been sent before the leader
+// heard of their end, and are taken before the next one begins.
+//
+// Who may call: raise, look, stay, leave any worker of the process; listen one thread that does nothing else; the rest
+// the thread that leads or serves. Blocks: raise while the other's mailbox is full, and takes its own messages
+// meanwhile; await_order and await_answers up to their limits. Trusts nothing: who takes a message checks what it
+// names. Refuses: sizes that do not fit (ArgumentError), and a mapping that the system refuses (ResourceError).
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "memory/shared_file.h"
+#include "protocols/mailbox.h"
+#include "protocols/sleepers.h"
+
+namespace tilewise::comm {
+
+/// A signal of a device rises by one.
+struct Raise {
+  uint64_t run = 0;
+  int32_t device = 0;
+  int32_t signal = 0;
+  bool is_poisoned = false;
+};
+
+inline constexpr int64_t kMaxSymbols = 256;
+inline constexpr int64_t kMaxText = 4096;
+
+/// What the leader asks for. kTalk: it has sent something by other ways.
+struct Order {
+  enum class Kind : uint8_t { kRun, kTalk };
+  Kind kind = Kind::kTalk;
+  bool clears_poison = false;  // the run before has failed somewhere
+  int64_t list = 0;
+  int64_t num_symbols = 0;
+  int64_t symbols[kMaxSymbols] = {};
+};
+
+/// How a run has ended in one process. kStopped: because it failed in another.
+struct Answer {
+  enum class Kind : uint8_t { kDone, kTaskFailed, kTimeout, kStopped, kOther };
+  Kind kind = Kind::kDone;
+  int64_t tile = 0;
+  int64_t worker = 0;
+  int64_t device = 0;
+  char op[256] = {};
+  char message[kMaxText] = {};
+  static void set(char* text, int64_t size, const std::string& value);
+};
+
+/// How far a process is, as it says itself some twenty times a second.
+struct Progress {
+  int64_t pid;
+  uint64_t num_completed;
+  bool is_at_work;  // a worker is inside a kernel
+};
+
+struct PeersOptions {
+  int64_t process = 0;  // this one; 0 leads
+  int64_t num_processes = 1;
+  int file = -1;  // of bytes(num_processes)
+  std::vector<int> ends;  // per process a descriptor that becomes readable when it ends; -1: none is watched
+  /// Takes a message of a run that has begun. Called by one thread at a time.
+  std::function<void(const Raise&)> take;
+};
+
+class Peers {
+ public:
+  explicit Peers(PeersOptions options);
+  static int64_t bytes(int64_t num_processes);
+
+  int64_t process() const { return options_.process; }
+  int64_t num_processes() const { return options_.num_processes; }
+  bool leads() const { return options_.process == 0; }
+
+  // Raises.
+
+  void raise(int64_t process, const Raise& raise);
+  void look();
+  void stay();
+  bool leave();
+  /// Until close(): takes messages while no worker looks, and shows that this process is alive.
+  void listen();
+  void close();
+  /// Before devices begin: no message of an earlier run is left.
+  void settle();
+  /// After they have begun: messages of this run are taken from now on.
+  void open_run(uint64_t number) { run_.store(number, std::memory_order_seq_cst); }
+  uint64_t run() const { return run_.load(std::memory_order_relaxed); }
+
+  // Orders and answers.
+
+  /// To all; returns the order's number.
+  uint64_t give(const Order& order);
+  /// False: none has come for so long.
+  bool await_order(int64_t limit_ns, Order* order, uint64_t* number);
+  void answer(const Answer& answer);
+  /// All others have answered the last order. False: not for so long.
+  bool await_answers(int64_t limit_ns);
+  const Answer& answer_of(int64_t process) const;
+
+  // How the others are.
+
+  void tell(uint64_t num_completed, bool is_at_work);
+  Progress progress(int64_t process) const;
+  /// In this run something has failed here, and every process is to stop.
+  void tell_stopped();
+  bool is_stopped() const;
+  /// A process that has ended, or shown no life for so long while this one looked; -1: none.
+  int64_t find_lost(int64_t limit_ns, std::string* how);
+  bool has_ended(int64_t process) const;
+
+ private:
+  struct Block;
+  Block& block(int64_t process) const;
+  bool take(const Raise& raise);
+  bool have_answered() const;
+
+  PeersOptions options_;
+  memory::SharedFile memory_;
+  uint64_t num_ordered_ = 0;  // given, or received
+  std::atomic<uint64_t> run_{0};
+  std::atomic<bool> is_closed_{false};
+  struct Life {
+    uint64_t beats = 0;
+    int64_t quiet_ns = 0;
+  };
+  std::vector<Life> lives_;
+  int64_t looked_ns_ = 0;
+};
+
+}  // namespace tilewise::comm

@@ -1,0 +1,193 @@
+// The executor of a process among several: joining the team, raises that come, orders and answers. See executor.h.
+#include <algorithm>
+#include <cstring>
+
+#include "programs/run/executor.h"
+#include "programs/run/team.h"
+
+namespace tilewise::programs {
+
+namespace {
+
+constexpr int64_t kPollNs = 50'000'000;
+
+comm::Answer answer_of(const std::exception_ptr& error) {
+  using Kind = comm::Answer::Kind;
+  comm::Answer answer;
+  if (error == nullptr) return answer;
+  const auto say = [&](Kind kind, const char* message) {
+    answer.kind = kind;
+    comm::Answer::set(answer.message, sizeof(answer.message), message);
+  };
+  try {
+    std::rethrow_exception(error);
+  } catch (const TaskFailed& failed) {
+    say(Kind::kTaskFailed, failed.what());
+    comm::Answer::set(answer.op, sizeof(answer.op), failed.op);
+    answer.tile = failed.tile;
+    answer.worker = failed.worker;
+    answer.device = failed.device;
+  } catch (const CommTimeout& late) {
+    say(Kind::kTimeout, late.what());
+  } catch (const StoppedElsewhere& stopped) {
+    say(Kind::kStopped, stopped.what());
+  } catch (const std::exception& other) {
+    say(Kind::kOther, other.what());
+  }
+  return answer;
+}
+
+std::string text_of(const char* text, size_t size) { return {text, strnlen(text, size)}; }
+
+std::exception_ptr error_of(const comm::Answer& answer) {
+  const std::string message = text_of(answer.message, sizeof(answer.message));
+  switch (answer.kind) {
+    case comm::Answer::Kind::kDone:
+    case comm::Answer::Kind::kStopped:
+      return nullptr;
+    case comm::Answer::Kind::kTaskFailed:
+      return std::make_exception_ptr(
+          TaskFailed(message, text_of(answer.op, sizeof(answer.op)), answer.tile, answer.worker, answer.device));
+    case comm::Answer::Kind::kTimeout:
+      return std::make_exception_ptr(CommTimeout(message));
+    case comm::Answer::Kind::kOther:
+      break;
+  }
+  return std::make_exception_ptr(PeerLost(message));
+}
+
+bool is_stopped_elsewhere(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const StoppedElsewhere&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace
+
+// An error of the leader's own comes first, unless it says no more than that there is another.
+std::exception_ptr first_error_of_all(const Team& team) {
+  const std::exception_ptr own = team.state->first_error();
+  if (team.peers == nullptr || !team.peers->leads() || (own != nullptr && !is_stopped_elsewhere(own))) return own;
+  for (int64_t p = 1; p < team.peers->num_processes(); ++p) {
+    if (std::exception_ptr error = error_of(team.peers->answer_of(p)); error != nullptr) return error;
+  }
+  return own;
+}
+
+bool Executor::is_here(int64_t device) const {
+  return options_.team.processes.empty() || options_.team.processes[device] == options_.team.process;
+}
+
+void Executor::check_team() const {
+  const TeamOptions& team = options_.team;
+  if (team.processes.empty()) return;
+  check<ArgumentError>(
+      std::ssize(team.processes) == options_.num_devices && std::ssize(team.arena_files) == options_.num_devices,
+      "[runtime.Executor] a team says of every device which process has it and which file its memory "
+      "is; got ",
+      team.processes.size(), " and ", team.arena_files.size(), " for ", options_.num_devices,
+      " devices; correct the argument");
+  for (int64_t process : team.processes) {
+    check<ArgumentError>(process >= 0 && process < std::ssize(team.peer_files),
+                         "[runtime.Executor] a device's process must be one of ", team.peer_files.size(), "; got ",
+                         process, "; count from 0");
+  }
+  check<ArgumentError>(options_.file_bytes == 0,
+                       "[runtime.Executor] devices of several processes keep all in memory; got ", options_.file_bytes,
+                       " bytes of a file; plan without offloading, or run in one process");
+}
+
+void Executor::join_team() {
+  const TeamOptions& team = options_.team;
+  if (team.processes.empty()) return;
+  team_->processes = team.processes;
+  team_->peers = std::make_unique<comm::Peers>(comm::PeersOptions{
+      .process = team.process,
+      .num_processes = std::ssize(team.peer_files),
+      .file = team.team_file,
+      .ends = team.peer_files,
+      .take = [team = team_.get()](const comm::Raise& raise) { take_raise(*team, raise); },
+  });
+}
+
+// A message names a device of this process and one of its signals, of the run that goes on, or nothing is touched.
+void take_raise(Team& team, const comm::Raise& raise) {
+  const bool is_device = raise.device >= 0 && raise.device < std::ssize(team.devices);
+  Device* const device = is_device ? team.devices[raise.device].get() : nullptr;
+  if (device == nullptr || raise.signal < 0 || raise.signal >= device->options().num_signals ||
+      raise.run != team.peers->run()) {
+    team.state->fail(std::make_exception_ptr(
+        PeerLost("[comm.Peers] a message must name a device and a signal of this process in this run; got device " +
+                 std::to_string(raise.device) + ", signal " + std::to_string(raise.signal) + ", run " +
+                 std::to_string(raise.run) + "; memory that processes share has been written over; start again")));
+    return;
+  }
+  uint64_t poison = 0;
+  if (raise.is_poisoned) {
+    poison = team.state->stopped();
+    if (poison == 0) {
+      poison = team.state->fail(
+          std::make_exception_ptr(StoppedElsewhere("[runtime.Executor.run] another process has failed")));
+    }
+  }
+  device->raise(raise.signal, poison);
+}
+
+uint64_t Executor::order_run(int64_t list, const std::vector<int64_t>& symbols) {
+  if (team_->peers == nullptr) return 0;
+  check<ArgumentError>(team_->peers->leads(),
+                       "[runtime.Executor.run] the process that leads orders runs; got a call in "
+                       "process ",
+                       team_->peers->process(), "; call serve()");
+  check<ArgumentError>(std::ssize(symbols) <= comm::kMaxSymbols,
+                       "[runtime.Executor.run] a program of several processes has at most ", comm::kMaxSymbols,
+                       " symbols; got ", symbols.size(), "; use fewer");
+  comm::Order order;
+  order.kind = comm::Order::Kind::kRun;
+  order.clears_poison = failed_;
+  order.list = list;
+  order.num_symbols = std::ssize(symbols);
+  std::copy(symbols.begin(), symbols.end(), order.symbols);
+  return team_->peers->give(order);
+}
+
+void Executor::call_peers() {
+  check_idle("call_peers");
+  check<ArgumentError>(
+      team_->peers != nullptr && team_->peers->leads(),
+      "[runtime.Executor.call_peers] the process that leads calls the others; got a call in another, or "
+      "without a team; make the executor with one");
+  team_->peers->give({});
+}
+
+void Executor::serve(std::shared_ptr<const Program> program, const Poll& poll) {
+  const Running running(*this);
+  check<ArgumentError>(
+      team_->peers != nullptr && !team_->peers->leads(),
+      "[runtime.Executor.serve] processes that do not lead serve; got a call in the leader, or without a "
+      "team; call run()");
+  while (true) {
+    comm::Order order;
+    uint64_t number = 0;
+    while (!team_->peers->await_order(kPollNs, &order, &number)) {
+      check<PeerLost>(!team_->peers->has_ended(0),
+                      "[runtime.Executor.serve] the process that leads must stay; got its "
+                      "end; start all again");
+      if (poll && poll()) throw Interrupted("[runtime.Executor.serve] the process was asked to stop");
+    }
+    if (order.kind == comm::Order::Kind::kTalk) return;
+    const int64_t count = std::clamp<int64_t>(order.num_symbols, 0, comm::kMaxSymbols);
+    std::vector<int64_t> symbols(order.symbols, order.symbols + count);
+    check_run(*program, program->name_of(order.list), symbols);
+    begin_run(program, order.list, std::move(symbols), order.clears_poison, number);
+    const std::exception_ptr error = end_run(poll);
+    team_->peers->answer(answer_of(error));
+    if (broken_) std::rethrow_exception(error);
+  }
+}
+
+}  // namespace tilewise::programs

@@ -1,0 +1,219 @@
+// Programs whose devices are in several processes: the same memory as the sequential oracle's, failures that every
+// process hears of, processes that are killed or stopped.
+#include "programs/tests/testing_team.h"
+
+using namespace tilewise;
+using namespace tilewise::programs;
+using namespace tilewise::programs::testing;
+
+namespace {
+
+/// Every device shows four rows to the next, which reads them in place and acknowledges, `epochs` times.
+std::shared_ptr<Program> ring(int64_t devices, int64_t epochs, const std::string& kernel = "increment",
+                              const std::vector<Number>& ints = {}) {
+  auto program = program_of(devices);
+  for (int64_t d = 0; d < devices; ++d) {
+    const int64_t next = (d + 1) % devices;
+    const int64_t before = (d + devices - 1) % devices;
+    program->add_tensor(d, tensor(0, 4, 1, 1, 0));
+    program->add_tensor(d, tensor(256, 4, 1, 1, 4));
+    const int64_t plan = program->add_template(d, "epoch");
+    program->add_instr(d, plan, instr(kernel, 4, 1, {by_row(0, kInOut)}, ints, {}, {{0, next, 0, true}}), "show");
+    program->add_instr(d, plan,
+                       instr("hash", 4, 1, {by_row(1, kInOut), peer_row(0, before)}, {1, d, 0}, {{0, true, 1}},
+                             {{0, before, 4, true}}),
+                       "look");
+    program->add_instr(d, plan, instr("", 4, 1, {by_row(0, kIn)}, {}, {{4, true, 1}}), "acknowledged");
+    for (int64_t e = 0; e < epochs; ++e) program->add_call(d, {plan, {0, 1}, {}});
+  }
+  program->finish({}, resolve);
+  return program;
+}
+
+void clear(Executor& executor, const Program& program) {
+  for (int64_t d = 0; d < program.num_devices(); ++d) {
+    std::memset(words(executor, d), 0, program.needs(d).arena_bytes);
+  }
+}
+
+void expect_ring(int64_t devices, int64_t processes, int64_t workers, int64_t window, int64_t epochs) {
+  auto program = ring(devices, epochs);
+  ForkedTeam team(program, processes, workers, window);
+  Oracle oracle(*program);
+  for (int run = 0; run < 3; ++run) {
+    team.leader().run(program, {});
+    oracle.run();
+    EXPECT(same_memory(team.leader(), oracle, devices));
+  }
+  team.leader().call_peers();
+  for (int status : team.end_children()) EXPECT_EQ(status, ForkedTeam::kCalled);
+}
+
+}  // namespace
+
+CASE("two processes of one device each compute what one process does, run after run") {
+  expect_ring(2, 2, 1, 512, 500);
+}
+
+CASE("small windows, several workers, more threads than cores") {
+  expect_ring(2, 2, 2, 4, 200);
+  expect_ring(4, 4, 2, 16, 200);
+}
+
+CASE("several devices in a process, and blocks of unequal size") {
+  expect_ring(4, 2, 1, 64, 200);
+  expect_ring(3, 2, 1, 64, 200);
+  expect_ring(5, 3, 1, 64, 100);
+}
+
+CASE("a mailbox that is full holds its sender back and loses nothing") { expect_ring(2, 2, 1, 4096, 4000); }
+
+CASE("a kernel that throws in another process is raised by the leader, and the next run is right") {
+  auto program = ring(2, 20, "throwing", {2});
+  ForkedTeam team(program, 2);
+  for (int round = 0; round < 3; ++round) {
+    bool is_raised = false;
+    try {
+      team.leader().run(program, {});
+    } catch (const TaskFailed& failed) {
+      is_raised = true;
+      EXPECT_EQ(failed.op, "show");
+      EXPECT_EQ(failed.tile, 2);
+      EXPECT(failed.device == 0 || failed.device == 1);
+      EXPECT(contains(failed.what(), "kernel gave up"));
+    }
+    EXPECT(is_raised);
+  }
+}
+
+CASE("a fault planted in the leader stops all, and runs after it are right") {
+  auto program = ring(4, 30);
+  ForkedTeam team(program, 4);
+  for (int round = 0; round < 5; ++round) {
+    team.leader().inject(Injected::kThrow, 0, "look", round);
+    EXPECT(!message_of<TaskFailed>([&] { team.leader().run(program, {}); }).empty());
+    clear(team.leader(), *program);
+    Oracle oracle(*program);
+    team.leader().run(program, {});
+    oracle.run();
+    EXPECT(same_memory(team.leader(), oracle, 4));
+  }
+}
+
+CASE("a cancelled run ends in every process, and the next one is complete") {
+  auto program = ring(2, 1000, "slow", {1});
+  ForkedTeam team(program, 2);
+  const int64_t start = now_ns();
+  int polls = 0;
+  const auto cancel = [&polls] { return ++polls == 3; };
+  EXPECT(contains(message_of<Interrupted>([&] { team.leader().run(program, {}, "", cancel); }), "cancelled"));
+  EXPECT(now_ns() - start < 3'000'000'000);
+  EXPECT(message_of<std::exception>([&] { team.leader().run(program, {}); }).empty());
+}
+
+CASE("a process that is killed is named within a second, with what waits for it") {
+  auto program = ring(2, 100'000, "slow", {1});
+  ForkedTeam team(program, 2);
+  int64_t killed_ns = 0;
+  int polls = 0;
+  const auto kill_one = [&] {
+    if (++polls == 3) {
+      kill(team.child(1), SIGKILL);
+      killed_ns = now_ns();
+    }
+    return false;
+  };
+  const std::string message = message_of<PeerLost>([&] { team.leader().run(program, {}, "", kill_one); });
+  EXPECT(now_ns() - killed_ns < 1'000'000'000);
+  EXPECT(contains(message, "process 1 (pid " + std::to_string(team.child(1)) + "), which has ended"));
+  EXPECT(contains(message, "device 0 waits in '"));
+  EXPECT(contains(message_of<ArgumentError>([&] { team.leader().run(program, {}); }), "cannot be used"));
+}
+
+CASE("a process that is stopped is given up after some seconds") {
+  auto program = ring(2, 100'000, "slow", {1});
+  ForkedTeam team(program, 2);
+  const auto stop_one = [&] {
+    kill(team.child(1), SIGSTOP);
+    return false;
+  };
+  const std::string message = message_of<PeerLost>([&] { team.leader().run(program, {}, "", stop_one); });
+  EXPECT(contains(message, "which has stood still for 5 s"));
+}
+
+CASE("of three processes, those that are left after one is lost leave, each by itself") {
+  auto program = ring(3, 100'000, "slow", {1});
+  ForkedTeam team(program, 3);
+  const auto kill_one = [&] {
+    kill(team.child(1), SIGKILL);
+    return false;
+  };
+  EXPECT(contains(message_of<PeerLost>([&] { team.leader().run(program, {}, "", kill_one); }), "process 1"));
+  EXPECT(WIFSIGNALED(team.end_children()[0]));
+}
+
+CASE("messages that name nothing fail the run and touch nothing") {
+  auto program = ring(2, 10);
+  auto executor = executor_for(*program);
+  executor->run(program, {});
+  for (const auto& [device, signal, run] : std::vector<std::array<int64_t, 3>>{
+           {-1, 0, 1}, {2, 0, 1}, {0, -1, 1}, {0, 8, 1}, {1, 0, 1}, {0, 0, 0}, {INT32_MAX, INT32_MIN, 1}}) {
+    const int file = sealed_file(comm::Peers::bytes(2));
+    Team team;
+    team.peers = std::make_unique<comm::Peers>(comm::PeersOptions{
+        .process = 0, .num_processes = 2, .file = file, .ends = {-1, -1}, .take = [&team](const comm::Raise& raise) {
+          take_raise(team, raise);
+        }});
+    DeviceOptions options;
+    options.num_signals = 8;
+    team.devices.push_back(std::make_unique<Device>(team.state, options, team.peers.get()));
+    team.devices.push_back(nullptr);
+    team.peers->settle();
+    team.peers->open_run(1);
+    team.peers->raise(0, {.run = 1, .device = 0, .signal = 3});
+    team.peers->settle();
+    EXPECT_EQ(team.devices[0]->signals()[3].value(), 1u);
+    EXPECT(team.state->first_error() == nullptr);
+    team.peers->raise(0, {.run = static_cast<uint64_t>(run),
+                          .device = static_cast<int32_t>(device),
+                          .signal = static_cast<int32_t>(signal)});
+    team.peers->settle();
+    EXPECT(team.state->first_error() != nullptr);
+    for (int64_t s = 0; s < 8; ++s) EXPECT_EQ(team.devices[0]->signals()[s].value(), s == 3 ? 1u : 0u);
+    close(file);
+  }
+}
+
+CASE("a message of a run that has not begun is left until it has") {
+  const int file = sealed_file(comm::Peers::bytes(2));
+  std::vector<uint64_t> taken;
+  comm::Peers peers({.process = 0, .num_processes = 2, .file = file, .ends = {-1, -1}, .take = [&](const auto& raise) {
+                       taken.push_back(raise.run);
+                     }});
+  peers.open_run(1);
+  for (uint64_t run : {1, 2, 1}) peers.raise(0, {.run = run, .device = 0, .signal = 0});
+  peers.settle();
+  EXPECT_EQ(taken.size(), 1u);
+  peers.open_run(2);
+  peers.settle();
+  EXPECT_EQ(taken.size(), 3u);
+  close(file);
+}
+
+CASE("what is no sealed memory of the right size is refused") {
+  const int loose = memfd_create("loose", MFD_CLOEXEC);
+  EXPECT_EQ(ftruncate(loose, 4096), 0);
+  const auto refusal = [](int file, int64_t bytes) {
+    return message_of<ArgumentError>([&] { memory::SharedFile shared(file, bytes); });
+  };
+  EXPECT(contains(refusal(loose, 4096), "sealed"));
+  EXPECT(contains(refusal(-1, 4096), "sealed"));
+  const int file = sealed_file(8192);
+  EXPECT(contains(refusal(file, 8193), "size"));
+  EXPECT(contains(refusal(file, 0), "size"));
+  EXPECT(refusal(file, 8192).empty());
+  close(loose);
+  close(file);
+}
+
+TILEWISE_TEST_MAIN

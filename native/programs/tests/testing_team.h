@@ -1,0 +1,109 @@
+// A program on several processes, for tests: the test's own leads, the others are forked from it and serve.
+#pragma once
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <memory>
+#include <vector>
+
+#include "programs/tests/testing_programs.h"
+
+namespace tilewise::programs::testing {
+
+/// Memory of so many bytes for several processes.
+inline int sealed_file(int64_t bytes) {
+  const int file = memfd_create("tilewise-test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  EXPECT(file >= 0 && ftruncate(file, (bytes + 4095) / 4096 * 4096) == 0);
+  EXPECT(fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+  return file;
+}
+
+inline int end_of(pid_t process) { return static_cast<int>(syscall(SYS_pidfd_open, process, 0)); }
+
+/// Devices in blocks over the processes. Children end with the team.
+class ForkedTeam {
+ public:
+  ForkedTeam(std::shared_ptr<const Program> program, int64_t num_processes, int64_t workers = 1, int64_t window = 512,
+             double deadline_s = 30) {
+    ExecutorOptions options{.num_devices = program->num_devices(),
+                            .workers_per_device = workers,
+                            .arena_bytes = {},
+                            .window = window,
+                            .deadline_s = deadline_s};
+    TeamOptions& team = options.team;
+    for (int64_t d = 0; d < program->num_devices(); ++d) {
+      options.arena_bytes.push_back(program->needs(d).arena_bytes);
+      options.num_signals = std::max(options.num_signals, program->needs(d).num_signals);
+      options.num_handles = std::max(options.num_handles, program->needs(d).num_handles);
+      team.processes.push_back(d * num_processes / program->num_devices());
+      files_.push_back(sealed_file(options.arena_bytes.back()));
+    }
+    team.arena_files = files_;
+    files_.push_back(sealed_file(comm::Peers::bytes(num_processes)));
+    team.team_file = files_.back();
+    const int leader = end_of(getpid());
+    files_.push_back(leader);
+    team.peer_files.assign(num_processes, -1);
+    for (int64_t p = 1; p < num_processes; ++p) {
+      const pid_t child = fork();
+      if (child == 0) serve(options, p, leader, program);
+      children_.push_back(child);
+      files_.push_back(end_of(child));
+      team.peer_files[p] = files_.back();
+    }
+    leader_ = std::make_unique<Executor>(options);
+  }
+
+  ~ForkedTeam() {
+    for (pid_t child : children_) kill(child, SIGKILL);
+    for (pid_t child : children_) waitpid(child, nullptr, 0);
+    leader_.reset();
+    for (int file : files_) close(file);
+  }
+  ForkedTeam(const ForkedTeam&) = delete;
+  ForkedTeam& operator=(const ForkedTeam&) = delete;
+
+  Executor& leader() { return *leader_; }
+  pid_t child(int64_t process) const { return children_[process - 1]; }
+  /// What they return when they are called or stop of themselves.
+  std::vector<int> end_children() {
+    std::vector<int> statuses;
+    for (pid_t child : children_) {
+      int status = 0;
+      waitpid(child, &status, 0);
+      statuses.push_back(status);
+    }
+    children_.clear();
+    return statuses;
+  }
+
+  static constexpr int kCalled = 0, kLost = 3, kFailed = 4;
+
+ private:
+  [[noreturn]] static void serve(ExecutorOptions options, int64_t process, int leader,
+                                 const std::shared_ptr<const Program>& program) {
+    int status = kFailed;
+    try {
+      options.team.process = process;
+      options.team.peer_files[0] = leader;
+      Executor executor(options);
+      executor.serve(program);
+      status = kCalled;
+    } catch (const PeerLost&) {
+      status = kLost;
+    } catch (...) {
+      status = kFailed;
+    }
+    _exit(status);
+  }
+
+  std::vector<int> files_;
+  std::vector<pid_t> children_;
+  std::unique_ptr<Executor> leader_;
+};
+
+}  // namespace tilewise::programs::testing
