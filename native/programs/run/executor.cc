@@ -191,10 +191,10 @@ void Executor::run(std::shared_ptr<const Program> program, std::vector<int64_t> 
 std::exception_ptr Executor::end_run(const Poll& poll) {
   if (!watch_run(*team_, options_.deadline_s, poll)) {
     broken_ = true;
-    return team_->state->first_error();
+    return error_here(*team_);
   }
   count_transfers();
-  const std::exception_ptr error = first_error_of_all(*team_);
+  const std::exception_ptr error = error_anywhere(*team_);
   failed_ = error != nullptr;
   return error;
 }

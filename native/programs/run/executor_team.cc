@@ -68,9 +68,14 @@ bool is_stopped_elsewhere(const std::exception_ptr& error) {
 
 }  // namespace
 
-// An error of the leader's own comes first, unless it says no more than that there is another.
-std::exception_ptr first_error_of_all(const Team& team) {
-  const std::exception_ptr own = team.state->first_error();
+// That another process has failed says less than what has come to light here since.
+std::exception_ptr error_here(const Team& team) {
+  const std::exception_ptr first = team.state->first_error();
+  return first != nullptr && is_stopped_elsewhere(first) ? team.state->last_error() : first;
+}
+
+std::exception_ptr error_anywhere(const Team& team) {
+  const std::exception_ptr own = error_here(team);
   if (team.peers == nullptr || !team.peers->leads() || (own != nullptr && !is_stopped_elsewhere(own))) return own;
   for (int64_t p = 1; p < team.peers->num_processes(); ++p) {
     if (std::exception_ptr error = error_of(team.peers->answer_of(p)); error != nullptr) return error;

@@ -62,6 +62,10 @@ class RunState {
     std::lock_guard guard(mutex_);
     return errors_.empty() ? nullptr : errors_.front();
   }
+  std::exception_ptr last_error() {
+    std::lock_guard guard(mutex_);
+    return errors_.empty() ? nullptr : errors_.back();
+  }
   void set_workers(int64_t count) { workers_left_ = count; }
   void close() { closing_.store(true, std::memory_order_seq_cst); }
   bool wait_exited(std::chrono::milliseconds limit) {

@@ -37,8 +37,9 @@ int64_t num_completed(const Team& team);
 /// no worker was inside a kernel, or a process is lost; the team's first error says which.
 bool watch_run(Team& team, double deadline_s, const Poll& poll);
 
-/// How a run has ended, after watch_run: the first error here, or, of a leader, in any process.
-std::exception_ptr first_error_of_all(const Team& team);
+/// How a run has ended: the error in this process; and, for who leads and has every answer, in any.
+std::exception_ptr error_here(const Team& team);
+std::exception_ptr error_anywhere(const Team& team);
 
 /// A raise from another process. What names no signal here fails the run.
 void take_raise(Team& team, const comm::Raise& raise);

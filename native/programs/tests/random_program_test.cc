@@ -2,7 +2,7 @@
 // Devices, workers, windows, tile sizes, modes, aliases and delays are drawn at random from a printed seed.
 #include <random>
 
-#include "programs/tests/testing_programs.h"
+#include "programs/tests/testing_team.h"
 
 using namespace tilewise;
 using namespace tilewise::programs;
@@ -172,17 +172,25 @@ class Generator {
 
 /// What runs is in the given form, the sequential run that it must equal in that of devices written out. is_faulty:
 /// what runs is the same program but for the last number that a task hashes.
-bool agrees(uint64_t seed, int64_t num_devices, int64_t workers, Form form = Form::kDevices, bool is_faulty = false) {
+bool agrees(uint64_t seed, int64_t num_devices, int64_t workers, Form form = Form::kDevices, bool is_faulty = false,
+            int64_t num_processes = 1) {
   Generator generator(seed, form, is_faulty);
   auto program = generator.make(num_devices);
   const int64_t window = generator.draw(1, 24);
-  auto executor = executor_for(*program, workers, window);
+  std::unique_ptr<Executor> alone;
+  std::unique_ptr<ForkedTeam> team;
+  if (num_processes == 1) {
+    alone = executor_for(*program, workers, window);
+  } else {
+    team = std::make_unique<ForkedTeam>(program, num_processes, workers, window);
+  }
+  Executor& executor = team != nullptr ? team->leader() : *alone;
   const auto wanted = Generator(seed).make(num_devices);
   Oracle oracle(*wanted);
   for (int round = 0; round < 3; ++round) {
-    executor->run(program, {});
+    executor.run(program, {});
     oracle.run();
-    if (!same_memory(*executor, oracle, num_devices)) {
+    if (!same_memory(executor, oracle, num_devices)) {
       if (is_faulty) return false;
       std::fprintf(stderr, "seed %llu, window %lld\n", static_cast<unsigned long long>(seed),
                    static_cast<long long>(window));
@@ -206,11 +214,20 @@ CASE("the comparison sees a program that hashes another number") {
   for (uint64_t seed = 3000; seed < 3010; ++seed) {
     EXPECT(!agrees(seed, 1 + static_cast<int64_t>(seed % 2), 2, Form::kDevices, true));
     EXPECT(!agrees(seed, 1 + static_cast<int64_t>(seed % 2), 2, Form::kOneClass, true));
+    EXPECT(!agrees(seed, 2, 2, Form::kOneClass, true, 2));
   }
 }
 
 CASE("three and four devices") {
   for (uint64_t seed = 2000; seed < 2040; ++seed) EXPECT(agrees(seed, 3 + static_cast<int64_t>(seed % 2), 1));
+}
+
+CASE("two to four devices in two to four processes") {
+  for (uint64_t seed = 5000; seed < 5060; ++seed) {
+    const auto devices = 2 + static_cast<int64_t>(seed % 3);
+    const int64_t processes = 2 + static_cast<int64_t>(seed / 3) % (devices - 1);
+    EXPECT(agrees(seed, devices, 1 + static_cast<int64_t>(seed % 2), Form::kOneClass, false, processes));
+  }
 }
 
 CASE("devices of one class, bound by their numbers and teams, are what is written out for each") {
