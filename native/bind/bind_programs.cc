@@ -132,6 +132,7 @@ ExecutorOptions executor_options(const nb::kwargs& given) {
       .set<"processes">(options.team.processes)
       .set<"team_file">(options.team.team_file)
       .set<"arena_files">(options.team.arena_files)
+      .set<"spill_files">(options.team.spill_files)
       .set<"peer_files">(options.team.peer_files)
       .done();
   return options;
@@ -397,7 +398,8 @@ void bind_executor(nb::module_& m) {
           "memory_limit_bytes (0: none), deadline_s. Where several processes have devices, also process (this one; 0 "
           "leads), "
           "processes (per device, which has it), team_file (a sealed memfd of team_bytes()), arena_files (per device a "
-          "sealed memfd) and peer_files (per process a descriptor that becomes readable when it ends, or -1).")
+          "sealed memfd), spill_files (per device what make_spill_file() returned, if there are files) and "
+          "peer_files (per process a descriptor that becomes readable when it ends, or -1).")
       .def("buffer", &buffer, nb::arg("device"), nb::arg("offset"), nb::arg("bytes"),
            "Writable uint8 array on a device's memory; keeps that memory alive.")
       .def("move_file", &move_file, nb::arg("way"), nb::arg("device"), nb::arg("offset"), nb::arg("memory"),
@@ -437,6 +439,8 @@ void bind_programs(nb::module_& m) {
   bind_executor(programs);
   programs.def("team_bytes", &comm::Peers::bytes, nb::arg("num_processes"),
                "Bytes of the memory by which so many processes run one program.");
+  programs.def("make_spill_file", &memory::SpillFile::make, nb::arg("directory"), nb::arg("bytes"),
+               "A descriptor of a file without a name that has the room already; the caller's to close.");
   programs.def("device_overhead", &device_overhead, nb::arg("workers"), nb::arg("signals"), nb::arg("handles"),
                nb::arg("scratch_bytes"), "Bytes that a device reserves besides its arena, by what they are for.");
 }

@@ -41,8 +41,12 @@ Arena::Arena(int64_t bytes, std::unique_ptr<SpillFile> file) : bytes_(bytes), fi
   if (bytes > 0) madvise(data_, bytes, MADV_HUGEPAGE);
 }
 
-Arena::Arena(std::unique_ptr<SharedFile> shared)
-    : data_(shared->data()), bytes_(shared->bytes()), shared_(std::move(shared)) {}
+Arena::Arena(int shared_file, int64_t bytes, std::unique_ptr<SpillFile> file)
+    : bytes_(bytes),
+      file_(std::move(file)),
+      shared_(std::make_unique<SharedFile>(shared_file, bytes, file_ == nullptr ? 0 : file_->bytes())) {
+  data_ = shared_->data();
+}
 
 Arena::~Arena() {
   if (data_ != nullptr && shared_ == nullptr) munmap(data_, mapped_bytes());

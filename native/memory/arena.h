@@ -18,8 +18,8 @@ namespace tilewise::memory {
 class Arena {
  public:
   explicit Arena(int64_t bytes, std::unique_ptr<SpillFile> file = nullptr);
-  /// In memory that other processes map too.
-  explicit Arena(std::unique_ptr<SharedFile> shared);
+  /// In memory that other processes map too: a sealed file, whose descriptor stays its owner's.
+  Arena(int shared_file, int64_t bytes, std::unique_ptr<SpillFile> file = nullptr);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;

@@ -12,8 +12,9 @@ namespace tilewise::memory {
 
 class SharedFile {
  public:
-  /// bytes: that are used; the file may be larger by less than a page.
-  SharedFile(int file, int64_t bytes);
+  /// bytes: that are used; the file may be larger by less than two pages. behind: as many addresses that hold nothing
+  /// follow, from the next page on.
+  SharedFile(int file, int64_t bytes, int64_t behind = 0);
   ~SharedFile();
   SharedFile(const SharedFile&) = delete;
   SharedFile& operator=(const SharedFile&) = delete;
@@ -24,6 +25,7 @@ class SharedFile {
  private:
   std::byte* data_ = nullptr;
   int64_t bytes_;
+  int64_t mapped_ = 0;
 };
 
 }  // namespace tilewise::memory

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -71,25 +72,32 @@ void move_pages(SpillFile::Way way, int file, std::byte* memory, int64_t offset,
 
 }  // namespace
 
-SpillFile::SpillFile(const std::string& directory, int64_t bytes) : bytes_(bytes) {
-  cached_ = open_unnamed(directory);
-  check<ResourceError>(cached_ >= 0, "[memory.SpillFile] a directory for what does not fit into memory must take a ",
+int SpillFile::make(const std::string& directory, int64_t bytes) {
+  const int file = open_unnamed(directory);
+  check<ResourceError>(file >= 0, "[memory.SpillFile] a directory for what does not fit into memory must take a ",
                        "file; got '", std::strerror(errno), "' for '", directory, "'; choose another one");
-  const int error = take_room(cached_, bytes);
-  if (error != 0) {
-    close(cached_);
-    check<ResourceError>(false, "[memory.SpillFile] the disk must have room for what does not fit into memory; got '",
-                         std::strerror(error), "' for ", bytes, " bytes in '", directory,
-                         "'; make room, or choose another directory");
-  }
+  const int error = take_room(file, bytes);
+  if (error == 0) return file;
+  close(file);
+  check<ResourceError>(false, "[memory.SpillFile] the disk must have room for what does not fit into memory; got '",
+                       std::strerror(error), "' for ", bytes, " bytes in '", directory,
+                       "'; make room, or choose another directory");
+  return -1;
+}
+
+SpillFile::SpillFile(int file, int64_t bytes) : cached_(file), bytes_(bytes) {
+  struct stat found{};
+  const bool is_whole = fstat(file, &found) == 0 && S_ISREG(found.st_mode) && found.st_size >= bytes;
   // a second way to the same file, which has no name
   const std::string self = "/proc/self/fd/" + std::to_string(cached_);
-  direct_ = open(self.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC);
+  if (is_whole) direct_ = open(self.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC);
   const int refused = direct_ < 0 ? errno : 0;
-  if (refused == 0 || refused == EINVAL || refused == EOPNOTSUPP) return;  // a file system without O_DIRECT
+  if (is_whole && (refused == 0 || refused == EINVAL || refused == EOPNOTSUPP)) return;  // no O_DIRECT there
   close(cached_);
+  check<ArgumentError>(is_whole, "[memory.SpillFile] a device's file must have the room that it needs; got descriptor ",
+                       file, " for ", bytes, " bytes; pass what make() returned");
   check<ResourceError>(false, "[memory.SpillFile] a device's file must open a second time, past the page cache; got '",
-                       std::strerror(refused), "' for a file in '", directory, "'; see what the system lacks");
+                       std::strerror(refused), "'; see what the system lacks");
 }
 
 SpillFile::~SpillFile() {

@@ -20,7 +20,11 @@ inline constexpr int64_t kFilePage = 4096;
 class SpillFile {
  public:
   /// Takes the room on the disk at once.
-  SpillFile(const std::string& directory, int64_t bytes);
+  SpillFile(const std::string& directory, int64_t bytes) : SpillFile(make(directory, bytes), bytes) {}
+  /// A file that make() has made, perhaps in another process; the descriptor is its own from now on, also if this
+  /// refuses it.
+  SpillFile(int file, int64_t bytes);
+  static int make(const std::string& directory, int64_t bytes);
   ~SpillFile();
   SpillFile(const SpillFile&) = delete;
   SpillFile& operator=(const SpillFile&) = delete;

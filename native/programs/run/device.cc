@@ -1,6 +1,8 @@
 // See device.h.
 #include "programs/run/device.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -19,21 +21,22 @@ constexpr uint32_t kTimelineRecords = 1 << 16;
 
 std::unique_ptr<memory::SpillFile> file_of(const DeviceOptions& options) {
   if (options.file_bytes == 0) return nullptr;
-  return std::make_unique<memory::SpillFile>(options.file_directory, options.file_bytes);
-}
-
-std::shared_ptr<memory::Arena> arena_of(const DeviceOptions& options) {
-  if (options.arena_file < 0) return std::make_shared<memory::Arena>(options.arena_bytes, file_of(options));
-  return std::make_shared<memory::Arena>(std::make_unique<memory::SharedFile>(options.arena_file, options.arena_bytes));
+  if (options.spill_file < 0) return std::make_unique<memory::SpillFile>(options.file_directory, options.file_bytes);
+  return std::make_unique<memory::SpillFile>(fcntl(options.spill_file, F_DUPFD_CLOEXEC, 0), options.file_bytes);
 }
 
 }  // namespace
+
+std::shared_ptr<memory::Arena> make_arena(const DeviceOptions& options) {
+  if (options.arena_file < 0) return std::make_shared<memory::Arena>(options.arena_bytes, file_of(options));
+  return std::make_shared<memory::Arena>(options.arena_file, options.arena_bytes, file_of(options));
+}
 
 Device::Device(std::shared_ptr<RunState> state, const DeviceOptions& options, comm::Peers* peers)
     : state_(std::move(state)),
       peers_(peers),
       options_(options),
-      arena_(arena_of(options)),
+      arena_(make_arena(options)),
       signals_(options.num_signals),
       engine_(*this, static_cast<uint32_t>(options.num_workers), static_cast<uint32_t>(options.window),
               static_cast<uint32_t>(options.num_handles + options.num_signals)),

@@ -56,7 +56,11 @@ struct DeviceOptions {
   int64_t file_bytes = 0;
   std::string file_directory = {};
   int arena_file = -1;  // memory that other processes map; -1: its own
+  int spill_file = -1;  // likewise, of what does not fit
 };
+
+/// The memory of a device, which may be another process's.
+std::shared_ptr<memory::Arena> make_arena(const DeviceOptions& options);
 
 /// What a device reserves besides its arena.
 struct DeviceBytes {

@@ -27,8 +27,8 @@ struct PeerLost : std::runtime_error {
 };
 
 /// A run ends because it has failed in another process, which says why.
-struct StoppedElsewhere : std::runtime_error {
-  using std::runtime_error::runtime_error;
+struct StoppedElsewhere : PeerLost {
+  using PeerLost::PeerLost;
 };
 
 /// The caller's poll asked to stop; what had not started was skipped. The executor stays usable.

@@ -31,9 +31,7 @@ Executor::Executor(const ExecutorOptions& options)
     const DeviceOptions of = device_options(d);
     auto device = is_here(d) ? std::make_unique<Device>(team_->state, of, team_->peers.get()) : nullptr;
     num_here += device != nullptr ? 1 : 0;
-    arenas_.push_back(device != nullptr ? device->arena()
-                                        : std::make_shared<memory::Arena>(
-                                              std::make_unique<memory::SharedFile>(of.arena_file, of.arena_bytes)));
+    arenas_.push_back(device != nullptr ? device->arena() : make_arena(of));
     team_->devices.push_back(std::move(device));
     team_->arenas.push_back(arenas_.back()->data());
   }
@@ -129,7 +127,8 @@ DeviceOptions Executor::device_options(int64_t device) const {
           options_.scratch_bytes,
           options_.file_bytes,
           options_.file_directory,
-          options_.team.arena_files.empty() ? -1 : options_.team.arena_files[device]};
+          options_.team.arena_files.empty() ? -1 : options_.team.arena_files[device],
+          options_.team.spill_files.empty() ? -1 : options_.team.spill_files[device]};
 }
 
 void Executor::check_run(const Program& program, const std::string& name, const std::vector<int64_t>& symbols) const {

@@ -34,6 +34,7 @@ struct TeamOptions {
   std::vector<int64_t> processes = {};  // per device, which has it; empty: all are here
   int team_file = -1;              // sealed memory of comm::Peers::bytes()
   std::vector<int> arena_files = {};    // per device, sealed memory
+  std::vector<int> spill_files = {};    // per device, where the plan has files: memory::SpillFile::make()
   std::vector<int> peer_files = {};     // per process, becomes readable when it ends; -1: not watched
 };
 

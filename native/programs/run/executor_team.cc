@@ -101,9 +101,9 @@ void Executor::check_team() const {
                          "[runtime.Executor] a device's process must be one of ", team.peer_files.size(), "; got ",
                          process, "; count from 0");
   }
-  check<ArgumentError>(options_.file_bytes == 0,
-                       "[runtime.Executor] devices of several processes keep all in memory; got ", options_.file_bytes,
-                       " bytes of a file; plan without offloading, or run in one process");
+  check<ArgumentError>(std::ssize(team.spill_files) == (options_.file_bytes == 0 ? 0 : options_.num_devices),
+                       "[runtime.Executor] a team's devices have a file each if the plan has any; got ",
+                       team.spill_files.size(), " files of ", options_.file_bytes, " bytes; correct the argument");
 }
 
 void Executor::join_team() {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "programs/tests/testing_programs.h"
+#include "programs/tests/testing_team.h"
 
 using namespace tilewise;
 using namespace tilewise::programs;
@@ -36,7 +36,7 @@ std::shared_ptr<Program> counting(int64_t num_devices, int64_t cols, int64_t num
 }
 
 ExecutorOptions options_for(const Program& program, int64_t cols, int64_t workers) {
-  ExecutorOptions options{.num_devices = program.num_devices(), .workers_per_device = workers};
+  ExecutorOptions options{.num_devices = program.num_devices(), .workers_per_device = workers, .arena_bytes = {}};
   options.arena_bytes.assign(program.num_devices(), kArena);
   options.num_signals = program.needs(0).num_signals;
   options.num_handles = program.needs(0).num_handles;
@@ -88,6 +88,19 @@ CASE("tiles of a file are counted up in memory, whole pages or parts of them, on
       EXPECT(traffic.busy_ns > 0);
     }
   }
+}
+
+CASE("devices of several processes have files that the leader reads and writes, too") {
+  auto program = counting(3, 37, 40);
+  ForkedTeam team(program, 2, options_for(*program, 37, 1));
+  for (uint64_t run = 1; run <= 3; ++run) {
+    team.leader().run(program, {});
+    for (int64_t d = 0; d < 3; ++d) EXPECT(holds(team.leader(), d, 37, 20 * run));
+  }
+  std::vector<uint64_t> counts(2 * kRows * 37, 1000);
+  team.leader().arena(2)->move(kWrite, kFileBegin, reinterpret_cast<std::byte*>(counts.data()), std::ssize(counts) * 8);
+  team.leader().run(program, {});
+  EXPECT(holds(team.leader(), 2, 37, 1020));
 }
 
 CASE("what the host writes into a file is what the next run fetches") {

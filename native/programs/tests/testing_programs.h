@@ -133,9 +133,9 @@ inline Instr instr(const std::string& kernel, int64_t rows, const Number& step, 
   return made;
 }
 
-/// An executor that fits the program.
-inline std::unique_ptr<Executor> executor_for(const Program& program, int64_t workers = 1, int64_t window = 512,
-                                              double deadline_s = 30) {
+/// Of an executor that fits the program.
+inline ExecutorOptions options_of(const Program& program, int64_t workers = 1, int64_t window = 512,
+                                  double deadline_s = 30) {
   ExecutorOptions options{.num_devices = program.num_devices(),
                           .workers_per_device = workers,
                           .arena_bytes = {},
@@ -146,7 +146,12 @@ inline std::unique_ptr<Executor> executor_for(const Program& program, int64_t wo
     options.num_signals = std::max(options.num_signals, program.needs(d).num_signals);
     options.num_handles = std::max(options.num_handles, program.needs(d).num_handles);
   }
-  return std::make_unique<Executor>(options);
+  return options;
+}
+
+inline std::unique_ptr<Executor> executor_for(const Program& program, int64_t workers = 1, int64_t window = 512,
+                                              double deadline_s = 30) {
+  return std::make_unique<Executor>(options_of(program, workers, window, deadline_s));
 }
 
 inline uint64_t* words(Executor& executor, int64_t device) {

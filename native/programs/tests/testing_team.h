@@ -27,22 +27,21 @@ inline int end_of(pid_t process) { return static_cast<int>(syscall(SYS_pidfd_ope
 /// Devices in blocks over the processes. Children end with the team.
 class ForkedTeam {
  public:
-  ForkedTeam(std::shared_ptr<const Program> program, int64_t num_processes, int64_t workers = 1, int64_t window = 512,
-             double deadline_s = 30) {
-    ExecutorOptions options{.num_devices = program->num_devices(),
-                            .workers_per_device = workers,
-                            .arena_bytes = {},
-                            .window = window,
-                            .deadline_s = deadline_s};
+  ForkedTeam(const std::shared_ptr<const Program>& program, int64_t num_processes, int64_t workers = 1,
+             int64_t window = 512)
+      : ForkedTeam(program, num_processes, options_of(*program, workers, window)) {}
+
+  ForkedTeam(const std::shared_ptr<const Program>& program, int64_t num_processes, ExecutorOptions options) {
     TeamOptions& team = options.team;
-    for (int64_t d = 0; d < program->num_devices(); ++d) {
-      options.arena_bytes.push_back(program->needs(d).arena_bytes);
-      options.num_signals = std::max(options.num_signals, program->needs(d).num_signals);
-      options.num_handles = std::max(options.num_handles, program->needs(d).num_handles);
-      team.processes.push_back(d * num_processes / program->num_devices());
-      files_.push_back(sealed_file(options.arena_bytes.back()));
+    for (int64_t d = 0; d < options.num_devices; ++d) {
+      team.processes.push_back(d * num_processes / options.num_devices);
+      files_.push_back(sealed_file(options.arena_bytes[d]));
     }
     team.arena_files = files_;
+    for (int64_t d = 0; options.file_bytes > 0 && d < options.num_devices; ++d) {
+      team.spill_files.push_back(memory::SpillFile::make(options.file_directory, options.file_bytes));
+      files_.push_back(team.spill_files.back());
+    }
     files_.push_back(sealed_file(comm::Peers::bytes(num_processes)));
     team.team_file = files_.back();
     const int leader = end_of(getpid());
