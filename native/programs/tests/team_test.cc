@@ -66,6 +66,29 @@ CASE("several devices in a process, and blocks of unequal size") {
   expect_ring(5, 3, 1, 64, 100);
 }
 
+CASE("litmus shapes between processes: message passing and reuse in a ring, ISA2 through a third process") {
+  expect_ring(2, 2, 1, 8, 4000);
+  auto program = program_of(3);  // 0 writes, 1 passes the news on, 2 reads and acknowledges
+  for (int64_t d = 0; d < 3; ++d) {
+    program->add_tensor(d, tensor(0, 1, 48, 1, 0));
+    program->add_template(d, "epoch");
+  }
+  program->add_instr(0, 0, instr("increment", 1, 1, {by_row(0, kInOut)}, {}, {}, {{0, 1, 0}}), "write");
+  program->add_instr(0, 0, instr("", 1, 1, {by_row(0, kIn)}, {}, {{0, false, 1}}), "acknowledged");
+  program->add_instr(1, 0, instr("", 1, 1, {by_row(0, kInOut)}, {}, {{0, false, 1}}, {{0, 2, 0}}), "pass on");
+  program->add_instr(
+      2, 0, instr("hash", 1, 1, {by_row(0, kInOut), peer_row(0, 0)}, {1, 7, 0}, {{0, false, 1}}, {{0, 0, 0}}), "read");
+  for (int64_t e = 0; e < 4000; ++e) {
+    for (int64_t d = 0; d < 3; ++d) program->add_call(d, {0, {0}, {}});
+  }
+  program->finish({}, resolve);
+  ForkedTeam team(program, 3);
+  Oracle oracle(*program);
+  team.leader().run(program, {});
+  oracle.run();
+  EXPECT(same_memory(team.leader(), oracle, 3));
+}
+
 CASE("a mailbox that is full holds its sender back and loses nothing") {
   constexpr int64_t kRaises = 10'000;  // while the other's worker is busy
   auto program = program_of(2);
