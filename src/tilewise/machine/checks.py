@@ -156,18 +156,25 @@ def _memory(root: Path) -> Iterator[Finding]:
 
 
 def _pages(root: Path) -> Iterator[Finding]:
-    enabled = _read(root / "sys/kernel/mm/transparent_hugepage/enabled")
-    if enabled is None or "[" not in enabled:
-        return
-    chosen = enabled.partition("[")[2].partition("]")[0]
+    folder = "sys/kernel/mm/transparent_hugepage"
+    chosen = _chosen(root / folder / "enabled")
     if chosen == "never":
-        advice = (
-            "weights are read through many more pages; as root: "
-            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
-        )
+        advice = f"weights are read through many more pages; as root: echo madvise > /{folder}/enabled"
         yield Finding("huge pages", "warning", chosen, advice)
-    else:
+    elif chosen is not None:
         yield Finding("huge pages", "ok", chosen)
+    shared = _chosen(root / folder / "shmem_enabled")
+    if shared in ("never", "deny"):
+        advice = f"matters to `tilewise launch` alone; as root: echo advise > /{folder}/shmem_enabled"
+        yield Finding("huge pages of several processes", "note", shared, advice)
+    elif shared is not None:
+        yield Finding("huge pages of several processes", "ok", shared)
+
+
+def _chosen(path: Path) -> str | None:
+    """Of words of which one stands in brackets, that one."""
+    words = _read(path)
+    return None if words is None or "[" not in words else words.partition("[")[2].partition("]")[0]
 
 
 def _files(_: Path) -> Iterator[Finding]:

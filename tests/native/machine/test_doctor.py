@@ -16,6 +16,7 @@ QUIET = {
     "proc/loadavg": "0.10 0.20 0.30 1/100 4242\n",
     "proc/sys/vm/overcommit_memory": "0\n",
     "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
+    "sys/kernel/mm/transparent_hugepage/shmem_enabled": "always within_size [advise] never deny force\n",
     "sys/devices/system/clocksource/clocksource0/current_clocksource": "tsc\n",
     "sys/devices/system/node/node0/meminfo": "Node 0 MemTotal: 8388608 kB\n",
     f"{CPUS}/cpu0/topology/thread_siblings_list": "0\n",
@@ -63,6 +64,14 @@ CASES = {  # files that are otherwise, and what is found then: name, state, a pa
         "huge pages",
         "warning",
         "echo madvise",
+    ),
+    "pages of several processes": (
+        {
+            "sys/kernel/mm/transparent_hugepage/shmem_enabled": "always within_size advise [never] deny force\n"
+        },
+        "huge pages of several processes",
+        "note",
+        "echo advise",
     ),
     "clock": (
         {"sys/devices/system/clocksource/clocksource0/current_clocksource": "hpet\n"},
