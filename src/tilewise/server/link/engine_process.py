@@ -22,12 +22,12 @@ from typing import Any
 
 from tilewise import models
 from tilewise.core import TilewiseError, configure_logging, get_logger
+from tilewise.core.frames import HEAD, MOST_BYTES, pack, unpack
 from tilewise.encode import Encoder
 from tilewise.serve import Engine, Piece, SamplingParams, StructuredOutputsParams
-from tilewise.server.link.frames import HEAD, MOST_BYTES, pack, unpack
 from tilewise.server.link.rows import row_of
 
-__all__ = ["EngineProcess", "Outbox", "run_engine"]
+__all__ = ["EngineProcess", "Outbox", "main"]
 
 _MOST_WAITING = 1 << 14  # messages that the parent has not taken; then the engine waits
 _MOST_FIGURES = 1 << 15  # of a frame that another message may still be added to
@@ -166,7 +166,7 @@ class EngineProcess:
         self._outbox.put("error", number, type(event).__name__, str(event))
 
 
-def run_engine(descriptor: int) -> None:
+def main(descriptor: int) -> None:
     """The engine's process, from its first message (model and settings) to the parent's end.
 
     Args:
