@@ -20,6 +20,7 @@ ALLOWED = {
     "checkpoint": "core ir runtime",
     # a session completes a graph with its optimizer's update, so it knows what an optimizer is
     "session": "core ir graph strategy plan kernels comm runtime checkpoint optim",
+    "distributed": "core comm runtime session",  # what a worker of a group does; everything else is the leader's
     "nn": "core ir graph",
     "optim": "core ir graph kernels",  # what steps of an update compute
     # a family says how files hold its parameters; its layers may be described beside one another

@@ -17,7 +17,10 @@ MAY = {
     "src/tilewise/core/worker_link.py": {"subprocess"},
     "src/tilewise/core/worker_child.py": {"pickle"},
     "src/tilewise/core/kept.py": {"pickle"},
-    "src/tilewise/core/spawn.py": {"socket", "subprocess"},  # children of this Python, and a pair of sockets to each
+    "src/tilewise/core/spawn.py": {
+        "socket",
+        "subprocess",
+    },  # children of this Python, and a pair of sockets to each
     "src/tilewise/comm/channel.py": {"socket"},  # the other end of such a pair; no address, no port
     "src/tilewise/graph/parallel/tracing.py": {"pickle"},  # whether a value can travel so; reads none
     "src/tilewise/generate/template_process.py": {"subprocess"},  # of this Python, for what must be stopped
