@@ -17,14 +17,14 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from tilewise.comm.channel import Channel, Message
 from tilewise.comm.facts import own_facts
 from tilewise.comm.memory import read_content, require_memory
 from tilewise.comm.peer import row_of_error
 from tilewise.core import configure_logging
-from tilewise.core.errors import CommError, CommTimeout
+from tilewise.core.errors import CommError, CommTimeout, InternalError
 from tilewise.runtime import Executor, Program, team_bytes
 from tilewise.session.assemble import read_program
 
@@ -68,8 +68,10 @@ class Worker:
             if message["what"] == "open":
                 box = self._boxes[message["executor"]] = queue.SimpleQueue()
                 threading.Thread(target=self._serve, args=(message, files, box), daemon=True).start()
-            else:
+            elif message["executor"] in self._boxes:
                 self._boxes[message["executor"]].put(message)
+            else:
+                self._answer(message, partial(_refuse, message["executor"]))
 
     def _send(self, message: Message) -> None:
         with self._sending:
@@ -123,6 +125,12 @@ class Worker:
         finally:
             for file in files:
                 os.close(file)
+
+
+def _refuse(executor: object) -> NoReturn:
+    raise InternalError(
+        f"[distributed.worker] an executor must be open to be asked; got {executor!r}; report it"
+    )
 
 
 def _questions_for(executor: Executor) -> dict[str, Callable[..., Any]]:
