@@ -44,6 +44,11 @@ class Channel:
         self._link, self._ended = link, ended
         self._left, self._files = bytearray(), deque[int]()
 
+    @classmethod
+    def of(cls, descriptor: int, peer: str) -> Channel:
+        """An end whose socket another process has left open under this number."""
+        return cls(socket.socket(fileno=descriptor), peer)
+
     def watch(self, ended: int) -> None:
         """Notice the end of the other process by a descriptor, too; it stays the caller's."""
         self._ended = ended

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import queue
-import socket
 import sys
 import threading
 import traceback
@@ -156,7 +155,7 @@ def main(descriptor: int) -> None:
     """
     configure_logging()
     try:
-        Worker(Channel(socket.socket(fileno=descriptor), "the leader")).run()
+        Worker(Channel.of(descriptor, "the leader")).run()
     except CommError:
         os._exit(0)  # the leader is gone
     except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilewise.comm import active_group
 from tilewise.core.frames import pack
 from tilewise.core.spawn import Spawned
 
@@ -14,13 +15,15 @@ class EngineSpawned(Spawned):
     """An engine's process."""
 
     def load(self, model: str, settings: dict[str, Any]) -> None:
-        """Say what it has to load.
+        """Say what it has to load, into how many processes.
 
         Args:
             model: a directory.
             settings: fields of `EngineSettings` by name.
         """
-        self.link.sendall(pack({"model": model, "settings": settings}))
+        group = active_group()  # of this process, which has no devices: the engine's opens one of its own
+        processes = 1 if group is None else group.num_processes
+        self.link.sendall(pack({"model": model, "settings": settings, "processes": processes}))
 
 
 def spawn_engine() -> EngineSpawned:
