@@ -1,5 +1,5 @@
-"""What holds for devices of one process holds for devices of several, to the bit: the same comparisons, run by the tests
-that own them, while a group of processes is open. Faults that are planted there are found here."""
+"""What holds for devices of one process holds for devices of several, to the bit: the same comparisons, run by the
+tests that own them, while a group of processes is open. Faults that are planted there are found here."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tilewise._native.programs import Executor, Program, team_bytes
 from tilewise.comm.memory import shared_content, shared_memory
-from tilewise.core.errors import PeerLost
+from tilewise.core.errors import CommError
 
 if TYPE_CHECKING:
     from tilewise.comm.group import Group
@@ -122,12 +122,12 @@ class TeamExecutor:
 
         Raises:
             TaskFailed: a task of any process failed.
-            PeerLost: a process is gone; says which one and what it was doing. The group is over.
+            PeerLost, CommTimeout: a process is gone or late; says which one and what it was doing. The group is over.
         """
         self._group.require_open()
         try:
             self._native.run(program, symbols, name, meanwhile)
-        except PeerLost as error:
+        except CommError as error:
             raise self._group.lost(error) from None
 
     def inject(self, kind: str, device: int, label: str, index: int) -> None:
