@@ -14,6 +14,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -26,7 +27,7 @@ from tilewise.core.errors import CommError, ConfigError, PeerLost, PlanError
 from tilewise.core.mesh import MAX_DEVICES
 
 if TYPE_CHECKING:
-    from tilewise.comm.team_executor import TeamExecutor
+    from tilewise.comm.team_executor import Team, TeamExecutor
 
 __all__ = ["Group", "active_group"]
 
@@ -72,7 +73,8 @@ class Group:
         self._ends: list[int] = []
         self._cause: str | None = None  # why it is over
         self._num_asked = self._num_opened = 0
-        self._executors: weakref.WeakSet[TeamExecutor] = weakref.WeakSet()
+        self._teams: set[Team] = set()
+        self._dropped: deque[Team] = deque()  # whose executors were let go without being closed
         self._lock = threading.RLock()
         _active = self
 
@@ -129,8 +131,9 @@ class Group:
         if not self.is_own:
             return
         with self._lock:
-            for executor in list(self._executors):
-                executor.close()
+            for team in self._teams:
+                team.close()
+            self._teams.clear()
             self._end(_CLOSED, _END_S)
         if _active is self:
             _active = None
@@ -162,15 +165,20 @@ class Group:
             ResourceError: not enough memory or descriptors.
             PeerLost, CommTimeout: a process is gone, or does not answer.
         """
-        from tilewise.comm.team_executor import TeamExecutor
+        from tilewise.comm.team_executor import Team, TeamExecutor
 
         processes = self.processes_of(options["num_devices"])
         with self._lock:
             self.start()
+            while self._dropped:
+                self._dropped.popleft().close()
+            self._teams = {team for team in self._teams if not team.is_closed}
             self._num_opened += 1
-            executor = TeamExecutor(self, self._num_opened, processes, self._ends, content, options)
-            self._executors.add(executor)
-            return executor
+            team = Team(self, self._num_opened, processes, self._ends, content, options)
+            self._teams.add(team)
+        executor = TeamExecutor(team)
+        weakref.finalize(executor, self._dropped.append, team)  # it may be let go in the middle of a question
+        return executor
 
     def ask(
         self,

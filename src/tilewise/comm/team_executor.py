@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 
 from tilewise._native.programs import Executor, Program, team_bytes
 from tilewise.comm.memory import shared_content, shared_memory
-from tilewise.core.errors import CommError
+from tilewise.core.errors import CommError, InternalError
 
 if TYPE_CHECKING:
     from tilewise.comm.group import Group
 
-__all__ = ["TeamExecutor"]
+__all__ = ["Team", "TeamExecutor"]
 
 
-class TeamExecutor:
-    """Made by `Group.open_executor`. One thread at a time.
+class Team:
+    """What a plan has in several processes: its native executor here, and the same number in each worker.
 
     Args:
         group: whose processes have the devices.
@@ -35,6 +35,10 @@ class TeamExecutor:
         ends: per process, a descriptor that can be read when it has ended.
         content: the plan's program, as the workers read it.
         options: of the native executor, as in one process.
+
+    Attributes:
+        native: the executor of this process.
+        is_closed: whether it is.
 
     Raises:
         ResourceError: not enough memory or descriptors.
@@ -50,8 +54,8 @@ class TeamExecutor:
         content: bytes,
         options: Mapping[str, Any],
     ) -> None:
-        self._group, self._number = group, number
-        self._is_closed = False
+        self.group, self._number = group, number
+        self.is_closed = False
         with ExitStack() as opened, ExitStack() as kept:
 
             def own(descriptor: int) -> int:
@@ -68,26 +72,47 @@ class TeamExecutor:
             for end in ends[1:]:  # the group may be over before this is closed
                 self._ends.append(os.dup(end))
                 kept.callback(os.close, self._ends[-1])
-            made: list[Executor] = []
-            asked = {**options, "processes": list(processes), "content_bytes": len(content)}
-            group.ask(
-                number,
-                "open",
-                asked,
-                files=[program, team, *arenas],
-                then=lambda: made.append(
-                    Executor(
-                        **options,
-                        process=0,
-                        processes=list(processes),
-                        team_file=team,
-                        arena_files=arenas,
-                        peer_files=self._ends,
-                    )
-                ),
+            spread = {**options, "processes": list(processes)}
+            self.native = Executor(
+                **spread, process=0, team_file=team, arena_files=arenas, peer_files=self._ends
             )
-            (self._native,) = made
             kept.pop_all()
+            try:
+                asked = {**spread, "content_bytes": len(content)}
+                group.ask(number, "open", asked, files=[program, team, *arenas])
+            except BaseException:
+                self.close()
+                raise
+
+    def ask(self, what: str, *given: object) -> list[Any]:
+        """What the workers say of it."""
+        return self.group.ask(self._number, what, *given, then=self.native.call_peers)
+
+    def close(self) -> None:
+        """Stop the workers' threads, in all processes."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        try:
+            if not self.group.is_over:
+                self.ask("close")
+        except (CommError, InternalError):
+            pass  # nothing of this is left in the others: the group is over, or they could not open it
+        finally:
+            self.native.close()
+            for end in self._ends[1:]:
+                os.close(end)
+
+
+class TeamExecutor:
+    """Made by `Group.open_executor`. One thread at a time.
+
+    Args:
+        team: what it asks.
+    """
+
+    def __init__(self, team: Team) -> None:
+        self._team, self._native = team, team.native
 
     # ---- memory -------------------------------------------------------------------------------------------
 
@@ -101,7 +126,7 @@ class TeamExecutor:
 
     def allocated_bytes(self) -> list[int]:
         """Bytes per device: arena, scratch, signals, task engine."""
-        return _sums([self._native.allocated_bytes(), *self._ask("allocated_bytes")])
+        return _sums([self._native.allocated_bytes(), *self._team.ask("allocated_bytes")])
 
     # ---- running ------------------------------------------------------------------------------------------
 
@@ -124,33 +149,33 @@ class TeamExecutor:
             TaskFailed: a task of any process failed.
             PeerLost, CommTimeout: a process is gone or late; says which one and what it was doing. The group is over.
         """
-        self._group.require_open()
+        self._team.group.require_open()
         try:
             self._native.run(program, symbols, name, meanwhile)
         except CommError as error:
-            raise self._group.lost(error) from None
+            raise self._team.group.lost(error) from None
 
     def inject(self, kind: str, device: int, label: str, index: int) -> None:
         """For tests: the index-th task of that label on that device will 'throw' or 'stall' in the next run."""
         self._native.inject(kind, device, label, index)
-        self._ask("inject", kind, device, label, index)
+        self._team.ask("inject", kind, device, label, index)
 
     # ---- looking inside -----------------------------------------------------------------------------------
 
     def trace(self, enable: bool) -> None:
         """Switch the task timeline on or off."""
         self._native.trace(enable)
-        self._ask("trace", enable)
+        self._team.ask("trace", enable)
 
     def timeline(self) -> list[tuple[Any, ...]]:
         """Tasks of the last traced run, by start; the processes of a host have one clock."""
-        rows = [tuple(row) for part in self._ask("timeline") for row in part]
+        rows = [tuple(row) for part in self._team.ask("timeline") for row in part]
         return sorted([*self._native.timeline(), *rows], key=lambda row: row[6])
 
     def transfers(self) -> dict[str, list[int]]:
         """Elements read from other devices' memory: label -> one count per device."""
         found: dict[str, list[int]] = {}
-        for part in (self._native.transfers(), *self._ask("transfers")):
+        for part in (self._native.transfers(), *self._team.ask("transfers")):
             for label, counts in part.items():
                 found[label] = _sums([found[label], counts]) if label in found else list(counts)
         return found
@@ -158,15 +183,15 @@ class TeamExecutor:
     def reset_transfers(self) -> None:
         """Forget the counted transfers."""
         self._native.reset_transfers()
-        self._ask("reset_transfers")
+        self._team.ask("reset_transfers")
 
     def file_traffic(self) -> dict[str, int]:
         """What has gone between memory and files: bytes_read, bytes_written, and busy_ns."""
-        return _added([self._native.file_traffic(), *self._ask("file_traffic")])
+        return _added([self._native.file_traffic(), *self._team.ask("file_traffic")])
 
     def stats(self) -> dict[str, int]:
         """Counters: tasks and timeline_dropped of all processes, runs, the largest window_high_water."""
-        parts = [self._native.stats(), *self._ask("stats")]
+        parts = [self._native.stats(), *self._team.ask("stats")]
         most = {name: max(part[name] for part in parts) for name in ("runs", "window_high_water")}
         return _added(parts) | most
 
@@ -174,19 +199,7 @@ class TeamExecutor:
 
     def close(self) -> None:
         """Stop the workers' threads. Arrays from `buffer` stay valid."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        try:
-            if not self._group.is_over:
-                self._ask("close")
-        finally:
-            self._native.close()
-            for end in self._ends[1:]:
-                os.close(end)
-
-    def _ask(self, what: str, *given: object) -> list[Any]:
-        return self._group.ask(self._number, what, *given, then=self._native.call_peers)
+        self._team.close()
 
 
 def _sums(rows: Sequence[Sequence[int]]) -> list[int]:

@@ -90,7 +90,7 @@ class Worker:
         """One executor, from its opening to its end."""
         try:
             opened: list[tuple[Executor, Program]] = []
-            if not self._answer(message, partial(self._open, message["given"][0], files, opened)):
+            if not self._answer(message, partial(self._open, message, files, opened)):
                 return
             ((executor, program),) = opened
             questions = _questions_for(executor)
@@ -99,6 +99,7 @@ class Worker:
                 message = box.get()
                 self._answer(message, partial(questions[message["what"]], *message["given"]))
                 if message["what"] == "close":
+                    del self._boxes[message["executor"]]
                     return
         except CommError:
             os._exit(0)  # the leader is gone
@@ -107,9 +108,8 @@ class Worker:
             sys.stderr.flush()
             os._exit(1)  # the leader notices that
 
-    def _open(
-        self, options: dict[str, Any], files: Sequence[int], opened: list[tuple[Executor, Program]]
-    ) -> None:
+    def _open(self, message: Message, files: Sequence[int], opened: list[tuple[Executor, Program]]) -> None:
+        (options,) = message["given"]
         try:
             content, team, *arenas = files
             program = read_program(read_content(content, options.pop("content_bytes")))
@@ -121,6 +121,9 @@ class Worker:
                 **options, process=self._process, team_file=team, arena_files=arenas, peer_files=ends
             )
             opened.append((executor, program))
+        except BaseException:
+            del self._boxes[message["executor"]]  # before it is said: the next question is refused
+            raise
         finally:
             for file in files:
                 os.close(file)
