@@ -88,7 +88,10 @@ def test_devices_are_spread_evenly():
             group.processes_of(2)
 
 
-@pytest.mark.parametrize("fact", ["version", "native module", "instruction set"])
+@pytest.mark.parametrize(
+    "fact",
+    ["instruction set", *(pytest.param(f, marks=pytest.mark.slow) for f in ("version", "native module"))],
+)
 def test_a_worker_that_would_compute_something_else(monkeypatch, fact):
     """Is refused at the start, with both values; it and the other one end."""
     before = left_open()
@@ -139,7 +142,13 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    "end",
+    [
+        *("killed", "with a forked child"),
+        *(pytest.param(end, marks=pytest.mark.slow) for end in ("exit", "quiet exit", "aborted")),
+    ],
+)
 def test_workers_end_with_their_leader(end):
     """However it ends, also while a forked child of it holds its sockets."""
     shared = sorted(os.listdir("/dev/shm"))

@@ -14,7 +14,7 @@ import pytest
 import tilewise as tw
 from native.distributed.test_group import are_gone, left_open
 from ranks.small_llama import batches, config, training_graph
-from tilewise.core import CommTimeout, PeerLost, PlanError, TaskFailed
+from tilewise.core import CommTimeout, PeerLost, PlanError, ResourceError, TaskFailed
 
 MODEL = config()
 STEP = batches(MODEL, 1)[0]
@@ -153,7 +153,63 @@ with tw.ProcessGroup(3) as group:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_during_a_run(group):
+    """It shows no life for five seconds: one error that names it, and its end."""
+    worker = group.pids[1]
+    error, took = killed_during_steps(group, signal.SIGSTOP)
+    assert f"process 1 (pid {worker}), which has stood still" in str(error) and took < 15
+
+
+@pytest.mark.slow
+def test_a_leader_that_is_stopped_for_a_while(group):
+    """Ctrl-Z and `fg`: the run goes on, however long that was."""
+    with running() as model:
+        for seconds in (0.01, 6.0):
+            stop = f"sleep 0.1; kill -STOP {os.getpid()}; sleep {seconds}; kill -CONT {os.getpid()}"
+            with subprocess.Popen(["sh", "-c", stop]) as stopping:
+                while stopping.poll() is None:
+                    model.step(STEP, 1e-3)
+            model.step(STEP, 1e-3)
+
+
+def test_a_model_that_is_let_go(group):
+    """Without being closed: the next one that is opened closes it in all processes."""
+    first = running()
+    threads = count_threads(group.pids[1])
+    del first
+    with running():
+        assert count_threads(group.pids[1]) == threads
+
+
+def count_threads(pid):
+    """Of a process."""
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def test_memory_that_does_not_suffice(group):
+    """Is refused with both numbers, and the group goes on."""
+    graph = training_graph(MODEL, "bf16")
+    plan = graph.plan({"dp": 2})
+    for limit in (1, 2 * plan.device_bytes - 1):
+        with pytest.raises(ResourceError, match=str(2 * plan.device_bytes)):
+            graph.instantiate(plan, memory_limit_bytes=limit)
+    with graph.instantiate(plan, memory_limit_bytes=2 * plan.device_bytes) as model:
+        model.initialize(0)
+        model.step(STEP, 1e-3)
+
+
+def test_a_worker_that_cannot_open_a_plan(group, monkeypatch):
+    """What it raises is raised here, and the group goes on."""
+    monkeypatch.setattr("tilewise.session.assemble.encode_plan", lambda program: b"tilewise plan 1 nothing")
+    with pytest.raises(PlanError, match="a program must be as its leader has sent it"):
+        running()
+    monkeypatch.undo()
+    with running() as model:
+        model.step(STEP, 1e-3)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_leader_that_ends_during_a_run(number):
     """Its workers end within a second or two, and nothing is left of them."""
     shared = sorted(os.listdir("/dev/shm"))
