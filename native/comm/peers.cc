@@ -199,7 +199,8 @@ bool Peers::has_ended(int64_t process) const {
   return poll(&end, 1, 0) > 0;
 }
 
-// Time counts in which this thread itself was awake, so a stopped machine loses no process.
+// Time counts in which this thread itself was awake, so a stopped machine loses no process. A leader that stands still
+// is waited for: a person may have stopped it (Ctrl-Z), and nothing is lost when it goes on.
 int64_t Peers::find_lost(int64_t limit_ns, std::string* how) {
   const int64_t now = now_ns();
   const int64_t passed = std::min(now - looked_ns_, 4 * kBeatNs);
@@ -214,7 +215,7 @@ int64_t Peers::find_lost(int64_t limit_ns, std::string* how) {
       *how = "has ended";
       return p;
     }
-    if (life.quiet_ns > limit_ns) {
+    if (leads() && life.quiet_ns > limit_ns) {
       *how = "has stood still for " + std::to_string(life.quiet_ns / 1'000'000'000) + " s";
       return p;
     }

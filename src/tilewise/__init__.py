@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tilewise.core.errors import TilewiseError
     from tilewise.core.mesh import DeviceMesh
     from tilewise.core.workers import WorkerPool
+    from tilewise.distributed import ProcessGroup
     from tilewise.graph import GraphBuilder, layer
     from tilewise.graph.parallel import ParallelDebugger, ParallelGraphBuilder, ProgressTracker
     from tilewise.ir.graph import TensorSpec
@@ -42,6 +43,7 @@ _HOMES = {
     "ParallelGraphBuilder": "tilewise.graph.parallel",
     "ParallelismMode": "tilewise.strategy",
     "Plan": "tilewise.session",  # with all ops and optimizers that a saved plan may name
+    "ProcessGroup": "tilewise.distributed",
     "ProgressTracker": "tilewise.graph.parallel",
     "Replicate": "tilewise.ir.hints",
     "SamplingParams": "tilewise.serve",
@@ -71,6 +73,7 @@ __all__ = [
     "ParallelGraphBuilder",
     "ParallelismMode",
     "Plan",
+    "ProcessGroup",
     "ProgressTracker",
     "Replicate",
     "SamplingParams",

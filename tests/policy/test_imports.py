@@ -20,6 +20,7 @@ ALLOWED = {
     "checkpoint": "core ir runtime",
     # a session completes a graph with its optimizer's update, so it knows what an optimizer is
     "session": "core ir graph strategy plan kernels comm runtime checkpoint optim",
+    "distributed": "core comm runtime session",  # what a worker of a group does; everything else is the leader's
     "nn": "core ir graph",
     "optim": "core ir graph kernels",  # what steps of an update compute
     # a family says how files hold its parameters; its layers may be described beside one another
@@ -29,10 +30,11 @@ ALLOWED = {
     "encode": f"{STAGES} generate tilewise",
     "train": f"{STAGES} data generate tilewise",
     "serve": f"{STAGES} data generate encode tilewise",
-    "server": "core models checkpoint generate encode serve",  # between HTTP and the engine; knows no graph
+    # between HTTP and the engine; knows no graph
+    "server": "core comm distributed models checkpoint generate encode serve",
     "machine": "core kernels",
-    "cli": f"{STAGES} machine data generate encode train serve server tilewise",
-    "tilewise": f"{STAGES} serve cli",  # `python -m tilewise`
+    "cli": f"{STAGES} machine distributed data generate encode train serve server tilewise",
+    "tilewise": f"{STAGES} distributed serve cli",  # `python -m tilewise`
 }
 NATIVE_MODULE_USERS = {"kernels", "comm", "runtime"}
 NATIVE_ALLOWED = {

@@ -17,13 +17,17 @@ MAY = {
     "src/tilewise/core/worker_link.py": {"subprocess"},
     "src/tilewise/core/worker_child.py": {"pickle"},
     "src/tilewise/core/kept.py": {"pickle"},
+    "src/tilewise/core/spawn.py": {
+        "socket",
+        "subprocess",
+    },  # children of this Python, and a pair of sockets to each
+    "src/tilewise/comm/channel.py": {"socket"},  # the other end of such a pair; no address, no port
     "src/tilewise/graph/parallel/tracing.py": {"pickle"},  # whether a value can travel so; reads none
     "src/tilewise/generate/template_process.py": {"subprocess"},  # of this Python, for what must be stopped
     "src/tilewise/serve/grammar_trial.py": {"subprocess"},  # the same, for what may end its process
-    # the server: listens, and talks to the engine's process, which it starts
+    # the server: listens, and talks to the engine's process
     "src/tilewise/server/run.py": {"socket", "ssl"},
     "src/tilewise/server/life.py": {"socket", "ssl"},
-    "src/tilewise/server/link/spawn.py": {"socket", "subprocess"},
     "src/tilewise/server/link/engine_process.py": {"socket"},
     "src/tilewise/server/guard.py": {"socket"},  # the name of this machine
     # asks the server that `tilewise bench serve` is told of; urllib to read its address

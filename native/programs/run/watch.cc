@@ -83,13 +83,15 @@ int64_t num_completed(const Team& team) {
   return total;
 }
 
-// The deadline counts time in which this thread itself was awake, so a stopped process does not run into it. A run that
-// had already failed raises that failure: a device that then does not drain is broken all the same.
+// The deadline counts time in which this thread itself was awake, so a stopped process does not run into it; of several
+// processes the one that leads keeps it, since the others cannot know that it was stopped. A run that had already
+// failed raises that failure: a device that then does not drain is broken all the same.
 bool watch_run(Team& team, double deadline_s, const Poll& poll) {
   int64_t seen = num_completed_anywhere(team);
   int64_t quiet_ns = 0;
   int64_t last_ns = now_ns();
   bool cancelled = false;
+  const bool keeps_deadline = team.peers == nullptr || team.peers->leads();
   while (!wait_finished(team)) {
     if (!follow_peers(team)) return false;
     if (!cancelled && poll && poll()) {
@@ -106,7 +108,7 @@ bool watch_run(Team& team, double deadline_s, const Poll& poll) {
     }
     if (cancelled && quiet_ns > in_ns(kDrainLimit)) return false;
     const auto quiet = static_cast<double>(quiet_ns);
-    if (cancelled || quiet <= deadline_s * 1e9) continue;
+    if (cancelled || !keeps_deadline || quiet <= deadline_s * 1e9) continue;
     if (is_at_work(team) && quiet <= kKernelPatience_s * 1e9) continue;
     team.state->fail(std::make_exception_ptr(CommTimeout(describe_timeout(team, deadline_s))));
     return false;

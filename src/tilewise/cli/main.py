@@ -1,9 +1,9 @@
 """The command line: `tilewise demo | train | generate | serve | chat | run-batch | encode | evaluate | inspect |
-doctor | verify | bench | checkpoint`.
+doctor | verify | launch | bench | checkpoint`.
 
 Owns arguments, help texts, exit codes. Heavy packages are imported inside commands, so that help is quick. A
 user's mistake is one line on standard error and exit code 2 before any work; a failure while working is one
-line and exit code 1; Ctrl-C is 130. Standard output carries results only.
+line and exit code 1, the loss of a process of several 75; Ctrl-C is 130. Standard output carries results only.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from tilewise.cli.chat import chat
 from tilewise.cli.checkpoint import checkpoints
 from tilewise.cli.doctor import doctor
 from tilewise.cli.generate import generate
+from tilewise.cli.launch import LOST, launch
 from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_console
 from tilewise.cli.refuse import before_work
 from tilewise.cli.run_batch import run_batch
 from tilewise.cli.serve import serve
-from tilewise.core import TilewiseError, configure_logging
+from tilewise.core import PeerLost, TilewiseError, configure_logging
 
 __all__ = ["app", "main"]
 
@@ -136,6 +137,7 @@ app.command()(serve)
 app.command()(chat)
 app.command("run-batch")(run_batch)
 app.command()(doctor)
+app.command(context_settings={"allow_interspersed_args": False})(launch)
 
 
 @app.command()
@@ -338,6 +340,8 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output is gone; nothing more can be said
         return 1
+    except PeerLost as error:
+        return _say(str(error), LOST)
     except TilewiseError as error:
         return _say(str(error), 2 if isinstance(error, ValueError) else 1)
     except OSError as error:

@@ -18,11 +18,11 @@ import uvicorn
 
 from tilewise import core
 from tilewise.core import InternalError, TilewiseError
+from tilewise.core.spawn import Spawned
 from tilewise.server.app import make_app
 from tilewise.server.connection import connection_class
 from tilewise.server.errors import ApiError
 from tilewise.server.link.engine_client import EngineClient
-from tilewise.server.link.spawn import Spawned
 from tilewise.server.requests.model_files import ModelFiles
 from tilewise.server.service import Service
 from tilewise.server.settings import BACKLOG, ServerSettings

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.core import Border, ResourceError, TilewiseError
-from tilewise.server.link.spawn import Spawned, spawn_engine
+from tilewise.server.link.spawn import EngineSpawned, spawn_engine
 from tilewise.server.settings import BACKLOG, ServerSettings
 
 __all__ = ["serve"]
@@ -30,7 +30,7 @@ def serve(
     engine: dict[str, Any],
     *,
     name: str | None = None,
-    spawned: Spawned | None = None,
+    spawned: EngineSpawned | None = None,
     on_listening: Callable[[str], object] = lambda address: None,
     on_ready: Callable[[str], object] = lambda address: None,
 ) -> None:

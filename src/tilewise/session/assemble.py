@@ -5,23 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
 
+from tilewise.comm import active_group
+from tilewise.comm.team_executor import TeamExecutor
+from tilewise.core.errors import PlanError
+from tilewise.core.reading import Unreadable
 from tilewise.core.writing import writing
 from tilewise.ir.program import TileProgram
 from tilewise.plan import Plan
+from tilewise.plan.file import decode_plan, encode_plan
 from tilewise.runtime import Executor, Program, device_overhead
 
-__all__ = ["assemble_program", "device_overhead", "make_executor", "native_program"]
+__all__ = ["assemble_program", "device_overhead", "make_executor", "native_program", "read_program"]
 
 NO_FILE = (1 << 63) - 1  # no address lies behind it
 
 
 def make_executor(
     plan: Plan, memory_limit_bytes: int, deadline_s: float, offload_directory: str | Path | None = None
-) -> Executor:
-    """Allocate every device of a plan and start its workers.
+) -> Executor | TeamExecutor:
+    """Allocate every device of a plan and start its workers; of several devices, in all processes of the open group.
 
     Args:
         offload_directory: of the devices' files; by default that of temporary files.
@@ -29,20 +35,37 @@ def make_executor(
     Raises:
         ResourceError: the devices exceed the limit or the machine's memory, or the directory takes no file so large.
     """
-    devices = plan.mesh.num_devices
-    with _as_text(Path(offload_directory or gettempdir()), bool(plan.file_bytes)) as directory:
-        return Executor(
-            num_devices=devices,
-            workers_per_device=plan.settings.workers_per_device,
-            arena_bytes=[plan.arena_bytes] * devices,
-            num_signals=plan.num_signals,
-            num_handles=plan.num_handles,
-            scratch_bytes=plan.scratch_bytes,
-            file_bytes=plan.file_bytes,
-            file_directory=directory,
-            memory_limit_bytes=memory_limit_bytes,
-            deadline_s=deadline_s,
+    devices, group = plan.mesh.num_devices, active_group()
+    is_spread = group is not None and group.num_processes > 1 and devices > 1
+    if is_spread and plan.file_bytes:
+        raise PlanError(
+            f"[session.instantiate] devices of several processes must lie in memory; got {plan.file_bytes} bytes of a "
+            "file for each; plan without offload, or run in one process"
         )
+    with _as_text(Path(offload_directory or gettempdir()), bool(plan.file_bytes)) as directory:
+        options = {
+            "num_devices": devices,
+            "workers_per_device": plan.settings.workers_per_device,
+            "arena_bytes": [plan.arena_bytes] * devices,
+            "num_signals": plan.num_signals,
+            "num_handles": plan.num_handles,
+            "scratch_bytes": plan.scratch_bytes,
+            "file_bytes": plan.file_bytes,
+            "file_directory": directory,
+            "memory_limit_bytes": memory_limit_bytes,
+            "deadline_s": deadline_s,
+        }
+        if group is None or not is_spread:
+            return Executor(**options)
+        return group.open_executor(encode_plan(_Program(plan.program, plan.symbol_bounds)), options)
+
+
+@dataclass(frozen=True)
+class _Program:
+    """What another process needs of a plan to run it."""
+
+    program: TileProgram
+    symbol_bounds: tuple[int, ...]
 
 
 @contextmanager
@@ -63,6 +86,22 @@ def _as_text(directory: Path, is_used: bool) -> Iterator[str]:
 def assemble_program(plan: Plan) -> Program:
     """The native form of a plan's programs, each a list of calls under its name."""
     return native_program(plan.program, plan.symbol_bounds, plan.file_begin if plan.file_bytes else NO_FILE)
+
+
+def read_program(content: bytes) -> Program:
+    """The native form of a plan's programs, from what `make_executor` has sent to another process.
+
+    Raises:
+        PlanError: it is damaged, or was written by another version, or as `native_program`.
+    """
+    try:
+        found = decode_plan(content, _Program)
+    except Unreadable as error:
+        raise PlanError(
+            f"[session.assemble] a program must be as its leader has sent it; got other bytes: {error}; start the "
+            "group again"
+        ) from None
+    return native_program(found.program, found.symbol_bounds)
 
 
 def native_program(program: TileProgram, symbol_bounds: Sequence[int], file_begin: int = NO_FILE) -> Program:

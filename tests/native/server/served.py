@@ -36,10 +36,11 @@ def _end_with_us():
 class Served:
     """A running `tilewise serve`, or a script that serves a model with settings."""
 
-    def __init__(self, model, *options, script=None, settings=None):
+    def __init__(self, model, *options, script=None, settings=None, launch=()):
         self.model = model
         port = () if "--uds" in options else ("--port", "0")
-        command = [sys.executable, "-m", "tilewise", "serve", str(model), *port, "--dtype", "f32", *options]
+        start = [sys.executable, "-m", "tilewise", *launch]
+        command = [*start, "serve", str(model), *port, "--dtype", "f32", *options]
         if script is not None:
             command = [sys.executable, "-c", script, str(model), json.dumps(settings)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=_end_with_us)

@@ -18,7 +18,7 @@ def _run(arguments, capsys):
     return exit_.value.code, output.out, output.err
 
 
-@pytest.mark.parametrize("command", ["demo", "train", "generate", "verify"])
+@pytest.mark.parametrize("command", ["demo", "train", "generate", "verify", "launch"])
 def test_every_command_has_help_with_an_example(command, capsys):
     """Help explains the command and shows how to call it."""
     code, out, _ = _run([command, "--help"], capsys)
@@ -45,6 +45,13 @@ def test_no_arguments_show_the_help(capsys):
         (["train"], "Missing argument"),
         (["train", "nowhere.toml"], "nowhere.toml"),
         (["fly"], "No such command"),
+        (["launch", "train", "nowhere.toml"], "-n"),
+        (["launch", "-n", "0", "train", "nowhere.toml"], "-n"),
+        (["launch", "-n", "2"], "COMMAND"),
+        (["launch", "-n", "2", "fly"], "No such command"),
+        (["launch", "-n", "2", "launch", "-n", "2", "demo"], "not `launch`"),
+        (["launch", "-n", "2", "train", "nowhere.toml"], "nowhere.toml"),
+        (["launch", "-n", "2", "generate", "nowhere", "hello", "--wings", "2"], "--wings"),
         (["generate", "nowhere", "hello", "--wings", "2"], "--wings"),
         (["generate", "nowhere", "hello", "--tp", "0"], "--tp"),
         (["generate", "nowhere", "hello"], "config.json"),

@@ -13,13 +13,13 @@ from pydantic import ValidationError
 
 from tilewise.cli.serve import size
 from tilewise.core import ConfigError, TaskFailed
+from tilewise.core.frames import HEAD, pack, unpack
 from tilewise.serve import EngineStats, Logprob, Piece, SamplingParams, StructuredOutputsParams
 from tilewise.server import ServerSettings
 from tilewise.server.endpoints.chat import open_turn, take, whole_chat
 from tilewise.server.errors import of_exception, validation_error
 from tilewise.server.guard import is_known_host
 from tilewise.server.link.engine_process import Outbox, _frames
-from tilewise.server.link.frames import HEAD, pack, unpack
 from tilewise.server.link.rows import piece_of, row_of
 from tilewise.server.metrics import Metrics, RequestTimes
 from tilewise.server.requests.bodies import ChatBody, CompletionBody

@@ -14,11 +14,11 @@ from dataclasses import fields
 from typing import Any
 
 from tilewise.core import get_logger
+from tilewise.core.frames import HEAD, MOST_BYTES, pack, unpack
+from tilewise.core.spawn import Spawned
 from tilewise.serve import EngineStats, Piece, SamplingParams
 from tilewise.server.errors import ApiError, engine_error
-from tilewise.server.link.frames import HEAD, MOST_BYTES, pack, unpack
 from tilewise.server.link.rows import piece_of
-from tilewise.server.link.spawn import Spawned
 
 __all__ = ["EngineClient", "Stream"]
 

@@ -21,13 +21,14 @@ from functools import partial
 from typing import Any
 
 from tilewise import models
-from tilewise.core import TilewiseError, configure_logging, get_logger
+from tilewise.core import PeerLost, TilewiseError, configure_logging, get_logger
+from tilewise.core.frames import HEAD, MOST_BYTES, pack, unpack
+from tilewise.distributed import ProcessGroup
 from tilewise.encode import Encoder
 from tilewise.serve import Engine, Piece, SamplingParams, StructuredOutputsParams
-from tilewise.server.link.frames import HEAD, MOST_BYTES, pack, unpack
 from tilewise.server.link.rows import row_of
 
-__all__ = ["EngineProcess", "Outbox", "run_engine"]
+__all__ = ["EngineProcess", "Outbox", "main"]
 
 _MOST_WAITING = 1 << 14  # messages that the parent has not taken; then the engine waits
 _MOST_FIGURES = 1 << 15  # of a frame that another message may still be added to
@@ -161,12 +162,15 @@ class EngineProcess:
         if isinstance(event, Piece):
             self._outbox.put("piece", number, event)
             return
+        if isinstance(event, PeerLost):  # nothing more can be computed; the parent notices the end
+            get_logger("server").error("%s", event)
+            os._exit(1)
         if not isinstance(event, TilewiseError):
             get_logger("server").error("a request has failed: %r", event)
         self._outbox.put("error", number, type(event).__name__, str(event))
 
 
-def run_engine(descriptor: int) -> None:
+def main(descriptor: int) -> None:
     """The engine's process, from its first message (model and settings) to the parent's end.
 
     Args:
@@ -183,6 +187,8 @@ def run_engine(descriptor: int) -> None:
     ready: deque[EngineProcess] = deque()
     threading.Thread(target=_obey_all, args=(link, ready), daemon=True).start()
     try:
+        if given["processes"] > 1:
+            ProcessGroup(given["processes"])  # until this process ends
         model = _load(given["model"], given["settings"], outbox)
     except Exception as error:
         outbox.put("failed", type(error).__name__, str(error))

@@ -1,6 +1,7 @@
-"""What the two processes of a server say to each other: frames of JSON behind their length, through a pair of sockets.
+"""What a process and one that it started say to each other: frames of JSON behind their length, through a pair of
+sockets.
 
-JSON and not pickles: part of every message comes from clients, and the other side must be able to read it without
+JSON and not pickles: parts of a message may come from clients, and the other side must be able to read it without
 trusting it. What a message may hold is checked by the side that reads it.
 """
 

@@ -1,0 +1,62 @@
+"""`tilewise launch`: another command of this program, with its devices in several processes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tilewise.core.mesh import MAX_DEVICES
+
+__all__ = ["LOST", "launch"]
+
+LOST = 75
+"""The exit code of a command that has lost a process: sysexits' "temporary failure", which schedulers may requeue."""
+
+
+def launch(
+    context: typer.Context,
+    processes: Annotated[
+        int,
+        typer.Option(
+            "-n",
+            "--processes",
+            min=1,
+            max=MAX_DEVICES,
+            help="Processes, this one among them.",
+            show_default=False,
+        ),
+    ],
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="COMMAND...",
+            help="What to run: `train`, `verify`, `generate`, `serve`, ... with its arguments.",
+            show_default=False,
+        ),
+    ],
+) -> None:
+    """Run a command with its devices in several processes of this machine.
+
+    The command runs here, as without this one: it reads and writes all files, and says what it says. The other
+    processes hold devices: device d of D is in process d * n // D. Results are the same to the bit. The processes share
+    memory and talk to no one else: no port, no file. They start when the command first needs several devices, and end
+    with it, however it ends.
+
+    A mesh needs as many devices as there are processes, or more; what has one device stays in this process.
+
+    Exit codes are the command's own; 75 when a process was lost: what and when is said in one line, the others have
+    been ended, and a training run goes on from its last checkpoint with `--resume`.
+
+    Example: `tilewise launch -n 2 train examples/train.toml` and
+    `tilewise launch -n 4 verify examples/train.toml --mesh dp=2,tp=2`
+    """
+    from tilewise.distributed import ProcessGroup
+
+    program = context.find_root().command
+    if command[0] == "launch":
+        raise typer.BadParameter("a launch starts one command that is not `launch`", param_hint="COMMAND")
+    with ProcessGroup(processes):
+        code = program.main(command, prog_name="tilewise", standalone_mode=False)
+    if isinstance(code, int) and code:
+        raise typer.Exit(code)

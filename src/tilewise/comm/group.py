@@ -1,0 +1,268 @@
+"""`Group`: this process, the leader, and workers on the same host that have devices of the same plans.
+
+The leader runs all of the user's Python and has devices of its own. A worker gets a plan's program, allocates nothing
+(memory is the leader's, handed over as descriptors), and runs lists of tasks when the leader says so. What is rare goes
+through a socket for each; runs do not. A group is over when one of its processes is gone: the others are ended, and
+every later call says which one it was and how it ended.
+
+State: the one group of this process that is open (`active_group`). Any thread may call; calls stand one behind another.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from tilewise.comm.facts import own_facts, require_equal
+from tilewise.comm.peer import Peer
+from tilewise.core.border import Border
+from tilewise.core.errors import CommError, ConfigError, PeerLost, PlanError
+from tilewise.core.mesh import MAX_DEVICES
+
+if TYPE_CHECKING:
+    from tilewise.comm.team_executor import Team, TeamExecutor
+
+__all__ = ["Group", "active_group"]
+
+_START_S = 120.0
+_ANSWER_S = 30.0  # without a sign of life
+_END_S = 5.0
+_CLOSED = "[comm.ProcessGroup] a group must be open; got a closed one; open another"
+_border = Border("comm", ConfigError)
+_active: Group | None = None
+
+
+def active_group() -> Group | None:
+    """The group that this process has open."""
+    return _active if _active is not None and _active.is_own else None
+
+
+class Group:
+    """Processes of this host; close it, or use it with `with`. A process has one at a time.
+
+    Plans over several devices are spread over its processes from now on, device d of D over N processes on process
+    `d * N // D`. The processes start with the first such plan, or with `start`.
+
+    Args:
+        num_processes: this one among them.
+        worker: the module whose `main` a worker runs.
+
+    Attributes:
+        num_processes: as given.
+
+    Raises:
+        ConfigError: not between 1 and 1024, or another group is open.
+    """
+
+    def __init__(self, num_processes: int, worker: str) -> None:
+        global _active
+        self.num_processes = _border.integer("ProcessGroup", "num_processes", num_processes, 1, MAX_DEVICES)
+        if active_group() is not None:
+            _border.refuse(
+                "ProcessGroup", "a process has one group at a time", "a second one", "close the first"
+            )
+        self._worker, self._owner = worker, os.getpid()
+        self._peers: list[Peer] = []
+        self._ends: list[int] = []
+        self._cause: str | None = None  # why it is over
+        self._num_asked = self._num_opened = 0
+        self._teams: set[Team] = set()
+        self._dropped: deque[Team] = deque()  # whose executors were let go without being closed
+        self._lock = threading.RLock()
+        _active = self
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process has opened it; a forked copy has not."""
+        return os.getpid() == self._owner
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is closed, or a process is lost."""
+        return self._cause is not None
+
+    @property
+    def pids(self) -> list[int]:
+        """Of its processes, this one first; of those alone that have started."""
+        return [self._owner, *(peer.pid for peer in self._peers)]
+
+    def start(self) -> None:
+        """Start the other processes now, and wait until they are ready.
+
+        Raises:
+            ConfigError: one of them would not compute the same: its version, native module or instruction set differs.
+            PeerLost: one has ended.
+            CommTimeout: one does not answer.
+        """
+        with self._lock:
+            self.require_open()
+            if self._peers:
+                return
+            with self._over_after(BaseException):
+                for number in range(1, self.num_processes):
+                    self._peers.append(Peer(number, self._worker))
+                own = own_facts()
+                for peer in self._peers:
+                    hello, _ = peer.channel.receive(_START_S)
+                    require_equal(own, hello, peer.name)
+                self._ends = [os.pidfd_open(self._owner), *(os.dup(peer.ended) for peer in self._peers)]
+                for number, peer in enumerate(self._peers, 1):
+                    begin = {"process": number, "num_processes": self.num_processes}
+                    peer.channel.send(begin, self._ends)
+
+    def close(self) -> None:
+        """End the workers. What runs over several processes is closed first; arrays of it stay."""
+        global _active
+        if not self.is_own:
+            return
+        with self._lock:
+            for team in self._teams:
+                team.close()
+            self._teams.clear()
+            self._end(_CLOSED, _END_S)
+        if _active is self:
+            _active = None
+
+    # ---- executors ----------------------------------------------------------------------------------------
+
+    def processes_of(self, num_devices: int) -> list[int]:
+        """The process of each device: blocks of neighbours, as equal as can be.
+
+        Raises:
+            PlanError: a process would have none.
+        """
+        if num_devices < self.num_processes:
+            raise PlanError(
+                f"[comm.ProcessGroup] every process needs a device; got {num_devices} devices for "
+                f"{self.num_processes} processes; choose a larger mesh, or start fewer processes"
+            )
+        return [device * self.num_processes // num_devices for device in range(num_devices)]
+
+    def open_executor(self, content: bytes, options: Mapping[str, Any]) -> TeamExecutor:
+        """Memory and workers for a plan's devices, in all processes.
+
+        Args:
+            content: the plan's program, as the workers read it.
+            options: of the native executor, as in one process.
+
+        Raises:
+            PlanError: fewer devices than processes.
+            ResourceError: not enough memory or descriptors.
+            PeerLost, CommTimeout: a process is gone, or does not answer.
+        """
+        from tilewise.comm.team_executor import Team, TeamExecutor
+
+        processes = self.processes_of(options["num_devices"])
+        with self._lock:
+            self.start()
+            while self._dropped:
+                self._dropped.popleft().close()
+            self._teams = {team for team in self._teams if not team.is_closed}
+            self._num_opened += 1
+            team = Team(self, self._num_opened, processes, self._ends, content, options)
+            self._teams.add(team)
+        executor = TeamExecutor(team)
+        weakref.finalize(executor, self._dropped.append, team)  # it may be let go in the middle of a question
+        return executor
+
+    def ask(
+        self,
+        executor: int,
+        what: str,
+        *given: object,
+        files: Sequence[int] = (),
+        then: Callable[[], object] = lambda: None,
+    ) -> list[Any]:
+        """Have every worker answer a question about an executor.
+
+        Args:
+            executor: its number.
+            what: the question.
+            given: plain values that belong to it.
+            files: descriptors for each of them.
+            then: called when all have been asked, before their answers are waited for.
+
+        Returns:
+            What each has answered.
+
+        Raises:
+            TilewiseError: what the first of them has raised.
+            PeerLost, CommTimeout: one is gone, or does not answer. The group is over then.
+        """
+        with self._lock, self._over_after(CommError):
+            self.require_open()
+            for peer in self._peers:
+                peer.skip_answers(_ANSWER_S)
+            self._num_asked += 1
+            message = {"id": self._num_asked, "executor": executor, "what": what, "given": list(given)}
+            with self._over_after(
+                BaseException
+            ):  # one half of the workers would wait for what the other half has
+                for peer in self._peers:
+                    peer.ask(message, files)
+                then()
+            answers = [peer.answer(_ANSWER_S) for peer in self._peers]
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return answers
+
+    def lost(self, error: CommError) -> CommError:
+        """The group is over because of an error: the same one, with how processes have ended that are gone."""
+        with self._lock:
+            gone = [peer for peer in self._peers if peer.has_ended()]
+            how = "".join(f"; {peer.name} has ended: {peer.spawned.ending()}" for peer in gone)
+            found = type(error)(f"{error}{how}")
+            self._end(str(found), 0.0)
+            return found
+
+    @contextmanager
+    def _over_after(self, kind: type[BaseException]) -> Iterator[None]:
+        """A block after whose failure the workers cannot be relied on."""
+        try:
+            yield
+        except kind as error:
+            if self._cause is None and isinstance(error, CommError):
+                raise self.lost(error) from None
+            self._end(
+                f"[comm.ProcessGroup] a group must be whole; got its end by {error!r}; open another", 0.0
+            )
+            raise
+
+    def require_open(self) -> None:
+        """Refuse what comes after the end.
+
+        Raises:
+            PeerLost: the group is closed, or a process of it is lost; says why.
+        """
+        if self._cause is not None:
+            raise PeerLost(self._cause)
+
+    def _end(self, cause: str, patience_s: float) -> None:
+        """The end of all workers, for a reason that later calls are told."""
+        if self._cause is not None:
+            return
+        self._cause = cause
+        until = time.monotonic() + patience_s
+        for peer in self._peers:
+            peer.channel.close()
+        for peer in self._peers:
+            peer.close(max(0.0, until - time.monotonic()))
+        for end in self._ends:
+            os.close(end)
+        self._ends = []

@@ -1,0 +1,101 @@
+"""Memory that processes of one host share: files without names, whose size can never change.
+
+They are handed from process to process as descriptors (`comm.channel`) and are gone with the last process that has
+them: nothing of them stands in any directory. The seals keep the promise that no access beyond a size that was checked
+once can end a process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+from tilewise.core.errors import ResourceError
+
+__all__ = ["read_content", "require_memory", "round_to_pages", "shared_content", "shared_memory"]
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_PAGE = 4096  # what native code maps
+
+
+def round_to_pages(num_bytes: int) -> int:
+    """The bytes that memory for so many takes."""
+    return -(-max(num_bytes, 1) // _PAGE) * _PAGE
+
+
+def shared_memory(num_bytes: int, name: str) -> int:
+    """A descriptor of zeroed memory of a size, in whole pages; the caller closes it.
+
+    Args:
+        num_bytes: at least; memory is taken when it is first written.
+        name: for those who look at the processes' files.
+
+    Raises:
+        ResourceError: the system gives none.
+    """
+    return _sealed(round_to_pages(num_bytes), name, _SEALS)
+
+
+def shared_content(content: bytes, name: str) -> int:
+    """A descriptor of memory that holds bytes which never change; the caller closes it.
+
+    Raises:
+        ResourceError: the system gives none.
+    """
+    return _sealed(len(content), name, _SEALS | fcntl.F_SEAL_WRITE, content)
+
+
+def _sealed(num_bytes: int, name: str, seals: int, content: bytes = b"") -> int:
+    try:
+        descriptor = os.memfd_create(f"tilewise-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, num_bytes)
+            left = memoryview(content)
+            while left:
+                left = left[os.pwrite(descriptor, left, len(content) - len(left)) :]
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except OSError as error:
+        raise ResourceError(
+            f"[comm.memory] the system must give memory that processes share; got {error.strerror!r} for "
+            f"{num_bytes:,} bytes; choose smaller sizes, or raise the limits (memory, ulimit -n)"
+        ) from None
+    return descriptor
+
+
+def require_memory(descriptor: int, num_bytes: int, *, is_constant: bool = False) -> None:
+    """Refuse a descriptor from another process that is not sealed memory of a size.
+
+    Args:
+        descriptor: of it.
+        num_bytes: that it must have, in whole pages unless it is constant.
+        is_constant: whether nothing in it may ever change.
+
+    Raises:
+        ResourceError: it is something else.
+    """
+    wanted = _SEALS | (fcntl.F_SEAL_WRITE if is_constant else 0)
+    try:
+        seals, size = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS), os.fstat(descriptor).st_size
+    except OSError:
+        seals, size = 0, -1
+    if seals & wanted != wanted or size != (num_bytes if is_constant else round_to_pages(num_bytes)):
+        raise ResourceError(
+            f"[comm.memory] shared memory must be sealed and have {num_bytes:,} bytes; got seals {seals:#x} and "
+            f"{size:,} bytes; start the group again"
+        )
+
+
+def read_content(descriptor: int, num_bytes: int) -> bytes:
+    """All bytes of memory that never changes.
+
+    Raises:
+        ResourceError: as `require_memory`.
+    """
+    require_memory(descriptor, num_bytes, is_constant=True)
+    found = bytearray()
+    while len(found) < num_bytes:
+        found += os.pread(descriptor, num_bytes - len(found), len(found))
+    return bytes(found)

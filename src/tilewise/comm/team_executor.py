@@ -1,0 +1,210 @@
+"""`TeamExecutor`: the devices of a plan, in several processes, as the native executor of one process offers them.
+
+Every device's memory and the memory in which processes tell each other of signals are made here and mapped by all, so
+tensors are read and written as in one process. What an executor counts, it counts for its own devices: the others'
+figures are asked for and added.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise._native.programs import Executor, Program, team_bytes
+from tilewise.comm.memory import shared_content, shared_memory
+from tilewise.core.errors import CommError, InternalError
+
+if TYPE_CHECKING:
+    from tilewise.comm.group import Group
+
+__all__ = ["Team", "TeamExecutor"]
+
+
+class Team:
+    """What a plan has in several processes: its native executor here, and the same number in each worker.
+
+    Args:
+        group: whose processes have the devices.
+        number: by which workers know it.
+        processes: of each device.
+        ends: per process, a descriptor that can be read when it has ended.
+        content: the plan's program, as the workers read it.
+        options: of the native executor, as in one process.
+
+    Attributes:
+        native: the executor of this process.
+        is_closed: whether it is.
+
+    Raises:
+        ResourceError: not enough memory or descriptors.
+        PeerLost, CommTimeout: a process is gone, or does not answer.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        number: int,
+        processes: Sequence[int],
+        ends: Sequence[int],
+        content: bytes,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.group, self._number = group, number
+        self.is_closed = False
+        with ExitStack() as opened, ExitStack() as kept:
+
+            def own(descriptor: int) -> int:
+                opened.callback(os.close, descriptor)
+                return descriptor
+
+            program = own(shared_content(content, "program"))
+            team = own(shared_memory(team_bytes(group.num_processes), "team"))
+            arenas = [
+                own(shared_memory(size, f"device-{device}"))
+                for device, size in enumerate(options["arena_bytes"])
+            ]
+            self._ends = [-1]
+            for end in ends[1:]:  # the group may be over before this is closed
+                self._ends.append(os.dup(end))
+                kept.callback(os.close, self._ends[-1])
+            spread = {**options, "processes": list(processes)}
+            self.native = Executor(
+                **spread, process=0, team_file=team, arena_files=arenas, peer_files=self._ends
+            )
+            kept.pop_all()
+            try:
+                asked = {**spread, "content_bytes": len(content)}
+                group.ask(number, "open", asked, files=[program, team, *arenas])
+            except BaseException:
+                self.close()
+                raise
+
+    def ask(self, what: str, *given: object) -> list[Any]:
+        """What the workers say of it."""
+        return self.group.ask(self._number, what, *given, then=self.native.call_peers)
+
+    def close(self) -> None:
+        """Stop the workers' threads, in all processes."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        try:
+            if not self.group.is_over:
+                self.ask("close")
+        except (CommError, InternalError):
+            pass  # nothing of this is left in the others: the group is over, or they could not open it
+        finally:
+            self.native.close()
+            for end in self._ends[1:]:
+                os.close(end)
+
+
+class TeamExecutor:
+    """Made by `Group.open_executor`. One thread at a time.
+
+    Args:
+        team: what it asks.
+    """
+
+    def __init__(self, team: Team) -> None:
+        self._team, self._native = team, team.native
+
+    # ---- memory -------------------------------------------------------------------------------------------
+
+    def buffer(self, device: int, offset: int, bytes: int) -> Any:
+        """Writable uint8 array on a device's memory; keeps that memory alive."""
+        return self._native.buffer(device, offset, bytes)
+
+    def move_file(self, way: str, device: int, offset: int, memory: NDArray[np.uint8]) -> None:
+        """As of one process, for devices of this one."""
+        self._native.move_file(way, device, offset, memory)
+
+    def allocated_bytes(self) -> list[int]:
+        """Bytes per device: arena, scratch, signals, task engine."""
+        return _sums([self._native.allocated_bytes(), *self._team.ask("allocated_bytes")])
+
+    # ---- running ------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        program: Program,
+        symbols: Sequence[int] = (),
+        name: str = "",
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
+        """Run a list of calls of that name on all devices, in all processes, and wait for its end.
+
+        Args:
+            program: the native form of what the workers were given.
+            symbols: a value for each.
+            name: of the list.
+            meanwhile: called once, on this thread, while the devices run; what it raises is raised at the end.
+
+        Raises:
+            TaskFailed: a task of any process failed.
+            PeerLost, CommTimeout: a process is gone or late; says which one and what it was doing. The group is over.
+        """
+        self._team.group.require_open()
+        try:
+            self._native.run(program, symbols, name, meanwhile)
+        except CommError as error:
+            raise self._team.group.lost(error) from None
+
+    def inject(self, kind: str, device: int, label: str, index: int) -> None:
+        """For tests: the index-th task of that label on that device will 'throw' or 'stall' in the next run."""
+        self._native.inject(kind, device, label, index)
+        self._team.ask("inject", kind, device, label, index)
+
+    # ---- looking inside -----------------------------------------------------------------------------------
+
+    def trace(self, enable: bool) -> None:
+        """Switch the task timeline on or off."""
+        self._native.trace(enable)
+        self._team.ask("trace", enable)
+
+    def timeline(self) -> list[tuple[Any, ...]]:
+        """Tasks of the last traced run, by start; the processes of a host have one clock."""
+        rows = [tuple(row) for part in self._team.ask("timeline") for row in part]
+        return sorted([*self._native.timeline(), *rows], key=lambda row: row[6])
+
+    def transfers(self) -> dict[str, list[int]]:
+        """Elements read from other devices' memory: label -> one count per device."""
+        found: dict[str, list[int]] = {}
+        for part in (self._native.transfers(), *self._team.ask("transfers")):
+            for label, counts in part.items():
+                found[label] = _sums([found[label], counts]) if label in found else list(counts)
+        return found
+
+    def reset_transfers(self) -> None:
+        """Forget the counted transfers."""
+        self._native.reset_transfers()
+        self._team.ask("reset_transfers")
+
+    def file_traffic(self) -> dict[str, int]:
+        """What has gone between memory and files: bytes_read, bytes_written, and busy_ns."""
+        return _added([self._native.file_traffic(), *self._team.ask("file_traffic")])
+
+    def stats(self) -> dict[str, int]:
+        """Counters: tasks and timeline_dropped of all processes, runs, the largest window_high_water."""
+        parts = [self._native.stats(), *self._team.ask("stats")]
+        most = {name: max(part[name] for part in parts) for name in ("runs", "window_high_water")}
+        return _added(parts) | most
+
+    # ---- end ----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop the workers' threads. Arrays from `buffer` stay valid."""
+        self._team.close()
+
+
+def _sums(rows: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(column) for column in zip(*rows)]
+
+
+def _added(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    return {name: sum(part[name] for part in parts) for name in parts[0]}

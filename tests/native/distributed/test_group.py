@@ -1,0 +1,184 @@
+"""Processes of a group: they start alike, end with their leader, and leave nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tilewise.comm import active_group
+from tilewise.comm import group as group_module
+from tilewise.core import ConfigError, PeerLost
+from tilewise.distributed import ProcessGroup
+
+LEADER = """
+import os, signal, sys, time
+from tilewise.distributed import ProcessGroup
+group = ProcessGroup(3)
+group.start()
+print(*group.pids[1:], flush=True)
+"""
+
+
+def is_there(pid):
+    """Whether a process runs; one that has ended and waits to be looked at does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def are_gone(pids, within_s=5.0):
+    """Whether processes end in time."""
+    until = time.monotonic() + within_s
+    while (left := any(map(is_there, pids))) and time.monotonic() < until:
+        time.sleep(0.01)
+    return not left
+
+
+def left_open():
+    """What a group could leave: descriptors of this process, names of shared memory."""
+    return sorted(os.listdir("/proc/self/fd")), sorted(os.listdir("/dev/shm"))
+
+
+def test_a_group_from_start_to_end():
+    """Workers are there while it is open; then nothing of it is: no process, no descriptor, no file."""
+    before = left_open()
+    with ProcessGroup(3) as group:
+        assert active_group() is group and group.pids == [os.getpid()]
+        group.start()
+        group.start()
+        workers = group.pids[1:]
+        assert len(workers) == 2 and all(map(is_there, workers))
+    assert active_group() is None and are_gone(workers, 0) and left_open() == before
+    with pytest.raises(PeerLost, match="got a closed one"):
+        group.start()
+    group.close()
+
+
+def test_one_process_is_a_group():
+    """It has no workers."""
+    with ProcessGroup(1) as group:
+        group.start()
+        assert group.pids == [os.getpid()] and group.processes_of(3) == [0, 0, 0]
+
+
+def test_one_group_at_a_time():
+    """A second one is refused, also with a number that is none, and the first goes on."""
+    with ProcessGroup(2) as group:
+        with pytest.raises(ConfigError, match="one group at a time"):
+            ProcessGroup(2)
+        assert active_group() is group
+    for number in (0, -1, 1025, 2.5, "2", True, None):
+        with pytest.raises(ConfigError, match="num_processes"):
+            ProcessGroup(number)
+    assert active_group() is None
+
+
+def test_devices_are_spread_evenly():
+    """Blocks of neighbours; every process has one device at least, or the plan is refused."""
+    with ProcessGroup(3) as group:
+        assert group.processes_of(3) == [0, 1, 2]
+        assert group.processes_of(4) == [0, 0, 1, 2]
+        assert group.processes_of(8) == [0, 0, 0, 1, 1, 1, 2, 2]
+        with pytest.raises(ValueError, match="got 2 devices for 3 processes"):
+            group.processes_of(2)
+
+
+@pytest.mark.parametrize(
+    "fact",
+    ["instruction set", *(pytest.param(f, marks=pytest.mark.slow) for f in ("version", "native module"))],
+)
+def test_a_worker_that_would_compute_something_else(monkeypatch, fact):
+    """Is refused at the start, with both values; it and the other one end."""
+    before = left_open()
+    own = {**group_module.own_facts(), fact: "another"}
+    monkeypatch.setattr(group_module, "own_facts", lambda: own)
+    with ProcessGroup(3) as group:
+        with pytest.raises(
+            ConfigError, match=rf"the same {fact}; got 'another' in the leader and '.*' in process 1"
+        ):
+            group.start()
+        with pytest.raises(PeerLost, match="got its end by ConfigError"):
+            group.start()
+    assert left_open() == before
+
+
+def test_a_worker_that_is_killed():
+    """The next question finds it, says how it ended, and ends the others; later ones repeat that."""
+    with ProcessGroup(3) as group:
+        group.start()
+        workers = group.pids[1:]
+        os.kill(workers[1], signal.SIGKILL)
+        for _ in range(2):
+            with pytest.raises(PeerLost, match=rf"process 2 \(pid {workers[1]}\) has ended: signal 9"):
+                group.ask(1, "stats")
+        assert are_gone(workers, 0)
+
+
+def test_a_worker_that_is_stopped(monkeypatch):
+    """It gives no sign of life: an error in time, and its end."""
+    monkeypatch.setattr(group_module, "_ANSWER_S", 0.2)
+    with ProcessGroup(2) as group:
+        group.start()
+        (worker,) = group.pids[1:]
+        os.kill(worker, signal.SIGSTOP)
+        with pytest.raises(
+            group_module.CommError, match=rf"nothing from process 1 \(pid {worker}\) for 0.2 s"
+        ):
+            group.ask(1, "open", {})
+        assert are_gone([worker], 0)
+
+
+ENDS = {
+    "killed": "os.kill(os.getpid(), signal.SIGKILL)",
+    "exit": "sys.exit(3)",
+    "quiet exit": "os._exit(3)",
+    "aborted": "os.abort()",
+    "with a forked child": "if os.fork(): os._exit(0)\ntime.sleep(5)",
+}
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        *("killed", "with a forked child"),
+        *(pytest.param(end, marks=pytest.mark.slow) for end in ("exit", "quiet exit", "aborted")),
+    ],
+)
+def test_workers_end_with_their_leader(end):
+    """However it ends, also while a forked child of it holds its sockets."""
+    shared = sorted(os.listdir("/dev/shm"))
+    leader = subprocess.Popen([sys.executable, "-c", LEADER + ENDS[end]], stdout=subprocess.PIPE, text=True)
+    workers = [int(pid) for pid in leader.stdout.readline().split()]
+    assert len(workers) == 2
+    leader.wait(60)
+    assert are_gone(workers, 2.0)
+    assert sorted(os.listdir("/dev/shm")) == shared
+    leader.stdout.close()
+
+
+def test_workers_outlive_signals_for_their_leader():
+    """Ctrl-C and a request to end are the leader's to answer."""
+    with ProcessGroup(2) as group:
+        group.start()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(group.pids[1], number)
+        time.sleep(0.1)
+        assert is_there(group.pids[1])
+
+
+def test_a_forked_copy_has_no_group():
+    """It runs nothing in the workers, and leaves them alone."""
+    with ProcessGroup(2) as group:
+        group.start()
+        child = os.fork()
+        if child == 0:
+            is_none = active_group() is None
+            group.close()
+            os._exit(0 if is_none else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert is_there(group.pids[1])

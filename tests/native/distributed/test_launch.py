@@ -1,0 +1,121 @@
+"""`tilewise launch`: commands with devices in several processes, and how they end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from native.distributed.test_group import are_gone
+from native.server.served import Served, small_model
+
+CONFIGURATION = """
+[model]
+vocab_size = 300
+hidden_size = 64
+intermediate_size = 96
+num_hidden_layers = 2
+num_attention_heads = 4
+num_key_value_heads = 2
+
+[data]
+path = "texts"
+context = 64
+
+[train]
+steps = 60
+batch = 4
+leaves = 4
+
+[distribution]
+strategy = "ddp"
+mesh = {{ dp = 2 }}
+workers_per_device = 1
+
+[output]
+directory = "{directory}"
+checkpoint_every = 5
+"""
+
+
+def command(*arguments):
+    """One of the program's."""
+    return [sys.executable, "-m", "tilewise", *arguments]
+
+
+def children(pid):
+    """Processes that one has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def weights(folder, directory):
+    """The bytes of a trained model."""
+    return (folder / directory / "model" / "model.safetensors").read_bytes()
+
+
+def make_run(folder, directory):
+    """A configuration with its texts."""
+    (folder / "texts").mkdir(exist_ok=True)
+    for number in range(30):
+        (folder / "texts" / f"{number}.txt").write_text(f"def f{number}(x):\n    return x + {number}\n" * 40)
+    (folder / f"{directory}.toml").write_text(CONFIGURATION.format(directory=directory))
+    return f"{directory}.toml"
+
+
+@pytest.mark.slow
+def test_a_training_run_that_loses_a_process_goes_on(tmp_path):
+    """One line and exit code 75; resumed over two processes it ends with the weights of a run in one."""
+    given = make_run(tmp_path, "broken")
+    run = subprocess.Popen(
+        command("launch", "-n", "2", "train", given), stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    while not list((tmp_path / "broken").rglob("step-*")):
+        assert run.poll() is None, run.stderr.read()
+        time.sleep(0.01)
+    (worker,) = children(run.pid)
+    os.kill(worker, signal.SIGKILL)
+    said = run.communicate(timeout=60)[1].splitlines()[-1]
+    assert run.returncode == 75 and f"process 1 (pid {worker})" in said and "signal 9" in said
+    assert are_gone([worker], 0)
+    resumed = command("launch", "-n", "2", "train", given, "--resume")
+    subprocess.run(resumed, cwd=tmp_path, check=True, capture_output=True)
+    alone = command("train", make_run(tmp_path, "alone"))
+    subprocess.run(alone, cwd=tmp_path, check=True, capture_output=True)
+    assert weights(tmp_path, "broken") == weights(tmp_path, "alone")
+
+
+@pytest.mark.slow
+def test_a_server_over_two_processes():
+    """It writes what one process writes; without one of its processes it ends."""
+    asked = {"prompt": [3, 4, 5], "max_tokens": 12, "temperature": 0}
+    texts = []
+    for launch in ((), ("launch", "-n", "2")):
+        server = Served(small_model(), "--tp", "2", launch=launch).wait_ready()
+        status, answer = server.ask("/v1/completions", asked)
+        assert status == 200
+        texts.append(answer["choices"][0]["text"])
+        (engine,) = children(server.process.pid)
+        workers = children(engine)
+        assert len(workers) == len(launch[1:]) // 2
+        if workers:
+            os.kill(workers[0], signal.SIGKILL)
+            assert server.ask("/v1/completions", asked)[0] >= 500
+            assert server.process.wait(30) == 1
+            assert are_gone([engine, *workers])
+        else:
+            assert server.close() == 0
+    assert texts[0] == texts[1]
+
+
+def test_the_code_of_a_command_is_the_launchs(tmp_path):
+    """A mistake is 2 and names the command; nothing was started."""
+    done = subprocess.run(
+        command("launch", "-n", "2", "verify", make_run(tmp_path, "run"), "--mesh", "dp=3"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and done.stderr.startswith("tilewise: [") and "Traceback" not in done.stderr

@@ -1,0 +1,246 @@
+"""Runs over several processes: failures of one are told as in one process, and the end of one ends them all."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tilewise as tw
+from native.distributed.test_group import are_gone, left_open
+from ranks.small_llama import batches, config, training_graph
+from tilewise.core import CommTimeout, PeerLost, PlanError, ResourceError, TaskFailed
+
+MODEL = config()
+STEP = batches(MODEL, 1)[0]
+
+
+@pytest.fixture
+def group():
+    """Two processes, and nothing of them afterwards."""
+    before = left_open()
+    with tw.ProcessGroup(2) as opened:
+        opened.start()
+        workers = opened.pids[1:]
+        yield opened
+    assert are_gone(workers, 0) and left_open() == before
+
+
+def running(axes=None, **options):
+    """An initialised instance over some devices."""
+    graph = training_graph(MODEL, "bf16")
+    model = graph.instantiate(graph.plan(axes or {"dp": 2}), **options)
+    model.initialize(0)
+    return model
+
+
+def state(model):
+    """All bits that a step leaves."""
+    return {name: value.tobytes() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_task_that_fails_in_any_process(group, device):
+    """The error names op, tile, worker and device; the next steps have the same bits as ever."""
+    with running() as model:
+        model.inject("throw", device, "attention_backward", 1)
+        with pytest.raises(TaskFailed, match="attention_backward") as failure:
+            model.step(STEP, 1e-3)
+        found = failure.value
+        assert (found.op, found.tile, found.device) == ("attention_backward", 1, device) and found.worker >= 0
+        model.initialize(0)
+        again = model.step(STEP, 1e-3), state(model)
+    group.close()
+    with running() as model:
+        assert again == (model.step(STEP, 1e-3), state(model))
+
+
+def test_figures_are_of_all_processes(group):
+    """Bytes, transfers, tasks and the timeline are those of one process with the same devices."""
+
+    def figures():
+        with running() as model:
+            model.trace(True)
+            model.reset_transfers()
+            model.step(STEP, 1e-3)
+            tasks = sorted((row[0], row[2], row[3]) for row in model.timeline())
+            starts = [row[6] for row in model.timeline()]
+            assert starts == sorted(starts) and {row[0] for row in tasks} == {0, 1}
+            return tasks, model.transfers(), model.memory_usage(), model.file_traffic()
+
+    found = figures()
+    group.close()
+    expected = figures()
+    assert found[:2] == expected[:2] and found[3] == expected[3]
+    assert [usage["parameters"] for usage in found[2]] == [usage["parameters"] for usage in expected[2]]
+
+
+def test_several_models_at_once(group):
+    """Each has memory and threads of its own; one that is closed leaves the others alone."""
+    with running() as first, running({"tp": 2}) as second, running({}) as alone:
+        steps = [model.step(STEP, 1e-3) for model in (first, second, alone, first)]
+        assert steps[0] == steps[1] == steps[2] != steps[3]
+        first.close()
+        assert second.step(STEP, 1e-3) == steps[3]
+
+
+def test_what_is_offloaded_is_refused(group):
+    """Before anything is allocated."""
+    graph = training_graph(MODEL, "bf16")
+    with pytest.raises(PlanError, match="must lie in memory"):
+        graph.instantiate(graph.plan({"dp": 2}, offload="optimizer"))
+
+
+def test_a_closed_group_runs_nothing(group):
+    """Its models say so; what they hold can be read, and they can be closed."""
+    with running() as model:
+        before = state(model)
+        group.close()
+        with pytest.raises(PeerLost, match="got a closed one"):
+            model.step(STEP, 1e-3)
+        assert state(model) == before
+
+
+def killed_during_steps(group, number):
+    """Ends a worker by a signal in the middle of steps; the error, and how long it took."""
+    with running() as model:
+        model.step(STEP, 1e-3)
+        sent = []
+
+        def send():
+            sent.append(time.monotonic())
+            os.kill(group.pids[1], number)
+
+        timer = threading.Timer(0.3, send)
+        timer.start()
+        with pytest.raises((PeerLost, CommTimeout)) as failure:
+            while not sent or time.monotonic() < sent[0] + 60:
+                model.step(STEP, 1e-3)
+        timer.join()
+        took = time.monotonic() - sent[0]
+        with pytest.raises(PeerLost):
+            model.step(STEP, 1e-3)
+    return failure.value, took
+
+
+def test_a_worker_that_is_killed_during_a_run(group):
+    """Within seconds, one error that names the process, how it ended and what it was doing."""
+    worker = group.pids[1]
+    error, took = killed_during_steps(group, signal.SIGKILL)
+    assert isinstance(error, PeerLost) and took < 5
+    assert f"process 1 (pid {worker})" in str(error) and "signal 9" in str(error)
+
+
+TRAINING = """
+import os, sys, time
+sys.path[:0] = {paths!r}
+import tilewise as tw
+from ranks.small_llama import batches, config, training_graph
+with tw.ProcessGroup(3) as group:
+    graph = training_graph(config(), "bf16")
+    with graph.instantiate(graph.plan({{"dp": 4}})) as model:
+        model.initialize(0)
+        batch = batches(config(), 1)[0]
+        model.step(batch, 1e-3)
+        print(*group.pids[1:], flush=True)
+        while True:
+            model.step(batch, 1e-3)
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_during_a_run(group):
+    """It shows no life for five seconds: one error that names it, and its end."""
+    worker = group.pids[1]
+    error, took = killed_during_steps(group, signal.SIGSTOP)
+    assert f"process 1 (pid {worker}), which has stood still" in str(error) and took < 15
+
+
+@pytest.mark.slow
+def test_a_leader_that_is_stopped_for_a_while(group):
+    """Ctrl-Z and `fg`: the run goes on, however long that was."""
+    with running() as model:
+        for seconds in (0.01, 6.0):
+            stop = f"sleep 0.1; kill -STOP {os.getpid()}; sleep {seconds}; kill -CONT {os.getpid()}"
+            with subprocess.Popen(["sh", "-c", stop]) as stopping:
+                while stopping.poll() is None:
+                    model.step(STEP, 1e-3)
+            model.step(STEP, 1e-3)
+
+
+def test_a_model_that_is_let_go(group):
+    """Without being closed: the next one that is opened closes it in all processes."""
+    first = running()
+    threads = count_threads(group.pids[1])
+    del first
+    with running():
+        assert count_threads(group.pids[1]) == threads
+
+
+def count_threads(pid):
+    """Of a process."""
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def test_memory_that_does_not_suffice(group):
+    """Is refused with both numbers, and the group goes on."""
+    graph = training_graph(MODEL, "bf16")
+    plan = graph.plan({"dp": 2})
+    for limit in (1, 2 * plan.device_bytes - 1):
+        with pytest.raises(ResourceError, match=str(2 * plan.device_bytes)):
+            graph.instantiate(plan, memory_limit_bytes=limit)
+    with graph.instantiate(plan, memory_limit_bytes=2 * plan.device_bytes) as model:
+        model.initialize(0)
+        model.step(STEP, 1e-3)
+
+
+def test_a_worker_that_cannot_open_a_plan(group, monkeypatch):
+    """What it raises is raised here, and the group goes on."""
+    monkeypatch.setattr("tilewise.session.assemble.encode_plan", lambda program: b"tilewise plan 1 nothing")
+    with pytest.raises(PlanError, match="a program must be as its leader has sent it"):
+        running()
+    monkeypatch.undo()
+    with running() as model:
+        model.step(STEP, 1e-3)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_leader_that_ends_during_a_run(number):
+    """Its workers end within a second or two, and nothing is left of them."""
+    shared = sorted(os.listdir("/dev/shm"))
+    folder = Path(__file__).parents[2]
+    script = TRAINING.format(paths=[str(folder), str(folder / "ranks")])
+    leader = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    workers = [int(pid) for pid in leader.stdout.readline().split()]
+    assert len(workers) == 2
+    time.sleep(0.2)
+    leader.send_signal(number)
+    assert leader.wait(30) != 0
+    assert are_gone(workers, 2.0)
+    assert sorted(os.listdir("/dev/shm")) == shared
+    leader.stdout.close()
+    leader.stderr.close()
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_ctrl_c(group):
+    """KeyboardInterrupt within a moment in the middle of steps, and the model still runs afterwards."""
+    with running() as model:
+        expected = model.step(STEP, 1e-3)
+        timer = threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        until = time.monotonic() + 60
+        with pytest.raises(KeyboardInterrupt):
+            while time.monotonic() < until:
+                model.step(STEP, 1e-3)
+        timer.join()
+        model.initialize(0)
+        model.load_state_dict(model.state_dict())
+        assert np.isfinite(model.step(STEP, 1e-3).loss) and np.isfinite(expected.loss)

@@ -1,0 +1,121 @@
+"""What holds for devices of one process holds for devices of several, to the bit: the same comparisons, run by the
+tests that own them, while a group of processes is open. Faults that are planted there are found here."""
+
+from __future__ import annotations
+
+import pytest
+import test_counts
+import test_families
+import test_pairs
+import test_sharded_state
+import test_strategies_equal as strategies
+import test_widths
+from small_llama import drop_partial, swap_partials
+
+from tilewise.core import PlanError
+from tilewise.distributed import ProcessGroup
+
+COUNTS = (2, 3, pytest.param(4, marks=pytest.mark.slow))
+
+
+@pytest.fixture(scope="module", params=COUNTS, ids="{} processes".format)
+def processes(request):
+    """How many there are while the test runs."""
+    with ProcessGroup(request.param) as group:
+        group.start()
+        yield request.param
+
+
+@pytest.mark.parametrize("dtype", [pytest.param("f32", marks=pytest.mark.slow), "bf16"])
+def test_training_equals_one_device(processes, dtype):
+    """Steps on a mesh that is spread evenly or not: two devices, and four by two strategies."""
+    axes, accumulation = {2: ({"dp": 2}, 4), 3: ({"tp": 4}, 1), 4: ({"dp": 2, "tp": 2}, 1)}[processes]
+    strategies.test_training_equals_one_device(dtype, axes, accumulation)
+
+
+FAULTS = {
+    2: ({"dp": 2}, "linear_dw:mlp.up_proj.weight/reduce_scatter", drop_partial),
+    3: ({"tp": 4}, "o_proj.weight/reduce_scatter", swap_partials),
+    4: ({"dp": 4}, "linear_dw:mlp.up_proj.weight/reduce_scatter", swap_partials),
+}
+
+
+def test_a_planted_fault_is_found(processes):
+    """Dropped and swapped partials of other processes' devices make the comparison fail."""
+    axes, label, fault = FAULTS[processes]
+    strategies.test_planted_faults_are_found("f32", axes, 1, label, fault)
+
+
+def test_fewer_devices_than_processes_are_refused(processes):
+    """Before anything runs; one device alone stays in the leader."""
+    if processes > 2:
+        with pytest.raises(PlanError, match=f"got 2 devices for {processes} processes"):
+            strategies.test_training_equals_one_device("f32", {"dp": 2}, 1)
+    strategies.states_with_workers("f32", {}, 1)
+
+
+def test_counted_transfers_are_those_of_the_plan(processes):
+    """Counts of all processes, put together: every label's elements on every device, and bytes per device."""
+    axes = {2: {"dp": 2}, 3: {"tp": 4}, 4: {"dp": 2, "tp": 2}}[processes]
+    test_counts.test_counted_transfers_equal_the_plan(axes)
+    test_counts.test_planned_bytes_are_allocated_bytes(axes, "bf16")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "axes,accumulation",
+    [({"dp": 4}, 1), ({"dp": 4}, 4), ({"tp": 4}, 4), ({"tp": 8}, 1), ({"dp": 2, "tp": 2}, 4)],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_every_strategy_equals_one_device(processes, dtype, axes, accumulation):
+    """Over all of the processes, several devices in some."""
+    strategies.test_training_equals_one_device(dtype, axes, accumulation)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", test_pairs.pairwise(), ids=test_pairs.named)
+def test_pairs_are_equal(processes, case):
+    """Chunks, devices, microbatches, workers, types, lengths: every pair of values."""
+    (_, tp), dp, *_ = case
+    if 1 < tp * dp < processes:
+        pytest.skip("fewer devices than processes")
+    test_pairs.test_all_pairs_are_equal(case)
+
+
+IN_MEMORY = dict.fromkeys((*case[:-1], "none") for case in test_sharded_state.pairwise())  # each once
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", IN_MEMORY, ids=test_sharded_state.named)
+def test_sharded_state_is_equal(processes, case):
+    """Weights and states at home on devices of several processes, gathered and reduced between them."""
+    if 1 < test_sharded_state.mesh_of(case).num_devices < processes:
+        pytest.skip("fewer devices than processes")
+    test_sharded_state.test_all_pairs_are_equal(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes,label,fault", strategies.REPLICA_FAULTS)
+def test_replicas_that_differ_are_found(processes, axes, label, fault):
+    """A fault on a device of the last process alone."""
+    if axes != {"dp": 2} or processes == 2:
+        strategies.test_replicas_that_differ_are_found(axes, label, fault)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [{"dp": 5}, {"dp": 6}], ids=str)
+def test_widths_of_the_batch(processes, mesh):
+    """Processes with unequal numbers of devices."""
+    batch = 10 if mesh == {"dp": 5} else 12
+    test_widths.test_widths_of_the_batch(mesh, batch, batch, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", test_families.WRITERS)
+def test_logits_do_not_depend_on_processes(processes, family):
+    """Decoding of every family over as many devices as can be, read whole, in chunks, and token by token."""
+    tp = 2 if processes == 2 else 4
+    whole = test_families.logits(family, "bf16", 1, [20])
+    for parts in ([20], [17, 1, 1, 1]):
+        assert whole.tobytes() == test_families.logits(family, "bf16", tp, parts).tobytes()
