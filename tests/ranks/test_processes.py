@@ -83,13 +83,10 @@ def test_pairs_are_equal(processes, case):
     test_pairs.test_all_pairs_are_equal(case)
 
 
-IN_MEMORY = dict.fromkeys((*case[:-1], "none") for case in test_sharded_state.pairwise())  # each once
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("case", IN_MEMORY, ids=test_sharded_state.named)
+@pytest.mark.parametrize("case", test_sharded_state.pairwise(), ids=test_sharded_state.named)
 def test_sharded_state_is_equal(processes, case):
-    """Weights and states at home on devices of several processes, gathered and reduced between them."""
+    """Weights and states at home on devices of several processes, in memory or files, gathered and reduced between."""
     if 1 < test_sharded_state.mesh_of(case).num_devices < processes:
         pytest.skip("fewer devices than processes")
     test_sharded_state.test_all_pairs_are_equal(case)

@@ -8,10 +8,7 @@ import typer
 
 from tilewise.core.mesh import MAX_DEVICES
 
-__all__ = ["LOST", "launch"]
-
-LOST = 75
-"""The exit code of a command that has lost a process: sysexits' "temporary failure", which schedulers may requeue."""
+__all__ = ["launch"]
 
 
 def launch(
@@ -35,6 +32,14 @@ def launch(
             show_default=False,
         ),
     ],
+    restart: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=10**6,
+            help="Start the command again, so many times at most, when a process is lost.",
+        ),
+    ] = 0,
 ) -> None:
     """Run a command with its devices in several processes of this machine.
 
@@ -46,7 +51,8 @@ def launch(
     A mesh needs as many devices as there are processes, or more; what has one device stays in this process.
 
     Exit codes are the command's own; 75 when a process was lost: what and when is said in one line, the others have
-    been ended, and a training run goes on from its last checkpoint with `--resume`.
+    been ended, and a training run goes on from its last checkpoint with `--resume`. `--restart 3` starts the command
+    again by itself, also when it was killed itself, and `train` with `--auto-resume`.
 
     Example: `tilewise launch -n 2 train examples/train.toml` and
     `tilewise launch -n 4 verify examples/train.toml --mesh dp=2,tp=2`
@@ -56,6 +62,10 @@ def launch(
     program = context.find_root().command
     if command[0] == "launch":
         raise typer.BadParameter("a launch starts one command that is not `launch`", param_hint="COMMAND")
+    if restart:
+        from tilewise.cli.restart import run_again
+
+        raise typer.Exit(run_again(processes, command, restart))
     with ProcessGroup(processes):
         code = program.main(command, prog_name="tilewise", standalone_mode=False)
     if isinstance(code, int) and code:

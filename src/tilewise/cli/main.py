@@ -21,9 +21,10 @@ from tilewise.cli.chat import chat
 from tilewise.cli.checkpoint import checkpoints
 from tilewise.cli.doctor import doctor
 from tilewise.cli.generate import generate
-from tilewise.cli.launch import LOST, launch
+from tilewise.cli.launch import launch
 from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_console
 from tilewise.cli.refuse import before_work
+from tilewise.cli.restart import LOST
 from tilewise.cli.run_batch import run_batch
 from tilewise.cli.serve import serve
 from tilewise.core import PeerLost, TilewiseError, configure_logging
@@ -110,6 +111,13 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint, to the bit.")
     ] = False,
+    auto_resume: Annotated[
+        bool,
+        typer.Option(
+            "--auto-resume",
+            help="The same if there is one, else start: one command line for every start of a job.",
+        ),
+    ] = False,
 ) -> None:
     """Train a model as a configuration file says.
 
@@ -125,7 +133,9 @@ def train(
 
     console = make_console(stderr=True)
     with before_work():
-        run = plan_run(load_config(config), resume, ProgressTracker(console))
+        run = plan_run(
+            load_config(config), resume or (None if auto_resume else False), ProgressTracker(console)
+        )
     result = run_training(run, console)
     if result.interrupted:
         raise typer.Exit(_INTERRUPTED)

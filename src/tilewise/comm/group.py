@@ -34,6 +34,7 @@ __all__ = ["Group", "active_group"]
 _START_S = 120.0
 _ANSWER_S = 30.0  # without a sign of life
 _END_S = 5.0
+_SEEN_S = 0.5  # between the end of a process's socket and that of the process
 _CLOSED = "[comm.ProcessGroup] a group must be open; got a closed one; open another"
 _border = Border("comm", ConfigError)
 _active: Group | None = None
@@ -225,7 +226,9 @@ class Group:
     def lost(self, error: CommError) -> CommError:
         """The group is over because of an error: the same one, with how processes have ended that are gone."""
         with self._lock:
-            gone = [peer for peer in self._peers if peer.has_ended()]
+            until = time.monotonic() + _SEEN_S
+            while not (gone := [peer for peer in self._peers if peer.has_ended()]) and time.monotonic() < until:
+                time.sleep(0.005)  # its socket closes first
             how = "".join(f"; {peer.name} has ended: {peer.spawned.ending()}" for peer in gone)
             found = type(error)(f"{error}{how}")
             self._end(str(found), 0.0)

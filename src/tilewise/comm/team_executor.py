@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise._native.programs import Executor, Program, team_bytes
+from tilewise._native.programs import Executor, Program, make_spill_file, team_bytes
 from tilewise.comm.memory import shared_content, shared_memory
 from tilewise.core.errors import CommError, InternalError
 
@@ -68,18 +68,28 @@ class Team:
                 own(shared_memory(size, f"device-{device}"))
                 for device, size in enumerate(options["arena_bytes"])
             ]
+            spills = [
+                own(make_spill_file(options["file_directory"], options["file_bytes"]))
+                for _ in arenas
+                if options["file_bytes"]
+            ]
             self._ends = [-1]
             for end in ends[1:]:  # the group may be over before this is closed
                 self._ends.append(os.dup(end))
                 kept.callback(os.close, self._ends[-1])
             spread = {**options, "processes": list(processes)}
             self.native = Executor(
-                **spread, process=0, team_file=team, arena_files=arenas, peer_files=self._ends
+                **spread,
+                process=0,
+                team_file=team,
+                arena_files=arenas,
+                spill_files=spills,
+                peer_files=self._ends,
             )
             kept.pop_all()
             try:
                 asked = {**spread, "content_bytes": len(content)}
-                group.ask(number, "open", asked, files=[program, team, *arenas])
+                group.ask(number, "open", asked, files=[program, team, *arenas, *spills])
             except BaseException:
                 self.close()
                 raise
@@ -121,7 +131,7 @@ class TeamExecutor:
         return self._native.buffer(device, offset, bytes)
 
     def move_file(self, way: str, device: int, offset: int, memory: NDArray[np.uint8]) -> None:
-        """As of one process, for devices of this one."""
+        """As of one process: every device's file is open here."""
         self._native.move_file(way, device, offset, memory)
 
     def allocated_bytes(self) -> list[int]:

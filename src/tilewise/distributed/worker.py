@@ -111,14 +111,20 @@ class Worker:
     def _open(self, message: Message, files: Sequence[int], opened: list[tuple[Executor, Program]]) -> None:
         (options,) = message["given"]
         try:
-            content, team, *arenas = files
+            content, team, *memory = files
+            arenas, spills = memory[: options["num_devices"]], memory[options["num_devices"] :]
             program = read_program(read_content(content, options.pop("content_bytes")))
             require_memory(team, team_bytes(len(self._ends)))
             for arena, size in zip(arenas, options["arena_bytes"], strict=True):
                 require_memory(arena, size)
             ends = [-1 if number == self._process else end for number, end in enumerate(self._ends)]
             executor = Executor(
-                **options, process=self._process, team_file=team, arena_files=arenas, peer_files=ends
+                **options,
+                process=self._process,
+                team_file=team,
+                arena_files=arenas,
+                spill_files=spills,
+                peer_files=ends,
             )
             opened.append((executor, program))
         except BaseException:

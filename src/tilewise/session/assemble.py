@@ -37,11 +37,6 @@ def make_executor(
     """
     devices, group = plan.mesh.num_devices, active_group()
     is_spread = group is not None and group.num_processes > 1 and devices > 1
-    if is_spread and plan.file_bytes:
-        raise PlanError(
-            f"[session.instantiate] devices of several processes must lie in memory; got {plan.file_bytes} bytes of a "
-            "file for each; plan without offload, or run in one process"
-        )
     with _as_text(Path(offload_directory or gettempdir()), bool(plan.file_bytes)) as directory:
         options = {
             "num_devices": devices,
@@ -57,7 +52,9 @@ def make_executor(
         }
         if group is None or not is_spread:
             return Executor(**options)
-        return group.open_executor(encode_plan(_Program(plan.program, plan.symbol_bounds)), options)
+        return group.open_executor(
+            encode_plan(_Program(plan.program, plan.symbol_bounds, _file_begin(plan))), options
+        )
 
 
 @dataclass(frozen=True)
@@ -66,6 +63,12 @@ class _Program:
 
     program: TileProgram
     symbol_bounds: tuple[int, ...]
+    file_begin: int
+
+
+def _file_begin(plan: Plan) -> int:
+    """Where the devices' files begin in their addresses."""
+    return plan.file_begin if plan.file_bytes else NO_FILE
 
 
 @contextmanager
@@ -85,7 +88,7 @@ def _as_text(directory: Path, is_used: bool) -> Iterator[str]:
 
 def assemble_program(plan: Plan) -> Program:
     """The native form of a plan's programs, each a list of calls under its name."""
-    return native_program(plan.program, plan.symbol_bounds, plan.file_begin if plan.file_bytes else NO_FILE)
+    return native_program(plan.program, plan.symbol_bounds, _file_begin(plan))
 
 
 def read_program(content: bytes) -> Program:
@@ -101,7 +104,7 @@ def read_program(content: bytes) -> Program:
             f"[session.assemble] a program must be as its leader has sent it; got other bytes: {error}; start the "
             "group again"
         ) from None
-    return native_program(found.program, found.symbol_bounds)
+    return native_program(found.program, found.symbol_bounds, found.file_begin)
 
 
 def native_program(program: TileProgram, symbol_bounds: Sequence[int], file_begin: int = NO_FILE) -> Program:

@@ -108,11 +108,11 @@ def stop_on_interrupt() -> Iterator[StopRequest]:
         signal.signal(signal.SIGINT, before)
 
 
-def plan_run(config: TrainConfig, resume: bool, watch: Watch | None = None) -> PlannedRun:
+def plan_run(config: TrainConfig, resume: bool | None, watch: Watch | None = None) -> PlannedRun:
     """Check and plan a run without doing any of its work.
 
     Args:
-        resume: go on from the newest checkpoint.
+        resume: go on from the newest checkpoint; None: if there is one.
         watch: sees the plan's phases (`ComputeGraph.plan`).
 
     Raises:
@@ -134,6 +134,8 @@ def plan_run(config: TrainConfig, resume: bool, watch: Watch | None = None) -> P
     for name in (_METRICS, _CURVE):
         check_replaceable(output / name, is_directory=False)
     check_replaceable(output / _MODEL, is_directory=True)
+    if resume is None:
+        resume = latest_checkpoint(checkpoints) is not None
     _check_checkpoints(checkpoints, resume)
     return PlannedRun(config, graph, plan, resume)
 

@@ -34,7 +34,7 @@ def test_every_command_of_the_page_runs(tmp_path):
         )
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     blocks = COMMANDS.findall(text)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block, printed in blocks:
         done = subprocess.run(
             ["bash", "-euc", block], env=environment, capture_output=True, text=True, cwd=tmp_path

@@ -88,6 +88,64 @@ def test_a_training_run_that_loses_a_process_goes_on(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("killed", ["a worker", "the leader"])
+def test_a_launch_that_restarts_ends_with_the_same_weights(tmp_path, killed):
+    """Once a process of it was killed, whichever; the second loss is not made up for."""
+    given = make_run(tmp_path, "broken")
+    run = subprocess.Popen(
+        command("launch", "-n", "2", "--restart", "1", "train", given),
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    while not list((tmp_path / "broken").rglob("step-*")):
+        assert run.poll() is None, run.stderr.read()
+        time.sleep(0.01)
+    (leader,) = children(run.pid)
+    (worker,) = children(leader)
+    os.kill(worker if killed == "a worker" else leader, signal.SIGKILL)
+    said = run.communicate(timeout=120)[1]
+    how = "the loss of a process" if killed == "a worker" else "signal 9"
+    assert run.returncode == 0 and f"ended by {how}; starting again (1 of 1)" in said
+    assert are_gone([leader, worker], 0)
+    alone = command("train", make_run(tmp_path, "alone"))
+    subprocess.run(alone, cwd=tmp_path, check=True, capture_output=True)
+    assert weights(tmp_path, "broken") == weights(tmp_path, "alone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_launch_that_is_told_to_end_is_not_started_again(tmp_path, number):
+    """Nothing of it is left."""
+    run = subprocess.Popen(
+        command("launch", "-n", "2", "--restart", "5", "train", make_run(tmp_path, "run")),
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    while not list((tmp_path / "run").rglob("step-*")):
+        assert run.poll() is None, run.stderr.read()
+        time.sleep(0.01)
+    (leader,) = children(run.pid)
+    workers = children(leader)
+    run.send_signal(number)
+    assert run.wait(30) == (-9 if number == signal.SIGKILL else 128 + number)
+    assert are_gone([leader, *workers])
+    assert "starting again" not in run.stderr.read()
+
+
+def test_the_last_code_is_the_launchs(tmp_path):
+    """A mistake is no loss: it is said once."""
+    done = subprocess.run(
+        command("launch", "-n", "2", "--restart", "3", "verify", make_run(tmp_path, "run"), "--mesh", "dp=3"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and done.stderr.count("tilewise: [") == 1
+
+
+@pytest.mark.slow
 def test_a_server_over_two_processes():
     """It writes what one process writes; without one of its processes it ends."""
     asked = {"prompt": [3, 4, 5], "max_tokens": 12, "temperature": 0}

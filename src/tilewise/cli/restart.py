@@ -1,0 +1,104 @@
+"""A command that is started again when it ends by the loss of a process: who starts it, and what is started.
+
+The command runs in a child process, so that it can be started again whatever ended it. The child is told its arguments
+through a socket; when that ends, because this process was killed, it stops as by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType
+
+from tilewise.core.frames import HEAD, pack, unpack
+from tilewise.core.spawn import Spawned
+
+__all__ = ["LOST", "main", "run_again"]
+
+LOST = 75
+"""The exit code of a command that has lost a process: sysexits' "temporary failure", which schedulers may requeue."""
+
+
+def run_again(processes: int, command: Sequence[str], times: int) -> int:
+    """Run a command over several processes, again where a process was lost; `train` goes on from what it has saved.
+
+    Args:
+        processes: of the launch.
+        command: of this program, with its arguments.
+        times: that it is started again at most.
+
+    Returns:
+        Its last exit code; 128 and the signal's number where one ended it.
+    """
+    arguments = ["launch", "-n", str(processes), *command]
+    resumes = command[0] == "train" and "--resume" not in command
+    for left in range(times, -1, -1):
+        code, is_asked = _run_once(arguments)
+        is_lost = code == LOST or code < 0
+        if not is_lost or is_asked or left == 0:
+            return 128 - code if code < 0 else code
+        how = f"signal {-code}" if code < 0 else "the loss of a process"
+        done = f"{times - left + 1} of {times}"
+        print(f"tilewise: [cli.launch] ended by {how}; starting again ({done})", file=sys.stderr, flush=True)
+        if resumes:
+            arguments, resumes = [*arguments, "--auto-resume"], False
+    raise AssertionError("the last attempt returns")
+
+
+def _run_once(arguments: Sequence[str]) -> tuple[int, bool]:
+    """The exit code of a child, negative for a signal, and whether this process was asked to end it."""
+    asked: list[int] = []
+    spawned = Spawned("tilewise.cli.restart")
+    spawned.link.sendall(pack(list(arguments)))
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        if number == signal.SIGTERM:  # Ctrl-C reaches all processes of a terminal
+            spawned.process.terminate()
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return spawned.process.wait(), bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        spawned.end()
+
+
+def main(descriptor: int) -> None:
+    """The child: a command line of this program, from its arguments to its exit code.
+
+    Args:
+        descriptor: of the socket to the process that started it.
+    """
+    from tilewise.cli.main import main as run
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    link = socket.socket(fileno=descriptor)
+    (length,) = HEAD.unpack(_receive(link, HEAD.size))
+    arguments = unpack(_receive(link, length))
+    threading.Thread(target=_end_with, args=(link,), daemon=True).start()
+    run(arguments)
+
+
+def _receive(link: socket.socket, length: int) -> bytes:
+    found = bytearray()
+    while len(found) < length:
+        part = link.recv(length - len(found))
+        if not part:
+            os._exit(1)  # its parent has ended
+        found += part
+    return bytes(found)
+
+
+def _end_with(link: socket.socket) -> None:
+    """Wait for the other end's end, then do as Ctrl-C does."""
+    with suppress(OSError):
+        link.recv(1)
+    os.kill(os.getpid(), signal.SIGINT)
