@@ -33,12 +33,38 @@ _TELL_S = 0.5  # for clients to hear that the engine has died
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, which leaves signals to us."""
+    """uvicorn's, which leaves signals to us, and gives a handshake of TLS a time.
+
+    Args:
+        config: uvicorn's.
+        handshake_timeout_s: for the whole handshake; before it, a client is no connection yet.
+    """
+
+    def __init__(self, config: uvicorn.Config, handshake_timeout_s: float) -> None:
+        super().__init__(config)
+        self._handshake_timeout_s = handshake_timeout_s
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Nothing."""
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept clients."""
+        await super().startup(sockets=[])
+        config = self.config
+        timeout = None if config.ssl is None else self._handshake_timeout_s
+        for listener in sockets or ():
+            server = await asyncio.get_running_loop().create_server(
+                lambda: config.http_protocol_class(  # type: ignore[call-arg]
+                    config=config, server_state=self.server_state, app_state=self.lifespan.state
+                ),
+                sock=listener,
+                ssl=config.ssl,
+                ssl_handshake_timeout=timeout,
+                backlog=config.backlog,
+            )
+            self.servers.append(server)
 
 
 class Life:
@@ -80,7 +106,7 @@ class Life:
         )
         config.load()
         config.ssl = context
-        self._server = _Server(config)
+        self._server = _Server(config, settings.header_timeout_s)
 
     async def until_end(self, listener: socket.socket, on_ready: Callable[[], object]) -> None:
         """Answer until a signal comes, or the engine dies.

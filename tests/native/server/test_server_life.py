@@ -217,7 +217,7 @@ def test_what_cannot_be_served_is_one_line(tmp_path):
 
 @pytest.mark.slow
 def test_tls(tmp_path):
-    """A certificate makes it https; one that is none is refused before anything is loaded."""
+    """A certificate makes it https; one that is none is refused before anything is loaded; handshakes have a deadline."""
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     command = [
         "openssl",
@@ -239,12 +239,16 @@ def test_tls(tmp_path):
     import ssl
     import urllib.request
 
-    server = Served(small_model(), "--ssl-keyfile", str(key), "--ssl-certfile", str(certificate))
+    server = Served(
+        small_model(), "--ssl-keyfile", str(key), "--ssl-certfile", str(certificate), "--header-timeout", "1"
+    )
     try:
         assert server.url.startswith("https://")
         context = ssl.create_default_context(cafile=str(certificate))
         with urllib.request.urlopen(f"{server.url}/version", context=context, timeout=60) as answer:
             assert answer.status == 200
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as link:
+            assert link.recv(1) == b""  # a client that begins no handshake is ended as one without headers
     finally:
         assert server.close() == 0
     wrong = [sys.executable, "-m", "tilewise", "serve", str(small_model()), "--ssl-certfile", str(key)]
