@@ -8,16 +8,19 @@ with an error.
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import uvicorn
 
 from tilewise import core
-from tilewise.core import InternalError, TilewiseError
+from tilewise.core import InternalError, TilewiseError, get_logger
 from tilewise.server.app import make_app
 from tilewise.server.connection import connection_class
 from tilewise.server.errors import ApiError
@@ -30,6 +33,7 @@ from tilewise.server.settings import BACKLOG, ServerSettings
 __all__ = ["Life"]
 
 _TELL_S = 0.5  # for clients to hear that the engine has died
+_WARN_S = 60.0  # between two lines about files that are missing
 
 
 class _Server(uvicorn.Server):
@@ -107,6 +111,7 @@ class Life:
         config.load()
         config.ssl = context
         self._server = _Server(config, settings.header_timeout_s)
+        self._warned = float("-inf")
 
     async def until_end(self, listener: socket.socket, on_ready: Callable[[], object]) -> None:
         """Answer until a signal comes, or the engine dies.
@@ -115,6 +120,7 @@ class Life:
             TilewiseError: the engine could not be started, or has died.
         """
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._note)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._drain)
         await self._client.start()
@@ -134,6 +140,16 @@ class Life:
             await self._client.close()
         if is_dead:
             raise self._cause()
+
+    def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Something has failed in the event loop. Where files are missing for clients, which wait then, asyncio says so
+        hundreds of times a second; the log gets a line a minute."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif time.monotonic() - self._warned > _WARN_S:
+            self._warned = time.monotonic()
+            get_logger("server").error("clients wait: this process may not open more files; see ulimit -n")
 
     async def _warm(self) -> None:
         """Start what renders templates, while the model is being loaded."""

@@ -409,6 +409,29 @@ def test_slow_senders_and_full_queues():
 
 
 @pytest.mark.slow
+def test_more_clients_than_files():
+    """There is a file for every connection that the settings allow; where the system allows fewer, clients wait, the
+    log stays short, and all is well when they have gone."""
+    for hard, is_enough in ((4096, True), (64, False)):
+        script = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, {hard})); {STRICT.strip()}"
+        server = Served(small_model(), script=script, settings={"max_connections": 200, "header_timeout_s": 3})
+        try:
+            server.wait_ready()
+            links = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(150)]
+            links[-1].sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            links[-1].settimeout(1)
+            with contextlib.nullcontext() if is_enough else pytest.raises(TimeoutError):
+                assert links[-1].recv(1 << 16).startswith(b"HTTP/1.1 200")
+            for link in links:
+                link.close()
+            assert server.get("/health")[0] == 200
+            assert sum("open more files" in line for line in server.log) == (not is_enough)
+            assert len(server.log) < 10, server.log[:20]
+        finally:
+            assert server.close() == 0
+
+
+@pytest.mark.slow
 def test_readers_that_stop_are_ended(tmp_path):
     """Whether an answer is still written or only its end is left: nothing waits for a client that reads nothing."""
     settings = {"send_timeout_s": 0.3, "uds": str(tmp_path / "socket")}
