@@ -89,6 +89,9 @@ def test_echo_scores_a_prompt_as_lm_eval_asks(server, llm):
     assert sizes[0] > len(output.prompt_token_ids) and sum(sizes) == len(output.prompt_token_ids) + 3
     offsets = [place for c in chunks for place in c["choices"][0]["logprobs"]["text_offset"]]
     assert offsets == sorted(offsets)
+    asked |= {"prompt": TEXTS[0], "truncate_prompt_tokens": 2, "max_tokens": 0}
+    (cut,) = server.ask(COMPLETION, asked)[1]["choices"]
+    assert cut["text"] == "".join(cut["logprobs"]["tokens"]) and TEXTS[0].endswith(cut["text"])
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
@@ -108,6 +111,8 @@ def test_streams_put_together_are_whole_answers(server, path):
         own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
         assert [c["finish_reason"] for c in own if c["finish_reason"]] == [choice["finish_reason"]]
         assert [token for c in own for token in c.get("token_ids", [])] == choice["token_ids"]
+        first = own[0] if path == COMPLETION else chunks[0]
+        assert first["prompt_token_ids"] == (choice if path == COMPLETION else whole)["prompt_token_ids"]
         if path == CHAT:
             assert own[0]["delta"]["role"] == "assistant"
             assert "".join(c["delta"].get("content", "") for c in own) == choice["message"]["content"]
@@ -160,6 +165,44 @@ def test_formats_and_calls_follow_their_schemas(server):
         assert pieces[0]["function"]["name"] == "order"
         arguments = "".join(piece["function"]["arguments"] for piece in pieces)
         assert json.loads(arguments) == json.loads(call["function"]["arguments"])
+
+
+@pytest.mark.slow
+def test_one_call_where_calls_are_not_parallel():
+    """What a model calls behind its first call is left out, whole and as a stream; text behind it is not."""
+    model = Served(small_model(), "--tool-call-parser", "hermes").wait_ready()
+    one = '<tool_call>\\{"name": "f", "arguments": \\{"a": [0-9]\\}\\}</tool_call>'
+    asked = {"messages": TALK, "tools": [{"type": "function", "function": {"name": "f"}}], "seed": 1}
+    asked |= {"structured_outputs": {"regex": f"{one}{one}end"}}
+    try:
+        for are_many, count in ((True, 2), (False, 1)):
+            body = {**asked, "parallel_tool_calls": are_many}
+            (told,) = model.ask(CHAT, body)[1]["choices"]
+            assert len(told["message"]["tool_calls"]) == count and told["message"]["content"] == "end"
+            deltas = [json.loads(line)["choices"][0]["delta"] for line in model.chunks(CHAT, body)[:-1]]
+            places = {call["index"] for delta in deltas for call in delta.get("tool_calls", [])}
+            assert places == set(range(count))
+            assert "".join(delta.get("content") or "" for delta in deltas) == "end"
+    finally:
+        assert model.close() == 0
+
+
+def test_a_tokenizers_own_tokens_where_they_are_asked_for():
+    """A rendered conversation has those of its template alone, unless `add_special_tokens` says otherwise."""
+    from tokenizers.processors import TemplateProcessing
+
+    from tilewise.checkpoint import load_tokenizer
+    from tilewise.server.requests.bodies import ChatBody, TokenizeBody
+    from tilewise.server.requests.conversation import Conversation, Renderer
+
+    tokenizer = load_tokenizer(str(small_model()), 1 << 16)
+    name = tokenizer.id_to_token(0)
+    tokenizer.post_processor = TemplateProcessing(single=f"{name} $A", special_tokens=[(name, 0)])
+    renderer = Renderer(small_model(), tokenizer)
+    for kind in (ChatBody, TokenizeBody):
+        bodies = [kind(messages=TALK, add_special_tokens=adds) for adds in (None, False, True)]
+        usual, without, added = (renderer.render(Conversation.of(body)).ids for body in bodies)
+        assert usual == without and added == [0, *usual]
 
 
 def test_a_tool_that_has_answered_is_part_of_the_conversation(server):

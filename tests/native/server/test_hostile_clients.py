@@ -112,9 +112,11 @@ WRONG = [
     ({"prompt": "x" * 10**6}, None),
     ({"prompt": "x", "stop": ["y"] * 65}, "stop"),
     ({"prompt": "x", "stop": [""]}, None),
+    ({"prompt": "x", "stop": "y" * 1025}, "stop"),
+    ({"prompt": "x", "stop": "\ud800"}, "stop"),
     ({"prompt": "x", "logprobs": 10**6}, None),
     ({"prompt": "x", "prompt_logprobs": 21}, None),
-    ({"prompt": [[5] * 250] * 250, "prompt_logprobs": 20, "max_tokens": 1}, "logprobs"),
+    ({"prompt": [[5] * 250] * 250, "echo": True, "logprobs": 20, "max_tokens": 1}, "logprobs"),
     ({"prompt": ["x"] * 16, "n": 128, "logprobs": 20, "max_tokens": 256}, "logprobs"),
     ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
     ({"prompt": "x", "suffix": "y"}, None),
@@ -156,6 +158,7 @@ WRONG_RESPONSES = [
     ({"input": "x", "tools": [{"type": "web_search"}]}, None),
     ({"input": "x", "text": {"format": {"type": "json_schema"}}}, None),
     ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
+    ({"input": "x", "truncation": "auto"}, "truncation"),
 ]
 
 
@@ -166,6 +169,13 @@ def test_wrong_fields_are_named(server):
             for stream in ({}, {"stream": True}):
                 status, told = server.ask(path, {**stream, **body})
                 assert status == 400 and told["error"]["param"] == param, (str(body)[:200], told)
+    for path, usual in ((COMPLETION, {"prompt": "x"}), (CHAT, {"messages": TALK})):
+        for given, rule in (
+            ({"stream_options": {}}, "stream_options needs stream"),
+            ({"stream": True, "prompt_logprobs": 1}, "a stream has no prompt_logprobs"),
+        ):
+            status, told = server.ask(path, {**usual, **given})
+            assert status == 400 and rule in told["error"]["message"]
     status, told = server.ask(COMPLETION, {"prompt": "x", "model": "other"})
     assert (status, told["error"]["code"]) == (404, "model_not_found")
     server.wait_idle()

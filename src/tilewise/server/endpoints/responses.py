@@ -52,6 +52,9 @@ def chat_body(body: ResponseBody) -> ChatBody:
         if getattr(body, name):
             text = f"[server.request] nothing is stored between requests; got {name}; send the whole conversation"
             raise ApiError(400, text, name)
+    if body.truncation == "auto":
+        text = "[server.request] a conversation is never cut; got truncation auto; leave it out"
+        raise ApiError(400, text, "truncation")
     messages: list[dict[str, Any]] = []
     if body.instructions is not None:
         messages.append({"role": "system", "content": body.instructions})

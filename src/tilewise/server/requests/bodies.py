@@ -61,7 +61,7 @@ class SamplingBody(BodyModel):
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
-    stop: str | Annotated[list[_Stop], Field(max_length=MOST_STOPS)] | None = None
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=MOST_STOPS)] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
