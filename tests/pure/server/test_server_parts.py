@@ -151,10 +151,13 @@ def test_settings_are_held_to_their_ranges():
     """Before anything starts."""
     for name, value in (
         ("port", 65536), ("host", ""), ("stream_interval", 0), ("max_request_bytes", 0), ("api_keys", ("",)),
+        ("api_keys", ("é",)), ("api_keys", (" a",)), ("allowed_hosts", ("a:80",)), ("allowed_hosts", ("*",)),
+        ("allowed_origins", ("https://a/",)), ("allowed_origins", ("a.example",)), ("allowed_origins", ("https://A",)),
         ("header_timeout_s", float("nan")), ("tool_call_parser", "x"), ("reasoning_parser", "x"), ("ssl_keyfile", "k"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=name):
             ServerSettings(**{name: value})
+    ServerSettings(api_keys=("a b",), allowed_hosts=("Box.example",), allowed_origins=("*", "http://a:80"))
 
 
 def test_figures_in_prometheus_words():
