@@ -423,8 +423,12 @@ def test_more_clients_than_files():
     """There is a file for every connection that the settings allow; where the system allows fewer, clients wait, the
     log stays short, and all is well when they have gone."""
     for hard, is_enough in ((4096, True), (64, False)):
-        script = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, {hard})); {STRICT.strip()}"
-        server = Served(small_model(), script=script, settings={"max_connections": 200, "header_timeout_s": 3})
+        script = (
+            f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, {hard})); {STRICT.strip()}"
+        )
+        server = Served(
+            small_model(), script=script, settings={"max_connections": 200, "header_timeout_s": 3}
+        )
         try:
             server.wait_ready()
             links = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(150)]

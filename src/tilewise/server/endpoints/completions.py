@@ -237,7 +237,10 @@ async def stream_completion(
                         text.stop_reason if is_over and asking.writes else None,
                     )
                     if body.return_token_ids:
-                        choice |= {"token_ids": tokens, **({"prompt_token_ids": prompt.ids} if is_first else {})}
+                        choice |= {
+                            "token_ids": tokens,
+                            **({"prompt_token_ids": prompt.ids} if is_first else {}),
+                        }
                     yield {
                         **head,
                         "choices": [choice],
