@@ -1,5 +1,6 @@
 """Every path of the server, compared with `LLM` and with what OpenAI's and vLLM's pages say of it."""
 
+import http.client
 import json
 
 import pytest
@@ -260,6 +261,32 @@ def test_figures_count_what_was_done(server):
     assert 'vllm:request_success_total{model_name="small",finished_reason="length"}' in text
     assert 'vllm:time_to_first_token_seconds_bucket{model_name="small",le="+Inf"}' in text
     server.wait_idle()
+
+
+def test_texts_that_were_left_are_counted(server):
+    """Each of a request's texts once, with the tokens that it had."""
+
+    def read():
+        text = server.get("/metrics")[1]
+        (line,) = (one for one in text.splitlines() if "success" in one and 'finished_reason="abort"' in one)
+        names = (
+            "generation_tokens_total",
+            "request_generation_tokens_sum",
+            "request_generation_tokens_count",
+        )
+        return [float(line.split()[-1]), *map(server.metric, names)]
+
+    before = read()
+    long = {"prompt": "x", "n": 3, "max_tokens": 240, "ignore_eos": True, "stream": True, "logprobs": 20}
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request("POST", COMPLETION, json.dumps(long), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    answer.readline()
+    answer.close()
+    connection.close()
+    server.wait_idle()
+    aborted, written, counted, ended = (new - old for new, old in zip(read(), before))
+    assert (aborted, ended) == (3, 3) and written == counted < 720
 
 
 @pytest.mark.slow

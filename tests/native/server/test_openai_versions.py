@@ -19,7 +19,10 @@ def test_the_other_line_of_clients_runs_unchanged(tmp_path):
     done = subprocess.run(pip, capture_output=True, text=True, timeout=600)
     if done.returncode != 0:
         pytest.skip(f"openai {other}.x cannot be installed here: {done.stderr.strip()[-200:]}")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+    }
     asked = [sys.executable, "-c", "import openai; print(openai.__version__)"]
     told = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True)
     assert told.stdout.startswith(f"{other}.")

@@ -1,4 +1,4 @@
-"""The options of `tilewise serve`: each reaches its setting, and those that limit clients do so from the command line."""
+"""The options of `tilewise serve`: each reaches its setting, and the limits hold from the command line."""
 
 import contextlib
 import inspect
@@ -100,17 +100,17 @@ def test_every_option_reaches_its_setting(tmp_path, monkeypatch, has_short):
 def _raw(server, data):
     """What comes back until the server closes."""
     found = b""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as link:
-        with contextlib.suppress(ConnectionError):
-            link.sendall(data)
-            while piece := link.recv(1 << 16):
-                found += piece
+    link = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    with link, contextlib.suppress(ConnectionError):
+        link.sendall(data)
+        while piece := link.recv(1 << 16):
+            found += piece
     return found
 
 
 @pytest.mark.slow
 def test_limits_of_the_command_line():
-    """Slow headers and bodies, large bodies, many clients, long answers, many figures: refused where the options say."""
+    """Slow headers and bodies, large bodies, many clients, long answers, many figures are refused."""
     limits = ["--header-timeout", "0.4", "--body-timeout", "0.4", "--request-timeout", "0.5"]
     limits += ["--max-request-bytes", "2K", "--max-connections", "4", "--max-logprobs", "2"]
     server = Served(small_model(), *limits, "--max-num-seqs", "2", "--no-enable-prefix-caching").wait_ready()
