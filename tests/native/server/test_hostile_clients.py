@@ -94,6 +94,27 @@ def test_bodies_without_end_are_ended(server):
             raise AssertionError("64 MiB were taken")
 
 
+def test_bodies_of_millions_of_values_hold_up_no_others(server):
+    """Each is refused at once, whatever it is that there are millions of: no client waits while they are looked at."""
+    for path, begin, one, end in (
+        (b"/v1/completions", b'{"prompt": [', b"1,", b"1]}"),
+        (b"/v1/completions", b'{"prompt": [', b"[],", b"[]]}"),
+        (b"/v1/completions", b'{"prompt": "x", "stop_token_ids": [', b"-1,", b"1]}"),
+        (b"/v1/completions", b'{"prompt": "x", "metadata": {"a": [', b"{},", b"1]}}"),
+        (b"/v1/embeddings", b'{"input": [', b"[1],", b"[1]]}"),
+        (b"/v1/chat/completions", b'{"documents": [', b"1,", b'1], "messages": []}'),
+    ):
+        for count in (8_000_000 // len(one), 1_000_000):
+            begun = time.monotonic()
+            _error(_raw(server, _post(begin + one * count + end, path=path)), 400)
+            assert time.monotonic() - begun < 4, (path, begin, one)
+    fields = b",".join(b'"%d": 1' % number for number in range(2000))
+    assert "1,024 fields" in _error(_raw(server, _post(b'{"prompt": "x",' + fields + b"}")), 400)["message"]
+    biases = b",".join(b'"%d": 1' % number for number in range(70_000))
+    told = _error(_raw(server, _post(b'{"prompt": "x", "logit_bias": {' + biases + b"}}")), 400)
+    assert told["param"] == "logit_bias"
+
+
 WRONG = [
     ({"prompt": "x", "temperature": "hot"}, "temperature"),
     ({"prompt": "x", "n": 10**6}, "n"),
