@@ -52,7 +52,7 @@ def serve(
         ),
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, rich_help_panel=_LISTEN, help="0: one that is free.")
+        int, typer.Option(metavar="N", min=0, max=65535, rich_help_panel=_LISTEN, help="0: one that is free.")
     ] = 8000,
     uds: Annotated[
         Path | None,
@@ -133,7 +133,7 @@ def serve(
         ),
     ] = None,
     stream_interval: Annotated[
-        int, typer.Option(min=1, rich_help_panel=_TEXT, help="Tokens of a chunk of a stream.")
+        int, typer.Option(metavar="N", min=1, rich_help_panel=_TEXT, help="Tokens of a chunk of a stream.")
     ] = 1,
     tp: Annotated[
         int,
@@ -141,6 +141,7 @@ def serve(
             "--tensor-parallel-size",
             "--tp",
             "-tp",
+            metavar="N",
             min=1,
             rich_help_panel=_ENGINE,
             help="Devices that share every layer (1, 2, 4, ...).",
@@ -152,6 +153,7 @@ def serve(
             "--data-parallel-size",
             "--dp",
             "-dp",
+            metavar="N",
             min=1,
             rich_help_panel=_ENGINE,
             help="Copies of the model that share the requests.",
@@ -177,13 +179,15 @@ def serve(
     max_num_seqs: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=1,
             rich_help_panel=_ENGINE,
             help="Texts that are written at a time, or read by an encoder. Default: 64, of an encoder 16.",
         ),
     ] = None,
     max_num_batched_tokens: Annotated[
-        int, typer.Option(min=1, rich_help_panel=_ENGINE, help="Tokens of one call of the model.")
+        int,
+        typer.Option(metavar="N", min=1, rich_help_panel=_ENGINE, help="Tokens of one call of the model."),
     ] = 256,
     kv_cache_memory: Annotated[
         str | None,
@@ -198,6 +202,7 @@ def serve(
     workers_per_device: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=1,
             rich_help_panel=_ENGINE,
             help="Threads of each device; default: as many as there is room for.",
@@ -230,11 +235,14 @@ def serve(
     ] = "generate",
     max_logprobs: Annotated[
         int,
-        typer.Option(min=0, rich_help_panel=_LIMITS, help="Likeliest tokens that are told at each place."),
+        typer.Option(
+            metavar="N", min=0, rich_help_panel=_LIMITS, help="Likeliest tokens that are told at each place."
+        ),
     ] = 20,
     max_num_waiting: Annotated[
         int,
         typer.Option(
+            metavar="N",
             min=0,
             rich_help_panel=_LIMITS,
             help="Texts that may wait for others; more are refused for now (429).",
@@ -244,24 +252,40 @@ def serve(
         str, typer.Option(metavar="SIZE", rich_help_panel=_LIMITS, help="Of a body.")
     ] = "8M",
     max_connections: Annotated[
-        int, typer.Option(min=1, rich_help_panel=_LIMITS, help="Clients at a time.")
+        int, typer.Option(metavar="N", min=1, rich_help_panel=_LIMITS, help="Clients at a time.")
     ] = 1024,
     header_timeout: Annotated[
-        float, typer.Option(min=0.1, rich_help_panel=_LIMITS, help="Seconds for all of a request's headers.")
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.1,
+            rich_help_panel=_LIMITS,
+            help="Seconds for all of a request's headers.",
+        ),
     ] = 10,
     body_timeout: Annotated[
-        float, typer.Option(min=0.1, rich_help_panel=_LIMITS, help="Seconds for all of its body.")
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0.1, rich_help_panel=_LIMITS, help="Seconds for all of its body."
+        ),
     ] = 30,
     send_timeout: Annotated[
         float,
-        typer.Option(min=0.1, rich_help_panel=_LIMITS, help="Seconds for a client that has stopped reading."),
+        typer.Option(
+            metavar="SECONDS",
+            min=0.1,
+            rich_help_panel=_LIMITS,
+            help="Seconds for a client that has stopped reading.",
+        ),
     ] = 60,
     request_timeout: Annotated[
-        float, typer.Option(min=0.1, rich_help_panel=_LIMITS, help="Seconds for an answer.")
+        float,
+        typer.Option(metavar="SECONDS", min=0.1, rich_help_panel=_LIMITS, help="Seconds for an answer."),
     ] = 3600,
     shutdown_timeout: Annotated[
         float,
         typer.Option(
+            metavar="SECONDS",
             min=0,
             rich_help_panel=_LIMITS,
             help="Seconds for what is being answered when SIGTERM or Ctrl-C comes.",
@@ -279,7 +303,7 @@ def serve(
 
     Listens on this machine alone unless `--host` says otherwise. The paths are `/v1/chat/completions`,
     `/v1/completions`, `/v1/responses`, `/v1/embeddings`, `/v1/models`, `/tokenize`, `/detokenize`, `/health`,
-    `/metrics`, `/version` and `/openapi.json`.
+    `/metrics`, `/version` and `/openapi.json`; `/` and `/status` are pages for a browser.
 
     Example: `tilewise serve demo/model --port 8000 --api-key-file keys.txt`
     """
