@@ -103,6 +103,7 @@ class Life:
             server_header=False,
             access_log=False,
             log_config=None,
+            log_level="error",  # what is no request would fill the log with uvicorn's warnings
             timeout_keep_alive=15,
             timeout_graceful_shutdown=max(1, int(settings.shutdown_timeout_s) + 2),
             h11_max_incomplete_event_size=32 << 10,

@@ -79,6 +79,19 @@ def test_what_is_no_request_of_json(server):
         _error(_raw(server, _post(b"{}", host=host)), 400)
 
 
+def test_what_is_no_request_fills_no_log(server):
+    """Neither requests of other protocols nor what is none; an upgrade that there is not is passed over."""
+    before = len(server.log)
+    upgrade = (
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade, close\r\n\r\n"
+    )
+    for _ in range(5):
+        assert _parts(_raw(server, upgrade))[0] == 200
+        _error(_raw(server, b"\x16\x03\x01\r\n\r\n"), 400)
+    time.sleep(0.2)
+    assert server.log[before:] == []
+
+
 def test_bodies_without_end_are_ended(server):
     """A body in chunks that goes on for ever is refused at the limit."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as link:
