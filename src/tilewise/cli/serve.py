@@ -28,13 +28,18 @@ _LISTEN, _ENGINE, _TEXT, _LIMITS = "Where it listens", "Engine", "Conversations"
 _SIZE = re.compile(r"(\d{1,15})(?:\.(\d{1,6}))?([kmgKMGT]?)(?:i?B)?")
 
 
-def size(text: str | None) -> int | None:
-    """A number that may end in a unit: 2G, 32K, 1.5G; small letters count in thousands."""
+def size(text: str | None, option: str) -> int | None:
+    """A number that may end in a unit: 2G, 32K, 1.5G; small letters count in thousands.
+
+    Args:
+        text: of the option; None: it was not given.
+        option: that a usage error names.
+    """
     if text is None:
         return None
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise typer.BadParameter(f"{text!r} is no size such as 4096, 32K or 2G")
+        raise typer.BadParameter(f"{text!r} is no size such as 4096, 32K or 2G", param_hint=option)
     return (
         int(float(f"{match[1]}.{match[2] or 0}") * _UNITS[match[3]])
         if match[2]
@@ -315,7 +320,9 @@ def serve(
     from tilewise.server import serve as run
 
     if generation_config not in ("auto", "vllm"):
-        raise typer.BadParameter(f"{generation_config!r} is not one of auto, vllm")
+        raise typer.BadParameter(
+            f"{generation_config!r} is not one of auto, vllm", param_hint="--generation-config"
+        )
     keys = [*(api_key or ()), *read_keys(api_key_file)]
     settings = ServerSettings(
         host=host,
@@ -334,7 +341,7 @@ def serve(
         stream_interval=stream_interval,
         max_logprobs=max_logprobs,
         max_num_waiting=max_num_waiting,
-        max_request_bytes=size(max_request_bytes) or 0,
+        max_request_bytes=size(max_request_bytes, "--max-request-bytes") or 0,
         max_connections=max_connections,
         header_timeout_s=header_timeout,
         body_timeout_s=body_timeout,
@@ -350,10 +357,10 @@ def serve(
         "data_parallel_size": dp,
         "dtype": dtype,
         "load_format": load_format,
-        "max_model_len": size(max_model_len),
+        "max_model_len": size(max_model_len, "--max-model-len"),
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
-        "kv_cache_memory_bytes": size(kv_cache_memory),
+        "kv_cache_memory_bytes": size(kv_cache_memory, "--kv-cache-memory"),
         "workers_per_device": workers_per_device,
         "enable_prefix_caching": enable_prefix_caching,
         "generation_config": generation_config == "auto",

@@ -139,3 +139,19 @@ def test_limits_of_the_command_line():
             assert links[0].recv(1 << 16).startswith(b"HTTP/1.1 200")
     finally:
         assert server.close() == 0
+
+
+def test_a_wrong_value_is_told_with_its_option(capsys, monkeypatch):
+    """Before anything is started for it, in one line."""
+    monkeypatch.setattr("tilewise.server.link.spawn.spawn_engine", lambda: None)
+    wrong = {
+        "max-request-bytes": "2Q",
+        "max-model-len": "-1",
+        "kv-cache-memory": "G",
+        "generation-config": "x",
+    }
+    wrong |= {"speculative-config": "{", "header-timeout": "0", "dtype": "f8"}
+    for option, value in wrong.items():
+        assert _run(["serve", str(small_model()), f"--{option}={value}"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"--{option}" in line
