@@ -236,6 +236,16 @@ def test_responses_without_state(server):
     assert events[0]["type"] == "response.created" and events[-1]["type"] == f"response.{whole['status']}"
     text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
     assert text == message["content"][0]["text"] == events[-1]["response"]["output"][0]["content"][0]["text"]
+    events = [json.loads(line) for line in server.chunks("/v1/responses", {**asked, "top_logprobs": 1})]
+    figures = [event["logprobs"] for event in events if event["type"] == "response.output_text.delta"]
+    (done,) = (event for event in events if event["type"] == "response.output_text.done")
+    assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == done["logprobs"]
+    flat = [entry for told in figures for entry in told]
+    assert (
+        flat
+        and done["logprobs"][: len(flat)] == flat
+        and len(done["logprobs"]) == whole["usage"]["output_tokens"]
+    )
     tool = {"type": "function", "name": "order", "parameters": SCHEMA}
     items = [{"role": "user", "content": [{"type": "input_text", "text": "a shirt"}]}]
     called = server.ask(
