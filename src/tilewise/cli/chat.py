@@ -109,12 +109,19 @@ def _answer(target: Target, settings: dict[str, Any], talk: list[dict[str, Any]]
     try:
         answer = asyncio.run(_write(target, {**settings, "messages": asked}))
     except (OSError, BadAnswer) as error:
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-        _say(f"no answer: {error} (/reset begins anew)")
-        return False
+        return _fail(str(error))
+    except (TypeError, ValueError, AttributeError) as error:
+        return _fail(f"an event of another form: {error!r}")
     talk[:] = [*asked, {"role": "assistant", "content": answer}]
     return True
+
+
+def _fail(reason: str) -> bool:
+    """Say why there is no answer."""
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    _say(f"no answer: {reason} (/reset begins anew)")
+    return False
 
 
 async def _write(target: Target, body: dict[str, Any]) -> str:

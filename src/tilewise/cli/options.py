@@ -34,6 +34,7 @@ DTYPE_HELP = (
 )
 
 
+_SPECULATIVE = "--speculative-config"
 SPECULATIVE_HELP = (
     "How next tokens are guessed, as JSON, for example "
     '{"num_speculative_tokens": 4, "prompt_lookup_max": 3}. No text depends on it.'
@@ -41,15 +42,15 @@ SPECULATIVE_HELP = (
 
 
 def json_object(text: str | None) -> dict[str, Any] | None:
-    """An option that is a JSON object, or a usage error."""
+    """`--speculative-config`, which is a JSON object, or a usage error."""
     if text is None:
         return None
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise typer.BadParameter(f"it must be JSON: {error}") from None
+        raise typer.BadParameter(f"it must be JSON: {error}", param_hint=_SPECULATIVE) from None
     if not isinstance(found, dict):
-        raise typer.BadParameter("it must be a JSON object")
+        raise typer.BadParameter("it must be a JSON object", param_hint=_SPECULATIVE)
     return found
 
 

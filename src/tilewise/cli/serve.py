@@ -28,13 +28,18 @@ _LISTEN, _ENGINE, _TEXT, _LIMITS = "Where it listens", "Engine", "Conversations"
 _SIZE = re.compile(r"(\d{1,15})(?:\.(\d{1,6}))?([kmgKMGT]?)(?:i?B)?")
 
 
-def size(text: str | None) -> int | None:
-    """A number that may end in a unit: 2G, 32K, 1.5G; small letters count in thousands."""
+def size(text: str | None, option: str) -> int | None:
+    """A number that may end in a unit: 2G, 32K, 1.5G; small letters count in thousands.
+
+    Args:
+        text: of the option; None: it was not given.
+        option: that a usage error names.
+    """
     if text is None:
         return None
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise typer.BadParameter(f"{text!r} is no size such as 4096, 32K or 2G")
+        raise typer.BadParameter(f"{text!r} is no size such as 4096, 32K or 2G", param_hint=option)
     return (
         int(float(f"{match[1]}.{match[2] or 0}") * _UNITS[match[3]])
         if match[2]
@@ -52,7 +57,7 @@ def serve(
         ),
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, rich_help_panel=_LISTEN, help="0: one that is free.")
+        int, typer.Option(metavar="N", min=0, max=65535, rich_help_panel=_LISTEN, help="0: one that is free.")
     ] = 8000,
     uds: Annotated[
         Path | None,
@@ -133,7 +138,7 @@ def serve(
         ),
     ] = None,
     stream_interval: Annotated[
-        int, typer.Option(min=1, rich_help_panel=_TEXT, help="Tokens of a chunk of a stream.")
+        int, typer.Option(metavar="N", min=1, rich_help_panel=_TEXT, help="Tokens of a chunk of a stream.")
     ] = 1,
     tp: Annotated[
         int,
@@ -141,6 +146,7 @@ def serve(
             "--tensor-parallel-size",
             "--tp",
             "-tp",
+            metavar="N",
             min=1,
             rich_help_panel=_ENGINE,
             help="Devices that share every layer (1, 2, 4, ...).",
@@ -152,6 +158,7 @@ def serve(
             "--data-parallel-size",
             "--dp",
             "-dp",
+            metavar="N",
             min=1,
             rich_help_panel=_ENGINE,
             help="Copies of the model that share the requests.",
@@ -177,13 +184,15 @@ def serve(
     max_num_seqs: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=1,
             rich_help_panel=_ENGINE,
             help="Texts that are written at a time, or read by an encoder. Default: 64, of an encoder 16.",
         ),
     ] = None,
     max_num_batched_tokens: Annotated[
-        int, typer.Option(min=1, rich_help_panel=_ENGINE, help="Tokens of one call of the model.")
+        int,
+        typer.Option(metavar="N", min=1, rich_help_panel=_ENGINE, help="Tokens of one call of the model."),
     ] = 256,
     kv_cache_memory: Annotated[
         str | None,
@@ -198,6 +207,7 @@ def serve(
     workers_per_device: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=1,
             rich_help_panel=_ENGINE,
             help="Threads of each device; default: as many as there is room for.",
@@ -230,11 +240,14 @@ def serve(
     ] = "generate",
     max_logprobs: Annotated[
         int,
-        typer.Option(min=0, rich_help_panel=_LIMITS, help="Likeliest tokens that are told at each place."),
+        typer.Option(
+            metavar="N", min=0, rich_help_panel=_LIMITS, help="Likeliest tokens that are told at each place."
+        ),
     ] = 20,
     max_num_waiting: Annotated[
         int,
         typer.Option(
+            metavar="N",
             min=0,
             rich_help_panel=_LIMITS,
             help="Texts that may wait for others; more are refused for now (429).",
@@ -244,24 +257,40 @@ def serve(
         str, typer.Option(metavar="SIZE", rich_help_panel=_LIMITS, help="Of a body.")
     ] = "8M",
     max_connections: Annotated[
-        int, typer.Option(min=1, rich_help_panel=_LIMITS, help="Clients at a time.")
+        int, typer.Option(metavar="N", min=1, rich_help_panel=_LIMITS, help="Clients at a time.")
     ] = 1024,
     header_timeout: Annotated[
-        float, typer.Option(min=0.1, rich_help_panel=_LIMITS, help="Seconds for all of a request's headers.")
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.1,
+            rich_help_panel=_LIMITS,
+            help="Seconds for all of a request's headers.",
+        ),
     ] = 10,
     body_timeout: Annotated[
-        float, typer.Option(min=0.1, rich_help_panel=_LIMITS, help="Seconds for all of its body.")
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0.1, rich_help_panel=_LIMITS, help="Seconds for all of its body."
+        ),
     ] = 30,
     send_timeout: Annotated[
         float,
-        typer.Option(min=0.1, rich_help_panel=_LIMITS, help="Seconds for a client that has stopped reading."),
+        typer.Option(
+            metavar="SECONDS",
+            min=0.1,
+            rich_help_panel=_LIMITS,
+            help="Seconds for a client that has stopped reading.",
+        ),
     ] = 60,
     request_timeout: Annotated[
-        float, typer.Option(min=0.1, rich_help_panel=_LIMITS, help="Seconds for an answer.")
+        float,
+        typer.Option(metavar="SECONDS", min=0.1, rich_help_panel=_LIMITS, help="Seconds for an answer."),
     ] = 3600,
     shutdown_timeout: Annotated[
         float,
         typer.Option(
+            metavar="SECONDS",
             min=0,
             rich_help_panel=_LIMITS,
             help="Seconds for what is being answered when SIGTERM or Ctrl-C comes.",
@@ -279,7 +308,7 @@ def serve(
 
     Listens on this machine alone unless `--host` says otherwise. The paths are `/v1/chat/completions`,
     `/v1/completions`, `/v1/responses`, `/v1/embeddings`, `/v1/models`, `/tokenize`, `/detokenize`, `/health`,
-    `/metrics`, `/version` and `/openapi.json`.
+    `/metrics`, `/version` and `/openapi.json`; `/` and `/status` are pages for a browser.
 
     Example: `tilewise serve demo/model --port 8000 --api-key-file keys.txt`
     """
@@ -291,7 +320,9 @@ def serve(
     from tilewise.server import serve as run
 
     if generation_config not in ("auto", "vllm"):
-        raise typer.BadParameter(f"{generation_config!r} is not one of auto, vllm")
+        raise typer.BadParameter(
+            f"{generation_config!r} is not one of auto, vllm", param_hint="--generation-config"
+        )
     keys = [*(api_key or ()), *read_keys(api_key_file)]
     settings = ServerSettings(
         host=host,
@@ -310,7 +341,7 @@ def serve(
         stream_interval=stream_interval,
         max_logprobs=max_logprobs,
         max_num_waiting=max_num_waiting,
-        max_request_bytes=size(max_request_bytes) or 0,
+        max_request_bytes=size(max_request_bytes, "--max-request-bytes") or 0,
         max_connections=max_connections,
         header_timeout_s=header_timeout,
         body_timeout_s=body_timeout,
@@ -326,10 +357,10 @@ def serve(
         "data_parallel_size": dp,
         "dtype": dtype,
         "load_format": load_format,
-        "max_model_len": size(max_model_len),
+        "max_model_len": size(max_model_len, "--max-model-len"),
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
-        "kv_cache_memory_bytes": size(kv_cache_memory),
+        "kv_cache_memory_bytes": size(kv_cache_memory, "--kv-cache-memory"),
         "workers_per_device": workers_per_device,
         "enable_prefix_caching": enable_prefix_caching,
         "generation_config": generation_config == "auto",

@@ -227,7 +227,9 @@ class Group:
         """The group is over because of an error: the same one, with how processes have ended that are gone."""
         with self._lock:
             until = time.monotonic() + _SEEN_S
-            while not (gone := [peer for peer in self._peers if peer.has_ended()]) and time.monotonic() < until:
+            while (
+                not (gone := [peer for peer in self._peers if peer.has_ended()]) and time.monotonic() < until
+            ):
                 time.sleep(0.005)  # its socket closes first
             how = "".join(f"; {peer.name} has ended: {peer.spawned.ending()}" for peer in gone)
             found = type(error)(f"{error}{how}")

@@ -151,7 +151,8 @@ def make_app(service: Service) -> ASGIApp:
                 CORSMiddleware,
                 allow_origins=list(service.settings.allowed_origins),
                 allow_methods=["GET", "POST"],
-                allow_headers=["authorization", "content-type", "x-request-id"],
+                allow_headers=["*"],  # clients of OpenAI's API tell of themselves in some of their own
+                expose_headers=["x-request-id", "retry-after"],
             ),
         )
     return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _http_error})

@@ -26,6 +26,7 @@ __all__ = ["Endpoint", "Page", "parse_body", "read_json", "send_error", "send_js
 
 Body = TypeVar("Body", bound=BodyModel)
 _MOST_WARNED = 100
+_MOST_FIELDS, _MOST_VALUES, _MOST_LISTS = 1 << 10, 1 << 20, 1 << 18
 
 
 class Endpoint:
@@ -214,6 +215,11 @@ def parse_body(content: bytes) -> dict[str, Any]:
     Raises:
         ApiError: 400, it is none, or nests too deep.
     """
+    if content.count(b"[") + content.count(b"{") > _MOST_LISTS:  # which take a hundred times their bytes
+        text = (
+            f"[server.request] a body has at most {_MOST_LISTS:,} lists and objects; got more; ask for less"
+        )
+        raise ApiError(400, text)
     try:
         given = json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -221,9 +227,7 @@ def parse_body(content: bytes) -> dict[str, Any]:
         raise ApiError(400, text) from None
     if not isinstance(given, dict):
         raise ApiError(400, "[server.request] a body must be an object; got another value; correct it")
-    if _is_deep(given):
-        text = f"[server.request] a body nests at most {MOST_DEPTH} deep; got more; flatten it"
-        raise ApiError(400, text)
+    _check_size(given)
     return given
 
 
@@ -256,10 +260,19 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _is_deep(given: Any) -> bool:
-    """Whether values nest too deep."""
-    layer = [given]
+def _check_size(given: dict[str, Any]) -> None:
+    """Refuse values that nest too deep, or so many that looking at each would hold up other clients.
+
+    Raises:
+        ApiError: 400.
+    """
+    layer: list[Any] = [given]
+    count = 0
     for _ in range(MOST_DEPTH):
+        count += sum(map(len, layer))
+        if count > _MOST_VALUES or len(given) > _MOST_FIELDS:
+            text = f"a body has at most {_MOST_FIELDS:,} fields and {_MOST_VALUES:,} values; got more; ask for less"
+            raise ApiError(400, f"[server.request] {text}")
         layer = [
             inner
             for value in layer
@@ -267,5 +280,6 @@ def _is_deep(given: Any) -> bool:
             if isinstance(inner, (dict, list))
         ]
         if not layer:
-            return False
-    return True
+            return
+    text = f"[server.request] a body nests at most {MOST_DEPTH} deep; got more; flatten it"
+    raise ApiError(400, text)

@@ -8,16 +8,19 @@ with an error.
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import uvicorn
 
 from tilewise import core
-from tilewise.core import InternalError, TilewiseError
+from tilewise.core import InternalError, TilewiseError, get_logger
 from tilewise.core.spawn import Spawned
 from tilewise.server.app import make_app
 from tilewise.server.connection import connection_class
@@ -30,15 +33,42 @@ from tilewise.server.settings import BACKLOG, ServerSettings
 __all__ = ["Life"]
 
 _TELL_S = 0.5  # for clients to hear that the engine has died
+_WARN_S = 60.0  # between two lines about files that are missing
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, which leaves signals to us."""
+    """uvicorn's, which leaves signals to us, and gives a handshake of TLS a time.
+
+    Args:
+        config: uvicorn's.
+        handshake_timeout_s: for the whole handshake; before it, a client is no connection yet.
+    """
+
+    def __init__(self, config: uvicorn.Config, handshake_timeout_s: float) -> None:
+        super().__init__(config)
+        self._handshake_timeout_s = handshake_timeout_s
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Nothing."""
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept clients."""
+        await super().startup(sockets=[])
+        config = self.config
+        timeout = None if config.ssl is None else self._handshake_timeout_s
+        for listener in sockets or ():
+            server = await asyncio.get_running_loop().create_server(
+                lambda: config.http_protocol_class(  # type: ignore[call-arg]
+                    config=config, server_state=self.server_state, app_state=self.lifespan.state
+                ),
+                sock=listener,
+                ssl=config.ssl,
+                ssl_handshake_timeout=timeout,
+                backlog=config.backlog,
+            )
+            self.servers.append(server)
 
 
 class Life:
@@ -73,6 +103,7 @@ class Life:
             server_header=False,
             access_log=False,
             log_config=None,
+            log_level="error",  # what is no request would fill the log with uvicorn's warnings
             timeout_keep_alive=15,
             timeout_graceful_shutdown=max(1, int(settings.shutdown_timeout_s) + 2),
             h11_max_incomplete_event_size=32 << 10,
@@ -80,7 +111,8 @@ class Life:
         )
         config.load()
         config.ssl = context
-        self._server = _Server(config)
+        self._server = _Server(config, settings.header_timeout_s)
+        self._warned = float("-inf")
 
     async def until_end(self, listener: socket.socket, on_ready: Callable[[], object]) -> None:
         """Answer until a signal comes, or the engine dies.
@@ -89,6 +121,7 @@ class Life:
             TilewiseError: the engine could not be started, or has died.
         """
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._note)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._drain)
         await self._client.start()
@@ -108,6 +141,16 @@ class Life:
             await self._client.close()
         if is_dead:
             raise self._cause()
+
+    def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Something has failed in the event loop. Where files are missing for clients, which wait then, asyncio says so
+        hundreds of times a second; the log gets a line a minute."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif time.monotonic() - self._warned > _WARN_S:
+            self._warned = time.monotonic()
+            get_logger("server").error("clients wait: this process may not open more files; see ulimit -n")
 
     async def _warm(self) -> None:
         """Start what renders templates, while the model is being loaded."""

@@ -8,6 +8,7 @@ is taken.
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from tilewise.server.settings import BACKLOG, ServerSettings
 __all__ = ["serve"]
 
 _border = Border("server")
+_OTHER_FILES = BACKLOG + 256  # clients that come at once are accepted before those beyond the limit go
 
 
 def serve(
@@ -51,6 +53,7 @@ def serve(
         InternalError: the engine's process has died.
     """
     context = _tls(settings)
+    _allow_files(settings.max_connections + _OTHER_FILES)
     with _listening(settings) as (listener, address):
         on_listening(address)
         spawned = spawned or spawn_engine()
@@ -103,6 +106,14 @@ def _listening(settings: ServerSettings) -> Iterator[tuple[socket.socket, str]]:
     with listener:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         yield listener, f"{scheme}://{host}:{listener.getsockname()[1]}"
+
+
+def _allow_files(most: int) -> None:
+    """A file for every connection, as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
 
 
 def _check_unused(path: Path) -> None:

@@ -231,7 +231,9 @@ class Service:
         salt = asked.salt if cache_salt is None else f"{asked.salt}/{cache_salt}"
         loop = asyncio.get_running_loop()
         times = RequestTimes(time.monotonic())
-        counts: dict[tuple[int, int], int] = {}
+        num_each = 1 if params is None else params.n
+        texts = [(place, choice) for place in range(len(prompts)) for choice in range(num_each)]
+        left: dict[tuple[int, int], int | None] = dict.fromkeys(texts)
         with self.client.ask(prompts, params, salt, priority or 0) as stream:
             most = self.settings.request_timeout_s
             text = f"[server] an answer must come within {most:g} s; it did not; ask for less"
@@ -239,7 +241,7 @@ class Service:
             reason = "abort"
             try:
                 while found := await stream.next():
-                    self._count(found, prompts, times, counts)
+                    self._count(found, prompts, times, left)
                     yield found
                 reason = "done"
                 self.metrics.finish_request(time.monotonic() - times.begun)
@@ -248,8 +250,8 @@ class Service:
                 raise
             finally:
                 late.cancel()
-                if reason != "done":
-                    self.metrics.finish_text(sum(counts.values()), reason)
+                for count in left.values():
+                    self.metrics.finish_text(count or 0, reason)
 
     def _check_figures(self, lengths: Sequence[int], params: SamplingParams) -> None:
         """Refuse a request for so many log probabilities that holding them would be felt by others."""
@@ -274,17 +276,18 @@ class Service:
         pieces: Sequence[Piece],
         prompts: Sequence[Sequence[int]],
         times: RequestTimes,
-        counts: dict[tuple[int, int], int],
+        left: dict[tuple[int, int], int | None],
     ) -> None:
+        """Note what came; `left` has how many tokens of each text that has not ended."""
         now = time.monotonic()
         for piece in pieces:
             text = (piece.sequence, piece.choice)
-            if text not in counts:
-                counts[text] = 0
-                if piece.choice == 0:
-                    self.metrics.read_prompt(len(prompts[piece.sequence]), piece.num_cached_tokens)
+            count = left[text]
+            if count is None and piece.choice == 0:
+                self.metrics.read_prompt(len(prompts[piece.sequence]), piece.num_cached_tokens)
+            left[text] = count = (count or 0) + (piece.token is not None)
             if piece.token is not None:
-                counts[text] += 1
                 self.metrics.wrote_token(times, text, now, piece.begun_s)
             if piece.finish_reason is not None:
-                self.metrics.finish_text(counts[text], piece.finish_reason, times, text)
+                del left[text]
+                self.metrics.finish_text(count, piece.finish_reason, times, text)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewise.core import Border
+from tilewise.core.border import shown
 from tilewise.server.requests.reading import REASONING_PARSERS
 from tilewise.server.requests.tool_parsers import FORMATS
 
@@ -16,6 +18,9 @@ __all__ = ["BACKLOG", "ServerSettings"]
 BACKLOG = 512
 """Connections that wait to be accepted."""
 _MOST = 1 << 31
+_KEY = re.compile(r"[!-~](?:[ -~]*[!-~])?")
+_HOST = re.compile(r"[\w.-]+", re.ASCII)
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[!-.0-@\[-~]+")  # as browsers write it: no capitals, no path
 _border = Border("server")
 
 
@@ -91,6 +96,15 @@ class ServerSettings:
         for name in ("served_model_names", "api_keys", "allowed_hosts", "allowed_origins"):
             for value in _border.sequence("settings", name, getattr(self, name), "texts"):
                 _border.text("settings", f"each of {name}", value)
+        for name, form, rule in (
+            ("api_keys", _KEY, "each of api_keys must be printable ASCII, as headers are"),
+            ("allowed_hosts", _HOST, "each of allowed_hosts must be a name without a port"),
+            ("allowed_origins", _ORIGIN, "each of allowed_origins must be * or such as https://site.example"),
+        ):
+            for value in getattr(self, name):
+                if not form.fullmatch(value):
+                    got = "another one" if name == "api_keys" else shown(value)
+                    _border.refuse("settings", rule, got, "correct it; it would let no client in")
         if self.tool_call_parser is not None:
             _border.choice("settings", "tool_call_parser", self.tool_call_parser, [*FORMATS, "none"])
         if self.reasoning_parser is not None:

@@ -89,11 +89,23 @@ def test_several_models_at_once(group):
         assert second.step(STEP, 1e-3) == steps[3]
 
 
-def test_what_is_offloaded_is_refused(group):
-    """Before anything is allocated."""
+def test_what_is_offloaded_lies_in_files_of_all_processes(group, tmp_path):
+    """A state written and read from outside is the one that steps go on from; traffic is counted everywhere."""
     graph = training_graph(MODEL, "bf16")
-    with pytest.raises(PlanError, match="must lie in memory"):
-        graph.instantiate(graph.plan({"dp": 2}, offload="optimizer"))
+    plan = graph.plan({"dp": 2}, offload="optimizer")
+    with graph.instantiate(plan, offload_directory=tmp_path) as model:
+        model.initialize(0)
+        model.step(STEP, 1e-3)
+        kept = model.state_dict()
+        expected = model.step(STEP, 1e-3)
+        traffic = model.file_traffic()
+        model.load_state_dict(kept)
+        assert model.step(STEP, 1e-3) == expected
+    assert traffic["bytes_read"] > 0 and traffic["bytes_written"] > 0
+    assert not list(tmp_path.iterdir())
+    with running() as in_memory:
+        in_memory.step(STEP, 1e-3)
+        assert in_memory.step(STEP, 1e-3) == expected
 
 
 def test_a_closed_group_runs_nothing(group):

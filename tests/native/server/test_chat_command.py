@@ -62,6 +62,25 @@ def test_what_fails_is_said_and_forgotten(talk):
     assert "--quick answers" in talk("--quick", code=2).err
 
 
+def test_events_of_another_form_are_no_answers(talk, monkeypatch):
+    """A line of error for each, and the next message is answered; the address may end in /v1."""
+    strange = iter([{"choices": [7]}, {"choices": [{"delta": "x"}]}, {"usage": 7}, {"choices": 7}])
+    events = Target.events
+
+    async def changed(self, path, body):
+        if (event := next(strange, None)) is not None:
+            yield event
+        else:
+            async with aclosing(events(self, path, body)) as found:
+                async for event in found:
+                    yield event
+
+    monkeypatch.setattr(Target, "events", changed)
+    said = talk("--url", f"{usual_server().url}/v1/", typed="one\n" * 5)
+    assert said.err.count("no answer: an event of another form") == 4
+    assert said.out.strip() == answer("one").strip()
+
+
 @pytest.mark.usefixtures("no_collection")
 def test_ctrl_c_stops_an_answer(talk, monkeypatch):
     """What has come stays in the conversation, its blocks are free, and the next message is answered."""

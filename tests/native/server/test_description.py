@@ -11,6 +11,16 @@ def test_the_description_names_every_path_and_its_body():
 
     told = usual_server().get("/openapi.json")[1]
     schemas = told["components"]["schemas"]
+    pages = {
+        "/v1/models/{model}",
+        "/v1/models",
+        "/version",
+        "/health",
+        "/metrics",
+        "/openapi.json",
+        "/status.json",
+    }
+    assert {path for path, methods in told["paths"].items() if "get" in methods} == pages
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/tokenize"):
         content = told["paths"][path]["post"]["requestBody"]["content"]["application/json"]
         assert content["schema"]["$ref"].removeprefix("#/components/schemas/") in schemas

@@ -1,5 +1,6 @@
 """Every path of the server, compared with `LLM` and with what OpenAI's and vLLM's pages say of it."""
 
+import http.client
 import json
 
 import pytest
@@ -89,6 +90,9 @@ def test_echo_scores_a_prompt_as_lm_eval_asks(server, llm):
     assert sizes[0] > len(output.prompt_token_ids) and sum(sizes) == len(output.prompt_token_ids) + 3
     offsets = [place for c in chunks for place in c["choices"][0]["logprobs"]["text_offset"]]
     assert offsets == sorted(offsets)
+    asked |= {"prompt": TEXTS[0], "truncate_prompt_tokens": 2, "max_tokens": 0}
+    (cut,) = server.ask(COMPLETION, asked)[1]["choices"]
+    assert cut["text"] == "".join(cut["logprobs"]["tokens"]) and TEXTS[0].endswith(cut["text"])
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
@@ -108,6 +112,8 @@ def test_streams_put_together_are_whole_answers(server, path):
         own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
         assert [c["finish_reason"] for c in own if c["finish_reason"]] == [choice["finish_reason"]]
         assert [token for c in own for token in c.get("token_ids", [])] == choice["token_ids"]
+        first = own[0] if path == COMPLETION else chunks[0]
+        assert first["prompt_token_ids"] == (choice if path == COMPLETION else whole)["prompt_token_ids"]
         if path == CHAT:
             assert own[0]["delta"]["role"] == "assistant"
             assert "".join(c["delta"].get("content", "") for c in own) == choice["message"]["content"]
@@ -162,6 +168,44 @@ def test_formats_and_calls_follow_their_schemas(server):
         assert json.loads(arguments) == json.loads(call["function"]["arguments"])
 
 
+@pytest.mark.slow
+def test_one_call_where_calls_are_not_parallel():
+    """What a model calls behind its first call is left out, whole and as a stream; text behind it is not."""
+    model = Served(small_model(), "--tool-call-parser", "hermes").wait_ready()
+    one = '<tool_call>\\{"name": "f", "arguments": \\{"a": [0-9]\\}\\}</tool_call>'
+    asked = {"messages": TALK, "tools": [{"type": "function", "function": {"name": "f"}}], "seed": 1}
+    asked |= {"structured_outputs": {"regex": f"{one}{one}end"}}
+    try:
+        for are_many, count in ((True, 2), (False, 1)):
+            body = {**asked, "parallel_tool_calls": are_many}
+            (told,) = model.ask(CHAT, body)[1]["choices"]
+            assert len(told["message"]["tool_calls"]) == count and told["message"]["content"] == "end"
+            deltas = [json.loads(line)["choices"][0]["delta"] for line in model.chunks(CHAT, body)[:-1]]
+            places = {call["index"] for delta in deltas for call in delta.get("tool_calls", [])}
+            assert places == set(range(count))
+            assert "".join(delta.get("content") or "" for delta in deltas) == "end"
+    finally:
+        assert model.close() == 0
+
+
+def test_a_tokenizers_own_tokens_where_they_are_asked_for():
+    """A rendered conversation has those of its template alone, unless `add_special_tokens` says otherwise."""
+    from tokenizers.processors import TemplateProcessing
+
+    from tilewise.checkpoint import load_tokenizer
+    from tilewise.server.requests.bodies import ChatBody, TokenizeBody
+    from tilewise.server.requests.conversation import Conversation, Renderer
+
+    tokenizer = load_tokenizer(str(small_model()), 1 << 16)
+    name = tokenizer.id_to_token(0)
+    tokenizer.post_processor = TemplateProcessing(single=f"{name} $A", special_tokens=[(name, 0)])
+    renderer = Renderer(small_model(), tokenizer)
+    for kind in (ChatBody, TokenizeBody):
+        bodies = [kind(messages=TALK, add_special_tokens=adds) for adds in (None, False, True)]
+        usual, without, added = (renderer.render(Conversation.of(body)).ids for body in bodies)
+        assert usual == without and added == [0, *usual]
+
+
 def test_a_tool_that_has_answered_is_part_of_the_conversation(server):
     """Arguments come as text and reach the template as an object; `null` content is none."""
     call = {"id": "c1", "type": "function", "function": {"name": "order", "arguments": '{"size": "s"}'}}
@@ -192,6 +236,16 @@ def test_responses_without_state(server):
     assert events[0]["type"] == "response.created" and events[-1]["type"] == f"response.{whole['status']}"
     text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
     assert text == message["content"][0]["text"] == events[-1]["response"]["output"][0]["content"][0]["text"]
+    events = [json.loads(line) for line in server.chunks("/v1/responses", {**asked, "top_logprobs": 1})]
+    figures = [event["logprobs"] for event in events if event["type"] == "response.output_text.delta"]
+    (done,) = (event for event in events if event["type"] == "response.output_text.done")
+    assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == done["logprobs"]
+    flat = [entry for told in figures for entry in told]
+    assert (
+        flat
+        and done["logprobs"][: len(flat)] == flat
+        and len(done["logprobs"]) == whole["usage"]["output_tokens"]
+    )
     tool = {"type": "function", "name": "order", "parameters": SCHEMA}
     items = [{"role": "user", "content": [{"type": "input_text", "text": "a shirt"}]}]
     called = server.ask(
@@ -217,6 +271,32 @@ def test_figures_count_what_was_done(server):
     assert 'vllm:request_success_total{model_name="small",finished_reason="length"}' in text
     assert 'vllm:time_to_first_token_seconds_bucket{model_name="small",le="+Inf"}' in text
     server.wait_idle()
+
+
+def test_texts_that_were_left_are_counted(server):
+    """Each of a request's texts once, with the tokens that it had."""
+
+    def read():
+        text = server.get("/metrics")[1]
+        (line,) = (one for one in text.splitlines() if "success" in one and 'finished_reason="abort"' in one)
+        names = (
+            "generation_tokens_total",
+            "request_generation_tokens_sum",
+            "request_generation_tokens_count",
+        )
+        return [float(line.split()[-1]), *map(server.metric, names)]
+
+    before = read()
+    long = {"prompt": "x", "n": 3, "max_tokens": 240, "ignore_eos": True, "stream": True, "logprobs": 20}
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request("POST", COMPLETION, json.dumps(long), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    answer.readline()
+    answer.close()
+    connection.close()
+    server.wait_idle()
+    aborted, written, counted, ended = (new - old for new, old in zip(read(), before))
+    assert (aborted, ended) == (3, 3) and written == counted < 720
 
 
 @pytest.mark.slow

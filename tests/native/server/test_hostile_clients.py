@@ -79,6 +79,19 @@ def test_what_is_no_request_of_json(server):
         _error(_raw(server, _post(b"{}", host=host)), 400)
 
 
+def test_what_is_no_request_fills_no_log(server):
+    """Neither requests of other protocols nor what is none; an upgrade that there is not is passed over."""
+    before = len(server.log)
+    upgrade = (
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade, close\r\n\r\n"
+    )
+    for _ in range(5):
+        assert _parts(_raw(server, upgrade))[0] == 200
+        _error(_raw(server, b"\x16\x03\x01\r\n\r\n"), 400)
+    time.sleep(0.2)
+    assert server.log[before:] == []
+
+
 def test_bodies_without_end_are_ended(server):
     """A body in chunks that goes on for ever is refused at the limit."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as link:
@@ -92,6 +105,27 @@ def test_bodies_without_end_are_ended(server):
             pass
         else:
             raise AssertionError("64 MiB were taken")
+
+
+def test_bodies_of_millions_of_values_hold_up_no_others(server):
+    """Each is refused at once, whatever it is that there are millions of: no client waits while they are looked at."""
+    for path, begin, one, end in (
+        (b"/v1/completions", b'{"prompt": [', b"1,", b"1]}"),
+        (b"/v1/completions", b'{"prompt": [', b"[],", b"[]]}"),
+        (b"/v1/completions", b'{"prompt": "x", "stop_token_ids": [', b"-1,", b"1]}"),
+        (b"/v1/completions", b'{"prompt": "x", "metadata": {"a": [', b"{},", b"1]}}"),
+        (b"/v1/embeddings", b'{"input": [', b"[1],", b"[1]]}"),
+        (b"/v1/chat/completions", b'{"documents": [', b"1,", b'1], "messages": []}'),
+    ):
+        for count in (8_000_000 // len(one), 1_000_000):
+            begun = time.monotonic()
+            _error(_raw(server, _post(begin + one * count + end, path=path)), 400)
+            assert time.monotonic() - begun < 4, (path, begin, one)
+    fields = b",".join(b'"%d": 1' % number for number in range(2000))
+    assert "1,024 fields" in _error(_raw(server, _post(b'{"prompt": "x",' + fields + b"}")), 400)["message"]
+    biases = b",".join(b'"%d": 1' % number for number in range(70_000))
+    told = _error(_raw(server, _post(b'{"prompt": "x", "logit_bias": {' + biases + b"}}")), 400)
+    assert told["param"] == "logit_bias"
 
 
 WRONG = [
@@ -112,9 +146,11 @@ WRONG = [
     ({"prompt": "x" * 10**6}, None),
     ({"prompt": "x", "stop": ["y"] * 65}, "stop"),
     ({"prompt": "x", "stop": [""]}, None),
+    ({"prompt": "x", "stop": "y" * 1025}, "stop"),
+    ({"prompt": "x", "stop": "\ud800"}, "stop"),
     ({"prompt": "x", "logprobs": 10**6}, None),
     ({"prompt": "x", "prompt_logprobs": 21}, None),
-    ({"prompt": [[5] * 250] * 250, "prompt_logprobs": 20, "max_tokens": 1}, "logprobs"),
+    ({"prompt": [[5] * 250] * 250, "echo": True, "logprobs": 20, "max_tokens": 1}, "logprobs"),
     ({"prompt": ["x"] * 16, "n": 128, "logprobs": 20, "max_tokens": 256}, "logprobs"),
     ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
     ({"prompt": "x", "suffix": "y"}, None),
@@ -156,6 +192,7 @@ WRONG_RESPONSES = [
     ({"input": "x", "tools": [{"type": "web_search"}]}, None),
     ({"input": "x", "text": {"format": {"type": "json_schema"}}}, None),
     ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
+    ({"input": "x", "truncation": "auto"}, "truncation"),
 ]
 
 
@@ -166,6 +203,13 @@ def test_wrong_fields_are_named(server):
             for stream in ({}, {"stream": True}):
                 status, told = server.ask(path, {**stream, **body})
                 assert status == 400 and told["error"]["param"] == param, (str(body)[:200], told)
+    for path, usual in ((COMPLETION, {"prompt": "x"}), (CHAT, {"messages": TALK})):
+        for given, rule in (
+            ({"stream_options": {}}, "stream_options needs stream"),
+            ({"stream": True, "prompt_logprobs": 1}, "a stream has no prompt_logprobs"),
+        ):
+            status, told = server.ask(path, {**usual, **given})
+            assert status == 400 and rule in told["error"]["message"]
     status, told = server.ask(COMPLETION, {"prompt": "x", "model": "other"})
     assert (status, told["error"]["code"]) == (404, "model_not_found")
     server.wait_idle()
@@ -406,6 +450,33 @@ def test_slow_senders_and_full_queues():
         server.wait_idle()
     finally:
         assert server.close() == 0
+
+
+@pytest.mark.slow
+def test_more_clients_than_files():
+    """There is a file for every connection that the settings allow; where the system allows fewer, clients wait, the
+    log stays short, and all is well when they have gone."""
+    for hard, is_enough in ((4096, True), (64, False)):
+        script = (
+            f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, {hard})); {STRICT.strip()}"
+        )
+        server = Served(
+            small_model(), script=script, settings={"max_connections": 200, "header_timeout_s": 3}
+        )
+        try:
+            server.wait_ready()
+            links = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(150)]
+            links[-1].sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            links[-1].settimeout(1)
+            with contextlib.nullcontext() if is_enough else pytest.raises(TimeoutError):
+                assert links[-1].recv(1 << 16).startswith(b"HTTP/1.1 200")
+            for link in links:
+                link.close()
+            assert server.get("/health")[0] == 200
+            assert sum("open more files" in line for line in server.log) == (not is_enough)
+            assert len(server.log) < 10, server.log[:20]
+        finally:
+            assert server.close() == 0
 
 
 @pytest.mark.slow

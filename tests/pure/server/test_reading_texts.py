@@ -110,6 +110,16 @@ def test_calls_are_found_wherever_pieces_are_cut(form, text, calls, places):
     assert content in ("", "Let me see.", "Well.") and (content != "") == text.startswith(("Let", "Well"))
 
 
+@pytest.mark.parametrize(("form", "text", "calls"), CALLS)
+@given(places=st.lists(st.integers(0, 1 << 16), max_size=12))
+def test_one_call_where_no_more_are_wanted(form, text, calls, places):
+    """The first, and all text, wherever pieces are cut."""
+    every, found = (_read(Way(tools=form, is_single=single), _cut(text, places)) for single in (False, True))
+    assert [(name, json.loads(text)) for name, text in _calls(found)] == calls[:1]
+    texts = ["".join(part.text for part in parts if part.kind == "content") for parts in (every, found)]
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize(("form", "text", "name", "arguments", "content"), BROKEN)
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=6))
 def test_calls_that_break_off_have_what_came(form, text, name, arguments, content, places):

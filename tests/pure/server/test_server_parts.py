@@ -151,10 +151,13 @@ def test_settings_are_held_to_their_ranges():
     """Before anything starts."""
     for name, value in (
         ("port", 65536), ("host", ""), ("stream_interval", 0), ("max_request_bytes", 0), ("api_keys", ("",)),
+        ("api_keys", ("é",)), ("api_keys", (" a",)), ("allowed_hosts", ("a:80",)), ("allowed_hosts", ("*",)),
+        ("allowed_origins", ("https://a/",)), ("allowed_origins", ("a.example",)), ("allowed_origins", ("https://A",)),
         ("header_timeout_s", float("nan")), ("tool_call_parser", "x"), ("reasoning_parser", "x"), ("ssl_keyfile", "k"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=name):
             ServerSettings(**{name: value})
+    ServerSettings(api_keys=("a b",), allowed_hosts=("Box.example",), allowed_origins=("*", "http://a:80"))
 
 
 def test_figures_in_prometheus_words():
@@ -193,10 +196,10 @@ def test_figures_in_prometheus_words():
 def test_sizes_as_people_write_them():
     """Large letters count in 1024, small ones in 1000."""
     told = {"2G": 2 << 30, "32K": 32 << 10, "1k": 1000, "4096": 4096, "1.5M": 3 << 19, "2GiB": 2 << 30}
-    assert {text: size(text) for text in told} == told and size(None) is None
+    assert {text: size(text, "--option") for text in told} == told and size(None, "--option") is None
     for text in ("", "-1", "G", "1e9", "2X", "1 G", "9" * 20):
         with pytest.raises(typer.BadParameter):
-            size(text)
+            size(text, "--option")
 
 
 def test_a_defect_is_not_told():

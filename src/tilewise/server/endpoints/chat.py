@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewise.core import Border
@@ -132,7 +132,7 @@ def open_turn(name: str, rendered: Rendered, ids: list[int], params: SamplingPar
     if way.thinks:
         is_free = params.structured_outputs is None
         inside = rendered.text.rstrip().endswith("<think>")
-        way = Way(way.tools, is_free, inside and is_free, way.function, way.calls)
+        way = replace(way, thinks=is_free, is_thinking=inside and is_free)
     return Turn(name, ids, params, way, [Choice(Reader(way)) for _ in range(params.n)])
 
 
@@ -173,7 +173,7 @@ def _calls(files: ModelFiles, body: ChatBody) -> tuple[StructuredOutputsParams |
     form = files.tools
     if form is not None and FORMATS[form].shows_special and body.skip_special_tokens is None:
         body.skip_special_tokens = False
-    return None, Way(form, thinks)
+    return None, Way(form, thinks, is_single=body.parallel_tool_calls is False)
 
 
 def _calls_of(schema: dict[str, Any]) -> StructuredOutputsParams:
@@ -271,6 +271,7 @@ async def stream_chat(service: Service, body: ChatBody, asked: Asked) -> AsyncIt
         "model": turn.model,
         "system_fingerprint": None,
     }
+    prompt = {"prompt_token_ids": turn.ids} if body.return_token_ids else {}
     with service.admit(turn.params.n):
         pieces = service.ask([turn.ids], turn.params, asked, body.cache_salt, body.priority)
         async with aclosing(pieces) as batches:  # type: ignore[type-var]
@@ -283,7 +284,8 @@ async def stream_chat(service: Service, body: ChatBody, asked: Asked) -> AsyncIt
                         continue
                     for told in _deltas(body, turn, index, choice):
                         counted = {"usage": turn.usage()} if is_counting else usage
-                        yield {**head, "choices": [told], **counted}
+                        yield {**head, "choices": [told], **counted, **prompt}
+                        prompt = {}
     if usage:
         yield {**head, "choices": [], "usage": turn.usage()}
 

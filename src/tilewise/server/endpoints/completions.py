@@ -71,7 +71,8 @@ class Asking:
 
     def add_prompt(self, given: str | list[int], ids: list[int]) -> None:
         """One more prompt, as it was given and as ids."""
-        shown = given if isinstance(given, str) else self.files.decode(ids) if self.body.echo else ""
+        is_whole = isinstance(given, str) and self.body.truncate_prompt_tokens is None
+        shown = str(given) if is_whole else self.files.decode(ids) if self.body.echo else ""
         self.prompts.append(_Prompt(ids, shown, [Text() for _ in range(self.params.n)]))
 
     def usage(self) -> dict[str, Any]:
@@ -224,7 +225,8 @@ async def stream_completion(
                     text = prompt.texts[place[1]]
                     if not text.is_due(service.settings.stream_interval):
                         continue
-                    shown, figures, tokens = asking.told(prompt, text, place not in begun)
+                    is_first = place not in begun
+                    shown, figures, tokens = asking.told(prompt, text, is_first)
                     begun.add(place)
                     is_over = text.finish_reason is not None
                     choice = completion_choice(
@@ -235,7 +237,10 @@ async def stream_completion(
                         text.stop_reason if is_over and asking.writes else None,
                     )
                     if body.return_token_ids:
-                        choice["token_ids"] = tokens
+                        choice |= {
+                            "token_ids": tokens,
+                            **({"prompt_token_ids": prompt.ids} if is_first else {}),
+                        }
                     yield {
                         **head,
                         "choices": [choice],

@@ -52,6 +52,9 @@ def chat_body(body: ResponseBody) -> ChatBody:
         if getattr(body, name):
             text = f"[server.request] nothing is stored between requests; got {name}; send the whole conversation"
             raise ApiError(400, text, name)
+    if body.truncation == "auto":
+        text = "[server.request] a conversation is never cut; got truncation auto; leave it out"
+        raise ApiError(400, text, "truncation")
     messages: list[dict[str, Any]] = []
     if body.instructions is not None:
         messages.append({"role": "system", "content": body.instructions})
@@ -145,6 +148,7 @@ class _Output:
         self._open: dict[str, Any] | None = None
         self._number = -1
         self._figures: list[dict[str, Any]] = []
+        self._fresh: list[dict[str, Any]] = []
 
     @property
     def has_begun(self) -> bool:
@@ -157,10 +161,10 @@ class _Output:
         return {"type": kind, "sequence_number": self._number, **fields}
 
     def figures(self, tokens: list[int], found: list[Any]) -> None:
-        """Log probabilities of tokens that came."""
+        """Log probabilities of tokens that came; those of a message's are told with its next piece."""
         if found:
             top = self.turn.params.logprobs or 0
-            self._figures += chat_figures(tokens, found, top)["content"]
+            self._fresh += chat_figures(tokens, found, top)["content"]
 
     def whole(self, status: str) -> dict[str, Any]:
         """The response as it stands."""
@@ -218,6 +222,7 @@ class _Output:
             found += self.close() + self._begin(kind, part)
         assert self._open is not None
         place = {"item_id": self._open["id"], "output_index": len(self._items) - 1}
+        figures, self._fresh = self._fresh, []
         if kind == "function_call":
             self._open["arguments"] += part.text
             if part.text:
@@ -225,7 +230,10 @@ class _Output:
         else:
             self._open["content"][0]["text"] += part.text
             name = "response.output_text.delta" if kind == "message" else "response.reasoning_text.delta"
-            more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+            more: dict[str, Any] = {}
+            if kind == "message":
+                more["logprobs"] = figures
+                self._figures += figures
             found.append(self.event(name, **place, content_index=0, delta=part.text, **more))
         return found
 
@@ -265,8 +273,9 @@ class _Output:
             part = item["content"][0]
             place["content_index"] = 0
             if item["type"] == "message":
-                part["logprobs"] = self._figures
-                more = {"text": part["text"], "logprobs": []}
+                part["logprobs"] = [*self._figures, *self._fresh]
+                self._figures, self._fresh = [], []
+                more = {"text": part["text"], "logprobs": part["logprobs"]}
                 found.append(self.event("response.output_text.done", **place, **more))
             else:
                 found.append(self.event("response.reasoning_text.done", **place, text=part["text"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, suppress
@@ -20,6 +21,7 @@ __all__ = ["BadAnswer", "Target", "require_answer"]
 _border = Border("server.load")
 _MOST_LINE = 1 << 24
 _READ_BYTES = 1 << 16
+_NAME, _VALUE = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII), re.compile(r"[!-~](?:[ -~]*[!-~])?")
 
 
 class BadAnswer(Exception):
@@ -31,7 +33,8 @@ class Target:
     """Where to ask.
 
     Args:
-        url: of the server, `http://` or `https://`, perhaps with a path that all paths begin with.
+        url: of the server, `http://` or `https://`, perhaps with a path that all paths begin with; `/v1` at its end,
+            where clients of OpenAI's API have it, is left out.
         headers: of every request.
 
     Raises:
@@ -54,8 +57,9 @@ class Target:
         if not is_known:
             _border.refuse("target", "a server has an address", repr(self.url[:80]), "pass http://HOST:PORT")
         for name, value in self.headers.items():
-            if not f"{name}{value}".isascii() or not f"{name}{value}".isprintable() or not name:
-                _border.refuse("target", "headers are printable ASCII", repr(name[:80]), "correct it")
+            if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+                rule = "a header has a name and a value of printable ASCII"
+                _border.refuse("target", rule, f"one called {name[:80]!r}", "correct it")
 
     async def look(self, path: str) -> Any:
         """The JSON of a GET.
@@ -105,7 +109,7 @@ class Target:
                 "connection": "close",
                 **self.headers,
             }
-            target = parts.path.rstrip("/") + path
+            target = parts.path.rstrip("/").removesuffix("/v1") + path
             request = h11.Request(method=method, target=target, headers=list(own.items()))
             told = (
                 connection.send(request),

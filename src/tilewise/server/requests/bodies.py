@@ -26,10 +26,16 @@ __all__ = [
 
 MOST_TEXTS, MOST_STOPS, MOST_PROMPTS, MOST_TOOLS = 128, 64, 2048, 128
 _MOST = 1 << 31
+_MOST_BIASES = 1 << 16
 _Id = Annotated[int, Field(ge=0, lt=_MOST)]
-_Ids = list[_Id]
+# lists end at the first entry that is wrong: an error for each of millions would hold up all other clients
+_Ids = Annotated[list[_Id], Field(fail_fast=True)]
+_Dicts = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+_Items = Annotated[_Dicts, Field(min_length=1, max_length=8192)]
 _Stop = Annotated[str, Field(max_length=1024)]
-_Prompts = Annotated[list[str] | list[_Ids], Field(min_length=1, max_length=MOST_PROMPTS)]
+_Stops = Annotated[list[_Stop], Field(max_length=MOST_STOPS, fail_fast=True)]
+_Several = Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)
+_Prompts = Annotated[list[str], _Several] | Annotated[list[_Ids], _Several]
 _Ignored = Field(default=None, description="Accepted; nothing depends on it.")
 
 
@@ -61,10 +67,10 @@ class SamplingBody(BodyModel):
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
-    stop: str | Annotated[list[_Stop], Field(max_length=MOST_STOPS)] | None = None
+    stop: _Stop | _Stops | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=_MOST_BIASES)] | None = None
     user: str | None = _Ignored
     metadata: dict[str, Any] | None = _Ignored
     service_tier: str | None = _Ignored
@@ -79,7 +85,7 @@ class SamplingBody(BodyModel):
     min_tokens: Annotated[int, Field(ge=0, lt=_MOST)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: _Ids | None = None
-    bad_words: Annotated[list[_Stop], Field(max_length=MOST_STOPS)] | None = None
+    bad_words: _Stops | None = None
     allowed_token_ids: _Ids | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -138,9 +144,9 @@ class MessageModel(BodyModel):
     """A message of a conversation."""
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | list[dict[str, Any]] | None = None
+    content: str | _Dicts | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: _Dicts | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -149,7 +155,7 @@ class MessageModel(BodyModel):
 class ChatBody(SamplingBody):
     """Of `/v1/chat/completions`."""
 
-    messages: Annotated[list[MessageModel], Field(min_length=1, max_length=8192)]
+    messages: Annotated[list[MessageModel], Field(min_length=1, max_length=8192, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1, lt=_MOST)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, lt=_MOST)] | None = None
     logprobs: bool | None = None
@@ -164,7 +170,7 @@ class ChatBody(SamplingBody):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: _Dicts | None = None
     include_reasoning: bool | None = None
 
 
@@ -185,7 +191,7 @@ class TokenizeBody(BodyModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[MessageModel] | None = None
+    messages: Annotated[list[MessageModel], Field(max_length=8192, fail_fast=True)] | None = None
     tools: Annotated[list[ToolModel], Field(max_length=MOST_TOOLS)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
@@ -219,16 +225,16 @@ class TextOptions(BodyModel):
 class ResponseBody(BodyModel):
     """Of `/v1/responses`, without state: every request says all of its conversation."""
 
-    input: str | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=8192)]
+    input: str | _Items
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1, lt=_MOST)] | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
-    include: list[str] | None = None
+    include: Annotated[list[str], Field(max_length=64)] | None = None
     stream: bool | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
+    tools: Annotated[_Dicts, Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None

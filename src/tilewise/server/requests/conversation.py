@@ -34,6 +34,7 @@ class Conversation:
         continue_final_message: end within the last message, which the model goes on with.
         variables: whatever else the template understands.
         template: text of another one.
+        add_special_tokens: the tokenizer's own come besides those in the template's text.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -42,6 +43,7 @@ class Conversation:
     continue_final_message: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
     template: str | None = None
+    add_special_tokens: bool = False
 
     @classmethod
     def of(cls, body: ChatBody | TokenizeBody) -> Conversation:
@@ -71,6 +73,7 @@ class Conversation:
             goes_on,
             variables,
             body.chat_template,
+            bool(body.add_special_tokens),
         )
 
 
@@ -134,7 +137,8 @@ class Renderer:
         if wanted.continue_final_message:
             text = _cut_behind(text, wanted.messages[-1] if wanted.messages else {})
         # a template's text holds the tokens that begin it
-        return Rendered(text, encode_prompt(self._tokenizer, text, add_special_tokens=False))
+        adds = wanted.add_special_tokens
+        return Rendered(text, encode_prompt(self._tokenizer, text, add_special_tokens=adds))
 
 
 def _cut_behind(text: str, message: Mapping[str, Any]) -> str:

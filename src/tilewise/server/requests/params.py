@@ -69,6 +69,11 @@ def sampling_params(
     Raises:
         ConfigError: a value outside its range, or two that contradict each other.
     """
+    if body.stream_options is not None and not body.stream:
+        _border.refuse("request", "stream_options needs stream", "it alone", "add stream: true")
+    if body.prompt_logprobs is not None and body.stream:
+        rule, advice = "a stream has no prompt_logprobs", "leave one of them out"
+        _border.refuse("request", rule, "both", advice)
     found = {name: getattr(body, name) for name in _SAME if getattr(body, name) is not None}
     most = body.max_tokens if isinstance(body, CompletionBody) else None
     if isinstance(body, ChatBody):

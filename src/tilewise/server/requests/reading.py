@@ -42,6 +42,7 @@ class Way:
         is_thinking: the prompt has ended within a thought.
         function: the text is the arguments of a call of this function.
         calls: the text is a list of calls in JSON.
+        is_single: calls behind the first are left out.
     """
 
     tools: str | None = None
@@ -49,6 +50,7 @@ class Way:
     is_thinking: bool = False
     function: str | None = None
     calls: bool = False
+    is_single: bool = False
 
 
 class Reader:
@@ -66,6 +68,7 @@ class Reader:
         self._left = ""
         self._is_named = False
         self._has_thought = False
+        self._num_calls = 0
 
     @property
     def is_thinking(self) -> bool:
@@ -82,7 +85,7 @@ class Reader:
             return self._arguments(text)
         found: list[Part] = []
         text = self._thoughts(text, found)
-        return [*found, *self._parts(text)]
+        return self._kept([*found, *self._parts(text)])
 
     def finish(self) -> list[Part]:
         """The text has ended: what is left."""
@@ -93,7 +96,18 @@ class Reader:
         if self._state == "before":
             found = self._parts(left)
         rest = [] if self._tools is None else self._tools.finish()
-        return [*found, *map(_part, rest)]
+        return self._kept([*found, *map(_part, rest)])
+
+    def _kept(self, parts: list[Part]) -> list[Part]:
+        """Those that are told."""
+        if not self._way.is_single:
+            return parts
+        found: list[Part] = []
+        for part in parts:
+            self._num_calls += part.kind == "call"
+            if self._num_calls < 2 or part.kind not in ("call", "arguments"):
+                found.append(part)
+        return found
 
     def _arguments(self, text: str) -> list[Part]:
         found = [] if self._is_named else [Part("call", "", self._way.function or "")]

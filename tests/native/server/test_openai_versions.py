@@ -1,0 +1,32 @@
+"""The `openai` client of the other line, 2.x or 3.x, does what the installed one does."""
+
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.slow
+def test_the_other_line_of_clients_runs_unchanged(tmp_path):
+    """All tests of the client pass with it as they are; skipped where it cannot be installed."""
+    other = {"2": "3", "3": "2"}[version("openai").split(".")[0]]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tmp_path), f"openai=={other}.*"]
+    done = subprocess.run(pip, capture_output=True, text=True, timeout=600)
+    if done.returncode != 0:
+        pytest.skip(f"openai {other}.x cannot be installed here: {done.stderr.strip()[-200:]}")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+    }
+    asked = [sys.executable, "-c", "import openai; print(openai.__version__)"]
+    told = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout.startswith(f"{other}.")
+    files = [str(HERE / f"test_openai_{name}.py") for name in ("client", "retries")]
+    command = [sys.executable, "-m", "pytest", *files, "-q", "-p", "no:cacheprovider", "-m", "not soak"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-3000:]

@@ -1,0 +1,157 @@
+"""The options of `tilewise serve`: each reaches its setting, and the limits hold from the command line."""
+
+import contextlib
+import inspect
+import socket
+
+import pytest
+
+from native.server.served import Served, small_model
+from tilewise.cli.main import _run
+from tilewise.cli.serve import serve
+
+SERVER = {
+    "host": ("0.0.0.0", "0.0.0.0"),
+    "port": ("1234", 1234),
+    "uds": ("socket", "socket"),
+    "api-key": ("one", ["one", "two"]),
+    "allowed-hosts": ("a.example", ["a.example"]),
+    "allowed-origins": ("https://a.example", ["https://a.example"]),
+    "ssl-keyfile": ("key", "key"),
+    "ssl-certfile": ("certificate", "certificate"),
+    "served-model-name": ("small", ["small"]),
+    "trust-request-chat-template": (None, True),
+    "tool-call-parser": ("mistral", "mistral"),
+    "reasoning-parser": ("deepseek_r1", "deepseek_r1"),
+    "stream-interval": ("3", 3),
+    "max-logprobs": ("4", 4),
+    "max-num-waiting": ("5", 5),
+    "max-request-bytes": ("6K", 6144),
+    "max-connections": ("7", 7),
+    "header-timeout": ("8", 8.0),
+    "body-timeout": ("9", 9.0),
+    "send-timeout": ("10", 10.0),
+    "request-timeout": ("11", 11.0),
+    "shutdown-timeout": ("12", 12.0),
+    "disable-log-requests": (None, False),
+}
+ENGINE = {
+    "tensor-parallel-size": ("2", 2),
+    "data-parallel-size": ("3", 3),
+    "dtype": ("f32", "f32"),
+    "load-format": ("dummy", "dummy"),
+    "max-model-len": ("1k", 1000),
+    "max-num-seqs": ("4", 4),
+    "max-num-batched-tokens": ("5", 5),
+    "kv-cache-memory": ("1.5G", 3 << 29),
+    "workers-per-device": ("6", 6),
+    "no-enable-prefix-caching": (None, False),
+    "generation-config": ("vllm", False),
+    "speculative-config": ('{"num_speculative_tokens": 4}', {"num_speculative_tokens": 4}),
+    "runner": ("pooling", "pooling"),
+}
+OTHER_NAMES = {
+    "api_key": "api_keys",
+    "served_model_name": "served_model_names",
+    "disable_log_requests": "log_requests",
+    "kv_cache_memory": "kv_cache_memory_bytes",
+    "no_enable_prefix_caching": "enable_prefix_caching",
+}
+SHORT = {
+    "tensor-parallel-size": "-tp",
+    "data-parallel-size": "-dp",
+    "kv-cache-memory": "--kv-cache-memory-bytes",
+}
+
+
+def _setting(option):
+    name = option.replace("-", "_")
+    return OTHER_NAMES.get(name, f"{name}_s" if name.endswith("timeout") else name)
+
+
+@pytest.mark.parametrize("has_short", [False, True])
+def test_every_option_reaches_its_setting(tmp_path, monkeypatch, has_short):
+    """There is none that does nothing, and none that this test does not know."""
+    taken = []
+    monkeypatch.setattr("tilewise.server.serve", lambda *given, **more: taken.append((*given, more)))
+    monkeypatch.setattr("tilewise.server.link.spawn.spawn_engine", lambda: None)
+    monkeypatch.setattr("tilewise.checkpoint.find_model", lambda *given: given)
+    (tmp_path / "keys").write_text("two\n")
+    (tmp_path / "template").write_text("{{ 1 }}")
+    command = ["serve", str(small_model()), "--api-key-file", str(tmp_path / "keys"), "--revision", "main"]
+    command += ["--chat-template", str(tmp_path / "template")]
+    for option, (given, _) in {**SERVER, **ENGINE}.items():
+        name = SHORT.get(option, f"--{option}") if has_short else f"--{option}"
+        command += [name] if given is None else [name, given]
+    assert _run(command) == 0
+    ((model, settings, engine, more),) = taken
+    assert model == (str(small_model()), "main") and more["name"] == str(small_model())
+    assert settings.chat_template == "{{ 1 }}"
+    assert engine == {_setting(option): value for option, (_, value) in ENGINE.items()}
+    for option, (_, value) in SERVER.items():
+        assert getattr(settings, _setting(option)) == value, option
+    asked = {part.lstrip("-").replace("-", "_") for part in command if part.startswith("--")}
+    known = {"tp": "tensor_parallel_size", "dp": "data_parallel_size"}
+    known["enable_prefix_caching"] = "no_enable_prefix_caching"
+    names = {known.get(name, name) for name in inspect.signature(serve).parameters}
+    assert has_short or names - asked == {"model"}
+
+
+def _raw(server, data):
+    """What comes back until the server closes."""
+    found = b""
+    link = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    with link, contextlib.suppress(ConnectionError):
+        link.sendall(data)
+        while piece := link.recv(1 << 16):
+            found += piece
+    return found
+
+
+@pytest.mark.slow
+def test_limits_of_the_command_line():
+    """Slow headers and bodies, large bodies, many clients, long answers, many figures are refused."""
+    limits = ["--header-timeout", "0.4", "--body-timeout", "0.4", "--request-timeout", "0.5"]
+    limits += ["--max-request-bytes", "2K", "--max-connections", "4", "--max-logprobs", "2"]
+    server = Served(small_model(), *limits, "--max-num-seqs", "2", "--no-enable-prefix-caching").wait_ready()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    try:
+        assert _raw(server, head) == b""
+        assert _raw(server, head + b"content-length: 9\r\n\r\n{").startswith(b"HTTP/1.1 408")
+        assert server.ask("/v1/completions", {"prompt": "x" * 2048})[0] == 413
+        for count, status in ((2, 200), (3, 400)):
+            body = {"prompt": "x", "logprobs": count, "max_tokens": 1}
+            assert server.ask("/v1/completions", body)[0] == status
+        long = {"prompt": ["x"] * 128, "n": 2, "max_tokens": 250, "ignore_eos": True}
+        status, told = server.ask("/v1/completions", long)
+        assert status == 504 and told["error"]["type"] == "timeout_error"
+        server.wait_idle()
+        again = {"prompt": list(range(3, 133)), "max_tokens": 1}
+        told = [server.ask("/v1/completions", again)[1]["usage"] for _ in range(2)]
+        assert told[1]["prompt_tokens_details"] == {"cached_tokens": 0}
+        with contextlib.ExitStack() as stack:
+            links = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(5)]
+            for link in links:
+                stack.enter_context(link)
+            with contextlib.suppress(ConnectionError):
+                assert links[-1].recv(1) == b""
+            links[0].sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert links[0].recv(1 << 16).startswith(b"HTTP/1.1 200")
+    finally:
+        assert server.close() == 0
+
+
+def test_a_wrong_value_is_told_with_its_option(capsys, monkeypatch):
+    """Before anything is started for it, in one line."""
+    monkeypatch.setattr("tilewise.server.link.spawn.spawn_engine", lambda: None)
+    wrong = {
+        "max-request-bytes": "2Q",
+        "max-model-len": "-1",
+        "kv-cache-memory": "G",
+        "generation-config": "x",
+    }
+    wrong |= {"speculative-config": "{", "header-timeout": "0", "dtype": "f8"}
+    for option, value in wrong.items():
+        assert _run(["serve", str(small_model()), f"--{option}={value}"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"--{option}" in line
