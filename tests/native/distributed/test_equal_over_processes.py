@@ -3,7 +3,15 @@ tests that own them, while a group of processes is open. Faults that are planted
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
+
+from tilewise.core import PlanError
+from tilewise.distributed import ProcessGroup
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
 import test_counts
 import test_families
 import test_pairs
@@ -11,9 +19,6 @@ import test_sharded_state
 import test_strategies_equal as strategies
 import test_widths
 from small_llama import drop_partial, swap_partials
-
-from tilewise.core import PlanError
-from tilewise.distributed import ProcessGroup
 
 COUNTS = (2, 3, pytest.param(4, marks=pytest.mark.slow))
 
