@@ -21,7 +21,7 @@ import safetensors.numpy
 from ml_dtypes import bfloat16
 
 import tilewise as tw
-from fuzz import body_readers, text_readers
+from fuzz import body_readers, group_readers, text_readers
 from fuzz.graph_readers import graphs, mutate_graph, read_graph_file
 from fuzz.mutate import Mutation, mutate, mutate_json, mutate_plan, mutate_safetensors
 from fuzz.torch_readers import (
@@ -462,6 +462,7 @@ READERS = {
     "plan": Reader(read_plan, cache(_plans), 600, mutate_plan),
     "graph": Reader(read_graph_file, cache(graphs), 12_000, mutate_graph),
     "body": Reader(body_readers.read_body, cache(body_readers.valid_bodies), 12_000, mutate_json),
+    "messages": Reader(group_readers.read_messages, cache(group_readers.valid_messages), 3000),
     "texts": Reader(read_texts, cache(_texts), 450),
 }
 

@@ -109,6 +109,11 @@ class Channel:
             raise self._odd("a frame that is no message")
         return message, [self._files.popleft() for _ in range(count)]
 
+    @property
+    def is_between_messages(self) -> bool:
+        """Whether nothing of another message has come."""
+        return not self._left
+
     def _frame(self) -> bytearray | None:
         """The next frame's body, once it is whole."""
         if len(self._left) < HEAD.size:
