@@ -21,6 +21,13 @@ import test_widths
 from small_llama import drop_partial, swap_partials
 
 COUNTS = (2, 3, pytest.param(4, marks=pytest.mark.slow))
+MANY = pytest.mark.parametrize(  # cases that take minutes
+    "processes",
+    [pytest.param(3, marks=pytest.mark.slow), *(pytest.param(n, marks=pytest.mark.soak) for n in (2, 4))],
+    ids="{} processes".format,
+    indirect=True,
+    scope="module",
+)
 
 
 @pytest.fixture(scope="module", params=COUNTS, ids="{} processes".format)
@@ -78,7 +85,7 @@ def test_every_strategy_equals_one_device(processes, dtype, axes, accumulation):
     strategies.test_training_equals_one_device(dtype, axes, accumulation)
 
 
-@pytest.mark.slow
+@MANY
 @pytest.mark.parametrize("case", test_pairs.pairwise(), ids=test_pairs.named)
 def test_pairs_are_equal(processes, case):
     """Chunks, devices, microbatches, workers, types, lengths: every pair of values."""
@@ -88,7 +95,7 @@ def test_pairs_are_equal(processes, case):
     test_pairs.test_all_pairs_are_equal(case)
 
 
-@pytest.mark.slow
+@MANY
 @pytest.mark.parametrize("case", test_sharded_state.pairwise(), ids=test_sharded_state.named)
 def test_sharded_state_is_equal(processes, case, monkeypatch):
     """Weights and states at home on devices of several processes, in memory or files, gathered and reduced between."""
