@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from tilewise.core.frames import HEAD, pack, unpack
+from tilewise.core.errors import PeerLost
 from tilewise.core.spawn import Spawned
+
+if TYPE_CHECKING:
+    from tilewise.comm.channel import Channel
 
 __all__ = ["LOST", "main", "run_again"]
 
@@ -52,9 +55,11 @@ def run_again(processes: int, command: Sequence[str], times: int) -> int:
 
 def _run_once(arguments: Sequence[str]) -> tuple[int, bool]:
     """The exit code of a child, negative for a signal, and whether this process was asked to end it."""
+    from tilewise.comm.channel import Channel
+
     asked: list[int] = []
     spawned = Spawned("tilewise.cli.restart")
-    spawned.link.sendall(pack(list(arguments)))
+    Channel(spawned.link, "the command").send({"arguments": list(arguments)})
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         asked.append(number)
@@ -77,28 +82,21 @@ def main(descriptor: int) -> None:
         descriptor: of the socket to the process that started it.
     """
     from tilewise.cli.main import main as run
+    from tilewise.comm.channel import Channel
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    link = socket.socket(fileno=descriptor)
-    (length,) = HEAD.unpack(_receive(link, HEAD.size))
-    arguments = unpack(_receive(link, length))
-    threading.Thread(target=_end_with, args=(link,), daemon=True).start()
-    run(arguments)
+    channel = Channel.of(descriptor, "the launch")
+    try:
+        message, _ = channel.receive()
+    except PeerLost:
+        os._exit(1)
+    threading.Thread(target=_end_with, args=(channel,), daemon=True).start()
+    run(message["arguments"])
 
 
-def _receive(link: socket.socket, length: int) -> bytes:
-    found = bytearray()
-    while len(found) < length:
-        part = link.recv(length - len(found))
-        if not part:
-            os._exit(1)  # its parent has ended
-        found += part
-    return bytes(found)
-
-
-def _end_with(link: socket.socket) -> None:
+def _end_with(channel: Channel) -> None:
     """Wait for the other end's end, then do as Ctrl-C does."""
-    with suppress(OSError):
-        link.recv(1)
+    with suppress(PeerLost):
+        channel.receive()
     os.kill(os.getpid(), signal.SIGINT)

@@ -22,6 +22,18 @@ def test_every_block_prints_what_the_page_shows():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "instead", "block"),
+    [("2 processes, equal", "2 processes, DIFFERENT", 1), ("[0, 0, 0, 1", "[0, 0, 1, 1", 2)],
+)
+def test_a_page_that_says_something_else_is_noticed(what, instead, block):
+    """The twin: another word or number below a block is found, and at that block."""
+    text = PAGE.read_text(encoding="utf-8")
+    assert text.count(what) == 1
+    assert differences(PAGE.name, text.replace(what, instead)) == [block]
+
+
+@pytest.mark.slow
 def test_every_command_of_the_page_runs(tmp_path):
     """`verify` says that all is equal; a model is trained, and writes, over two processes."""
     text = PAGE.read_text(encoding="utf-8")
