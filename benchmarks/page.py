@@ -58,7 +58,10 @@ class Measured:
 def benchmarks() -> list[str]:
     """All that are run, by their paths here."""
     own = [path for path in sorted(HERE.glob("*.py")) if path.name not in SHARED]
-    below = [*sorted(HERE.glob("runtime/*.py")), HERE / "task_overhead" / "run.py"]
+    below = [
+        *sorted(HERE.glob("runtime/*.py")),
+        *(HERE / n / "run.py" for n in ("processes", "task_overhead")),
+    ]
     return [path.relative_to(HERE).as_posix() for path in [*own, *below]]
 
 
