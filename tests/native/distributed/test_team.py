@@ -1,11 +1,13 @@
 """Runs over several processes: failures of one are told as in one process, and the end of one ends them all."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -146,6 +148,60 @@ def test_a_worker_that_is_killed_during_a_run(group):
     error, took = killed_during_steps(group, signal.SIGKILL)
     assert isinstance(error, PeerLost) and took < 5
     assert f"process 1 (pid {worker})" in str(error) and "signal 9" in str(error)
+
+
+def steps_until_the_end(model, ends):
+    """Of a thread: steps and questions, until an error."""
+    try:
+        while True:
+            model.step(STEP, 1e-3)
+            model.transfers()
+    except Exception as error:
+        ends.append((time.monotonic(), error))
+
+
+def killed_at(moment, number):
+    """Two models in two threads over three processes, of which one is killed: what the threads were told, and when."""
+    graph, ends, killed = training_graph(MODEL, "bf16"), [], []
+    plan = graph.plan({"dp": 4}, workers_per_device=1)
+    with tw.ProcessGroup(3) as group:
+        group.start()
+        pid = group.pids[number]
+
+        def kill():
+            killed.append(time.monotonic())
+            os.kill(pid, signal.SIGKILL)
+
+        timer = threading.Timer(moment, kill)
+        timer.start()
+        with ExitStack() as opened:
+            try:
+                models = [opened.enter_context(graph.instantiate(plan)) for _ in range(2)]
+                for model in models:
+                    model.initialize(0)
+                threads = [threading.Thread(target=steps_until_the_end, args=(m, ends)) for m in models]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join(60)
+            except PeerLost as error:
+                ends = [(time.monotonic(), error)] * 2
+            timer.join()
+    return pid, killed[0], ends
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_at_any_moment():
+    """While models are opened, initialised, run, asked: every caller hears of it soon, and nothing is left."""
+    before = left_open()
+    moments = random.Random(0)
+    for round_ in range(12):
+        pid, killed, ends = killed_at(moments.random() * 0.5, 1 + round_ % 2)
+        assert len(ends) == 2
+        for told, error in ends:
+            assert isinstance(error, PeerLost) and told - killed < 5
+        assert any(f"pid {pid}" in str(error) for _, error in ends)
+        assert left_open() == before
 
 
 TRAINING = """
