@@ -267,7 +267,7 @@ void translate(const std::exception_ptr& error, void*) {
 }
 
 nb::dict device_overhead(int64_t workers, int64_t signals, int64_t handles, int64_t scratch_bytes) {
-  const DeviceBytes bytes = Device::bytes_needed(
+  const DeviceBytes bytes = programs::bytes_needed(
       {.num_workers = workers, .num_signals = signals, .num_handles = handles, .scratch_bytes = scratch_bytes});
   nb::dict result;
   result["scratch"] = bytes.scratch;

@@ -1,5 +1,5 @@
 // Litmus shapes on our signals: threads as devices on the real Signal, thousands of rounds, under ThreadSanitizer too.
-// protocols/counter_checked_test.cc has the same shapes in every execution.
+// protocols/tests/counter_checked_test.cc has the same shapes in every execution.
 //
 // What docs/memory_model.md promises, per shape (x is a tile, s and t are signals, all start at 0):
 //   message passing   x = 1; raise s             | s seen; read x                      x = 0 forbidden

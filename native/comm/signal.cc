@@ -35,4 +35,8 @@ SignalBoard::SignalBoard(int64_t num_signals)
   std::uninitialized_default_construct_n(signals_, num_signals);
 }
 
+void SignalBoard::clear_poison() {
+  for (int64_t s = 0; s < size_; ++s) signals_[s].clear_poison();
+}
+
 }  // namespace tilewise::comm

@@ -51,6 +51,8 @@ class SignalBoard {
   Signal& operator[](int64_t index) { return signals_[index]; }
   const Signal& operator[](int64_t index) const { return signals_[index]; }
   int64_t size() const { return size_; }
+  /// After a run that failed: nothing of it may reach the next.
+  void clear_poison();
   int64_t bytes() const { return arena_.bytes(); }
 
  private:

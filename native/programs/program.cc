@@ -146,12 +146,6 @@ int64_t Program::find_list(const std::string& name) const {
   return found == names_.end() ? -1 : found - names_.begin();
 }
 
-const std::string& Program::name_of(int64_t list) const {
-  check<ArgumentError>(list >= 0 && list < num_lists(), "[runtime.Program] a list must be one of ", num_lists(),
-                       "; got ", list, "; count from 0");
-  return names_[list];
-}
-
 const CallList& Program::list_of(int64_t device, int64_t list) const {
   static const CallList kEmpty;
   const DeviceClass& of = class_of(device);

@@ -187,8 +187,6 @@ class Program {
   const std::vector<int64_t>& symbols_max() const { return symbols_max_; }
   /// The number of the list of that name; -1: no class has one.
   int64_t find_list(const std::string& name) const;
-  /// Refuses what is no list's number (ArgumentError).
-  const std::string& name_of(int64_t list) const;
   const CallList& list_of(int64_t device, int64_t list) const;
   const Needs& needs(int64_t device) const { return needs_[devices_[device].class_id]; }
   /// The device's templates with its numbers and peers; made when first asked for, from any thread.

@@ -32,9 +32,8 @@ std::shared_ptr<memory::Arena> make_arena(const DeviceOptions& options) {
   return std::make_shared<memory::Arena>(options.arena_file, options.arena_bytes, file_of(options));
 }
 
-Device::Device(std::shared_ptr<RunState> state, const DeviceOptions& options, comm::Peers* peers)
+Device::Device(std::shared_ptr<RunState> state, const DeviceOptions& options)
     : state_(std::move(state)),
-      peers_(peers),
       options_(options),
       arena_(make_arena(options)),
       signals_(options.num_signals),
@@ -55,7 +54,7 @@ Device::Device(std::shared_ptr<RunState> state, const DeviceOptions& options, co
   }
 }
 
-DeviceBytes Device::bytes_needed(const DeviceOptions& options) {
+DeviceBytes bytes_needed(const DeviceOptions& options) {
   const auto window = static_cast<uint32_t>(options.window);
   const auto engine = tasks::Embedded::bytes_needed(static_cast<uint32_t>(options.num_workers), window,
                                                     static_cast<uint32_t>(options.num_handles + options.num_signals));
@@ -78,10 +77,6 @@ void Device::begin(const RunContext& run, std::vector<Injection> injections) {
   if (run.tracing) enable_trace(true);
 }
 
-void Device::clear_poison() {
-  for (int64_t s = 0; s < signals_.size(); ++s) signals_[s].clear_poison();
-}
-
 void Device::start() {
   walk_.open();
   engine_.wake_all();
@@ -94,7 +89,7 @@ bool Device::has_more() const {
 }
 
 bool Device::submit_more(uint32_t worker) {
-  if (peers_ != nullptr) peers_->look();
+  if (state_->peers != nullptr) state_->peers->look();
   const auto low_water = static_cast<uint64_t>(2 * options_.num_workers + 2);
   if (!has_more() || engine_.num_ready() >= low_water) return false;
   if (walk_.take()) walk(worker);
@@ -202,10 +197,10 @@ tasks::TraceLabel Device::label_of(uint32_t number) const {
 }
 
 void Device::stay() {
-  if (peers_ != nullptr) peers_->stay();
+  if (state_->peers != nullptr) state_->peers->stay();
 }
 
-bool Device::leave() { return peers_ == nullptr || peers_->leave(); }
+bool Device::leave() { return state_->peers == nullptr || state_->peers->leave(); }
 
 void Device::completed() {
   if (walk_.left()) state_->device_finished();
@@ -216,12 +211,12 @@ void Device::raise_signals(const Task& task, uint64_t poison) {
   for (const BoundNotify& notify : task.instr->notifies) {
     const int64_t signal = notify.signal.at(values, task.index);
     if (Device* const target = (*run_.devices)[notify.device].get(); target != nullptr) {
-      target->raise(signal, poison);
+      target->signals()[signal].raise(poison);
     } else {
-      peers_->raise((*run_.processes)[notify.device], {.run = peers_->run(),
-                                                       .device = static_cast<int32_t>(notify.device),
-                                                       .signal = static_cast<int32_t>(signal),
-                                                       .is_poisoned = poison != 0});
+      state_->peers->raise((*run_.processes)[notify.device], {.run = state_->peers->run(),
+                                                              .device = static_cast<int32_t>(notify.device),
+                                                              .signal = static_cast<int32_t>(signal),
+                                                              .is_poisoned = poison != 0});
     }
   }
 }

@@ -26,7 +26,6 @@
 #include <string>
 #include <vector>
 
-#include "comm/peers.h"
 #include "memory/arena.h"
 #include "programs/run/run_state.h"
 #include "programs/run/walker.h"
@@ -59,9 +58,6 @@ struct DeviceOptions {
   int spill_file = -1;  // likewise, of what does not fit
 };
 
-/// The memory of a device, which may be another process's.
-std::shared_ptr<memory::Arena> make_arena(const DeviceOptions& options);
-
 /// What a device reserves besides its arena.
 struct DeviceBytes {
   int64_t scratch = 0;
@@ -69,6 +65,10 @@ struct DeviceBytes {
   int64_t engine = 0;
   int64_t total() const { return scratch + signals + engine; }
 };
+DeviceBytes bytes_needed(const DeviceOptions& options);
+
+/// The memory of a device, which may be another process's.
+std::shared_ptr<memory::Arena> make_arena(const DeviceOptions& options);
 
 /// Everything of one run that a device reads.
 struct RunContext {
@@ -83,16 +83,13 @@ struct RunContext {
 
 class Device final : private tasks::Host {
  public:
-  Device(std::shared_ptr<RunState> state, const DeviceOptions& options, comm::Peers* peers = nullptr);
+  Device(std::shared_ptr<RunState> state, const DeviceOptions& options);
 
   void begin(const RunContext& run, std::vector<Injection> injections);
-  /// After a run that failed: nothing of it may reach the next.
-  void clear_poison();
   /// Wakes workers for the run; after begin() of every device.
   void start();
 
   const DeviceOptions& options() const { return options_; }
-  static DeviceBytes bytes_needed(const DeviceOptions& options);
   /// Everything that this device has reserved, its arena included.
   int64_t bytes() const;
   const std::shared_ptr<memory::Arena>& arena() const { return arena_; }
@@ -106,8 +103,6 @@ class Device final : private tasks::Host {
   WorkerStatus status(int64_t worker) const { return workers_[worker]->status(); }
   int64_t transfers(int64_t label) const { return transfers_[label].load(std::memory_order_relaxed); }
   void enable_trace(bool enable);
-  /// A raise from another process; who asks has checked the signal.
-  void raise(int64_t signal, uint64_t poison) { signals_[signal].raise(poison); }
 
  private:
   bool submit_more(uint32_t worker) override;
@@ -126,7 +121,6 @@ class Device final : private tasks::Host {
   void raise_signals(const Task& task, uint64_t poison);
 
   std::shared_ptr<RunState> state_;
-  comm::Peers* const peers_;  // none: all devices are in this process
   DeviceOptions options_;
   std::shared_ptr<memory::Arena> arena_;  // outlives the device while Python holds a view of it
   comm::SignalBoard signals_;

@@ -20,29 +20,55 @@ using std::chrono::milliseconds;
 constexpr int64_t kMovers = 4;  // threads that move tiles between memory and files: a disk is quick with several
 constexpr milliseconds kBrokenExit{2'000};   // close() of a broken executor leaves hung workers behind after this
 
+std::thread start_worker(const std::shared_ptr<Team>& team, int64_t device, int64_t worker) {
+  return quiet_thread([team, device, worker] {
+    const std::string name = "tw-d" + std::to_string(device) + "-w" + std::to_string(worker);
+    pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
+    team->devices[device]->engine().worker_loop(static_cast<uint32_t>(worker));
+    team->state->worker_exited();
+  });
+}
+
+std::thread start_mover(const std::shared_ptr<Team>& team) {
+  return quiet_thread([team] {
+    pthread_setname_np(pthread_self(), "tw-file");
+    team->state->files().work();
+    team->state->worker_exited();
+  });
+}
+
+std::thread start_listener(const std::shared_ptr<Team>& team) {
+  return quiet_thread([team] {
+    pthread_setname_np(pthread_self(), "tw-peers");
+    team->peers()->listen();
+    team->state->worker_exited();
+  });
+}
+
 }  // namespace
 
 Executor::Executor(const ExecutorOptions& options)
     : options_(options), team_(std::make_shared<Team>()), process_(getpid()) {
-  check_options();
-  join_team();
+  check_options(options);
+  join_team(*team_, options.team);
   int64_t num_here = 0;
   for (int64_t d = 0; d < options.num_devices; ++d) {
-    const DeviceOptions of = device_options(d);
-    auto device = is_here(d) ? std::make_unique<Device>(team_->state, of, team_->peers.get()) : nullptr;
+    const DeviceOptions of = device_options(options, d);
+    auto device = is_here(options.team, d) ? std::make_unique<Device>(team_->state, of) : nullptr;
     num_here += device != nullptr ? 1 : 0;
     arenas_.push_back(device != nullptr ? device->arena() : make_arena(of));
     team_->devices.push_back(std::move(device));
     team_->arenas.push_back(arenas_.back()->data());
   }
   const int64_t num_movers = options.file_bytes > 0 ? kMovers : 0;
-  const int64_t num_listeners = team_->peers != nullptr ? 1 : 0;
+  const int64_t num_listeners = team_->peers() != nullptr ? 1 : 0;
   team_->state->set_workers(num_here * options.workers_per_device + num_movers + num_listeners);
   try {
-    for (int64_t m = 0; m < num_movers; ++m) start_mover();
-    if (num_listeners > 0) start_listener();
+    for (int64_t m = 0; m < num_movers; ++m) threads_.push_back(start_mover(team_));
+    if (num_listeners > 0) threads_.push_back(start_listener(team_));
     for (int64_t d = 0; d < options.num_devices; ++d) {
-      for (int64_t w = 0; is_here(d) && w < options.workers_per_device; ++w) start_worker(d, w);
+      if (!is_here(options.team, d)) continue;
+      for (int64_t w = 0; w < options.workers_per_device; ++w) threads_.push_back(start_worker(team_, d, w));
     }
   } catch (const std::system_error& error) {
     const size_t started = threads_.size();
@@ -52,86 +78,9 @@ Executor::Executor(const ExecutorOptions& options)
   }
 }
 
-void Executor::start_worker(int64_t device, int64_t worker) {
-  threads_.push_back(quiet_thread([team = team_, device, worker] {
-    const std::string name = "tw-d" + std::to_string(device) + "-w" + std::to_string(worker);
-    pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
-    team->devices[device]->engine().worker_loop(static_cast<uint32_t>(worker));
-    team->state->worker_exited();
-  }));
-}
-
-void Executor::start_mover() {
-  threads_.push_back(quiet_thread([team = team_] {
-    pthread_setname_np(pthread_self(), "tw-file");
-    team->state->files().work();
-    team->state->worker_exited();
-  }));
-}
-
-void Executor::start_listener() {
-  threads_.push_back(quiet_thread([team = team_] {
-    pthread_setname_np(pthread_self(), "tw-peers");
-    team->peers->listen();
-    team->state->worker_exited();
-  }));
-}
-
 Executor::~Executor() { close(); }  // NOLINT(bugprone-exception-escape): throws only during a run, which owns it
 
-void Executor::check_options() const {
-  const auto positive = [](int64_t value, const char* name) {
-    check<ArgumentError>(value >= 1, "[runtime.Executor] ", name, " must be at least 1; got ", value,
-                         "; correct the argument");
-  };
-  positive(options_.num_devices, "num_devices");
-  positive(options_.workers_per_device, "workers_per_device");
-  positive(options_.window, "window");
-  check<ArgumentError>(
-      options_.workers_per_device <= tasks::Embedded::kMaxWorkers && options_.window <= tasks::Embedded::kMaxWindow,
-      "[runtime.Executor] workers_per_device and window must be at most ", tasks::Embedded::kMaxWorkers, " and ",
-      tasks::Embedded::kMaxWindow, "; got ", options_.workers_per_device, " and ", options_.window,
-      "; choose smaller ones");
-  check<ArgumentError>(static_cast<int64_t>(options_.arena_bytes.size()) == options_.num_devices,
-                       "[runtime.Executor] arena_bytes needs one size per device; got ", options_.arena_bytes.size(),
-                       " for ", options_.num_devices, " devices; pass the plan's sizes");
-  for (int64_t bytes : options_.arena_bytes) {
-    check<ArgumentError>(bytes >= 0, "[runtime.Executor] arena_bytes must not be negative; got ", bytes,
-                         "; pass the plan's sizes");
-  }
-  constexpr int64_t kMostObjects = INT32_MAX;  // the engine counts both together in 32 bits
-  check<ArgumentError>(options_.num_signals >= 0 && options_.num_handles >= 0 && options_.num_signals <= kMostObjects &&
-                           options_.num_handles <= kMostObjects && options_.deadline_s > 0,
-                       "[runtime.Executor] num_signals and num_handles must lie in [0, ", kMostObjects,
-                       "] and deadline_s be > 0; got ", options_.num_signals, ", ", options_.num_handles, ", ",
-                       options_.deadline_s, "; correct the argument");
-  check<ArgumentError>(options_.scratch_bytes >= 0 && options_.file_bytes >= 0,
-                       "[runtime.Executor] scratch_bytes and file_bytes must not be negative; got ",
-                       options_.scratch_bytes, " and ", options_.file_bytes, "; pass the plan's sizes");
-  int64_t total = std::accumulate(options_.arena_bytes.begin(), options_.arena_bytes.end(), int64_t{0});
-  check_team();
-  for (int64_t d = 0; d < options_.num_devices; ++d) total += Device::bytes_needed(device_options(d)).total();
-  check<ResourceError>(options_.memory_limit_bytes <= 0 || total <= options_.memory_limit_bytes,
-                       "[runtime.Executor] the devices' memory must stay within the limit; got ", total,
-                       " bytes against ", options_.memory_limit_bytes,
-                       "; shard over more devices, use smaller batches or raise the limit");
-}
-
-DeviceOptions Executor::device_options(int64_t device) const {
-  return {device,
-          options_.workers_per_device,
-          options_.arena_bytes[device],
-          options_.num_signals,
-          options_.num_handles,
-          options_.window,
-          options_.scratch_bytes,
-          options_.file_bytes,
-          options_.file_directory,
-          options_.team.arena_files.empty() ? -1 : options_.team.arena_files[device],
-          options_.team.spill_files.empty() ? -1 : options_.team.spill_files[device]};
-}
-
-void Executor::check_run(const Program& program, const std::string& name, const std::vector<int64_t>& symbols) const {
+void Executor::check_run(const Program& program, int64_t list, const std::vector<int64_t>& symbols) const {
   check<ArgumentError>(!closed_, "[runtime.Executor.run] the executor must be open; got a closed one; make a new one");
   check<ArgumentError>(
       process_ == getpid(),
@@ -159,8 +108,9 @@ void Executor::check_run(const Program& program, const std::string& name, const 
         program.memory_bytes(), " on against ", options_.file_bytes, " from ", file_begin, " on device ", d,
         "; make the executor with the plan's sizes");
   }
-  check<ArgumentError>(program.find_list(name) >= 0, "[runtime.Executor.run] the program must have calls to run; got ",
-                       "none under the name '", name, "'; pass a name that was given to add_call()");
+  check<ArgumentError>(list >= 0 && list < program.num_lists(),
+                       "[runtime.Executor.run] the program must have calls to ",
+                       "run; got none under that name; pass a name that was given to add_call()");
   const std::vector<int64_t>& bounds = program.symbols_max();
   check<ArgumentError>(symbols.size() == bounds.size(), "[runtime.Executor.run] every symbol needs a value; got ",
                        symbols.size(), " for ", bounds.size(), "; pass one per symbol");
@@ -178,9 +128,9 @@ Executor::Running::Running(Executor& executor) : running_(executor.running_) {
 void Executor::run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols, const std::string& name,
                    const Poll& poll, const std::function<void()>& meanwhile) {
   const Running running(*this);
-  check_run(*program, name, symbols);
   const int64_t list = program->find_list(name);
-  const uint64_t number = order_run(list, symbols);
+  check_run(*program, list, symbols);
+  const uint64_t number = order_run(*team_, failed_, list, symbols);
   begin_run(std::move(program), list, std::move(symbols), failed_, number);
   if (meanwhile) meanwhile();
   const std::exception_ptr error = end_run(poll);
@@ -202,7 +152,7 @@ std::exception_ptr Executor::end_run(const Poll& poll) {
 void Executor::begin_run(std::shared_ptr<const Program> program, int64_t list, std::vector<int64_t> symbols,
                          bool clears_poison, uint64_t number) {
   Team& team = *team_;
-  if (team.peers != nullptr) team.peers->settle();
+  if (team.peers() != nullptr) team.peers()->settle();
   team.program = std::move(program);
   team.symbols = std::move(symbols);
   team.state->begin_run(std::count_if(team.devices.begin(), team.devices.end(), [](auto& d) { return d != nullptr; }));
@@ -216,18 +166,18 @@ void Executor::begin_run(std::shared_ptr<const Program> program, int64_t list, s
                        .processes = &team.processes,
                        .tracing = tracing_};
   for (int64_t d = 0; d < options_.num_devices; ++d) {
-    if (!is_here(d)) continue;
+    if (team.devices[d] == nullptr) continue;
     std::vector<Injection> planted;
     for (const PlannedInjection& fault : injections_) {
       const auto label = std::find(labels.begin(), labels.end(), fault.label);
       if (fault.device != d || label == labels.end()) continue;
       planted.push_back({fault.kind, label - labels.begin(), fault.index});
     }
-    if (clears_poison) team.devices[d]->clear_poison();
+    if (clears_poison) team.devices[d]->signals().clear_poison();
     team.devices[d]->begin(run, std::move(planted));
   }
   injections_.clear();
-  if (team.peers != nullptr) team.peers->open_run(number);
+  if (team.peers() != nullptr) team.peers()->open_run(number);
   for (auto& device : team.devices) {
     if (device != nullptr) device->start();
   }
@@ -236,7 +186,7 @@ void Executor::begin_run(std::shared_ptr<const Program> program, int64_t list, s
 void Executor::count_transfers() {
   const std::vector<std::string>& labels = team_->program->labels();
   for (int64_t d = 0; d < options_.num_devices; ++d) {
-    for (size_t label = 0; is_here(d) && label < labels.size(); ++label) {
+    for (size_t label = 0; team_->devices[d] != nullptr && label < labels.size(); ++label) {
       const int64_t elements = team_->devices[d]->transfers(static_cast<int64_t>(label));
       if (elements == 0) continue;
       std::vector<int64_t>& per_device = transfers_[labels[label]];
@@ -262,7 +212,7 @@ void Executor::close() {
     if (device != nullptr) device->engine().close();
   }
   team_->state->files().close();
-  if (team_->peers != nullptr) team_->peers->close();
+  if (team_->peers() != nullptr) team_->peers()->close();
   const bool all_left = !broken_ || team_->state->wait_exited(kBrokenExit);
   for (std::thread& thread : threads_) {
     if (all_left) {
@@ -311,7 +261,7 @@ std::vector<TimelineEntry> Executor::timeline() const {
   std::vector<TimelineEntry> entries;
   if (broken_) return entries;  // a hung worker may still write
   for (int64_t d = 0; d < options_.num_devices; ++d) {
-    if (!is_here(d)) continue;
+    if (team_->devices[d] == nullptr) continue;
     for (const tasks::TimelineRecord& record : team_->devices[d]->engine().timeline()) entries.push_back({d, record});
   }
   std::sort(entries.begin(), entries.end(),

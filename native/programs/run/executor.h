@@ -24,34 +24,10 @@
 
 #include "programs/program.h"
 #include "programs/run/errors.h"
+#include "programs/run/options.h"
 #include "programs/run/team.h"
 
 namespace tilewise::programs {
-
-/// Where a program's devices are, if not all in this process. Descriptors stay their owner's.
-struct TeamOptions {
-  int64_t process = 0;             // this one
-  std::vector<int64_t> processes = {};  // per device, which has it; empty: all are here
-  int team_file = -1;              // sealed memory of comm::Peers::bytes()
-  std::vector<int> arena_files = {};    // per device, sealed memory
-  std::vector<int> spill_files = {};    // per device, where the plan has files: memory::SpillFile::make()
-  std::vector<int> peer_files = {};     // per process, becomes readable when it ends; -1: not watched
-};
-
-struct ExecutorOptions {
-  int64_t num_devices = 1;
-  int64_t workers_per_device = 1;
-  std::vector<int64_t> arena_bytes;  // per device
-  int64_t num_signals = 0;
-  int64_t num_handles = 0;  // per device
-  int64_t window = 512;
-  int64_t scratch_bytes = kernels::kScratchBytes;  // per worker
-  int64_t file_bytes = 0;  // per device, in a file of its own in file_directory
-  std::string file_directory = {};
-  int64_t memory_limit_bytes = 0;                  // over all devices and all they reserve; 0: none
-  double deadline_s = 60.0;                        // without a completed task and with no worker inside a kernel
-  TeamOptions team = {};
-};
 
 /// One timeline record with its place.
 struct TimelineEntry {
@@ -64,6 +40,14 @@ struct ExecutorStats {
   int64_t num_tasks = 0;
   int64_t window_high_water = 0;
   int64_t timeline_dropped = 0;
+};
+
+/// A fault for the next run: the index-th task of that label on the device.
+struct PlannedInjection {
+  Injected kind;
+  int64_t device;
+  std::string label;
+  int64_t index;
 };
 
 class Executor {
@@ -102,12 +86,6 @@ class Executor {
   void inject(Injected kind, int64_t device, std::string label, int64_t index);
 
  private:
-  struct PlannedInjection {
-    Injected kind;
-    int64_t device;
-    std::string label;
-    int64_t index;
-  };
   class Running {
    public:
     explicit Running(Executor& executor);
@@ -118,21 +96,11 @@ class Executor {
    private:
     std::atomic<bool>& running_;
   };
-  void check_options() const;
-  void check_team() const;
-  void join_team();
-  bool is_here(int64_t device) const;
-  DeviceOptions device_options(int64_t device) const;
-  void start_worker(int64_t device, int64_t worker);
-  void start_mover();
-  void start_listener();
-  void check_run(const Program& program, const std::string& name, const std::vector<int64_t>& symbols) const;
+  void check_run(const Program& program, int64_t list, const std::vector<int64_t>& symbols) const;
   void begin_run(std::shared_ptr<const Program> program, int64_t list, std::vector<int64_t> symbols, bool clears_poison,
                  uint64_t number);
   /// Waits for the end of what has begun; the first error, if there was one. Sets what later runs go by.
   std::exception_ptr end_run(const Poll& poll);
-  /// Of a process that leads: the order's number; of one alone 0.
-  uint64_t order_run(int64_t list, const std::vector<int64_t>& symbols);
   void count_transfers();
   void check_device(int64_t device, const char* where) const;
   void check_idle(const char* where) const;

@@ -76,46 +76,22 @@ std::exception_ptr error_here(const Team& team) {
 
 std::exception_ptr error_anywhere(const Team& team) {
   const std::exception_ptr own = error_here(team);
-  if (team.peers == nullptr || !team.peers->leads() || (own != nullptr && !is_stopped_elsewhere(own))) return own;
-  for (int64_t p = 1; p < team.peers->num_processes(); ++p) {
-    if (std::exception_ptr error = error_of(team.peers->answer_of(p)); error != nullptr) return error;
+  if (team.peers() == nullptr || !team.peers()->leads() || (own != nullptr && !is_stopped_elsewhere(own))) return own;
+  for (int64_t p = 1; p < team.peers()->num_processes(); ++p) {
+    if (std::exception_ptr error = error_of(team.peers()->answer_of(p)); error != nullptr) return error;
   }
   return own;
 }
 
-bool Executor::is_here(int64_t device) const {
-  return options_.team.processes.empty() || options_.team.processes[device] == options_.team.process;
-}
-
-void Executor::check_team() const {
-  const TeamOptions& team = options_.team;
-  if (team.processes.empty()) return;
-  check<ArgumentError>(
-      std::ssize(team.processes) == options_.num_devices && std::ssize(team.arena_files) == options_.num_devices,
-      "[runtime.Executor] a team says of every device which process has it and which file its memory "
-      "is; got ",
-      team.processes.size(), " and ", team.arena_files.size(), " for ", options_.num_devices,
-      " devices; correct the argument");
-  for (int64_t process : team.processes) {
-    check<ArgumentError>(process >= 0 && process < std::ssize(team.peer_files),
-                         "[runtime.Executor] a device's process must be one of ", team.peer_files.size(), "; got ",
-                         process, "; count from 0");
-  }
-  check<ArgumentError>(std::ssize(team.spill_files) == (options_.file_bytes == 0 ? 0 : options_.num_devices),
-                       "[runtime.Executor] a team's devices have a file each if the plan has any; got ",
-                       team.spill_files.size(), " files of ", options_.file_bytes, " bytes; correct the argument");
-}
-
-void Executor::join_team() {
-  const TeamOptions& team = options_.team;
-  if (team.processes.empty()) return;
-  team_->processes = team.processes;
-  team_->peers = std::make_unique<comm::Peers>(comm::PeersOptions{
-      .process = team.process,
-      .num_processes = std::ssize(team.peer_files),
-      .file = team.team_file,
-      .ends = team.peer_files,
-      .take = [team = team_.get()](const comm::Raise& raise) { take_raise(*team, raise); },
+void join_team(Team& team, const TeamOptions& options) {
+  if (options.processes.empty()) return;
+  team.processes = options.processes;
+  team.state->peers = std::make_unique<comm::Peers>(comm::PeersOptions{
+      .process = options.process,
+      .num_processes = std::ssize(options.peer_files),
+      .file = options.team_file,
+      .ends = options.peer_files,
+      .take = [&team](const comm::Raise& raise) { take_raise(team, raise); },
   });
 }
 
@@ -124,7 +100,7 @@ void take_raise(Team& team, const comm::Raise& raise) {
   const bool is_device = raise.device >= 0 && raise.device < std::ssize(team.devices);
   Device* const device = is_device ? team.devices[raise.device].get() : nullptr;
   if (device == nullptr || raise.signal < 0 || raise.signal >= device->options().num_signals ||
-      raise.run != team.peers->run()) {
+      raise.run != team.peers()->run()) {
     team.state->fail(std::make_exception_ptr(
         PeerLost("[comm.Peers] a message must name a device and a signal of this process in this run; got device " +
                  std::to_string(raise.device) + ", signal " + std::to_string(raise.signal) + ", run " +
@@ -139,47 +115,47 @@ void take_raise(Team& team, const comm::Raise& raise) {
           std::make_exception_ptr(StoppedElsewhere("[runtime.Executor.run] another process has failed")));
     }
   }
-  device->raise(raise.signal, poison);
+  device->signals()[raise.signal].raise(poison);
 }
 
-uint64_t Executor::order_run(int64_t list, const std::vector<int64_t>& symbols) {
-  if (team_->peers == nullptr) return 0;
-  check<ArgumentError>(team_->peers->leads(),
+uint64_t order_run(const Team& team, bool clears_poison, int64_t list, const std::vector<int64_t>& symbols) {
+  if (team.peers() == nullptr) return 0;
+  check<ArgumentError>(team.peers()->leads(),
                        "[runtime.Executor.run] the process that leads orders runs; got a call in "
                        "process ",
-                       team_->peers->process(), "; call serve()");
+                       team.peers()->process(), "; call serve()");
   check<ArgumentError>(std::ssize(symbols) <= comm::kMaxSymbols,
                        "[runtime.Executor.run] a program of several processes has at most ", comm::kMaxSymbols,
                        " symbols; got ", symbols.size(), "; use fewer");
   comm::Order order;
   order.kind = comm::Order::Kind::kRun;
-  order.clears_poison = failed_;
+  order.clears_poison = clears_poison;
   order.list = list;
   order.num_symbols = std::ssize(symbols);
   std::copy(symbols.begin(), symbols.end(), order.symbols);
-  return team_->peers->give(order);
+  return team.peers()->give(order);
 }
 
 void Executor::call_peers() {
   check_idle("call_peers");
   check<ArgumentError>(
-      team_->peers != nullptr && team_->peers->leads(),
+      team_->peers() != nullptr && team_->peers()->leads(),
       "[runtime.Executor.call_peers] the process that leads calls the others; got a call in another, or "
       "without a team; make the executor with one");
-  team_->peers->give({});
+  team_->peers()->give({});
 }
 
 void Executor::serve(std::shared_ptr<const Program> program, const Poll& poll) {
   const Running running(*this);
   check<ArgumentError>(
-      team_->peers != nullptr && !team_->peers->leads(),
+      team_->peers() != nullptr && !team_->peers()->leads(),
       "[runtime.Executor.serve] processes that do not lead serve; got a call in the leader, or without a "
       "team; call run()");
   while (true) {
     comm::Order order;
     uint64_t number = 0;
-    while (!team_->peers->await_order(kPollNs, &order, &number)) {
-      check<PeerLost>(!team_->peers->has_ended(0),
+    while (!team_->peers()->await_order(kPollNs, &order, &number)) {
+      check<PeerLost>(!team_->peers()->has_ended(0),
                       "[runtime.Executor.serve] the process that leads must stay; got its "
                       "end; start all again");
       if (poll && poll()) throw Interrupted("[runtime.Executor.serve] the process was asked to stop");
@@ -187,10 +163,10 @@ void Executor::serve(std::shared_ptr<const Program> program, const Poll& poll) {
     if (order.kind == comm::Order::Kind::kTalk) return;
     const int64_t count = std::clamp<int64_t>(order.num_symbols, 0, comm::kMaxSymbols);
     std::vector<int64_t> symbols(order.symbols, order.symbols + count);
-    check_run(*program, program->name_of(order.list), symbols);
+    check_run(*program, order.list, symbols);
     begin_run(program, order.list, std::move(symbols), order.clears_poison, number);
     const std::exception_ptr error = end_run(poll);
-    team_->peers->answer(answer_of(error));
+    team_->peers()->answer(answer_of(error));
     if (broken_) std::rethrow_exception(error);
   }
 }

@@ -21,7 +21,7 @@ std::string doing(const Team& team, int64_t index) {
   std::ostringstream text;
   if (team.devices[index] == nullptr) {
     const int64_t process = team.processes[index];
-    const comm::Progress progress = team.peers->progress(process);
+    const comm::Progress progress = team.peers()->progress(process);
     text << "process " << process << ", pid " << progress.pid << ", " << (progress.is_at_work ? "at work" : "idle")
          << " after " << progress.num_completed << " tasks";
     return text.str();
@@ -41,7 +41,7 @@ std::string doing(const Team& team, int64_t index) {
 }
 
 bool is_busy(const Team& team, int64_t index) {
-  if (team.devices[index] == nullptr) return team.peers->progress(team.processes[index]).is_at_work;
+  if (team.devices[index] == nullptr) return team.peers()->progress(team.processes[index]).is_at_work;
   const Device& device = *team.devices[index];
   for (int64_t w = 0; w < device.options().num_workers; ++w) {
     if (device.status(w).instr != nullptr) return true;
@@ -96,7 +96,7 @@ std::string describe_timeout(const Team& team, double deadline_s) {
 
 std::string describe_loss(const Team& team, int64_t process, const std::string& how) {
   std::ostringstream text;
-  const comm::Progress progress = team.peers->progress(process);
+  const comm::Progress progress = team.peers()->progress(process);
   text << "[runtime.Executor.run] every process must stay until the end; got process " << process << " (pid "
        << progress.pid << "), which " << how << " after " << progress.num_completed << " tasks; ";
   for (const Blocked& wait : all_blocked(team)) {

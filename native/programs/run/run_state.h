@@ -15,12 +15,16 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "comm/peers.h"
 #include "programs/run/file_queue.h"
 
 namespace tilewise::programs {
 
 class RunState {
  public:
+  /// The other processes of the run; none: all devices are in this one.
+  std::unique_ptr<comm::Peers> peers;
+
   // Workers.
 
   /// Records an error; its id (position + 1) is the poison of everything behind it. The first stops the run.

@@ -12,19 +12,26 @@
 #include "comm/peers.h"
 #include "programs/program.h"
 #include "programs/run/device.h"
+#include "programs/run/options.h"
 #include "programs/run/run_state.h"
 
 namespace tilewise::programs {
 
 struct Team {
   std::shared_ptr<RunState> state = std::make_shared<RunState>();
-  std::unique_ptr<comm::Peers> peers;  // none: all devices are here
   std::vector<int64_t> processes;      // per device, which has it
   std::vector<std::unique_ptr<Device>> devices;  // none where another process has it
   std::vector<std::byte*> arenas;
   std::shared_ptr<const Program> program;  // of the last run
   std::vector<int64_t> symbols;
+
+  comm::Peers* peers() const { return state->peers.get(); }  // none: all devices are here
 };
+
+/// Makes the team's peers, if it has any.
+void join_team(Team& team, const TeamOptions& options);
+/// Has the others run a list; the order's number. Of one process alone: 0.
+uint64_t order_run(const Team& team, bool clears_poison, int64_t list, const std::vector<int64_t>& symbols);
 
 /// Asked every 50 ms while run() waits; true cancels.
 using Poll = std::function<bool()>;

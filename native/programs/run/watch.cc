@@ -32,29 +32,29 @@ bool is_at_work_here(const Team& team) {
 
 bool is_at_work(const Team& team) {
   if (is_at_work_here(team)) return true;
-  for (int64_t p = 0; team.peers != nullptr && p < team.peers->num_processes(); ++p) {
-    if (p != team.peers->process() && team.peers->progress(p).is_at_work) return true;
+  for (int64_t p = 0; team.peers() != nullptr && p < team.peers()->num_processes(); ++p) {
+    if (p != team.peers()->process() && team.peers()->progress(p).is_at_work) return true;
   }
   return false;
 }
 
 int64_t num_completed_anywhere(const Team& team) {
   int64_t total = num_completed(team);
-  for (int64_t p = 0; team.peers != nullptr && p < team.peers->num_processes(); ++p) {
-    if (p != team.peers->process()) total += static_cast<int64_t>(team.peers->progress(p).num_completed);
+  for (int64_t p = 0; team.peers() != nullptr && p < team.peers()->num_processes(); ++p) {
+    if (p != team.peers()->process()) total += static_cast<int64_t>(team.peers()->progress(p).num_completed);
   }
   return total;
 }
 
 bool wait_finished(Team& team) {
   if (!team.state->wait_finished(kPoll)) return false;
-  return team.peers == nullptr || !team.peers->leads() || team.peers->await_answers(in_ns(kPoll));
+  return team.peers() == nullptr || !team.peers()->leads() || team.peers()->await_answers(in_ns(kPoll));
 }
 
 /// Tells the other processes how this one is, and asks how they are. False: one is lost.
 bool follow_peers(Team& team) {
-  if (team.peers == nullptr) return true;
-  comm::Peers& peers = *team.peers;
+  if (team.peers() == nullptr) return true;
+  comm::Peers& peers = *team.peers();
   peers.tell(num_completed(team), is_at_work_here(team));
   if (team.state->stopped() != 0) {
     peers.tell_stopped();
@@ -91,7 +91,7 @@ bool watch_run(Team& team, double deadline_s, const Poll& poll) {
   int64_t quiet_ns = 0;
   int64_t last_ns = now_ns();
   bool cancelled = false;
-  const bool keeps_deadline = team.peers == nullptr || team.peers->leads();
+  const bool keeps_deadline = team.peers() == nullptr || team.peers()->leads();
   while (!wait_finished(team)) {
     if (!follow_peers(team)) return false;
     if (!cancelled && poll && poll()) {

@@ -228,7 +228,7 @@ CASE("the timeline has every task of the last run, with its moments in order") {
 CASE("memory over the limit is refused before anything is mapped") {
   ExecutorOptions options{2, 1, {600, 600}, 3, 5};
   options.scratch_bytes = 100;
-  const DeviceBytes own = Device::bytes_needed({.num_signals = 3, .num_handles = 5, .scratch_bytes = 100});
+  const DeviceBytes own = programs::bytes_needed({.num_signals = 3, .num_handles = 5, .scratch_bytes = 100});
   EXPECT(own.scratch == 100 && own.signals == 3 * 128 && own.engine > 0);
   const int64_t need = 2 * (600 + own.total());
   options.memory_limit_bytes = need - 1;

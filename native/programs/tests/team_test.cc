@@ -203,24 +203,24 @@ CASE("messages that name nothing fail the run and touch nothing") {
            {-1, 0, 1}, {2, 0, 1}, {0, -1, 1}, {0, 8, 1}, {1, 0, 1}, {0, 0, 0}, {INT32_MAX, INT32_MIN, 1}}) {
     const int file = sealed_file(comm::Peers::bytes(2));
     Team team;
-    team.peers = std::make_unique<comm::Peers>(comm::PeersOptions{
+    team.state->peers = std::make_unique<comm::Peers>(comm::PeersOptions{
         .process = 0, .num_processes = 2, .file = file, .ends = {-1, -1}, .take = [&team](const comm::Raise& raise) {
           take_raise(team, raise);
         }});
     DeviceOptions options;
     options.num_signals = 8;
-    team.devices.push_back(std::make_unique<Device>(team.state, options, team.peers.get()));
+    team.devices.push_back(std::make_unique<Device>(team.state, options));
     team.devices.push_back(nullptr);
-    team.peers->settle();
-    team.peers->open_run(1);
-    team.peers->raise(0, {.run = 1, .device = 0, .signal = 3});
-    team.peers->settle();
+    team.peers()->settle();
+    team.peers()->open_run(1);
+    team.peers()->raise(0, {.run = 1, .device = 0, .signal = 3});
+    team.peers()->settle();
     EXPECT_EQ(team.devices[0]->signals()[3].value(), 1u);
     EXPECT(team.state->first_error() == nullptr);
-    team.peers->raise(0, {.run = static_cast<uint64_t>(run),
-                          .device = static_cast<int32_t>(device),
-                          .signal = static_cast<int32_t>(signal)});
-    team.peers->settle();
+    team.peers()->raise(0, {.run = static_cast<uint64_t>(run),
+                            .device = static_cast<int32_t>(device),
+                            .signal = static_cast<int32_t>(signal)});
+    team.peers()->settle();
     EXPECT(team.state->first_error() != nullptr);
     for (int64_t s = 0; s < 8; ++s) EXPECT_EQ(team.devices[0]->signals()[s].value(), s == 3 ? 1u : 0u);
     close(file);

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PROGRAMS = sorted(
     path.stem
-    for path in (ROOT / "native/protocols").glob("*_checked_test.cc")
+    for path in (ROOT / "native/protocols/tests").glob("*_checked_test.cc")
     if "DEEP_HOLDS(" in path.read_text(encoding="utf-8")
 )
 pytestmark = pytest.mark.soak

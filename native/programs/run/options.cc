@@ -1,0 +1,87 @@
+// See options.h.
+#include "programs/run/options.h"
+
+#include <numeric>
+
+namespace tilewise::programs {
+
+namespace {
+
+void check_team(const ExecutorOptions& options) {
+  const TeamOptions& team = options.team;
+  if (team.processes.empty()) return;
+  check<ArgumentError>(
+      std::ssize(team.processes) == options.num_devices && std::ssize(team.arena_files) == options.num_devices,
+      "[runtime.Executor] a team says of every device which process has it and which file its memory "
+      "is; got ",
+      team.processes.size(), " and ", team.arena_files.size(), " for ", options.num_devices,
+      " devices; correct the argument");
+  for (int64_t process : team.processes) {
+    check<ArgumentError>(process >= 0 && process < std::ssize(team.peer_files),
+                         "[runtime.Executor] a device's process must be one of ", team.peer_files.size(), "; got ",
+                         process, "; count from 0");
+  }
+  check<ArgumentError>(std::ssize(team.spill_files) == (options.file_bytes == 0 ? 0 : options.num_devices),
+                       "[runtime.Executor] a team's devices have a file each if the plan has any; got ",
+                       team.spill_files.size(), " files of ", options.file_bytes, " bytes; correct the argument");
+}
+
+}  // namespace
+
+bool is_here(const TeamOptions& team, int64_t device) {
+  return team.processes.empty() || team.processes[device] == team.process;
+}
+
+void check_options(const ExecutorOptions& options) {
+  const auto positive = [](int64_t value, const char* name) {
+    check<ArgumentError>(value >= 1, "[runtime.Executor] ", name, " must be at least 1; got ", value,
+                         "; correct the argument");
+  };
+  positive(options.num_devices, "num_devices");
+  positive(options.workers_per_device, "workers_per_device");
+  positive(options.window, "window");
+  check<ArgumentError>(
+      options.workers_per_device <= tasks::Embedded::kMaxWorkers && options.window <= tasks::Embedded::kMaxWindow,
+      "[runtime.Executor] workers_per_device and window must be at most ", tasks::Embedded::kMaxWorkers, " and ",
+      tasks::Embedded::kMaxWindow, "; got ", options.workers_per_device, " and ", options.window,
+      "; choose smaller ones");
+  check<ArgumentError>(static_cast<int64_t>(options.arena_bytes.size()) == options.num_devices,
+                       "[runtime.Executor] arena_bytes needs one size per device; got ", options.arena_bytes.size(),
+                       " for ", options.num_devices, " devices; pass the plan's sizes");
+  for (int64_t bytes : options.arena_bytes) {
+    check<ArgumentError>(bytes >= 0, "[runtime.Executor] arena_bytes must not be negative; got ", bytes,
+                         "; pass the plan's sizes");
+  }
+  constexpr int64_t kMostObjects = INT32_MAX;  // the engine counts both together in 32 bits
+  check<ArgumentError>(options.num_signals >= 0 && options.num_handles >= 0 && options.num_signals <= kMostObjects &&
+                           options.num_handles <= kMostObjects && options.deadline_s > 0,
+                       "[runtime.Executor] num_signals and num_handles must lie in [0, ", kMostObjects,
+                       "] and deadline_s be > 0; got ", options.num_signals, ", ", options.num_handles, ", ",
+                       options.deadline_s, "; correct the argument");
+  check<ArgumentError>(options.scratch_bytes >= 0 && options.file_bytes >= 0,
+                       "[runtime.Executor] scratch_bytes and file_bytes must not be negative; got ",
+                       options.scratch_bytes, " and ", options.file_bytes, "; pass the plan's sizes");
+  int64_t total = std::accumulate(options.arena_bytes.begin(), options.arena_bytes.end(), int64_t{0});
+  check_team(options);
+  for (int64_t d = 0; d < options.num_devices; ++d) total += bytes_needed(device_options(options, d)).total();
+  check<ResourceError>(options.memory_limit_bytes <= 0 || total <= options.memory_limit_bytes,
+                       "[runtime.Executor] the devices' memory must stay within the limit; got ", total,
+                       " bytes against ", options.memory_limit_bytes,
+                       "; shard over more devices, use smaller batches or raise the limit");
+}
+
+DeviceOptions device_options(const ExecutorOptions& options, int64_t device) {
+  return {device,
+          options.workers_per_device,
+          options.arena_bytes[device],
+          options.num_signals,
+          options.num_handles,
+          options.window,
+          options.scratch_bytes,
+          options.file_bytes,
+          options.file_directory,
+          options.team.arena_files.empty() ? -1 : options.team.arena_files[device],
+          options.team.spill_files.empty() ? -1 : options.team.spill_files[device]};
+}
+
+}  // namespace tilewise::programs
