@@ -80,7 +80,8 @@ Executor::Executor(const ExecutorOptions& options)
 
 Executor::~Executor() { close(); }  // NOLINT(bugprone-exception-escape): throws only during a run, which owns it
 
-void Executor::check_run(const Program& program, int64_t list, const std::vector<int64_t>& symbols) const {
+void Executor::check_run(const Program& program, int64_t list, const std::string& name,
+                         const std::vector<int64_t>& symbols) const {
   check<ArgumentError>(!closed_, "[runtime.Executor.run] the executor must be open; got a closed one; make a new one");
   check<ArgumentError>(
       process_ == getpid(),
@@ -109,8 +110,8 @@ void Executor::check_run(const Program& program, int64_t list, const std::vector
         "; make the executor with the plan's sizes");
   }
   check<ArgumentError>(list >= 0 && list < program.num_lists(),
-                       "[runtime.Executor.run] the program must have calls to ",
-                       "run; got none under that name; pass a name that was given to add_call()");
+                       "[runtime.Executor.run] the program must have calls to ", "run; got none under the name '", name,
+                       "'; pass a name that was given to add_call()");
   const std::vector<int64_t>& bounds = program.symbols_max();
   check<ArgumentError>(symbols.size() == bounds.size(), "[runtime.Executor.run] every symbol needs a value; got ",
                        symbols.size(), " for ", bounds.size(), "; pass one per symbol");
@@ -129,7 +130,7 @@ void Executor::run(std::shared_ptr<const Program> program, std::vector<int64_t> 
                    const Poll& poll, const std::function<void()>& meanwhile) {
   const Running running(*this);
   const int64_t list = program->find_list(name);
-  check_run(*program, list, symbols);
+  check_run(*program, list, name, symbols);
   const uint64_t number = order_run(*team_, failed_, list, symbols);
   begin_run(std::move(program), list, std::move(symbols), failed_, number);
   if (meanwhile) meanwhile();

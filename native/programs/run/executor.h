@@ -96,7 +96,9 @@ class Executor {
    private:
     std::atomic<bool>& running_;
   };
-  void check_run(const Program& program, int64_t list, const std::vector<int64_t>& symbols) const;
+  /// name: of the list, for messages.
+  void check_run(const Program& program, int64_t list, const std::string& name,
+                 const std::vector<int64_t>& symbols) const;
   void begin_run(std::shared_ptr<const Program> program, int64_t list, std::vector<int64_t> symbols, bool clears_poison,
                  uint64_t number);
   /// Waits for the end of what has begun; the first error, if there was one. Sets what later runs go by.

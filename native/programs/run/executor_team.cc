@@ -163,7 +163,7 @@ void Executor::serve(std::shared_ptr<const Program> program, const Poll& poll) {
     if (order.kind == comm::Order::Kind::kTalk) return;
     const int64_t count = std::clamp<int64_t>(order.num_symbols, 0, comm::kMaxSymbols);
     std::vector<int64_t> symbols(order.symbols, order.symbols + count);
-    check_run(*program, order.list, symbols);
+    check_run(*program, order.list, "of number " + std::to_string(order.list), symbols);
     begin_run(program, order.list, std::move(symbols), order.clears_poison, number);
     const std::exception_ptr error = end_run(poll);
     team_->peers()->answer(answer_of(error));
