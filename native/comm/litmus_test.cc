@@ -8,8 +8,8 @@
 //   store buffering   raise s; look at t         | raise t; look at s                  both 0: allowed for value(),
 //                                                                                      forbidden for wait()
 //   IRIW              raise s | raise t | look at s, t | look at t, s                  opposite orders: as above
-// value() is an acquire load. wait() compares inside the signal's lock, in which raise() adds: that is a total order
-// per signal, and what a lost wake-up would have to break. Tasks only ever use wait().
+// value() is an acquire load. wait() registers, then compares; raise() adds, then asks for waiters; all four in one
+// order that every thread agrees on, which a lost wake-up would have to break. Tasks only ever use wait().
 #include <algorithm>
 #include <array>
 #include <barrier>

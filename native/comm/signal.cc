@@ -16,17 +16,14 @@ bool Signal::wait(Waiter* waiter, uint64_t* poison) {
 }
 
 void Signal::raise(uint64_t poison) {
-  uint64_t left = 0;
+  uint64_t none = 0;
+  if (poison != 0) poison_.compare_exchange_strong(none, poison, std::memory_order_relaxed);  // the value publishes it
   const auto next = [](Waiter* waiter) -> Waiter*& { return waiter->next; };
-  const auto rise = [&](uint64_t value) {
-    if (poison != 0 && poison_.load(std::memory_order_relaxed) == 0) {
-      poison_.store(poison, std::memory_order_release);
-    }
-    left = poison_.load(std::memory_order_relaxed);
-    return value + 1;
-  };
   const auto is_met = [](const Waiter* waiter, uint64_t value) { return waiter->threshold <= value; };
-  counter_.wake_all(counter_.raise(rise, is_met, next), next, [&](Waiter* met) { met->on_raised(met, left); });
+  Waiter* const met = counter_.add(1, is_met, next);
+  if (met == nullptr) return;
+  const uint64_t left = poison_.load(std::memory_order_relaxed);
+  counter_.wake_all(met, next, [&](Waiter* waiter) { waiter->on_raised(waiter, left); });
 }
 
 SignalBoard::SignalBoard(int64_t num_signals)

@@ -1,7 +1,7 @@
 // Signals: 64-bit counters between devices, and tasks that wait for them without holding a worker.
 //
 // A signal counts up and never falls. raise() is the notifier's last act: everything it did before is visible to
-// the waiter that is told (release; wait() and on_raised acquire through the signal's lock).
+// the waiter that is told (release; wait() and on_raised acquire the value).
 //
 // No wake-up can be lost: protocols/counter.h says why. on_raised runs outside the lock, once per waiter, in the
 // raising thread; the waiter's memory may be reused by then. No other lock is taken while a signal's lock is held.
@@ -22,7 +22,7 @@ struct Waiter {
 };
 
 /// One signal: 128 bytes, so that neighbours (and the adjacent-line prefetcher) never share with it.
-/// Who may call: any thread. Blocks: only for the lock's few instructions. Memory: symmetric (same index everywhere).
+/// Who may call: any thread. Blocks: only for a lock's few instructions, and only where a task waits. Memory: symmetric (same index everywhere).
 class alignas(128) Signal {
  public:
   /// True when the value has reached waiter->threshold (then *poison is what the raisers left); otherwise the waiter
@@ -40,7 +40,7 @@ class alignas(128) Signal {
 
  private:
   protocols::Counter<protocols::StdMemory, Waiter*> counter_{};
-  std::atomic<uint64_t> poison_{0};  // written under the counter's lock
+  std::atomic<uint64_t> poison_{0};  // written before the value
 };
 static_assert(sizeof(Signal) == 128);
 

@@ -1,11 +1,13 @@
 // A counter that rises, and those that wait for a value of it without holding a thread.
 //
-// Purpose: signals between devices (comm/signal.h) and external events of the engine. No wake-up can be lost: a waiter
-// compares and registers in ONE critical section of the counter's lock, and a raise adds and detaches in ONE critical
-// section of it. Either the waiter's section comes first and the raise finds it in the list, or the raise's comes first
-// and the waiter sees the new value. What the raise has detached it wakes outside the lock; a woken waiter may be used
-// again at once, so its link is read before. Who may call: any thread. Blocks: for the lock. Memory: wherever it lies;
-// all-zero bytes are a counter at zero.
+// Purpose: signals between devices (comm/signal.h) and external events of the engine. No wake-up can be lost. A waiter
+// registers and compares in ONE critical section of the counter's lock. A raise adds and detaches in ONE critical
+// section of it: either the waiter's section comes first and the raise finds it in the list, or the raise's comes first
+// and the waiter sees the new value. An add needs no lock where nothing waits: it adds, then looks whether something
+// does; the waiter says that it does, then compares; and each must see the other's first step. What was detached is
+// woken outside the lock; a woken waiter may be used again at once, so its link is read before. A counter that is added
+// to is not raised otherwise. Who may call: any thread. Blocks: for the lock. Memory: wherever it lies; all-zero bytes
+// are a counter at zero.
 //
 // Link: how a waiter is named, an index or a pointer; Link{} is none. next(link) is the waiter's own link to the one
 // behind it, guarded by the lock while the waiter is in the list, then its raiser's.
@@ -19,6 +21,11 @@ namespace tilewise::protocols {
 struct CounterOrders {
   static constexpr auto kPublish = std::memory_order_release;  // the value, for looks without the lock
   static constexpr auto kLook = std::memory_order_acquire;
+  static constexpr auto kAdd = std::memory_order_seq_cst;  // before the look for waiters
+  static constexpr auto kSeeWaiting = std::memory_order_seq_cst;
+  static constexpr auto kSayWaiting = std::memory_order_seq_cst;  // before the last comparison
+  static constexpr auto kCompare = std::memory_order_seq_cst;
+  static constexpr auto kSeeAdds = std::memory_order_acquire;  // of other threads, for which this one wakes
   static constexpr bool kComparesInSection = true;
   static constexpr bool kRaisesInOneSection = true;
   static constexpr bool kReadsNextFirst = true;
@@ -36,14 +43,24 @@ struct Counter {
   /// behind the waiter, and the waiter is the raiser's: nothing of it may be touched.
   template <class IsDue, class Enlist>
   bool wait(Link waiter, IsDue&& is_due, Enlist&& enlist) {
-    bool is_met = false;
-    if constexpr (!Orders::kComparesInSection) is_met = is_due(value.load(Orders::kLook));
+    if (is_due(load())) return true;
     std::lock_guard guard(lock);
-    if constexpr (Orders::kComparesInSection) is_met = is_due(value.load(std::memory_order_relaxed));
-    if (is_met) return true;
-    enlist(waiters);
+    const Link behind = waiters;
+    enlist(behind);
     waiters = waiter;
-    return false;
+    is_awaited.store(true, Orders::kSayWaiting);
+    if (!Orders::kComparesInSection || !is_due(value.load(Orders::kCompare))) return false;
+    waiters = behind;
+    return true;
+  }
+
+  /// Adds, and takes from the list all that are due then, as raise().
+  template <class IsDue, class Next>
+  Link add(uint64_t count, IsDue&& is_due, Next&& next) {
+    value.fetch_add(count, Orders::kAdd);
+    if (!is_awaited.load(Orders::kSeeWaiting)) return Link{};
+    std::lock_guard guard(lock);
+    return detach(value.load(Orders::kSeeAdds), is_due, next);
   }
 
   /// Makes the value what change(value) says, and takes from the list all that is_due(waiter, value) names. Returns the
@@ -53,18 +70,7 @@ struct Counter {
     std::lock_guard guard(lock);
     const uint64_t now = change(value.load(std::memory_order_relaxed));
     if constexpr (Orders::kRaisesInOneSection) value.store(now, Orders::kPublish);
-    Link due{};
-    for (Plain<Link>* link = &waiters; *link != Link{};) {
-      const Link waiter = *link;
-      Plain<Link>& behind = next(waiter);
-      if (!is_due(waiter, now)) {
-        link = &behind;
-        continue;
-      }
-      *link = behind;
-      behind = due;
-      due = waiter;
-    }
+    const Link due = detach(now, is_due, next);
     if constexpr (!Orders::kRaisesInOneSection) {
       lock.unlock();
       lock.lock();
@@ -86,8 +92,28 @@ struct Counter {
   }
 
   BasicSpinLock<Memory> lock;
+  typename Memory::template Atomic<bool> is_awaited;  // the list may have one; written under the lock
   typename Memory::template Atomic<uint64_t> value;
   Plain<Link> waiters;
+
+ private:
+  template <class IsDue, class Next>
+  Link detach(uint64_t now, IsDue& is_due, Next& next) {
+    Link due{};
+    for (Plain<Link>* link = &waiters; *link != Link{};) {
+      const Link waiter = *link;
+      Plain<Link>& behind = next(waiter);
+      if (!is_due(waiter, now)) {
+        link = &behind;
+        continue;
+      }
+      *link = behind;
+      behind = due;
+      due = waiter;
+    }
+    if (waiters == Link{}) is_awaited.store(false, std::memory_order_relaxed);
+    return due;
+  }
 };
 
 /// One waiter that waits for `count` counters, one after the other: wait(n) asks for the n-th. Exactly one thread at a

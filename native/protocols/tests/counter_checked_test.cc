@@ -15,7 +15,7 @@ namespace {
 
 /// Tasks wait for both counters, each raised by one thread; the first thread asks for them. The others may come on to
 /// ask when they have raised: a task waits in its second counter where its first one's raiser has put it.
-template <class Orders, int kTasks>
+template <class Orders, int kTasks, bool kAdds = false>
 struct Waiting {
   static constexpr int kNumThreads = 3;
   struct Task {
@@ -53,8 +53,9 @@ struct Waiting {
     const int which = thread - 1;
     written[which] = 1;
     const auto next = [&](int task) -> Plain<int>& { return waiter(task).next; };
-    const int due = counters[which].raise([](uint64_t value) { return value + 1; },
-                                          [](int, uint64_t value) { return value >= 1; }, next);
+    const auto is_due = [](int, uint64_t value) { return value >= 1; };
+    const int due = kAdds ? counters[which].add(1, is_due, next)
+                          : counters[which].raise([](uint64_t value) { return value + 1; }, is_due, next);
     counters[which].wake_all(due, next, [&](int task) { ask(task - 1); });
   }
   void end() {
@@ -81,8 +82,57 @@ struct CountsLate : CounterOrders {
 struct PublishesRelaxed : CounterOrders {
   static constexpr auto kPublish = std::memory_order_relaxed;
 };
+struct AddsWithoutFence : CounterOrders {
+  static constexpr auto kAdd = std::memory_order_acq_rel;
+};
+struct AddsRelaxed : CounterOrders {
+  static constexpr auto kAdd = std::memory_order_relaxed;
+};
+struct SeesWaitingAnytime : CounterOrders {
+  static constexpr auto kSeeWaiting = std::memory_order_relaxed;
+};
+struct SaysWithoutFence : CounterOrders {
+  static constexpr auto kSayWaiting = std::memory_order_release;
+};
+struct ComparesAnytime : CounterOrders {
+  static constexpr auto kCompare = std::memory_order_acquire;
+};
+struct SeesAddsRelaxed : CounterOrders {
+  static constexpr auto kSeeAdds = std::memory_order_relaxed;
+};
 struct LooksRelaxed : CounterOrders {
   static constexpr auto kLook = std::memory_order_relaxed;
+};
+
+/// A task waits for two adds to one counter: the thread that wakes it may have made only one of them.
+template <class Orders>
+struct Adding {
+  static constexpr int kNumThreads = 3;
+  Counter<CheckedMemory, int, Orders> counter;
+  Plain<int> next = 0;
+  Plain<int> written[2] = {0, 0};
+  Plain<int> num_ready = 0;
+
+  void ready() {
+    ++num_ready;
+    expect(written[0] == 1 && written[1] == 1, "what was written before either add");
+  }
+  void run(int thread) {
+    const auto is_due = [](int, uint64_t value) { return value >= 2; };
+    if (thread == 0) {
+      const bool is_met = counter.wait(1, [](uint64_t value) { return value >= 2; }, [&](int first) { next = first; });
+      if (is_met) ready();
+      return;
+    }
+    written[thread - 1] = 1;
+    const auto link = [&](int) -> Plain<int>& { return next; };
+    counter.wake_all(counter.add(1, is_due, link), link, [&](int) { ready(); });
+  }
+  void end() { expect(num_ready == 1, "ready once"); }
+  static const char* thread_name(int thread) {
+    static constexpr const char* kNames[] = {"waiter", "adder", "second adder"};
+    return kNames[thread];
+  }
 };
 
 // --- looks at signals --------------------------------------------------------------------------------------------
@@ -98,8 +148,7 @@ struct Signals {
   Plain<int> tile = 0;
 
   void raise(int signal) {
-    signals[signal].raise([](uint64_t value) { return value + 1; }, [](int, uint64_t) { return false; },
-                          [&](int) -> Plain<int>& { return unused; });
+    signals[signal].add(1, [](int, uint64_t) { return false; }, [&](int) -> Plain<int>& { return unused; });
   }
   bool is_raised(int signal, Look look) {
     if (look == Look::kLoad) return signals[signal].load() >= 1;
@@ -173,6 +222,9 @@ CASE("a task that waits for two counters becomes ready once, behind both raises"
   HOLDS(Waiting<CounterOrders, 1>);
   HOLDS(Waiting<CounterOrders, 2>);
   HOLDS(Waiting<CounterOrders, 3>);
+  HOLDS(Waiting<CounterOrders, 1, true>);
+  HOLDS(Waiting<CounterOrders, 2, true>);
+  HOLDS(Adding<CounterOrders>);
 }
 
 CASE("every step of waiting and raising is needed (mistake: lost wake-ups)") {
@@ -180,6 +232,12 @@ CASE("every step of waiting and raising is needed (mistake: lost wake-ups)") {
   FOUND(Waiting<RaisesInTwoSections, 1>);
   FOUND(Waiting<ReadsNextLate, 2>);
   FOUND(Waiting<CountsLate, 1>);
+  FOUND(Waiting<AddsWithoutFence, 1, true>);
+  FOUND(Waiting<SeesWaitingAnytime, 1, true>);
+  FOUND(Waiting<SaysWithoutFence, 1, true>);
+  FOUND(Waiting<ComparesAnytime, 1, true>);
+  FOUND(Waiting<ComparesOutside, 1, true>);
+  FOUND(Adding<SeesAddsRelaxed>);
 }
 
 CASE("message passing, reuse and ISA2 hold for looks by wait() and by load()") {
@@ -192,7 +250,8 @@ CASE("message passing, reuse and ISA2 hold for looks by wait() and by load()") {
 }
 
 CASE("a relaxed raise and a relaxed look are found, and memory that is reused without acknowledgement") {
-  FOUND(Passing<PublishesRelaxed, Shape::kMessage, Look::kLoad>);
+  FOUND(Waiting<PublishesRelaxed, 1>);
+  FOUND(Passing<AddsRelaxed, Shape::kMessage, Look::kLoad>);
   FOUND(Passing<LooksRelaxed, Shape::kMessage, Look::kLoad>);
   FOUND(Passing<CounterOrders, Shape::kReuseWithoutAck, Look::kWait>);
 }
