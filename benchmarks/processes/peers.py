@@ -21,7 +21,8 @@ PROCESSES = 2
 def timed(call: Callable[[int], None], agree: Callable[[bool], bool], seconds: float, batch: int) -> float:
     """Seconds of a call, as the median of batches; rank 0 says when there are enough of them."""
     call(0)
-    found, number, until = [], 0, time.monotonic() + seconds
+    found: list[float] = []
+    number, until = 0, time.monotonic() + seconds
     while agree(time.monotonic() < until or len(found) < 3):
         started = time.perf_counter()
         for _ in range(batch):

@@ -62,6 +62,10 @@ STARTED = 8
 FOUR = {**GPT2, "num_hidden_layers": 2, "vocab_size": 8192}
 PLACES = {"one process": 1, "two processes": 2}
 ALL_REDUCE_US = {"one process": (8.0, 5.0), "two processes": (12.0, 8.0)}  # must and goal
+TIMES: dict[int, dict[str, tuple[float, float]]] = {
+    SMALL: {"gloo": (20, 40)},
+    LARGE: {"MPICH": (1.2, 1.6)},
+}
 SIGNAL = {"threads": ("one process", 1.5, 1.0), "processes": ("two processes", 2.0, 1.2)}
 
 
@@ -83,8 +87,8 @@ def signals(options: argparse.Namespace, ends_at: float) -> None:
             if not path.stem.endswith("_test")
         ]
         includes = [f"-I{NATIVE}", f"-I{NATIVE / 'include'}"]
-        command = [*COMPILER, *includes, HERE / "signals.cc", *sources, "-o", program, "-lpthread", "-ldl"]
-        subprocess.run(command, check=True)
+        command = [*COMPILER, *includes, str(HERE / "signals.cc"), *map(str, sources), "-o", str(program)]
+        subprocess.run([*command, "-lpthread", "-ldl"], check=True)
         for how, (place, must, goal) in SIGNAL.items():
             done = subprocess.run(
                 [program, how, *processors, "3000"], stdout=subprocess.PIPE, text=True, check=True
@@ -142,7 +146,7 @@ class Forward:
     def __init__(self, graph: tw.ComputeGraph, opened: ExitStack) -> None:
         self.model = opened.enter_context(graph.instantiate(graph.plan(workers_per_device=1)))
         self.model.initialize(0, 0.5)
-        self._x = np.ones(graph.find("x").shape, np.float32)
+        self._x = np.ones([int(str(size)) for size in graph.find("x").shape], np.float32)
         self._seconds: list[float] = []
         for _ in range(3):
             self.model.forward(x=self._x)
@@ -230,8 +234,7 @@ def all_reduce(options: argparse.Namespace, ends_at: float) -> None:
                 show(Figure(what, us, "us", True, peers=peers, limit=bound, note=note))
                 share = 100 * bound / us
                 show(Figure(f"{what}: share of the bound", share, "%", must=70, goal=85, limit=100))
-            asked = {SMALL: {"gloo": (20, 40)}, LARGE: {"MPICH": (1.2, 1.6)}}[num_bytes]
-            for peer, (must, goal) in asked.items():
+            for peer, (must, goal) in TIMES[num_bytes].items():
                 if peer in peers:
                     show(Figure(f"{what}: times {peer}'s", peers[peer] / us, "x", must=must, goal=goal))
 
@@ -252,7 +255,7 @@ def start(options: argparse.Namespace, ends_at: float) -> None:
             return time.perf_counter() - began
 
     alone = opening()
-    rows = []
+    rows: list[tuple[float, float]] = []
     while len(rows) < 3 or (len(rows) < 5 and time.monotonic() < ends_at):
         began = time.perf_counter()
         with tw.ProcessGroup(STARTED) as group:
