@@ -2,7 +2,7 @@
 
 Claims (issue figures; "must" and "goal" are printed beside each):
 
-- `signal`: a raise is seen by a thread that waits for it within 1.5 and 1 cache-line round trips in one process, 2 and
+- `signal`: a raise is seen by a thread that spins on it within 1.5 and 1 cache-line round trips in one process, 2 and
   1.2 between two. Two sides raise each other's signal in turn; half of there and back is one way, and is divided by a
   whole round trip of a plain line between the same two processors, measured in turns with it (signals.cc).
 - `all-reduce`: of 16 KiB fp32 over two devices 8 and 5 us in one process, 12 and 8 us in two, 20 and 40 times gloo's;
@@ -66,7 +66,11 @@ TIMES: dict[int, dict[str, tuple[float, float]]] = {
     SMALL: {"gloo": (20, 40)},
     LARGE: {"MPICH": (1.2, 1.6)},
 }
-SIGNAL = {"threads": ("one process", 1.5, 1.0), "processes": ("two processes", 2.0, 1.2)}
+SIGNAL = {
+    "threads": ("a signal, one process", 1.5, 1.0),
+    "processes": ("a signal, two processes", 2.0, 1.2),
+    "told": ("a signal of which a waiting task is told, one process", None, None),
+}
 
 
 # ---- signals ---------------------------------------------------------------------------------------------
@@ -89,7 +93,7 @@ def signals(options: argparse.Namespace, ends_at: float) -> None:
         includes = [f"-I{NATIVE}", f"-I{NATIVE / 'include'}"]
         command = [*COMPILER, *includes, str(HERE / "signals.cc"), *map(str, sources), "-o", str(program)]
         subprocess.run([*command, "-lpthread", "-ldl"], check=True)
-        for how, (place, must, goal) in SIGNAL.items():
+        for how, (what, must, goal) in SIGNAL.items():
             done = subprocess.run(
                 [program, how, *processors, "3000"], stdout=subprocess.PIPE, text=True, check=True
             )
@@ -98,7 +102,7 @@ def signals(options: argparse.Namespace, ends_at: float) -> None:
                 f"{signal / 2:.0f} ns one way / {plain:.0f} ns, a plain line there and back; nine tenths of rounds "
                 f"above {least:.2f}, below {greatest:.2f}"
             )
-            show(Figure(f"a signal, {place}", ratio, "round trips", True, must, goal, limit=0.5, note=note))
+            show(Figure(what, ratio, "round trips", True, must, goal, limit=0.5, note=note))
 
 
 # ---- all-reduce ------------------------------------------------------------------------------------------

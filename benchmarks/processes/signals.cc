@@ -1,14 +1,15 @@
 // A signal there and back between two processors, in turns with a bare cache line: two threads, or two processes.
 //
-//   threads     comm::Signal: wait() registers the waiter, then its thread spins on a flag that on_raised sets.
+//   threads     comm::Signal: a thread spins on the value.
+//   told        the same as tasks wait: wait() registers, then the thread spins on a flag that on_raised sets.
 //   processes   comm::Peers: raise() leaves a message; the waiter's thread looks for it, which raises its own Signal,
-//               and so sets the flag. Both processes map one sealed memfd.
+//               on whose value it spins. Both processes map one sealed memfd.
 //
 // In both a plain line is an atomic counter that one side makes odd and the other even. Prints, medians over rounds:
 // plain ns there and back, signal ns there and back, and signals one way per plain round trip: median, best and worst
 // tenth.
 //
-// Run: signals threads|processes PROCESSOR PROCESSOR ROUNDS
+// Run: signals threads|told|processes PROCESSOR PROCESSOR ROUNDS
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -23,8 +24,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <new>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -55,7 +56,7 @@ void pin(int processor) {
   if (sched_setaffinity(0, sizeof set, &set) != 0) std::exit(2);
 }
 
-// One side's wait for its own signal, which it spins on.
+// One side's wait for its own signal, as a task waits.
 class Seat {
  public:
   explicit Seat(tilewise::comm::Signal& own) : own_(own) {
@@ -63,13 +64,13 @@ class Seat {
       static_cast<Own*>(met)->has_come.store(true, std::memory_order_release);
     };
   }
-  template <class Idle>
-  void await(uint64_t value, Idle&& idle) {
+  void await(uint64_t value) {
     uint64_t poison = 0;
     waiter_.threshold = value;
     waiter_.has_come.store(false, std::memory_order_relaxed);
     if (own_.wait(&waiter_, &poison)) return;
-    while (!waiter_.has_come.load(std::memory_order_acquire)) idle();
+    while (!waiter_.has_come.load(std::memory_order_acquire)) {
+    }
   }
 
  private:
@@ -119,14 +120,18 @@ std::vector<Times> play(bool is_first, uint64_t rounds, Ball& ball, Send&& send,
   return found;
 }
 
-std::vector<Times> in_threads(const int* processors, uint64_t rounds) {
+std::vector<Times> in_threads(bool is_told, const int* processors, uint64_t rounds) {
   SignalBoard signals(2);
   Ball ball;
   const auto side = [&](int own) {
     pin(processors[own]);
     Seat seat(signals[own]);
-    return play(
-        own == 0, rounds, ball, [&] { signals[1 - own].raise(0); }, [&](uint64_t value) { seat.await(value, [] {}); });
+    const auto await = [&](uint64_t value) {
+      if (is_told) return seat.await(value);
+      while (signals[own].value() < value) {
+      }
+    };
+    return play(own == 0, rounds, ball, [&] { signals[1 - own].raise(0); }, await);
   };
   std::thread other([&] { side(1); });
   std::vector<Times> found = side(0);
@@ -153,7 +158,6 @@ std::vector<Times> in_processes(const int* processors, uint64_t rounds) {
   const auto side = [&](int own) {
     pin(processors[own]);
     SignalBoard signals(1);
-    Seat seat(signals[0]);
     Peers peers(
         PeersOptions{.process = own, .num_processes = 2, .file = file, .ends = {-1, -1}, .take = [&](const Raise& of) {
                        signals[of.signal].raise(0);
@@ -163,7 +167,9 @@ std::vector<Times> in_processes(const int* processors, uint64_t rounds) {
     const Raise raise{.run = kRun, .device = 1 - own, .signal = 0};
     return play(
         own == 0, rounds, ball, [&] { peers.raise(1 - own, raise); },
-        [&](uint64_t value) { seat.await(value, [&] { peers.look(); }); });
+        [&](uint64_t value) {
+          while (signals[0].value() < value) peers.look();
+        });
   };
   const pid_t child = fork();
   if (child < 0) std::exit(2);
@@ -189,9 +195,10 @@ int main(int argc, char** argv) {
   if (argc != 5) return 2;
   const int processors[2] = {std::atoi(argv[2]), std::atoi(argv[3])};
   const auto rounds = static_cast<uint64_t>(std::atoll(argv[4]));
-  const bool is_threads = std::strcmp(argv[1], "threads") == 0;
-  if (rounds == 0 || (!is_threads && std::strcmp(argv[1], "processes") != 0)) return 2;
-  const std::vector<Times> found = is_threads ? in_threads(processors, rounds) : in_processes(processors, rounds);
+  const std::string kind = argv[1];
+  if (rounds == 0 || (kind != "threads" && kind != "told" && kind != "processes")) return 2;
+  const std::vector<Times> found =
+      kind == "processes" ? in_processes(processors, rounds) : in_threads(kind == "told", processors, rounds);
   std::vector<double> plain;
   std::vector<double> signal;
   std::vector<double> ratio;
