@@ -170,23 +170,6 @@ void run(Executor& executor, std::shared_ptr<const Program> program, std::vector
   if (pending) throw std::move(*pending);
 }
 
-void serve(Executor& executor, std::shared_ptr<const Program> program) {
-  std::optional<nb::python_error> pending;
-  const auto poll = [&pending] {
-    nb::gil_scoped_acquire hold;
-    if (PyErr_CheckSignals() == 0) return false;
-    pending.emplace();
-    return true;
-  };
-  try {
-    nb::gil_scoped_release release;
-    executor.serve(std::move(program), poll);
-  } catch (...) {
-    if (pending) throw std::move(*pending);
-    throw;
-  }
-}
-
 nb::object buffer(const Executor& executor, int64_t device, int64_t offset, int64_t bytes) {
   std::byte* data = executor.memory(device, offset, bytes);
   auto* keep = new std::shared_ptr<memory::Arena>(executor.arena(device));
@@ -409,7 +392,7 @@ void bind_executor(nb::module_& m) {
            nb::arg("meanwhile") = nb::none(),
            "Run a finished program's list of calls of that name on all devices and wait for its end. `meanwhile` is a "
            "function that is called once, on this thread, while the devices run; what it raises is raised at the end.")
-      .def("serve", &serve, nb::arg("program"),
+      .def("serve", &Executor::serve, release, nb::arg("program"),
            "In a process that does not lead: run what the leader asks for, until it calls `call_peers`.")
       .def("call_peers", &Executor::call_peers, "In the leader: let `serve` return in all other processes.")
       .def("trace", &Executor::trace, nb::arg("enable"), "Switch the task timeline on or off.")

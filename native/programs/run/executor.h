@@ -64,7 +64,7 @@ class Executor {
   void run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols, const std::string& name = "",
            const Poll& poll = {}, const std::function<void()>& meanwhile = {});
   /// In a process that does not lead: runs what the leader asks for, until it calls.
-  void serve(std::shared_ptr<const Program> program, const Poll& poll = {});
+  void serve(const std::shared_ptr<const Program>& program);
   /// Lets serve() return in all other processes.
   void call_peers();
   void close();

@@ -70,12 +70,12 @@ bool is_stopped_elsewhere(const std::exception_ptr& error) {
 
 // That another process has failed says less than what has come to light here since.
 std::exception_ptr error_here(const Team& team) {
-  const std::exception_ptr first = team.state->first_error();
+  std::exception_ptr first = team.state->first_error();
   return first != nullptr && is_stopped_elsewhere(first) ? team.state->last_error() : first;
 }
 
 std::exception_ptr error_anywhere(const Team& team) {
-  const std::exception_ptr own = error_here(team);
+  std::exception_ptr own = error_here(team);
   if (team.peers() == nullptr || !team.peers()->leads() || (own != nullptr && !is_stopped_elsewhere(own))) return own;
   for (int64_t p = 1; p < team.peers()->num_processes(); ++p) {
     if (std::exception_ptr error = error_of(team.peers()->answer_of(p)); error != nullptr) return error;
@@ -145,7 +145,7 @@ void Executor::call_peers() {
   team_->peers()->give({});
 }
 
-void Executor::serve(std::shared_ptr<const Program> program, const Poll& poll) {
+void Executor::serve(const std::shared_ptr<const Program>& program) {
   const Running running(*this);
   check<ArgumentError>(
       team_->peers() != nullptr && !team_->peers()->leads(),
@@ -158,14 +158,13 @@ void Executor::serve(std::shared_ptr<const Program> program, const Poll& poll) {
       check<PeerLost>(!team_->peers()->has_ended(0),
                       "[runtime.Executor.serve] the process that leads must stay; got its "
                       "end; start all again");
-      if (poll && poll()) throw Interrupted("[runtime.Executor.serve] the process was asked to stop");
     }
     if (order.kind == comm::Order::Kind::kTalk) return;
     const int64_t count = std::clamp<int64_t>(order.num_symbols, 0, comm::kMaxSymbols);
     std::vector<int64_t> symbols(order.symbols, order.symbols + count);
     check_run(*program, order.list, "of number " + std::to_string(order.list), symbols);
     begin_run(program, order.list, std::move(symbols), order.clears_poison, number);
-    const std::exception_ptr error = end_run(poll);
+    const std::exception_ptr error = end_run({});
     team_->peers()->answer(answer_of(error));
     if (broken_) std::rethrow_exception(error);
   }
