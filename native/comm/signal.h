@@ -22,7 +22,8 @@ struct Waiter {
 };
 
 /// One signal: 128 bytes, so that neighbours (and the adjacent-line prefetcher) never share with it.
-/// Who may call: any thread. Blocks: only for a lock's few instructions, and only where a task waits. Memory: symmetric (same index everywhere).
+/// Who may call: any thread. Blocks: only for a lock's few instructions, and only where a task waits. Memory: symmetric
+/// (same index everywhere).
 class alignas(128) Signal {
  public:
   /// True when the value has reached waiter->threshold (then *poison is what the raisers left); otherwise the waiter
