@@ -65,6 +65,13 @@ def make_run(folder, directory):
     return f"{directory}.toml"
 
 
+def wait_for_checkpoint(run, directory):
+    """Until a run has written its first."""
+    while not list(directory.rglob("step-*")):
+        assert run.poll() is None, run.stderr.read()
+        time.sleep(0.01)
+
+
 @pytest.mark.slow
 def test_a_training_run_that_loses_a_process_goes_on(tmp_path):
     """One line and exit code 75; resumed over two processes it ends with the weights of a run in one."""
@@ -72,9 +79,7 @@ def test_a_training_run_that_loses_a_process_goes_on(tmp_path):
     run = subprocess.Popen(
         command("launch", "-n", "2", "train", given), stderr=subprocess.PIPE, text=True, cwd=tmp_path
     )
-    while not list((tmp_path / "broken").rglob("step-*")):
-        assert run.poll() is None, run.stderr.read()
-        time.sleep(0.01)
+    wait_for_checkpoint(run, tmp_path / "broken")
     (worker,) = children(run.pid)
     os.kill(worker, signal.SIGKILL)
     said = run.communicate(timeout=60)[1].splitlines()[-1]
@@ -98,9 +103,7 @@ def test_a_launch_that_restarts_ends_with_the_same_weights(tmp_path, killed):
         text=True,
         cwd=tmp_path,
     )
-    while not list((tmp_path / "broken").rglob("step-*")):
-        assert run.poll() is None, run.stderr.read()
-        time.sleep(0.01)
+    wait_for_checkpoint(run, tmp_path / "broken")
     (leader,) = children(run.pid)
     (worker,) = children(leader)
     os.kill(worker if killed == "a worker" else leader, signal.SIGKILL)
@@ -123,9 +126,7 @@ def test_a_launch_that_is_told_to_end_is_not_started_again(tmp_path, number):
         text=True,
         cwd=tmp_path,
     )
-    while not list((tmp_path / "run").rglob("step-*")):
-        assert run.poll() is None, run.stderr.read()
-        time.sleep(0.01)
+    wait_for_checkpoint(run, tmp_path / "run")
     (leader,) = children(run.pid)
     workers = children(leader)
     run.send_signal(number)
