@@ -110,7 +110,7 @@ void Executor::check_run(const Program& program, int64_t list, const std::string
         "; make the executor with the plan's sizes");
   }
   check<ArgumentError>(list >= 0 && list < program.num_lists(),
-                       "[runtime.Executor.run] the program must have calls to ", "run; got none under the name '", name,
+                       "[runtime.Executor.run] the program must have calls to run; got none under the name '", name,
                        "'; pass a name that was given to add_call()");
   const std::vector<int64_t>& bounds = program.symbols_max();
   check<ArgumentError>(symbols.size() == bounds.size(), "[runtime.Executor.run] every symbol needs a value; got ",

@@ -121,8 +121,7 @@ void take_raise(Team& team, const comm::Raise& raise) {
 uint64_t order_run(const Team& team, bool clears_poison, int64_t list, const std::vector<int64_t>& symbols) {
   if (team.peers() == nullptr) return 0;
   check<ArgumentError>(team.peers()->leads(),
-                       "[runtime.Executor.run] the process that leads orders runs; got a call in "
-                       "process ",
+                       "[runtime.Executor.run] the process that leads orders runs; got a call in process ",
                        team.peers()->process(), "; call serve()");
   check<ArgumentError>(std::ssize(symbols) <= comm::kMaxSymbols,
                        "[runtime.Executor.run] a program of several processes has at most ", comm::kMaxSymbols,
@@ -140,8 +139,8 @@ void Executor::call_peers() {
   check_idle("call_peers");
   check<ArgumentError>(
       team_->peers() != nullptr && team_->peers()->leads(),
-      "[runtime.Executor.call_peers] the process that leads calls the others; got a call in another, or "
-      "without a team; make the executor with one");
+      "[runtime.Executor.call_peers] the process that leads calls the others; got a call in another, or without "
+      "a team; make the executor with one");
   team_->peers()->give({});
 }
 
@@ -149,15 +148,14 @@ void Executor::serve(const std::shared_ptr<const Program>& program) {
   const Running running(*this);
   check<ArgumentError>(
       team_->peers() != nullptr && !team_->peers()->leads(),
-      "[runtime.Executor.serve] processes that do not lead serve; got a call in the leader, or without a "
-      "team; call run()");
+      "[runtime.Executor.serve] processes that do not lead serve; got a call in the leader, or without "
+      "a team; call run()");
   while (true) {
     comm::Order order;
     uint64_t number = 0;
     while (!team_->peers()->await_order(kPollNs, &order, &number)) {
       check<PeerLost>(!team_->peers()->has_ended(0),
-                      "[runtime.Executor.serve] the process that leads must stay; got its "
-                      "end; start all again");
+                      "[runtime.Executor.serve] the process that leads must stay; got its end; start all again");
     }
     if (order.kind == comm::Order::Kind::kTalk) return;
     const int64_t count = std::clamp<int64_t>(order.num_symbols, 0, comm::kMaxSymbols);

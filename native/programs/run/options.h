@@ -11,9 +11,9 @@ namespace tilewise::programs {
 
 /// Where a program's devices are, if not all in this process. Descriptors stay their owner's.
 struct TeamOptions {
-  int64_t process = 0;             // this one
+  int64_t process = 0;                  // this one
   std::vector<int64_t> processes = {};  // per device, which has it; empty: all are here
-  int team_file = -1;              // sealed memory of comm::Peers::bytes()
+  int team_file = -1;                   // sealed memory of comm::Peers::bytes()
   std::vector<int> arena_files = {};    // per device, sealed memory
   std::vector<int> spill_files = {};    // per device, where the plan has files: memory::SpillFile::make()
   std::vector<int> peer_files = {};     // per process, becomes readable when it ends; -1: not watched

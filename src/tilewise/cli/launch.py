@@ -8,7 +8,10 @@ import typer
 
 from tilewise.core.mesh import MAX_DEVICES
 
-__all__ = ["launch"]
+__all__ = ["LOST", "launch"]
+
+LOST = 75
+"""The exit code of a command that has lost a process: sysexits' "temporary failure", which schedulers may requeue."""
 
 
 def launch(

@@ -15,16 +15,14 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from tilewise.cli.launch import LOST
 from tilewise.core.errors import PeerLost
 from tilewise.core.spawn import Spawned
 
 if TYPE_CHECKING:
     from tilewise.comm.channel import Channel
 
-__all__ = ["LOST", "main", "run_again"]
-
-LOST = 75
-"""The exit code of a command that has lost a process: sysexits' "temporary failure", which schedulers may requeue."""
+__all__ = ["main", "run_again"]
 
 
 def run_again(processes: int, command: Sequence[str], times: int) -> int:

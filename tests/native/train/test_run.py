@@ -237,6 +237,19 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(texts, whole_run,
     assert is_same(weights(tmp_path / "out"), weights(whole_run))
 
 
+def test_a_run_that_may_resume_starts_without_a_checkpoint_and_goes_on_from_one(texts, tmp_path):
+    """`--auto-resume`: the same configuration twice; where only a damaged one is left, nothing is written over."""
+    config = make_config(texts, tmp_path / "out", output={"checkpoint_every": 2})
+    assert plan_run(config, None).resume is False
+    with Trainer(config, prepare_data(config, silent()), *make_plan(config)) as trainer:
+        trainer.run(0, lambda number, result: number < 1)
+        saved = trainer.save(_checkpoints(config), 2)
+    assert plan_run(config, None).resume is True
+    (saved / "checkpoint.json").unlink()
+    with pytest.raises(ConfigError, match="without checkpoints"):
+        plan_run(config, None)
+
+
 def test_held_out_files_are_judged_by_the_saved_model(texts, whole_run, tmp_path):
     """Where all weights are zero every token is as likely as any other; the trained model needs fewer bits."""
     config = make_config(texts, tmp_path)
