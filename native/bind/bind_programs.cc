@@ -134,6 +134,9 @@ ExecutorOptions executor_options(const nb::kwargs& given) {
       .set<"arena_files">(options.team.arena_files)
       .set<"spill_files">(options.team.spill_files)
       .set<"peer_files">(options.team.peer_files)
+      .set<"hosts">(options.team.hosts)
+      .set<"wire">(options.team.wire)
+      .set<"number">(options.team.number)
       .done();
   return options;
 }
@@ -180,14 +183,14 @@ nb::object buffer(const Executor& executor, int64_t device, int64_t offset, int6
 
 using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-void move_file(const Executor& executor, const std::string& way, int64_t device, int64_t offset, const Bytes& memory) {
-  check<ArgumentError>(way == "read" || way == "write",
-                       "[runtime.Executor.move_file] way must be 'read' or 'write'; got '", way, "'; choose one");
+void move(const Executor& executor, const std::string& way, int64_t device, int64_t offset, const Bytes& memory) {
+  check<ArgumentError>(way == "read" || way == "write", "[runtime.Executor.move] way must be 'read' or 'write'; got '",
+                       way, "'; choose one");
   auto* const data = reinterpret_cast<std::byte*>(memory.data());
   const auto bytes = static_cast<int64_t>(memory.size());
-  const std::shared_ptr<memory::Arena> arena = executor.arena(device);
   nb::gil_scoped_release release;
-  arena->move(way == "read" ? memory::SpillFile::Way::kRead : memory::SpillFile::Way::kWrite, offset, data, bytes);
+  executor.move(way == "read" ? memory::SpillFile::Way::kRead : memory::SpillFile::Way::kWrite, device, offset, data,
+                bytes);
 }
 
 nb::list timeline(const Executor& executor) {
@@ -217,6 +220,7 @@ nb::dict stats(const Executor& executor) {
   result["tasks"] = stats.num_tasks;
   result["window_high_water"] = stats.window_high_water;
   result["timeline_dropped"] = stats.timeline_dropped;
+  result["bytes_fetched"] = stats.bytes_fetched;
   return result;
 }
 
@@ -385,9 +389,9 @@ void bind_executor(nb::module_& m) {
           "peer_files (per process a descriptor that becomes readable when it ends, or -1).")
       .def("buffer", &buffer, nb::arg("device"), nb::arg("offset"), nb::arg("bytes"),
            "Writable uint8 array on a device's memory; keeps that memory alive.")
-      .def("move_file", &move_file, nb::arg("way"), nb::arg("device"), nb::arg("offset"), nb::arg("memory"),
-           "'read' bytes of a device's file into a uint8 array, or 'write' them from it. Offsets are the plan's: the "
-           "file begins behind the arena.")
+      .def("move", &move, nb::arg("way"), nb::arg("device"), nb::arg("offset"), nb::arg("memory"),
+           "'read' bytes of a device's file into a uint8 array, or 'write' them from it; of another host's device, any "
+           "bytes. Offsets are the plan's: the file begins behind the arena.")
       .def("run", &run, nb::arg("program"), nb::arg("symbols") = std::vector<int64_t>{}, nb::arg("name") = "",
            nb::arg("meanwhile") = nb::none(),
            "Run a finished program's list of calls of that name on all devices and wait for its end. `meanwhile` is a "

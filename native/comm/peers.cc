@@ -10,16 +10,13 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "comm/peers_block.h"
 
 namespace tilewise::comm {
 
 namespace {
 
-constexpr uint32_t kCells = 4096;
-constexpr int64_t kBeatNs = 50'000'000;
 constexpr int64_t kSpinNs = 20'000;  // before a thread that leads or serves sleeps
-
-using protocols::StdMemory;
 
 /// Looks again and again for a short time.
 template <class Look>
@@ -32,34 +29,7 @@ bool spin(Look&& look) {
   return false;
 }
 
-/// Sleeps until there is a reason, at most so long.
-template <class Look>
-bool sleep(protocols::Sleepers<StdMemory>& sleepers, int64_t limit_ns, Look&& look) {
-  if (spin(look)) return true;
-  const int64_t until = now_ns() + limit_ns;
-  while (!look()) {
-    const int64_t left = until - now_ns();
-    if (left <= 0) return false;
-    sleepers.sleep(sleepers.look(), true, true, look, [left] { return left; });
-  }
-  return true;
-}
-
 }  // namespace
-
-struct alignas(128) Peers::Block {
-  protocols::Mailbox<StdMemory, Raise, kCells> mail;
-  alignas(128) protocols::Sleepers<StdMemory> sleepers;  // who waits for orders, or for answers
-  std::atomic<uint64_t> ordered;
-  std::atomic<uint64_t> answered;
-  Order order;
-  Answer answer;
-  alignas(128) std::atomic<int64_t> pid;
-  std::atomic<uint64_t> beats;
-  std::atomic<uint64_t> num_completed;
-  std::atomic<bool> is_at_work;
-  std::atomic<uint64_t> stopped;  // the run in which something failed here
-};
 
 void Answer::set(char* text, int64_t size, const std::string& value) {
   const auto length = std::min<int64_t>(std::ssize(value), size - 1);
@@ -78,10 +48,34 @@ Peers::Peers(PeersOptions options)
       "is seen; got process ",
       options_.process, " of ", count, " with ", options_.ends.size(), " ends; correct the argument");
   lives_.resize(count);
+  if (options_.wire != nullptr) join_wire();
   block(options_.process).pid.store(getpid(), std::memory_order_relaxed);
 }
 
-Peers::Block& Peers::block(int64_t process) const { return reinterpret_cast<Block*>(memory_.data())[process]; }
+Peers::~Peers() { close(); }
+
+Peers::Block& Peers::block(int64_t process) const {
+  if (is_far(process)) return *far_blocks_[process];
+  return reinterpret_cast<Block*>(memory_.data())[process];
+}
+
+/// Sleeps in this process's block until there is a reason, at most so long.
+template <class Look>
+bool Peers::sleep(int64_t limit_ns, Look&& look) {
+  const auto progress_and_look = [&] {
+    if (options_.wire != nullptr) options_.wire->progress();
+    return look();
+  };
+  if (spin(progress_and_look)) return true;
+  auto& sleepers = block(options_.process).sleepers;
+  const int64_t until = now_ns() + limit_ns;
+  while (!look()) {
+    const int64_t left = until - now_ns();
+    if (left <= 0) return false;
+    sleepers.sleep(sleepers.look(), true, true, look, [left] { return left; });
+  }
+  return true;
+}
 
 bool Peers::take(const Raise& raise) {
   if (raise.run > run_.load(std::memory_order_relaxed)) return false;
@@ -90,6 +84,10 @@ bool Peers::take(const Raise& raise) {
 }
 
 void Peers::raise(int64_t process, const Raise& raise) {
+  if (is_far(process)) {
+    raise_far(process, raise);
+    return;
+  }
   auto& mail = block(process).mail;
   while (!mail.send(raise)) {
     look();
@@ -100,6 +98,7 @@ void Peers::raise(int64_t process, const Raise& raise) {
 }
 
 void Peers::look() {
+  if (options_.wire != nullptr) options_.wire->progress();
   block(options_.process).mail.look([this](const Raise& raise) { return take(raise); });
 }
 
@@ -110,6 +109,10 @@ bool Peers::leave() {
 }
 
 void Peers::listen() {
+  if (options_.wire != nullptr) {
+    listen_to_wire();
+    return;
+  }
   Block& own = block(options_.process);
   const auto is_over = [this] { return is_closed_.load(std::memory_order_relaxed); };
   while (!is_over()) {
@@ -121,15 +124,24 @@ void Peers::listen() {
 void Peers::close() {
   is_closed_.store(true, std::memory_order_relaxed);
   block(options_.process).mail.ring();
+  if (options_.wire != nullptr) options_.wire->leave(options_.team);
 }
 
-void Peers::settle() {
-  block(options_.process).mail.take_now([this](const Raise& raise) { return take(raise); });
+bool Peers::settle(int64_t limit_ns) {
+  const auto has_settled = [this] {
+    block(options_.process).mail.take_now([this](const Raise& raise) { return take(raise); });
+    return options_.wire == nullptr || have_far_ended();
+  };
+  return has_settled() || sleep(limit_ns, has_settled);
 }
 
 uint64_t Peers::give(const Order& order) {
   ++num_ordered_;
   for (int64_t p = 1; p < num_processes(); ++p) {
+    if (is_far(p)) {
+      give_far(p, order);
+      continue;
+    }
     Block& other = block(p);
     other.order.kind = order.kind;
     other.order.clears_poison = order.clears_poison;
@@ -145,7 +157,7 @@ uint64_t Peers::give(const Order& order) {
 bool Peers::await_order(int64_t limit_ns, Order* order, uint64_t* number) {
   Block& own = block(options_.process);
   const auto has_come = [&] { return own.ordered.load(std::memory_order_acquire) > num_ordered_; };
-  if (!sleep(own.sleepers, limit_ns, has_come)) return false;
+  if (!sleep(limit_ns, has_come)) return false;
   num_ordered_ = own.ordered.load(std::memory_order_acquire);
   *order = own.order;
   *number = num_ordered_;
@@ -153,6 +165,10 @@ bool Peers::await_order(int64_t limit_ns, Order* order, uint64_t* number) {
 }
 
 void Peers::answer(const Answer& answer) {
+  if (is_far(0)) {
+    answer_far(answer);
+    return;
+  }
   Block& own = block(options_.process);
   own.answer = answer;
   own.answered.store(num_ordered_, std::memory_order_release);
@@ -167,7 +183,7 @@ bool Peers::have_answered() const {
 }
 
 bool Peers::await_answers(int64_t limit_ns) {
-  return sleep(block(0).sleepers, limit_ns, [this] { return have_answered(); });
+  return sleep(limit_ns, [this] { return have_answered(); });
 }
 
 const Answer& Peers::answer_of(int64_t process) const { return block(process).answer; }
@@ -184,7 +200,10 @@ Progress Peers::progress(int64_t process) const {
           other.is_at_work.load(std::memory_order_relaxed)};
 }
 
-void Peers::tell_stopped() { block(options_.process).stopped.store(run(), std::memory_order_relaxed); }
+void Peers::tell_stopped() {
+  const bool is_new = block(options_.process).stopped.exchange(run(), std::memory_order_relaxed) != run();
+  if (is_new && options_.wire != nullptr) tell_far();
+}
 
 bool Peers::is_stopped() const {
   for (int64_t p = 0; p < num_processes(); ++p) {
@@ -200,7 +219,8 @@ bool Peers::has_ended(int64_t process) const {
 }
 
 // Time counts in which this thread itself was awake, so a stopped machine loses no process. A leader that stands still
-// is waited for: a person may have stopped it (Ctrl-Z), and nothing is lost when it goes on.
+// is waited for: a person may have stopped it (Ctrl-Z), and nothing is lost when it goes on. Of a far process there is
+// no other sign than its silence.
 int64_t Peers::find_lost(int64_t limit_ns, std::string* how) {
   const int64_t now = now_ns();
   const int64_t passed = std::min(now - looked_ns_, 4 * kBeatNs);
@@ -211,14 +231,17 @@ int64_t Peers::find_lost(int64_t limit_ns, std::string* how) {
     Life& life = lives_[p];
     life.quiet_ns = beats == life.beats ? life.quiet_ns + passed : 0;
     life.beats = beats;
+    *how = "";
     if (has_ended(p)) {
       *how = "has ended";
-      return p;
-    }
-    if (leads() && life.quiet_ns > limit_ns) {
+    } else if (is_far(p) && options_.wire->has_failed()) {
+      *how = "cannot be reached: " + options_.wire->cause();
+    } else if ((leads() || is_far(p)) && life.quiet_ns > limit_ns) {
       *how = "has stood still for " + std::to_string(life.quiet_ns / 1'000'000'000) + " s";
-      return p;
     }
+    if (how->empty()) continue;
+    if (options_.wire != nullptr) options_.wire->fail("process " + std::to_string(p) + " " + *how);
+    return p;
   }
   return -1;
 }

@@ -1,4 +1,5 @@
-// The processes of one host that run one program: what they say to each other, in memory that all of them map.
+// The processes that run one program, and what they say to each other: in memory that those of one host map, by letters
+// (wire.h) to those of another, which are far.
 //
 // Purpose: one process leads: it orders runs, and all others answer when a run has ended. While one goes on, each
 // raises signals of the others' devices by messages (protocols/mailbox.h), and tells how far it is. Signals themselves
@@ -6,8 +7,11 @@
 // happened before an order or an answer by who receives it.
 //
 // A message carries the number of its run, which is its order's. Devices count signals from where a run begins, so a
-// message of a run that has not begun here is left until it has; those of earlier runs had been sent before the leader
-// heard of their end, and are taken before the next one begins.
+// message of a run that has not begun here is left until it has; those of earlier runs are taken before the next one
+// begins. On one host they had been sent before the leader heard of their end; from far processes there may be some
+// under way, so each says when it has raised its last one of a run, and settle() waits for that.
+//
+// Of every far process there is a block as of those that share memory, written by who takes its letters.
 //
 // Who may call: raise, look, stay, leave any worker of the process; listen one thread that does nothing else; the rest
 // the thread that leads or serves. Blocks: raise while the other's mailbox is full, and takes its own messages
@@ -16,10 +20,13 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "comm/wire.h"
 #include "memory/shared_file.h"
 #include "protocols/mailbox.h"
 #include "protocols/sleepers.h"
@@ -66,23 +73,36 @@ struct Progress {
   bool is_at_work;  // a worker is inside a kernel
 };
 
+/// What letters of a team are about. Those from kRead on are handed on.
+enum class LetterKind : uint16_t { kRaise = 1, kOrder, kAnswer, kState, kEnd, kRead, kWrite, kWritten };
+
 struct PeersOptions {
   int64_t process = 0;  // this one; 0 leads
   int64_t num_processes = 1;
-  int file = -1;  // of bytes(num_processes)
+  int file = -1;  // of bytes(num_processes), which all processes of this host map
   std::vector<int> ends;  // per process a descriptor that becomes readable when it ends; -1: none is watched
   /// Takes a message of a run that has begun. Called by one thread at a time.
   std::function<void(const Raise&)> take;
+
+  std::shared_ptr<Wire> wire = nullptr;  // to far processes, whose numbers are those of the wire
+  int64_t team = 0;  // this team's number there
+  std::vector<bool> is_far = {};  // per process; empty: none is
+  /// Takes letters that are not of this class. Called inside Wire::progress().
+  std::function<void(int64_t from, const Letter& letter, const std::string& text)> take_letter = {};
 };
 
-class Peers {
+class Peers final : private Receiver {
  public:
   explicit Peers(PeersOptions options);
+  ~Peers() override;
+  Peers(const Peers&) = delete;
+  Peers& operator=(const Peers&) = delete;
   static int64_t bytes(int64_t num_processes);
 
   int64_t process() const { return options_.process; }
   int64_t num_processes() const { return options_.num_processes; }
   bool leads() const { return options_.process == 0; }
+  bool is_far(int64_t process) const { return !options_.is_far.empty() && options_.is_far[process]; }
 
   // Raises.
 
@@ -93,8 +113,10 @@ class Peers {
   /// Until close(): takes messages while no worker looks, and shows that this process is alive.
   void listen();
   void close();
-  /// Before devices begin: no message of an earlier run is left.
-  void settle();
+  /// After the devices have ended: no raise of this run will be sent.
+  void end_raises();
+  /// Before devices begin: no message of an earlier run is left. False: far processes have not said so for so long.
+  bool settle(int64_t limit_ns);
   /// After they have begun: messages of this run are taken from now on.
   void open_run(uint64_t number) { run_.store(number, std::memory_order_seq_cst); }
   uint64_t run() const { return run_.load(std::memory_order_relaxed); }
@@ -126,9 +148,35 @@ class Peers {
   Block& block(int64_t process) const;
   bool take(const Raise& raise);
   bool have_answered() const;
+  template <class Look>
+  bool sleep(int64_t limit_ns, Look&& look);
+
+  // Far processes (peers_far.cc).
+
+  void join_wire();
+  void take(int64_t from, const Letter& letter, const std::string& text) override;
+  void take_order(const Letter& letter, const std::string& text);
+  void take_answer(int64_t from, const Letter& letter, const std::string& text);
+  void refuse(int64_t from, const Letter& letter);
+  Letter letter_of(LetterKind kind) const;
+  void post_to_far(const Letter& letter);
+  void raise_far(int64_t process, const Raise& raise);
+  void give_far(int64_t process, const Order& order);
+  void answer_far(const Answer& answer);
+  void tell_far();
+  void deliver();
+  void listen_to_wire();
+  bool have_far_ended() const;
 
   PeersOptions options_;
   memory::SharedFile memory_;
+  std::vector<std::unique_ptr<Block>> far_blocks_;  // per process; none of those that share memory
+  struct Undelivered {
+    Raise raise;
+    int64_t from = 0;
+    bool is_end = false;  // the sender's last raise of raise.run was before this
+  };
+  std::deque<Undelivered> undelivered_;  // while the mailbox is full; of who is inside progress()
   uint64_t num_ordered_ = 0;  // given, or received
   std::atomic<uint64_t> run_{0};
   std::atomic<bool> is_closed_{false};

@@ -20,6 +20,12 @@ class Arena {
   explicit Arena(int64_t bytes, std::unique_ptr<SpillFile> file = nullptr);
   /// In memory that other processes map too: a sealed file, whose descriptor stays its owner's.
   Arena(int shared_file, int64_t bytes, std::unique_ptr<SpillFile> file = nullptr);
+  /// Nothing but addresses, of a device whose memory this process cannot map, and of its file.
+  struct Addresses {
+    int64_t bytes;
+    int64_t file_bytes;
+  };
+  explicit Arena(Addresses addresses);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -36,10 +42,14 @@ class Arena {
   static int64_t file_begin(int64_t bytes) { return (bytes + kFilePage - 1) / kFilePage * kFilePage; }
 
  private:
-  int64_t mapped_bytes() const { return file_ == nullptr ? bytes_ : file_begin() + file_->bytes(); }
+  int64_t mapped_bytes() const {
+    if (behind_ > 0) return file_begin() + behind_;
+    return file_ == nullptr ? bytes_ : file_begin() + file_->bytes();
+  }
 
   std::byte* data_ = nullptr;
   int64_t bytes_;
+  int64_t behind_ = 0;  // addresses of a file that is not here
   std::unique_ptr<SpillFile> file_;
   std::unique_ptr<SharedFile> shared_;
 };

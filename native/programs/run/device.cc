@@ -28,6 +28,9 @@ std::unique_ptr<memory::SpillFile> file_of(const DeviceOptions& options) {
 }  // namespace
 
 std::shared_ptr<memory::Arena> make_arena(const DeviceOptions& options) {
+  if (options.is_far) {
+    return std::make_shared<memory::Arena>(memory::Arena::Addresses{options.arena_bytes, options.file_bytes});
+  }
   if (options.arena_file < 0) return std::make_shared<memory::Arena>(options.arena_bytes, file_of(options));
   return std::make_shared<memory::Arena>(options.arena_file, options.arena_bytes, file_of(options));
 }
@@ -71,7 +74,8 @@ int64_t Device::bytes() const {
 
 void Device::begin(const RunContext& run, std::vector<Injection> injections) {
   run_ = run;
-  const ExpandContext context{run.program, options_.index, run.symbols, run.arenas, options_.num_handles};
+  const ExpandContext context{run.program, options_.index,       run.symbols,
+                              run.arenas,  options_.num_handles, run.far != nullptr ? run.hosts : nullptr};
   walker_.begin(context, run.list, signals_, std::move(injections));
   transfers_ = std::vector<std::atomic<int64_t>>(run.program->labels().size());
   if (run.tracing) enable_trace(true);
@@ -136,7 +140,29 @@ bool Device::admit(uint32_t number) {
     return true;
   });
   if (!has_come) return false;
-  return task.instr->moves == Moves::kNothing || task.is_moved || !start_transfer(number);
+  if (task.is_moved) return true;
+  if (task.instr->moves != Moves::kNothing) return !start_transfer(number);
+  return task.far.empty() || !start_fetch(number);
+}
+
+// False: the task will be skipped. Nothing of it may be touched after the fetch was handed over.
+bool Device::start_fetch(uint32_t place) {
+  Task& task = tasks_[place];
+  if (task.poison != 0 || state_->stopped() != 0) return false;
+  std::vector<FarRows> wanted;
+  for (const FarView& far : task.far) wanted.push_back(far.rows);
+  task.is_moved = true;
+  run_.far->fetch(std::move(wanted), [this, place](Staging::Block block, const std::vector<std::byte*>& rows) {
+    Task& fetched = tasks_[place];
+    fetched.staging = block;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      kernels::TileView& view = fetched.views()[fetched.far[i].view];
+      view.data = rows[i];
+      view.stride = view.cols;
+    }
+    signal_raised(place, 0);
+  });
+  return true;
 }
 
 // False: there is nothing to move. Nothing of the task may be touched after the transfer was handed over.
@@ -186,6 +212,10 @@ void Device::execute(uint32_t task_number, uint32_t number) {
     if (poison == 0 && task.transfers > 0) {
       transfers_[task.instr->label].fetch_add(task.transfers, std::memory_order_relaxed);
     }
+  }
+  if (task.staging.data != nullptr) {
+    run_.far->give_back(task.staging);
+    task.staging = {};
   }
   raise_signals(task, poison);
   worker.end();

@@ -18,6 +18,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr int64_t kMovers = 4;  // threads that move tiles between memory and files: a disk is quick with several
+constexpr int64_t kSettleNs = 30'000'000'000;
 constexpr milliseconds kBrokenExit{2'000};   // close() of a broken executor leaves hung workers behind after this
 
 std::thread start_worker(const std::shared_ptr<Team>& team, int64_t device, int64_t worker) {
@@ -50,7 +51,6 @@ std::thread start_listener(const std::shared_ptr<Team>& team) {
 Executor::Executor(const ExecutorOptions& options)
     : options_(options), team_(std::make_shared<Team>()), process_(getpid()) {
   check_options(options);
-  join_team(*team_, options.team);
   int64_t num_here = 0;
   for (int64_t d = 0; d < options.num_devices; ++d) {
     const DeviceOptions of = device_options(options, d);
@@ -60,6 +60,7 @@ Executor::Executor(const ExecutorOptions& options)
     team_->devices.push_back(std::move(device));
     team_->arenas.push_back(arenas_.back()->data());
   }
+  join_team(*team_, options.team, arenas_);
   const int64_t num_movers = options.file_bytes > 0 ? kMovers : 0;
   const int64_t num_listeners = team_->peers() != nullptr ? 1 : 0;
   team_->state->set_workers(num_here * options.workers_per_device + num_movers + num_listeners);
@@ -143,6 +144,7 @@ std::exception_ptr Executor::end_run(const Poll& poll) {
     broken_ = true;
     return error_here(*team_);
   }
+  if (team_->peers() != nullptr) team_->peers()->end_raises();
   count_transfers();
   const std::exception_ptr error = error_anywhere(*team_);
   failed_ = error != nullptr;
@@ -153,7 +155,13 @@ std::exception_ptr Executor::end_run(const Poll& poll) {
 void Executor::begin_run(std::shared_ptr<const Program> program, int64_t list, std::vector<int64_t> symbols,
                          bool clears_poison, uint64_t number) {
   Team& team = *team_;
-  if (team.peers() != nullptr) team.peers()->settle();
+  if (team.peers() != nullptr && !team.peers()->settle(kSettleNs)) {
+    broken_ = true;
+    check<PeerLost>(false,
+                    "[runtime.Executor.run] every process must end a run before the next; got none of one's "
+                    "messages for ",
+                    kSettleNs / 1'000'000'000, " s; start again from the last checkpoint");
+  }
   team.program = std::move(program);
   team.symbols = std::move(symbols);
   team.state->begin_run(std::count_if(team.devices.begin(), team.devices.end(), [](auto& d) { return d != nullptr; }));
@@ -165,6 +173,8 @@ void Executor::begin_run(std::shared_ptr<const Program> program, int64_t list, s
                        .arenas = &team.arenas,
                        .devices = &team.devices,
                        .processes = &team.processes,
+                       .hosts = &team.hosts,
+                       .far = team.far.get(),
                        .tracing = tracing_};
   for (int64_t d = 0; d < options_.num_devices; ++d) {
     if (team.devices[d] == nullptr) continue;
@@ -240,7 +250,20 @@ std::byte* Executor::memory(int64_t device, int64_t offset, int64_t bytes) const
   check<ArgumentError>(offset >= 0 && bytes >= 0 && offset <= size - bytes,
                        "[runtime.Executor.buffer] a buffer must lie inside the device's arena of ", size,
                        " bytes; got offset ", offset, " and ", bytes, " bytes; use the plan's offsets");
+  check<ArgumentError>(!is_far_device(options_.team, device),
+                       "[runtime.Executor.buffer] a buffer is memory of this host; got device ", device,
+                       " of another; use move()");
   return team_->arenas[device] + offset;
+}
+
+void Executor::move(memory::SpillFile::Way way, int64_t device, int64_t offset, std::byte* memory,
+                    int64_t bytes) const {
+  check_device(device, "move");
+  if (is_far_device(options_.team, device)) {
+    team_->far->move(way, device, offset, memory, bytes);
+  } else {
+    arenas_[device]->move(way, offset, memory, bytes);
+  }
 }
 
 std::shared_ptr<memory::Arena> Executor::arena(int64_t device) const {
@@ -298,7 +321,8 @@ std::vector<int64_t> Executor::allocated_bytes() const {
 
 ExecutorStats Executor::stats() const {
   check_idle("stats");
-  ExecutorStats stats{num_runs_, num_completed(*team_), 0, 0};
+  ExecutorStats stats{num_runs_, num_completed(*team_), 0, 0, 0};
+  if (team_->far != nullptr) stats.bytes_fetched = team_->far->bytes_fetched();
   if (broken_) return stats;
   for (const auto& device : team_->devices) {
     if (device == nullptr) continue;

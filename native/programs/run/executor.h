@@ -40,6 +40,7 @@ struct ExecutorStats {
   int64_t num_tasks = 0;
   int64_t window_high_water = 0;
   int64_t timeline_dropped = 0;
+  int64_t bytes_fetched = 0;  // of far devices, by tasks
 };
 
 /// A fault for the next run: the index-th task of that label on the device.
@@ -71,6 +72,8 @@ class Executor {
 
   std::byte* memory(int64_t device, int64_t offset, int64_t bytes) const;
   std::shared_ptr<memory::Arena> arena(int64_t device) const;
+  /// Between a device's file, or anything of a far device, and memory of the host.
+  void move(memory::SpillFile::Way way, int64_t device, int64_t offset, std::byte* memory, int64_t bytes) const;
 
   void trace(bool enable);
   std::vector<TimelineEntry> timeline() const;  // of the last run, by start

@@ -56,6 +56,16 @@ std::exception_ptr error_of(const comm::Answer& answer) {
   return std::make_exception_ptr(PeerLost(message));
 }
 
+/// Between runs: the leader is there, and what leads to other hosts. That another process of this host is gone is for
+/// the leader to say.
+void check_order_will_come(comm::Peers& peers) {
+  std::string how;
+  const int64_t lost = peers.find_lost(kLostNs, &how);
+  check<PeerLost>(lost < 0 || (lost != 0 && !peers.is_far(lost)),
+                  "[runtime.Executor.serve] the process that leads must stay, and all of other hosts; got process ", lost,
+                  ", which ", how, "; start again from the last checkpoint");
+}
+
 bool is_stopped_elsewhere(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
@@ -83,15 +93,30 @@ std::exception_ptr error_anywhere(const Team& team) {
   return own;
 }
 
-void join_team(Team& team, const TeamOptions& options) {
+void join_team(Team& team, const TeamOptions& options, const std::vector<std::shared_ptr<memory::Arena>>& arenas) {
   if (options.processes.empty()) return;
   team.processes = options.processes;
+  std::vector<bool> is_far;
+  for (int64_t p = 0; p < std::ssize(options.hosts); ++p) is_far.push_back(options.is_far(p));
+  if (!options.hosts.empty()) {
+    std::vector<memory::Arena*> own;
+    for (int64_t d = 0; d < std::ssize(arenas); ++d) {
+      own.push_back(team.devices[d] != nullptr ? arenas[d].get() : nullptr);
+      team.hosts.push_back(options.hosts[options.processes[d]]);
+    }
+    team.far = std::make_unique<FarMemory>(options.wire, options.number, options.processes, std::move(own));
+  }
   team.state->peers = std::make_unique<comm::Peers>(comm::PeersOptions{
       .process = options.process,
       .num_processes = std::ssize(options.peer_files),
       .file = options.team_file,
       .ends = options.peer_files,
       .take = [&team](const comm::Raise& raise) { take_raise(team, raise); },
+      .wire = options.hosts.empty() ? nullptr : options.wire,
+      .team = options.number,
+      .is_far = std::move(is_far),
+      .take_letter = [&team](int64_t from, const comm::Letter& letter,
+                             const std::string& text) { team.far->take(from, letter, text); },
   });
 }
 
@@ -153,10 +178,7 @@ void Executor::serve(const std::shared_ptr<const Program>& program) {
   while (true) {
     comm::Order order;
     uint64_t number = 0;
-    while (!team_->peers()->await_order(kPollNs, &order, &number)) {
-      check<PeerLost>(!team_->peers()->has_ended(0),
-                      "[runtime.Executor.serve] the process that leads must stay; got its end; start all again");
-    }
+    while (!team_->peers()->await_order(kPollNs, &order, &number)) check_order_will_come(*team_->peers());
     if (order.kind == comm::Order::Kind::kTalk) return;
     const int64_t count = std::clamp<int64_t>(order.num_symbols, 0, comm::kMaxSymbols);
     std::vector<int64_t> symbols(order.symbols, order.symbols + count);

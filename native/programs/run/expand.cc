@@ -146,6 +146,17 @@ kernels::TileView view_of(const Tensor& tensor, std::byte* arena, RowRange viewe
   return {data, viewed.end - viewed.begin, columns.end - columns.begin, tensor.stride};
 }
 
+/// What has to be fetched of a far device's tensor for a view: its rows, and the padding behind the last ones where
+/// they lie without gaps, as a packed weight's do.
+FarView far_view(const BoundOperand& operand, const Sized& sized, RowRange viewed, const kernels::TileView& view,
+                 std::byte* arena) {
+  const int64_t bytes = size_of(sized.tensor.dtype);
+  const bool is_dense = view.cols == view.stride && viewed.end == sized.rows;
+  const int64_t rows = (is_dense ? rows_in_memory(sized) : viewed.end) - viewed.begin;
+  const int64_t offset = static_cast<std::byte*>(view.data) - arena;
+  return {0, {operand.owner, offset, rows, view.cols * bytes, view.stride * bytes}};
+}
+
 }  // namespace
 
 void expand(const ExpandContext& context, const Iteration& iteration, Task& task,
@@ -159,6 +170,7 @@ void expand(const ExpandContext& context, const Iteration& iteration, Task& task
   task.index = index;
   task.row_begin = range.begin;
   task.transfers = 0;
+  task.far.clear();
   task.set_num_views(std::ssize(instr.operands));
   kernels::TileView* view = task.views();
   for (const BoundOperand& operand : instr.operands) {
@@ -172,6 +184,11 @@ void expand(const ExpandContext& context, const Iteration& iteration, Task& task
     const ColumnRange columns = view_columns(operand, range, tensor.cols, values);
     *view = view_of(tensor, (*context.arenas)[operand.owner], viewed, columns);
     if (operand.owner != context.device) task.transfers += view->rows * view->cols;
+    if (context.hosts != nullptr && (*context.hosts)[operand.owner] != (*context.hosts)[context.device] &&
+        view->rows > 0 && view->cols > 0) {
+      task.far.push_back(far_view(operand, now, viewed, *view, (*context.arenas)[operand.owner]));
+      task.far.back().view = view - task.views();
+    }
     if (operand.access != kNoAccess) tile_accesses(context, operand, now, range, viewed, columns, values, accesses);
     ++view;
   }

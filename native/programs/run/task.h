@@ -11,6 +11,7 @@
 #include "comm/signal.h"
 #include "kernels/kernel.h"
 #include "programs/bound.h"
+#include "programs/run/far_memory.h"
 
 namespace tilewise::programs {
 
@@ -30,6 +31,12 @@ struct TaskWaiter : comm::Waiter {
   uint32_t task = 0;
 };
 
+/// A view of a far device's memory, and what of it is fetched.
+struct FarView {
+  int64_t view = 0;
+  FarRows rows;
+};
+
 enum class Injected : uint8_t { kNothing, kThrow, kStall };
 
 struct Task {
@@ -43,7 +50,9 @@ struct Task {
   std::vector<TaskWait> waits;
   size_t num_asked = 0;   // of the waits
   TaskWaiter waiter;
-  bool is_moved = false;  // its transfer has been handed over
+  bool is_moved = false;  // its transfer, or its fetch, has been handed over
+  std::vector<FarView> far = {};
+  Staging::Block staging = {};  // where they have been fetched to
   uint64_t poison = 0;    // an error's id, left by the raisers of its signals, or of its transfer
 
   void set_num_views(int64_t count) {

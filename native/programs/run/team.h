@@ -20,18 +20,22 @@ namespace tilewise::programs {
 struct Team {
   std::shared_ptr<RunState> state = std::make_shared<RunState>();
   std::vector<int64_t> processes;      // per device, which has it
+  std::vector<int64_t> hosts;          // per device, whose it is
   std::vector<std::unique_ptr<Device>> devices;  // none where another process has it
   std::vector<std::byte*> arenas;
+  std::unique_ptr<FarMemory> far;  // of devices of other hosts
   std::shared_ptr<const Program> program;  // of the last run
   std::vector<int64_t> symbols;
 
   comm::Peers* peers() const { return state->peers.get(); }  // none: all devices are here
 };
 
-/// Makes the team's peers, if it has any.
-void join_team(Team& team, const TeamOptions& options);
+/// Makes the team's peers, if it has any. arenas: of all devices.
+void join_team(Team& team, const TeamOptions& options, const std::vector<std::shared_ptr<memory::Arena>>& arenas);
 /// Has the others run a list; the order's number. Of one process alone: 0.
 uint64_t order_run(const Team& team, bool clears_poison, int64_t list, const std::vector<int64_t>& symbols);
+
+inline constexpr int64_t kLostNs = 5'000'000'000;  // a process that shows no life for so long is given up
 
 /// Asked every 50 ms while run() waits; true cancels.
 using Poll = std::function<bool()>;

@@ -13,7 +13,6 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kPoll{50};
 constexpr double kKernelPatience_s = 1800;  // a worker inside a kernel, and a disk, are at work: so long for one task
-constexpr milliseconds kLost{5'000};  // a process that shows no life for so long is given up
 constexpr milliseconds kDrainLimit{10'000};  // a cancelled run that still runs a kernel after this is broken
 
 int64_t in_ns(milliseconds time) { return std::chrono::nanoseconds(time).count(); }
@@ -62,7 +61,7 @@ bool follow_peers(Team& team) {
     team.state->fail(std::make_exception_ptr(StoppedElsewhere("[runtime.Executor.run] another process has failed")));
   }
   std::string how;
-  const int64_t lost = peers.find_lost(in_ns(kLost), &how);
+  const int64_t lost = peers.find_lost(kLostNs, &how);
   if (lost < 0) return true;
   team.state->fail(std::make_exception_ptr(PeerLost(describe_loss(team, lost, how))));
   return false;

@@ -2,7 +2,7 @@
 // Devices, workers, windows, tile sizes, modes, aliases and delays are drawn at random from a printed seed.
 #include <random>
 
-#include "programs/tests/testing_team.h"
+#include "programs/tests/testing_far.h"
 
 using namespace tilewise;
 using namespace tilewise::programs;
@@ -200,6 +200,28 @@ bool agrees(uint64_t seed, int64_t num_devices, int64_t workers, Form form = For
   return true;
 }
 
+/// The same with every process a host, or two of them one.
+bool agrees_on_hosts(uint64_t seed, int64_t num_devices, int64_t num_processes, bool is_faulty = false) {
+  Generator generator(seed, Form::kOneClass, is_faulty);
+  const std::shared_ptr<const Program> program = generator.make(num_devices);
+  const int64_t window = generator.draw(1, 24);
+  std::vector<int64_t> hosts;
+  for (int64_t p = 0; p < num_processes; ++p) hosts.push_back(seed % 2 == 0 ? p : p / 2);
+  if (hosts.back() == 0) hosts.back() = 1;
+  FarTeam team(program, hosts, 1 + static_cast<int64_t>(seed % 2), window, seed);
+  const auto wanted = Generator(seed).make(num_devices);
+  Oracle oracle(*wanted);
+  for (int round = 0; round < 3; ++round) {
+    team.leader().run(program, {});
+    oracle.run();
+    if (!same_memory(team, oracle, num_devices)) {
+      if (!is_faulty) std::fprintf(stderr, "seed %llu on hosts\n", static_cast<unsigned long long>(seed));
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 CASE("one device, one to four workers") {
@@ -228,6 +250,15 @@ CASE("two to four devices in two to four processes") {
     const int64_t processes = 2 + static_cast<int64_t>(seed / 3) % (devices - 1);
     EXPECT(agrees(seed, devices, 1 + static_cast<int64_t>(seed % 2), Form::kOneClass, false, processes));
   }
+}
+
+CASE("two to four devices on two to four hosts") {
+  for (uint64_t seed = 6000; seed < 6030; ++seed) {
+    const auto devices = 2 + static_cast<int64_t>(seed % 3);
+    const int64_t processes = 2 + static_cast<int64_t>(seed / 3) % (devices - 1);
+    EXPECT(agrees_on_hosts(seed, devices, processes));
+  }
+  for (uint64_t seed = 6100; seed < 6104; ++seed) EXPECT(!agrees_on_hosts(seed, 2, 2, true));
 }
 
 CASE("devices of one class, bound by their numbers and teams, are what is written out for each") {

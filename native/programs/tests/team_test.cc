@@ -8,28 +8,6 @@ using namespace tilewise::programs::testing;
 
 namespace {
 
-/// Every device shows four rows to the next, which reads them in place and acknowledges, `epochs` times.
-std::shared_ptr<Program> ring(int64_t devices, int64_t epochs, const std::string& kernel = "increment",
-                              const std::vector<Number>& ints = {}) {
-  auto program = program_of(devices);
-  for (int64_t d = 0; d < devices; ++d) {
-    const int64_t next = (d + 1) % devices;
-    const int64_t before = (d + devices - 1) % devices;
-    program->add_tensor(d, tensor(0, 4, 1, 1, 0));
-    program->add_tensor(d, tensor(256, 4, 1, 1, 4));
-    const int64_t plan = program->add_template(d, "epoch");
-    program->add_instr(d, plan, instr(kernel, 4, 1, {by_row(0, kInOut)}, ints, {}, {{0, next, 0, true}}), "show");
-    program->add_instr(d, plan,
-                       instr("hash", 4, 1, {by_row(1, kInOut), peer_row(0, before)}, {1, d, 0}, {{0, true, 1}},
-                             {{0, before, 4, true}}),
-                       "look");
-    program->add_instr(d, plan, instr("", 4, 1, {by_row(0, kIn)}, {}, {{4, true, 1}}), "acknowledged");
-    for (int64_t e = 0; e < epochs; ++e) program->add_call(d, {plan, {0, 1}, {}});
-  }
-  program->finish({}, resolve);
-  return program;
-}
-
 void clear(Executor& executor, const Program& program) {
   for (int64_t d = 0; d < program.num_devices(); ++d) {
     std::memset(words(executor, d), 0, program.needs(d).arena_bytes);
@@ -211,16 +189,16 @@ CASE("messages that name nothing fail the run and touch nothing") {
     options.num_signals = 8;
     team.devices.push_back(std::make_unique<Device>(team.state, options));
     team.devices.push_back(nullptr);
-    team.peers()->settle();
+    team.peers()->settle(0);
     team.peers()->open_run(1);
     team.peers()->raise(0, {.run = 1, .device = 0, .signal = 3});
-    team.peers()->settle();
+    team.peers()->settle(0);
     EXPECT_EQ(team.devices[0]->signals()[3].value(), 1u);
     EXPECT(team.state->first_error() == nullptr);
     team.peers()->raise(0, {.run = static_cast<uint64_t>(run),
                             .device = static_cast<int32_t>(device),
                             .signal = static_cast<int32_t>(signal)});
-    team.peers()->settle();
+    team.peers()->settle(0);
     EXPECT(team.state->first_error() != nullptr);
     for (int64_t s = 0; s < 8; ++s) EXPECT_EQ(team.devices[0]->signals()[s].value(), s == 3 ? 1u : 0u);
     close(file);
@@ -235,10 +213,10 @@ CASE("a message of a run that has not begun is left until it has") {
                      }});
   peers.open_run(1);
   for (uint64_t run : {1, 2, 1}) peers.raise(0, {.run = run, .device = 0, .signal = 0});
-  peers.settle();
+  peers.settle(0);
   EXPECT_EQ(taken.size(), 1u);
   peers.open_run(2);
-  peers.settle();
+  peers.settle(0);
   EXPECT_EQ(taken.size(), 3u);
   close(file);
 }

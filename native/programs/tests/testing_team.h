@@ -24,6 +24,28 @@ inline int sealed_file(int64_t bytes) {
 
 inline int end_of(pid_t process) { return static_cast<int>(syscall(SYS_pidfd_open, process, 0)); }
 
+/// Every device shows four rows to the next, which reads them in place and acknowledges, `epochs` times.
+inline std::shared_ptr<Program> ring(int64_t devices, int64_t epochs, const std::string& kernel = "increment",
+                                     const std::vector<Number>& ints = {}) {
+  auto program = program_of(devices);
+  for (int64_t d = 0; d < devices; ++d) {
+    const int64_t next = (d + 1) % devices;
+    const int64_t before = (d + devices - 1) % devices;
+    program->add_tensor(d, tensor(0, 4, 1, 1, 0));
+    program->add_tensor(d, tensor(256, 4, 1, 1, 4));
+    const int64_t plan = program->add_template(d, "epoch");
+    program->add_instr(d, plan, instr(kernel, 4, 1, {by_row(0, kInOut)}, ints, {}, {{0, next, 0, true}}), "show");
+    program->add_instr(d, plan,
+                       instr("hash", 4, 1, {by_row(1, kInOut), peer_row(0, before)}, {1, d, 0}, {{0, true, 1}},
+                             {{0, before, 4, true}}),
+                       "look");
+    program->add_instr(d, plan, instr("", 4, 1, {by_row(0, kIn)}, {}, {{4, true, 1}}), "acknowledged");
+    for (int64_t e = 0; e < epochs; ++e) program->add_call(d, {plan, {0, 1}, {}});
+  }
+  program->finish({}, resolve);
+  return program;
+}
+
 /// Devices in blocks over the processes. Children end with the team.
 class ForkedTeam {
  public:

@@ -1,0 +1,53 @@
+// See mpi_library.h.
+#include "comm/mpi_library.h"
+
+#include <dlfcn.h>
+
+#include "base/check.h"
+
+namespace tilewise::comm {
+
+namespace {
+
+void* load(const std::string& file, int flags) {
+  void* const loaded = dlopen(file.c_str(), flags);
+  const char* const error = loaded == nullptr ? dlerror() : "";
+  check<ArgumentError>(loaded != nullptr, "[comm.join_world] MPI must be a library of this machine; got '", error,
+                       "'; install it again (pip install mpich), or run `tilewise build-mpi`");
+  return loaded;
+}
+
+// Libraries stay: MPI does not survive being unloaded.
+const TilewiseMpi& load_table(const std::string& table, const std::string& library) {
+  if (!library.empty()) load(library, RTLD_NOW | RTLD_GLOBAL);
+  const auto function = reinterpret_cast<TilewiseMpiFunction>(dlsym(load(table, RTLD_NOW), "tilewise_mpi"));
+  const TilewiseMpi* const found = function != nullptr ? function() : nullptr;
+  check<ArgumentError>(found != nullptr && found->version == TILEWISE_MPI_VERSION,
+                       "[comm.join_world] a file of MPI's functions must be of version ", TILEWISE_MPI_VERSION,
+                       "; got ", found == nullptr ? "another file" : std::to_string(found->version),
+                       "; run `tilewise build-mpi` again");
+  return *found;
+}
+
+std::string text_of(const char* text) { return {text}; }
+
+}  // namespace
+
+std::string describe_library(const std::string& table, const std::string& library) {
+  const TilewiseMpi& mpi = load_table(table, library);
+  char text[512] = {};
+  mpi.library(mpi.self, text, sizeof(text));
+  return text_of(text);
+}
+
+std::shared_ptr<Wire> join_world(const std::string& table, const std::string& library) {
+  const TilewiseMpi& mpi = load_table(table, library);
+  const int32_t error = mpi.start(mpi.self);
+  char text[512] = {};
+  if (error != 0) mpi.describe(mpi.self, error, text, sizeof(text));
+  check<ArgumentError>(error == 0, "[comm.join_world] MPI must start; got '", text_of(text),
+                       "'; see that mpiexec and the library are of one MPI (tilewise doctor)");
+  return std::make_shared<Wire>(mpi);
+}
+
+}  // namespace tilewise::comm

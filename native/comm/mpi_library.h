@@ -1,0 +1,19 @@
+// The MPI of a process: loaded from a file, started once.
+//
+// Purpose: one build serves every MPI. The library itself is loaded first, with its names for all to see, then the file
+// of functions that are built on it (mpi/tilewise_mpi.h). Who may call: one thread. Blocks: for all other processes.
+// Refuses: files that cannot be loaded, are of another version, or whose MPI does not start (ArgumentError).
+#pragma once
+#include <memory>
+#include <string>
+
+#include "comm/wire.h"
+
+namespace tilewise::comm {
+
+/// The processes that mpiexec has started together. library: to load first; empty: the table's file names it itself.
+std::shared_ptr<Wire> join_world(const std::string& table, const std::string& library);
+/// Which MPI that is, in a line.
+std::string describe_library(const std::string& table, const std::string& library);
+
+}  // namespace tilewise::comm

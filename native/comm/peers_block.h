@@ -1,0 +1,28 @@
+// What a process of a team says to the others, where they read it: in memory that they share, or written by who takes
+// its letters. See peers.h.
+#pragma once
+#include "comm/peers.h"
+
+namespace tilewise::comm {
+
+inline constexpr uint32_t kCells = 4096;
+inline constexpr int64_t kBeatNs = 50'000'000;
+
+using protocols::StdMemory;
+
+struct alignas(128) Peers::Block {
+  protocols::Mailbox<StdMemory, Raise, kCells> mail;
+  alignas(128) protocols::Sleepers<StdMemory> sleepers;  // who waits for orders, or for answers
+  std::atomic<uint64_t> ordered;
+  std::atomic<uint64_t> answered;
+  std::atomic<uint64_t> ended;  // the last run of which a far process has raised its last signal
+  Order order;
+  Answer answer;
+  alignas(128) std::atomic<int64_t> pid;
+  std::atomic<uint64_t> beats;
+  std::atomic<uint64_t> num_completed;
+  std::atomic<bool> is_at_work;
+  std::atomic<uint64_t> stopped;  // the run in which something failed here
+};
+
+}  // namespace tilewise::comm

@@ -1,0 +1,212 @@
+// Letters, payloads and frames between processes, over an MPI of threads that delays them; and what is refused.
+#include "comm/wire.h"
+
+#include <thread>
+
+#include "base/check.h"
+#include "base/testing.h"
+#include "comm/testing_mpi.h"
+
+using namespace tilewise;
+using namespace tilewise::comm;
+using tilewise::comm::testing::FakeWorld;
+
+namespace {
+
+constexpr int64_t kPatience = 20'000'000'000;
+constexpr int64_t kTeam = 7;
+
+struct Taken {
+  int64_t from;
+  Letter letter;
+  std::string text;
+};
+
+class Collector final : public Receiver {
+ public:
+  std::vector<Taken> taken;
+  std::function<void(int64_t, const Letter&)> also;
+
+ private:
+  void take(int64_t from, const Letter& letter, const std::string& text) override {
+    taken.push_back({from, letter, text});
+    if (also) also(from, letter);
+  }
+};
+
+Letter letter_of(uint16_t kind, int64_t number = 0) {
+  Letter letter;
+  letter.kind = kind;
+  letter.team = kTeam;
+  letter.numbers[0] = number;
+  return letter;
+}
+
+/// Progress of both until something holds.
+bool until(Wire& one, Wire& other, const std::function<bool()>& holds) {
+  for (int64_t looks = 0; looks < 100'000; ++looks) {
+    one.progress();
+    other.progress();
+    if (holds()) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+CASE("letters arrive whole and in order, whatever thread posts them") {
+  FakeWorld world(2, 1);
+  Wire one(world.rank(0));
+  Wire other(world.rank(1));
+  Collector collector;
+  other.join(kTeam, collector);
+  for (int64_t n = 0; n < 500; ++n) one.post(1, letter_of(3, n), std::string(n % 70, 'x'));
+  EXPECT(until(one, other, [&] { return collector.taken.size() == 500; }));
+  for (int64_t n = 0; n < 500; ++n) {
+    EXPECT(collector.taken[n].from == 0 && collector.taken[n].letter.numbers[0] == n);
+    EXPECT(collector.taken[n].letter.kind == 3 && std::ssize(collector.taken[n].text) == n % 70);
+  }
+  other.leave(kTeam);
+  one.post(1, letter_of(3));
+  EXPECT(until(one, other, [&] { return !one.progress() && !other.progress(); }));
+  EXPECT(collector.taken.size() == 500);
+}
+
+CASE("what is given and what is asked for reaches its memory, hundreds at once") {
+  FakeWorld world(2, 2, 9);
+  Wire one(world.rank(0));
+  Wire other(world.rank(1));
+  Collector collector;
+  Collector asking;
+  constexpr int64_t kCount = 400;
+  std::vector<std::vector<std::byte>> sent, received(kCount), asked(kCount);
+  for (int64_t n = 0; n < kCount; ++n) {
+    sent.emplace_back(n * 17 % 3000, static_cast<std::byte>(n));
+    received[n].resize(sent[n].size());
+    asked[n].resize(sent[n].size());
+  }
+  int64_t num_ended = 0;
+  collector.also = [&](int64_t from, const Letter& letter) {
+    const int64_t n = letter.numbers[0];
+    if (letter.kind == 1)
+      other.receive(from, letter, received[n].data(), std::ssize(received[n]), [&] { ++num_ended; });
+    if (letter.kind == 2) other.reply(from, letter, sent[n].data(), std::ssize(sent[n]), [&] { ++num_ended; });
+  };
+  one.join(kTeam, asking);
+  other.join(kTeam, collector);
+  for (int64_t n = 0; n < kCount; ++n) {
+    one.give(1, letter_of(1, n), sent[n].data(), std::ssize(sent[n]), [&] { ++num_ended; });
+    one.ask(1, letter_of(2, n), asked[n].data(), std::ssize(asked[n]), [&] { ++num_ended; });
+  }
+  EXPECT(until(one, other, [&] { return num_ended == 4 * kCount; }));
+  EXPECT(received == sent && asked == sent);
+  const int64_t bytes = one.traffic().bytes_sent;
+  EXPECT(bytes > 0 && one.traffic().bytes_received == bytes && other.traffic().bytes_sent == bytes);
+}
+
+CASE("frames come in order between threads, and what does not come is said in time") {
+  FakeWorld world(2, 3);
+  Wire one(world.rank(0));
+  Wire other(world.rank(1));
+  std::thread echo([&] {
+    for (int64_t n = 0; n < 60; ++n) {
+      const auto frame = other.receive_frame(0, kPatience);
+      EXPECT(frame.has_value() && other.send_frame(0, *frame + "!", kPatience));
+    }
+  });
+  for (int64_t n = 0; n < 60; ++n) {
+    EXPECT(one.send_frame(1, std::string(n * 999, static_cast<char>('a' + n % 26)), kPatience));
+  }
+  for (int64_t n = 0; n < 60; ++n) {
+    EXPECT(one.receive_frame(1, kPatience) == std::string(n * 999, static_cast<char>('a' + n % 26)) + "!");
+  }
+  echo.join();
+  EXPECT(!one.receive_frame(1, 1'000'000).has_value());
+  EXPECT(!one.has_failed());
+}
+
+CASE("a message that is no letter, or not the next one, ends the wire and is not taken") {
+  struct Fault {
+    const char* name;
+    std::function<void(std::vector<std::byte>&)> spoil;
+  };
+  const auto set = [](size_t place, uint8_t value) {
+    return [=](std::vector<std::byte>& message) { message[place] = std::byte{value}; };
+  };
+  const Fault faults[] = {
+      {"mark", set(0, 0)},
+      {"number", set(8, 99)},
+      {"length", set(28, 1)},
+      {"tag", set(27, 0x80)},
+      {"short", [](std::vector<std::byte>& message) { message.resize(10); }},
+      {"long", [](std::vector<std::byte>& message) { message.resize(100'000); }},
+      {"nothing", [](std::vector<std::byte>& message) { message.clear(); }},
+  };
+  for (const Fault& fault : faults) {
+    FakeWorld world(2, 4, 0);
+    Wire one(world.rank(0));
+    Wire other(world.rank(1));
+    Collector collector;
+    other.join(kTeam, collector);
+    world.spoil = [&](std::vector<std::byte>& message, int32_t tag) {
+      if (tag == 0) fault.spoil(message);
+    };
+    one.post(1, letter_of(3));
+    EXPECT(until(one, other, [&] { return other.has_failed(); }));
+    EXPECT(collector.taken.empty() && !other.cause().empty());
+    if (!other.has_failed()) std::fprintf(stderr, "%s\n", fault.name);
+  }
+}
+
+CASE("a payload of other bytes than were announced is not told as one that has come") {
+  for (const int64_t difference : {-1, 1}) {
+    FakeWorld world(2, 5, 0);
+    Wire one(world.rank(0));
+    Wire other(world.rank(1));
+    Collector collector;
+    std::vector<std::byte> data(100), into(100);
+    bool has_ended = false;
+    collector.also = [&](int64_t from, const Letter& letter) {
+      other.receive(from, letter, into.data(), std::ssize(into), [&] { has_ended = true; });
+    };
+    other.join(kTeam, collector);
+    world.spoil = [&](std::vector<std::byte>& message, int32_t tag) {
+      if (tag != 0) message.resize(message.size() + difference);
+    };
+    one.give(1, letter_of(1), data.data(), std::ssize(data), {});
+    EXPECT(until(one, other, [&] { return other.has_failed(); }));
+    EXPECT(!has_ended);
+  }
+}
+
+CASE("after an error nothing goes on, and waiting ends") {
+  FakeWorld world(2, 6);
+  Wire one(world.rank(0));
+  Collector collector;
+  one.join(kTeam, collector);
+  std::vector<std::byte> into(10);
+  one.ask(1, letter_of(2), into.data(), std::ssize(into), {});
+  world.break_rank(0);
+  EXPECT(!one.receive_frame(1, kPatience).has_value());
+  EXPECT(one.cause() == "MPI could not send: connection reset" ||
+         one.cause().find("connection reset") != std::string::npos);
+  one.leave(kTeam);
+}
+
+CASE("arguments that cannot be are refused") {
+  FakeWorld world(2, 7);
+  Wire one(world.rank(0));
+  const auto is_refused = [](const std::function<void()>& body) {
+    try {
+      body();
+    } catch (const ArgumentError& error) {
+      return std::string(error.what()).find("another of 2 processes") != std::string::npos;
+    }
+    return false;
+  };
+  EXPECT(is_refused([&] { one.post(0, letter_of(1)); }));
+  EXPECT(is_refused([&] { one.post(2, letter_of(1)); }));
+  EXPECT(is_refused([&] { one.receive_frame(-1, 0); }));
+}
+
+TILEWISE_TEST_MAIN

@@ -1,0 +1,76 @@
+// The memory of devices that this process cannot map: read and written by messages (comm/wire.h).
+//
+// Purpose: a task that reads tiles of a far device asks for them once its signals have come, as one waits for a disk,
+// and finds them in a block of this process's memory; the owner's processes answer without their workers. What the
+// tiles are is as certain as in memory that is shared: the owner overwrites them after this reader has said that it is
+// done. The host reads and writes far memory between runs. Who may call: fetch and give_back any worker; move the
+// thread that has the executor; take who is inside Wire::progress(). Blocks: move, for the other process.
+//
+// Trusts nothing: a letter that asks for bytes or brings some names a device of this process and a range inside its
+// memory, or the wire has failed. Memory: at most kStagingBytes for tasks, or one task's tiles if they are larger.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/peers.h"
+#include "memory/arena.h"
+#include "programs/run/staging.h"
+
+namespace tilewise::programs {
+
+inline constexpr int64_t kStagingBytes = int64_t{128} << 20;
+
+/// Rows in the memory of a far device.
+struct FarRows {
+  int64_t device = 0;
+  int64_t offset = 0;
+  int64_t rows = 0;
+  int64_t row_bytes = 0;
+  int64_t stride_bytes = 0;
+
+  int64_t bytes() const { return rows * row_bytes; }
+};
+
+class FarMemory {
+ public:
+  using Way = memory::SpillFile::Way;
+  /// Where the rows of each lie, one behind the other; the block is given back by the task.
+  using Fetched = std::function<void(Staging::Block block, const std::vector<std::byte*>& rows)>;
+
+  /// processes: per device, which has it. arenas: of the devices of this process; none elsewhere.
+  FarMemory(std::shared_ptr<comm::Wire> wire, int64_t team, std::vector<int64_t> processes,
+            std::vector<memory::Arena*> arenas);
+
+  void fetch(std::vector<FarRows> wanted, Fetched fetched);
+  void give_back(Staging::Block block) { staging_.give_back(block); }
+  /// Bytes that tasks have read since this was made.
+  int64_t bytes_fetched() const { return bytes_fetched_.load(std::memory_order_relaxed); }
+
+  /// Between a far device's memory, or file, from that offset on, and memory here. Throws PeerLost where the other
+  /// process does not answer.
+  void move(Way way, int64_t device, int64_t offset, std::byte* memory, int64_t bytes);
+
+  void take(int64_t from, const comm::Letter& letter, const std::string& text);
+
+ private:
+  comm::Letter letter_of(comm::LetterKind kind) const;
+  memory::Arena* arena_for(const comm::Letter& letter, int64_t bytes) const;
+  void answer_read(int64_t from, const comm::Letter& letter);
+  void take_write(int64_t from, const comm::Letter& letter);
+  void say_written(int64_t to, int64_t number, const std::string& error);
+  void refuse(int64_t from, const comm::Letter& letter);
+
+  std::shared_ptr<comm::Wire> wire_;
+  int64_t team_;
+  std::vector<int64_t> processes_;
+  std::vector<memory::Arena*> arenas_;
+  Staging staging_{kStagingBytes};
+  std::atomic<int64_t> bytes_fetched_{0};
+  int64_t num_written_ = 0;               // of the host's
+  std::atomic<int64_t> last_written_{0};  // that the other process has confirmed
+  std::string write_error_;               // published by last_written_
+};
+
+}  // namespace tilewise::programs

@@ -1,0 +1,123 @@
+// Programs whose devices are on several hosts: the same memory as the sequential oracle's, through an MPI that delays
+// and reorders what it may; memory of other hosts; failures that every process hears of.
+#include "programs/tests/testing_far.h"
+
+using namespace tilewise;
+using namespace tilewise::programs;
+using namespace tilewise::programs::testing;
+
+namespace {
+
+void expect_ring(int64_t devices, const std::vector<int64_t>& hosts, int64_t workers, int64_t window, int64_t epochs) {
+  auto program = ring(devices, epochs);
+  FarTeam team(program, hosts, workers, window, 11);
+  Oracle oracle(*program);
+  for (int run = 0; run < 3; ++run) {
+    team.leader().run(program, {});
+    oracle.run();
+    EXPECT(same_memory(team, oracle, devices));
+  }
+  for (const std::string& failure : team.end()) EXPECT_EQ(failure, std::string());
+  for (auto& wire : team.wires) EXPECT_EQ(wire->cause(), std::string());
+}
+
+}  // namespace
+
+CASE("two hosts of one device each compute what one process does, run after run") {
+  expect_ring(2, {0, 1}, 1, 512, 100);
+}
+
+CASE("several processes on a host, several devices in a process, small windows") {
+  expect_ring(4, {0, 0, 1, 1}, 2, 4, 30);
+  expect_ring(5, {0, 1, 1}, 1, 16, 30);
+  expect_ring(3, {0, 1, 2}, 1, 8, 30);
+}
+
+CASE("the leader reads and writes memory and files of another host, and nothing beside them") {
+  auto program = ring(2, 1);
+  ExecutorOptions options = options_of(*program, 1, 8);
+  options.file_bytes = 3 * 4096;
+  options.file_directory = "/tmp";
+  FarTeam team(program, {0, 1}, options);
+  using Way = memory::SpillFile::Way;
+  const int64_t size = options.arena_bytes[1];
+  std::vector<std::byte> written(size), read(size);
+  for (int64_t i = 0; i < size; ++i) written[i] = static_cast<std::byte>(i * 7);
+  team.leader().move(Way::kWrite, 1, 0, written.data(), size);
+  EXPECT(std::memcmp(team.owner(1).memory(1, 0, size), written.data(), size) == 0);
+  team.leader().move(Way::kRead, 1, 0, read.data(), size);
+  EXPECT(read == written);
+  const int64_t file = memory::Arena::file_begin(size);
+  std::vector<std::byte> page(4096, std::byte{9}), found(4096);
+  team.leader().move(Way::kWrite, 1, file + 4096, page.data(), 4096);
+  team.owner(1).move(Way::kRead, 1, file + 4096, found.data(), 4096);
+  EXPECT(found == page);
+  std::fill(found.begin(), found.end(), std::byte{0});
+  team.leader().move(Way::kRead, 1, file + 4096, found.data(), 4096);
+  EXPECT(found == page);
+}
+
+CASE("memory that is not there is refused by its owner, whichever process asks") {
+  using Way = memory::SpillFile::Way;
+  const auto is_lost = [](auto&& body) {
+    try {
+      body();
+    } catch (const PeerLost&) {
+      return true;
+    }
+    return false;
+  };
+  for (const auto& [offset, bytes] : {std::pair<int64_t, int64_t>{1 << 20, 8}, {-8, 8}, {0, 1 << 20}}) {
+    for (const Way way : {Way::kRead, Way::kWrite}) {
+      auto program = ring(2, 1);
+      auto team = std::make_unique<FarTeam>(program, std::vector<int64_t>{0, 1});
+      std::vector<std::byte> memory(bytes);
+      std::thread other([&] {  // who has refused says no more, and this one would wait for long
+        while (!team->wires[1]->has_failed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        team->wires[0]->fail("the other has ended");
+      });
+      EXPECT(is_lost([&] { team->leader().move(way, 1, offset, memory.data(), bytes); }));
+      other.join();
+      EXPECT(team->wires[1]->cause().find("must name memory of this process") != std::string::npos);
+    }
+  }
+}
+
+CASE("a kernel that throws on another host is raised by the leader, and the next run is right") {
+  auto program = ring(2, 20);
+  FarTeam team(program, {0, 1}, 1, 64, 3);
+  for (int64_t device : {1, 0}) {
+    team.owner(device).inject(Injected::kThrow, device, "show", 5);
+    bool has_failed = false;
+    try {
+      team.leader().run(program, {});
+    } catch (const TaskFailed& failed) {
+      has_failed = failed.device == device;
+    }
+    EXPECT(has_failed);
+  }
+  team.leader().run(program, {});
+  for (auto& wire : team.wires) EXPECT_EQ(wire->cause(), std::string());
+}
+
+CASE("a process whose connection breaks is named by the others, each by itself") {
+  auto program = ring(3, 100'000, "slow", {1});
+  FarTeam team(program, {0, 1, 2}, 1, 64, 4);
+  std::thread breaker([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    team.world.break_rank(2);
+  });
+  std::string told;
+  try {
+    team.leader().run(program, {});
+  } catch (const PeerLost& lost) {
+    told = lost.what();
+  }
+  breaker.join();
+  EXPECT(told.find("process 2") != std::string::npos && told.find("has stood still") != std::string::npos);
+  const std::vector<std::string>& failures = team.end();
+  EXPECT(failures[1].find("every process must stay") != std::string::npos);
+  EXPECT(failures[2].find("connection reset") != std::string::npos);
+}
+
+TILEWISE_TEST_MAIN

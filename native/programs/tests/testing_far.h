@@ -1,0 +1,119 @@
+// A program on several hosts, for tests: every process is a thread of the test with an executor of its own, and reaches
+// those of other hosts through an MPI of threads (comm/testing_mpi.h).
+#pragma once
+#include <thread>
+
+#include "comm/testing_mpi.h"
+#include "programs/tests/testing_team.h"
+
+namespace tilewise::programs::testing {
+
+class FarTeam {
+ public:
+  /// hosts: per process. Devices are in blocks over the processes.
+  FarTeam(const std::shared_ptr<const Program>& program, std::vector<int64_t> hosts, int64_t workers = 1,
+          int64_t window = 512, uint64_t seed = 0)
+      : FarTeam(program, std::move(hosts), options_of(*program, workers, window), seed) {}
+
+  FarTeam(const std::shared_ptr<const Program>& program, std::vector<int64_t> hosts, const ExecutorOptions& options,
+          uint64_t seed = 0)
+      : world(static_cast<int32_t>(hosts.size()), seed), hosts_(std::move(hosts)) {
+    const auto num_processes = std::ssize(hosts_);
+    std::vector<int64_t> processes;
+    std::vector<int> arenas;
+    std::vector<int> spills;
+    for (int64_t d = 0; d < options.num_devices; ++d) {
+      processes.push_back(d * num_processes / options.num_devices);
+      files_.push_back(sealed_file(options.arena_bytes[d]));
+      arenas.push_back(files_.back());
+      if (options.file_bytes == 0) continue;
+      files_.push_back(memory::SpillFile::make(options.file_directory, options.file_bytes));
+      spills.push_back(files_.back());
+    }
+    std::vector<int> of_hosts(num_processes, -1);
+    for (int64_t p = 0; p < num_processes; ++p) {
+      if (of_hosts[hosts_[p]] >= 0) continue;
+      files_.push_back(sealed_file(comm::Peers::bytes(num_processes)));
+      of_hosts[hosts_[p]] = files_.back();
+    }
+    for (int64_t p = 0; p < num_processes; ++p) {
+      ExecutorOptions of = options;
+      of.team.process = p;
+      of.team.processes = processes;
+      of.team.team_file = of_hosts[hosts_[p]];
+      of.team.peer_files.assign(num_processes, -1);
+      of.team.hosts = hosts_;
+      of.team.wire = std::make_shared<comm::Wire>(world.rank(static_cast<int32_t>(p)));
+      of.team.number = 5;
+      for (int64_t d = 0; d < options.num_devices; ++d) {
+        const bool is_near = hosts_[processes[d]] == hosts_[p];
+        of.team.arena_files.push_back(is_near ? arenas[d] : -1);
+        if (options.file_bytes > 0) of.team.spill_files.push_back(is_near ? spills[d] : -1);
+      }
+      wires.push_back(of.team.wire);
+      executors_.push_back(std::make_unique<Executor>(of));
+      owners_.resize(options.num_devices);
+      for (int64_t d = 0; d < options.num_devices; ++d) {
+        if (processes[d] == p) owners_[d] = executors_.back().get();
+      }
+    }
+    failures_.resize(num_processes);
+    for (int64_t p = 1; p < num_processes; ++p) {
+      threads_.emplace_back([this, p, program] {
+        try {
+          executors_[p]->serve(program);
+        } catch (const std::exception& error) {
+          failures_[p] = error.what();
+        }
+      });
+    }
+  }
+
+  ~FarTeam() {
+    end();
+    // Each leaves while the others still answer.
+    std::vector<std::thread> closing;
+    for (auto& executor : executors_) closing.emplace_back([&executor] { executor.reset(); });
+    for (std::thread& thread : closing) thread.join();
+    for (int file : files_) close(file);
+  }
+  FarTeam(const FarTeam&) = delete;
+  FarTeam& operator=(const FarTeam&) = delete;
+
+  Executor& leader() { return *executors_[0]; }
+  Executor& owner(int64_t device) { return *owners_[device]; }
+  bool is_far(int64_t device) const { return hosts_[device * std::ssize(hosts_) / std::ssize(owners_)] != hosts_[0]; }
+  /// Lets all serve() return; what each has raised.
+  const std::vector<std::string>& end() {
+    if (!threads_.empty()) leader().call_peers();
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+    return failures_;
+  }
+
+  comm::testing::FakeWorld world;
+  std::vector<std::shared_ptr<comm::Wire>> wires;
+
+ private:
+  std::vector<int64_t> hosts_;
+  std::vector<int> files_;
+  std::vector<std::unique_ptr<Executor>> executors_;
+  std::vector<Executor*> owners_;  // per device
+  std::vector<std::thread> threads_;
+  std::vector<std::string> failures_;
+};
+
+/// Every device's memory is the oracle's, where it lies and, of other hosts, as the leader reads it.
+inline bool same_memory(FarTeam& team, Oracle& oracle, int64_t num_devices) {
+  for (int64_t d = 0; d < num_devices; ++d) {
+    const auto& wanted = oracle.memory(d);
+    if (std::memcmp(team.owner(d).memory(d, 0, 0), wanted.data(), wanted.size()) != 0) return false;
+    if (!team.is_far(d)) continue;
+    std::vector<std::byte> found(wanted.size());
+    team.leader().move(memory::SpillFile::Way::kRead, d, 0, found.data(), std::ssize(found));
+    if (std::memcmp(found.data(), wanted.data(), wanted.size()) != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace tilewise::programs::testing
