@@ -1,0 +1,233 @@
+/* Fills the table of tilewise_mpi.h by calling MPI: the only file that knows MPI. Compiled against abi/mpi.h (MPI's
+ * standard binary interface) with the package, and against a site's own mpi.h by `tilewise build-mpi`.
+ *
+ * Arguments are checked here, once, before MPI sees them: ranks, tags and sizes that are none are errors of ours, which
+ * are negative (MPI's are positive). All messages travel in a duplicate of the world, apart from those of other users.
+ */
+#include "tilewise_mpi.h"
+
+#include <limits.h>
+#include <mpi.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { kThreads = -1, kStarted = -2, kEnded = -3, kNotStarted = -4, kArgument = -5, kTooLong = -6, kNoTags = -7 };
+
+_Static_assert(sizeof(MPI_Request) <= sizeof(TilewiseMpiRequest), "a request of this MPI is larger than its room");
+
+typedef struct State {
+  MPI_Comm world; /* our duplicate */
+  int32_t rank, size, tag_max;
+  int is_started; /* between start and finish */
+  int is_ours;    /* MPI_Finalize is ours to call, since MPI_Init_thread was */
+} State;
+
+static State state;
+
+static MPI_Request request_of(const TilewiseMpiRequest* room) {
+  MPI_Request request;
+  memcpy(&request, room, sizeof request);
+  return request;
+}
+
+static void keep(TilewiseMpiRequest* room, MPI_Request request) {
+  memset(room, 0, sizeof *room);
+  memcpy(room, &request, sizeof request);
+}
+
+/* Whether a message may be begun; its bytes fit an int. */
+static int32_t check(const State* s, int64_t bytes, int32_t peer, int32_t tag) {
+  if (!s->is_started) return kNotStarted;
+  if (peer < 0 || peer >= s->size || tag < 0 || tag > s->tag_max || bytes < 0) return kArgument;
+  return bytes > INT_MAX ? kTooLong : MPI_SUCCESS;
+}
+
+/* MPI itself runs, at a level at which several threads may call in turn. */
+static int32_t open_mpi(State* s) {
+  int is_there = 0, is_over = 0, level = 0, error;
+  if ((error = MPI_Finalized(&is_over)) != MPI_SUCCESS) return error;
+  if (is_over) return kEnded;
+  if ((error = MPI_Initialized(&is_there)) != MPI_SUCCESS) return error;
+  error = is_there ? MPI_Query_thread(&level) : MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
+  if (error != MPI_SUCCESS) return error;
+  s->is_ours = !is_there;
+  return level < MPI_THREAD_SERIALIZED ? kThreads : MPI_SUCCESS;
+}
+
+/* From here on errors come back. Those of no communicator are raised on MPI_COMM_SELF, by MPI 4, or on the world. */
+static int32_t open_world(State* s) {
+  int rank = 0, size = 0, has_tags = 0, error;
+  int* tag_max = NULL;
+  if ((error = MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN)) != MPI_SUCCESS) return error;
+  if ((error = MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN)) != MPI_SUCCESS) return error;
+  if ((error = MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, (void*)&tag_max, &has_tags)) != MPI_SUCCESS) return error;
+  if (!has_tags) return kNoTags;
+  if ((error = MPI_Comm_dup(MPI_COMM_WORLD, &s->world)) != MPI_SUCCESS) return error;
+  if ((error = MPI_Comm_set_errhandler(s->world, MPI_ERRORS_RETURN)) != MPI_SUCCESS) return error;
+  if ((error = MPI_Comm_rank(s->world, &rank)) != MPI_SUCCESS) return error;
+  if ((error = MPI_Comm_size(s->world, &size)) != MPI_SUCCESS) return error;
+  s->rank = rank;
+  s->size = size;
+  s->tag_max = *tag_max;
+  return MPI_SUCCESS;
+}
+
+static int32_t mpi_start(void* self) {
+  State* s = self;
+  if (s->is_started) return kStarted;
+  int32_t error = open_mpi(s);
+  if (error == MPI_SUCCESS) error = open_world(s);
+  s->is_started = error == MPI_SUCCESS;
+  if (error < 0 && s->is_ours) { /* ours to refuse, and MPI itself is well: leave it as every process must */
+    s->is_ours = 0;
+    MPI_Finalize();
+  }
+  return error;
+}
+
+static int32_t mpi_finish(void* self) {
+  State* s = self;
+  if (!s->is_started) return kNotStarted;
+  s->is_started = 0;
+  int32_t error = MPI_Comm_free(&s->world);
+  if (error != MPI_SUCCESS || !s->is_ours) return error;
+  s->is_ours = 0;
+  return MPI_Finalize();
+}
+
+static int32_t mpi_rank(void* self) { return ((State*)self)->rank; }
+static int32_t mpi_size(void* self) { return ((State*)self)->size; }
+static int32_t mpi_tag_max(void* self) { return ((State*)self)->tag_max; }
+
+static int32_t mpi_send(void* self, const void* data, int64_t bytes, int32_t to, int32_t tag,
+                        TilewiseMpiRequest* request) {
+  State* s = self;
+  MPI_Request begun = MPI_REQUEST_NULL;
+  int32_t error = check(s, bytes, to, tag);
+  if (error == MPI_SUCCESS) error = MPI_Isend(data, (int)bytes, MPI_BYTE, to, tag, s->world, &begun);
+  if (error == MPI_SUCCESS) keep(request, begun);
+  return error;
+}
+
+static int32_t mpi_receive(void* self, void* data, int64_t bytes, int32_t from, int32_t tag,
+                           TilewiseMpiRequest* request) {
+  State* s = self;
+  MPI_Request begun = MPI_REQUEST_NULL;
+  int32_t error = check(s, bytes, from, tag);
+  if (error == MPI_SUCCESS) error = MPI_Irecv(data, (int)bytes, MPI_BYTE, from, tag, s->world, &begun);
+  if (error == MPI_SUCCESS) keep(request, begun);
+  return error;
+}
+
+/* Bytes of a message that was probed or received. */
+static int32_t count(const MPI_Status* status, int64_t* bytes) {
+  int found = 0;
+  const int error = MPI_Get_count(status, MPI_BYTE, &found);
+  if (error != MPI_SUCCESS) return error;
+  if (found == MPI_UNDEFINED) return kTooLong;
+  *bytes = found;
+  return MPI_SUCCESS;
+}
+
+static int32_t mpi_test(void* self, TilewiseMpiRequest* request, int32_t* is_done, int64_t* bytes) {
+  const State* s = self;
+  MPI_Status status;
+  int flag = 0;
+  *is_done = 0;
+  *bytes = 0;
+  if (!s->is_started) return kNotStarted;
+  memset(&status, 0, sizeof status); /* of a send MPI fills in less */
+  MPI_Request open = request_of(request);
+  const int32_t error = MPI_Test(&open, &flag, &status);
+  keep(request, open);
+  if (error != MPI_SUCCESS) return error;
+  *is_done = flag != 0;
+  return flag ? count(&status, bytes) : MPI_SUCCESS;
+}
+
+static int32_t mpi_probe(void* self, int32_t tag, int32_t* is_found, int32_t* from, int64_t* bytes) {
+  const State* s = self;
+  MPI_Status status;
+  int flag = 0;
+  *is_found = 0;
+  if (!s->is_started) return kNotStarted;
+  if (tag < 0 || tag > s->tag_max) return kArgument;
+  const int32_t error = MPI_Iprobe(MPI_ANY_SOURCE, tag, s->world, &flag, &status);
+  if (error != MPI_SUCCESS || !flag) return error;
+  *is_found = 1;
+  *from = status.MPI_SOURCE;
+  return count(&status, bytes);
+}
+
+static int32_t mpi_take(void* self, void* data, int64_t bytes, int32_t from, int32_t tag) {
+  const State* s = self;
+  const int32_t error = check(s, bytes, from, tag);
+  if (error != MPI_SUCCESS) return error;
+  return MPI_Recv(data, (int)bytes, MPI_BYTE, from, tag, s->world, MPI_STATUS_IGNORE);
+}
+
+/* A text as one line, up to `end`, its blanks in a row as one. */
+static void copy_line(char* to, int64_t size, const char* from, char end) {
+  int64_t length = 0;
+  if (size <= 0) return;
+  for (; *from != '\0' && *from != end && length < size - 1; from++) {
+    const char c = *from == '\t' || *from == '\n' ? ' ' : *from;
+    if (c != ' ' || (length > 0 && to[length - 1] != ' ')) to[length++] = c;
+  }
+  to[length] = '\0';
+}
+
+static const char* words(int32_t error) {
+  switch (error) {
+    case MPI_SUCCESS:
+      return "no error";
+    case kThreads:
+      return "MPI lets only one thread call it; a level of MPI_THREAD_SERIALIZED or above is needed";
+    case kStarted:
+      return "MPI is started already";
+    case kEnded:
+      return "MPI has ended in this process, and cannot start again";
+    case kNotStarted:
+      return "MPI is not started";
+    case kArgument:
+      return "no such process, tag or size";
+    case kTooLong:
+      return "a message must be shorter than 2 GiB";
+    case kNoTags:
+      return "MPI does not say which tags it has";
+    default:
+      return NULL;
+  }
+}
+
+static void mpi_describe(void* self, int32_t error, char* text, int64_t size) {
+  const State* s = self;
+  char found[MPI_MAX_ERROR_STRING + 1] = "";
+  int length = 0;
+  const char* ours = words(error);
+  if (ours == NULL && s->is_started && MPI_Error_string(error, found, &length) == MPI_SUCCESS && found[0] != '\0') {
+    ours = found;
+  }
+  if (ours == NULL) {
+    (void)snprintf(found, sizeof found, "error %d of MPI", (int)error);
+    ours = found;
+  }
+  copy_line(text, size, ours, '\0');
+}
+
+static void mpi_library(void* self, char* text, int64_t size) {
+  static char found[MPI_MAX_LIBRARY_VERSION_STRING + 1];
+  int length = 0;
+  (void)self;
+  found[0] = '\0';
+  const int error = MPI_Get_library_version(found, &length);
+  copy_line(text, size, error == MPI_SUCCESS ? found : "an MPI that does not say which", '\n');
+}
+
+const TilewiseMpi* tilewise_mpi(void) {
+  static const TilewiseMpi table = {
+      TILEWISE_MPI_VERSION, &state,   mpi_start, mpi_finish, mpi_rank,     mpi_size,    mpi_tag_max, mpi_send,
+      mpi_receive,          mpi_test, mpi_probe, mpi_take,   mpi_describe, mpi_library,
+  };
+  return &table;
+}

@@ -1,0 +1,161 @@
+"""One of two processes under mpiexec that use the table of native/comm/mpi: `mpi_ranks.py CASE TABLE [LIBRARY]`.
+
+Each case is a function over the table; both processes run it and end with status 0 when all that they saw was right.
+"""
+
+import ctypes
+import sys
+import time
+from ctypes import byref, c_int32, c_int64
+from pathlib import Path
+
+from tilewise.comm.mpi_table import load_table, name_of_library
+
+WAIT_S = 20
+TAG, OTHER_TAG = 3, 4
+
+
+class Rank:
+    """The table, started, with buffers of Python's."""
+
+    def __init__(self, table):
+        self.table = table
+        self.own = table.self
+
+    def call(self, name, *arguments):
+        """One function of the table; its error is a failure."""
+        error = getattr(self.table, name)(self.own, *arguments)
+        assert error == 0, f"{name}: {self.describe(error)}"
+
+    def describe(self, error):
+        """An error in words."""
+        text = ctypes.create_string_buffer(400)
+        self.table.describe(self.own, error, text, len(text))
+        return text.value.decode()
+
+    def begin(self, name, *arguments):
+        """Begin a message: its request."""
+        request = ctypes.create_string_buffer(8)
+        self.call(name, *arguments, request)
+        return request
+
+    def test(self, request):
+        """Error, whether it is done, bytes."""
+        is_done, num_bytes = c_int32(-1), c_int64(-1)
+        error = self.table.test(self.own, request, byref(is_done), byref(num_bytes))
+        return error, is_done.value, num_bytes.value
+
+    def end(self, request):
+        """Wait for a request: the last answer of test."""
+        until = time.monotonic() + WAIT_S
+        while time.monotonic() < until:
+            error, is_done, num_bytes = self.test(request)
+            if error or is_done:
+                return error, num_bytes
+        raise AssertionError("a message must arrive")
+
+    def find(self, tag):
+        """Wait for a message: who has sent it, bytes."""
+        is_found, sender, num_bytes = c_int32(-1), c_int32(-1), c_int64(-1)
+        until = time.monotonic() + WAIT_S
+        while time.monotonic() < until:
+            self.call("probe", tag, byref(is_found), byref(sender), byref(num_bytes))
+            if is_found.value:
+                return sender.value, num_bytes.value
+        raise AssertionError("a message must come")
+
+    def take(self, sender, num_bytes, tag):
+        """Receive what was found."""
+        room = ctypes.create_string_buffer(max(num_bytes, 1))
+        self.call("take", room, num_bytes, sender, tag)
+        return room.raw[:num_bytes]
+
+
+def messages(rank, me, peer):
+    """Both directions at once, small and large, received into a waiting buffer and by probe and take."""
+    for num_bytes in (0, 1, 5000, 3_000_000):
+        data = bytes([me + 1]) * num_bytes
+        room = ctypes.create_string_buffer(num_bytes + 8)
+        receiving = rank.begin("receive", room, num_bytes + 8, peer, TAG)
+        sending = rank.begin("send", data, num_bytes, peer, TAG)
+        assert rank.end(receiving) == (0, num_bytes)
+        assert room.raw == bytes([peer + 1]) * num_bytes + bytes(8)
+        assert rank.end(sending)[0] == 0
+        assert rank.test(sending)[:2] == (0, 1)  # a done one is gone
+        sending = rank.begin("send", data, num_bytes, peer, OTHER_TAG)
+        assert rank.find(OTHER_TAG) == (peer, num_bytes)
+        assert rank.take(peer, num_bytes, OTHER_TAG) == bytes([peer + 1]) * num_bytes
+        assert rank.end(sending)[0] == 0
+
+
+def order(rank, me, peer):
+    """Messages of one tag come in the order in which they were begun, whatever another tag does between them."""
+    texts = [b"%d" % index for index in range(100)]  # kept until all is sent
+    requests = [
+        rank.begin("send", text, len(text), peer, tag) for text in texts for tag in (TAG, OTHER_TAG)
+    ]
+    for tag in (OTHER_TAG, TAG):
+        assert [rank.take(*rank.find(tag), tag) for _ in texts] == texts
+    assert [rank.end(request)[0] for request in requests] == [0] * 200
+
+
+def errors(rank, me, peer):
+    """What is wrong is an error in words, and the process lives on: too small a receive, no such process or tag."""
+    tag_max = rank.table.tag_max(rank.own)
+    assert tag_max >= 32767
+    request = ctypes.create_string_buffer(8)
+    for wrong in ((8, 2, TAG), (8, -1, TAG), (8, -3, TAG), (8, peer, -1), (-1, peer, TAG)):
+        for name in ("send", "receive"):
+            error = getattr(rank.table, name)(rank.own, ctypes.create_string_buffer(8), *wrong, request)
+            assert rank.describe(error) == "no such process, tag or size"
+        assert rank.table.take(rank.own, ctypes.create_string_buffer(8), *wrong) == error
+    if tag_max < 2**31 - 1:
+        assert rank.table.send(rank.own, b"", 0, peer, tag_max + 1, request) == error
+    assert "2 GiB" in rank.describe(rank.table.send(rank.own, b"", 2**31, peer, TAG, request))
+    assert "already" in rank.describe(rank.table.start(rank.own))
+    assert "error 123456" not in rank.describe(0)
+    room = ctypes.create_string_buffer(16)
+    receiving = rank.begin("receive", room, 4, peer, TAG)
+    sending = rank.begin("send", b"12345678", 8, peer, TAG)
+    error, _ = rank.end(receiving)
+    assert error > 0 and "trunc" in rank.describe(error).lower(), rank.describe(error)
+    assert room.raw[4:] == bytes(12)
+    rank.end(sending)
+    messages(rank, me, peer)
+
+
+def edges(rank, me, peer):
+    """The largest tag carries messages; a receive that nothing was sent to is not done."""
+    tag_max = rank.table.tag_max(rank.own)
+    room = ctypes.create_string_buffer(1)
+    waiting = rank.begin("receive", room, 1, peer, TAG)
+    assert rank.test(waiting) == (0, 0, 0)
+    sending = rank.begin("send", b"x", 1, peer, tag_max)
+    assert rank.take(*rank.find(tag_max), tag_max) == b"x"
+    assert rank.end(sending)[0] == 0
+    last = rank.begin("send", b"y", 1, peer, TAG)
+    assert rank.end(waiting) == (0, 1) and room.raw == b"y"
+    assert rank.end(last)[0] == 0
+
+
+def main():
+    """Start, run the case, finish; before and behind that every call is refused."""
+    case, table = sys.argv[1], load_table(Path(sys.argv[2]), Path(sys.argv[3]) if sys.argv[3:] else None)
+    rank = Rank(table)
+    name = name_of_library(table)
+    assert name and "\n" not in name and "  " not in name
+    assert "not started" in rank.describe(table.send(table.self, b"", 0, 0, 0, ctypes.create_string_buffer(8)))
+    assert "error 123456 of MPI" in rank.describe(123456)
+    rank.call("start")
+    me, size = table.rank(table.self), table.size(table.self)
+    assert size == 2 and me in (0, 1)
+    for name in ("messages", "order", "errors", "edges") if case == "all" else (case,):
+        globals()[name](rank, me, 1 - me)
+    rank.call("finish")
+    assert "not started" in rank.describe(table.finish(table.self))
+    assert "cannot start again" in rank.describe(table.start(table.self))
+    print(f"rank {me} of {size} is done", flush=True)
+
+
+if __name__ == "__main__":
+    main()
