@@ -65,6 +65,10 @@ void bind_wire(nb::module_& m) {
            nb::sig("def receive_frame(self, source: int, limit_s: float) -> bytes | None"),
            "The next frame of a process; None: there was none in time, or the wire has failed.")
       .def_prop_ro("cause", &Wire::cause, "Why it has failed or ended; empty while it goes well.")
+      .def(
+          "quiet_s",
+          [](const Wire& self, int64_t process) { return static_cast<double>(self.quiet_ns(process)) * 1e-9; },
+          nb::arg("process"), "For how long nothing was heard of a process, in seconds.")
       .def("fail", &Wire::fail, nb::arg("cause"), "A process is lost: nothing is handed to MPI from now on.")
       .def("finish", &Wire::finish, nb::call_guard<nb::gil_scoped_release>(),
            "End MPI, together with all other processes.")

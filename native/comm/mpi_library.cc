@@ -47,7 +47,7 @@ std::shared_ptr<Wire> join_world(const std::string& table, const std::string& li
   if (error != 0) mpi.describe(mpi.self, error, text, sizeof(text));
   check<ArgumentError>(error == 0, "[comm.join_world] MPI must start; got '", text_of(text),
                        "'; see that mpiexec and the library are of one MPI (tilewise doctor)");
-  return std::make_shared<Wire>(mpi);
+  return std::make_shared<Wire>(mpi, true);
 }
 
 }  // namespace tilewise::comm

@@ -1,6 +1,8 @@
 // See wire.h.
 #include "comm/wire.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -9,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/quiet_thread.h"
 
 namespace tilewise::comm {
 
@@ -21,7 +24,10 @@ constexpr int32_t kLetters = 0;  // their tag
 constexpr int64_t kAtOnce = 64;  // letters taken before anything else is looked at
 constexpr int64_t kKeenNs = 1'000'000;  // a waiting thread looks all the time for so long, then now and then
 constexpr int64_t kLeaveNs = 10'000'000'000;
+constexpr int64_t kAlive = -2;  // the team of letters that say nothing else
+constexpr int64_t kBeatNs = 200'000'000;
 constexpr std::chrono::microseconds kPause{200};
+constexpr std::chrono::milliseconds kSlowPause{5};
 
 }  // namespace
 
@@ -66,7 +72,7 @@ struct Wire::Operation {
   }
 };
 
-Wire::Wire(const TilewiseMpi& mpi)
+Wire::Wire(const TilewiseMpi& mpi, bool beats)
     : mpi_(mpi),
       rank_(mpi.rank(mpi.self)),
       size_(mpi.size(mpi.self)),
@@ -74,10 +80,14 @@ Wire::Wire(const TilewiseMpi& mpi)
       num_sent_(size_),
       num_received_(size_),
       letter_(sizeof(Letter) + kMostText),
-      frames_(size_) {}
+      frames_(size_),
+      quiet_ns_(size_) {
+  if (beats) beats_ = quiet_thread([this] { beat(); });
+}
 
 // What is still under way when this ends belongs to a peer that is lost: MPI may write into it, so it stays.
 Wire::~Wire() {
+  stop_beating();
   for (Owned& operation : running_) static_cast<void>(operation.release());
 }
 
@@ -264,6 +274,7 @@ bool Wire::take_letter() {
     return false;
   }
   ++num_received_[from];
+  quiet_ns_[from].store(0, std::memory_order_relaxed);
   deliver(from, letter, {reinterpret_cast<const char*>(letter_.data()) + kHead, static_cast<size_t>(bytes - kHead)});
   return true;
 }
@@ -318,7 +329,36 @@ std::string Wire::cause() const {
   return cause_;
 }
 
+void Wire::beat() {
+  pthread_setname_np(pthread_self(), "tw-wire");
+  int64_t last_ns = now_ns();
+  int64_t told_ns = 0;
+  while (!is_ending_.load(std::memory_order_relaxed) && !has_failed()) {
+    progress();
+    std::this_thread::sleep_for(kSlowPause);
+    const int64_t now = now_ns();
+    const int64_t passed = std::min(now - last_ns, kBeatNs);
+    last_ns = now;
+    const bool tells = now - told_ns > kBeatNs;
+    if (tells) told_ns = now;
+    for (int64_t p = 0; p < size_; ++p) {
+      if (p == rank_) continue;
+      quiet_ns_[p].fetch_add(passed, std::memory_order_relaxed);
+      if (!tells) continue;
+      Letter letter;
+      letter.team = kAlive;
+      post(p, letter);
+    }
+  }
+}
+
+void Wire::stop_beating() {
+  is_ending_.store(true, std::memory_order_relaxed);
+  if (beats_.joinable()) beats_.join();
+}
+
 void Wire::finish() {
+  stop_beating();
   while (progress()) {
   }
   const std::unique_lock guard(mutex_);

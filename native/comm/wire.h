@@ -5,6 +5,9 @@
 // tag. MPI makes no progress by itself, so progress() must be called again and again: by idle workers, and by one
 // thread of every executor while all of them compute (comm/peers.cc).
 //
+// A thread of the wire's own says now and then that this process is alive, and makes progress where no other does; so a
+// process that is heard of no more is gone, or stands still.
+//
 // Who may call: any thread; one at a time is inside MPI, the others leave what they have in the outbox. Blocks:
 // nothing but leave(), send_frame, receive_frame and the destructor; a receiver's take() and what is called at an end
 // run inside progress(), and must neither wait nor call leave(). Memory: of a payload it stays its owner's until the
@@ -24,6 +27,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/mpi/tilewise_mpi.h"
@@ -38,9 +42,9 @@ struct Letter {
   uint16_t kind = 0;
   uint16_t flags = 0;
   uint64_t sequence = 0;  // from this sender to this receiver
-  int64_t team = 0;       // whom it is for
-  int32_t tag = 0;        // of the payload that it announces; 0: none
-  int32_t length = 0;     // of the text that follows
+  int64_t team = 0;  // whom it is for
+  int32_t tag = 0;  // of the payload that it announces; 0: none
+  int32_t length = 0;  // of the text that follows
   int64_t numbers[kNumbers] = {};
 };
 
@@ -65,8 +69,8 @@ class Wire {
  public:
   using Done = std::function<void()>;
 
-  /// mpi: already started; it outlives this.
-  explicit Wire(const TilewiseMpi& mpi);
+  /// mpi: already started; it outlives this. beats: with the thread that says that this process is alive.
+  explicit Wire(const TilewiseMpi& mpi, bool beats = false);
   ~Wire();
   Wire(const Wire&) = delete;
   Wire& operator=(const Wire&) = delete;
@@ -98,6 +102,8 @@ class Wire {
   bool has_failed() const { return has_failed_.load(std::memory_order_acquire); }
   void fail(const std::string& cause);
   WireTraffic traffic() const;
+  /// For how long nothing was heard of a process while this one was awake.
+  int64_t quiet_ns(int64_t process) const { return quiet_ns_[process].load(std::memory_order_relaxed); }
 
   // Frames: bytes for the process itself, in order.
 
@@ -123,6 +129,8 @@ class Wire {
   bool end_done();
   bool is_under_way(int64_t team);
   bool check_error(int32_t error, const char* what);
+  void beat();
+  void stop_beating();
 
   const TilewiseMpi& mpi_;
   int64_t rank_;
@@ -137,7 +145,7 @@ class Wire {
 
   std::mutex mutex_;  // of all below, and of MPI
   std::vector<Owned> running_;
-  std::vector<uint64_t> num_sent_;      // letters, per receiver
+  std::vector<uint64_t> num_sent_;  // letters, per receiver
   std::vector<uint64_t> num_received_;  // per sender
   std::map<int64_t, Receiver*> receivers_;
   std::vector<std::byte> letter_;
@@ -154,6 +162,10 @@ class Wire {
   std::string cause_;
   std::atomic<int64_t> bytes_sent_{0};
   std::atomic<int64_t> bytes_received_{0};
+
+  std::vector<std::atomic<int64_t>> quiet_ns_;  // per process
+  std::atomic<bool> is_ending_{false};
+  std::thread beats_;
 };
 
 }  // namespace tilewise::comm

@@ -193,6 +193,14 @@ CASE("after an error nothing goes on, and waiting ends") {
   one.leave(kTeam);
 }
 
+CASE("a process that stands still is quiet, one that does nothing is not") {
+  FakeWorld world(3, 8);
+  Wire one(world.rank(0), true);
+  Wire idle(world.rank(1), true);
+  std::this_thread::sleep_for(std::chrono::milliseconds(700));
+  EXPECT(one.quiet_ns(1) < 600'000'000 && one.quiet_ns(2) > 600'000'000);
+}
+
 CASE("arguments that cannot be are refused") {
   FakeWorld world(2, 7);
   Wire one(world.rank(0));

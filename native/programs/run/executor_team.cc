@@ -62,8 +62,8 @@ void check_order_will_come(comm::Peers& peers) {
   std::string how;
   const int64_t lost = peers.find_lost(kLostNs, &how);
   check<PeerLost>(lost < 0 || (lost != 0 && !peers.is_far(lost)),
-                  "[runtime.Executor.serve] the process that leads must stay, and all of other hosts; got process ", lost,
-                  ", which ", how, "; start again from the last checkpoint");
+                  "[runtime.Executor.serve] the process that leads must stay, and all of other hosts; got process ",
+                  lost, ", which ", how, "; start again from the last checkpoint");
 }
 
 bool is_stopped_elsewhere(const std::exception_ptr& error) {

@@ -148,13 +148,17 @@ kernels::TileView view_of(const Tensor& tensor, std::byte* arena, RowRange viewe
 
 /// What has to be fetched of a far device's tensor for a view: its rows, and the padding behind the last ones where
 /// they lie without gaps, as a packed weight's do.
-FarView far_view(const BoundOperand& operand, const Sized& sized, RowRange viewed, const kernels::TileView& view,
-                 std::byte* arena) {
+FarRows far_rows(const ExpandContext& context, int64_t owner, const Sized& sized, RowRange viewed,
+                 const kernels::TileView& view) {
   const int64_t bytes = size_of(sized.tensor.dtype);
-  const bool is_dense = view.cols == view.stride && viewed.end == sized.rows;
-  const int64_t rows = (is_dense ? rows_in_memory(sized) : viewed.end) - viewed.begin;
-  const int64_t offset = static_cast<std::byte*>(view.data) - arena;
-  return {0, {operand.owner, offset, rows, view.cols * bytes, view.stride * bytes}};
+  const int64_t offset = static_cast<std::byte*>(view.data) - (*context.arenas)[owner];
+  const int64_t row_bytes = view.cols * bytes;
+  int64_t rows = view.rows;
+  if (view.cols == view.stride && viewed.end == sized.rows) {
+    const int64_t room = (context.program->needs(owner).arena_bytes - offset) / row_bytes;
+    rows = std::min(rows_in_memory(sized) - viewed.begin, room);
+  }
+  return {owner, offset, rows, row_bytes, view.stride * bytes};
 }
 
 }  // namespace
@@ -186,8 +190,7 @@ void expand(const ExpandContext& context, const Iteration& iteration, Task& task
     if (operand.owner != context.device) task.transfers += view->rows * view->cols;
     if (context.hosts != nullptr && (*context.hosts)[operand.owner] != (*context.hosts)[context.device] &&
         view->rows > 0 && view->cols > 0) {
-      task.far.push_back(far_view(operand, now, viewed, *view, (*context.arenas)[operand.owner]));
-      task.far.back().view = view - task.views();
+      task.far.push_back({view - task.views(), far_rows(context, operand.owner, now, viewed, *view)});
     }
     if (operand.access != kNoAccess) tile_accesses(context, operand, now, range, viewed, columns, values, accesses);
     ++view;

@@ -258,7 +258,7 @@ CASE("two to four devices on two to four hosts") {
     const int64_t processes = 2 + static_cast<int64_t>(seed / 3) % (devices - 1);
     EXPECT(agrees_on_hosts(seed, devices, processes));
   }
-  for (uint64_t seed = 6100; seed < 6104; ++seed) EXPECT(!agrees_on_hosts(seed, 2, 2, true));
+  for (uint64_t seed = 3000; seed < 3004; ++seed) EXPECT(!agrees_on_hosts(seed, 2, 2, true));
 }
 
 CASE("devices of one class, bound by their numbers and teams, are what is written out for each") {
