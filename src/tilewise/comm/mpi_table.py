@@ -17,6 +17,7 @@ __all__ = ["VERSION", "MpiTable", "load_table", "name_of_library"]
 
 VERSION = 1
 _TEXT_BYTES = 1024
+_Int32, _Int64 = POINTER(c_int32), POINTER(c_int64)
 
 
 class MpiTable(ctypes.Structure):
@@ -32,8 +33,8 @@ class MpiTable(ctypes.Structure):
         ("tag_max", CFUNCTYPE(c_int32, c_void_p)),
         ("send", CFUNCTYPE(c_int32, c_void_p, c_char_p, c_int64, c_int32, c_int32, c_void_p)),
         ("receive", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int64, c_int32, c_int32, c_void_p)),
-        ("test", CFUNCTYPE(c_int32, c_void_p, c_void_p, POINTER(c_int32), POINTER(c_int64))),
-        ("probe", CFUNCTYPE(c_int32, c_void_p, c_int32, POINTER(c_int32), POINTER(c_int32), POINTER(c_int64))),
+        ("test", CFUNCTYPE(c_int32, c_void_p, c_void_p, _Int32, _Int64)),
+        ("probe", CFUNCTYPE(c_int32, c_void_p, c_int32, _Int32, _Int32, _Int64)),
         ("take", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int64, c_int32, c_int32)),
         ("describe", CFUNCTYPE(None, c_void_p, c_int32, c_char_p, c_int64)),
         ("library", CFUNCTYPE(None, c_void_p, c_char_p, c_int64)),

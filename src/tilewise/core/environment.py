@@ -2,7 +2,7 @@
 
 A variable exists only if it stands in `VARIABLES` (or in native code) and on docs/environment.md; a policy
 test compares the two. Configuration of a run never comes from here: that is what arguments and configuration
-files are for.
+files are for. What launchers of several processes set is read here as well, by the same table.
 """
 
 from __future__ import annotations
@@ -15,6 +15,16 @@ __all__ = ["VARIABLES", "read"]
 
 VARIABLES = {
     "TILEWISE_LOG": "level of the log on standard error: debug, info, warning (default) or error",
+    "TILEWISE_MPI": "a file that `tilewise build-mpi` has built: the MPI to use",
+    "OMPI_COMM_WORLD_RANK": "Open MPI's mpiexec: which process this is",
+    "OMPI_COMM_WORLD_SIZE": "Open MPI's mpiexec: how many it has started",
+    "PMI_RANK": "mpiexec of MPICH, Intel MPI and their kin: which process this is",
+    "PMI_SIZE": "mpiexec of MPICH, Intel MPI and their kin: how many it has started",
+    "PMIX_RANK": "launchers that speak PMIx: which process this is",
+    "SLURM_NTASKS": "Slurm: tasks of the job; of the step, where SLURM_STEP_NUM_TASKS is missing",
+    "SLURM_PROCID": "Slurm: which task of its step this process is",
+    "SLURM_STEP_ID": "Slurm: the step of srun that this process belongs to",
+    "SLURM_STEP_NUM_TASKS": "Slurm: tasks of that step",
 }
 
 

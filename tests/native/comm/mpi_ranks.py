@@ -91,9 +91,7 @@ def messages(rank, me, peer):
 def order(rank, me, peer):
     """Messages of one tag come in the order in which they were begun, whatever another tag does between them."""
     texts = [b"%d" % index for index in range(100)]  # kept until all is sent
-    requests = [
-        rank.begin("send", text, len(text), peer, tag) for text in texts for tag in (TAG, OTHER_TAG)
-    ]
+    requests = [rank.begin("send", text, len(text), peer, tag) for text in texts for tag in (TAG, OTHER_TAG)]
     for tag in (OTHER_TAG, TAG):
         assert [rank.take(*rank.find(tag), tag) for _ in texts] == texts
     assert [rank.end(request)[0] for request in requests] == [0] * 200
@@ -144,7 +142,9 @@ def main():
     rank = Rank(table)
     name = name_of_library(table)
     assert name and "\n" not in name and "  " not in name
-    assert "not started" in rank.describe(table.send(table.self, b"", 0, 0, 0, ctypes.create_string_buffer(8)))
+    assert "not started" in rank.describe(
+        table.send(table.self, b"", 0, 0, 0, ctypes.create_string_buffer(8))
+    )
     assert "error 123456 of MPI" in rank.describe(123456)
     rank.call("start")
     me, size = table.rank(table.self), table.size(table.self)

@@ -11,7 +11,14 @@ import pytest
 ROOT = Path(__file__).parents[3]
 OURS = ROOT / "native" / "comm" / "mpi" / "abi" / "mpi.h"
 THEIRS = Path(sys.prefix) / "include" / "mpi_abi.h"
-HANDLES = ("MPI_COMM_NULL", "MPI_COMM_WORLD", "MPI_COMM_SELF", "MPI_ERRORS_RETURN", "MPI_REQUEST_NULL", "MPI_BYTE")
+HANDLES = (
+    "MPI_COMM_NULL",
+    "MPI_COMM_WORLD",
+    "MPI_COMM_SELF",
+    "MPI_ERRORS_RETURN",
+    "MPI_REQUEST_NULL",
+    "MPI_BYTE",
+)
 FIELDS = ("MPI_SOURCE", "MPI_TAG", "MPI_ERROR", "MPI_internal")
 
 pytestmark = pytest.mark.skipif(

@@ -1,0 +1,146 @@
+"""What a launcher of several processes (mpiexec, srun) says of this one, and whether MPI agrees.
+
+A launcher that starts N copies of a program whose MPI does not know the launcher gives N worlds of one process, each of
+which would do the whole work and write over the others' files. So what the launcher says is read before MPI starts, and
+a difference is refused in every process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewise.comm.mpi_library import MpiLibrary, find_mpi
+from tilewise.core.environment import read
+from tilewise.core.errors import ConfigError
+
+__all__ = ["Launched", "launched", "require_mpi", "require_world"]
+
+_MAX_PROCESSES = 1 << 24
+# From here on Slurm's numbers of steps are names: of the batch script, of an interactive shell, of what is outside.
+_FIRST_RESERVED_STEP = 0xFFFF_FFF0
+
+_OPEN_MPI = "Open MPI's mpiexec"
+_PMI = "mpiexec"
+_SLURM = "Slurm's srun"
+_PMIX = "a PMIx launcher"
+
+_REMEDIES = {
+    _OPEN_MPI: "build for that Open MPI (`tilewise build-mpi --mpicc` with the mpicc beside its mpiexec), or start "
+    "with the mpiexec that belongs to this MPI",
+    _PMI: "start with the mpiexec that belongs to this MPI, or build for the MPI of the one that was used "
+    "(`tilewise build-mpi --mpicc` with the mpicc beside it)",
+    _SLURM: "name the interface that this MPI was built for (`srun --mpi=pmi2` for MPICH and Intel MPI, "
+    "`srun --mpi=pmix` for Open MPI; `srun --mpi=list` shows what there is), or start with its mpiexec in the job",
+    _PMIX: "start with the mpiexec that belongs to this MPI, or build for an MPI that speaks PMIx "
+    "(`tilewise build-mpi --mpicc` with its mpicc)",
+}
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a launcher says of this process.
+
+    Attributes:
+        launcher: its name, in words.
+        rank: which process this is.
+        size: how many it has started; None where it does not say.
+    """
+
+    launcher: str
+    rank: int
+    size: int | None
+
+    @property
+    def has_several(self) -> bool:
+        """Whether there may be other processes: MPI must join them."""
+        return self.size != 1
+
+    def __str__(self) -> str:
+        return f"process {self.rank} of {'an unknown number' if self.size is None else self.size}"
+
+
+def launched() -> Launched | None:
+    """What started this process as one of several, or of one; None where no launcher did.
+
+    A launcher inside another inherits its variables (mpiexec in a job of Slurm starts its own helpers with srun), so
+    the inner ones are asked first.
+
+    Raises:
+        ConfigError: a variable of a launcher is no such number, or one of a pair is missing.
+    """
+    for launcher, rank, size in (
+        (_OPEN_MPI, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        (_PMI, "PMI_RANK", "PMI_SIZE"),
+    ):
+        if read(rank, "") or read(size, ""):
+            return _checked(launcher, rank, size)
+    step = _number("SLURM_STEP_ID", 1 << 32)
+    if step is not None and step < _FIRST_RESERVED_STEP:
+        return _checked(
+            _SLURM,
+            "SLURM_PROCID",
+            "SLURM_STEP_NUM_TASKS" if read("SLURM_STEP_NUM_TASKS", "") else "SLURM_NTASKS",
+        )
+    rank_of_pmix = _number("PMIX_RANK", _MAX_PROCESSES)
+    return None if rank_of_pmix is None else Launched(_PMIX, rank_of_pmix, None)
+
+
+def require_mpi(found: Launched) -> MpiLibrary:
+    """The MPI that joins what a launcher has started.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        return find_mpi()
+    except ConfigError as error:
+        raise ConfigError(
+            f"[comm.launcher] processes of {found.launcher} must be joined by MPI; got {found} and no MPI, so that "
+            f"each would do the whole work: {error}"
+        ) from None
+
+
+def require_world(found: Launched, rank: int, size: int, library: str) -> None:
+    """Refuse a process that its launcher and its MPI place differently.
+
+    Args:
+        found: what the launcher says.
+        rank: which process of MPI's world this is.
+        size: how many that world has.
+        library: which MPI it is, in words.
+
+    Raises:
+        ConfigError: they differ; a world of one where the launcher does not say how many it started is refused as well,
+            since it may have started several.
+    """
+    is_same = (rank, size) == (found.rank, found.size)
+    is_likely = found.size is None and rank == found.rank and size > 1
+    if not is_same and not is_likely:
+        raise ConfigError(
+            f"[comm.launcher] launcher and MPI must agree; got {found} by {found.launcher}, and process {rank} of "
+            f"{size} by {library}; {_REMEDIES[found.launcher]}"
+        )
+
+
+def _checked(launcher: str, rank_name: str, size_name: str) -> Launched:
+    size = _number(size_name, _MAX_PROCESSES + 1)
+    rank = _number(rank_name, _MAX_PROCESSES)
+    if rank is None or size is None or rank >= size:
+        raise ConfigError(
+            f"[comm.launcher] {rank_name} must be a number below {size_name}, as {launcher} sets them; got "
+            f"{read(rank_name, '')!r} and {read(size_name, '')!r}; start with mpiexec or srun, or unset both"
+        )
+    return Launched(launcher, rank, size)
+
+
+def _number(name: str, end: int) -> int | None:
+    """A variable's value below `end`; None where it is not set."""
+    text = read(name, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(end)) and int(text) < end):
+        raise ConfigError(
+            f"[comm.launcher] {name} must be a number from 0 to {end - 1}, as launchers set it; got {text[:80]!r}; "
+            "start with mpiexec or srun, or unset it"
+        )
+    return int(text)

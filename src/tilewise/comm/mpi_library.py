@@ -1,0 +1,97 @@
+"""Which MPI this process would use: a built table of functions, and the library that it finds MPI's names in.
+
+Looks, and loads nothing but a library that only the loader knows. The table comes from a site's own mpicc
+(`tilewise build-mpi`) or with the package, built for MPI's standard binary interface, which any library has that calls
+itself libmpi_abi.so.1; pip's mpich brings one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilewise import _native
+from tilewise.core.environment import read
+from tilewise.core.errors import ConfigError
+
+__all__ = ["MpiLibrary", "find_mpi", "packaged_table", "site_table"]
+
+_ABI_LIBRARY = "libmpi_abi.so.1"
+
+
+@dataclass(frozen=True)
+class MpiLibrary:
+    """An MPI to use.
+
+    Attributes:
+        table: the built file that has `tilewise_mpi`.
+        library: what is loaded before it, its names for all (RTLD_GLOBAL); a name without a folder is the loader's to
+            find. None where the table is linked to its library.
+        name: which it is, in words.
+    """
+
+    table: Path
+    library: Path | None
+    name: str
+
+
+def packaged_table() -> Path:
+    """The table that comes with the package, for MPI's standard binary interface."""
+    return _folder() / "libtilewise_mpi_abi.so"
+
+
+def site_table() -> Path:
+    """Where `tilewise build-mpi` puts a table for the MPI of this machine."""
+    return _folder() / "libtilewise_mpi_site.so"
+
+
+def find_mpi() -> MpiLibrary:
+    """The MPI to use: that of TILEWISE_MPI, else that of `tilewise build-mpi`, else one with the standard interface.
+
+    Raises:
+        ConfigError: there is none, or TILEWISE_MPI names no file.
+    """
+    if named := read("TILEWISE_MPI", ""):
+        if not Path(named).is_file():
+            raise ConfigError(
+                "[comm.mpi] TILEWISE_MPI must name a file that `tilewise build-mpi` has built; got "
+                f"{named!r}, which is no file; build it, or unset the variable"
+            )
+        return MpiLibrary(Path(named).resolve(), None, f"the MPI of TILEWISE_MPI ({named})")
+    if (built := site_table()).is_file():
+        return MpiLibrary(built, None, f"the MPI of `tilewise build-mpi` ({built})")
+    if (library := _abi_library()) is not None and packaged_table().is_file():
+        return MpiLibrary(packaged_table(), library, f"MPI by its standard binary interface ({library})")
+    raise ConfigError(
+        f"[comm.mpi] several processes started by a launcher need MPI; got no {_ABI_LIBRARY} in {sys.prefix}/lib, "
+        "beside mpiexec or known to the loader, and no file of `tilewise build-mpi`; `pip install mpich`, or run "
+        "`tilewise build-mpi` with this machine's mpicc"
+    )
+
+
+def _folder() -> Path:
+    return Path(str(_native.__file__)).parent / "lib"
+
+
+def _abi_library() -> Path | None:
+    for folder in _library_folders():
+        if (found := folder / _ABI_LIBRARY).is_file():
+            return found
+    try:
+        ctypes.CDLL(_ABI_LIBRARY)  # the loader's own paths; there is no other way to ask for them
+    except OSError:
+        return None
+    return Path(_ABI_LIBRARY)
+
+
+def _library_folders() -> Iterator[Path]:
+    """Of this Python's environment, and of the MPI whose mpiexec stands on the path."""
+    yield Path(sys.prefix) / "lib"
+    if (mpiexec := shutil.which("mpiexec")) is not None:
+        for program in (Path(mpiexec), Path(mpiexec).resolve()):
+            yield program.parent.parent / "lib"
+            yield program.parent.parent / "lib64"
