@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -60,7 +61,8 @@ def reach(hosts):
 
 def test_two_processes_are_on_two_hosts(two_hosts):
     """Names and shared memory are their own; one reaches the other by its name."""
-    done = two_hosts.run(python(ECHO, two_hosts.names[0], 1000))
+    with tempfile.NamedTemporaryFile(dir="/dev/shm"):
+        done = two_hosts.run(python(ECHO, two_hosts.names[0], 1000))
     assert done.returncode == 0, done.stderr
     said = [line for line in sorted(done.stdout.splitlines()) if not line.startswith("seconds")]
     assert said == [f"0 {two_hosts.names[0]} 0", f"1 {two_hosts.names[1]} 0"]
