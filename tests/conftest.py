@@ -65,6 +65,18 @@ def thread_count():
     return count
 
 
+@pytest.fixture
+def two_hosts(tmp_path_factory):
+    """Two "hosts" (`support/hosts.py`): own networks, names and shared memory, and links that tests can break."""
+    from support.hosts import Hosts, missing  # needed here alone
+
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    with Hosts(tmp_path_factory.mktemp("hosts")) as hosts:
+        yield hosts
+
+
 # A test that hangs ends its process after a while, which needs no interpreter's lock, and leaves the stack of every
 # thread, as one does that crashes. Under xdist these stand in files, which the summary shows below all else.
 _STACKS = pytest.StashKey()

@@ -1,0 +1,147 @@
+"""Two "hosts" on this machine: they are two, reach each other, links break and mend, and nothing of them is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from support.hosts import Hosts, remains
+
+ECHO = """
+import os, socket, sys, time
+rank, address, size = int(os.environ["PMI_RANK"]), sys.argv[1], int(sys.argv[2])
+if rank == 0:
+    with socket.create_server(("", 4321)) as server:
+        peer, _ = server.accept()
+        with peer:
+            left = size
+            while left:
+                left -= len(peer.recv(min(left, 1 << 16)))
+            peer.sendall(b"whole")
+else:
+    for _ in range(500):
+        try:
+            link = socket.create_connection((address, 4321), 10)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+    with link:
+        started = time.monotonic()
+        link.sendall(bytes(size))
+        assert link.recv(5) == b"whole"
+    print("seconds", time.monotonic() - started)
+print(rank, socket.gethostname(), len(os.listdir("/dev/shm")))
+"""
+REACH = """
+import socket, sys
+try:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as link:
+        link.settimeout(0.3)
+        link.connect((sys.argv[1], 9))
+except OSError as error:
+    print(type(error).__name__, error.errno)
+"""
+
+
+def python(script, *arguments):
+    """The words of a quick Python."""
+    return [sys.executable, "-I", "-S", "-c", script, *map(str, arguments)]
+
+
+def reach(hosts):
+    """How a connection from the first host to the second ends, where nothing listens."""
+    words = hosts.inside(hosts.names[0], python(REACH, hosts.names[1]))
+    return hosts.start(words).communicate(timeout=10)[0].strip()
+
+
+def test_two_processes_are_on_two_hosts(two_hosts):
+    """Names and shared memory are their own; one reaches the other by its name."""
+    with tempfile.NamedTemporaryFile(dir="/dev/shm"):
+        done = two_hosts.run(python(ECHO, two_hosts.names[0], 1000))
+    assert done.returncode == 0, done.stderr
+    said = [line for line in sorted(done.stdout.splitlines()) if not line.startswith("seconds")]
+    assert said == [f"0 {two_hosts.names[0]} 0", f"1 {two_hosts.names[1]} 0"]
+    assert os.uname().nodename not in two_hosts.names
+
+
+def test_words_arrive_as_they_are(two_hosts):
+    """Blanks, quotes and dollars too, on both hosts; the exit code comes back."""
+    odd = ["a  b", "$HOME", "'q\" *", "", ";exit 3"]
+    done = two_hosts.run(["/usr/bin/printf", "<%s>", *odd], ppn=2)
+    assert done.stdout == "".join(f"<{word}>" for word in odd) * 4
+    assert two_hosts.run(["/bin/sh", "-c", "exit 7"]).returncode == 7
+
+
+def test_links_break_and_mend(two_hosts):
+    """A connection is refused at once, waits in vain without a cable, fails at once without routes."""
+    refused = "ConnectionRefusedError 111"
+    assert reach(two_hosts) == refused
+    two_hosts.cut(two_hosts.names[1])
+    assert reach(two_hosts).startswith(("TimeoutError", "OSError 113"))
+    two_hosts.mend(two_hosts.names[1])
+    assert reach(two_hosts) == refused
+    two_hosts.drop_routes(two_hosts.names[0])
+    assert reach(two_hosts) == "OSError 101"
+    two_hosts.mend(two_hosts.names[0])
+    assert reach(two_hosts) == refused
+
+
+def test_what_runs_too_long_is_ended(two_hosts):
+    """What it started in the background too; the hosts can be used again."""
+    with pytest.raises(TimeoutError, match="it said: begun"):
+        two_hosts.run(["/bin/sh", "-c", "echo begun; setsid sleep 100 & sleep 100"], timeout_s=0.4)
+    for name in two_hosts.names:
+        while two_hosts.pids(name):
+            time.sleep(0.01)
+    assert two_hosts.run(["/bin/true"]).returncode == 0
+
+
+@pytest.mark.usefixtures("two_hosts")  # skips where there can be none
+def test_nothing_is_left(tmp_path):
+    """After a failure with processes running: no namespace, no link, no process."""
+    links, before = os.listdir("/sys/class/net"), remains(os.getpid())
+    with pytest.raises(ZeroDivisionError), Hosts(tmp_path) as hosts:
+        process = hosts.start(hosts.inside(hosts.names[1], ["/bin/sh", "-c", "setsid sleep 100 & sleep 100"]))
+        while len(pids := hosts.pids(hosts.names[1])) < 3:
+            time.sleep(0.01)
+        assert len(remains(os.getpid())) == len(before) + 3
+        raise ZeroDivisionError
+    assert process.poll() == -signal.SIGKILL
+    assert not [pid for pid in pids if Path("/proc", str(pid), "exe").exists()]
+    assert remains(os.getpid()) == before and os.listdir("/sys/class/net") == links
+
+
+@pytest.mark.usefixtures("two_hosts")
+def test_what_a_killed_run_left_is_removed(tmp_path):
+    """By the next that makes hosts; what belongs to a living run stays."""
+    script = (
+        "import sys, time; from support.hosts import Hosts\n"
+        "hosts = Hosts(sys.argv[1]); print(flush=True); time.sleep(100)"
+    )
+    folder = str(Path(__file__).parents[1])
+    words = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": folder}) as other:
+        other.stdout.read(1)
+        Hosts(tmp_path).close()
+        left = remains(other.pid)
+        other.kill()
+    assert len(left) == 3
+    Hosts(tmp_path).close()
+    assert not remains(other.pid)
+
+
+@pytest.mark.slow
+def test_a_rate_holds(two_hosts):
+    """Two megabytes at sixteen megabits a second take most of a second, and far less without a rate."""
+    seconds = []
+    for rate in ("16mbit", None):
+        two_hosts.shape("16mbit")
+        two_hosts.shape(rate)
+        said = two_hosts.run(python(ECHO, two_hosts.names[0], 2_000_000)).stdout
+        seconds.append(float(said.partition("seconds ")[2].split()[0]))
+    assert seconds[0] > 0.7 and seconds[1] < seconds[0] / 2
