@@ -389,6 +389,9 @@ void bind_executor(nb::module_& m) {
           "peer_files (per process a descriptor that becomes readable when it ends, or -1).")
       .def("buffer", &buffer, nb::arg("device"), nb::arg("offset"), nb::arg("bytes"),
            "Writable uint8 array on a device's memory; keeps that memory alive.")
+      .def(
+          "reaches", [](const Executor& self, int64_t device) { return self.reaches(device); }, nb::arg("device"),
+          "Whether a device's memory can be had by buffer(): it is of this host.")
       .def("move", &move, nb::arg("way"), nb::arg("device"), nb::arg("offset"), nb::arg("memory"),
            "'read' bytes of a device's file into a uint8 array, or 'write' them from it; of another host's device, any "
            "bytes. Offsets are the plan's: the file begins behind the arena.")

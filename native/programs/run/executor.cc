@@ -266,6 +266,11 @@ void Executor::move(memory::SpillFile::Way way, int64_t device, int64_t offset, 
   }
 }
 
+bool Executor::reaches(int64_t device) const {
+  check_device(device, "reaches");
+  return !is_far_device(options_.team, device);
+}
+
 std::shared_ptr<memory::Arena> Executor::arena(int64_t device) const {
   check_device(device, "arena");
   return arenas_[device];

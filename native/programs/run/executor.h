@@ -71,6 +71,8 @@ class Executor {
   void close();
 
   std::byte* memory(int64_t device, int64_t offset, int64_t bytes) const;
+  /// Whether a device is of this host.
+  bool reaches(int64_t device) const;
   std::shared_ptr<memory::Arena> arena(int64_t device) const;
   /// Between a device's file, or anything of a far device, and memory of the host.
   void move(memory::SpillFile::Way way, int64_t device, int64_t offset, std::byte* memory, int64_t bytes) const;

@@ -8,10 +8,7 @@ import typer
 
 from tilewise.core.mesh import MAX_DEVICES
 
-__all__ = ["LOST", "launch"]
-
-LOST = 75
-"""The exit code of a command that has lost a process: sysexits' "temporary failure", which schedulers may requeue."""
+__all__ = ["launch"]
 
 
 def launch(

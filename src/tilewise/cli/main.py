@@ -21,12 +21,14 @@ from tilewise.cli.chat import chat
 from tilewise.cli.checkpoint import checkpoints
 from tilewise.cli.doctor import doctor
 from tilewise.cli.generate import generate
-from tilewise.cli.launch import LOST, launch
+from tilewise.cli.launch import launch
 from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_console
 from tilewise.cli.refuse import before_work
 from tilewise.cli.run_batch import run_batch
 from tilewise.cli.serve import serve
 from tilewise.core import PeerLost, TilewiseError, configure_logging
+from tilewise.core.environment import is_launched
+from tilewise.core.errors import LOST
 
 __all__ = ["app", "main"]
 
@@ -340,7 +342,7 @@ def _run(arguments: list[str]) -> int:
     try:
         _make_output_safe()
         configure_logging()
-        code = app(arguments, prog_name="tilewise", standalone_mode=False)
+        code = _run_command(arguments)
         if code == _INTERRUPTED:  # typer has made an exit code of Ctrl-C
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
@@ -361,6 +363,16 @@ def _run(arguments: list[str]) -> int:
         if not hasattr(error, "format_message"):
             raise
         return _usage_error(error)
+
+
+def _run_command(arguments: list[str]) -> object:
+    """The command's own code. Of processes that a launcher has started together, one runs it and the others serve."""
+    if not is_launched():
+        return app(arguments, prog_name="tilewise", standalone_mode=False)
+    from tilewise.distributed import launched_group
+
+    with launched_group():
+        return app(arguments, prog_name="tilewise", standalone_mode=False)
 
 
 def _usage_error(error: Exception) -> int:

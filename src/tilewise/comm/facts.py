@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from tilewise import _native
 from tilewise.core.errors import ConfigError
 
-__all__ = ["own_facts", "require_equal"]
+__all__ = ["own_facts", "own_host", "require_equal"]
 
 
 def own_facts() -> dict[str, str]:
@@ -21,6 +22,13 @@ def own_facts() -> dict[str, str]:
         "native module": hashlib.sha256(content).hexdigest(),
         "instruction set": str(_native.kernels.isa_in_use()),
     }
+
+
+def own_host() -> str:
+    """What processes have in common that can map each other's memory: the same system, and the same view of it."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    views = [os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "ipc", "uts")]
+    return " ".join([boot, *views])
 
 
 def require_equal(own: Mapping[str, str], other: Mapping[str, object], peer: str) -> None:

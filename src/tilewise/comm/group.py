@@ -1,8 +1,9 @@
-"""`Group`: this process, the leader, and workers on the same host that have devices of the same plans.
+"""`Group`: this process, the leader, and workers that have devices of the same plans.
 
-The leader runs all of the user's Python and has devices of its own. A worker gets a plan's program, allocates nothing
-(memory is the leader's, handed over as descriptors), and runs lists of tasks when the leader says so. What is rare goes
-through a socket for each; runs do not. A group is over when one of its processes is gone: the others are ended, and
+The leader runs all of the user's Python and has devices of its own. A worker gets a plan's program and runs lists of
+tasks when the leader says so. On the leader's host it allocates nothing: memory is the leader's, handed over. What is
+rare goes through a channel for each; runs do not. The leader starts its workers itself, on its host; or a launcher has
+started all of them, on several (`comm.world`). A group is over when one of its processes is gone: the others are ended, and
 every later call says which one it was and how it ended.
 
 State: the one group of this process that is open (`active_group`). Any thread may call; calls stand one behind another.
@@ -20,8 +21,9 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tilewise.comm.facts import own_facts, require_equal
-from tilewise.comm.peer import Peer
+from tilewise.comm.facts import own_facts, own_host, require_equal
+from tilewise.comm.peer import JoinedPeer, Peer, SpawnedPeer, watched
+from tilewise.comm.world import World
 from tilewise.core.border import Border
 from tilewise.core.errors import CommError, ConfigError, PeerLost, PlanError
 from tilewise.core.mesh import MAX_DEVICES
@@ -46,31 +48,34 @@ def active_group() -> Group | None:
 
 
 class Group:
-    """Processes of this host; close it, or use it with `with`. A process has one at a time.
+    """Processes; close it, or use it with `with`. A process has one at a time.
 
     Plans over several devices are spread over its processes from now on, device d of D over N processes on process
     `d * N // D`. The processes start with the first such plan, or with `start`.
 
     Args:
         num_processes: this one among them.
-        worker: the module whose `main` a worker runs.
+        worker: the module whose `main` a worker runs that this process starts.
+        world: of the processes, where a launcher has started them; this one leads it.
 
     Attributes:
         num_processes: as given.
+        hosts: per process, a number for its host, the leader's 0; once they have started.
 
     Raises:
         ConfigError: not between 1 and 1024, or another group is open.
     """
 
-    def __init__(self, num_processes: int, worker: str) -> None:
+    def __init__(self, num_processes: int, worker: str, world: World | None = None) -> None:
         global _active
         self.num_processes = _border.integer("ProcessGroup", "num_processes", num_processes, 1, MAX_DEVICES)
         if active_group() is not None:
             _border.refuse(
                 "ProcessGroup", "a process has one group at a time", "a second one", "close the first"
             )
-        self._worker, self._owner = worker, os.getpid()
+        self._worker, self._world, self._owner = worker, world, os.getpid()
         self._peers: list[Peer] = []
+        self.hosts = [0]
         self._ends: list[int] = []
         self._cause: str | None = None  # why it is over
         self._num_asked = self._num_opened = 0
@@ -116,15 +121,27 @@ class Group:
                 return
             with self._over_after(BaseException):
                 for number in range(1, self.num_processes):
-                    self._peers.append(Peer(number, self._worker))
-                own = own_facts()
+                    self._peers.append(self._peer(number))
+                own, names = own_facts(), [own_host()]
                 for peer in self._peers:
                     hello, _ = peer.channel.receive(_START_S)
                     require_equal(own, hello, peer.name)
-                self._ends = [os.pidfd_open(self._owner), *(os.dup(peer.ended) for peer in self._peers)]
-                for number, peer in enumerate(self._peers, 1):
-                    begin = {"process": number, "num_processes": self.num_processes}
-                    peer.channel.send(begin, self._ends)
+                    names.append(str(hello["host"]))
+                    if isinstance(peer, JoinedPeer):
+                        peer.met(int(hello["pid"]), names[-1] == names[0])
+                seen = list(dict.fromkeys(names))
+                self.hosts = [seen.index(name) for name in names]
+                self._ends = [watched(self._owner)]
+                for peer in self._peers:
+                    self._ends.append(os.dup(peer.ended) if peer.ended >= 0 else -1)
+                for peer in self._peers:
+                    begin = {"process": peer.number, "pids": self.pids, "hosts": self.hosts}
+                    peer.channel.send(begin, () if self._world else self._ends)
+
+    def _peer(self, number: int) -> Peer:
+        if self._world is None:
+            return SpawnedPeer(number, self._worker)
+        return JoinedPeer(number, self._world.wire)
 
     def close(self) -> None:
         """End the workers. What runs over several processes is closed first; arrays of it stay."""
@@ -135,6 +152,11 @@ class Group:
             for team in self._teams:
                 team.close()
             self._teams.clear()
+            if self._world is not None and self._cause is None:
+                self.start()  # those that have had nothing to do wait for this
+                for peer in self._peers:
+                    if isinstance(peer, JoinedPeer):
+                        peer.let_go()
             self._end(_CLOSED, _END_S)
         if _active is self:
             _active = None
@@ -175,7 +197,8 @@ class Group:
                 self._dropped.popleft().close()
             self._teams = {team for team in self._teams if not team.is_closed}
             self._num_opened += 1
-            team = Team(self, self._num_opened, processes, self._ends, content, options)
+            wire = self._world.wire if self._world is not None else None
+            team = Team(self, self._num_opened, processes, self._ends, content, options, wire)
             self._teams.add(team)
         executor = TeamExecutor(team)
         weakref.finalize(executor, self._dropped.append, team)  # it may be let go in the middle of a question
@@ -186,8 +209,9 @@ class Group:
         executor: int,
         what: str,
         *given: object,
-        files: Sequence[int] = (),
+        files: Callable[[int], Sequence[int | str]] = lambda process: (),
         then: Callable[[], object] = lambda: None,
+        only: Sequence[int] | None = None,
     ) -> list[Any]:
         """Have every worker answer a question about an executor.
 
@@ -195,8 +219,9 @@ class Group:
             executor: its number.
             what: the question.
             given: plain values that belong to it.
-            files: descriptors for each of them.
+            files: what a process is handed: descriptors, paths, or -1 for what it has no part in.
             then: called when all have been asked, before their answers are waited for.
+            only: the processes to ask, rather than all.
 
         Returns:
             What each has answered.
@@ -214,10 +239,11 @@ class Group:
             with self._over_after(
                 BaseException
             ):  # one half of the workers would wait for what the other half has
-                for peer in self._peers:
-                    peer.ask(message, files)
+                asked = [peer for peer in self._peers if only is None or peer.number in only]
+                for peer in asked:
+                    peer.ask(message, files(peer.number))
                 then()
-            answers = [peer.answer(_ANSWER_S) for peer in self._peers]
+            answers = [peer.answer(_ANSWER_S) for peer in asked]
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
@@ -231,7 +257,7 @@ class Group:
                 not (gone := [peer for peer in self._peers if peer.has_ended()]) and time.monotonic() < until
             ):
                 time.sleep(0.005)  # its socket closes first
-            how = "".join(f"; {peer.name} has ended: {peer.spawned.ending()}" for peer in gone)
+            how = "".join(f"; {peer.name} has ended: {peer.ending()}" for peer in gone)
             found = type(error)(f"{error}{how}")
             self._end(str(found), 0.0)
             return found
@@ -263,11 +289,17 @@ class Group:
         if self._cause is not None:
             return
         self._cause = cause
+        if self._world is not None:
+            if cause == _CLOSED:
+                self._world.leave()
+            else:
+                self._world.give_up(cause)
         until = time.monotonic() + patience_s
         for peer in self._peers:
             peer.channel.close()
         for peer in self._peers:
             peer.close(max(0.0, until - time.monotonic()))
         for end in self._ends:
-            os.close(end)
+            if end >= 0:
+                os.close(end)
         self._ends = []

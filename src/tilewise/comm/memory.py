@@ -12,7 +12,14 @@ import os
 
 from tilewise.core.errors import ResourceError
 
-__all__ = ["read_content", "require_memory", "round_to_pages", "shared_content", "shared_memory"]
+__all__ = [
+    "content_of",
+    "read_content",
+    "require_memory",
+    "round_to_pages",
+    "shared_content",
+    "shared_memory",
+]
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _PAGE = 4096  # what native code maps
@@ -95,6 +102,12 @@ def read_content(descriptor: int, num_bytes: int) -> bytes:
         ResourceError: as `require_memory`.
     """
     require_memory(descriptor, num_bytes, is_constant=True)
+    return content_of(descriptor)
+
+
+def content_of(descriptor: int) -> bytes:
+    """All bytes of memory of this process, to be copied."""
+    num_bytes = os.fstat(descriptor).st_size
     found = bytearray()
     while len(found) < num_bytes:
         found += os.pread(descriptor, num_bytes - len(found), len(found))

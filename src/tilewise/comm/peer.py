@@ -1,18 +1,24 @@
-"""`Peer`: one worker of a group, as the leader has it: its process, what it is asked, what it answers."""
+"""`Peer`: one worker of a group, as the leader has it: its process, what it is asked, what it answers.
+
+The leader has started it itself (`SpawnedPeer`), or a launcher has started both (`JoinedPeer`).
+"""
 
 from __future__ import annotations
 
 import os
 import select
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+from tilewise._native.wire import Wire
 from tilewise.comm.channel import Channel, Message
+from tilewise.comm.wire_channel import WireChannel
 from tilewise.core import errors
-from tilewise.core.errors import InternalError, ResourceError, TilewiseError
+from tilewise.core.errors import CommError, InternalError, ResourceError, TilewiseError
 from tilewise.core.spawn import Spawned
 
-__all__ = ["Peer", "error_of", "row_of_error"]
+__all__ = ["JoinedPeer", "Peer", "SpawnedPeer", "error_of", "row_of_error", "watched"]
 
 
 class Peer:
@@ -20,30 +26,26 @@ class Peer:
 
     Args:
         number: of the process; the leader is 0.
-        worker: the module whose `main` it runs.
+        channel: to it.
 
     Attributes:
-        ended: a descriptor that can be read when it has ended.
+        ended: a descriptor that can be read when it has ended; -1 where there is none, on another host.
+        pid: of the process, once it is known.
+        name: in words.
     """
 
-    def __init__(self, number: int, worker: str) -> None:
-        self.spawned = Spawned(worker, apart=True)
-        self.pid = self.spawned.process.pid
-        self.name = f"process {number} (pid {self.pid})"
-        try:
-            self.ended = os.pidfd_open(self.pid)
-        except OSError as error:
-            self.spawned.end(0.0)
-            raise ResourceError(
-                f"[comm.ProcessGroup] a worker must be watched; got {error.strerror!r}; raise the limit of open files "
-                "(ulimit -n)"
-            ) from None
-        self.channel = Channel(self.spawned.link, self.name, self.ended)
+    def __init__(self, number: int, channel: Channel | WireChannel) -> None:
+        self.number, self.channel = number, channel
+        self.ended, self.pid = -1, -1
         self._owed: int | None = None  # the number of the question that it has not answered
 
-    def ask(self, message: Message, files: Sequence[int] = ()) -> None:
+    @property
+    def name(self) -> str:
+        return f"process {self.number} (pid {self.pid})"
+
+    def ask(self, message: Message, files: Sequence[int | str] = ()) -> None:
         """Send a question, which has a number."""
-        self.channel.send(message, files)
+        self.channel.send(message, files)  # type: ignore[arg-type]
         self._owed = message["id"]
 
     def answer(self, patience_s: float) -> Any:
@@ -66,16 +68,96 @@ class Peer:
             self.answer(patience_s)
 
     def has_ended(self) -> bool:
-        """Whether its process is gone."""
+        """Whether its process is gone, as far as this host can see."""
+        if self.ended < 0:
+            return False
         poll = select.poll()
         poll.register(self.ended, select.POLLIN)
         return bool(poll.poll(0))
 
+    def ending(self) -> str:
+        """How it has ended, in words."""
+        raise NotImplementedError
+
     def close(self, patience_s: float) -> None:
-        """Wait for its end, which a closed socket brings, and give everything back."""
+        """Wait for its end, which a closed channel brings, and give everything back."""
         self.channel.close()
-        self.spawned.end(patience_s)
+        if self.ended >= 0:
+            os.close(self.ended)
+
+
+class SpawnedPeer(Peer):
+    """A process that the leader has started.
+
+    Args:
+        number: of the process.
+        worker: the module whose `main` it runs.
+    """
+
+    def __init__(self, number: int, worker: str) -> None:
+        self._spawned = Spawned(worker, apart=True)
+        channel = Channel(self._spawned.link, "")
+        super().__init__(number, channel)
+        self.pid = self._spawned.process.pid
+        channel.peer = self.name
+        try:
+            self.ended = watched(self.pid)
+        except ResourceError:
+            self._spawned.end(0.0)
+            raise
+        channel.watch(self.ended)
+
+    def ending(self) -> str:
+        return self._spawned.ending()
+
+    def close(self, patience_s: float) -> None:
+        self.channel.close()
+        self._spawned.end(patience_s)
         os.close(self.ended)
+
+
+class JoinedPeer(Peer):
+    """A process that a launcher has started beside the leader.
+
+    Args:
+        number: of the process, and in the world.
+        wire: to it.
+    """
+
+    def __init__(self, number: int, wire: Wire) -> None:
+        self._wire_channel = WireChannel(wire, number, f"process {number}")
+        super().__init__(number, self._wire_channel)
+
+    def met(self, pid: int, is_near: bool) -> None:
+        """What it has said of itself."""
+        self.pid = pid
+        self._wire_channel.peer = self.name
+        if is_near:
+            self.ended = watched(pid)
+        self._wire_channel.watch(self.ended)
+
+    def ending(self) -> str:
+        return "see what it printed, or its launcher"
+
+    def let_go(self) -> None:
+        """It may end."""
+        with suppress(CommError):
+            self.channel.send({"what": "end"})
+
+
+def watched(pid: int) -> int:
+    """A descriptor that can be read when a process of this host has ended; the caller closes it.
+
+    Raises:
+        ResourceError: the system gives none.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        raise ResourceError(
+            f"[comm.ProcessGroup] a process must be watched; got {error.strerror!r}; raise the limit of open files "
+            "(ulimit -n)"
+        ) from None
 
 
 def row_of_error(error: BaseException) -> list[str]:

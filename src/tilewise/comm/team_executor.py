@@ -1,7 +1,8 @@
 """`TeamExecutor`: the devices of a plan, in several processes, as the native executor of one process offers them.
 
-Every device's memory and the memory in which processes tell each other of signals are made here and mapped by all, so
-tensors are read and written as in one process. What an executor counts, it counts for its own devices: the others'
+Every device's memory and the memory in which processes tell each other of signals are made here and mapped by all of
+this host, so tensors are read and written as in one process. On another host its first process makes them, for those
+beside it (`comm.team_memory`), and what is there is read and written through the wire. What an executor counts, it counts for its own devices: the others'
 figures are asked for and added.
 """
 
@@ -15,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise._native.programs import Executor, Program, make_spill_file, team_bytes
-from tilewise.comm.memory import shared_content, shared_memory
+from tilewise._native.programs import Executor, Program
+from tilewise._native.wire import Wire
+from tilewise.comm.memory import shared_content
+from tilewise.comm.team_memory import executor_files, make_memory, needed_memory
 from tilewise.core.errors import CommError, InternalError
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ class Team:
         ends: per process, a descriptor that can be read when it has ended.
         content: the plan's program, as the workers read it.
         options: of the native executor, as in one process.
+        wire: to processes of other hosts; None where there are none.
 
     Attributes:
         native: the executor of this process.
@@ -53,8 +57,11 @@ class Team:
         ends: Sequence[int],
         content: bytes,
         options: Mapping[str, Any],
+        wire: Wire | None,
     ) -> None:
         self.group, self._number = group, number
+        self._is_far = [host != group.hosts[0] for host in group.hosts]
+        self.processes = processes
         self.is_closed = False
         with ExitStack() as opened, ExitStack() as kept:
 
@@ -63,36 +70,44 @@ class Team:
                 return descriptor
 
             program = own(shared_content(content, "program"))
-            team = own(shared_memory(team_bytes(group.num_processes), "team"))
-            arenas = [
-                own(shared_memory(size, f"device-{device}"))
-                for device, size in enumerate(options["arena_bytes"])
-            ]
-            spills = [
-                own(make_spill_file(options["file_directory"], options["file_bytes"]))
-                for _ in arenas
-                if options["file_bytes"]
-            ]
+            needed = needed_memory(options, group.num_processes)
+            made = make_memory(needed, [group.hosts[process] == 0 for process in processes], own)
             self._ends = [-1]
             for end in ends[1:]:  # the group may be over before this is closed
-                self._ends.append(os.dup(end))
-                kept.callback(os.close, self._ends[-1])
+                self._ends.append(os.dup(end) if end >= 0 else -1)
+                if end >= 0:
+                    kept.callback(os.close, self._ends[-1])
             spread = {**options, "processes": list(processes)}
+            is_wired = any(self._is_far)
             self.native = Executor(
                 **spread,
+                **executor_files(made, len(processes)),
+                **({"hosts": group.hosts, "wire": wire, "number": number} if is_wired else {}),
                 process=0,
-                team_file=team,
-                arena_files=arenas,
-                spill_files=spills,
                 peer_files=self._ends,
             )
             kept.pop_all()
             try:
+                files = {0: list[int | str](made)}
+                for head in self._heads():  # of every other host: the memory of its devices
+                    is_own = [group.hosts[process] == group.hosts[head] for process in processes]
+                    (files[group.hosts[head]],) = group.ask(number, "make", needed, is_own, only=[head])
                 asked = {**spread, "content_bytes": len(content)}
-                group.ask(number, "open", asked, files=[program, team, *arenas, *spills])
+                group.ask(
+                    number, "open", asked, files=lambda process: [program, *files[group.hosts[process]]]
+                )
             except BaseException:
                 self.close()
                 raise
+
+    def _heads(self) -> list[int]:
+        """The first process of every host but the leader's."""
+        hosts = self.group.hosts
+        return [process for process, host in enumerate(hosts) if host != 0 and hosts.index(host) == process]
+
+    def reaches(self, device: int) -> bool:
+        """Whether a device's memory is mapped here."""
+        return not self._is_far[self.processes[device]]
 
     def ask(self, what: str, *given: object) -> list[Any]:
         """What the workers say of it."""
@@ -111,7 +126,8 @@ class Team:
         finally:
             self.native.close()
             for end in self._ends[1:]:
-                os.close(end)
+                if end >= 0:
+                    os.close(end)
 
 
 class TeamExecutor:
@@ -130,9 +146,13 @@ class TeamExecutor:
         """Writable uint8 array on a device's memory; keeps that memory alive."""
         return self._native.buffer(device, offset, bytes)
 
-    def move_file(self, way: str, device: int, offset: int, memory: NDArray[np.uint8]) -> None:
-        """As of one process: every device's file is open here."""
-        self._native.move_file(way, device, offset, memory)
+    def reaches(self, device: int) -> bool:
+        """Whether `buffer` has a device's memory; that of another host goes through `move`."""
+        return self._team.reaches(device)
+
+    def move(self, way: str, device: int, offset: int, memory: NDArray[np.uint8]) -> None:
+        """As of one process for a device's file; for all bytes of a device of another host."""
+        self._native.move(way, device, offset, memory)
 
     def allocated_bytes(self) -> list[int]:
         """Bytes per device: arena, scratch, signals, task engine."""

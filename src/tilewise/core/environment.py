@@ -11,7 +11,7 @@ import os
 
 from tilewise.core.errors import ConfigError
 
-__all__ = ["VARIABLES", "read"]
+__all__ = ["VARIABLES", "is_launched", "read"]
 
 VARIABLES = {
     "TILEWISE_LOG": "level of the log on standard error: debug, info, warning (default) or error",
@@ -40,3 +40,9 @@ def read(name: str, default: str) -> str:
             "core/environment.py and docs/environment.md"
         )
     return os.environ.get(name) or default
+
+
+def is_launched() -> bool:
+    """Whether a launcher of several processes may have started this one; `comm.launcher` says which, and how many."""
+    names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_STEP_ID")
+    return any(read(name, "") for name in names)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from tilewise.comm import Group
+from contextlib import AbstractContextManager, nullcontext
 
-__all__ = ["ProcessGroup"]
+from tilewise.comm import Group
+from tilewise.comm.world import World, join_world
+from tilewise.core.errors import ConfigError
+
+__all__ = ["ProcessGroup", "launched_group"]
 
 
 class ProcessGroup(Group):
-    """This process and `num_processes - 1` workers beside it, on this host. Models over several devices have them in
-    all of these processes while it is open; nothing else in a program changes, and no bit of a result.
+    """This process and workers. Models over several devices have them in all of these processes while it is open; nothing
+    else in a program changes, and no bit of a result.
+
+    Alone, this process starts `num_processes - 1` workers beside it, on this host. Of processes that a launcher has
+    started (mpiexec, srun), on one host or several, the first goes on, and all others serve it from here to their ends.
 
     Args:
-        num_processes: this one among them.
+        num_processes: this one among them; not needed where a launcher has started them.
 
     Raises:
-        ConfigError: not between 1 and 1024, or another group is open.
+        ConfigError: not between 1 and 1024, another number than a launcher has started, another group is open, or MPI is
+            missing or does not agree with the launcher.
 
     Examples:
         >>> with ProcessGroup(2) as group:
@@ -24,5 +32,35 @@ class ProcessGroup(Group):
         2
     """
 
-    def __init__(self, num_processes: int) -> None:
-        super().__init__(num_processes, "tilewise.distributed.worker")
+    def __init__(self, num_processes: int | None = None) -> None:
+        world = join_world()
+        if world is not None and world.rank > 0:
+            _serve(world)
+        if num_processes is None and world is None:
+            raise ConfigError(
+                "[comm.ProcessGroup] num_processes must be given where no launcher has started several; got none; say "
+                "how many, or start with mpiexec"
+            )
+        if num_processes is not None and world is not None and num_processes != world.size:
+            raise ConfigError(
+                f"[comm.ProcessGroup] num_processes must be what the launcher has started, or left out; got "
+                f"{num_processes!r} and {world.size} processes; leave it out"
+            )
+        size = world.size if world is not None else num_processes
+        super().__init__(size, "tilewise.distributed.worker", world)  # type: ignore[arg-type]
+
+
+def _serve(world: World) -> None:
+    from tilewise.distributed.worker import serve_world
+
+    serve_world(world)
+
+
+def launched_group() -> AbstractContextManager[object]:
+    """A group of the processes that a launcher has started together with this one, which does nothing where it has
+    started one alone. In all but the first it serves, and does not return.
+
+    Raises:
+        ConfigError: as `ProcessGroup`.
+    """
+    return nullcontext() if join_world() is None else ProcessGroup()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import sys
 import threading
 import traceback
@@ -18,16 +19,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
+from tilewise._native.wire import Wire
 from tilewise.comm.channel import Channel, Message
-from tilewise.comm.facts import own_facts
+from tilewise.comm.facts import own_facts, own_host
 from tilewise.comm.memory import read_content, require_memory
-from tilewise.comm.peer import row_of_error
+from tilewise.comm.peer import row_of_error, watched
+from tilewise.comm.team_memory import executor_files, make_memory
+from tilewise.comm.wire_channel import WireChannel
+from tilewise.comm.world import World
 from tilewise.core import configure_logging
-from tilewise.core.errors import CommError, CommTimeout, InternalError
+from tilewise.core.errors import LOST, CommError, CommTimeout, InternalError
 from tilewise.runtime import Executor, Program, team_bytes
 from tilewise.session.assemble import read_program
 
-__all__ = ["main"]
+__all__ = ["main", "serve_world"]
 
 _BEAT_S = 1.0
 """How often the leader hears that this process is alive while it waits for an answer."""
@@ -38,24 +43,30 @@ class Worker:
 
     Args:
         channel: to the leader.
+        wire: to processes of other hosts; None where the leader has started this one.
     """
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, channel: Channel | WireChannel, wire: Wire | None = None) -> None:
+        self._channel, self._wire = channel, wire
         self._sending = threading.Lock()
         self._unanswered: set[int] = set()
         self._boxes: dict[int, queue.SimpleQueue[Message]] = {}
-        self._process, self._ends = -1, list[int]()
+        self._process, self._ends, self._hosts = -1, list[int](), list[int]()
+        self._made: dict[int, list[int]] = {}
 
     def run(self) -> None:
-        """Until the leader is gone.
+        """Until the leader says that all is done.
 
         Raises:
-            PeerLost: it is.
+            PeerLost: it is gone.
         """
-        self._send({**own_facts(), "pid": os.getpid()})
+        self._send({**own_facts(), "pid": os.getpid(), "host": own_host()})
         begin, self._ends = self._channel.receive()
-        self._process = begin["process"]
+        self._process, self._hosts = begin["process"], begin["hosts"]
+        if self._wire is not None:
+            own = self._hosts[self._process]
+            for pid, host in zip(begin["pids"], self._hosts, strict=True):
+                self._ends.append(watched(pid) if host == own else -1)
         self._channel.watch(self._ends[0])
         while True:
             try:
@@ -63,8 +74,14 @@ class Worker:
             except CommTimeout:
                 self._send({"beat": True})
                 continue
+            if message["what"] == "end":
+                return
             self._unanswered.add(message["id"])
-            if message["what"] == "open":
+            if message["what"] == "close":
+                self._drop(message["executor"])
+            if message["what"] == "make":
+                self._answer(message, partial(self._make, message))
+            elif message["what"] == "open":
                 box = self._boxes[message["executor"]] = queue.SimpleQueue()
                 threading.Thread(target=self._serve, args=(message, files, box), daemon=True).start()
             elif message["executor"] in self._boxes:
@@ -101,29 +118,38 @@ class Worker:
                 if message["what"] == "close":
                     del self._boxes[message["executor"]]
                     return
-        except CommError:
-            os._exit(0)  # the leader is gone
+        except CommError as error:
+            self.leave(error)
         except BaseException:
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)  # the leader notices that
 
+    def leave(self, error: CommError) -> NoReturn:
+        """The leader is gone, or what leads to others. Who was started by a launcher says so itself."""
+        if self._wire is None:
+            os._exit(0)
+        self._wire.fail(str(error))
+        print(f"tilewise: process {self._process}: {error}", file=sys.stderr, flush=True)
+        os._exit(LOST)
+
     def _open(self, message: Message, files: Sequence[int], opened: list[tuple[Executor, Program]]) -> None:
         (options,) = message["given"]
         try:
-            content, team, *memory = files
-            arenas, spills = memory[: options["num_devices"]], memory[options["num_devices"] :]
+            content, *made = files
             program = read_program(read_content(content, options.pop("content_bytes")))
-            require_memory(team, team_bytes(len(self._ends)))
-            for arena, size in zip(arenas, options["arena_bytes"], strict=True):
-                require_memory(arena, size)
+            shared = executor_files(made, options["num_devices"])
+            require_memory(shared["team_file"], team_bytes(len(self._ends)))
+            for arena, size in zip(shared["arena_files"], options["arena_bytes"], strict=True):
+                if arena >= 0:
+                    require_memory(arena, size)
             ends = [-1 if number == self._process else end for number, end in enumerate(self._ends)]
+            wired = {"hosts": self._hosts, "wire": self._wire, "number": message["executor"]}
             executor = Executor(
                 **options,
+                **shared,
+                **(wired if len(set(self._hosts)) > 1 else {}),
                 process=self._process,
-                team_file=team,
-                arena_files=arenas,
-                spill_files=spills,
                 peer_files=ends,
             )
             opened.append((executor, program))
@@ -132,7 +158,25 @@ class Worker:
             raise
         finally:
             for file in files:
-                os.close(file)
+                if file >= 0:
+                    os.close(file)
+
+    def _make(self, message: Message) -> list[str]:
+        """The memory of this host's devices, as paths; it is this process's until the executor is closed."""
+        needed, is_own = message["given"]
+        kept = self._made.setdefault(message["executor"], [])
+
+        def own(descriptor: int) -> int:
+            kept.append(descriptor)
+            return descriptor
+
+        made = make_memory(needed, is_own, own)
+        return [f"/proc/{os.getpid()}/fd/{file}" if file >= 0 else "" for file in made]
+
+    def _drop(self, executor: object) -> None:
+        """Close what was made for an executor."""
+        for file in self._made.pop(executor, ()):  # type: ignore[call-overload]
+            os.close(file)
 
 
 def _refuse(executor: object) -> NoReturn:
@@ -162,12 +206,34 @@ def main(descriptor: int) -> None:
     Args:
         descriptor: of its socket.
     """
+    _run(Worker(Channel.of(descriptor, "the leader")))
+    os._exit(1)  # threads may be in the middle of a run
+
+
+def serve_world(world: World) -> NoReturn:
+    """A process that a launcher has started beside the leader, to its end.
+
+    Args:
+        world: of all of them.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):  # they are for the leader, whose end ends this process
+        signal.signal(number, signal.SIG_IGN)
+    is_done = _run(Worker(WireChannel(world.wire, 0, "the leader"), world.wire))
+    if is_done:
+        world.leave()
+    sys.stderr.flush()
+    os._exit(0 if is_done else 1)
+
+
+def _run(worker: Worker) -> bool:
+    """Whether the leader has said that all is done."""
     configure_logging()
     try:
-        Worker(Channel.of(descriptor, "the leader")).run()
-    except CommError:
-        os._exit(0)  # the leader is gone
+        worker.run()
+    except CommError as error:
+        worker.leave(error)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
-    os._exit(1)  # threads may be in the middle of a run
+        return False
+    return True

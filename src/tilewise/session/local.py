@@ -33,7 +33,7 @@ class Place:
         device: that holds it.
         sizes: of the part.
         slices: of the whole that it covers.
-        memory: all its bytes; None where they lie in the device's file, which is written through the store alone.
+        memory: all its bytes; None where they lie in the device's file or on another host, and are written through the store alone.
         spec: of the tensor.
     """
 
@@ -85,6 +85,10 @@ class TensorStore:
         count = packed_elements(*sizes) if spec.storage == "packed" else prod(sizes)
         return entry.offset, count * spec.dtype.itemsize
 
+    def _is_moved(self, tensor: int, device: int) -> bool:
+        """Whether a device's part is read and written by copies: it lies in a file, or on another host."""
+        return tensor in self._in_files or not self.executor.reaches(device)
+
     def _bytes(
         self, device: int, tensor: int, part: int, sizes: list[int], spec: TensorSpec
     ) -> NDArray[np.uint8]:
@@ -93,10 +97,10 @@ class TensorStore:
 
     def _array(self, device: int, tensor: int, part: int, sizes: list[int], spec: TensorSpec) -> np.ndarray:
         """The flat elements of a device's part, as they lie; of what lies in a file, a copy."""
-        if tensor in self._in_files:
+        if self._is_moved(tensor, device):
             offset, num_bytes = self._extent(device, tensor, part, sizes, spec)
             memory = np.empty(num_bytes, np.uint8)
-            self.executor.move_file("read", device, offset, memory)
+            self.executor.move("read", device, offset, memory)
         else:
             memory = self._bytes(device, tensor, part, sizes, spec)
         return memory.view(spec.dtype.numpy)
@@ -106,13 +110,13 @@ class TensorStore:
         self, device: int, tensor: int, part: int, sizes: list[int], spec: TensorSpec
     ) -> Iterator[NDArray[np.uint8]]:
         """The bytes of a device's part, to be written whole; those of a file go there at the end."""
-        if tensor not in self._in_files:
+        if not self._is_moved(tensor, device):
             yield self._bytes(device, tensor, part, sizes, spec)
             return
         offset, num_bytes = self._extent(device, tensor, part, sizes, spec)
         memory = np.zeros(num_bytes, np.uint8)
         yield memory
-        self.executor.move_file("write", device, offset, memory)
+        self.executor.move("write", device, offset, memory)
 
     def places(self, tensor: int) -> Iterator[Place]:
         """Every part once: on the first device that holds it. What lies in files, on each that does."""
@@ -120,8 +124,8 @@ class TensorStore:
         for device in range(self.plan.mesh.num_devices):
             for part in self._parts(tensor) if self._is_first(tensor, device) else ():
                 sizes, slices = self._local(self.plan.shapes.on(device), spec, tensor, part)
-                is_mapped = tensor not in self._in_files
-                memory = self._bytes(device, tensor, part, sizes, spec) if is_mapped else None
+                is_moved = self._is_moved(tensor, device)
+                memory = None if is_moved else self._bytes(device, tensor, part, sizes, spec)
                 yield Place(device, sizes, slices, memory, spec)
 
     def write(self, tensor: int, value: np.ndarray, *, once: bool = False) -> None:
@@ -177,7 +181,8 @@ class TensorStore:
             spec, devices = self.plan.graph.spec(tensor), range(self.plan.mesh.num_devices)
             now, self.symbols = self.symbols, [s.max for s in self.plan.shapes.symbols]
             found: list[np.ndarray] | None = None
-            if tensor not in self._in_files and len(self._parts(tensor)) == 1 and spec.storage != "packed":
+            is_mapped = not any(self._is_moved(tensor, device) for device in devices)
+            if is_mapped and len(self._parts(tensor)) == 1 and spec.storage != "packed":
                 sizes = [self._local(self.plan.shapes.on(device), spec, tensor, 0)[0] for device in devices]
                 if all(local == self._shape(spec) for local in sizes):
                     found = [self._array(device, tensor, 0, sizes[device], spec) for device in devices]

@@ -1,0 +1,63 @@
+"""What the processes of one host share of a team: who makes it, and in which order it is handed on.
+
+The order is that of `make_memory`: the team's own memory, the devices' arenas, then their files where the plan offloads
+something; -1, or no path, stands for what is on another host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tilewise._native.programs import make_spill_file, team_bytes
+from tilewise.comm.memory import shared_memory
+
+__all__ = ["executor_files", "make_memory", "needed_memory"]
+
+
+def needed_memory(options: Mapping[str, Any], num_processes: int) -> dict[str, Any]:
+    """What has to be made, in plain values.
+
+    Args:
+        options: of the native executor.
+        num_processes: of all hosts.
+    """
+    names = ("arena_bytes", "file_bytes", "file_directory")
+    return {"team_bytes": team_bytes(num_processes), **{name: options[name] for name in names}}
+
+
+def make_memory(needed: Mapping[str, Any], is_own: Sequence[bool], own: Callable[[int], int]) -> list[int]:
+    """Descriptors of memory for the processes of this host.
+
+    Args:
+        needed: by `needed_memory`.
+        is_own: per device, whether this host has it.
+        own: takes every descriptor as it is made, to close it later.
+
+    Returns:
+        Of the team, of every device, of every device's file.
+
+    Raises:
+        ResourceError: the system gives none.
+    """
+    team = own(shared_memory(needed["team_bytes"], "team"))
+    arenas = [
+        own(shared_memory(size, f"device-{device}")) if is_here else -1
+        for device, (size, is_here) in enumerate(zip(needed["arena_bytes"], is_own, strict=True))
+    ]
+    files = [
+        own(make_spill_file(needed["file_directory"], needed["file_bytes"])) if is_here else -1
+        for is_here in is_own
+        if needed["file_bytes"]
+    ]
+    return [team, *arenas, *files]
+
+
+def executor_files(made: Sequence[int], num_devices: int) -> dict[str, Any]:
+    """The options of a native executor that say which descriptor is what."""
+    team, *memory = made
+    return {
+        "team_file": team,
+        "arena_files": memory[:num_devices],
+        "spill_files": memory[num_devices:],
+    }

@@ -1,0 +1,170 @@
+"""`WireChannel`: messages between a group's leader and one of its workers, through MPI's wire.
+
+What `comm.channel` is for processes that one has started, this is for those that a launcher has. Descriptors cannot
+travel: between processes of one host their paths do, which the receiver opens; to another host goes a copy of what they
+hold, which only makes sense of what never changes.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Sequence
+
+from tilewise._native.wire import Wire
+from tilewise.comm.channel import Message
+from tilewise.comm.memory import content_of, shared_content
+from tilewise.core.errors import CommTimeout, PeerLost, ResourceError
+from tilewise.core.frames import HEAD, pack, unpack
+
+__all__ = ["WireChannel"]
+
+_SLICE_S = 0.2
+_QUIET_S = 10.0  # a process of another host of which so long nothing was heard is lost
+_PIECE = 1 << 26
+
+
+class WireChannel:
+    """One end. One thread sends at a time, and one receives.
+
+    Args:
+        wire: to all processes.
+        number: of the process at the other end.
+        peer: who that is, in words.
+
+    Attributes:
+        is_near: whether it is on this host.
+    """
+
+    def __init__(self, wire: Wire, number: int, peer: str) -> None:
+        self.peer, self.is_near = peer, False
+        self._wire, self._number, self._ended = wire, number, -1
+
+    def watch(self, ended: int) -> None:
+        """Notice the end of the other process by a descriptor; it stays the caller's. -1: by its silence."""
+        self._ended = ended
+        self.is_near = ended >= 0
+
+    def send(self, message: Message, files: Sequence[int | str] = (), patience_s: float = 60.0) -> None:
+        """One message.
+
+        Args:
+            message: plain values.
+            files: descriptors of this process, paths of others, or -1 for none.
+            patience_s: how long the other side may take to take it.
+
+        Raises:
+            PeerLost: the other process is gone.
+            CommTimeout: it takes nothing.
+        """
+        copies, paths = list[bytes](), list[str | int]()
+        for file in files:
+            if isinstance(file, str) or file < 0:
+                paths.append(file if isinstance(file, str) else "")
+            elif self.is_near:
+                paths.append(f"/proc/{os.getpid()}/fd/{file}")
+            else:
+                copies.append(content_of(file))
+                paths.append(len(copies[-1]))
+        self._send(pack({**message, "paths": paths} if files else message), patience_s)
+        for copy in copies:
+            for begin in range(0, len(copy), _PIECE):
+                self._send(copy[begin : begin + _PIECE], patience_s)
+
+    def _send(self, frame: bytes, patience_s: float) -> None:
+        if not self._wire.send_frame(self._number, frame, patience_s):
+            raise self.lost() if self._is_gone() else self._late(patience_s)
+
+    def receive(self, patience_s: float | None = None) -> tuple[Message, list[int]]:
+        """The next message and its descriptors, which are the caller's to close; -1 stands for none.
+
+        Args:
+            patience_s: how long it may take; None: for ever.
+
+        Raises:
+            PeerLost: the other process is gone, or what came is no message.
+            CommTimeout: nothing came.
+            ResourceError: what it names cannot be opened.
+        """
+        try:
+            message = unpack(self._receive(patience_s)[HEAD.size :])
+        except ValueError:
+            message = None
+        paths = message.get("paths", []) if type(message) is dict else None
+        if not isinstance(paths, list) or any(type(path) not in (str, int) for path in paths):
+            raise self._odd()
+        files = list[int]()
+        try:
+            for path in paths:
+                files.append(self._copy(path) if isinstance(path, int) else _opened(path, self.peer))
+        except BaseException:
+            for file in files:
+                if file >= 0:
+                    os.close(file)
+            raise
+        return message, files
+
+    def _copy(self, num_bytes: int) -> int:
+        """Memory with what the other process sends next."""
+        found = bytearray()
+        while len(found) < num_bytes:
+            found += self._receive(_QUIET_S)
+        if len(found) != num_bytes:
+            raise self._odd()
+        return shared_content(bytes(found), "copy")
+
+    def _receive(self, patience_s: float | None) -> bytes:
+        until = None if patience_s is None else time.monotonic() + patience_s
+        while True:
+            left = _SLICE_S if until is None else min(_SLICE_S, until - time.monotonic())
+            if (frame := self._wire.receive_frame(self._number, max(left, 0.0))) is not None:
+                return frame
+            if self._is_gone():
+                raise self.lost()
+            if left <= 0:
+                raise self._late(patience_s or 0.0)
+
+    def _is_gone(self) -> bool:
+        if self._wire.cause:
+            return True
+        if self._ended < 0:
+            return self._wire.quiet_s(self._number) > _QUIET_S
+        poll = select.poll()
+        poll.register(self._ended, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def lost(self) -> PeerLost:
+        """The error of a peer that is gone."""
+        how = self._wire.cause or ("its end" if self._ended >= 0 else f"nothing of it for {_QUIET_S:g} s")
+        return PeerLost(
+            f"[comm.channel] processes must live as long as their group; got {how} ({self.peer}); see what it printed, "
+            "and whether its host can be reached"
+        )
+
+    def _odd(self) -> PeerLost:
+        return PeerLost(
+            f"[comm.channel] processes of a group must speak as this version does; got something else from {self.peer}; "
+            "start all again"
+        )
+
+    def _late(self, patience_s: float) -> CommTimeout:
+        return CommTimeout(
+            f"[comm.channel] processes of a group must answer; got nothing from {self.peer} for {patience_s:g} s; see "
+            "whether it is stopped, or the machine has more to do than it can"
+        )
+
+    def close(self) -> None:
+        """The wire stays: it is the world's."""
+
+
+def _opened(path: str, peer: str) -> int:
+    if not path:
+        return -1
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise ResourceError(
+            f"[comm.channel] memory of {peer} must be opened by the processes of its host; got {error.strerror!r} for "
+            f"{path}; run them as one user, in one container"
+        ) from None

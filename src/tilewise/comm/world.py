@@ -1,0 +1,81 @@
+"""`World`: the processes that a launcher (mpiexec, srun) has started together, joined by MPI.
+
+A process joins at most once, and leaves once: MPI knows no second start. Process 0 leads; the others serve it
+(`distributed.worker`).
+"""
+
+from __future__ import annotations
+
+import atexit
+
+from tilewise._native.wire import Wire
+from tilewise._native.wire import join_world as join_native
+from tilewise.comm.launcher import launched, require_mpi, require_world
+from tilewise.core.errors import ConfigError
+
+__all__ = ["World", "join_world"]
+
+_world: World | None = None
+
+
+class World:
+    """Made by `join_world`.
+
+    Attributes:
+        wire: to the others.
+        name: of the MPI, in words.
+    """
+
+    def __init__(self, wire: Wire, name: str) -> None:
+        self.wire, self.name = wire, name
+
+    @property
+    def rank(self) -> int:
+        """Which process this is; 0 leads."""
+        return self.wire.rank
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return self.wire.size
+
+    def leave(self) -> None:
+        """End MPI with all the others, unless one is lost: then nothing is handed to MPI any more."""
+        if not self.wire.cause:
+            self.wire.finish()
+
+    def give_up(self, cause: str) -> None:
+        """A process is lost: nothing is handed to MPI from now on."""
+        self.wire.fail(cause)
+
+
+def join_world() -> World | None:
+    """The processes that were started together with this one; None where it was started alone.
+
+    Raises:
+        ConfigError: there is no MPI, it does not start, it knows of other processes than the launcher has started, or
+            this process has left its world already.
+    """
+    global _world
+    if _world is not None:
+        if _world.wire.cause:
+            raise ConfigError(
+                f"[comm.world] processes of a launcher are joined once; got a second time after the end ({_world.wire.cause}"
+                "); keep one group open for the whole program"
+            )
+        return _world
+    found = launched()
+    if found is None or not found.has_several:
+        return None
+    library = require_mpi(found)
+    wire = join_native(str(library.table), str(library.library or ""))
+    try:
+        require_world(found, wire.rank, wire.size, library.name)
+    except ConfigError as error:
+        wire.fail(str(error))
+        raise
+    _world = World(wire, library.name)
+    atexit.register(
+        _world.give_up, "the program has ended"
+    )  # threads of MPI must not outlive the interpreter
+    return _world
