@@ -1,6 +1,7 @@
 """One of two processes under mpiexec that use the table of native/comm/mpi: `mpi_ranks.py CASE TABLE [LIBRARY]`.
 
 Each case is a function over the table; both processes run it and end with status 0 when all that they saw was right.
+`planted-CASE` is the same with a second process that sends something else.
 """
 
 import ctypes
@@ -136,6 +137,17 @@ def edges(rank, me, peer):
     assert rank.end(last)[0] == 0
 
 
+class FaultyRank(Rank):
+    """Changes the first byte of what it sends: what every case must find."""
+
+    def begin(self, name, data, num_bytes, *where):
+        """Begin a message, of other bytes than asked for."""
+        if name == "send" and num_bytes:
+            self.changed = [*getattr(self, "changed", ()), bytes([data[0] ^ 1]) + data[1:]]
+            data = self.changed[-1]
+        return super().begin(name, data, num_bytes, *where)
+
+
 def main():
     """Start, run the case, finish; before and behind that every call is refused."""
     case, table = sys.argv[1], load_table(Path(sys.argv[2]), Path(sys.argv[3]) if sys.argv[3:] else None)
@@ -149,7 +161,9 @@ def main():
     rank.call("start")
     me, size = table.rank(table.self), table.size(table.self)
     assert size == 2 and me in (0, 1)
-    for name in ("messages", "order", "errors", "edges") if case == "all" else (case,):
+    if case.startswith("planted-") and me == 1:
+        rank = FaultyRank(table)
+    for name in ("messages", "order", "errors", "edges") if case == "all" else (case.split("-")[-1],):
         globals()[name](rank, me, 1 - me)
     rank.call("finish")
     assert "not started" in rank.describe(table.finish(table.self))
