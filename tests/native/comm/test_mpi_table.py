@@ -1,6 +1,7 @@
 """The table of native/comm/mpi over two processes of mpiexec, as the package brings it and as `tilewise build-mpi`
 builds it; and what `tilewise build-mpi` refuses."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from tilewise.cli.main import main
 from tilewise.comm import mpi_library, mpi_table
-from tilewise.core import ConfigError
+from tilewise.core import VARIABLES, ConfigError
 
 PROGRAM = Path(__file__).with_name("mpi_ranks.py")
 BIN, LIB = Path(sys.prefix) / "bin", Path(sys.prefix) / "lib"
@@ -95,6 +96,56 @@ def test_the_cases_can_fail(case):
     """A process that got something else than was sent ends with an error: planted in the second process."""
     code, said = two_ranks(f"planted-{case}", mpi_library.packaged_table(), LIB / "libmpi_abi.so.1")
     assert code != 0 and "AssertionError" in said
+
+
+def one_process(case, **environment):
+    """The program in one process that no launcher has started, whatever its environment says: what it said."""
+    others = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    command = [sys.executable, PROGRAM, case, mpi_library.packaged_table(), LIB / "libmpi_abi.so.1"]
+    done = subprocess.run(
+        list(map(str, command)),
+        env=others | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return "\n".join(_lines(done))
+
+
+@needs_mpich
+def test_a_launcher_that_mpi_knows_agrees():
+    """Under its own mpiexec, MPI's world is what the launcher says."""
+    assert two_ranks("world", mpi_library.packaged_table(), LIB / "libmpi_abi.so.1") == (
+        0,
+        "they agree\nthey agree",
+    )
+
+
+@needs_mpich
+@pytest.mark.parametrize(
+    ("launcher", "rank", "size"),
+    [
+        ("Open MPI's mpiexec", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        pytest.param("Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", marks=pytest.mark.slow),
+    ],
+)
+def test_a_launcher_that_mpi_does_not_know_is_refused(launcher, rank, size):
+    """MPICH's library under another launcher is a world of one in each process: refused with both sides."""
+    said = one_process("world", **{rank: "0", size: "2", "SLURM_STEP_ID": "0"})
+    assert f"got process 0 of 2 by {launcher}, and process 0 of 1 by the MPI of a test" in said
+
+
+@needs_mpich
+def test_mpi_that_another_has_started():
+    """It is used, and left running."""
+    assert one_process("guest") == "left running"
+
+
+@needs_mpich
+def test_mpi_for_one_thread_alone():
+    """It is refused, in words."""
+    assert "only one thread" in one_process("single")
 
 
 class TestBuildMpi:
