@@ -69,9 +69,9 @@ def build_mpi(
 
 
 def _compile(compiler: str, built: Path) -> None:
-    from tilewise.comm.mpi_library import site_table
+    from tilewise.comm.mpi_library import packaged_table
 
-    source = site_table().parent / "mpi" / "tilewise_mpi.c"
+    source = packaged_table().parent / "mpi" / "tilewise_mpi.c"
     done = _run([compiler, *_FLAGS, str(source), "-o", str(built)], built.parent, _COMPILE_S)
     if done.returncode != 0 or not built.is_file():
         raise ConfigError(

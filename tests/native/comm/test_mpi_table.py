@@ -197,6 +197,19 @@ class TestBuildMpi:
         assert "--out FILE" in capsys.readouterr().err
         assert not (tmp_path / "was-run").exists()
 
+    @needs_compiler
+    def test_the_place_where_it_is_found(self, capsys, tmp_path, monkeypatch):
+        """Without --out, the built file lies where it goes before the packaged one."""
+        monkeypatch.setattr(mpi_library, "site_table", lambda: tmp_path / "beside.so")
+        monkeypatch.delenv("TILEWISE_MPI", raising=False)
+        before = mpi_library.find_mpi()
+        assert run_main("build-mpi", "--mpicc", str(BIN / "mpicc")) == 0
+        assert "beside.so: calls MPICH" in capsys.readouterr().out.replace("\n", "")
+        assert (before.table, mpi_library.find_mpi().table) == (
+            mpi_library.packaged_table(),
+            tmp_path / "beside.so",
+        )
+
     @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
     def test_another_version(self, kept, capsys, tmp_path):
         """A table of another version is refused, by both numbers."""
