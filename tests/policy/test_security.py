@@ -16,6 +16,7 @@ MAY = {
     "src/tilewise/core/workers.py": {"pickle"},
     "src/tilewise/core/worker_link.py": {"subprocess"},
     "src/tilewise/core/worker_child.py": {"pickle"},
+    "src/tilewise/cli/build_mpi.py": {"subprocess"},  # mpicc, and this Python to load what it has built
     "src/tilewise/core/kept.py": {"pickle"},
     "src/tilewise/core/spawn.py": {
         "socket",

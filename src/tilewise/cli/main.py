@@ -1,5 +1,5 @@
 """The command line: `tilewise demo | train | generate | serve | chat | run-batch | encode | evaluate | inspect |
-doctor | verify | launch | bench | checkpoint`.
+doctor | verify | launch | build-mpi | bench | checkpoint`.
 
 Owns arguments, help texts, exit codes. Heavy packages are imported inside commands, so that help is quick. A
 user's mistake is one line on standard error and exit code 2 before any work; a failure while working is one
@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from tilewise.cli.bench import bench
+from tilewise.cli.build_mpi import build_mpi
 from tilewise.cli.chat import chat
 from tilewise.cli.checkpoint import checkpoints
 from tilewise.cli.doctor import doctor
@@ -149,6 +150,7 @@ app.command()(chat)
 app.command("run-batch")(run_batch)
 app.command()(doctor)
 app.command(context_settings={"allow_interspersed_args": False})(launch)
+app.command("build-mpi")(build_mpi)
 
 
 @app.command()

@@ -1,6 +1,8 @@
 """One of two processes under mpiexec that use the table of native/comm/mpi: `mpi_ranks.py CASE TABLE [LIBRARY]`.
 
 Each case is a function over the table; both processes run it and end with status 0 when all that they saw was right.
+`planted-CASE` is the same with a second process that sends something else. The cases world, guest and single need no
+second process.
 """
 
 import ctypes
@@ -9,9 +11,12 @@ import time
 from ctypes import byref, c_int32, c_int64
 from pathlib import Path
 
+from tilewise.comm.launcher import launched, require_world
 from tilewise.comm.mpi_table import load_table, name_of_library
+from tilewise.core import ConfigError
 
 WAIT_S = 20
+THREAD_SINGLE, THREAD_MULTIPLE = 0, 4096  # by the standard interface
 TAG, OTHER_TAG = 3, 4
 
 
@@ -136,10 +141,57 @@ def edges(rank, me, peer):
     assert rank.end(last)[0] == 0
 
 
+def world(rank, library):
+    """Whether launcher and MPI agree about this process."""
+    rank.call("start")
+    try:
+        require_world(launched(), rank.table.rank(rank.own), rank.table.size(rank.own), "the MPI of a test")
+        print("they agree\n", end="", flush=True)
+    except ConfigError as error:
+        print(error)
+    rank.call("finish")
+
+
+def guest(rank, library):
+    """MPI that runs already is used, and left running: its end belongs to what has started it."""
+    provided, is_over = c_int32(), c_int32(-1)
+    library.MPI_Init_thread(None, None, THREAD_MULTIPLE, byref(provided))
+    assert provided.value == THREAD_MULTIPLE
+    rank.call("start")
+    rank.call("finish")
+    library.MPI_Finalized(byref(is_over))
+    assert is_over.value == 0
+    library.MPI_Finalize()
+    print("left running")
+
+
+def single(rank, library):
+    """MPI that one thread alone may call is refused, in words."""
+    provided = c_int32(-1)
+    library.MPI_Init_thread(None, None, THREAD_SINGLE, byref(provided))
+    assert provided.value == THREAD_SINGLE
+    print(rank.describe(rank.table.start(rank.own)))
+    library.MPI_Finalize()
+
+
+class FaultyRank(Rank):
+    """Changes the first byte of what it sends: what every case must find."""
+
+    def begin(self, name, data, num_bytes, *where):
+        """Begin a message, of other bytes than asked for."""
+        if name == "send" and num_bytes:
+            self.changed = [*getattr(self, "changed", ()), bytes([data[0] ^ 1]) + data[1:]]
+            data = self.changed[-1]
+        return super().begin(name, data, num_bytes, *where)
+
+
 def main():
     """Start, run the case, finish; before and behind that every call is refused."""
     case, table = sys.argv[1], load_table(Path(sys.argv[2]), Path(sys.argv[3]) if sys.argv[3:] else None)
     rank = Rank(table)
+    if case in ("world", "guest", "single"):
+        globals()[case](rank, ctypes.CDLL(sys.argv[3]) if sys.argv[3:] else None)
+        return
     name = name_of_library(table)
     assert name and "\n" not in name and "  " not in name
     assert "not started" in rank.describe(
@@ -149,12 +201,14 @@ def main():
     rank.call("start")
     me, size = table.rank(table.self), table.size(table.self)
     assert size == 2 and me in (0, 1)
-    for name in ("messages", "order", "errors", "edges") if case == "all" else (case,):
+    if case.startswith("planted-") and me == 1:
+        rank = FaultyRank(table)
+    for name in ("messages", "order", "errors", "edges") if case == "all" else (case.split("-")[-1],):
         globals()[name](rank, me, 1 - me)
     rank.call("finish")
     assert "not started" in rank.describe(table.finish(table.self))
     assert "cannot start again" in rank.describe(table.start(table.self))
-    print(f"rank {me} of {size} is done", flush=True)
+    print(f"rank {me} of {size} is done\n", end="", flush=True)  # one write: the other's come between
 
 
 if __name__ == "__main__":

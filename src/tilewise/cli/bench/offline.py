@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise.cli.bench_serve import serve
+from tilewise.cli.bench.serve import serve
 from tilewise.cli.options import (
     DTYPE_HELP,
     MODEL,

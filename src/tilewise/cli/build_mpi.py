@@ -1,0 +1,121 @@
+"""`tilewise build-mpi`: the one file that calls MPI, compiled by a site's own mpicc.
+
+Compiles into a folder of its own, loads what came out in a process of its own, and only then puts it where it is to
+lie: what stood there before is kept until then, and for good when something fails.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from tilewise.core import ConfigError
+
+__all__ = ["build_mpi"]
+
+_COMPILE_S, _LOAD_S = 300, 60
+_LAST_LINES = 8
+_FLAGS = ("-std=c11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
+
+
+def build_mpi(
+    mpicc: Annotated[str, typer.Option(metavar="PATH", help="The compiler of the MPI to use.")] = "mpicc",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where the built file goes; TILEWISE_MPI=FILE chooses it. Default: beside the package's own, where it "
+            "is found by itself.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Build what calls MPI for the MPI of this machine.
+
+    Needed for MPIs without the standard binary interface of MPI 5 (Open MPI, vendors' MPIs, MPICH before 5): compiles
+    one small C file with their `mpicc`, loads it, and says which MPI it calls. MPICH 5, for example of `pip install
+    mpich`, needs none of this.
+
+    Example: `tilewise build-mpi` and `tilewise build-mpi --mpicc ~/openmpi/bin/mpicc --out openmpi.so`
+    """
+    from tilewise.comm.mpi_library import site_table
+    from tilewise.core.writing import replace_file
+
+    target = site_table() if out is None else out.absolute()
+    if not os.access(target.parent, os.W_OK):
+        raise ConfigError(
+            f"[cli.build-mpi] the folder of the built file must be there and writable; got {str(target.parent)!r}; "
+            "choose another with --out FILE, and name it in TILEWISE_MPI"
+        )
+    compiler = shutil.which(mpicc)
+    if compiler is None:
+        raise ConfigError(
+            f"[cli.build-mpi] the MPI's compiler must be a program; got {mpicc!r}, which is none; install the MPI with "
+            "its headers, load its module, or name its compiler with --mpicc PATH"
+        )
+    with TemporaryDirectory() as folder:
+        built = Path(folder) / "table.so"
+        _compile(compiler, built)
+        library = _load(compiler, built)
+        replace_file(target, lambda path: _copy(built, path))
+    print(f"{target}: calls {library}")
+
+
+def _compile(compiler: str, built: Path) -> None:
+    from tilewise.comm.mpi_library import packaged_table
+
+    source = packaged_table().parent / "mpi" / "tilewise_mpi.c"
+    done = _run([compiler, *_FLAGS, str(source), "-o", str(built)], built.parent, _COMPILE_S)
+    if done.returncode != 0 or not built.is_file():
+        raise ConfigError(
+            f"[cli.build-mpi] {compiler} must compile {source}; got {_ending(done)}; mend "
+            "what it names, or choose another MPI with --mpicc PATH"
+        )
+
+
+def _load(compiler: str, built: Path) -> str:
+    """Which MPI the built file calls, asked in a process of its own."""
+    done = _run([sys.executable, "-m", "tilewise.comm.mpi_table", str(built)], built.parent, _LOAD_S)
+    if done.returncode != 0 or not done.stdout.strip():
+        raise ConfigError(
+            f"[cli.build-mpi] what {compiler} builds must load; got {_ending(done)}; put "
+            "the MPI's libraries on the loader's path (LD_LIBRARY_PATH, or load its module)"
+        )
+    return done.stdout.strip()
+
+
+def _run(command: list[str], folder: Path, limit_s: float) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(
+            f"[cli.build-mpi] a program must run, within {limit_s} s; got {error}; name a working compiler with "
+            "--mpicc PATH"
+        ) from None
+
+
+def _ending(done: subprocess.CompletedProcess[str]) -> str:
+    """Exit status and last lines."""
+    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    return f"exit status {done.returncode}: {' | '.join(lines[-_LAST_LINES:]) or 'nothing said'}"
+
+
+def _copy(built: Path, path: Path) -> None:
+    shutil.copyfile(built, path)
+    path.chmod(0o755)

@@ -1,0 +1,226 @@
+"""The table of native/comm/mpi over two processes of mpiexec, as the package brings it and as `tilewise build-mpi`
+builds it; and what `tilewise build-mpi` refuses."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tilewise.cli.main import main
+from tilewise.comm import mpi_library, mpi_table
+from tilewise.core import VARIABLES, ConfigError
+
+PROGRAM = Path(__file__).with_name("mpi_ranks.py")
+BIN, LIB = Path(sys.prefix) / "bin", Path(sys.prefix) / "lib"
+SLOW_CASES = ("messages", "errors", "edges")
+TABLE_OF_VERSION_2 = """
+#include <stdint.h>
+static const struct { int32_t version; void* others[13]; } table = {2, {0}};
+__attribute__((visibility("default"))) const void* tilewise_mpi(void) { return &table; }
+"""
+
+needs_mpich = pytest.mark.skipif(
+    not (BIN / "mpiexec").exists() or not (LIB / "libmpi_abi.so.1").exists(),
+    reason="needs MPICH with MPI's standard binary interface (pip install mpich)",
+)
+needs_compiler = pytest.mark.skipif(
+    not (BIN / "mpicc").exists() or shutil.which("cc") is None,
+    reason="needs MPICH's mpicc (pip install mpich) and a C compiler",
+)
+
+
+def two_ranks(*arguments):
+    """The program in two processes of mpiexec: exit status, and the lines that it said."""
+    command = [BIN / "mpiexec", "-n", "2", sys.executable, PROGRAM, *arguments]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, "\n".join(_lines(done))
+
+
+def _lines(done):
+    """Standard output's in order of the alphabet (processes are in none), then those of errors as they came."""
+    return [*sorted(filter(None, done.stdout.splitlines())), *done.stderr.splitlines()]
+
+
+def run_main(*arguments):
+    """The exit code of one command line."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return ended.value.code
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory):
+    """A table that `tilewise build-mpi` has built with MPICH's own mpicc."""
+    file = tmp_path_factory.mktemp("mpi") / "site.so"
+    command = [
+        sys.executable,
+        "-m",
+        "tilewise",
+        "build-mpi",
+        "--mpicc",
+        str(BIN / "mpicc"),
+        "--out",
+        str(file),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{file}: calls MPICH Version: ")
+    return file
+
+
+@needs_mpich
+def test_the_packaged_table():
+    """Messages both ways, their order, errors that end nothing, the largest tag: through the standard interface."""
+    code, said = two_ranks("all", mpi_library.packaged_table(), LIB / "libmpi_abi.so.1")
+    assert code == 0, said
+    assert said == "rank 0 of 2 is done\nrank 1 of 2 is done"
+
+
+@needs_mpich
+@needs_compiler
+def test_a_table_of_build_mpi(built):
+    """The same through MPICH's own interface, in which handles are numbers."""
+    code, said = two_ranks("all", built)
+    assert code == 0, said
+    assert said == "rank 0 of 2 is done\nrank 1 of 2 is done"
+
+
+@needs_mpich
+@pytest.mark.parametrize(
+    "case", ["order", *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_CASES)]
+)
+def test_the_cases_can_fail(case):
+    """A process that got something else than was sent ends with an error: planted in the second process."""
+    code, said = two_ranks(f"planted-{case}", mpi_library.packaged_table(), LIB / "libmpi_abi.so.1")
+    assert code != 0 and "AssertionError" in said
+
+
+def one_process(case, **environment):
+    """The program in one process that no launcher has started, whatever its environment says: what it said."""
+    others = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    command = [sys.executable, PROGRAM, case, mpi_library.packaged_table(), LIB / "libmpi_abi.so.1"]
+    done = subprocess.run(
+        list(map(str, command)),
+        env=others | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return "\n".join(_lines(done))
+
+
+@needs_mpich
+def test_a_launcher_that_mpi_knows_agrees():
+    """Under its own mpiexec, MPI's world is what the launcher says."""
+    assert two_ranks("world", mpi_library.packaged_table(), LIB / "libmpi_abi.so.1") == (
+        0,
+        "they agree\nthey agree",
+    )
+
+
+@needs_mpich
+@pytest.mark.parametrize(
+    ("launcher", "rank", "size"),
+    [
+        ("Open MPI's mpiexec", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        pytest.param("Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", marks=pytest.mark.slow),
+    ],
+)
+def test_a_launcher_that_mpi_does_not_know_is_refused(launcher, rank, size):
+    """MPICH's library under another launcher is a world of one in each process: refused with both sides."""
+    said = one_process("world", **{rank: "0", size: "2", "SLURM_STEP_ID": "0"})
+    assert f"got process 0 of 2 by {launcher}, and process 0 of 1 by the MPI of a test" in said
+
+
+@needs_mpich
+def test_mpi_that_another_has_started():
+    """It is used, and left running."""
+    assert one_process("guest") == "left running"
+
+
+@needs_mpich
+def test_mpi_for_one_thread_alone():
+    """It is refused, in words."""
+    assert "only one thread" in one_process("single")
+
+
+class TestBuildMpi:
+    """What `tilewise build-mpi` refuses leaves what stood there before."""
+
+    @pytest.fixture
+    def kept(self, tmp_path):
+        """A file that stands where the built one is to go."""
+        file = tmp_path / "site.so"
+        file.write_text("as before", encoding="utf-8")
+        yield file
+        assert file.read_text(encoding="utf-8") == "as before"
+        assert [path.name for path in tmp_path.iterdir() if path.suffix == ".so"] == ["site.so"]
+
+    def compiler(self, folder, text):
+        """A program that stands for mpicc."""
+        file = folder / "mpicc"
+        file.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        file.chmod(0o755)
+        return str(file)
+
+    def test_no_compiler(self, kept, capsys):
+        """No mpicc: what to install or name."""
+        assert run_main("build-mpi", "--mpicc", "mpicc-of-no-one", "--out", str(kept)) == 2
+        assert "'mpicc-of-no-one', which is none; install the MPI" in capsys.readouterr().err
+
+    def test_a_compiler_that_fails(self, kept, capsys, tmp_path):
+        """Its last lines are shown, and not its first ones."""
+        mpicc = self.compiler(tmp_path, "seq -f 'line %g' 20 >&2; exit 3")
+        assert run_main("build-mpi", "--mpicc", mpicc, "--out", str(kept)) == 2
+        said = capsys.readouterr().err
+        assert "exit status 3: line 13 | " in said and "| line 20;" in said
+
+    def test_a_compiler_that_builds_nothing(self, kept, capsys, tmp_path):
+        """Status 0 without a file is a failure."""
+        assert run_main("build-mpi", "--mpicc", self.compiler(tmp_path, "true"), "--out", str(kept)) == 2
+        assert "nothing said" in capsys.readouterr().err
+
+    def test_what_does_not_load(self, kept, capsys, tmp_path):
+        """What was built is loaded before it takes the place of another."""
+        mpicc = self.compiler(tmp_path, 'for last; do :; done; echo no library > "$last"')
+        assert run_main("build-mpi", "--mpicc", mpicc, "--out", str(kept)) == 2
+        assert "must load" in capsys.readouterr().err
+
+    def test_no_folder(self, capsys, tmp_path):
+        """A folder that is not there is named before anything is compiled."""
+        mpicc = self.compiler(tmp_path, f"touch {tmp_path}/was-run")
+        assert run_main("build-mpi", "--mpicc", mpicc, "--out", str(tmp_path / "none" / "site.so")) == 2
+        assert "--out FILE" in capsys.readouterr().err
+        assert not (tmp_path / "was-run").exists()
+
+    @needs_compiler
+    def test_the_place_where_it_is_found(self, capsys, tmp_path, monkeypatch):
+        """Without --out, the built file lies where it goes before the packaged one."""
+        monkeypatch.setattr(mpi_library, "site_table", lambda: tmp_path / "beside.so")
+        monkeypatch.delenv("TILEWISE_MPI", raising=False)
+        before = mpi_library.find_mpi()
+        assert run_main("build-mpi", "--mpicc", str(BIN / "mpicc")) == 0
+        assert "beside.so: calls MPICH" in capsys.readouterr().out.replace("\n", "")
+        assert (before.table, mpi_library.find_mpi().table) == (
+            mpi_library.packaged_table(),
+            tmp_path / "beside.so",
+        )
+
+    @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+    def test_another_version(self, kept, capsys, tmp_path):
+        """A table of another version is refused, by both numbers."""
+        (tmp_path / "table.c").write_text(TABLE_OF_VERSION_2, encoding="utf-8")
+        mpicc = self.compiler(
+            tmp_path, f'for last; do :; done; cc -shared -fPIC {tmp_path}/table.c -o "$last"'
+        )
+        assert run_main("build-mpi", "--mpicc", mpicc, "--out", str(kept)) == 2
+        assert "must have version 1 of the table; got 2" in capsys.readouterr().err
+
+    def test_another_library(self):
+        """A library that is no table is refused."""
+        with pytest.raises(ConfigError, match="tilewise_mpi"):
+            mpi_table.load_table(mpi_library.packaged_table().with_name("libtilewise_pto.so"), None)
