@@ -166,6 +166,10 @@ def serve(mode: str, threads: int) -> None:
 # ---- all modes, turn by turn -----------------------------------------------------------------------------
 
 
+Launch = Callable[[list[str]], list[str]]
+"""From a command to the one that runs it elsewhere."""
+
+
 class Contestant:
     """The process of one mode: of this file, or of another that answers alike."""
 
@@ -176,6 +180,7 @@ class Contestant:
         preload: Path | None,
         script: str = __file__,
         python: str = sys.executable,
+        launch: Launch = list,
     ) -> None:
         self.mode = mode
         self.preload = preload
@@ -189,7 +194,7 @@ class Contestant:
         command = [python, script, "--serve", mode, "--threads", str(threads)]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (lives as long as the process)
         self._process = subprocess.Popen(
-            command,
+            launch(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

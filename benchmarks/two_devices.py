@@ -36,7 +36,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from itertools import pairwise
@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from demo_step import CONTEXT, GPT2, Contestant, batch_of, build_override, measure_peak
+from demo_step import CONTEXT, GPT2, Contestant, Launch, batch_of, build_override, measure_peak
 from figures import Figure, show
 from machine import machine
 
@@ -289,8 +289,8 @@ def answer(rows: list[dict[str, float]]) -> None:
 class Side(Contestant):
     """A mode that takes turns; it keeps the figures of every counted step."""
 
-    def __init__(self, mode: str, preload: Path | None) -> None:
-        super().__init__(mode, WORKERS, preload, __file__)
+    def __init__(self, mode: str, preload: Path | None, launch: Launch = list) -> None:
+        super().__init__(mode, WORKERS, preload, __file__, launch=launch)
         self.rows: list[dict[str, float]] = []
 
     def play(self, num_steps: int) -> bool:
@@ -317,12 +317,16 @@ def modes(comparison: str, has_torch: bool, override: Path | None) -> Iterator[t
 
 
 def compete(
-    entries: list[tuple[str, Path | None]], options: argparse.Namespace, ends_at: float
+    entries: list[tuple[str, Path | None]],
+    options: argparse.Namespace,
+    ends_at: float,
+    launches: Mapping[str, Launch] | None = None,
 ) -> list[Side]:
-    """Start and warm up modes, let them take turns, end them; those that could not are left out."""
+    """Start and warm up modes, here or as `launches` says, let them take turns, end them; those that could not are left
+    out."""
     sides = []
     for mode, preload in entries:
-        side, started = Side(mode, preload), time.monotonic()
+        side, started = Side(mode, preload, (launches or {}).get(mode, list)), time.monotonic()
         if side.take_turn(1, is_counted=False):
             sides.append(side)
             print(
