@@ -98,7 +98,7 @@ void Peers::raise(int64_t process, const Raise& raise) {
 }
 
 void Peers::look() {
-  if (options_.wire != nullptr) options_.wire->progress();
+  if (options_.wire != nullptr) options_.wire->progress_if_due();
   block(options_.process).mail.look([this](const Raise& raise) { return take(raise); });
 }
 

@@ -21,6 +21,8 @@ constexpr uint32_t kMark = 0x31525754;  // "TWR1"
 constexpr uint16_t kFrame = UINT16_MAX;
 constexpr int64_t kFrames = -1;  // the team of frames
 constexpr int32_t kLetters = 0;  // their tag
+constexpr int64_t kTested = 32;  // operations at once: each look costs a system call on some networks
+constexpr int64_t kDueNs = 20'000;
 constexpr int64_t kAtOnce = 64;  // letters taken before anything else is looked at
 constexpr int64_t kKeenNs = 1'000'000;  // a waiting thread looks all the time for so long, then now and then
 constexpr int64_t kLeaveNs = 10'000'000'000;
@@ -194,6 +196,13 @@ bool Wire::progress() {
   return has_moved;
 }
 
+void Wire::progress_if_due() {
+  const int64_t now = now_ns();
+  if (now - last_progress_ns_.load(std::memory_order_relaxed) < kDueNs) return;
+  last_progress_ns_.store(now, std::memory_order_relaxed);
+  progress();
+}
+
 bool Wire::step() {
   bool has_moved = false;
   while (has_mail_.load(std::memory_order_acquire) && !has_failed()) {
@@ -291,13 +300,15 @@ void Wire::deliver(int64_t from, const Letter& letter, const std::string& text) 
 
 bool Wire::end_done() {
   bool has_moved = false;
-  for (size_t i = 0; i < running_.size() && !has_failed();) {
+  for (int64_t tested = 0; tested < kTested && !running_.empty() && !has_failed(); ++tested) {
+    if (next_tested_ >= running_.size()) next_tested_ = 0;
+    const size_t i = next_tested_;
     Operation& operation = *running_[i];
     int32_t is_done = 0;
     int64_t bytes = 0;
     if (!check_error(mpi_.test(mpi_.self, &operation.request, &is_done, &bytes), "go on")) break;
     if (is_done == 0) {
-      ++i;
+      ++next_tested_;
       continue;
     }
     if (operation.kind == Operation::Kind::kReceive && bytes != operation.bytes) {

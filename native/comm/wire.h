@@ -93,6 +93,8 @@ class Wire {
 
   /// Whether anything has moved. Does nothing while another thread is at it.
   bool progress();
+  /// The same if the last one was a while ago: for threads that have something better to do.
+  void progress_if_due();
   /// Makes progress until something holds. False: it did not for so long, or this has failed.
   bool wait(int64_t limit_ns, const std::function<bool()>& holds);
   /// Sends what is left, and ends MPI, which waits for all other processes.
@@ -145,6 +147,7 @@ class Wire {
 
   std::mutex mutex_;  // of all below, and of MPI
   std::vector<Owned> running_;
+  size_t next_tested_ = 0;  // of them
   std::vector<uint64_t> num_sent_;  // letters, per receiver
   std::vector<uint64_t> num_received_;  // per sender
   std::map<int64_t, Receiver*> receivers_;
@@ -164,6 +167,7 @@ class Wire {
   std::atomic<int64_t> bytes_received_{0};
 
   std::vector<std::atomic<int64_t>> quiet_ns_;  // per process
+  std::atomic<int64_t> last_progress_ns_{0};
   std::atomic<bool> is_ending_{false};
   std::thread beats_;
 };

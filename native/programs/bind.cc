@@ -12,8 +12,17 @@ class Binding {
 
   BoundInstr instr(const Instr& given) const {
     const Moves moves = moves_of(given.kernel);
-    BoundInstr made{
-        &given, moves == Moves::kNothing ? given.fn : nullptr, moves, given.label, given.priority, {}, {}, {}, {}, {}};
+    BoundInstr made{.source = &given,
+                    .fn = moves == Moves::kNothing ? given.fn : nullptr,
+                    .moves = moves,
+                    .is_copy = given.kernel.starts_with("copy_pairs"),
+                    .label = given.label,
+                    .priority = given.priority,
+                    .operands = {},
+                    .ints = {},
+                    .late_ints = {},
+                    .waits = {},
+                    .notifies = {}};
     made.operands.reserve(given.operands.size());
     for (const Operand& o : given.operands) made.operands.push_back(operand(o));
     made.ints.reserve(given.ints.size());

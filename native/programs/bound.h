@@ -49,6 +49,7 @@ struct BoundInstr {
   const Instr* source = nullptr;  // kernel name and floats
   kernels::KernelFn fn = nullptr;  // none of what moves tiles: that is done before the task starts
   Moves moves = Moves::kNothing;
+  bool is_copy = false;  // of each second operand into the one before it
   int64_t label = 0;
   int64_t priority = 0;
   std::vector<BoundOperand> operands;

@@ -25,6 +25,21 @@ std::unique_ptr<memory::SpillFile> file_of(const DeviceOptions& options) {
   return std::make_unique<memory::SpillFile>(fcntl(options.spill_file, F_DUPFD_CLOEXEC, 0), options.file_bytes);
 }
 
+/// Whether all that a task does is to copy what is fetched to places without gaps: then it lands there.
+bool lands(Task& task, std::vector<FarRows>& wanted, std::vector<std::byte*>& ends) {
+  if (!task.instr->is_copy || task.injected != Injected::kNothing || 2 * std::ssize(task.far) != task.num_views())
+    return false;
+  for (size_t i = 0; i < task.far.size(); ++i) {
+    const int64_t from = task.far[i].view;
+    const kernels::TileView& to = task.views()[from - 1];
+    const kernels::TileView& of = task.views()[from];
+    if (from % 2 == 0 || to.cols != to.stride || to.cols != of.cols || to.rows > of.rows || to.rows == 0) return false;
+    wanted[i].rows = to.rows;
+    ends.push_back(static_cast<std::byte*>(to.data));
+  }
+  return true;
+}
+
 }  // namespace
 
 std::shared_ptr<memory::Arena> make_arena(const DeviceOptions& options) {
@@ -152,7 +167,12 @@ bool Device::start_fetch(uint32_t place) {
   std::vector<FarRows> wanted;
   for (const FarView& far : task.far) wanted.push_back(far.rows);
   task.is_moved = true;
-  run_.far->fetch(std::move(wanted), [this, place](Staging::Block block, const std::vector<std::byte*>& rows) {
+  if (std::vector<std::byte*> ends; lands(task, wanted, ends)) {
+    task.is_landed = true;
+    run_.far->read(wanted, ends, [this, place] { signal_raised(place, 0); });
+    return true;
+  }
+  run_.far->fetch(wanted, [this, place](Staging::Block block, const std::vector<std::byte*>& rows) {
     Task& fetched = tasks_[place];
     fetched.staging = block;
     for (size_t i = 0; i < rows.size(); ++i) {
@@ -208,7 +228,7 @@ void Device::execute(uint32_t task_number, uint32_t number) {
   uint64_t poison = task.poison != 0 ? task.poison : state_->stopped();
   if (poison == 0) {
     const std::string& label = run_.program->labels()[task.instr->label];
-    poison = worker.run_kernel(task, label, options_.index, *state_);
+    if (!task.is_landed) poison = worker.run_kernel(task, label, options_.index, *state_);
     if (poison == 0 && task.transfers > 0) {
       transfers_[task.instr->label].fetch_add(task.transfers, std::memory_order_relaxed);
     }

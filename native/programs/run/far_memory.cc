@@ -31,40 +31,36 @@ comm::Letter FarMemory::letter_of(comm::LetterKind kind) const {
 
 // ---- tasks -------------------------------------------------------------------------------------------------------
 
-void FarMemory::fetch(std::vector<FarRows> wanted, Fetched fetched) {
+void FarMemory::fetch(const std::vector<FarRows>& wanted, Fetched fetched) {
   int64_t total = 0;
   for (const FarRows& rows : wanted) total += (rows.bytes() + kLine - 1) / kLine * kLine;
-  staging_.take(total, [this, wanted = std::move(wanted), fetched = std::move(fetched)](Staging::Block block) {
-    struct Fetch {
-      Staging::Block block;
-      std::vector<std::byte*> rows;
-      std::atomic<int64_t> num_left;
-      Fetched fetched;
-    };
-    const auto fetch = std::make_shared<Fetch>();
-    fetch->block = block;
-    fetch->num_left = std::ssize(wanted);
-    fetch->fetched = fetched;
+  staging_.take(total, [this, wanted, fetched = std::move(fetched)](Staging::Block block) {
+    std::vector<std::byte*> into;
     std::byte* to = block.data;
     for (const FarRows& rows : wanted) {
-      fetch->rows.push_back(to);
+      into.push_back(to);
       to += (rows.bytes() + kLine - 1) / kLine * kLine;
     }
-    for (size_t i = 0; i < wanted.size(); ++i) {
-      const FarRows& rows = wanted[i];
-      comm::Letter letter = letter_of(comm::LetterKind::kRead);
-      letter.numbers[0] = rows.device;
-      letter.numbers[1] = rows.offset;
-      letter.numbers[2] = rows.rows;
-      letter.numbers[3] = rows.row_bytes;
-      letter.numbers[4] = rows.stride_bytes;
-      bytes_fetched_.fetch_add(rows.bytes(), std::memory_order_relaxed);
-      wire_->ask(processes_[rows.device], letter, fetch->rows[i], rows.bytes(), [fetch] {
-        if (fetch->num_left.fetch_sub(1, std::memory_order_acq_rel) == 1) fetch->fetched(fetch->block, fetch->rows);
-      });
-    }
-    wire_->progress();
+    read(wanted, into, [block, into, fetched] { fetched(block, into); });
   });
+}
+
+void FarMemory::read(const std::vector<FarRows>& wanted, const std::vector<std::byte*>& into, comm::Wire::Done done) {
+  const auto num_left = std::make_shared<std::atomic<int64_t>>(std::ssize(wanted));
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const FarRows& rows = wanted[i];
+    comm::Letter letter = letter_of(comm::LetterKind::kRead);
+    letter.numbers[0] = rows.device;
+    letter.numbers[1] = rows.offset;
+    letter.numbers[2] = rows.rows;
+    letter.numbers[3] = rows.row_bytes;
+    letter.numbers[4] = rows.stride_bytes;
+    bytes_fetched_.fetch_add(rows.bytes(), std::memory_order_relaxed);
+    wire_->ask(processes_[rows.device], letter, into[i], rows.bytes(), [num_left, done] {
+      if (num_left->fetch_sub(1, std::memory_order_acq_rel) == 1) done();
+    });
+  }
+  wire_->progress();
 }
 
 // ---- the host ----------------------------------------------------------------------------------------------------

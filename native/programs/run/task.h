@@ -51,6 +51,7 @@ struct Task {
   size_t num_asked = 0;   // of the waits
   TaskWaiter waiter;
   bool is_moved = false;  // its transfer, or its fetch, has been handed over
+  bool is_landed = false;  // and was all there is to do
   std::vector<FarView> far = {};
   Staging::Block staging = {};  // where they have been fetched to
   uint64_t poison = 0;    // an error's id, left by the raisers of its signals, or of its transfer

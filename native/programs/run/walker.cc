@@ -68,7 +68,7 @@ void Walker::fill_waits(Task& task) {
     task.waits[w] = {signal, expected_[signal]};
   }
   task.num_asked = 0;
-  task.is_moved = false;
+  task.is_moved = task.is_landed = false;
   task.poison = 0;
 }
 

@@ -21,7 +21,50 @@ void expect_ring(int64_t devices, const std::vector<int64_t>& hosts, int64_t wor
   for (auto& wire : team.wires) EXPECT_EQ(wire->cause(), std::string());
 }
 
+/// Every device shows 12 rows of 6 to the next, which copies them, two pieces a task: whole rows, or some columns.
+std::shared_ptr<Program> copies(int64_t devices, bool is_dense, int64_t num_calls) {
+  auto program = program_of(devices);
+  for (int64_t d = 0; d < devices; ++d) {
+    const int64_t next = (d + 1) % devices;
+    const int64_t before = (d + devices - 1) % devices;
+    for (int64_t t = 0; t < 4; ++t) program->add_tensor(d, tensor(t * 1024, 12, 6, 3, 4 * t));
+    const int64_t plan = program->add_template(d, "call");
+    program->add_instr(
+        d, plan, instr("hash", 12, 3, {by_row(0, kInOut), by_row(1, kInOut)}, {2, d, 0}, {}, {{0, next, 0, true}}),
+        "show");
+    const auto columns = [&](Operand operand) {
+      if (!is_dense) operand.mode = Mode::kRowCols, operand.part = 1, operand.parts = 4;
+      return operand;
+    };
+    program->add_instr(d, plan,
+                       instr("copy_pairs", 12, 3,
+                             {columns(by_row(2, kOut)), columns(peer_row(0, before)), columns(by_row(3, kOut)),
+                              columns(peer_row(1, before))},
+                             {}, {{0, true, 1}}, {{0, before, 4, true}}),
+                       "copy");
+    program->add_instr(d, plan, instr("", 12, 3, {by_row(0, kIn), by_row(1, kIn)}, {}, {{4, true, 1}}), "acknowledged");
+    for (int64_t c = 0; c < num_calls; ++c) program->add_call(d, {plan, {0, 1, 2, 3}, {}});
+  }
+  program->finish({}, resolve);
+  return program;
+}
+
 }  // namespace
+
+CASE("copies of another host's tiles land where they belong, with gaps between rows and without") {
+  for (const bool is_dense : {true, false}) {
+    auto program = copies(2, is_dense, 20);
+    FarTeam team(program, {0, 1}, 2, 16, 21);
+    Oracle oracle(*program);
+    for (int run = 0; run < 2; ++run) {
+      team.leader().run(program, {});
+      oracle.run();
+      EXPECT(same_memory(team, oracle, 2));
+    }
+    const int64_t columns = is_dense ? 6 : 4;
+    EXPECT_EQ(team.leader().stats().bytes_fetched, int64_t{2} * 20 * 2 * 12 * columns * 8);
+  }
+}
 
 CASE("two hosts of one device each compute what one process does, run after run") {
   expect_ring(2, {0, 1}, 1, 512, 100);

@@ -58,6 +58,14 @@ inline void increment_kernel(const kernels::KernelArgs& args) {
   }
 }
 
+inline void copy_pairs_kernel(const kernels::KernelArgs& args) {
+  for (int64_t t = 0; t + 1 < args.num_tiles; t += 2) {
+    for (int64_t r = 0; r < args.tiles[t].rows; ++r) {
+      std::memcpy(row(args.tiles[t], r), row(args.tiles[t + 1], r), args.tiles[t].cols * sizeof(uint64_t));
+    }
+  }
+}
+
 inline void throwing_kernel(const kernels::KernelArgs& args) {
   if (args.row_begin == args.ints[0]) throw std::runtime_error("kernel gave up");
 }
@@ -90,6 +98,7 @@ inline void note_kernel(const kernels::KernelArgs& args) {
 
 inline kernels::KernelFn resolve(std::string_view name) {
   if (name == "hash") return hash_kernel;
+  if (name == "copy_pairs") return copy_pairs_kernel;
   if (name == "increment") return increment_kernel;
   if (name == "throwing") return throwing_kernel;
   if (name == "slow") return slow_kernel;
