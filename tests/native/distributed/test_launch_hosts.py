@@ -15,11 +15,12 @@ from support.hosts import find_mpiexec
 pytestmark = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec: pip install mpich")
 
 LAUNCH = """
-import json, sys
+import json, pathlib, sys
 from tilewise.cli.launch import over_mpi
-over_mpi._REPORT_S, over_mpi._BEGIN_S = 1.0, 1.0
-placed, mpiexec, *command = sys.argv[1:]
-sys.exit(over_mpi.run_over_hosts(json.loads(placed), command, mpiexec or None))
+over_mpi._REPORT_S, over_mpi._BEGIN_S, over_mpi._OTHERS_S = 1.0, 1.0, 0.5
+placed, mpiexec, launcher, *command = sys.argv[1:]
+named = [pathlib.Path(path) if path else None for path in (mpiexec, launcher)]
+sys.exit(over_mpi.run_over_hosts(json.loads(placed), command, *named))
 """
 BEGINNING = "import os, signal, sys, time; rank = int(os.environ['PMI_RANK'])\n"
 SURVIVORS = """
@@ -41,12 +42,17 @@ except KeyboardInterrupt:
 """
 
 
-def start(script, *arguments, processes=3, mpiexec="", hosts=None):
-    """A launch of a Python script over this machine."""
-    placed = json.dumps(hosts or [["localhost", processes]])
-    command = [sys.executable, "-I", "-S", "-c", BEGINNING + script, *map(str, arguments)]
+def launch(script, *arguments, placed=(("localhost", 3),), mpiexec="", launcher=""):
+    """The words that launch a Python script."""
+    words = [sys.executable, "-c", LAUNCH, json.dumps(placed), mpiexec, launcher]
+    words += [sys.executable, "-I", "-S", "-c", BEGINNING + script, *arguments]
+    return [str(word) for word in words]
+
+
+def start(*given, **named):
+    """A launch over this machine."""
     return subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, placed, str(mpiexec), *command],
+        launch(*given, **named),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -107,6 +113,7 @@ def test_survivors_report_a_loss(tmp_path):
     assert is_gone(str(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["sys.exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_a_first_process_that_does_not_notice_is_ended(tmp_path, ending):
     """A process that failed before it called MPI would be waited for without end; only a loss is one."""
@@ -117,6 +124,7 @@ def test_a_first_process_that_does_not_notice_is_ended(tmp_path, ending):
     assert is_gone(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_killed_first_process_is_a_loss(tmp_path):
     """The others have a moment to report."""
     run = start(SURVIVORS.replace("rank == 1", "rank == 0"), tmp_path)
@@ -125,6 +133,7 @@ def test_a_killed_first_process_is_a_loss(tmp_path):
     assert {"1 reports", "2 reports"} < set(err.decode().splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_signals_are_passed_on(tmp_path, number):
     """To the first process alone, once; a launch that is killed leaves nothing either."""
@@ -141,9 +150,7 @@ def test_the_launchers_own_failures(tmp_path):
     """Its words and exit code 1; a process that never begins is named."""
     failing, silent = tmp_path / "failing", tmp_path / "silent"
     failing.write_text("#!/bin/sh\necho no such host >&2; exit 255\n")
-    silent.write_text(
-        '#!/bin/sh\nshift 4\nwhile [ $# -gt 7 ]; do shift; done\nprintf "\\036%s 0 begun here\\036" "$3" >&2; sleep 60\n'
-    )
+    silent.write_text('#!/bin/sh\nprintf "\\036%s 0 begun here\\036" "$9" >&2\nexec sleep 60\n')
     said = {}
     for path in (failing, silent):
         path.chmod(0o755)
@@ -154,27 +161,29 @@ def test_the_launchers_own_failures(tmp_path):
     assert "got none of 1, 2;" in said[silent]
 
 
-def test_a_command_of_this_program(tmp_path):
-    """Mistakes are the command's own; a restart does not repeat them."""
+def test_a_command_of_this_program():
+    """What it prints is printed, and nothing else."""
     words = [sys.executable, "-m", "tilewise", "launch", "-n", "2", "--hosts", "localhost"]
     done = subprocess.run([*words, "--", "--version"], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("tilewise ") and done.stderr == ""
-    done = subprocess.run(
-        [*words, "--restart", "3", "train", str(tmp_path / "absent.toml")], capture_output=True
-    )
-    assert done.returncode == 2 and b"starting again" not in done.stderr
 
 
 @pytest.mark.slow
 def test_a_launch_starts_again_over_hosts(tmp_path):
-    """As over processes of one machine, through one loop: a loss is made up for, so many times."""
-    (tmp_path / "mpiexec").write_text(f"#!/bin/sh\necho x >> {tmp_path}/starts\nshift 4\nexit 75\n")
-    (tmp_path / "mpiexec").chmod(0o755)
-    words = [sys.executable, "-m", "tilewise", "launch", "-n", "2", "--restart", "2", "--hosts", "localhost"]
-    words += ["--mpiexec", str(tmp_path / "mpiexec"), "train", "x.toml"]
+    """Through the loop of launches on one machine: a loss is made up for, so many times; a mistake is said once."""
+    words = [sys.executable, "-m", "tilewise", "launch", "-n", "2", "--hosts", "localhost", "--restart", "2"]
+    done = subprocess.run([*words, "train", "absent.toml"], capture_output=True, text=True)
+    assert done.returncode == 2 and "starting again" not in done.stderr
+    losing = tmp_path / "mpiexec"
+    losing.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/starts\nprintf "\\036%s 0 ended 75\\036" "$9" >&2\n'
+    )
+    losing.chmod(0o755)
+    words += ["--mpiexec", str(losing), "train", "x.toml"]
     done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 1 and "starting again" not in done.stderr  # it never began: no loss
-    assert (tmp_path / "starts").read_text() == "x\n"
+    assert done.returncode == 75 and done.stderr.count("starting again") == 2
+    starts = (tmp_path / "starts").read_text().splitlines()
+    assert [line.endswith("--auto-resume") for line in starts] == [False, True, True]
 
 
 @pytest.mark.slow
@@ -185,11 +194,10 @@ def test_two_hosts(two_hosts, tmp_path):
     run = two_hosts.start(two_hosts.inside(two_hosts.names[0], [*words, "--", "--version"]))
     out, err = run.communicate(timeout=60)
     assert run.returncode == 0 and out.count("tilewise ") == 2 and err == ""
-    placed = json.dumps([[name, 1] for name in two_hosts.names])
-    script = BEGINNING + "open(f'{sys.argv[1]}/{rank}', 'w').close()\ntime.sleep(1 + rank)\nsys.exit(75)"
-    launch = LAUNCH.replace("or None)", "or None, __import__('pathlib').Path(sys.argv.pop()))")
-    command = [sys.executable, "-c", launch, placed, "", sys.executable, "-c", script, tmp_path]
-    run = two_hosts.start(two_hosts.inside(two_hosts.names[0], [*command, two_hosts.launcher]))
+    placed = [(name, 1) for name in two_hosts.names]
+    script = "open(f'{sys.argv[1]}/{rank}', 'w').close()\ntime.sleep(1 + rank)\nsys.exit(75)"
+    words = launch(script, tmp_path, placed=placed, launcher=two_hosts.launcher)
+    run = two_hosts.start(two_hosts.inside(two_hosts.names[0], words))
     wait_for(tmp_path, 2)
     two_hosts.cut(two_hosts.names[1])
     run.communicate(timeout=60)

@@ -31,6 +31,7 @@ __all__ = ["Reports", "build_command", "find_mpiexec", "run_over_hosts"]
 _BEGIN_S = 60.0  # from the first process's beginning to the last's
 _REPORT_S = 20.0  # from a loss to what the first process says of it
 _OTHERS_S = 2.0  # from the first process's end to the others'
+_SURVIVORS_S = 5.0  # the same, where others have a loss to report
 _END_S = 5.0
 _CHUNK = 1 << 16
 _LONGEST = 400  # of what a stand-in tells
@@ -201,12 +202,16 @@ class _Run:
                 _write(self._reports.take(data))
             elif self._process.poll() is not None:
                 break
-        for rank, code in sorted(self._reports.ended.items()):
-            if code < 0 and self._asked is None:
+        self._say_losses()
+
+    def _say_losses(self) -> None:
+        """What the first process cannot know, or does not say any more."""
+        ended = self._reports.ended
+        for rank, code in sorted(ended.items()) if self._asked is None else ():
+            if code < 0 or (code and 0 not in ended):
+                how = f"by signal {-code}" if code < 0 else f"with exit status {code}"
                 host = self._reports.begun.get(rank, "its host")
-                _write(
-                    f"tilewise: [cli.launch] process {rank} on {host} was ended by signal {-code}\n".encode()
-                )
+                _write(f"tilewise: [cli.launch] process {rank} on {host} has ended {how}\n".encode())
 
     def _is_over(self) -> bool:
         begun, ended, now = self._reports.begun, self._reports.ended, time.monotonic()
@@ -221,8 +226,9 @@ class _Run:
             )
             _write(text.encode())
             return True
-        if self._end_s and (now > self._end_s + _OTHERS_S or len(ended) == self._processes):
-            return any(ended.values()) or now > self._end_s + _OTHERS_S
+        if self._end_s:  # mpiexec ends by itself where all have ended well
+            is_late = now > self._end_s + (_SURVIVORS_S if ended[0] == LOST else _OTHERS_S)
+            return is_late or (len(ended) == self._processes and any(ended.values()))
         return bool(self._loss_s) and now > self._loss_s + _REPORT_S
 
     def _end(self) -> None:

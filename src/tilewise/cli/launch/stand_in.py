@@ -33,7 +33,11 @@ _READ_S = 5.0
 def main() -> None:
     """Run the command to its end."""
     word, command = sys.argv[1], sys.argv[2:]
-    rank = int(os.environ.get("PMI_RANK", "0"))
+    if "PMI_RANK" not in os.environ:
+        sys.exit(
+            "tilewise: [cli.launch] mpiexec must be MPICH's or its kin; got one without PMI_RANK; see --mpiexec"
+        )
+    rank = int(os.environ["PMI_RANK"])
     for number in TOLD.values():  # the command inherits that
         signal.signal(number, signal.SIG_IGN)
     _tell(word, rank, "begun", socket.gethostname())
