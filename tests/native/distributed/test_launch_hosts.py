@@ -23,6 +23,11 @@ named = [pathlib.Path(path) if path else None for path in (mpiexec, launcher)]
 sys.exit(over_mpi.run_over_hosts(json.loads(placed), command, *named))
 """
 BEGINNING = "import os, signal, sys, time; rank = int(os.environ['PMI_RANK'])\n"
+MPI = """
+import ctypes
+mpi = ctypes.CDLL(sys.argv[2])
+assert mpi.MPI_Init(None, None) == 0
+"""
 SURVIVORS = """
 if rank == 1:
     time.sleep(0.1)
@@ -40,6 +45,11 @@ except KeyboardInterrupt:
     print("saved", rank, flush=True)
     sys.exit(130)
 """
+
+
+def mpi_library():
+    """Of the installation that mpiexec belongs to."""
+    return next(iter(sorted((Path(find_mpiexec()).resolve().parent.parent / "lib").glob("libmpi.so.*"))), "")
 
 
 def launch(script, *arguments, placed=(("localhost", 3),), mpiexec="", launcher=""):
@@ -104,13 +114,32 @@ if rank == 0:
     assert is_gone(str(tmp_path))
 
 
-def test_survivors_report_a_loss(tmp_path):
+@pytest.mark.parametrize("is_in_mpi", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_survivors_report_a_loss(tmp_path, is_in_mpi):
     """The launcher ends none of them before; the launch says which signal it was."""
-    run = start(SURVIVORS, tmp_path)
+    run = start(MPI * is_in_mpi + SURVIVORS, tmp_path, mpi_library())
     out, err = (text.decode().splitlines() for text in run.communicate(timeout=60))
     said = f"tilewise: [cli.launch] process 1 on {os.uname().nodename} has ended by signal 9"
     assert run.returncode == 75 and sorted(err) == ["0 reports", "2 reports", said] and out == []
     assert is_gone(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_mpi_ends_well(tmp_path):
+    """Those that have called MPI to its end; the launcher has no reason to end others."""
+    # the number is MPI_COMM_WORLD of MPICH
+    script = "print(mpi.MPI_Barrier(ctypes.c_int(0x44000000)), flush=True)\ntime.sleep(0.1 * rank)\nmpi.MPI_Finalize()"
+    run = start(MPI + script, tmp_path, mpi_library())
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 0 and out.split() == [b"0"] * 3 and err == b""
+
+
+@pytest.mark.slow
+def test_the_launcher_alone_would_end_survivors(tmp_path):
+    """Why there are stand-ins; where this fails, the launcher has learnt to leave them."""
+    words = [find_mpiexec(), "-disable-auto-cleanup", "-n", "3", sys.executable, "-c", BEGINNING + SURVIVORS]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode not in (0, 75) and "reports" not in done.stderr
 
 
 @pytest.mark.slow
