@@ -63,6 +63,7 @@ def start(*given, **named):
     """A launch over this machine."""
     return subprocess.Popen(
         launch(*given, **named),
+        start_new_session=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -168,7 +169,7 @@ def test_signals_are_passed_on(tmp_path, number):
     """To the first process alone, once; a launch that is killed leaves nothing either."""
     run = start(WAITING, tmp_path)
     wait_for(tmp_path)
-    run.send_signal(number)
+    os.killpg(run.pid, number)  # as a terminal does
     out, err = run.communicate(timeout=30)
     assert run.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
     assert out == (b"saved 0\n" if number == signal.SIGINT else b"") and err == b""

@@ -1,5 +1,8 @@
 """`tilewise launch --hosts`: what hosts may be, where processes go, what mpiexec is given, what stand-ins tell."""
 
+import os
+import select
+import subprocess
 import sys
 from pathlib import Path
 
@@ -117,6 +120,28 @@ def test_what_stand_ins_tell_is_taken_out(size):
     out = b"".join(reports.take(text[start : start + size]) for start in range(0, len(text), size))
     assert out + reports.rest() == b"one two" + stays + b"three\x1e\x1ew"
     assert reports.begun == {0: "node1"} and reports.ended == {0: 75, 1: -9}
+
+
+def test_an_end_is_told_when_the_output_is_read():
+    """The launch ends the launcher when it hears of it: what that has not taken would be lost."""
+    words = [sys.executable, "-I", "-S", stand_in.__file__, "word", "/bin/sh", "-c", "echo x"]
+    own = os.environ | {"PMI_RANK": "1"}
+    with subprocess.Popen(words, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        told = os.read(process.stderr.fileno(), 1000)
+        assert told.startswith(b"\x1eword 1 begun ")
+        assert not select.select([process.stderr], [], [], 0.2)[0]
+        assert os.read(process.stdout.fileno(), 10) == b"x\n"
+        assert process.stderr.read() == b"\x1eword 1 ended 0\x1e"
+    assert process.returncode == 0
+
+
+def test_another_launcher_is_refused():
+    """One that does not say which process is which."""
+    own = {name: value for name, value in os.environ.items() if name != "PMI_RANK"}
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", stand_in.__file__, "word", "true"], env=own, capture_output=True
+    )
+    assert done.returncode == 1 and done.stderr.startswith(b"tilewise: [cli.launch] mpiexec must be MPICH's")
 
 
 @pytest.mark.parametrize(
