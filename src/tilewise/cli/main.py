@@ -21,12 +21,13 @@ from tilewise.cli.chat import chat
 from tilewise.cli.checkpoint import checkpoints
 from tilewise.cli.doctor import doctor
 from tilewise.cli.generate import generate
-from tilewise.cli.launch import LOST, launch
+from tilewise.cli.launch import launch
 from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_console
 from tilewise.cli.refuse import before_work
 from tilewise.cli.run_batch import run_batch
 from tilewise.cli.serve import serve
 from tilewise.core import PeerLost, TilewiseError, configure_logging
+from tilewise.core.errors import LOST
 
 __all__ = ["app", "main"]
 

@@ -17,6 +17,7 @@ Native code maps its own errors to these classes once, in native/bind.
 from __future__ import annotations
 
 __all__ = [
+    "LOST",
     "CheckpointError",
     "CommError",
     "CommTimeout",
@@ -31,6 +32,10 @@ __all__ = [
     "TaskFailed",
     "TilewiseError",
 ]
+
+
+LOST = 75
+"""The exit code of a command that has lost a process: sysexits' "temporary failure", which schedulers may requeue."""
 
 
 class TilewiseError(Exception):

@@ -22,9 +22,8 @@ from pathlib import Path
 from types import FrameType
 
 from tilewise.cli.launch import stand_in
-from tilewise.cli.launch.ending import LOST
 from tilewise.cli.launch.stand_in import MARK, TOLD
-from tilewise.core.errors import ConfigError
+from tilewise.core.errors import LOST, ConfigError
 
 __all__ = ["Reports", "build_command", "find_mpiexec", "run_over_hosts"]
 

@@ -15,8 +15,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from tilewise.cli.launch.ending import LOST
-from tilewise.core.errors import PeerLost
+from tilewise.core.errors import LOST, PeerLost
 from tilewise.core.spawn import Spawned
 
 if TYPE_CHECKING:
