@@ -160,12 +160,13 @@ def test_environment_variables_are_on_their_page():
 
 
 def test_environment_is_read_in_one_place():
-    """In Python only core/environment.py reads the environment."""
+    """In Python only core/environment.py reads the environment, and a file that runs without the package."""
+    may = [PACKAGE / "core" / "environment.py", PACKAGE / "cli" / "launch" / "stand_in.py"]
     pattern = re.compile(r"\bos\.(environ|getenv)\b")
     bad = [
         relative(path)
         for path in python_files("src")
-        if path != PACKAGE / "core" / "environment.py" and pattern.search(path.read_text(encoding="utf-8"))
+        if path not in may and pattern.search(path.read_text(encoding="utf-8"))
     ]
     assert not bad
 

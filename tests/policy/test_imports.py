@@ -32,7 +32,7 @@ ALLOWED = {
     "serve": f"{STAGES} data generate encode tilewise",
     # between HTTP and the engine; knows no graph
     "server": "core comm distributed models checkpoint generate encode serve",
-    "machine": "core kernels",
+    "machine": "core kernels comm",  # which MPI there is
     "cli": f"{STAGES} machine distributed data generate encode train serve server tilewise",
     "tilewise": f"{STAGES} distributed serve cli",  # `python -m tilewise`
 }

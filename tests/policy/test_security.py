@@ -22,6 +22,10 @@ MAY = {
         "socket",
         "subprocess",
     },  # children of this Python, and a pair of sockets to each
+    # mpiexec, where `tilewise launch --hosts` asks for it; what that starts, which knows its host's name and starts the
+    # command that it is given
+    "src/tilewise/cli/launch/over_mpi.py": {"subprocess"},
+    "src/tilewise/cli/launch/stand_in.py": {"socket", "subprocess"},
     "src/tilewise/comm/channel.py": {"socket"},  # the other end of such a pair; no address, no port
     "src/tilewise/graph/parallel/tracing.py": {"pickle"},  # whether a value can travel so; reads none
     "src/tilewise/generate/template_process.py": {"subprocess"},  # of this Python, for what must be stopped

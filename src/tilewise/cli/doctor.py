@@ -23,7 +23,7 @@ def doctor(
     """Say what of this machine slows programs down, and what to change.
 
     Looks at processor, cores and what a container may use of them, frequency, memory and its nodes, huge pages, open
-    files, clock, load and compiler; measures what cores and memory really reach. Changes nothing. Lines begin with
+    files, clock, load, compiler and MPI; measures what cores and memory really reach. Changes nothing. Lines begin with
     `ok`, `note` (to be known) or `warning` (it costs speed, or work will fail).
 
     Example: `tilewise doctor` and `tilewise doctor --json | jq '.findings[] | select(.state == "warning")'`

@@ -11,11 +11,13 @@ import os
 import platform
 import resource
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tilewise.core.errors import ConfigError
 from tilewise.core.limits import core_quota, memory_of_machine, num_cores
 from tilewise.kernels.isa import isa_in_use, isa_levels
 
@@ -68,6 +70,7 @@ def check_machine(root: str | Path = "/") -> list[Finding]:
         _clock,
         _load,
         _tools,
+        _mpi,
     )
     return [finding for question in questions for finding in question(base)]
 
@@ -212,6 +215,42 @@ def _tools(_: Path) -> Iterator[Finding]:
         yield Finding("compiler", "note", f"no {' and no '.join(missing)}", advice)
     else:
         yield Finding("compiler", "ok", str(shutil.which("c++")))
+
+
+def _mpi(_: Path) -> Iterator[Finding]:
+    from tilewise.comm.mpi_library import find_mpi  # looks at the loader's libraries
+
+    try:
+        mpi = find_mpi()
+    except ConfigError:
+        yield Finding("MPI", "ok", "none; only several hosts need it (pip install mpich)")
+        return
+    beside = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+    mpiexec = beside or shutil.which("mpiexec")
+    found = f"{mpi.name}; {mpiexec or 'no mpiexec'}"
+    if mpiexec is None:
+        yield Finding("MPI", "note", found, "only Slurm's srun can start several hosts; pip install mpich")
+    elif not _is_of(mpiexec, mpi.library):
+        advice = (
+            "launcher and library should be of one installation: name the other by --mpiexec, or TILEWISE_MPI"
+        )
+        yield Finding("MPI", "note", found, advice)
+    elif shutil.which("ssh") is None:
+        yield Finding(
+            "MPI", "note", f"{found}; no ssh", "tilewise launch --hosts starts processes through ssh"
+        )
+    else:
+        yield Finding("MPI", "ok", found)
+    advice = "they ask no one who they are, and encrypt nothing: use several hosts in trusted networks only"
+    yield Finding("MPI's ports", "note", "open on this host while a command runs over several", advice)
+
+
+def _is_of(mpiexec: str, library: Path | None) -> bool:
+    """Whether a launcher lies beside a library's folder; a library that the loader finds may lie anywhere."""
+    if library is None or not library.is_absolute():
+        return True
+    prefixes = {Path(mpiexec).parent.parent, Path(mpiexec).resolve().parent.parent}
+    return bool(prefixes & {library.parent.parent, library.resolve().parent.parent})
 
 
 def _read(path: Path) -> str | None:

@@ -2,10 +2,14 @@
 
 import json
 import resource
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tilewise.cli.main import main
+from tilewise.core import ConfigError
 from tilewise.machine import checks
 from tilewise.machine.checks import check_machine
 
@@ -83,12 +87,24 @@ CASES = {  # files that are otherwise, and what is found then: name, state, a pa
 }
 
 
+def give_mpi(monkeypatch, library):
+    """What is found of MPI: a library, or none."""
+
+    def find_mpi():
+        if library is None:
+            raise ConfigError("none")
+        return SimpleNamespace(table=Path("/table.so"), library=Path(library), name=f"MPI of {library}")
+
+    monkeypatch.setitem(sys.modules, "tilewise.comm.mpi_library", SimpleNamespace(find_mpi=find_mpi))
+
+
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """Of two cores and 8 GiB; returns what is found with some files changed, by name."""
     monkeypatch.setattr(checks.os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(resource, "getrlimit", lambda _: (4096, 4096))
-    monkeypatch.setattr(checks.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(checks.shutil, "which", lambda name, path=None: None if path else f"/bin/{name}")
+    give_mpi(monkeypatch, None)
 
     def found(files):
         for name, text in (QUIET | files).items():
@@ -129,7 +145,7 @@ def test_what_is_to_be_changed_is_found(machine, case):
 def test_few_files_no_compiler_and_another_level(machine, monkeypatch):
     """What the system's files do not say: limits of the process, programs, environment."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
-    monkeypatch.setattr(checks.shutil, "which", lambda _: None)
+    monkeypatch.setattr(checks.shutil, "which", lambda name, path=None: None)
     monkeypatch.setattr(checks, "isa_levels", lambda: ["baseline", "avx2", "other"])
     found = machine({})
     assert found["open files"].state == "warning" and "ulimit" in found["open files"].advice
@@ -141,15 +157,39 @@ def test_few_files_no_compiler_and_another_level(machine, monkeypatch):
         assert machine({})["processor"].state == "warning"
 
 
-def test_nothing_can_be_read(tmp_path):
+@pytest.mark.parametrize(
+    ("library", "absent", "state", "said"),
+    [
+        ("/lib/libmpi_abi.so.1", (), "ok", "MPI of /lib/libmpi_abi.so.1; /bin/mpiexec"),
+        ("libmpi_abi.so.1", (), "ok", "/bin/mpiexec"),
+        ("/other/lib/libmpi_abi.so.1", (), "note", "of one installation"),
+        ("/lib/libmpi_abi.so.1", ("mpiexec",), "note", "no mpiexec"),
+        ("/lib/libmpi_abi.so.1", ("ssh",), "note", "no ssh"),
+    ],
+)
+def test_which_mpi(machine, monkeypatch, library, absent, state, said):
+    """Launcher and library are named, and whether they belong together; where there is one, that its ports are open."""
+    assert "MPI's ports" not in machine({})
+    give_mpi(monkeypatch, library)
+    monkeypatch.setattr(
+        checks.shutil, "which", lambda name, path=None: None if path or name in absent else f"/bin/{name}"
+    )
+    found = machine({})
+    assert found["MPI"].state == state and said in f"{found['MPI'].found} {found['MPI'].advice}"
+    assert "trusted networks only" in found["MPI's ports"].advice
+
+
+def test_nothing_can_be_read(tmp_path, monkeypatch):
     """A container may hide it all: only what the process itself knows is said."""
-    assert {"processor", "cores", "memory", "open files", "compiler"} >= {
+    give_mpi(monkeypatch, None)
+    assert {"processor", "cores", "memory", "open files", "compiler", "MPI"} >= {
         finding.name for finding in check_machine(tmp_path)
     }
 
 
-def test_the_command(capsys):
+def test_the_command(capsys, monkeypatch):
     """Lines for people with measured speeds, JSON for programs; exit code 0 with warnings too."""
+    give_mpi(monkeypatch, "/lib/libmpi_abi.so.1")
     with pytest.raises(SystemExit) as ended:
         main(["doctor"])
     lines = capsys.readouterr().out.splitlines()

@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 __all__ = ["main", "run_again"]
 
 
-def run_again(processes: int, command: Sequence[str], times: int) -> int:
+def run_again(options: Sequence[str], command: Sequence[str], times: int) -> int:
     """Run a command over several processes, again where a process was lost; `train` goes on from what it has saved.
 
     Args:
-        processes: of the launch.
+        options: of the launch, but how often.
         command: of this program, with its arguments.
         times: that it is started again at most.
 
     Returns:
         Its last exit code; 128 and the signal's number where one ended it.
     """
-    arguments = ["launch", "-n", str(processes), *command]
+    arguments = ["launch", *options, *command]
     resumes = command[0] == "train" and "--resume" not in command
     for left in range(times, -1, -1):
         code, is_asked = _run_once(arguments)
@@ -55,7 +55,7 @@ def _run_once(arguments: Sequence[str]) -> tuple[int, bool]:
     from tilewise.comm.channel import Channel
 
     asked: list[int] = []
-    spawned = Spawned("tilewise.cli.restart")
+    spawned = Spawned("tilewise.cli.launch.restart")
     Channel(spawned.link, "the command").send({"arguments": list(arguments)})
 
     def pass_on(number: int, frame: FrameType | None) -> None:

@@ -1,0 +1,116 @@
+"""`tilewise launch`: another command of this program, with its devices in several processes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tilewise.cli.launch.hosts import place_processes, read_hosts
+from tilewise.cli.launch.over_mpi import find_mpiexec, run_over_hosts
+from tilewise.core.mesh import MAX_DEVICES
+
+__all__ = ["launch"]
+
+
+def launch(
+    context: typer.Context,
+    processes: Annotated[
+        int,
+        typer.Option(
+            "-n",
+            "--processes",
+            min=1,
+            max=MAX_DEVICES,
+            help="Processes, this one among them.",
+            show_default=False,
+        ),
+    ],
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="COMMAND...",
+            help="What to run: `train`, `verify`, `generate`, `serve`, ... with its arguments.",
+            show_default=False,
+        ),
+    ],
+    restart: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=10**6,
+            help="Start the command again, so many times at most, when a process is lost.",
+        ),
+    ] = 0,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOSTS",
+            help="Run on these hosts, over MPI: names with commas between them, or a file with a name on each line. "
+            "`name:2` runs two processes.",
+            show_default=False,
+        ),
+    ] = None,
+    launcher_exec: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="With --hosts: this program instead of ssh.", show_default=False),
+    ] = None,
+    mpiexec: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="With --hosts: this mpiexec (of MPICH) instead of the one beside this Python, or on the path.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Run a command with its devices in several processes of this machine, or of several.
+
+    The command runs here, as without this one: it reads and writes all files, and says what it says. The other
+    processes hold devices: device d of D is in process d * n // D. Results are the same to the bit. The processes share
+    memory and talk to no one else: no port, no file. They start when the command first needs several devices, and end
+    with it, however it ends.
+
+    With `--hosts`, mpiexec starts the processes, through ssh, and the command runs in the first process of the first
+    host. This Python and this installation must be on every host under the same paths, and so must the folder that this
+    is called in. MPI listens on ports that check no one: use it in trusted networks only.
+
+    A mesh needs as many devices as there are processes, or more; what has one device stays in the first process.
+
+    Exit codes are the command's own; 75 when a process was lost: what and when is said in one line, the others have
+    been ended, and a training run goes on from its last checkpoint with `--resume`. `--restart 3` starts the command
+    again by itself, also when it was killed itself, and `train` with `--auto-resume`.
+
+    Example: `tilewise launch -n 2 train examples/train.toml` and
+    `tilewise launch -n 4 --hosts node1,node2 verify examples/train.toml --mesh dp=2,tp=2`
+    """
+    program = context.find_root().command
+    if command[0] == "launch":
+        raise typer.BadParameter("a launch starts one command that is not `launch`", param_hint="COMMAND")
+    placed = None
+    if hosts is not None:
+        placed = place_processes(read_hosts(hosts), processes)
+        find_mpiexec(mpiexec)
+    elif launcher_exec is not None or mpiexec is not None:
+        raise typer.BadParameter("needs --hosts", param_hint="--launcher-exec, --mpiexec")
+    if restart:
+        from tilewise.cli.launch.restart import run_again
+
+        options = ["-n", str(processes)]
+        given = {"--hosts": hosts, "--launcher-exec": launcher_exec, "--mpiexec": mpiexec}
+        options += [word for name, value in given.items() if value is not None for word in (name, str(value))]
+        raise typer.Exit(run_again(options, command, restart))
+    if placed is not None:
+        words = [sys.executable, "-m", "tilewise", *command]
+        code = run_over_hosts(placed, words, mpiexec, launcher_exec)
+        if code:
+            raise typer.Exit(code)
+        return
+    from tilewise.distributed import ProcessGroup
+
+    with ProcessGroup(processes):
+        code = program.main(command, prog_name="tilewise", standalone_mode=False)
+    if isinstance(code, int) and code:
+        raise typer.Exit(code)

@@ -1,0 +1,289 @@
+"""A command over several hosts: mpiexec, the stand-ins that it starts, and what they tell.
+
+The command's standard output is mpiexec's, untouched. Its standard error passes through here, where what stand-ins
+tell is taken out. The launch ends when the first process has; others get a moment more, to report. What ends it then,
+or when this process is killed, is the end of mpiexec: its processes on all hosts end with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from tilewise.cli.launch import stand_in
+from tilewise.cli.launch.stand_in import MARK, TOLD
+from tilewise.core.errors import LOST, ConfigError
+
+__all__ = ["Reports", "build_command", "find_mpiexec", "run_over_hosts"]
+
+_BEGIN_S = 60.0  # from the first process's beginning to the last's
+_REPORT_S = 20.0  # from a loss to what the first process says of it
+_OTHERS_S = 2.0  # from the first process's end to the others'
+_SURVIVORS_S = 5.0  # the same, where others have a loss to report
+_END_S = 5.0
+_CHUNK = 1 << 16
+_LONGEST = 400  # of what a stand-in tells
+_PR_SET_PDEATHSIG = 1
+
+
+def find_mpiexec(named: Path | None = None) -> str:
+    """The program that starts processes on hosts: the one that is named, else beside this Python, else on the path.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if named is not None:
+        if not os.access(named, os.X_OK) or named.is_dir():
+            raise ConfigError(
+                f"[cli.launch] --mpiexec is a program; got {str(named)!r}; give the path of one"
+            )
+        return str(named.absolute())
+    beside = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+    found = beside or shutil.which("mpiexec")
+    if found is None:
+        raise ConfigError("[cli.launch] --hosts needs mpiexec; got none; pip install mpich")
+    return found
+
+
+def build_command(
+    mpiexec: str, placed: Sequence[tuple[str, int]], command: Sequence[str], word: str, launcher: Path | None
+) -> list[str]:
+    """The words that start a command on hosts.
+
+    Args:
+        mpiexec: of MPICH, or one that takes the same options.
+        placed: hosts, and how many processes each runs.
+        command: with its arguments; a program's path is the same on all hosts.
+        word: by which the launch knows what its stand-ins tell.
+        launcher: that is called as ssh is.
+    """
+    hosts = ",".join(f"{name}:{count}" for name, count in placed)
+    words = [mpiexec, "-hosts", hosts, "-n", str(sum(count for _, count in placed))]
+    if launcher is not None:
+        words += ["-launcher", "ssh", "-launcher-exec", str(launcher.absolute())]
+    return [*words, sys.executable, "-I", "-S", stand_in.__file__, word, *command]
+
+
+class Reports:
+    """What stand-ins tell, taken out of standard error.
+
+    Args:
+        word: of the launch; what others write between marks stays where it is.
+
+    Attributes:
+        begun: the hosts of processes that have begun, by number.
+        ended: the exit codes of processes that have ended, negative for a signal.
+    """
+
+    def __init__(self, word: str) -> None:
+        self.begun: dict[int, str] = {}
+        self.ended: dict[int, int] = {}
+        self._opening = f"{MARK}{word} ".encode()
+        self._held = b""
+
+    def take(self, data: bytes) -> bytes:
+        """The next bytes of standard error without what was told; an end that may be the beginning of such is kept."""
+        data, self._held, out = self._held + data, b"", b""
+        while data:
+            before, mark, after = data.partition(MARK.encode())
+            out += before
+            data = mark + after
+            size = min(len(data), len(self._opening))
+            if data[:size] != self._opening[:size]:
+                out, data = out + data[:1], data[1:]
+                continue
+            told, closing, rest = data[1:].partition(MARK.encode())
+            if not closing and len(data) < _LONGEST:
+                self._held = data
+                break
+            if closing and self._read(told.decode("utf-8", "replace").split(" ")):
+                data = rest
+            else:
+                out, data = out + data[:1], data[1:]
+        return out
+
+    def rest(self) -> bytes:
+        """What was kept, at the end."""
+        held, self._held = self._held, b""
+        return held
+
+    def _read(self, words: list[str]) -> bool:
+        with suppress(ValueError):
+            _, rank, what, more = words
+            if what == "begun":
+                self.begun[int(rank)] = more
+            elif what == "ended":
+                self.ended[int(rank)] = int(more)
+            return what in ("begun", "ended")
+        return False
+
+
+def run_over_hosts(
+    placed: Sequence[tuple[str, int]],
+    command: Sequence[str],
+    mpiexec: Path | None = None,
+    launcher: Path | None = None,
+) -> int:
+    """Run a command over hosts to its end.
+
+    Args:
+        placed: hosts, and how many processes each runs.
+        command: with its arguments; a program's path is the same on all hosts.
+        mpiexec: that is used instead of the one that is found.
+        launcher: that is called as ssh is.
+
+    Returns:
+        The exit code of its first process; 75 when a process was lost, 1 when it could not be started, 128 and a
+        signal's number where this process was sent one that ended it.
+
+    Raises:
+        ConfigError: there is no mpiexec.
+    """
+    word = secrets.token_hex(8)
+    words = build_command(find_mpiexec(mpiexec), placed, command, word, launcher)
+    return _Run(words, word, sum(count for _, count in placed)).wait()
+
+
+class _Run:
+    """mpiexec with all that it has started."""
+
+    def __init__(self, words: Sequence[str], word: str, processes: int) -> None:
+        self._reports = Reports(word)
+        self._processes = processes
+        self._asked: int | None = None
+        self._first_s = self._loss_s = self._end_s = 0.0  # when that was heard
+        libc = ctypes.CDLL(None)  # loaded here: between fork and exec little may be done
+        self._process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches the first process through here, once
+            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+        )
+
+    def wait(self) -> int:
+        before = {number: signal.signal(number, self._hand_on) for number in TOLD}
+        try:
+            self._hear()
+        finally:
+            self._end()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return self._code()
+
+    def _hand_on(self, number: int, frame: FrameType | None) -> None:
+        self._asked = number
+        if 0 in self._reports.begun:
+            self._process.send_signal(TOLD[signal.Signals(number)])
+        else:
+            self._process.kill()
+
+    def _hear(self) -> None:
+        """Until mpiexec has closed its standard error, or is not worth waiting for."""
+        assert self._process.stderr is not None
+        stream = self._process.stderr.fileno()
+        while not self._is_over():
+            if select.select([stream], [], [], 0.05)[0]:
+                data = os.read(stream, _CHUNK)
+                if not data:
+                    break
+                _write(self._reports.take(data))
+            elif self._process.poll() is not None:
+                break
+        self._say_losses()
+
+    def _say_losses(self) -> None:
+        """What the first process cannot know, or does not say any more."""
+        ended = self._reports.ended
+        for rank, code in sorted(ended.items()) if self._asked is None else ():
+            if code < 0 or (code and 0 not in ended):
+                how = f"by signal {-code}" if code < 0 else f"with exit status {code}"
+                host = self._reports.begun.get(rank, "its host")
+                _write(f"tilewise: [cli.launch] process {rank} on {host} has ended {how}\n".encode())
+
+    def _is_over(self) -> bool:
+        begun, ended, now = self._reports.begun, self._reports.ended, time.monotonic()
+        self._first_s = self._first_s or (now if begun else 0.0)
+        self._loss_s = self._loss_s or (now if any(ended.values()) else 0.0)
+        self._end_s = self._end_s or (now if 0 in ended else 0.0)
+        if len(begun) < self._processes and self._first_s and now > self._first_s + _BEGIN_S:
+            late = ", ".join(str(rank) for rank in range(self._processes) if rank not in begun)
+            text = (
+                f"tilewise: [cli.launch] all processes must begin within {_BEGIN_S:g} s; got none of {late}; see "
+                f"that {sys.executable} is there on every host\n"
+            )
+            _write(text.encode())
+            return True
+        if self._end_s:  # mpiexec ends by itself where all have ended well
+            is_late = now > self._end_s + (_SURVIVORS_S if ended[0] == LOST else _OTHERS_S)
+            return is_late or (len(ended) == self._processes and any(ended.values()))
+        return bool(self._loss_s) and now > self._loss_s + _REPORT_S
+
+    def _end(self) -> None:
+        """End mpiexec; its processes end with it, and what of it waits for a host that cannot be reached is ended."""
+        pid = self._process.pid
+        children: list[int] = []
+        with suppress(OSError):
+            children = [
+                int(child)
+                for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+            ]
+        if self._process.poll() is None and not self._is_ending():
+            self._process.kill()
+        self._process.wait()
+        self._pass_on_rest()
+        until = time.monotonic() + _END_S
+        while (left := [child for child in children if _is_running(child)]) and time.monotonic() < until:
+            time.sleep(0.01)
+        for child in left:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+    def _pass_on_rest(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as stream:
+            while select.select([stream], [], [], 0)[0] and (data := os.read(stream.fileno(), _CHUNK)):
+                _write(self._reports.take(data))
+        _write(self._reports.rest())
+
+    def _is_ending(self) -> bool:
+        """Whether all have ended well, so that mpiexec does by itself."""
+        ended = self._reports.ended
+        if len(ended) < self._processes or any(ended.values()):
+            return False
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        return self._process.poll() is not None
+
+    def _code(self) -> int:
+        ended = self._reports.ended
+        first = ended.get(0)
+        if first is not None and first >= 0:
+            return first
+        if self._asked is not None:
+            return 128 + self._asked
+        return LOST if any(code < 0 or code == LOST for code in ended.values()) else 1
+
+
+def _write(data: bytes) -> None:
+    """To standard error, all of it; a reader that is gone is no reason to end."""
+    with suppress(OSError):
+        while data:
+            data = data[os.write(2, data) :]
+
+
+def _is_running(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    return False

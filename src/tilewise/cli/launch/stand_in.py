@@ -1,0 +1,75 @@
+"""What mpiexec starts in place of a command: it starts the command, and tells the launch how that ended.
+
+MPICH's launcher kills all processes of a host when one of them ends by a signal, whatever it is told
+(`-disable-auto-cleanup` too), and waits for ever when one ends before it has called MPI. So it sees none of this: a
+stand-in outlives a command that failed, with its connection to the launcher, until the launch has heard of all.
+
+Run as a file, by any Python, with the launch's word and the command as arguments. Writes a few bytes between two marks
+to its standard error. A launch's Ctrl-C and SIGTERM come as SIGALRM and SIGUSR1, and are for the first process alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import termios
+import time
+from contextlib import suppress
+from types import FrameType
+
+__all__ = ["MARK", "TOLD", "main"]
+
+MARK = "\x1e"
+TOLD = {signal.SIGINT: signal.SIGALRM, signal.SIGTERM: signal.SIGUSR1}
+"""What the launch sends for a signal: the launcher hands these on and says nothing."""
+_PATIENCE_S = 60.0  # for a launch that cannot be reached
+_READ_S = 5.0
+
+
+def main() -> None:
+    """Run the command to its end."""
+    word, command = sys.argv[1], sys.argv[2:]
+    if "PMI_RANK" not in os.environ:
+        sys.exit(
+            "tilewise: [cli.launch] mpiexec must be MPICH's or its kin; got one without PMI_RANK; see --mpiexec"
+        )
+    rank = int(os.environ["PMI_RANK"])
+    for number in TOLD.values():  # the command inherits that
+        signal.signal(number, signal.SIG_IGN)
+    _tell(word, rank, "begun", socket.gethostname())
+    process = subprocess.Popen(command, close_fds=False)
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        if rank == 0:
+            process.send_signal(next(given for given, told in TOLD.items() if told == number))
+
+    for number in TOLD.values():
+        signal.signal(number, hand_on)
+    for number in TOLD:  # sent to the launcher by another: the command has heard it too
+        signal.signal(number, lambda number, frame: None)
+    code = process.wait()
+    _wait_for_reader()
+    _tell(word, rank, "ended", str(code))
+    if code:
+        time.sleep(_PATIENCE_S)
+    sys.exit(1 if code else 0)
+
+
+def _wait_for_reader() -> None:
+    """Until the launcher has taken all of the standard output: the launch may end it when it hears of the end."""
+    until = time.monotonic() + _READ_S
+    with suppress(OSError):
+        while any(fcntl.ioctl(1, termios.FIONREAD, bytes(4))) and time.monotonic() < until:
+            time.sleep(0.001)
+
+
+def _tell(word: str, rank: int, what: str, more: str) -> None:
+    os.write(2, f"{MARK}{word} {rank} {what} {more}{MARK}".encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Commands over MPI: what comes through, how losses are reported, what ends them, and that nothing is left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from support.hosts import find_mpiexec
+
+pytestmark = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec: pip install mpich")
+
+LAUNCH = """
+import json, pathlib, sys
+from tilewise.cli.launch import over_mpi
+over_mpi._REPORT_S, over_mpi._BEGIN_S, over_mpi._OTHERS_S = 1.0, 1.0, 0.5
+placed, mpiexec, launcher, *command = sys.argv[1:]
+named = [pathlib.Path(path) if path else None for path in (mpiexec, launcher)]
+sys.exit(over_mpi.run_over_hosts(json.loads(placed), command, *named))
+"""
+BEGINNING = "import os, signal, sys, time; rank = int(os.environ['PMI_RANK'])\n"
+MPI = """
+import ctypes
+mpi = ctypes.CDLL(sys.argv[2])
+assert mpi.MPI_Init(None, None) == 0
+"""
+SURVIVORS = """
+if rank == 1:
+    time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(0.4)
+print(rank, "reports", file=sys.stderr, flush=True)
+sys.exit(75)
+"""
+WAITING = """
+open(f"{sys.argv[1]}/{rank}", "w").close()
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(0.2)
+    print("saved", rank, flush=True)
+    sys.exit(130)
+"""
+
+
+def mpi_library():
+    """Of the installation that mpiexec belongs to."""
+    return next(iter(sorted((Path(find_mpiexec()).resolve().parent.parent / "lib").glob("libmpi.so.*"))), "")
+
+
+def launch(script, *arguments, placed=(("localhost", 3),), mpiexec="", launcher=""):
+    """The words that launch a Python script."""
+    words = [sys.executable, "-c", LAUNCH, json.dumps(placed), mpiexec, launcher]
+    words += [sys.executable, "-I", "-S", "-c", BEGINNING + script, *arguments]
+    return [str(word) for word in words]
+
+
+def start(*given, **named):
+    """A launch over this machine."""
+    return subprocess.Popen(
+        launch(*given, **named),
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def running(text):
+    """Processes with this in their arguments, but for this one."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if text.encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
+                found.append(int(path.parent.name))
+        except OSError:
+            pass
+    return found
+
+
+def is_gone(text):
+    """Whether none is left, after a while."""
+    until = time.monotonic() + 10
+    while running(text) and time.monotonic() < until:
+        time.sleep(0.01)
+    return not running(text)
+
+
+def wait_for(folder, processes=3):
+    """Until so many have begun."""
+    until = time.monotonic() + 30
+    while len(list(folder.iterdir())) < processes:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_output_and_code_come_through(tmp_path, code):
+    """Every byte, also where the launch does not wait for the launcher's end; nothing is left."""
+    script = f"""
+if rank == 0:
+    os.write(2, b"err" * 1000)
+    for _ in range(8):
+        sys.stdout.buffer.write(bytes(range(256)) * 512)
+    sys.stdout.flush()
+    sys.exit({code})
+"""
+    run = start(script, tmp_path)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == code and out == bytes(range(256)) * 4096 and err == b"err" * 1000
+    assert is_gone(str(tmp_path))
+
+
+@pytest.mark.parametrize("is_in_mpi", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_survivors_report_a_loss(tmp_path, is_in_mpi):
+    """The launcher ends none of them before; the launch says which signal it was."""
+    run = start(MPI * is_in_mpi + SURVIVORS, tmp_path, mpi_library())
+    out, err = (text.decode().splitlines() for text in run.communicate(timeout=60))
+    said = f"tilewise: [cli.launch] process 1 on {os.uname().nodename} has ended by signal 9"
+    assert run.returncode == 75 and sorted(err) == ["0 reports", "2 reports", said] and out == []
+    assert is_gone(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_mpi_ends_well(tmp_path):
+    """Those that have called MPI to its end; the launcher has no reason to end others."""
+    # the number is MPI_COMM_WORLD of MPICH
+    script = "print(mpi.MPI_Barrier(ctypes.c_int(0x44000000)), flush=True)\ntime.sleep(0.1 * rank)\nmpi.MPI_Finalize()"
+    run = start(MPI + script, tmp_path, mpi_library())
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 0 and out.split() == [b"0"] * 3 and err == b""
+
+
+@pytest.mark.slow
+def test_the_launcher_alone_would_end_survivors(tmp_path):
+    """Why there are stand-ins; where this fails, the launcher has learnt to leave them."""
+    words = [find_mpiexec(), "-disable-auto-cleanup", "-n", "3", sys.executable, "-c", BEGINNING + SURVIVORS]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode not in (0, 75) and "reports" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["sys.exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_first_process_that_does_not_notice_is_ended(tmp_path, ending):
+    """A process that failed before it called MPI would be waited for without end; only a loss is one."""
+    run = start(f"if rank == 1:\n    {ending}\ntime.sleep(60)", tmp_path)
+    _, err = run.communicate(timeout=30)
+    how = "with exit status 3" if "exit" in ending else "by signal 9"
+    assert run.returncode == (1 if "exit" in ending else 75) and f"has ended {how}" in err.decode()
+    assert is_gone(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_killed_first_process_is_a_loss(tmp_path):
+    """The others have a moment to report."""
+    run = start(SURVIVORS.replace("rank == 1", "rank == 0"), tmp_path)
+    _, err = run.communicate(timeout=30)
+    assert run.returncode == 75
+    assert {"1 reports", "2 reports"} < set(err.decode().splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_signals_are_passed_on(tmp_path, number):
+    """To the first process alone, once; a launch that is killed leaves nothing either."""
+    run = start(WAITING, tmp_path)
+    wait_for(tmp_path)
+    os.killpg(run.pid, number)  # as a terminal does
+    out, err = run.communicate(timeout=30)
+    assert run.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
+    assert out == (b"saved 0\n" if number == signal.SIGINT else b"") and err == b""
+    assert is_gone(str(tmp_path))
+
+
+def test_the_launchers_own_failures(tmp_path):
+    """Its words and exit code 1; a process that never begins is named."""
+    failing, silent = tmp_path / "failing", tmp_path / "silent"
+    failing.write_text("#!/bin/sh\necho no such host >&2; exit 255\n")
+    silent.write_text('#!/bin/sh\nprintf "\\036%s 0 begun here\\036" "$9" >&2\nexec sleep 60\n')
+    said = {}
+    for path in (failing, silent):
+        path.chmod(0o755)
+        run = start("", mpiexec=path)
+        said[path] = run.communicate(timeout=30)[1].decode()
+        assert run.returncode == 1
+    assert said[failing] == "no such host\n"
+    assert "got none of 1, 2;" in said[silent]
+
+
+def test_a_command_of_this_program():
+    """What it prints is printed, and nothing else."""
+    words = [sys.executable, "-m", "tilewise", "launch", "-n", "2", "--hosts", "localhost"]
+    done = subprocess.run([*words, "--", "--version"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("tilewise ") and done.stderr == ""
+
+
+@pytest.mark.slow
+def test_a_launch_starts_again_over_hosts(tmp_path):
+    """Through the loop of launches on one machine: a loss is made up for, so many times; a mistake is said once."""
+    words = [sys.executable, "-m", "tilewise", "launch", "-n", "2", "--hosts", "localhost", "--restart", "2"]
+    done = subprocess.run([*words, "train", "absent.toml"], capture_output=True, text=True)
+    assert done.returncode == 2 and "starting again" not in done.stderr
+    losing = tmp_path / "mpiexec"
+    losing.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/starts\nprintf "\\036%s 0 ended 75\\036" "$9" >&2\n'
+    )
+    losing.chmod(0o755)
+    words += ["--mpiexec", str(losing), "train", "x.toml"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 75 and done.stderr.count("starting again") == 2
+    starts = (tmp_path / "starts").read_text().splitlines()
+    assert [line.endswith("--auto-resume") for line in starts] == [False, True, True]
+
+
+@pytest.mark.slow
+def test_two_hosts(two_hosts, tmp_path):
+    """A process of each; a cable that is pulled leaves nothing behind."""
+    words = [sys.executable, "-m", "tilewise", "launch", "-n", "2", "--hosts", ",".join(two_hosts.names)]
+    words += ["--launcher-exec", two_hosts.launcher]
+    run = two_hosts.start(two_hosts.inside(two_hosts.names[0], [*words, "--", "--version"]))
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 0 and out.count("tilewise ") == 2 and err == ""
+    placed = [(name, 1) for name in two_hosts.names]
+    script = "open(f'{sys.argv[1]}/{rank}', 'w').close()\ntime.sleep(1 + rank)\nsys.exit(75)"
+    words = launch(script, tmp_path, placed=placed, launcher=two_hosts.launcher)
+    run = two_hosts.start(two_hosts.inside(two_hosts.names[0], words))
+    wait_for(tmp_path, 2)
+    two_hosts.cut(two_hosts.names[1])
+    run.communicate(timeout=60)
+    assert run.returncode == 75
+    until = time.monotonic() + 20
+    while two_hosts.pids(two_hosts.names[0]) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not two_hosts.pids(two_hosts.names[0])

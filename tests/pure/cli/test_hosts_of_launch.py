@@ -1,0 +1,161 @@
+"""`tilewise launch --hosts`: what hosts may be, where processes go, what mpiexec is given, what stand-ins tell."""
+
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tilewise.cli.launch import stand_in
+from tilewise.cli.launch.hosts import Host, place_processes, read_hosts
+from tilewise.cli.launch.over_mpi import Reports, build_command, find_mpiexec
+from tilewise.cli.main import main
+from tilewise.core import ConfigError
+
+WRONG = {  # a file's text, and what is said of it
+    "a\n\n# b\na:2\n": "line 4: a host stands once",
+    "": "there must be a host",
+    "# only this\n": "there must be a host",
+    "a:0\n": "line 1: slots are a number",
+    "a\nb:\n": "line 2: slots are a number",
+    "a:two": "line 1: slots are a number",
+    "a:-1": "line 1: slots are a number",
+    "a:99999": "line 1: slots are a number",
+    "a:1:2": "line 1: slots are a number",
+    "a slots=2": "line 1: a host is a name",
+    "a\n-oProxyCommand=x": "line 2: a host is a name",
+    "a\nb;c": "line 2: a host is a name",
+    "a,b": "line 1: a host is a name",
+    ":2": "line 1: a host is a name",
+    "\x00": "line 1: a host is a name",
+    "ä": "line 1: a host is a name",
+}
+
+
+def test_a_file_of_hosts(tmp_path):
+    """Slots, comments, blanks, addresses; the end of the last line may be missing."""
+    path = tmp_path / "hosts"
+    path.write_text("# ours\n node1:2  # large\n\n10.0.0.7\r\nnode-3.example.org:16")
+    assert read_hosts(str(path)) == [Host("node1", 2), Host("10.0.0.7"), Host("node-3.example.org", 16)]
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_wrong_files_are_refused_by_line(tmp_path, text):
+    """Before anything starts."""
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        read_hosts(str(path))
+    assert WRONG[text] in str(refused.value)
+
+
+def test_names_in_the_option(tmp_path, monkeypatch):
+    """Checked as lines are; a path that is not there is no name."""
+    monkeypatch.chdir(tmp_path)
+    assert read_hosts("a,b:2") == [Host("a"), Host("b", 2)]
+    for text, said in {"a,,b": "entry 2", "a,a": "entry 2", "": "entry 1", "a,-x": "entry 2"}.items():
+        with pytest.raises(ConfigError, match=said):
+            read_hosts(text)
+    with pytest.raises(OSError, match="absent"):
+        read_hosts("./absent")
+    (tmp_path / "large").write_bytes(b"#" * (1 << 21))
+    with pytest.raises(ConfigError, match="at most"):
+        read_hosts("large")
+
+
+def test_processes_are_placed_in_blocks():
+    """Equally without slots, else as slots say; none is left without a place."""
+    assert place_processes([Host("a"), Host("b")], 5) == [("a", 3), ("b", 2)]
+    assert place_processes([Host("a", 3), Host("b"), Host("c", 2)], 5) == [("a", 3), ("b", 1), ("c", 1)]
+    assert place_processes([Host("a", 2), Host("b", 2)], 2) == [("a", 2)]
+    with pytest.raises(ConfigError, match="got 2 for 3 hosts"):
+        place_processes([Host("a"), Host("b"), Host("c")], 2)
+    with pytest.raises(ConfigError, match="got 4 for 3 slots"):
+        place_processes([Host("a", 2), Host("b")], 4)
+
+
+def test_what_mpiexec_is_given(tmp_path):
+    """Slots always, so that blocks do not depend on its defaults; a launcher only where one is named."""
+    placed, own = [("a", 2), ("b", 1)], [sys.executable, "-I", "-S", stand_in.__file__, "word", "true", "x y"]
+    words = build_command("/m", placed, ["true", "x y"], "word", None)
+    assert words == ["/m", "-hosts", "a:2,b:1", "-n", "3", *own]
+    launcher = ["-launcher", "ssh", "-launcher-exec", str(tmp_path / "in")]
+    words = build_command("/m", placed, ["true", "x y"], "word", tmp_path / "in")
+    assert words == ["/m", "-hosts", "a:2,b:1", "-n", "3", *launcher, *own]
+
+
+def test_which_mpiexec(tmp_path, monkeypatch):
+    """The one that is named, beside this Python, on the path; none is one line with what to do."""
+    beside, on_path = tmp_path / "bin", tmp_path / "path"
+    for folder in (beside, on_path):
+        folder.mkdir()
+        (folder / "mpiexec").write_text("#!/bin/sh\n")
+        (folder / "mpiexec").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(beside / "python"))
+    monkeypatch.setenv("PATH", str(on_path))
+    assert find_mpiexec() == str(beside / "mpiexec")
+    assert find_mpiexec(on_path / "mpiexec") == str(on_path / "mpiexec")
+    (beside / "mpiexec").unlink()
+    assert find_mpiexec() == str(on_path / "mpiexec")
+    (on_path / "mpiexec").unlink()
+    with pytest.raises(ConfigError, match="pip install mpich"):
+        find_mpiexec()
+    for wrong in (Path("absent"), tmp_path):
+        with pytest.raises(ConfigError, match="is a program"):
+            find_mpiexec(wrong)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_what_stand_ins_tell_is_taken_out(size):
+    """Wherever the bytes are cut; other launches' words, marks of the command's own and broken ones stay."""
+    stays = b"\x1e\x1eother 0 ended 1\x1e \x1eword 0 jumped 1\x1e\x1eword x ended 1\x1e\x1eword" + b"y" * 500
+    text = (
+        b"one\x1eword 0 begun node1\x1e two"
+        + stays
+        + b"\x1eword 1 ended -9\x1ethree\x1e\x1eword 0 ended 75\x1e\x1ew"
+    )
+    reports = Reports("word")
+    out = b"".join(reports.take(text[start : start + size]) for start in range(0, len(text), size))
+    assert out + reports.rest() == b"one two" + stays + b"three\x1e\x1ew"
+    assert reports.begun == {0: "node1"} and reports.ended == {0: 75, 1: -9}
+
+
+def test_an_end_is_told_when_the_output_is_read():
+    """The launch ends the launcher when it hears of it: what that has not taken would be lost."""
+    words = [sys.executable, "-I", "-S", stand_in.__file__, "word", "/bin/sh", "-c", "echo x"]
+    own = os.environ | {"PMI_RANK": "1"}
+    with subprocess.Popen(words, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        told = os.read(process.stderr.fileno(), 1000)
+        assert told.startswith(b"\x1eword 1 begun ")
+        assert not select.select([process.stderr], [], [], 0.2)[0]
+        assert os.read(process.stdout.fileno(), 10) == b"x\n"
+        assert process.stderr.read() == b"\x1eword 1 ended 0\x1e"
+    assert process.returncode == 0
+
+
+def test_another_launcher_is_refused():
+    """One that does not say which process is which."""
+    own = {name: value for name, value in os.environ.items() if name != "PMI_RANK"}
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", stand_in.__file__, "word", "true"], env=own, capture_output=True
+    )
+    assert done.returncode == 1 and done.stderr.startswith(b"tilewise: [cli.launch] mpiexec must be MPICH's")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--hosts", "a,a"), "a host stands once"),
+        (("--hosts", "a,b,c"), "every host runs a process"),
+        (("--hosts", "a", "--restart", "2", "--mpiexec", "absent"), "is a program"),
+        (("--launcher-exec", "in"), "needs --hosts"),
+    ],
+)
+def test_mistakes_are_said_once(capsys, words, said):
+    """Exit code 2 and one line, before anything starts."""
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", "-n", "2", *words, "train", "x.toml"])
+    lines = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and len(lines) == 1 and said in lines[0]
