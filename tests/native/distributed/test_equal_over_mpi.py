@@ -1,0 +1,74 @@
+"""What holds for devices of one process holds over processes that mpiexec has started, to the bit: on one host, where
+they share memory, and on two, where MPI carries tiles. The comparisons are those of `support/run_comparisons.py`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.hosts import find_mpiexec
+from support.run_comparisons import COMPARISONS
+
+SCRIPT = Path(__file__).parents[2] / "support" / "run_comparisons.py"
+EVERY_DAY = {
+    "one host": ["dp bf16 accumulated 2", "dropped partial 2"],
+    "two hosts": ["fsdp f32 2", "bytes dp f32 2", "dropped partial 2"],
+}
+OF_THREE = ["fsdp f32 3", "dropped partial of fsdp 3", "tp f32 4", "counts tp 4", "resumed 4", "part skipped 4"]
+
+
+def command(names):
+    """The script's words."""
+    return [sys.executable, SCRIPT, *names]
+
+
+def named(*devices):
+    """The comparisons of so many devices."""
+    return [name for name in COMPARISONS if int(name.rsplit(" ", 1)[1]) in devices]
+
+
+def require_all(done, names, hosts):
+    """Every comparison held, on these hosts, and nothing else was said."""
+    assert done.returncode == 0, done.stderr
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["name"] for row in said] == names and not done.stderr
+    assert [row for row in said if not row["passed"] or row["hosts"] != hosts] == []
+
+
+def on_one_host(names, num_processes):
+    """Run them with this environment's mpiexec."""
+    mpiexec = find_mpiexec()
+    if mpiexec is None:
+        pytest.skip("no mpiexec: pip install mpich")
+    words = [mpiexec, "-n", str(num_processes), *command(names)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    require_all(done, names, [0] * num_processes)
+
+
+def test_two_processes_of_one_host():
+    """Training, and a fault."""
+    on_one_host(EVERY_DAY["one host"], 2)
+
+
+def test_a_process_on_each_of_two_hosts(two_hosts):
+    """Training with state that is cut, the bytes between hosts, and a fault."""
+    names = EVERY_DAY["two hosts"]
+    require_all(two_hosts.run(command(names)), names, [0, 1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_processes,names", [(2, named(2)), (3, OF_THREE), (4, named(4))])
+def test_all_on_one_host(num_processes, names):
+    """All strategies, offloaded state, writing, resuming, counts, faults."""
+    on_one_host(names, num_processes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ppn", [1, 2])
+def test_all_on_two_hosts(two_hosts, ppn):
+    """The same; two processes of a host share its memory, and what they need of the other's travels."""
+    names = named(2 * ppn)
+    done = two_hosts.run(command(names), ppn=ppn, timeout_s=120)
+    require_all(done, names, [number // ppn for number in range(2 * ppn)])

@@ -1,0 +1,239 @@
+"""A script for several processes that a launcher has started: comparisons that tests of `tests/ranks` own, by name.
+
+`python run_comparisons.py NAME...` under mpiexec. Every name ends with the number of devices that it has. The first
+process runs them under an open group and writes a line of JSON for each: its name, whether it held, and what it said.
+"""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import tilewise as tw
+from tilewise.comm import active_group
+
+__all__ = ["COMPARISONS"]
+
+SHARDED = ("reduce", "reshard", "prefetch", "workers", "dtype", "tied", "recompute", "offload")
+"""What a case of `test_sharded_state` says after its mesh and its microbatches."""
+
+
+def trains(dtype, axes, accumulation=1):
+    """Steps on a mesh equal those on one device."""
+    import test_strategies_equal
+
+    test_strategies_equal.test_training_equals_one_device(dtype, axes, accumulation)
+
+
+def finds(label, fault, axes):
+    """A fault that is planted in the plan is found."""
+    import small_llama
+    import test_strategies_equal
+
+    test_strategies_equal.test_planted_faults_are_found("f32", axes, 1, label, getattr(small_llama, fault))
+
+
+def finds_on_the_last(label, fault, axes):
+    """A fault on a device of the last process alone is found."""
+    import test_strategies_equal
+
+    change = getattr(test_strategies_equal, fault)
+    test_strategies_equal.test_replicas_that_differ_are_found(axes, label, change)
+
+
+def sharded(mesh, microbatches=1, fault="", **changes):
+    """Whether a run whose state is cut equals one device; with a fault it must not."""
+    import small_llama
+    import test_sharded_state
+
+    import tilewise.strategy.offload as offload
+
+    offload._LEAST_BYTES = 256  # as in the tests that own the cases
+    given = {"reduce": "microbatch", "reshard": True, "prefetch": 1, "workers": 1, "dtype": "f32"}
+    given |= {"tied": False, "recompute": "none", "offload": "none"} | changes
+    case = (mesh, microbatches, *(given[name] for name in SHARDED))
+    change = (lambda plan: plan) if not fault else small_llama.change_first(*given_fault(fault))
+    equal, text = test_sharded_state.compare(case, change)
+    assert equal == (not fault), text
+
+
+def given_fault(name):
+    """A fault in what comes home, as `change_first` takes it."""
+    import small_llama
+
+    return "linear_dw:mlp.up_proj.weight/reduce_scatter", getattr(small_llama, name)
+
+
+def writes(family, tp):
+    """A text's logits, read whole and token by token, equal those of one device."""
+    import test_families
+
+    for dtype in ("f32", "bf16"):
+        whole = test_families.logits(family, dtype, 1, [20])
+        for parts in ([20], [17, 1, 1, 1]):
+            assert whole.tobytes() == test_families.logits(family, dtype, tp, parts).tobytes(), (dtype, parts)
+
+
+def counts(axes):
+    """Transfers of all processes are the plan's, and its bytes are allocated."""
+    import test_counts
+
+    test_counts.test_counted_transfers_equal_the_plan(axes)
+    test_counts.test_planned_bytes_are_allocated_bytes(axes, "bf16")
+
+
+def fetched(graph, plan, batch):
+    """Bytes that tasks of one step have fetched from other hosts."""
+    with graph.instantiate(plan) as running:
+        running.initialize(0)
+        executor = running._executor
+        before = executor.stats()["bytes_fetched"]
+        running.step(batch, 1e-3)
+        return executor.stats()["bytes_fetched"] - before
+
+
+def hosts_of(plan):
+    """Per device of a plan, the host of its process."""
+    group = active_group()
+    return [group.hosts[process] for process in group.processes_of(plan.mesh.num_devices)]
+
+
+def fetches(axes, dtype, **changes):
+    """Bytes that tasks have fetched from other hosts are those that the plan has them read there."""
+    import small_llama
+
+    model = small_llama.config(**changes)
+    graph = small_llama.training_graph(model, dtype)
+    plan = graph.plan(axes)
+    require_bytes(graph, plan, small_llama.batches(model, 1)[0])
+
+
+def fetches_homes(dtype, **changes):
+    """The same of state that is cut over two devices."""
+    import small_llama
+    import test_sharded_state
+
+    model = test_sharded_state.model_of(**changes)
+    graph = test_sharded_state.graph_of(model, 4, dtype)
+    graph.set_distribution(tw.DistributionStrategy.fsdp(2))
+    batch = small_llama.batches(model, 1, 4, test_sharded_state.SEQ)[0]
+    require_bytes(graph, graph.plan(leaves=4), batch)
+
+
+def require_bytes(graph, plan, batch):
+    """What was fetched is what the plan says; nothing where all are on one host."""
+    from support.wire_bytes import planned_bytes
+
+    hosts = hosts_of(plan)
+    found, planned = fetched(graph, plan, batch), planned_bytes(plan, hosts)
+    assert found == planned and (found > 0) == (len(set(hosts)) > 1), (found, planned)
+
+
+def misses_bytes():
+    """A part that is not fetched is missed in what was fetched."""
+    import small_llama
+    import test_strategies_equal
+
+    from support.wire_bytes import planned_bytes
+
+    model = small_llama.config()
+    graph = small_llama.training_graph(model, "f32")
+    plan = graph.plan({"dp": 2})
+    label = "mlp.up_proj.weight/all_gather"
+    changed = small_llama.change_first(label, test_strategies_equal.gather_own, -1)(plan)
+    found = fetched(graph, changed, small_llama.batches(model, 1)[0])
+    planned = planned_bytes(plan, hosts_of(plan))
+    assert found < planned or planned == 0, (found, planned)
+
+
+def resumes(axes, saved):
+    """A state that was saved on one mesh goes on over another, as on one device."""
+    import small_llama
+
+    model = small_llama.config()
+    given = small_llama.batches(model, 4)
+    states = []
+    for first, then in (({}, {}), (saved, axes)):
+        graph = small_llama.training_graph(model, "bf16")
+        with graph.instantiate(graph.plan(first)) as running:
+            running.initialize(0)
+            for batch in given[:2]:
+                running.step(batch, 1e-3)
+            state = running.state_dict()
+        with graph.instantiate(graph.plan(then)) as running:
+            running.load_state_dict(state)
+            for batch in given[2:]:
+                running.step(batch, 1e-3)
+            states.append(running.state_dict())
+    assert states[0].keys() == states[1].keys()
+    for name, value in states[0].items():
+        assert value.tobytes() == states[1][name].tobytes(), name
+
+
+PARTIALS = "linear_dw:mlp.up_proj.weight/reduce_scatter"
+COMPARISONS = {
+    "dp f32 2": partial(trains, "f32", {"dp": 2}),
+    "dp bf16 accumulated 2": partial(trains, "bf16", {"dp": 2}, 4),
+    "tp f32 2": partial(trains, "f32", {"tp": 2}),
+    "tp bf16 2": partial(trains, "bf16", {"tp": 2}),
+    "tp f32 4": partial(trains, "f32", {"tp": 4}),
+    "tp bf16 accumulated 4": partial(trains, "bf16", {"tp": 4}, 4),
+    "dp bf16 4": partial(trains, "bf16", {"dp": 4}),
+    "dp tp f32 4": partial(trains, "f32", {"dp": 2, "tp": 2}),
+    "dp tp bf16 accumulated 4": partial(trains, "bf16", {"dp": 2, "tp": 2}, 4),
+    "fsdp f32 2": partial(sharded, (1, 2, 1)),
+    "fsdp bf16 step 2": partial(sharded, (1, 2, 1), 2, reduce="step", dtype="bf16", workers=2),
+    "fsdp offloaded optimizer 2": partial(sharded, (1, 2, 1), 2, offload="optimizer", dtype="bf16"),
+    "fsdp offloaded parameters 2": partial(sharded, (1, 2, 1), 1, offload="parameters"),
+    "fsdp offloaded activations 2": partial(sharded, (1, 2, 1), 1, offload="activations", recompute="full"),
+    "fsdp f32 3": partial(sharded, (1, 3, 1), 2, prefetch=3),
+    "fsdp bf16 4": partial(sharded, (1, 4, 1), 2, dtype="bf16", reshard=False),
+    "dp fsdp offloaded 4": partial(sharded, (2, 2, 1), 2, offload="optimizer", reduce="step"),
+    "fsdp tp offloaded 4": partial(sharded, (1, 2, 2), 1, offload="parameters", tied=True),
+    "writing 2": partial(writes, "qwen3", 2),
+    "writing 4": partial(writes, "gemma2", 4),
+    "resumed 2": partial(resumes, {"tp": 2}, {"dp": 2}),
+    "resumed 4": partial(resumes, {"dp": 2, "tp": 2}, {"tp": 4}),
+    "counts dp 2": partial(counts, {"dp": 2}),
+    "counts tp 4": partial(counts, {"tp": 4}),
+    "counts dp tp 4": partial(counts, {"dp": 2, "tp": 2}),
+    "bytes dp f32 2": partial(fetches, {"dp": 2}, "f32"),
+    "bytes tp bf16 2": partial(fetches, {"tp": 2}, "bf16"),
+    "bytes of odd sizes 2": partial(fetches, {"tp": 2}, "f32", vocab_size=330, intermediate_size=100),
+    "bytes fsdp bf16 2": partial(fetches_homes, "bf16"),
+    "bytes fsdp of odd sizes 2": partial(fetches_homes, "f32", vocab_size=450, intermediate_size=200),
+    "bytes of a part that is not fetched 2": misses_bytes,
+    "bytes dp tp bf16 4": partial(fetches, {"dp": 2, "tp": 2}, "bf16"),
+    "bytes tp f32 4": partial(fetches, {"tp": 4}, "f32"),
+    "dropped partial 2": partial(finds, PARTIALS, "drop_partial", {"dp": 2}),
+    "swapped partials 4": partial(finds, "o_proj.weight/reduce_scatter", "swap_partials", {"tp": 4}),
+    "swapped partials of dp 4": partial(finds, PARTIALS, "swap_partials", {"dp": 4}),
+    "own part kept 2": partial(finds_on_the_last, "mlp.up_proj.weight/all_gather", "gather_own", {"dp": 2}),
+    "part skipped 4": partial(finds_on_the_last, "mlp.up_proj.weight/all_gather", "skip", {"dp": 4}),
+    "dropped partial of fsdp 3": partial(sharded, (1, 3, 1), fault="drop_partial"),
+}
+
+
+def run(name):
+    """One of them: whether it held, and what it said."""
+    try:
+        COMPARISONS[name]()
+    except Exception as error:
+        return False, f"{type(error).__name__}: {error}"
+    return True, ""
+
+
+def main():
+    """All that are named, in this order."""
+    with tw.ProcessGroup() as group:
+        tests = Path(__file__).parents[1]
+        sys.path[:0] = [str(tests), str(tests / "ranks")]
+        group.start()
+        for name in sys.argv[1:]:
+            passed, text = run(name)
+            told = {"name": name, "passed": passed, "text": text, "hosts": group.hosts}
+            print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main()

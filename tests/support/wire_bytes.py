@@ -1,0 +1,41 @@
+"""What the plan says that a run's tasks read from devices of other hosts, in bytes."""
+
+from dataclasses import replace
+
+from tilewise.core.dtypes import DTYPES
+from tilewise.plan.traffic import count_call_traffic, peer_of
+
+__all__ = ["planned_bytes"]
+
+
+def planned_bytes(plan, hosts, name="step"):
+    """Bytes of a program's run without symbols: the elements of every operand on another host's device, by its type.
+
+    Args:
+        plan: whose program it is.
+        hosts: per device.
+        name: of the program.
+    """
+    program, total = plan.program, 0
+    for device, own in enumerate(program.devices):
+        of = program.classes[own.class_id]
+        for call in of.calls[name]:
+            for instruction in of.templates[call.template].instructions:
+                for operand in instruction.operands:
+                    peer = peer_of(operand, own, device)
+                    if peer is not None and hosts[peer] != hosts[device]:
+                        entry = program.classes[program.devices[peer].class_id].entries[call.binding[operand.slot]]
+                        elements = _elements(program, device, call, replace(instruction, operands=(operand,)))
+                        total += elements * DTYPES[entry.dtype].itemsize
+    return total
+
+
+def _elements(program, device, call, instruction):
+    """Of one instruction, counted as the plan counts them."""
+    number = program.devices[device].class_id
+    of = program.classes[number]
+    template = replace(of.templates[call.template], instructions=(instruction,))
+    alone = replace(of, templates=(template,))
+    classes = (*program.classes[:number], alone, *program.classes[number + 1 :])
+    only = replace(program, classes=classes)
+    return sum(count_call_traffic(only, device, replace(call, template=0), ()).values())
