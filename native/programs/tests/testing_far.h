@@ -10,13 +10,13 @@ namespace tilewise::programs::testing {
 
 class FarTeam {
  public:
-  /// hosts: per process. Devices are in blocks over the processes.
+  /// hosts: per process. Devices are in blocks over the processes. faults: of the first run.
   FarTeam(const std::shared_ptr<const Program>& program, std::vector<int64_t> hosts, int64_t workers = 1,
-          int64_t window = 512, uint64_t seed = 0)
-      : FarTeam(program, std::move(hosts), options_of(*program, workers, window), seed) {}
+          int64_t window = 512, uint64_t seed = 0, const std::vector<PlannedInjection>& faults = {})
+      : FarTeam(program, std::move(hosts), options_of(*program, workers, window), seed, faults) {}
 
   FarTeam(const std::shared_ptr<const Program>& program, std::vector<int64_t> hosts, const ExecutorOptions& options,
-          uint64_t seed = 0)
+          uint64_t seed = 0, const std::vector<PlannedInjection>& faults = {})
       : world(static_cast<int32_t>(hosts.size()), seed), hosts_(std::move(hosts)) {
     const auto num_processes = std::ssize(hosts_);
     std::vector<int64_t> processes;
@@ -57,6 +57,8 @@ class FarTeam {
         if (processes[d] == p) owners_[d] = executors_.back().get();
       }
     }
+    for (const PlannedInjection& fault : faults)
+      owner(fault.device).inject(fault.kind, fault.device, fault.label, fault.index);
     failures_.resize(num_processes);
     for (int64_t p = 1; p < num_processes; ++p) {
       threads_.emplace_back([this, p, program] {

@@ -26,14 +26,21 @@ def doctor(
     files, clock, load, compiler and MPI; measures what cores and memory really reach. Changes nothing. Lines begin with
     `ok`, `note` (to be known) or `warning` (it costs speed, or work will fail).
 
+    Of processes that mpiexec has started together it says how fast the first one reaches the others, also while their
+    cores compute: `mpiexec -n 2 tilewise doctor`.
+
     Example: `tilewise doctor` and `tilewise doctor --json | jq '.findings[] | select(.state == "warning")'`
     """
+    from tilewise.comm import active_group
     from tilewise.machine import check_machine
 
     findings = check_machine()
     speeds = _speeds() if is_measured else {}
+    group = active_group() if is_measured else None
+    links = group.measure_links() if group is not None else []
     if is_json:
-        print(json.dumps({"findings": [asdict(finding) for finding in findings], "speeds": speeds}, indent=1))
+        rows = [asdict(finding) for finding in findings]
+        print(json.dumps({"findings": rows, "speeds": speeds, "links": list(map(asdict, links))}, indent=1))
         return
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
@@ -43,6 +50,13 @@ def doctor(
     for name, unit, scale in _SPEEDS:
         if name in speeds:
             print(f"{'speed':8}{name:{width}}  {speeds[name] / scale:,.1f} {unit}")
+    for link in links:
+        trip, rates = link.round_trip_s * 1e6, (link.bytes_per_s / 1e9, link.busy_bytes_per_s / 1e9)
+        name = f"process {link.process}"
+        print(
+            f"{'link':8}{name:{width}}  host {link.host}: {trip:,.0f} us there and back, {rates[0]:.2f} GB/s, "
+            f"{rates[1]:.2f} GB/s while it computes"
+        )
 
 
 _SPEEDS: Sequence[tuple[str, str, float]] = (

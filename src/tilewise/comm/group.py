@@ -3,8 +3,10 @@
 The leader runs all of the user's Python and has devices of its own. A worker gets a plan's program and runs lists of
 tasks when the leader says so. On the leader's host it allocates nothing: memory is the leader's, handed over. What is
 rare goes through a channel for each; runs do not. The leader starts its workers itself, on its host; or a launcher has
-started all of them, on several (`comm.world`). A group is over when one of its processes is gone: the others are ended, and
-every later call says which one it was and how it ended.
+started all of them, on several (`comm.world`).
+
+A group is over when one of its processes is gone: the others are ended, and every later call says which one it was and
+how it ended.
 
 State: the one group of this process that is open (`active_group`). Any thread may call; calls stand one behind another.
 """
@@ -22,6 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tilewise.comm.facts import own_facts, own_host, require_equal
+from tilewise.comm.links import MOST_QUESTIONS, Link, measure_link
 from tilewise.comm.peer import JoinedPeer, Peer, SpawnedPeer, watched
 from tilewise.comm.world import World
 from tilewise.core.border import Border
@@ -248,6 +251,23 @@ class Group:
             if isinstance(answer, BaseException):
                 raise answer
         return answers
+
+    def measure_links(self) -> list[Link]:
+        """How fast the leader reaches every worker that a launcher has started; none where there is no launcher.
+
+        Raises:
+            PeerLost, CommTimeout: a process is gone, or does not answer. The group is over then.
+        """
+        found: list[Link] = []
+        with self._lock:
+            self.start()
+            with self._over_after(BaseException):
+                for peer in self._peers:
+                    if isinstance(peer, JoinedPeer):
+                        peer.skip_answers(_ANSWER_S)
+                        found.append(measure_link(peer, self.hosts[peer.number], self._num_asked + 1))
+                        self._num_asked += MOST_QUESTIONS
+        return found
 
     def lost(self, error: CommError) -> CommError:
         """The group is over because of an error: the same one, with how processes have ended that are gone."""

@@ -2,8 +2,8 @@
 
 Every device's memory and the memory in which processes tell each other of signals are made here and mapped by all of
 this host, so tensors are read and written as in one process. On another host its first process makes them, for those
-beside it (`comm.team_memory`), and what is there is read and written through the wire. What an executor counts, it counts for its own devices: the others'
-figures are asked for and added.
+beside it (`comm.team_memory`), and what is there is read and written through the wire. What an executor counts, it
+counts for its own devices: the others' figures are asked for and added.
 """
 
 from __future__ import annotations

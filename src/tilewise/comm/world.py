@@ -60,8 +60,8 @@ def join_world() -> World | None:
     if _world is not None:
         if _world.wire.cause:
             raise ConfigError(
-                f"[comm.world] processes of a launcher are joined once; got a second time after the end ({_world.wire.cause}"
-                "); keep one group open for the whole program"
+                "[comm.world] processes of a launcher are joined once; got a second time, after the end "
+                f"({_world.wire.cause}); keep one group open for the whole program"
             )
         return _world
     found = launched()

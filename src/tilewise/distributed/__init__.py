@@ -12,8 +12,8 @@ __all__ = ["ProcessGroup", "launched_group"]
 
 
 class ProcessGroup(Group):
-    """This process and workers. Models over several devices have them in all of these processes while it is open; nothing
-    else in a program changes, and no bit of a result.
+    """This process and workers. Models over several devices have them in all of these processes while it is open;
+    nothing else in a program changes, and no bit of a result.
 
     Alone, this process starts `num_processes - 1` workers beside it, on this host. Of processes that a launcher has
     started (mpiexec, srun), on one host or several, the first goes on, and all others serve it from here to their ends.
@@ -22,8 +22,8 @@ class ProcessGroup(Group):
         num_processes: this one among them; not needed where a launcher has started them.
 
     Raises:
-        ConfigError: not between 1 and 1024, another number than a launcher has started, another group is open, or MPI is
-            missing or does not agree with the launcher.
+        ConfigError: not between 1 and 1024, another number than a launcher has started, another group is open, or MPI
+            is missing or does not agree with the launcher.
 
     Examples:
         >>> with ProcessGroup(2) as group:

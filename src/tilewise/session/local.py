@@ -33,7 +33,8 @@ class Place:
         device: that holds it.
         sizes: of the part.
         slices: of the whole that it covers.
-        memory: all its bytes; None where they lie in the device's file or on another host, and are written through the store alone.
+        memory: all its bytes; None where they lie in the device's file or on another host, and are written through the
+            store alone.
         spec: of the tensor.
     """
 
