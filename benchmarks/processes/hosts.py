@@ -23,9 +23,8 @@ import tempfile
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent))  # what all benchmarks share
-sys.path.append(str(HERE.parents[1] / "tests"))  # hosts to try
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all benchmarks share
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))  # hosts to try
 import two_devices
 from figures import Figure, show
 from machine import machine

@@ -45,6 +45,11 @@ nb::object receive_frame(Wire& wire, int64_t from, double limit_s) {
   return nb::bytes(frame->data(), frame->size());
 }
 
+double probe(Wire& wire, int64_t from, int64_t bytes, double limit_s) {
+  nb::gil_scoped_release release;
+  return static_cast<double>(wire.probe(from, bytes, in_ns(limit_s))) * 1e-9;
+}
+
 nb::dict traffic(const Wire& wire) {
   nb::dict result;
   result["bytes_sent"] = wire.traffic().bytes_sent;
@@ -69,6 +74,8 @@ void bind_wire(nb::module_& m) {
           "quiet_s",
           [](const Wire& self, int64_t process) { return static_cast<double>(self.quiet_ns(process)) * 1e-9; },
           nb::arg("process"), "For how long nothing was heard of a process, in seconds.")
+      .def("probe", &probe, nb::arg("source"), nb::arg("num_bytes"), nb::arg("limit_s"),
+           "Seconds until so many bytes have come from a process; negative: longer than that.")
       .def("fail", &Wire::fail, nb::arg("cause"), "A process is lost: nothing is handed to MPI from now on.")
       .def("finish", &Wire::finish, nb::call_guard<nb::gil_scoped_release>(),
            "End MPI, together with all other processes.")

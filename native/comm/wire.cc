@@ -26,6 +26,7 @@ constexpr int64_t kDueNs = 20'000;
 constexpr int64_t kAtOnce = 64;  // letters taken before anything else is looked at
 constexpr int64_t kKeenNs = 1'000'000;  // a waiting thread looks all the time for so long, then now and then
 constexpr int64_t kLeaveNs = 10'000'000'000;
+constexpr int64_t kProbes = -3;  // the team of letters that ask for zeros
 constexpr int64_t kAlive = -2;  // the team of letters that say nothing else
 constexpr int64_t kBeatNs = 200'000'000;
 constexpr std::chrono::microseconds kPause{200};
@@ -294,6 +295,10 @@ void Wire::deliver(int64_t from, const Letter& letter, const std::string& text) 
     begin_frame(from, letter);
     return;
   }
+  if (letter.team == kProbes) {
+    answer_probe(from, letter);
+    return;
+  }
   const auto found = receivers_.find(letter.team);
   if (found != receivers_.end()) found->second->take(from, letter, text);
 }
@@ -380,6 +385,30 @@ void Wire::finish() {
 
 WireTraffic Wire::traffic() const {
   return {bytes_sent_.load(std::memory_order_relaxed), bytes_received_.load(std::memory_order_relaxed)};
+}
+
+void Wire::answer_probe(int64_t from, const Letter& letter) {
+  const int64_t bytes = letter.numbers[0];
+  if (bytes < 0 || bytes > kMostProbe) {
+    fail("a probe has at most " + std::to_string(kMostProbe) + " bytes; got " + std::to_string(bytes) +
+         " from process " + std::to_string(from));
+    return;
+  }
+  if (probed_.empty()) probed_.resize(kMostProbe);
+  reply(from, letter, probed_.data(), bytes, {});
+}
+
+int64_t Wire::probe(int64_t from, int64_t bytes, int64_t limit_ns) {
+  check<ArgumentError>(bytes >= 0 && bytes <= kMostProbe, "[comm.Wire.probe] a probe has 0 to ", kMostProbe,
+                       " bytes; got ", bytes, "; ask for fewer");
+  const auto into = std::make_shared<std::vector<std::byte>>(bytes);
+  const auto has_come = std::make_shared<std::atomic<bool>>(false);
+  Letter letter;
+  letter.team = kProbes;
+  letter.numbers[0] = bytes;
+  const int64_t begun = now_ns();
+  ask(from, letter, into->data(), bytes, [into, has_come] { has_come->store(true); });
+  return wait(limit_ns, [&] { return has_come->load(); }) ? now_ns() - begun : -1;
 }
 
 // ---- frames ------------------------------------------------------------------------------------------------------

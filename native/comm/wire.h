@@ -50,6 +50,7 @@ struct Letter {
 
 inline constexpr int64_t kMostText = 8192;
 inline constexpr int64_t kMostPayload = int64_t{1} << 30;
+inline constexpr int64_t kMostProbe = int64_t{1} << 26;
 inline constexpr int64_t kMostFrame = int64_t{1} << 28;
 
 /// Takes the letters of a team.
@@ -107,6 +108,9 @@ class Wire {
   /// For how long nothing was heard of a process while this one was awake.
   int64_t quiet_ns(int64_t process) const { return quiet_ns_[process].load(std::memory_order_relaxed); }
 
+  /// How long it takes until so many bytes have come from a process that were asked for; -1: longer than that.
+  int64_t probe(int64_t from, int64_t bytes, int64_t limit_ns);
+
   // Frames: bytes for the process itself, in order.
 
   /// False: it was not taken for so long.
@@ -126,6 +130,7 @@ class Wire {
   bool start(Owned operation);
   bool take_letter();
   void deliver(int64_t from, const Letter& letter, const std::string& text);
+  void answer_probe(int64_t from, const Letter& letter);
   void begin_frame(int64_t from, const Letter& letter);
   bool has_frame(int64_t from);
   bool end_done();
@@ -152,6 +157,7 @@ class Wire {
   std::vector<uint64_t> num_received_;  // per sender
   std::map<int64_t, Receiver*> receivers_;
   std::vector<std::byte> letter_;
+  std::vector<std::byte> probed_;  // zeros
 
   struct Frame {
     std::string bytes;

@@ -193,6 +193,21 @@ CASE("after an error nothing goes on, and waiting ends") {
   one.leave(kTeam);
 }
 
+CASE("a probe takes as long as its bytes do, and one that cannot be is refused by both sides") {
+  FakeWorld world(2, 9);
+  Wire one(world.rank(0));
+  Wire other(world.rank(1), true);
+  EXPECT(one.probe(1, 100'000, kPatience) > 0);
+  EXPECT(one.probe(1, 0, kPatience) > 0);
+  EXPECT_EQ(one.traffic().bytes_received, int64_t{100'000});
+  Letter letter;
+  letter.team = -3;
+  letter.numbers[0] = kMostProbe + 1;
+  std::byte into{};
+  one.ask(1, letter, &into, 1, {});
+  EXPECT(until(one, other, [&] { return other.has_failed(); }));
+}
+
 CASE("a process that stands still is quiet, one that does nothing is not") {
   FakeWorld world(3, 8);
   Wire one(world.rank(0), true);

@@ -20,11 +20,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from tilewise._native.wire import Wire
 from tilewise.comm.facts import own_facts, own_host, require_equal
-from tilewise.comm.links import MOST_QUESTIONS, Link, measure_link
+from tilewise.comm.links import BUSY_S, Link, bandwidth, round_trip
 from tilewise.comm.peer import JoinedPeer, Peer, SpawnedPeer, watched
 from tilewise.comm.world import World
 from tilewise.core.border import Border
@@ -259,14 +261,18 @@ class Group:
             PeerLost, CommTimeout: a process is gone, or does not answer. The group is over then.
         """
         found: list[Link] = []
+        if self._world is None:
+            return found
+        wire = self._world.wire
         with self._lock:
             self.start()
-            with self._over_after(BaseException):
-                for peer in self._peers:
-                    if isinstance(peer, JoinedPeer):
-                        peer.skip_answers(_ANSWER_S)
-                        found.append(measure_link(peer, self.hosts[peer.number], self._num_asked + 1))
-                        self._num_asked += MOST_QUESTIONS
+            for number, host in enumerate(self.hosts[1:], 1):
+                rates: list[float] = []
+                measure = partial(_add_bandwidth, wire, number, rates)
+                trip = round_trip(wire, number)
+                measure()
+                self.ask(0, "compute", BUSY_S, only=[number], then=measure)
+                found.append(Link(number, host, trip, *rates))
         return found
 
     def lost(self, error: CommError) -> CommError:
@@ -323,3 +329,7 @@ class Group:
             if end >= 0:
                 os.close(end)
         self._ends = []
+
+
+def _add_bandwidth(wire: Wire, process: int, rates: list[float]) -> None:
+    rates.append(bandwidth(wire, process))

@@ -1,43 +1,39 @@
-"""How fast processes that a launcher has started reach each other: messages between the leader and each worker, through
-the same wire as tiles.
+"""How fast the leader gets bytes from processes that a launcher has started, by the way that tiles take.
 
-A message here passes Python twice, so `round_trip_s` is more than tiles need. `busy_bytes_per_s` is what is left of the
-bandwidth while the worker's cores compute: MPI moves nothing by itself, and what is lost there is lost in training.
+MPI moves nothing by itself: `busy_bytes_per_s` is what is left of a link while the cores at its other end compute, and
+what is lost there is lost in training.
 """
 
 from __future__ import annotations
 
 import statistics
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
-from tilewise.comm.channel import Message
-from tilewise.comm.peer import JoinedPeer
-from tilewise.comm.wire_channel import WireChannel
+from tilewise._native.wire import Wire
+from tilewise.core.errors import PeerLost
 
-__all__ = ["MOST_QUESTIONS", "Link", "measure_link", "take_bytes"]
+__all__ = ["BUSY_S", "Link", "bandwidth", "compute", "round_trip"]
 
-_ROUND_TRIPS = 50
-MOST_QUESTIONS = _ROUND_TRIPS + 2
-_FRAME, _FRAMES = 16 << 20, 8
+_ROUND_TRIPS, _TRANSFERS = 200, 8
+_LARGE = 16 << 20
+_PATIENCE_S = 60.0
+BUSY_S = 2.0
 _SIDE = 512  # of matrices that keep a core busy
 
 
 @dataclass(frozen=True)
 class Link:
-    """From the leader to a worker.
+    """Between the leader and a worker. Medians.
 
     Attributes:
         process: the worker's number.
         host: its host's number; the leader's is 0.
-        round_trip_s: a small message there and its answer back, median.
-        bytes_per_s: of large messages, while the worker waits for them.
-        busy_bytes_per_s: while its cores compute.
+        round_trip_s: until eight bytes have come that were asked for.
+        bytes_per_s: of 16 MiB at a time.
+        busy_bytes_per_s: the same while a core of the worker's computes.
     """
 
     process: int
@@ -47,56 +43,39 @@ class Link:
     busy_bytes_per_s: float
 
 
-def measure_link(peer: JoinedPeer, host: int, number: int) -> Link:
-    """Measure one, some seconds long. Nothing else may be under way.
-
-    Args:
-        peer: the worker.
-        host: its host's number.
-        number: of the first question; each is one more.
+def round_trip(wire: Wire, process: int) -> float:
+    """Seconds until eight bytes have come from a process.
 
     Raises:
-        PeerLost, CommTimeout: it is gone, or does not answer.
+        PeerLost: it does not answer.
     """
-
-    def asked(count: int, size: int, is_busy: bool) -> float:
-        nonlocal number
-        content = bytes(size)
-        started = time.perf_counter()
-        peer.ask({"id": number, "what": "take", "count": count, "is_busy": is_busy})
-        for _ in range(count):
-            peer.channel.send_bytes(content)  # type: ignore[union-attr]
-        peer.answer(60.0)
-        number += 1
-        return time.perf_counter() - started
-
-    trips = [asked(0, 0, False) for _ in range(_ROUND_TRIPS)]
-    idle, busy = (_FRAME * _FRAMES / asked(_FRAMES, _FRAME, is_busy) for is_busy in (False, True))
-    return Link(peer.number, host, statistics.median(trips), idle, busy)
+    return _median_s(wire, process, 8, _ROUND_TRIPS)
 
 
-def take_bytes(channel: WireChannel, message: Message) -> int:
-    """In a worker: all that one question of `measure_link` sends; how many bytes that were."""
-    with _computing(bool(message["is_busy"])):
-        return sum(len(channel.receive_bytes()) for _ in range(int(message["count"])))
+def bandwidth(wire: Wire, process: int) -> float:
+    """Bytes a second from a process.
+
+    Raises:
+        PeerLost: it does not answer.
+    """
+    return _LARGE / _median_s(wire, process, _LARGE, _TRANSFERS)
 
 
-@contextmanager
-def _computing(is_busy: bool) -> Iterator[None]:
-    """A block during which another thread multiplies matrices."""
-    is_over = threading.Event()
+def _median_s(wire: Wire, process: int, num_bytes: int, times: int) -> float:
+    found = [wire.probe(process, num_bytes, _PATIENCE_S) for _ in range(times)]
+    if min(found) < 0:
+        raise PeerLost(
+            f"[comm.links] a process must answer; got nothing of process {process} for {_PATIENCE_S:g} s"
+            f"{': ' if wire.cause else ''}{wire.cause}; see that its host can be reached"
+        )
+    return statistics.median(found)
 
-    def compute() -> None:
-        matrix = np.ones((_SIDE, _SIDE), np.float32)
-        while not is_over.is_set():
-            np.matmul(matrix, matrix)
 
-    thread = threading.Thread(target=compute, daemon=True)
-    if is_busy:
-        thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        if is_busy:
-            thread.join()
+def compute(seconds: float) -> int:
+    """Keep a core busy; how many products that were."""
+    matrix = np.ones((_SIDE, _SIDE), np.float32)
+    until, count = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        np.matmul(matrix, matrix)
+        count += 1
+    return count

@@ -105,22 +105,6 @@ class WireChannel:
             raise
         return message, files
 
-    def send_bytes(self, content: bytes, patience_s: float = 60.0) -> None:
-        """Bytes behind a message that has announced them.
-
-        Raises:
-            PeerLost, CommTimeout: as `send`.
-        """
-        self._send(content, patience_s)
-
-    def receive_bytes(self, patience_s: float = 60.0) -> bytes:
-        """What `send_bytes` has sent.
-
-        Raises:
-            PeerLost, CommTimeout: as `receive`.
-        """
-        return self._receive(patience_s)
-
     def _copy(self, num_bytes: int) -> int:
         """Memory with what the other process sends next."""
         found = bytearray()

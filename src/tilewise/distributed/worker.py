@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from tilewise._native.wire import Wire
 from tilewise.comm.channel import Channel, Message
 from tilewise.comm.facts import own_facts, own_host
-from tilewise.comm.links import take_bytes
+from tilewise.comm.links import compute
 from tilewise.comm.memory import read_content, require_memory
 from tilewise.comm.peer import row_of_error, watched
 from tilewise.comm.team_memory import executor_files, make_memory
@@ -80,8 +80,8 @@ class Worker:
             self._unanswered.add(message["id"])
             if message["what"] == "close":
                 self._drop(message["executor"])
-            if message["what"] == "take" and isinstance(self._channel, WireChannel):
-                self._answer(message, partial(take_bytes, self._channel, message))
+            if message["what"] == "compute":
+                self._answer(message, partial(compute, *message["given"]))
             elif message["what"] == "make":
                 self._answer(message, partial(self._make, message))
             elif message["what"] == "open":
