@@ -126,11 +126,12 @@ def test_survivors_report_a_loss(tmp_path, is_in_mpi):
 
 
 @pytest.mark.slow
-def test_mpi_ends_well(tmp_path):
-    """Those that have called MPI to its end; the launcher has no reason to end others."""
+@pytest.mark.parametrize("end", ["", "mpi.MPI_Finalize()"])
+def test_mpi_ends_well(tmp_path, end):
+    """Also where processes leave MPI at different times, or without its end."""
     # the number is MPI_COMM_WORLD of MPICH
-    script = "print(mpi.MPI_Barrier(ctypes.c_int(0x44000000)), flush=True)\ntime.sleep(0.1 * rank)\nmpi.MPI_Finalize()"
-    run = start(MPI + script, tmp_path, mpi_library())
+    script = "print(mpi.MPI_Barrier(ctypes.c_int(0x44000000)), flush=True)\ntime.sleep(0.3 - 0.1 * rank)\n"
+    run = start(MPI + script + end, tmp_path, mpi_library())
     out, err = run.communicate(timeout=60)
     assert run.returncode == 0 and out.split() == [b"0"] * 3 and err == b""
 
@@ -223,7 +224,7 @@ def test_two_hosts(two_hosts, tmp_path):
     words += ["--launcher-exec", two_hosts.launcher]
     run = two_hosts.start(two_hosts.inside(two_hosts.names[0], [*words, "--", "--version"]))
     out, err = run.communicate(timeout=60)
-    assert run.returncode == 0 and out.count("tilewise ") == 2 and err == ""
+    assert run.returncode == 0 and out.startswith("tilewise ") and err == ""
     placed = [(name, 1) for name in two_hosts.names]
     script = "open(f'{sys.argv[1]}/{rank}', 'w').close()\ntime.sleep(1 + rank)\nsys.exit(75)"
     words = launch(script, tmp_path, placed=placed, launcher=two_hosts.launcher)

@@ -225,9 +225,9 @@ class _Run:
             )
             _write(text.encode())
             return True
-        if self._end_s:  # mpiexec ends by itself where all have ended well
+        if self._end_s:
             is_late = now > self._end_s + (_SURVIVORS_S if ended[0] == LOST else _OTHERS_S)
-            return is_late or (len(ended) == self._processes and any(ended.values()))
+            return is_late or len(ended) == self._processes
         return bool(self._loss_s) and now > self._loss_s + _REPORT_S
 
     def _end(self) -> None:
@@ -239,8 +239,7 @@ class _Run:
                 int(child)
                 for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
             ]
-        if self._process.poll() is None and not self._is_ending():
-            self._process.kill()
+        self._process.kill()
         self._process.wait()
         self._pass_on_rest()
         until = time.monotonic() + _END_S
@@ -256,15 +255,6 @@ class _Run:
             while select.select([stream], [], [], 0)[0] and (data := os.read(stream.fileno(), _CHUNK)):
                 _write(self._reports.take(data))
         _write(self._reports.rest())
-
-    def _is_ending(self) -> bool:
-        """Whether all have ended well, so that mpiexec does by itself."""
-        ended = self._reports.ended
-        if len(ended) < self._processes or any(ended.values()):
-            return False
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
-        return self._process.poll() is not None
 
     def _code(self) -> int:
         ended = self._reports.ended

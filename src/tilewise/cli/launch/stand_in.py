@@ -1,8 +1,9 @@
 """What mpiexec starts in place of a command: it starts the command, and tells the launch how that ended.
 
 MPICH's launcher kills all processes of a host when one of them ends by a signal, whatever it is told
-(`-disable-auto-cleanup` too), and waits for ever when one ends before it has called MPI. So it sees none of this: a
-stand-in outlives a command that failed, with its connection to the launcher, until the launch has heard of all.
+(`-disable-auto-cleanup` too), the same when one ends between MPI's beginning and its end, and waits for ever when one
+ends before. So it sees none of this: a stand-in outlives its command, with its connection to the launcher, until the
+launch has heard of all and ends the launcher.
 
 Run as a file, by any Python, with the launch's word and the command as arguments. Writes a few bytes between two marks
 to its standard error. A launch's Ctrl-C and SIGTERM come as SIGALRM and SIGUSR1, and are for the first process alone.
@@ -54,8 +55,7 @@ def main() -> None:
     code = process.wait()
     _wait_for_reader()
     _tell(word, rank, "ended", str(code))
-    if code:
-        time.sleep(_PATIENCE_S)
+    time.sleep(_PATIENCE_S)
     sys.exit(1 if code else 0)
 
 
