@@ -222,10 +222,10 @@ def serve_world(world: World) -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):  # they are for the leader, whose end ends this process
         signal.signal(number, signal.SIG_IGN)
     is_done = _run(Worker(WireChannel(world.wire, 0, "the leader"), world.wire))
-    if is_done:
-        world.leave()
-    sys.stderr.flush()
-    os._exit(0 if is_done else 1)
+    if not is_done:
+        os._exit(1)
+    world.leave()
+    sys.exit(0)  # MPICH tells its launcher at the very end: one that is cut short counts as killed, and all with it
 
 
 def _run(worker: Worker) -> bool:
