@@ -225,7 +225,9 @@ def serve_world(world: World) -> NoReturn:
     if not is_done:
         os._exit(1)
     world.leave()
-    sys.exit(0)  # MPICH tells its launcher at the very end: one that is cut short counts as killed, and all with it
+    sys.exit(
+        0
+    )  # MPICH tells its launcher at the very end: one that is cut short counts as killed, and all with it
 
 
 def _run(worker: Worker) -> bool:

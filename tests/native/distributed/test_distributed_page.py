@@ -33,19 +33,25 @@ def test_a_page_that_says_something_else_is_noticed(what, instead, block):
     assert differences(PAGE.name, text.replace(what, instead)) == [block]
 
 
+def prepare(folder):
+    """What the page's commands find in their folder; those that run here, and those that run on hosts."""
+    text = PAGE.read_text(encoding="utf-8")
+    (configuration,) = re.findall(r"^```toml\n# train.toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (folder / "train.toml").write_text(configuration)
+    (folder / "texts").mkdir()
+    for number in range(30):
+        (folder / "texts" / f"{number}.txt").write_text(f"def f{number}(x):\n    return x + {number}\n" * 40)
+    blocks = COMMANDS.findall(text)
+    return [block for block in blocks if "node1" not in block[0]], [
+        block for block in blocks if "node1" in block[0]
+    ]
+
+
 @pytest.mark.slow
 def test_every_command_of_the_page_runs(tmp_path):
     """`verify` says that all is equal; a model is trained, and writes, over two processes."""
-    text = PAGE.read_text(encoding="utf-8")
-    (configuration,) = re.findall(r"^```toml\n# train.toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    (tmp_path / "train.toml").write_text(configuration)
-    (tmp_path / "texts").mkdir()
-    for number in range(30):
-        (tmp_path / "texts" / f"{number}.txt").write_text(
-            f"def f{number}(x):\n    return x + {number}\n" * 40
-        )
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    blocks = COMMANDS.findall(text)
+    blocks, _ = prepare(tmp_path)
     assert len(blocks) == 3
     for block, printed in blocks:
         done = subprocess.run(
@@ -54,3 +60,25 @@ def test_every_command_of_the_page_runs(tmp_path):
         assert done.returncode == 0, (block, done.stdout, done.stderr)
         if printed:
             assert done.stdout == printed
+
+
+@pytest.mark.slow
+def test_every_command_for_hosts_runs(tmp_path, two_hosts):
+    """The same words, with the hosts of this machine for the page's, reached by what stands in for ssh."""
+    folder = Path(sys.executable).parent
+    path = f"{folder}:{os.environ['PATH']}"
+    _, blocks = prepare(tmp_path)
+    assert len(blocks) == 2
+    for block, printed in blocks:
+        line = block.replace("node1,node2", ",".join(two_hosts.names))
+        line = line.replace("launch -n 2", f"launch -n 2 --launcher-exec {two_hosts.launcher}")
+        line = line.replace("mpiexec", f"mpiexec -launcher ssh -launcher-exec {two_hosts.launcher}")
+        line = line.replace(
+            "tilewise train", f"{folder}/tilewise train"
+        )  # mpiexec looks for it beside itself
+        words = two_hosts.inside(two_hosts.names[0], ["bash", "-euc", f"PATH={path}; {line}"])
+        process = two_hosts.start(words, cwd=tmp_path)
+        out, err = process.communicate(timeout=100)
+        assert process.returncode == 0, (block, out, err)
+        if printed:
+            assert out == printed
