@@ -1,5 +1,7 @@
 // Programs whose devices are on several hosts: the same memory as the sequential oracle's, through an MPI that delays
 // and reorders what it may; memory of other hosts; failures that every process hears of.
+#include <random>
+
 #include "programs/tests/testing_far.h"
 
 using namespace tilewise;
@@ -124,6 +126,40 @@ CASE("memory that is not there is refused by its owner, whichever process asks")
       EXPECT(team->wires[1]->cause().find("must name memory of this process") != std::string::npos);
     }
   }
+}
+
+CASE("letters of any content are taken or end the wire, and touch no memory") {
+  std::mt19937_64 random(31);
+  const auto draw = [&](int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random);
+  };
+  const int64_t odd[] = {0, 1, 2, 7, 8, 64, 255, 4096, 1 << 20, int64_t{1} << 40, INT64_MAX, INT64_MIN, -1, -8};
+  auto program = ring(2, 1);
+  int64_t num_refused = 0;
+  int64_t num_taken = 0;
+  for (int trial = 0; trial < 60; ++trial) {
+    FarTeam team(program, {0, 1}, 1, 8, trial);
+    std::byte* const memory = team.leader().memory(0, 0, 0);
+    const auto size = static_cast<size_t>(program->needs(0).arena_bytes);
+    std::memset(memory, 0x5a, size);
+    const std::vector<std::byte> before(memory, memory + size);
+    for (int n = 0; n < 40 && !team.wires[0]->has_failed(); ++n) {
+      comm::Letter letter;
+      letter.kind = static_cast<uint16_t>(draw(0, 9));
+      letter.flags = static_cast<uint16_t>(draw(0, 2));
+      letter.team = draw(0, 9) == 0 ? odd[draw(0, 13)] : 5;
+      letter.tag = static_cast<int32_t>(draw(0, 3));
+      for (int64_t& number : letter.numbers) number = draw(0, 3) == 0 ? draw(0, 300) : odd[draw(0, 13)];
+      team.wires[1]->post(0, letter, std::string(draw(0, 1) * draw(0, 100), '\xff'));
+      num_taken += 1;
+    }
+    for (int looks = 0; looks < 200; ++looks) team.wires[1]->progress(), team.wires[0]->progress();
+    EXPECT(std::memcmp(memory, before.data(), size) == 0);
+    num_refused += team.wires[0]->has_failed() ? 1 : 0;
+    team.wires[0]->fail("the trial is over");
+    team.wires[1]->fail("the trial is over");
+  }
+  EXPECT(num_refused > 40 && num_taken > 60);
 }
 
 CASE("a kernel that throws on any host is raised by the leader, and the next run is right") {
