@@ -225,9 +225,13 @@ nb::dict stats(const Executor& executor) {
 }
 
 void inject(Executor& executor, const std::string& kind, int64_t device, std::string label, int64_t index) {
-  check<ArgumentError>(kind == "throw" || kind == "stall",
-                       "[runtime.Executor.inject] kind must be 'throw' or 'stall'; got '", kind, "'; choose one");
-  executor.inject(kind == "throw" ? Injected::kThrow : Injected::kStall, device, std::move(label), index);
+  static const std::map<std::string, Injected> kKinds = {
+      {"throw", Injected::kThrow}, {"stall", Injected::kStall}, {"delay", Injected::kDelay}};
+  const auto found = kKinds.find(kind);
+  check<ArgumentError>(found != kKinds.end(),
+                       "[runtime.Executor.inject] kind must be 'throw', 'stall' or 'delay'; got '", kind,
+                       "'; choose one");
+  executor.inject(found->second, device, std::move(label), index);
 }
 
 nb::object error_class(const char* name) { return nb::module_::import_("tilewise.core.errors").attr(name); }
@@ -415,8 +419,8 @@ void bind_executor(nb::module_& m) {
       .def("allocated_bytes", &Executor::allocated_bytes, "Bytes per device: arena, scratch, signals, task engine.")
       .def("stats", &stats, "Counters: runs, tasks, window_high_water, timeline_dropped.")
       .def("inject", &inject, nb::arg("kind"), nb::arg("device"), nb::arg("label"), nb::arg("index"),
-           "For tests: the index-th task of that label on that device will 'throw' or 'stall' its worker in the next "
-           "run.")
+           "For tests: the index-th task of that label on that device will 'throw', 'stall' its worker or begin after a "
+           "'delay' of 1 ms in the next run.")
       .def("close", &Executor::close, release, "Stop the workers. Arrays from buffer() stay valid.");
 }
 

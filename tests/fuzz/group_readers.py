@@ -5,14 +5,16 @@ As in readers.py, whose table it is part of.
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
 from tilewise.comm.channel import Channel
 from tilewise.comm.facts import own_facts, require_equal
 from tilewise.comm.peer import error_of
+from tilewise.comm.wire_channel import WireChannel
 from tilewise.core import PeerLost, TilewiseError
-from tilewise.core.frames import pack
+from tilewise.core.frames import HEAD, pack
 
 
 def read_messages(folder: Path, data: bytes) -> None:
@@ -38,6 +40,48 @@ def read_messages(folder: Path, data: bytes) -> None:
                 require_equal(own_facts(), message, "process 1")
     finally:
         channel.close()
+
+
+class Frames:
+    """What a wire brings, frame by frame, then its end."""
+
+    cause = ""
+
+    def __init__(self, data: bytes) -> None:
+        self.left = data
+
+    def receive_frame(self, source: int, limit_s: float) -> bytes | None:
+        """The next one, as long as its first bytes say."""
+        if not self.left:
+            self.cause = "the end"
+            return None
+        size = HEAD.size + int.from_bytes(self.left[: HEAD.size], "big")
+        frame, self.left = self.left[:size], self.left[size:]
+        return frame
+
+
+def read_frames(folder: Path, data: bytes) -> None:
+    """The same through MPI's wire, where paths stand for descriptors: none but those of processes are opened."""
+    channel = WireChannel(Frames(data), 1, "process 1")  # type: ignore[arg-type]
+    while True:
+        try:
+            _, files = channel.receive(5.0)
+        except PeerLost as error:
+            if "got the end" in str(error):
+                return
+            raise
+        for file in files:
+            if file >= 0:
+                os.close(file)
+
+
+def valid_frames() -> list[bytes]:
+    """A program that is copied, memory that is not, questions."""
+    own = os.open("/dev/null", os.O_RDWR)  # stays open with the tests
+    paths = [5, "", f"/proc/{os.getpid()}/fd/{own}"]
+    questions = [{"id": 1, "what": "open", "executor": 1, "given": [{"num_devices": 2}], "paths": paths}]
+    copied = HEAD.pack(1) + b"x"  # a frame of five bytes, all of which are the copy
+    return [pack({"id": 2, "what": "stats", "executor": 1, "given": []}), pack(questions[0]) + copied]
 
 
 def valid_messages() -> list[bytes]:

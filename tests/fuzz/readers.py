@@ -463,6 +463,7 @@ READERS = {
     "graph": Reader(read_graph_file, cache(graphs), 12_000, mutate_graph),
     "body": Reader(body_readers.read_body, cache(body_readers.valid_bodies), 12_000, mutate_json),
     "messages": Reader(group_readers.read_messages, cache(group_readers.valid_messages), 3000),
+    "frames": Reader(group_readers.read_frames, cache(group_readers.valid_frames), 3000),
     "texts": Reader(read_texts, cache(_texts), 450),
 }
 

@@ -16,6 +16,7 @@ namespace tilewise::programs {
 
 namespace {
 
+constexpr std::chrono::milliseconds kDelay{1};  // a planted one
 constexpr int64_t kWalkBatch = 32;  // submissions per advance
 constexpr uint32_t kTimelineRecords = 1 << 16;
 
@@ -225,6 +226,7 @@ void Device::execute(uint32_t task_number, uint32_t number) {
   Worker& worker = *workers_[number];
   worker.begin(task);
   if (task.injected == Injected::kStall) worker.stall(*state_);
+  if (task.injected == Injected::kDelay) std::this_thread::sleep_for(kDelay);
   uint64_t poison = task.poison != 0 ? task.poison : state_->stopped();
   if (poison == 0) {
     const std::string& label = run_.program->labels()[task.instr->label];

@@ -37,7 +37,7 @@ struct FarView {
   FarRows rows;
 };
 
-enum class Injected : uint8_t { kNothing, kThrow, kStall };
+enum class Injected : uint8_t { kNothing, kThrow, kStall, kDelay };
 
 struct Task {
   const BoundInstr* instr = nullptr;

@@ -186,7 +186,7 @@ class TeamExecutor:
             raise self._team.group.lost(error) from None
 
     def inject(self, kind: str, device: int, label: str, index: int) -> None:
-        """For tests: the index-th task of that label on that device will 'throw' or 'stall' in the next run."""
+        """For tests: the index-th task of that label on that device will 'throw', 'stall' or 'delay' next run."""
         self._native.inject(kind, device, label, index)
         self._team.ask("inject", kind, device, label, index)
 

@@ -8,6 +8,7 @@ hold, which only makes sense of what never changes.
 from __future__ import annotations
 
 import os
+import re
 import select
 import time
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ __all__ = ["WireChannel"]
 _SLICE_S = 0.2
 _QUIET_S = 10.0  # a process of another host of which so long nothing was heard is lost
 _PIECE = 1 << 26
+_PATH = re.compile(r"/proc/[0-9]{1,10}/fd/[0-9]{1,10}")
 
 
 class WireChannel:
@@ -161,6 +163,11 @@ class WireChannel:
 def _opened(path: str, peer: str) -> int:
     if not path:
         return -1
+    if _PATH.fullmatch(path) is None:
+        raise PeerLost(
+            f"[comm.channel] memory that is handed over must be a descriptor of a process; got {path[:80]!r} from "
+            f"{peer}; start all again"
+        )
     try:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:

@@ -466,10 +466,10 @@ class GraphInstance:
             return dict(self._executor.file_traffic())
 
     def inject(self, kind: str, device: int, label: str, index: int) -> None:
-        """For tests: make a task fail in the next run.
+        """For tests: make a task fail or be late in the next run.
 
         Args:
-            kind: `throw`, or `stall` for its worker.
+            kind: `throw`, `stall` for its worker, or `delay` for a millisecond.
             device: whose task.
             label: of its instruction.
             index: which of the instruction's tasks.
@@ -477,7 +477,7 @@ class GraphInstance:
         Raises:
             PlanError: one of them is none; a call of another thread is under way.
         """
-        _border.choice("inject", "kind", kind, ("throw", "stall"))
+        _border.choice("inject", "kind", kind, ("throw", "stall", "delay"))
         _border.integer("inject", "device", device, 0, self.plan.mesh.num_devices - 1)
         _border.text("inject", "label", label)
         _border.integer("inject", "index", index, 0, _MAX_STEPS)

@@ -124,7 +124,7 @@ def test_the_gil_is_free_during_a_run(make_executor):
 
 
 def test_unknown_fault_kinds_are_refused(make_executor):
-    """inject() takes 'throw' and 'stall' only."""
+    """inject() takes 'throw', 'stall' and 'delay' only."""
     executor = make_executor(long_program(1), 1)
-    with pytest.raises(PlanError, match="'throw' or 'stall'; got 'melt'"):
+    with pytest.raises(PlanError, match="'throw', 'stall' or 'delay'; got 'melt'"):
         executor.inject("melt", 0, "long", 0)
