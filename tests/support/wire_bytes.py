@@ -24,7 +24,9 @@ def planned_bytes(plan, hosts, name="step"):
                 for operand in instruction.operands:
                     peer = peer_of(operand, own, device)
                     if peer is not None and hosts[peer] != hosts[device]:
-                        entry = program.classes[program.devices[peer].class_id].entries[call.binding[operand.slot]]
+                        entry = program.classes[program.devices[peer].class_id].entries[
+                            call.binding[operand.slot]
+                        ]
                         elements = _elements(program, device, call, replace(instruction, operands=(operand,)))
                         total += elements * DTYPES[entry.dtype].itemsize
     return total

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tilewise.comm.launcher import refuse_several
 from tilewise.core.mesh import MAX_DEVICES
 
 __all__ = ["launch"]
@@ -62,6 +63,11 @@ def launch(
     program = context.find_root().command
     if command[0] == "launch":
         raise typer.BadParameter("a launch starts one command that is not `launch`", param_hint="COMMAND")
+    refuse_several(
+        "cli.launch",
+        "a launch starts processes where no launcher has",
+        "leave out `launch` and its options, or the launcher",
+    )
     if restart:
         from tilewise.cli.restart import run_again
 

@@ -16,7 +16,14 @@ EVERY_DAY = {
     "one host": ["dp bf16 accumulated 2", "dropped partial 2"],
     "two hosts": ["fsdp f32 2", "bytes dp f32 2", "dropped partial 2"],
 }
-OF_THREE = ["fsdp f32 3", "dropped partial of fsdp 3", "tp f32 4", "counts tp 4", "resumed 4", "part skipped 4"]
+OF_THREE = [
+    "fsdp f32 3",
+    "dropped partial of fsdp 3",
+    "tp f32 4",
+    "counts tp 4",
+    "resumed 4",
+    "part skipped 4",
+]
 
 
 def command(names):
