@@ -13,7 +13,7 @@ from tilewise.comm.mpi_library import MpiLibrary, find_mpi
 from tilewise.core.environment import read
 from tilewise.core.errors import ConfigError
 
-__all__ = ["Launched", "launched", "require_mpi", "require_world"]
+__all__ = ["Launched", "launched", "refuse_several", "require_mpi", "require_world"]
 
 _MAX_PROCESSES = 1 << 24
 # From here on Slurm's numbers of steps are names: of the batch script, of an interactive shell, of what is outside.
@@ -83,6 +83,22 @@ def launched() -> Launched | None:
         )
     rank_of_pmix = _number("PMIX_RANK", _MAX_PROCESSES)
     return None if rank_of_pmix is None else Launched(_PMIX, rank_of_pmix, None)
+
+
+def refuse_several(where: str, rule: str, remedy: str) -> None:
+    """Refuse what cannot be done by one of several processes that a launcher has started.
+
+    Args:
+        where: the function, for the message.
+        rule: why.
+        remedy: what to do.
+
+    Raises:
+        ConfigError: this is one of several.
+    """
+    found = launched()
+    if found is not None and found.has_several:
+        raise ConfigError(f"[{where}] {rule}; got {found} by {found.launcher}; {remedy}")
 
 
 def require_mpi(found: Launched) -> MpiLibrary:

@@ -34,8 +34,6 @@ class ProcessGroup(Group):
 
     def __init__(self, num_processes: int | None = None) -> None:
         world = join_world()
-        if world is not None and world.rank > 0:
-            _serve(world)
         if num_processes is None and world is None:
             raise ConfigError(
                 "[comm.ProcessGroup] num_processes must be given where no launcher has started several; got none; say "
@@ -46,6 +44,8 @@ class ProcessGroup(Group):
                 f"[comm.ProcessGroup] num_processes must be what the launcher has started, or left out; got "
                 f"{num_processes!r} and {world.size} processes; leave it out"
             )
+        if world is not None and world.rank > 0:
+            _serve(world)
         size = world.size if world is not None else num_processes
         super().__init__(size, "tilewise.distributed.worker", world)  # type: ignore[arg-type]
 

@@ -9,6 +9,7 @@ and `Program.finish`, which refuses what kernels or the network of signals could
 
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
 import signal
@@ -225,9 +226,12 @@ def serve_world(world: World) -> NoReturn:
     if not is_done:
         os._exit(1)
     world.leave()
-    sys.exit(
-        0
-    )  # MPICH tells its launcher at the very end: one that is cut short counts as killed, and all with it
+    sys.stderr.flush()
+    # Not os._exit: MPICH takes leave of its mpiexec in a function that it has registered for the end of the process, and
+    # an mpiexec that has not heard of it ends the leader, whose exit code and last output are lost. Nor SystemExit, which
+    # the user's program could catch.
+    ctypes.CDLL(None).exit(0)
+    raise AssertionError("exit does not return")
 
 
 def _run(worker: Worker) -> bool:

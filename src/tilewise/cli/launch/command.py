@@ -10,6 +10,7 @@ import typer
 
 from tilewise.cli.launch.hosts import place_processes, read_hosts
 from tilewise.cli.launch.over_mpi import find_mpiexec, run_over_hosts
+from tilewise.comm.launcher import refuse_several
 from tilewise.core.mesh import MAX_DEVICES
 
 __all__ = ["launch"]
@@ -89,6 +90,11 @@ def launch(
     program = context.find_root().command
     if command[0] == "launch":
         raise typer.BadParameter("a launch starts one command that is not `launch`", param_hint="COMMAND")
+    refuse_several(
+        "cli.launch",
+        "a launch starts processes where no launcher has",
+        "leave out `launch` and its options, or the launcher",
+    )
     placed = None
     if hosts is not None:
         placed = place_processes(read_hosts(hosts), processes)

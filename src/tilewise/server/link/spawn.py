@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilewise.comm import active_group
+from tilewise.comm.launcher import refuse_several
 from tilewise.core.frames import pack
 from tilewise.core.spawn import Spawned
 
@@ -27,5 +28,14 @@ class EngineSpawned(Spawned):
 
 
 def spawn_engine() -> EngineSpawned:
-    """Start a process that loads its modules, and a model when it is told of one."""
+    """Start a process that loads its modules, and a model when it is told of one.
+
+    Raises:
+        ConfigError: a launcher has started several processes, which the engine's cannot join.
+    """
+    refuse_several(
+        "server.serve",
+        "a server starts the processes of its engine itself, on one host",
+        "start it without the launcher: `tilewise launch -n N serve ...`",
+    )
     return EngineSpawned("tilewise.server.link.engine_process")

@@ -1,0 +1,139 @@
+"""Commands and scripts that mpiexec has started: they end as one process does, and say what it says, once."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from native.distributed.test_launch import command, make_run, weights
+from support.hosts import find_mpiexec
+
+MPIEXEC = find_mpiexec()
+pytestmark = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec: pip install mpich")
+
+GROUP = """
+import sys, time
+import tilewise as tw
+with tw.ProcessGroup() as group:
+    group.start()
+    print("inside", group.num_processes)
+"""
+
+
+def under_mpi(folder, words, num_processes=2):
+    """Run to the end."""
+    told = [MPIEXEC, "-n", str(num_processes), *words]
+    return subprocess.run(
+        told, capture_output=True, text=True, timeout=60, cwd=folder, stdin=subprocess.DEVNULL
+    )
+
+
+def script(folder, *lines, num_processes=2):
+    """Run a script's lines."""
+    return under_mpi(folder, [sys.executable, "-c", "\n".join(lines)], num_processes)
+
+
+def trained(folder, directory, num_processes, *options, mesh="dp = 2"):
+    """Train as a configuration says; a finished run's weights."""
+    given = make_run(folder, directory)
+    text = (folder / given).read_text().replace("steps = 60", "steps = 8").replace("every = 5", "every = 3")
+    (folder / given).write_text(text.replace("dp = 2", mesh))
+    words = command("train", given, *options)
+    done = under_mpi(folder, words, num_processes)
+    assert done.returncode == 0 and done.stdout == f"{directory}/model\n", done.stderr
+    return weights(folder, directory)
+
+
+def go_back(run):
+    """Forget what a run has left since its first checkpoint."""
+    kept, *others = sorted((run / "checkpoints").glob("step-*"))
+    assert others
+    for path in (*others, run / "model"):
+        shutil.rmtree(path)
+    return kept
+
+
+@pytest.mark.slow
+def test_training_and_resuming_over_another_number_of_processes(tmp_path):
+    """Two processes and one train the same; what two have begun goes on over four, and over one."""
+    alone = trained(tmp_path, "alone", 1)
+    assert trained(tmp_path, "two", 2) == alone
+    for num_processes, mesh in ((4, "dp = 4"), (1, "dp = 2"), (3, "dp = 4")):
+        go_back(tmp_path / "two")
+        assert trained(tmp_path, "two", num_processes, "--resume", mesh=mesh) == alone
+    words = command("generate", "two/model", "def f", "--max-tokens", "12")
+    written = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    for num_processes in (1, 2):
+        done = under_mpi(tmp_path, [*words, "--tp", "2"], num_processes)
+        assert (done.returncode, done.stdout) == (0, written)
+
+
+@pytest.mark.parametrize(
+    "arguments,words",
+    [
+        (("verify", "--nonsense"), "No such option: --nonsense"),
+        pytest.param(("verify", "none.toml", "--mesh", "dp=2"), "no such file", marks=pytest.mark.slow),
+        pytest.param(("verify", "run.toml", "--mesh", "dp=3"), "got 3 parts", marks=pytest.mark.slow),
+        pytest.param(("launch", "-n", "2", "doctor"), "process 0 of 2 by mpiexec", marks=pytest.mark.slow),
+        pytest.param(
+            ("launch", "-n", "2", "--restart", "1", "doctor"), "leave out `launch`", marks=pytest.mark.slow
+        ),
+        pytest.param(("serve", "x"), "`tilewise launch -n N serve ...`", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_said_once(tmp_path, arguments, words):
+    """One line, and the command's own exit code from mpiexec."""
+    make_run(tmp_path, "run")
+    done = under_mpi(tmp_path, command(*arguments))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("tilewise: ") and words in done.stderr
+
+
+@pytest.mark.slow
+def test_one_process_of_mpiexec_is_alone(tmp_path):
+    """MPI is not needed: the command does what it does without."""
+    words = command("verify", make_run(tmp_path, "run"), "--mesh", "dp=2", "--steps", "1")
+    done = under_mpi(tmp_path, words, 1)
+    alone = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, alone.stdout, alone.stderr)
+
+
+@pytest.mark.parametrize("code", [0, pytest.param(3, marks=pytest.mark.slow)])
+def test_the_leader_goes_on_after_its_group(tmp_path, code):
+    """Its output and exit code arrive, also when the others have long ended."""
+    rest = ["time.sleep(0.4)", "print('after')", f"sys.exit({code})"]
+    done = script(tmp_path, GROUP, *rest)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "inside 2\nafter\n", "")
+
+
+@pytest.mark.slow
+def test_an_error_of_the_script_ends_all(tmp_path):
+    """It is shown once; the others, which wait for work, end with it."""
+    done = script(tmp_path, GROUP, "    raise ValueError('mine')")
+    assert done.returncode == 1 and done.stderr.count("ValueError: mine") == 1
+    assert done.stdout == "inside 2\n" and done.stderr.count("Traceback") == 1
+
+
+@pytest.mark.slow
+def test_a_second_group_is_refused(tmp_path):
+    """Processes of a launcher are joined once."""
+    done = script(tmp_path, GROUP, "tw.ProcessGroup()")
+    assert done.returncode == 1
+    assert "processes of a launcher are joined once; got a second time after the end" in done.stderr
+
+
+@pytest.mark.slow
+def test_another_number_of_processes_is_refused_in_all(tmp_path):
+    """Each says what it was given and what there is."""
+    done = script(tmp_path, "import tilewise as tw", "tw.ProcessGroup(3)", "print('not here')")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("got 3 and 2 processes; leave it out") == 2
+
+
+@pytest.mark.slow
+def test_a_script_without_a_group_runs_in_every_process(tmp_path):
+    """As any program does: nothing but `ProcessGroup` joins them."""
+    done = script(tmp_path, "import tilewise as tw", "import os", "os.write(1, b'here,')", num_processes=3)
+    assert (done.returncode, done.stdout) == (0, "here," * 3)
