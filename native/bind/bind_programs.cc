@@ -205,7 +205,7 @@ nb::list timeline(const Executor& executor) {
 }
 
 nb::dict file_traffic(const Executor& executor) {
-  const Traffic traffic = executor.file_traffic();
+  const Traffic traffic = executor.stats().files;
   nb::dict result;
   result["bytes_read"] = traffic.bytes_read;
   result["bytes_written"] = traffic.bytes_written;
@@ -394,7 +394,7 @@ void bind_executor(nb::module_& m) {
       .def("buffer", &buffer, nb::arg("device"), nb::arg("offset"), nb::arg("bytes"),
            "Writable uint8 array on a device's memory; keeps that memory alive.")
       .def(
-          "reaches", [](const Executor& self, int64_t device) { return self.reaches(device); }, nb::arg("device"),
+          "reaches", [](const Executor& self, int64_t device) { return self.arena(device)->is_mapped(); }, nb::arg("device"),
           "Whether a device's memory can be had by buffer(): it is of this host.")
       .def("move", &move, nb::arg("way"), nb::arg("device"), nb::arg("offset"), nb::arg("memory"),
            "'read' bytes of a device's file into a uint8 array, or 'write' them from it; of another host's device, any "

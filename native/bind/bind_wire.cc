@@ -19,72 +19,68 @@ namespace tilewise::bind {
 
 namespace {
 
-using comm::Wire;
+using comm::World;
 
 constexpr int64_t kSliceNs = 50'000'000;
 
 int64_t in_ns(double seconds) { return static_cast<int64_t>(std::min(seconds, 1e9) * 1e9); }
 
-bool send_frame(Wire& wire, int64_t to, const nb::bytes& frame, double limit_s) {
+bool send_frame(World& world, int64_t to, const nb::bytes& frame, double limit_s) {
   std::string bytes(frame.c_str(), frame.size());
   nb::gil_scoped_release release;
-  return wire.send_frame(to, std::move(bytes), in_ns(limit_s));
+  return world.frames().send(to, std::move(bytes), in_ns(limit_s));
 }
 
-nb::object receive_frame(Wire& wire, int64_t from, double limit_s) {
+nb::object receive_frame(World& world, int64_t from, double limit_s) {
   const int64_t until = now_ns() + in_ns(limit_s);
   std::optional<std::string> frame;
   do {
     {
       nb::gil_scoped_release release;
-      frame = wire.receive_frame(from, std::clamp<int64_t>(until - now_ns(), 0, kSliceNs));
+      frame = world.frames().receive(from, std::clamp<int64_t>(until - now_ns(), 0, kSliceNs));
     }
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
-  } while (!frame && !wire.has_failed() && now_ns() < until);
+  } while (!frame && !world.wire()->has_failed() && now_ns() < until);
   if (!frame) return nb::none();
   return nb::bytes(frame->data(), frame->size());
 }
 
-double probe(Wire& wire, int64_t from, int64_t bytes, double limit_s) {
+double probe(World& world, int64_t from, int64_t bytes, double limit_s) {
   nb::gil_scoped_release release;
-  return static_cast<double>(wire.probe(from, bytes, in_ns(limit_s))) * 1e-9;
+  return static_cast<double>(world.probes().measure(from, bytes, in_ns(limit_s))) * 1e-9;
 }
 
-nb::dict traffic(const Wire& wire) {
-  nb::dict result;
-  result["bytes_sent"] = wire.traffic().bytes_sent;
-  result["bytes_received"] = wire.traffic().bytes_received;
-  return result;
+double quiet_s(const World& world, int64_t process) {
+  return static_cast<double>(world.heartbeat().quiet_ns(process)) * 1e-9;
 }
 
 }  // namespace
 
 void bind_wire(nb::module_& m) {
   nb::module_ wire = m.def_submodule("wire", "Messages between processes that share no memory, over MPI.");
-  nb::class_<Wire>(wire, "Wire", "This process among those that mpiexec has started together.")
-      .def_prop_ro("rank", &Wire::rank)
-      .def_prop_ro("size", &Wire::size)
+  nb::class_<comm::Wire>(wire, "Wire", "What an executor needs of a world.");
+  nb::class_<World>(wire, "World", "This process among those that a launcher has started together.")
+      .def_prop_ro("wire", &World::wire)
+      .def_prop_ro("rank", [](const World& self) { return self.wire()->rank(); })
+      .def_prop_ro("size", [](const World& self) { return self.wire()->size(); })
       .def("send_frame", &send_frame, nb::arg("to"), nb::arg("frame"), nb::arg("limit_s"),
            "False: the other process did not take it in time, or the wire has failed.")
       .def("receive_frame", &receive_frame, nb::arg("source"), nb::arg("limit_s"),
            nb::sig("def receive_frame(self, source: int, limit_s: float) -> bytes | None"),
            "The next frame of a process; None: there was none in time, or the wire has failed.")
-      .def_prop_ro("cause", &Wire::cause, "Why it has failed or ended; empty while it goes well.")
-      .def(
-          "quiet_s",
-          [](const Wire& self, int64_t process) { return static_cast<double>(self.quiet_ns(process)) * 1e-9; },
-          nb::arg("process"), "For how long nothing was heard of a process, in seconds.")
       .def("probe", &probe, nb::arg("source"), nb::arg("num_bytes"), nb::arg("limit_s"),
            "Seconds until so many bytes have come from a process; negative: longer than that.")
-      .def("fail", &Wire::fail, nb::arg("cause"), "A process is lost: nothing is handed to MPI from now on.")
-      .def("finish", &Wire::finish, nb::call_guard<nb::gil_scoped_release>(),
-           "End MPI, together with all other processes.")
-      .def("traffic", &traffic, "bytes_sent and bytes_received: of payloads, frames among them.");
+      .def("quiet_s", &quiet_s, nb::arg("process"), "For how long nothing was heard of a process, in seconds.")
+      .def_prop_ro(
+          "cause", [](const World& self) { return self.wire()->cause(); },
+          "Why it has failed or ended; empty while it goes well.")
+      .def(
+          "fail", [](const World& self, const std::string& cause) { self.wire()->fail(cause); }, nb::arg("cause"),
+          "A process is lost: nothing is handed to MPI from now on.")
+      .def("leave", &World::leave, nb::call_guard<nb::gil_scoped_release>(), "End MPI, together with all others.");
   wire.def("join_world", &comm::join_world, nb::arg("table"), nb::arg("library"),
            nb::call_guard<nb::gil_scoped_release>(),
            "Start MPI: a file of its functions, and the library to load before it, or ''.");
-  wire.def("describe_library", &comm::describe_library, nb::arg("table"), nb::arg("library"),
-           "Which MPI that is, in a line.");
 }
 
 }  // namespace tilewise::bind

@@ -33,21 +33,14 @@ std::string text_of(const char* text) { return {text}; }
 
 }  // namespace
 
-std::string describe_library(const std::string& table, const std::string& library) {
-  const TilewiseMpi& mpi = load_table(table, library);
-  char text[512] = {};
-  mpi.library(mpi.self, text, sizeof(text));
-  return text_of(text);
-}
-
-std::shared_ptr<Wire> join_world(const std::string& table, const std::string& library) {
+std::shared_ptr<World> join_world(const std::string& table, const std::string& library) {
   const TilewiseMpi& mpi = load_table(table, library);
   const int32_t error = mpi.start(mpi.self);
   char text[512] = {};
   if (error != 0) mpi.describe(mpi.self, error, text, sizeof(text));
   check<ArgumentError>(error == 0, "[comm.join_world] MPI must start; got '", text_of(text),
                        "'; see that mpiexec and the library are of one MPI (tilewise doctor)");
-  return std::make_shared<Wire>(mpi, true);
+  return std::make_shared<World>(mpi);
 }
 
 }  // namespace tilewise::comm

@@ -7,13 +7,11 @@
 #include <memory>
 #include <string>
 
-#include "comm/wire.h"
+#include "comm/world.h"
 
 namespace tilewise::comm {
 
 /// The processes that mpiexec has started together. library: to load first; empty: the table's file names it itself.
-std::shared_ptr<Wire> join_world(const std::string& table, const std::string& library);
-/// Which MPI that is, in a line.
-std::string describe_library(const std::string& table, const std::string& library);
+std::shared_ptr<World> join_world(const std::string& table, const std::string& library);
 
 }  // namespace tilewise::comm

@@ -10,7 +10,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "comm/peers_block.h"
+#include "comm/peer_block.h"
 
 namespace tilewise::comm {
 
@@ -29,6 +29,24 @@ bool spin(Look&& look) {
   return false;
 }
 
+/// Sleeps until there is a reason, at most so long; while awake makes progress of what leads to far processes, if there
+/// are any.
+template <class Look>
+bool sleep(protocols::Sleepers<StdMemory>& sleepers, FarPeers* far, int64_t limit_ns, Look&& look) {
+  const auto progress_and_look = [&] {
+    if (far != nullptr) far->wire().progress();
+    return look();
+  };
+  if (spin(progress_and_look)) return true;
+  const int64_t until = now_ns() + limit_ns;
+  while (!look()) {
+    const int64_t left = until - now_ns();
+    if (left <= 0) return false;
+    sleepers.sleep(sleepers.look(), true, true, look, [left] { return left; });
+  }
+  return true;
+}
+
 }  // namespace
 
 void Answer::set(char* text, int64_t size, const std::string& value) {
@@ -37,7 +55,7 @@ void Answer::set(char* text, int64_t size, const std::string& value) {
   text[length] = '\0';
 }
 
-int64_t Peers::bytes(int64_t num_processes) { return num_processes * static_cast<int64_t>(sizeof(Block)); }
+int64_t Peers::bytes(int64_t num_processes) { return num_processes * static_cast<int64_t>(sizeof(PeerBlock)); }
 
 Peers::Peers(PeersOptions options)
     : options_(std::move(options)), memory_(options_.file, bytes(options_.num_processes)) {
@@ -48,33 +66,18 @@ Peers::Peers(PeersOptions options)
       "is seen; got process ",
       options_.process, " of ", count, " with ", options_.ends.size(), " ends; correct the argument");
   lives_.resize(count);
-  if (options_.wire != nullptr) join_wire();
+  if (options_.far.wire != nullptr) {
+    far_ = std::make_unique<FarPeers>(std::move(options_.far), options_.process, block(options_.process),
+                                      [this](const Raise& raise) { return take(raise); });
+  }
   block(options_.process).pid.store(getpid(), std::memory_order_relaxed);
 }
 
 Peers::~Peers() { close(); }
 
-Peers::Block& Peers::block(int64_t process) const {
-  if (is_far(process)) return *far_blocks_[process];
-  return reinterpret_cast<Block*>(memory_.data())[process];
-}
-
-/// Sleeps in this process's block until there is a reason, at most so long.
-template <class Look>
-bool Peers::sleep(int64_t limit_ns, Look&& look) {
-  const auto progress_and_look = [&] {
-    if (options_.wire != nullptr) options_.wire->progress();
-    return look();
-  };
-  if (spin(progress_and_look)) return true;
-  auto& sleepers = block(options_.process).sleepers;
-  const int64_t until = now_ns() + limit_ns;
-  while (!look()) {
-    const int64_t left = until - now_ns();
-    if (left <= 0) return false;
-    sleepers.sleep(sleepers.look(), true, true, look, [left] { return left; });
-  }
-  return true;
+PeerBlock& Peers::block(int64_t process) const {
+  if (is_far(process)) return far_->block(process);
+  return reinterpret_cast<PeerBlock*>(memory_.data())[process];
 }
 
 bool Peers::take(const Raise& raise) {
@@ -85,7 +88,7 @@ bool Peers::take(const Raise& raise) {
 
 void Peers::raise(int64_t process, const Raise& raise) {
   if (is_far(process)) {
-    raise_far(process, raise);
+    far_->raise(process, raise);
     return;
   }
   auto& mail = block(process).mail;
@@ -98,7 +101,7 @@ void Peers::raise(int64_t process, const Raise& raise) {
 }
 
 void Peers::look() {
-  if (options_.wire != nullptr) options_.wire->progress_if_due();
+  if (far_ != nullptr) far_->wire().progress_if_due();
   block(options_.process).mail.look([this](const Raise& raise) { return take(raise); });
 }
 
@@ -109,12 +112,9 @@ bool Peers::leave() {
 }
 
 void Peers::listen() {
-  if (options_.wire != nullptr) {
-    listen_to_wire();
-    return;
-  }
-  Block& own = block(options_.process);
+  PeerBlock& own = block(options_.process);
   const auto is_over = [this] { return is_closed_.load(std::memory_order_relaxed); };
+  if (far_ != nullptr) far_->listen(is_over);
   while (!is_over()) {
     own.beats.fetch_add(1, std::memory_order_relaxed);
     own.mail.listen([this](const Raise& raise) { return take(raise); }, is_over, kBeatNs);
@@ -124,25 +124,29 @@ void Peers::listen() {
 void Peers::close() {
   is_closed_.store(true, std::memory_order_relaxed);
   block(options_.process).mail.ring();
-  if (options_.wire != nullptr) options_.wire->leave(options_.team);
+  if (far_ != nullptr) far_->leave();
+}
+
+void Peers::end_raises() {
+  if (far_ != nullptr) far_->end_raises(run());
 }
 
 bool Peers::settle(int64_t limit_ns) {
   const auto has_settled = [this] {
     block(options_.process).mail.take_now([this](const Raise& raise) { return take(raise); });
-    return options_.wire == nullptr || have_far_ended();
+    return far_ == nullptr || far_->have_ended(run());
   };
-  return has_settled() || sleep(limit_ns, has_settled);
+  return has_settled() || sleep(block(options_.process).sleepers, far_.get(), limit_ns, has_settled);
 }
 
 uint64_t Peers::give(const Order& order) {
   ++num_ordered_;
   for (int64_t p = 1; p < num_processes(); ++p) {
     if (is_far(p)) {
-      give_far(p, order);
+      far_->give(p, order, num_ordered_);
       continue;
     }
-    Block& other = block(p);
+    PeerBlock& other = block(p);
     other.order.kind = order.kind;
     other.order.clears_poison = order.clears_poison;
     other.order.list = order.list;
@@ -155,9 +159,9 @@ uint64_t Peers::give(const Order& order) {
 }
 
 bool Peers::await_order(int64_t limit_ns, Order* order, uint64_t* number) {
-  Block& own = block(options_.process);
+  PeerBlock& own = block(options_.process);
   const auto has_come = [&] { return own.ordered.load(std::memory_order_acquire) > num_ordered_; };
-  if (!sleep(limit_ns, has_come)) return false;
+  if (!sleep(own.sleepers, far_.get(), limit_ns, has_come)) return false;
   num_ordered_ = own.ordered.load(std::memory_order_acquire);
   *order = own.order;
   *number = num_ordered_;
@@ -166,10 +170,10 @@ bool Peers::await_order(int64_t limit_ns, Order* order, uint64_t* number) {
 
 void Peers::answer(const Answer& answer) {
   if (is_far(0)) {
-    answer_far(answer);
+    far_->answer(answer, num_ordered_);
     return;
   }
-  Block& own = block(options_.process);
+  PeerBlock& own = block(options_.process);
   own.answer = answer;
   own.answered.store(num_ordered_, std::memory_order_release);
   block(0).sleepers.wake_all_if_any(true, true);
@@ -183,26 +187,26 @@ bool Peers::have_answered() const {
 }
 
 bool Peers::await_answers(int64_t limit_ns) {
-  return sleep(limit_ns, [this] { return have_answered(); });
+  return sleep(block(0).sleepers, far_.get(), limit_ns, [this] { return have_answered(); });
 }
 
 const Answer& Peers::answer_of(int64_t process) const { return block(process).answer; }
 
 void Peers::tell(uint64_t num_completed, bool is_at_work) {
-  Block& own = block(options_.process);
+  PeerBlock& own = block(options_.process);
   own.num_completed.store(num_completed, std::memory_order_relaxed);
   own.is_at_work.store(is_at_work, std::memory_order_relaxed);
 }
 
 Progress Peers::progress(int64_t process) const {
-  const Block& other = block(process);
+  const PeerBlock& other = block(process);
   return {other.pid.load(std::memory_order_relaxed), other.num_completed.load(std::memory_order_relaxed),
           other.is_at_work.load(std::memory_order_relaxed)};
 }
 
 void Peers::tell_stopped() {
   const bool is_new = block(options_.process).stopped.exchange(run(), std::memory_order_relaxed) != run();
-  if (is_new && options_.wire != nullptr) tell_far();
+  if (is_new && far_ != nullptr) far_->tell();
 }
 
 bool Peers::is_stopped() const {
@@ -234,13 +238,13 @@ int64_t Peers::find_lost(int64_t limit_ns, std::string* how) {
     *how = "";
     if (has_ended(p)) {
       *how = "has ended";
-    } else if (is_far(p) && options_.wire->has_failed()) {
-      *how = "cannot be reached: " + options_.wire->cause();
+    } else if (is_far(p) && far_->wire().has_failed()) {
+      *how = "cannot be reached: " + far_->wire().cause();
     } else if ((leads() || is_far(p)) && life.quiet_ns > limit_ns) {
       *how = "has stood still for " + std::to_string(life.quiet_ns / 1'000'000'000) + " s";
     }
     if (how->empty()) continue;
-    if (options_.wire != nullptr) options_.wire->fail("process " + std::to_string(p) + " " + *how);
+    if (far_ != nullptr) far_->wire().fail("process " + std::to_string(p) + " " + *how);
     return p;
   }
   return -1;

@@ -11,8 +11,6 @@
 // begins. On one host they had been sent before the leader heard of their end; from far processes there may be some
 // under way, so each says when it has raised its last one of a run, and settle() waits for that.
 //
-// Of every far process there is a block as of those that share memory, written by who takes its letters.
-//
 // Who may call: raise, look, stay, leave any worker of the process; listen one thread that does nothing else; the rest
 // the thread that leads or serves. Blocks: raise while the other's mailbox is full, and takes its own messages
 // meanwhile; await_order and await_answers up to their limits. Trusts nothing: who takes a message checks what it
@@ -20,61 +18,18 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "comm/wire.h"
+#include "comm/far_peers.h"
+#include "comm/peer_messages.h"
 #include "memory/shared_file.h"
 #include "protocols/mailbox.h"
 #include "protocols/sleepers.h"
 
 namespace tilewise::comm {
-
-/// A signal of a device rises by one.
-struct Raise {
-  uint64_t run = 0;
-  int32_t device = 0;
-  int32_t signal = 0;
-  bool is_poisoned = false;
-};
-
-inline constexpr int64_t kMaxSymbols = 256;
-inline constexpr int64_t kMaxText = 4096;
-
-/// What the leader asks for. kTalk: it has sent something by other ways.
-struct Order {
-  enum class Kind : uint8_t { kRun, kTalk };
-  Kind kind = Kind::kTalk;
-  bool clears_poison = false;  // the run before has failed somewhere
-  int64_t list = 0;
-  int64_t num_symbols = 0;
-  int64_t symbols[kMaxSymbols] = {};
-};
-
-/// How a run has ended in one process. kStopped: because it failed in another.
-struct Answer {
-  enum class Kind : uint8_t { kDone, kTaskFailed, kTimeout, kStopped, kOther };
-  Kind kind = Kind::kDone;
-  int64_t tile = 0;
-  int64_t worker = 0;
-  int64_t device = 0;
-  char op[256] = {};
-  char message[kMaxText] = {};
-  static void set(char* text, int64_t size, const std::string& value);
-};
-
-/// How far a process is, as it says itself some twenty times a second.
-struct Progress {
-  int64_t pid;
-  uint64_t num_completed;
-  bool is_at_work;  // a worker is inside a kernel
-};
-
-/// What letters of a team are about. Those from kRead on are handed on.
-enum class LetterKind : uint16_t { kRaise = 1, kOrder, kAnswer, kState, kEnd, kRead, kWrite, kWritten };
 
 struct PeersOptions {
   int64_t process = 0;  // this one; 0 leads
@@ -83,26 +38,21 @@ struct PeersOptions {
   std::vector<int> ends;  // per process a descriptor that becomes readable when it ends; -1: none is watched
   /// Takes a message of a run that has begun. Called by one thread at a time.
   std::function<void(const Raise&)> take;
-
-  std::shared_ptr<Wire> wire = nullptr;  // to far processes, whose numbers are those of the wire
-  int64_t team = 0;  // this team's number there
-  std::vector<bool> is_far = {};  // per process; empty: none is
-  /// Takes letters that are not of this class. Called inside Wire::progress().
-  std::function<void(int64_t from, const Letter& letter, const std::string& text)> take_letter = {};
+  FarOptions far = {};
 };
 
-class Peers final : private Receiver {
+struct PeerBlock;
+
+class Peers {
  public:
   explicit Peers(PeersOptions options);
-  ~Peers() override;
-  Peers(const Peers&) = delete;
-  Peers& operator=(const Peers&) = delete;
+  ~Peers();
   static int64_t bytes(int64_t num_processes);
 
   int64_t process() const { return options_.process; }
   int64_t num_processes() const { return options_.num_processes; }
   bool leads() const { return options_.process == 0; }
-  bool is_far(int64_t process) const { return !options_.is_far.empty() && options_.is_far[process]; }
+  bool is_far(int64_t process) const { return far_ != nullptr && far_->has(process); }
 
   // Raises.
 
@@ -144,39 +94,13 @@ class Peers final : private Receiver {
   bool has_ended(int64_t process) const;
 
  private:
-  struct Block;
-  Block& block(int64_t process) const;
+  PeerBlock& block(int64_t process) const;
   bool take(const Raise& raise);
   bool have_answered() const;
-  template <class Look>
-  bool sleep(int64_t limit_ns, Look&& look);
-
-  // Far processes (peers_far.cc).
-
-  void join_wire();
-  void take(int64_t from, const Letter& letter, const std::string& text) override;
-  void take_order(const Letter& letter, const std::string& text);
-  void take_answer(int64_t from, const Letter& letter, const std::string& text);
-  void refuse(int64_t from, const Letter& letter);
-  Letter letter_of(LetterKind kind) const;
-  void post_to_far(const Letter& letter);
-  void raise_far(int64_t process, const Raise& raise);
-  void give_far(int64_t process, const Order& order);
-  void answer_far(const Answer& answer);
-  void tell_far();
-  void deliver();
-  void listen_to_wire();
-  bool have_far_ended() const;
 
   PeersOptions options_;
   memory::SharedFile memory_;
-  std::vector<std::unique_ptr<Block>> far_blocks_;  // per process; none of those that share memory
-  struct Undelivered {
-    Raise raise;
-    int64_t from = 0;
-    bool is_end = false;  // the sender's last raise of raise.run was before this
-  };
-  std::deque<Undelivered> undelivered_;  // while the mailbox is full; of who is inside progress()
+  std::unique_ptr<FarPeers> far_;  // none: all share memory
   uint64_t num_ordered_ = 0;  // given, or received
   std::atomic<uint64_t> run_{0};
   std::atomic<bool> is_closed_{false};

@@ -1,4 +1,4 @@
-// Letters, payloads and frames between processes, over an MPI of threads that delays them; and what is refused.
+// Letters and payloads between processes, over an MPI of threads that delays them; and what is refused.
 #include "comm/wire.h"
 
 #include <thread>
@@ -104,27 +104,6 @@ CASE("what is given and what is asked for reaches its memory, hundreds at once")
   EXPECT(bytes > 0 && one.traffic().bytes_received == bytes && other.traffic().bytes_sent == bytes);
 }
 
-CASE("frames come in order between threads, and what does not come is said in time") {
-  FakeWorld world(2, 3);
-  Wire one(world.rank(0));
-  Wire other(world.rank(1));
-  std::thread echo([&] {
-    for (int64_t n = 0; n < 60; ++n) {
-      const auto frame = other.receive_frame(0, kPatience);
-      EXPECT(frame.has_value() && other.send_frame(0, *frame + "!", kPatience));
-    }
-  });
-  for (int64_t n = 0; n < 60; ++n) {
-    EXPECT(one.send_frame(1, std::string(n * 999, static_cast<char>('a' + n % 26)), kPatience));
-  }
-  for (int64_t n = 0; n < 60; ++n) {
-    EXPECT(one.receive_frame(1, kPatience) == std::string(n * 999, static_cast<char>('a' + n % 26)) + "!");
-  }
-  echo.join();
-  EXPECT(!one.receive_frame(1, 1'000'000).has_value());
-  EXPECT(!one.has_failed());
-}
-
 CASE("a message that is no letter, or not the next one, ends the wire and is not taken") {
   struct Fault {
     const char* name;
@@ -187,33 +166,10 @@ CASE("after an error nothing goes on, and waiting ends") {
   std::vector<std::byte> into(10);
   one.ask(1, letter_of(2), into.data(), std::ssize(into), {});
   world.break_rank(0);
-  EXPECT(!one.receive_frame(1, kPatience).has_value());
+  EXPECT(!one.wait(kPatience, [] { return false; }));
   EXPECT(one.cause() == "MPI could not send: connection reset" ||
          one.cause().find("connection reset") != std::string::npos);
   one.leave(kTeam);
-}
-
-CASE("a probe takes as long as its bytes do, and one that cannot be is refused by both sides") {
-  FakeWorld world(2, 9);
-  Wire one(world.rank(0));
-  Wire other(world.rank(1), true);
-  EXPECT(one.probe(1, 100'000, kPatience) > 0);
-  EXPECT(one.probe(1, 0, kPatience) > 0);
-  EXPECT_EQ(one.traffic().bytes_received, int64_t{100'000});
-  Letter letter;
-  letter.team = -3;
-  letter.numbers[0] = kMostProbe + 1;
-  std::byte into{};
-  one.ask(1, letter, &into, 1, {});
-  EXPECT(until(one, other, [&] { return other.has_failed(); }));
-}
-
-CASE("a process that stands still is quiet, one that does nothing is not") {
-  FakeWorld world(3, 8);
-  Wire one(world.rank(0), true);
-  Wire idle(world.rank(1), true);
-  std::this_thread::sleep_for(std::chrono::milliseconds(700));
-  EXPECT(one.quiet_ns(1) < 600'000'000 && one.quiet_ns(2) > 600'000'000);
 }
 
 CASE("arguments that cannot be are refused") {
@@ -229,7 +185,7 @@ CASE("arguments that cannot be are refused") {
   };
   EXPECT(is_refused([&] { one.post(0, letter_of(1)); }));
   EXPECT(is_refused([&] { one.post(2, letter_of(1)); }));
-  EXPECT(is_refused([&] { one.receive_frame(-1, 0); }));
+  EXPECT(is_refused([&] { one.receive(-1, letter_of(1), nullptr, 0, {}); }));
 }
 
 TILEWISE_TEST_MAIN

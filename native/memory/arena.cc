@@ -48,7 +48,7 @@ Arena::Arena(int shared_file, int64_t bytes, std::unique_ptr<SpillFile> file)
   data_ = shared_->data();
 }
 
-Arena::Arena(Addresses addresses) : bytes_(addresses.bytes), behind_(addresses.file_bytes) {
+Arena::Arena(Addresses addresses) : bytes_(addresses.bytes), behind_(addresses.file_bytes), is_reserved_(true) {
   if (mapped_bytes() > 0) data_ = map(nullptr, mapped_bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
 }
 

@@ -33,6 +33,8 @@ class Arena {
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
 
+  /// Whether there is memory behind its addresses.
+  bool is_mapped() const { return !is_reserved_; }
   const SpillFile* file() const { return file_.get(); }
   /// Offset of the file's first byte.
   int64_t file_begin() const { return file_begin(bytes_); }
@@ -50,6 +52,7 @@ class Arena {
   std::byte* data_ = nullptr;
   int64_t bytes_;
   int64_t behind_ = 0;  // addresses of a file that is not here
+  bool is_reserved_ = false;
   std::unique_ptr<SpillFile> file_;
   std::unique_ptr<SharedFile> shared_;
 };

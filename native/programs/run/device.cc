@@ -9,6 +9,7 @@
 #include <sstream>
 #include <thread>
 
+#include "programs/far/fetch.h"
 #include "programs/run/errors.h"
 #include "protocols/spin_lock.h"
 
@@ -24,21 +25,6 @@ std::unique_ptr<memory::SpillFile> file_of(const DeviceOptions& options) {
   if (options.file_bytes == 0) return nullptr;
   if (options.spill_file < 0) return std::make_unique<memory::SpillFile>(options.file_directory, options.file_bytes);
   return std::make_unique<memory::SpillFile>(fcntl(options.spill_file, F_DUPFD_CLOEXEC, 0), options.file_bytes);
-}
-
-/// Whether all that a task does is to copy what is fetched to places without gaps: then it lands there.
-bool lands(Task& task, std::vector<FarRows>& wanted, std::vector<std::byte*>& ends) {
-  if (!task.instr->is_copy || task.injected != Injected::kNothing || 2 * std::ssize(task.far) != task.num_views())
-    return false;
-  for (size_t i = 0; i < task.far.size(); ++i) {
-    const int64_t from = task.far[i].view;
-    const kernels::TileView& to = task.views()[from - 1];
-    const kernels::TileView& of = task.views()[from];
-    if (from % 2 == 0 || to.cols != to.stride || to.cols != of.cols || to.rows > of.rows || to.rows == 0) return false;
-    wanted[i].rows = to.rows;
-    ends.push_back(static_cast<std::byte*>(to.data));
-  }
-  return true;
 }
 
 }  // namespace
@@ -158,32 +144,9 @@ bool Device::admit(uint32_t number) {
   if (!has_come) return false;
   if (task.is_moved) return true;
   if (task.instr->moves != Moves::kNothing) return !start_transfer(number);
-  return task.far.empty() || !start_fetch(number);
-}
-
-// False: the task will be skipped. Nothing of it may be touched after the fetch was handed over.
-bool Device::start_fetch(uint32_t place) {
-  Task& task = tasks_[place];
-  if (task.poison != 0 || state_->stopped() != 0) return false;
-  std::vector<FarRows> wanted;
-  for (const FarView& far : task.far) wanted.push_back(far.rows);
-  task.is_moved = true;
-  if (std::vector<std::byte*> ends; lands(task, wanted, ends)) {
-    task.is_landed = true;
-    run_.far->read(wanted, ends, [this, place] { signal_raised(place, 0); });
-    return true;
-  }
-  run_.far->fetch(wanted, [this, place](Staging::Block block, const std::vector<std::byte*>& rows) {
-    Task& fetched = tasks_[place];
-    fetched.staging = block;
-    for (size_t i = 0; i < rows.size(); ++i) {
-      kernels::TileView& view = fetched.views()[fetched.far[i].view];
-      view.data = rows[i];
-      view.stride = view.cols;
-    }
-    signal_raised(place, 0);
-  });
-  return true;
+  if (task.far.empty() || task.poison != 0 || state_->stopped() != 0) return true;
+  start_fetch(*run_.far, task, [this, number] { signal_raised(number, 0); });
+  return false;
 }
 
 // False: there is nothing to move. Nothing of the task may be touched after the transfer was handed over.

@@ -29,7 +29,7 @@
 #include <vector>
 
 #include "memory/arena.h"
-#include "programs/run/far_memory.h"
+#include "programs/far/far_memory.h"
 #include "programs/run/run_state.h"
 #include "programs/run/walker.h"
 #include "programs/run/worker.h"
@@ -124,7 +124,6 @@ class Device final : private tasks::Host {
   void submit(uint32_t task, uint32_t worker);
   void signal_raised(uint32_t task, uint64_t poison);
   bool start_transfer(uint32_t task);
-  bool start_fetch(uint32_t task);
   void raise_signals(const Task& task, uint64_t poison);
 
   std::shared_ptr<RunState> state_;

@@ -250,7 +250,7 @@ std::byte* Executor::memory(int64_t device, int64_t offset, int64_t bytes) const
   check<ArgumentError>(offset >= 0 && bytes >= 0 && offset <= size - bytes,
                        "[runtime.Executor.buffer] a buffer must lie inside the device's arena of ", size,
                        " bytes; got offset ", offset, " and ", bytes, " bytes; use the plan's offsets");
-  check<ArgumentError>(!is_far_device(options_.team, device),
+  check<ArgumentError>(arenas_[device]->is_mapped(),
                        "[runtime.Executor.buffer] a buffer is memory of this host; got device ", device,
                        " of another; use move()");
   return team_->arenas[device] + offset;
@@ -259,16 +259,11 @@ std::byte* Executor::memory(int64_t device, int64_t offset, int64_t bytes) const
 void Executor::move(memory::SpillFile::Way way, int64_t device, int64_t offset, std::byte* memory,
                     int64_t bytes) const {
   check_device(device, "move");
-  if (is_far_device(options_.team, device)) {
+  if (!arenas_[device]->is_mapped()) {
     team_->far->move(way, device, offset, memory, bytes);
   } else {
     arenas_[device]->move(way, offset, memory, bytes);
   }
-}
-
-bool Executor::reaches(int64_t device) const {
-  check_device(device, "reaches");
-  return !is_far_device(options_.team, device);
 }
 
 std::shared_ptr<memory::Arena> Executor::arena(int64_t device) const {
@@ -313,11 +308,6 @@ void Executor::reset_transfers() {
   transfers_.clear();
 }
 
-Traffic Executor::file_traffic() const {
-  check_idle("file_traffic");
-  return team_->state->files().traffic();
-}
-
 std::vector<int64_t> Executor::allocated_bytes() const {
   std::vector<int64_t> bytes;
   for (const auto& device : team_->devices) bytes.push_back(device != nullptr ? device->bytes() : 0);
@@ -326,7 +316,8 @@ std::vector<int64_t> Executor::allocated_bytes() const {
 
 ExecutorStats Executor::stats() const {
   check_idle("stats");
-  ExecutorStats stats{num_runs_, num_completed(*team_), 0, 0, 0};
+  ExecutorStats stats{
+      .num_runs = num_runs_, .num_tasks = num_completed(*team_), .files = team_->state->files().traffic()};
   if (team_->far != nullptr) stats.bytes_fetched = team_->far->bytes_fetched();
   if (broken_) return stats;
   for (const auto& device : team_->devices) {

@@ -41,6 +41,7 @@ struct ExecutorStats {
   int64_t window_high_water = 0;
   int64_t timeline_dropped = 0;
   int64_t bytes_fetched = 0;  // of far devices, by tasks
+  Traffic files = {};         // between memory and files since the executor was made
 };
 
 /// A fault for the next run: the index-th task of that label on the device.
@@ -71,8 +72,6 @@ class Executor {
   void close();
 
   std::byte* memory(int64_t device, int64_t offset, int64_t bytes) const;
-  /// Whether a device is of this host.
-  bool reaches(int64_t device) const;
   std::shared_ptr<memory::Arena> arena(int64_t device) const;
   /// Between a device's file, or anything of a far device, and memory of the host.
   void move(memory::SpillFile::Way way, int64_t device, int64_t offset, std::byte* memory, int64_t bytes) const;
@@ -82,8 +81,6 @@ class Executor {
   const std::vector<std::string>& timeline_labels() const;
   const std::map<std::string, std::vector<int64_t>>& transfers() const;
   void reset_transfers();
-  /// What has gone between memory and files since the executor was made.
-  Traffic file_traffic() const;
   /// Per device, all it has reserved: arena, scratch of its workers, signals, task engine.
   std::vector<int64_t> allocated_bytes() const;
   ExecutorStats stats() const;

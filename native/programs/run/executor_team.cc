@@ -112,11 +112,13 @@ void join_team(Team& team, const TeamOptions& options, const std::vector<std::sh
       .file = options.team_file,
       .ends = options.peer_files,
       .take = [&team](const comm::Raise& raise) { take_raise(team, raise); },
-      .wire = options.hosts.empty() ? nullptr : options.wire,
-      .team = options.number,
-      .is_far = std::move(is_far),
-      .take_letter = [&team](int64_t from, const comm::Letter& letter,
-                             const std::string& text) { team.far->take(from, letter, text); },
+      .far = options.hosts.empty()
+                 ? comm::FarOptions{}
+                 : comm::FarOptions{.wire = options.wire,
+                                    .team = options.number,
+                                    .is_far = std::move(is_far),
+                                    .take = [&team](int64_t from, const comm::Letter& letter,
+                                                    const std::string& text) { team.far->take(from, letter, text); }},
   });
 }
 

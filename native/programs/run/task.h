@@ -11,7 +11,7 @@
 #include "comm/signal.h"
 #include "kernels/kernel.h"
 #include "programs/bound.h"
-#include "programs/run/far_memory.h"
+#include "programs/far/far_memory.h"
 
 namespace tilewise::programs {
 

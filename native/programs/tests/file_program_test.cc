@@ -82,7 +82,7 @@ CASE("tiles of a file are counted up in memory, whole pages or parts of them, on
         executor.run(program, {});
         for (int64_t d = 0; d < num_devices; ++d) EXPECT(holds(executor, d, cols, 20 * run));
       }
-      const Traffic traffic = executor.file_traffic();
+      const Traffic traffic = executor.stats().files;
       EXPECT_EQ(traffic.bytes_read, 3 * num_devices * 40 * kRows * cols * 8);
       EXPECT_EQ(traffic.bytes_written, traffic.bytes_read);
       EXPECT(traffic.busy_ns > 0);
@@ -131,8 +131,8 @@ CASE("a disk that fails is the error of the task that it failed; the next run is
     EXPECT_EQ(error.worker, -1);
   }
   EXPECT(contains(message, "[memory.SpillFile]") && contains(message, "kernel 'fetch_f64' in 'fetch'["));
-  EXPECT_EQ(executor.file_traffic().bytes_read, 0);  // and nothing counts that was not moved
-  EXPECT_EQ(executor.file_traffic().bytes_written, 0);
+  EXPECT_EQ(executor.stats().files.bytes_read, 0);  // and nothing counts that was not moved
+  EXPECT_EQ(executor.stats().files.bytes_written, 0);
   EXPECT_EQ(ftruncate(file, bytes), 0);
   executor.run(program, {});
   EXPECT_EQ(counts_of(executor, 0, 512)[0], 2u);

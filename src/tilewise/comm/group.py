@@ -24,7 +24,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tilewise._native.wire import Wire
+from tilewise._native.wire import World as Native
 from tilewise.comm.facts import own_facts, own_host, require_equal
 from tilewise.comm.links import BUSY_S, Link, bandwidth, round_trip
 from tilewise.comm.peer import JoinedPeer, Peer, SpawnedPeer, watched
@@ -146,7 +146,7 @@ class Group:
     def _peer(self, number: int) -> Peer:
         if self._world is None:
             return SpawnedPeer(number, self._worker)
-        return JoinedPeer(number, self._world.wire)
+        return JoinedPeer(number, self._world.native)
 
     def close(self) -> None:
         """End the workers. What runs over several processes is closed first; arrays of it stay."""
@@ -202,7 +202,7 @@ class Group:
                 self._dropped.popleft().close()
             self._teams = {team for team in self._teams if not team.is_closed}
             self._num_opened += 1
-            wire = self._world.wire if self._world is not None else None
+            wire = self._world.native.wire if self._world is not None else None
             team = Team(self, self._num_opened, processes, self._ends, content, options, wire)
             self._teams.add(team)
         executor = TeamExecutor(team)
@@ -263,13 +263,13 @@ class Group:
         found: list[Link] = []
         if self._world is None:
             return found
-        wire = self._world.wire
+        native = self._world.native
         with self._lock:
             self.start()
             for number, host in enumerate(self.hosts[1:], 1):
                 rates: list[float] = []
-                measure = partial(_add_bandwidth, wire, number, rates)
-                trip = round_trip(wire, number)
+                measure = partial(_add_bandwidth, native, number, rates)
+                trip = round_trip(native, number)
                 measure()
                 self.ask(0, "compute", BUSY_S, only=[number], then=measure)
                 found.append(Link(number, host, trip, *rates))
@@ -331,5 +331,5 @@ class Group:
         self._ends = []
 
 
-def _add_bandwidth(wire: Wire, process: int, rates: list[float]) -> None:
-    rates.append(bandwidth(wire, process))
+def _add_bandwidth(world: Native, process: int, rates: list[float]) -> None:
+    rates.append(bandwidth(world, process))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewise._native.wire import Wire
+from tilewise._native.wire import World
 from tilewise.core.errors import PeerLost
 
 __all__ = ["BUSY_S", "Link", "bandwidth", "compute", "round_trip"]
@@ -43,30 +43,30 @@ class Link:
     busy_bytes_per_s: float
 
 
-def round_trip(wire: Wire, process: int) -> float:
+def round_trip(world: World, process: int) -> float:
     """Seconds until eight bytes have come from a process.
 
     Raises:
         PeerLost: it does not answer.
     """
-    return _median_s(wire, process, 8, _ROUND_TRIPS)
+    return _median_s(world, process, 8, _ROUND_TRIPS)
 
 
-def bandwidth(wire: Wire, process: int) -> float:
+def bandwidth(world: World, process: int) -> float:
     """Bytes a second from a process.
 
     Raises:
         PeerLost: it does not answer.
     """
-    return _LARGE / _median_s(wire, process, _LARGE, _TRANSFERS)
+    return _LARGE / _median_s(world, process, _LARGE, _TRANSFERS)
 
 
-def _median_s(wire: Wire, process: int, num_bytes: int, times: int) -> float:
-    found = [wire.probe(process, num_bytes, _PATIENCE_S) for _ in range(times)]
+def _median_s(world: World, process: int, num_bytes: int, times: int) -> float:
+    found = [world.probe(process, num_bytes, _PATIENCE_S) for _ in range(times)]
     if min(found) < 0:
         raise PeerLost(
             f"[comm.links] a process must answer; got nothing of process {process} for {_PATIENCE_S:g} s"
-            f"{': ' if wire.cause else ''}{wire.cause}; see that its host can be reached"
+            f"{': ' if world.cause else ''}{world.cause}; see that its host can be reached"
         )
     return statistics.median(found)
 

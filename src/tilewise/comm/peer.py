@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from tilewise._native.wire import Wire
+from tilewise._native.wire import World
 from tilewise.comm.channel import Channel, Message
 from tilewise.comm.wire_channel import WireChannel
 from tilewise.core import errors
@@ -121,11 +121,11 @@ class JoinedPeer(Peer):
 
     Args:
         number: of the process, and in the world.
-        wire: to it.
+        world: of both.
     """
 
-    def __init__(self, number: int, wire: Wire) -> None:
-        self._wire_channel = WireChannel(wire, number, f"process {number}")
+    def __init__(self, number: int, world: World) -> None:
+        self._wire_channel = WireChannel(world, number, f"process {number}")
         super().__init__(number, self._wire_channel)
 
     def met(self, pid: int, is_near: bool) -> None:

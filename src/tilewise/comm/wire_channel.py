@@ -13,7 +13,7 @@ import select
 import time
 from collections.abc import Sequence
 
-from tilewise._native.wire import Wire
+from tilewise._native.wire import World
 from tilewise.comm.channel import Message
 from tilewise.comm.memory import content_of, shared_content
 from tilewise.core.errors import CommTimeout, PeerLost, ResourceError
@@ -31,7 +31,7 @@ class WireChannel:
     """One end. One thread sends at a time, and one receives.
 
     Args:
-        wire: to all processes.
+        world: of all processes.
         number: of the process at the other end.
         peer: who that is, in words.
 
@@ -39,9 +39,9 @@ class WireChannel:
         is_near: whether it is on this host.
     """
 
-    def __init__(self, wire: Wire, number: int, peer: str) -> None:
+    def __init__(self, world: World, number: int, peer: str) -> None:
         self.peer, self.is_near = peer, False
-        self._wire, self._number, self._ended = wire, number, -1
+        self._world, self._number, self._ended = world, number, -1
 
     def watch(self, ended: int) -> None:
         """Notice the end of the other process by a descriptor; it stays the caller's. -1: by its silence."""
@@ -75,7 +75,7 @@ class WireChannel:
                 self._send(copy[begin : begin + _PIECE], patience_s)
 
     def _send(self, frame: bytes, patience_s: float) -> None:
-        if not self._wire.send_frame(self._number, frame, patience_s):
+        if not self._world.send_frame(self._number, frame, patience_s):
             raise self.lost() if self._is_gone() else self._late(patience_s)
 
     def receive(self, patience_s: float | None = None) -> tuple[Message, list[int]]:
@@ -120,7 +120,7 @@ class WireChannel:
         until = None if patience_s is None else time.monotonic() + patience_s
         while True:
             left = _SLICE_S if until is None else min(_SLICE_S, until - time.monotonic())
-            if (frame := self._wire.receive_frame(self._number, max(left, 0.0))) is not None:
+            if (frame := self._world.receive_frame(self._number, max(left, 0.0))) is not None:
                 return frame
             if self._is_gone():
                 raise self.lost()
@@ -128,17 +128,17 @@ class WireChannel:
                 raise self._late(patience_s or 0.0)
 
     def _is_gone(self) -> bool:
-        if self._wire.cause:
+        if self._world.cause:
             return True
         if self._ended < 0:
-            return self._wire.quiet_s(self._number) > _QUIET_S
+            return self._world.quiet_s(self._number) > _QUIET_S
         poll = select.poll()
         poll.register(self._ended, select.POLLIN)
         return bool(poll.poll(0))
 
     def lost(self) -> PeerLost:
         """The error of a peer that is gone."""
-        how = self._wire.cause or ("its end" if self._ended >= 0 else f"nothing of it for {_QUIET_S:g} s")
+        how = self._world.cause or ("its end" if self._ended >= 0 else f"nothing of it for {_QUIET_S:g} s")
         return PeerLost(
             f"[comm.channel] processes must live as long as their group; got {how} ({self.peer}); see what it printed, "
             "and whether its host can be reached"
@@ -157,7 +157,7 @@ class WireChannel:
         )
 
     def close(self) -> None:
-        """The wire stays: it is the world's."""
+        """Nothing: the world stays."""
 
 
 def _opened(path: str, peer: str) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 
-from tilewise._native.wire import Wire
+from tilewise._native.wire import World as Native
 from tilewise._native.wire import join_world as join_native
 from tilewise.comm.launcher import launched, require_mpi, require_world
 from tilewise.core.errors import ConfigError
@@ -22,31 +22,31 @@ class World:
     """Made by `join_world`.
 
     Attributes:
-        wire: to the others.
+        native: what carries messages to the others.
         name: of the MPI, in words.
     """
 
-    def __init__(self, wire: Wire, name: str) -> None:
-        self.wire, self.name = wire, name
+    def __init__(self, native: Native, name: str) -> None:
+        self.native, self.name = native, name
 
     @property
     def rank(self) -> int:
         """Which process this is; 0 leads."""
-        return self.wire.rank
+        return self.native.rank
 
     @property
     def size(self) -> int:
         """How many there are."""
-        return self.wire.size
+        return self.native.size
 
     def leave(self) -> None:
         """End MPI with all the others, unless one is lost: then nothing is handed to MPI any more."""
-        if not self.wire.cause:
-            self.wire.finish()
+        if not self.native.cause:
+            self.native.leave()
 
     def give_up(self, cause: str) -> None:
         """A process is lost: nothing is handed to MPI from now on."""
-        self.wire.fail(cause)
+        self.native.fail(cause)
 
 
 def join_world() -> World | None:
@@ -58,23 +58,23 @@ def join_world() -> World | None:
     """
     global _world
     if _world is not None:
-        if _world.wire.cause:
+        if _world.native.cause:
             raise ConfigError(
                 "[comm.world] processes of a launcher are joined once; got a second time, after the end "
-                f"({_world.wire.cause}); keep one group open for the whole program"
+                f"({_world.native.cause}); keep one group open for the whole program"
             )
         return _world
     found = launched()
     if found is None or not found.has_several:
         return None
     library = require_mpi(found)
-    wire = join_native(str(library.table), str(library.library or ""))
+    native = join_native(str(library.table), str(library.library or ""))
     try:
-        require_world(found, wire.rank, wire.size, library.name)
+        require_world(found, native.rank, native.size, library.name)
     except ConfigError as error:
-        wire.fail(str(error))
+        native.fail(str(error))
         raise
-    _world = World(wire, library.name)
+    _world = World(native, library.name)
     atexit.register(
         _world.give_up, "the program has ended"
     )  # threads of MPI must not outlive the interpreter

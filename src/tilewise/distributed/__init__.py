@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 
 from tilewise.comm import Group
-from tilewise.comm.world import World, join_world
+from tilewise.comm.world import join_world
 from tilewise.core.errors import ConfigError
 
 __all__ = ["ProcessGroup", "launched_group"]
+
+_WORKER = "tilewise.distributed.worker"
 
 
 class ProcessGroup(Group):
@@ -45,15 +48,9 @@ class ProcessGroup(Group):
                 f"{num_processes!r} and {world.size} processes; leave it out"
             )
         if world is not None and world.rank > 0:
-            _serve(world)
+            import_module(_WORKER).serve_world(world)
         size = world.size if world is not None else num_processes
-        super().__init__(size, "tilewise.distributed.worker", world)  # type: ignore[arg-type]
-
-
-def _serve(world: World) -> None:
-    from tilewise.distributed.worker import serve_world
-
-    serve_world(world)
+        super().__init__(size, _WORKER, world)  # type: ignore[arg-type]
 
 
 def launched_group() -> AbstractContextManager[object]:

@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from tilewise._native.wire import Wire
 from tilewise.comm.channel import Channel, Message
 from tilewise.comm.facts import own_facts, own_host
 from tilewise.comm.links import compute
@@ -45,11 +44,11 @@ class Worker:
 
     Args:
         channel: to the leader.
-        wire: to processes of other hosts; None where the leader has started this one.
+        world: that a launcher has made; None where the leader has started this one.
     """
 
-    def __init__(self, channel: Channel | WireChannel, wire: Wire | None = None) -> None:
-        self._channel, self._wire = channel, wire
+    def __init__(self, channel: Channel | WireChannel, world: World | None = None) -> None:
+        self._channel, self._world = channel, world
         self._sending = threading.Lock()
         self._unanswered: set[int] = set()
         self._boxes: dict[int, queue.SimpleQueue[Message]] = {}
@@ -65,7 +64,7 @@ class Worker:
         self._send({**own_facts(), "pid": os.getpid(), "host": own_host()})
         begin, self._ends = self._channel.receive()
         self._process, self._hosts = begin["process"], begin["hosts"]
-        if self._wire is not None:
+        if self._world is not None:
             own = self._hosts[self._process]
             for pid, host in zip(begin["pids"], self._hosts, strict=True):
                 self._ends.append(watched(pid) if host == own else -1)
@@ -131,9 +130,9 @@ class Worker:
 
     def leave(self, error: CommError) -> NoReturn:
         """The leader is gone, or what leads to others. Who was started by a launcher says so itself."""
-        if self._wire is None:
+        if self._world is None:
             os._exit(0)
-        self._wire.fail(str(error))
+        self._world.give_up(str(error))
         print(f"tilewise: process {self._process}: {error}", file=sys.stderr, flush=True)
         os._exit(LOST)
 
@@ -148,11 +147,14 @@ class Worker:
                 if arena >= 0:
                     require_memory(arena, size)
             ends = [-1 if number == self._process else end for number, end in enumerate(self._ends)]
-            wired = {"hosts": self._hosts, "wire": self._wire, "number": message["executor"]}
+            wired: dict[str, Any] = {}
+            if self._world is not None and len(set(self._hosts)) > 1:
+                wire = self._world.native.wire
+                wired = {"hosts": self._hosts, "wire": wire, "number": message["executor"]}
             executor = Executor(
                 **options,
                 **shared,
-                **(wired if len(set(self._hosts)) > 1 else {}),
+                **wired,
                 process=self._process,
                 peer_files=ends,
             )
@@ -222,14 +224,14 @@ def serve_world(world: World) -> NoReturn:
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # they are for the leader, whose end ends this process
         signal.signal(number, signal.SIG_IGN)
-    is_done = _run(Worker(WireChannel(world.wire, 0, "the leader"), world.wire))
+    is_done = _run(Worker(WireChannel(world.native, 0, "the leader"), world))
     if not is_done:
         os._exit(1)
     world.leave()
     sys.stderr.flush()
-    # Not os._exit: MPICH takes leave of its mpiexec in a function that it has registered for the end of the process, and
-    # an mpiexec that has not heard of it ends the leader, whose exit code and last output are lost. Nor SystemExit, which
-    # the user's program could catch.
+    # Not os._exit: MPICH takes leave of its mpiexec in a function that it has registered for the end of the process,
+    # and an mpiexec that has not heard of it ends the leader, whose exit code and last output are lost. Nor SystemExit,
+    # which the user's program could catch.
     ctypes.CDLL(None).exit(0)
     raise AssertionError("exit does not return")
 

@@ -1,7 +1,11 @@
 // What a process of a team says to the others, where they read it: in memory that they share, or written by who takes
 // its letters. See peers.h.
 #pragma once
-#include "comm/peers.h"
+#include <atomic>
+
+#include "comm/peer_messages.h"
+#include "protocols/mailbox.h"
+#include "protocols/sleepers.h"
 
 namespace tilewise::comm {
 
@@ -10,7 +14,7 @@ inline constexpr int64_t kBeatNs = 50'000'000;
 
 using protocols::StdMemory;
 
-struct alignas(128) Peers::Block {
+struct alignas(128) PeerBlock {
   protocols::Mailbox<StdMemory, Raise, kCells> mail;
   alignas(128) protocols::Sleepers<StdMemory> sleepers;  // who waits for orders, or for answers
   std::atomic<uint64_t> ordered;

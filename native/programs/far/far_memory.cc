@@ -1,5 +1,5 @@
 // See far_memory.h.
-#include "programs/run/far_memory.h"
+#include "programs/far/far_memory.h"
 
 #include <algorithm>
 #include <cstring>

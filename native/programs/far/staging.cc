@@ -1,5 +1,5 @@
 // See staging.h.
-#include "programs/run/staging.h"
+#include "programs/far/staging.h"
 
 #include <bit>
 #include <cstdlib>

@@ -16,7 +16,7 @@
 
 #include "comm/peers.h"
 #include "memory/arena.h"
-#include "programs/run/staging.h"
+#include "programs/far/staging.h"
 
 namespace tilewise::programs {
 

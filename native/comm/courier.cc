@@ -1,0 +1,149 @@
+// See courier.h.
+#include "comm/courier.h"
+
+#include <cstring>
+#include <utility>
+
+namespace tilewise::comm {
+
+namespace {
+
+constexpr uint32_t kMark = 0x31525754;  // "TWR1"
+constexpr int32_t kLetters = 0;  // their tag
+constexpr int64_t kTested = 32;  // operations at once: each look costs a system call on some networks
+
+}  // namespace
+
+std::string Failure::cause() const {
+  std::lock_guard guard(mutex_);
+  return cause_;
+}
+
+void Failure::set(const std::string& cause) {
+  std::lock_guard guard(mutex_);
+  if (cause_.empty()) cause_ = cause;
+  has_come_.store(true, std::memory_order_release);
+}
+
+Courier::Courier(const TilewiseMpi& mpi, Failure& failure)
+    : mpi_(mpi),
+      failure_(failure),
+      rank_(mpi.rank(mpi.self)),
+      size_(mpi.size(mpi.self)),
+      tag_max_(mpi.tag_max(mpi.self)),
+      num_sent_(size_),
+      num_received_(size_),
+      letter_(sizeof(Letter) + kMostText) {}
+
+// What is still under way when this ends belongs to a peer that is lost: MPI may write into it, so it stays.
+Courier::~Courier() {
+  for (Owned& operation : running_) static_cast<void>(operation.release());
+}
+
+WireTraffic Courier::traffic() const {
+  return {bytes_sent_.load(std::memory_order_relaxed), bytes_received_.load(std::memory_order_relaxed)};
+}
+
+bool Courier::check_error(int32_t error, const char* what) {
+  if (error == 0) return true;
+  char text[512] = {};
+  mpi_.describe(mpi_.self, error, text, sizeof(text));
+  failure_.set(std::string("MPI could not ") + what + ": " + text);
+  return false;
+}
+
+// False: it has failed; what was begun stays as it is, since MPI may still use it.
+bool Courier::start(Owned operation) {
+  Operation& begun = *operation;
+  const auto peer = static_cast<int32_t>(begun.peer);
+  bool is_begun = false;
+  switch (begun.kind) {
+    case Operation::Kind::kLetter: {
+      Letter letter;
+      std::memcpy(&letter, begun.text.data(), sizeof(letter));
+      letter.mark = kMark;
+      letter.sequence = num_sent_[begun.peer]++;
+      letter.length = static_cast<int32_t>(begun.text.size() - sizeof(letter));
+      std::memcpy(begun.text.data(), &letter, sizeof(letter));
+      is_begun = check_error(
+          mpi_.send(mpi_.self, begun.text.data(), std::ssize(begun.text), peer, kLetters, &begun.request), "send");
+      break;
+    }
+    case Operation::Kind::kSend:
+      is_begun = check_error(mpi_.send(mpi_.self, begun.data, begun.bytes, peer, begun.tag, &begun.request), "send");
+      break;
+    case Operation::Kind::kReceive:
+      is_begun =
+          check_error(mpi_.receive(mpi_.self, begun.into, begun.bytes, peer, begun.tag, &begun.request), "receive");
+      break;
+  }
+  running_.push_back(std::move(operation));
+  return is_begun;
+}
+
+bool Courier::take_letter(const Deliver& deliver) {
+  if (failure_.has_come()) return false;
+  int32_t is_found = 0;
+  int32_t from = -1;
+  int64_t bytes = 0;
+  if (!check_error(mpi_.probe(mpi_.self, kLetters, &is_found, &from, &bytes), "look for messages") || is_found == 0)
+    return false;
+  constexpr auto kHead = static_cast<int64_t>(sizeof(Letter));
+  if (from < 0 || from >= size_ || from == rank_ || bytes < kHead || bytes > std::ssize(letter_)) {
+    failure_.set("a message must be a letter of another process; got " + std::to_string(bytes) +
+                 " bytes from process " + std::to_string(from));
+    return false;
+  }
+  if (!check_error(mpi_.take(mpi_.self, letter_.data(), bytes, from, kLetters), "receive")) return false;
+  Letter letter;
+  std::memcpy(&letter, letter_.data(), sizeof(letter));
+  if (letter.mark != kMark || letter.sequence != num_received_[from] || letter.length != bytes - kHead ||
+      letter.tag < 0 || letter.tag > tag_max_) {
+    failure_.set("a letter must be whole and the next one of its sender; got mark " + std::to_string(letter.mark) +
+                 ", number " + std::to_string(letter.sequence) + " instead of " + std::to_string(num_received_[from]) +
+                 ", length " + std::to_string(letter.length) + " of " + std::to_string(bytes - kHead) + ", tag " +
+                 std::to_string(letter.tag) + " from process " + std::to_string(from));
+    return false;
+  }
+  ++num_received_[from];
+  deliver(from, letter, {reinterpret_cast<const char*>(letter_.data()) + kHead, static_cast<size_t>(bytes - kHead)});
+  return true;
+}
+
+bool Courier::end_some(const std::function<void(const Operation&)>& ended) {
+  bool has_moved = false;
+  for (int64_t tested = 0; tested < kTested && !running_.empty() && !failure_.has_come(); ++tested) {
+    if (next_tested_ >= running_.size()) next_tested_ = 0;
+    const size_t i = next_tested_;
+    Operation& operation = *running_[i];
+    int32_t is_done = 0;
+    int64_t bytes = 0;
+    if (!check_error(mpi_.test(mpi_.self, &operation.request, &is_done, &bytes), "go on")) break;
+    if (is_done == 0) {
+      ++next_tested_;
+      continue;
+    }
+    if (operation.kind == Operation::Kind::kReceive && bytes != operation.bytes) {
+      failure_.set("a payload must have the bytes that its letter has announced; got " + std::to_string(bytes) +
+                   " of " + std::to_string(operation.bytes) + " from process " + std::to_string(operation.peer));
+      break;
+    }
+    has_moved = true;
+    const Owned done = std::move(running_[i]);
+    running_[i] = std::move(running_.back());
+    running_.pop_back();
+    if (done->kind == Operation::Kind::kReceive) bytes_received_.fetch_add(done->bytes, std::memory_order_relaxed);
+    if (done->kind == Operation::Kind::kSend) bytes_sent_.fetch_add(done->bytes, std::memory_order_relaxed);
+    if (done->done) done->done();
+    ended(*done);
+  }
+  return has_moved;
+}
+
+void Courier::finish() {
+  if (failure_.has_come()) return;
+  check_error(mpi_.finish(mpi_.self), "end");
+  failure_.set("it has ended");
+}
+
+}  // namespace tilewise::comm

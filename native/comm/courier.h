@@ -1,0 +1,144 @@
+// What is inside MPI: letters and payloads that have been begun, and letters that come.
+//
+// Purpose: the part of comm/wire.h that one thread at a time does; it turns operations into MPI's requests and tells
+// their ends. Who may call: the thread that has the wire's lock. Blocks: never. Trusts nothing: a letter's mark,
+// sequence and length are checked before anything of it is used, a payload's length before its end is told. After the
+// first error nothing is handed to MPI any more.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/mpi/tilewise_mpi.h"
+
+namespace tilewise::comm {
+
+/// The fixed part of a message. Those who take it fill in nothing but kind, team, tag and numbers.
+struct Letter {
+  static constexpr int64_t kNumbers = 6;
+
+  uint32_t mark = 0;
+  uint16_t kind = 0;
+  uint16_t flags = 0;
+  uint64_t sequence = 0;  // from this sender to this receiver
+  int64_t team = 0;  // whom it is for
+  int32_t tag = 0;  // of the payload that it announces; 0: none
+  int32_t length = 0;  // of the text that follows
+  int64_t numbers[kNumbers] = {};
+};
+
+inline constexpr int64_t kMostText = 8192;
+inline constexpr int64_t kMostPayload = int64_t{1} << 30;
+
+/// Bytes of payloads, of tasks and of the host alike.
+struct WireTraffic {
+  int64_t bytes_sent = 0;
+  int64_t bytes_received = 0;
+};
+
+/// Why nothing goes on any more; the first cause stands.
+class Failure {
+ public:
+  bool has_come() const { return has_come_.load(std::memory_order_acquire); }
+  std::string cause() const;
+  void set(const std::string& cause);
+
+ private:
+  std::atomic<bool> has_come_{false};
+  mutable std::mutex mutex_;
+  std::string cause_;
+};
+
+/// A letter or a payload, from when it is wanted until its end.
+struct Operation {
+  using Owned = std::unique_ptr<Operation>;
+  using Done = std::function<void()>;
+
+  enum class Kind : uint8_t { kLetter, kSend, kReceive };
+
+  Kind kind = Kind::kLetter;
+  int64_t peer = 0;
+  int64_t team = 0;
+  int32_t tag = 0;  // of a payload
+  const std::byte* data = nullptr;  // of kSend
+  std::byte* into = nullptr;        // of kReceive
+  int64_t bytes = 0;
+  Done done;
+  std::string text = {};  // of kLetter: all of it
+  TilewiseMpiRequest request = {};
+
+  static Owned letter(int64_t to, const Letter& letter, std::string_view text) {
+    std::string whole(sizeof(Letter) + text.size(), '\0');
+    std::memcpy(whole.data(), &letter, sizeof(Letter));
+    text.copy(whole.data() + sizeof(Letter), text.size());
+    return std::make_unique<Operation>(
+        Operation{.kind = Kind::kLetter, .peer = to, .team = letter.team, .done = {}, .text = std::move(whole)});
+  }
+  static Owned send(int64_t to, int64_t team, int32_t tag, const std::byte* data, int64_t bytes, Done done) {
+    return std::make_unique<Operation>(Operation{.kind = Kind::kSend,
+                                                 .peer = to,
+                                                 .team = team,
+                                                 .tag = tag,
+                                                 .data = data,
+                                                 .bytes = bytes,
+                                                 .done = std::move(done)});
+  }
+  static Owned receive(int64_t from, int64_t team, int32_t tag, std::byte* into, int64_t bytes, Done done) {
+    return std::make_unique<Operation>(Operation{.kind = Kind::kReceive,
+                                                 .peer = from,
+                                                 .team = team,
+                                                 .tag = tag,
+                                                 .into = into,
+                                                 .bytes = bytes,
+                                                 .done = std::move(done)});
+  }
+};
+
+class Courier {
+ public:
+  using Owned = Operation::Owned;
+  using Deliver = std::function<void(int64_t from, const Letter& letter, const std::string& text)>;
+
+  Courier(const TilewiseMpi& mpi, Failure& failure);
+  ~Courier();
+  Courier(const Courier&) = delete;
+  Courier& operator=(const Courier&) = delete;
+
+  int64_t rank() const { return rank_; }
+  int64_t size() const { return size_; }
+  int32_t tag_max() const { return tag_max_; }
+  WireTraffic traffic() const;
+
+  /// False: it has failed.
+  bool start(Owned operation);
+  /// Whether a letter has come.
+  bool take_letter(const Deliver& deliver);
+  /// Whether any operation has ended; `ended` is called for each.
+  bool end_some(const std::function<void(const Operation&)>& ended);
+  void finish();
+
+ private:
+  bool check_error(int32_t error, const char* what);
+
+  const TilewiseMpi& mpi_;
+  Failure& failure_;
+  int64_t rank_;
+  int64_t size_;
+  int32_t tag_max_;
+  std::vector<Owned> running_;
+  size_t next_tested_ = 0;  // of them
+  std::vector<uint64_t> num_sent_;      // letters, per receiver
+  std::vector<uint64_t> num_received_;  // per sender
+  std::vector<std::byte> letter_;
+  std::atomic<int64_t> bytes_sent_{0};
+  std::atomic<int64_t> bytes_received_{0};
+};
+
+}  // namespace tilewise::comm

@@ -1,0 +1,48 @@
+// What processes of a team say to each other, as the runtime means it. See peers.h.
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace tilewise::comm {
+
+/// A signal of a device rises by one.
+struct Raise {
+  uint64_t run = 0;
+  int32_t device = 0;
+  int32_t signal = 0;
+  bool is_poisoned = false;
+};
+
+inline constexpr int64_t kMaxSymbols = 256;
+inline constexpr int64_t kMaxText = 4096;
+
+/// What the leader asks for. kTalk: it has sent something by other ways.
+struct Order {
+  enum class Kind : uint8_t { kRun, kTalk };
+  Kind kind = Kind::kTalk;
+  bool clears_poison = false;  // the run before has failed somewhere
+  int64_t list = 0;
+  int64_t num_symbols = 0;
+  int64_t symbols[kMaxSymbols] = {};
+};
+
+/// How a run has ended in one process. kStopped: because it failed in another.
+struct Answer {
+  enum class Kind : uint8_t { kDone, kTaskFailed, kTimeout, kStopped, kOther };
+  Kind kind = Kind::kDone;
+  int64_t tile = 0;
+  int64_t worker = 0;
+  int64_t device = 0;
+  char op[256] = {};
+  char message[kMaxText] = {};
+  static void set(char* text, int64_t size, const std::string& value);
+};
+
+/// How far a process is, as it says itself some twenty times a second.
+struct Progress {
+  int64_t pid;
+  uint64_t num_completed;
+  bool is_at_work;  // a worker is inside a kernel
+};
+
+}  // namespace tilewise::comm

@@ -1,0 +1,177 @@
+// See world.h.
+#include "comm/world.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/quiet_thread.h"
+
+namespace tilewise::comm {
+
+namespace {
+
+// Their teams; those of executors count from 1.
+constexpr int64_t kFrames = -1;
+constexpr int64_t kAlive = -2;
+constexpr int64_t kProbes = -3;
+
+constexpr int64_t kIsLast = 1;  // what such a letter says besides
+constexpr int64_t kBeatNs = 200'000'000;
+constexpr int64_t kEndNs = 30'000'000'000;
+constexpr std::chrono::milliseconds kPause{5};
+
+Letter letter_for(int64_t team, int64_t number) {
+  Letter letter;
+  letter.team = team;
+  letter.numbers[0] = number;
+  return letter;
+}
+
+/// Whether a letter may speak of so many bytes; else the wire fails.
+bool is_bounded(Wire& wire, int64_t from, int64_t bytes, int64_t most) {
+  if (bytes >= 0 && bytes <= most) return true;
+  wire.fail("a message must have at most " + std::to_string(most) + " bytes; got " + std::to_string(bytes) +
+            " from process " + std::to_string(from));
+  return false;
+}
+
+}  // namespace
+
+// ---- frames ------------------------------------------------------------------------------------------------------
+
+Frames::Frames(Wire& wire) : wire_(wire), frames_(wire.size()) { wire_.join(kFrames, *this); }
+
+Frames::~Frames() { wire_.leave(kFrames); }
+
+void Frames::take(int64_t from, const Letter& letter, const std::string& /*text*/) {
+  const int64_t bytes = letter.numbers[0];
+  if (!is_bounded(wire_, from, bytes, kMostFrame)) return;
+  const auto frame = std::make_shared<Frame>();
+  frame->bytes.resize(bytes);
+  {
+    std::lock_guard guard(mutex_);
+    frames_[from].push_back(frame);
+  }
+  wire_.receive(from, letter, reinterpret_cast<std::byte*>(frame->bytes.data()), bytes, [this, frame] {
+    std::lock_guard guard(mutex_);
+    frame->is_whole = true;
+  });
+}
+
+bool Frames::has_frame(int64_t from) {
+  std::lock_guard guard(mutex_);
+  return !frames_[from].empty() && frames_[from].front()->is_whole;
+}
+
+bool Frames::send(int64_t to, std::string bytes, int64_t limit_ns) {
+  check<ArgumentError>(std::ssize(bytes) <= kMostFrame, "[comm.Frames.send] a frame has at most ", kMostFrame,
+                       " bytes; got ", bytes.size(), "; divide it");
+  const auto frame = std::make_shared<std::string>(std::move(bytes));
+  const auto is_gone = std::make_shared<std::atomic<bool>>(false);
+  wire_.give(to, letter_for(kFrames, std::ssize(*frame)), reinterpret_cast<const std::byte*>(frame->data()),
+             std::ssize(*frame), [frame, is_gone] { is_gone->store(true, std::memory_order_release); });
+  return wire_.wait(limit_ns, [&] { return is_gone->load(std::memory_order_acquire); });
+}
+
+std::optional<std::string> Frames::receive(int64_t from, int64_t limit_ns) {
+  check<ArgumentError>(from >= 0 && from < wire_.size() && from != wire_.rank(),
+                       "[comm.Frames.receive] frames come from another of ", wire_.size(), " processes; got ", from,
+                       "; correct the argument");
+  if (!wire_.wait(limit_ns, [&] { return has_frame(from); })) return std::nullopt;
+  std::lock_guard guard(mutex_);
+  std::string bytes = std::move(frames_[from].front()->bytes);
+  frames_[from].pop_front();
+  return bytes;
+}
+
+// ---- signs of life -----------------------------------------------------------------------------------------------
+
+Heartbeat::Heartbeat(Wire& wire) : wire_(wire), quiet_ns_(wire.size()) {
+  wire_.join(kAlive, *this);
+  thread_ = quiet_thread([this] { beat(); });
+}
+
+Heartbeat::~Heartbeat() {
+  stop();
+  wire_.leave(kAlive);
+}
+
+void Heartbeat::stop() {
+  is_ending_.store(true, std::memory_order_relaxed);
+  if (thread_.joinable()) thread_.join();
+}
+
+void Heartbeat::take(int64_t from, const Letter& letter, const std::string& /*text*/) {
+  quiet_ns_[from].store(0, std::memory_order_relaxed);
+  if (letter.numbers[0] == kIsLast) num_ended_.fetch_add(1, std::memory_order_release);
+}
+
+// Letters of one process keep their order, so behind its last one nothing comes that MPI's end could wait for.
+bool Heartbeat::end(int64_t limit_ns) {
+  stop();
+  for (int64_t p = 0; p < wire_.size(); ++p) {
+    if (p != wire_.rank()) wire_.post(p, letter_for(kAlive, kIsLast));
+  }
+  return wire_.wait(limit_ns, [this] { return num_ended_.load(std::memory_order_acquire) == wire_.size() - 1; });
+}
+
+// Time counts in which this thread itself was awake, so that a stopped machine loses no process.
+void Heartbeat::beat() {
+  pthread_setname_np(pthread_self(), "tw-wire");
+  int64_t last_ns = now_ns();
+  int64_t told_ns = 0;
+  while (!is_ending_.load(std::memory_order_relaxed) && !wire_.has_failed()) {
+    wire_.progress();
+    std::this_thread::sleep_for(kPause);
+    const int64_t now = now_ns();
+    const int64_t passed = std::min(now - last_ns, kBeatNs);
+    last_ns = now;
+    const bool tells = now - told_ns > kBeatNs;
+    if (tells) told_ns = now;
+    for (int64_t p = 0; p < wire_.size(); ++p) {
+      if (p == wire_.rank()) continue;
+      quiet_ns_[p].fetch_add(passed, std::memory_order_relaxed);
+      if (tells) wire_.post(p, letter_for(kAlive, 0));
+    }
+  }
+}
+
+// ---- probes ------------------------------------------------------------------------------------------------------
+
+Probes::Probes(Wire& wire) : wire_(wire) { wire_.join(kProbes, *this); }
+
+Probes::~Probes() { wire_.leave(kProbes); }
+
+void Probes::take(int64_t from, const Letter& letter, const std::string& /*text*/) {
+  const int64_t bytes = letter.numbers[0];
+  if (!is_bounded(wire_, from, bytes, kMostProbe)) return;
+  if (zeros_.empty()) zeros_.resize(kMostProbe);
+  wire_.reply(from, letter, zeros_.data(), bytes, {});
+}
+
+int64_t Probes::measure(int64_t from, int64_t bytes, int64_t limit_ns) {
+  check<ArgumentError>(bytes >= 0 && bytes <= kMostProbe, "[comm.Probes.measure] a probe has 0 to ", kMostProbe,
+                       " bytes; got ", bytes, "; ask for fewer");
+  const auto into = std::make_shared<std::vector<std::byte>>(bytes);
+  const auto has_come = std::make_shared<std::atomic<bool>>(false);
+  const int64_t begun = now_ns();
+  wire_.ask(from, letter_for(kProbes, bytes), into->data(), bytes, [into, has_come] { has_come->store(true); });
+  return wire_.wait(limit_ns, [&] { return has_come->load(); }) ? now_ns() - begun : -1;
+}
+
+// ---- all ---------------------------------------------------------------------------------------------------------
+
+void World::leave() {
+  if (heartbeat_.end(kEndNs)) {
+    wire_->finish();
+  } else {
+    wire_->fail("a process has not come to its end");
+  }
+}
+
+}  // namespace tilewise::comm

@@ -1,0 +1,113 @@
+// The processes that a launcher has started together: the wire between them, and what it carries beside the runs of
+// teams: frames, signs of life, probes.
+//
+// Purpose: `Frames` are bytes for a process itself, in order, and what a leader and its workers say to each other.
+// `Heartbeat` says now and then that this process is alive, and makes progress where no other thread does; so a process
+// that is heard of no more is gone, or stands still. `Probes` measure a link by the way that tiles take. Who may call:
+// any thread. Blocks: send, receive and measure up to their limits; leave() for all other processes. Trusts nothing:
+// what cannot be fails the wire.
+#pragma once
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/wire.h"
+
+namespace tilewise::comm {
+
+inline constexpr int64_t kMostProbe = int64_t{1} << 26;
+inline constexpr int64_t kMostFrame = int64_t{1} << 28;
+
+class Frames final : private Receiver {
+ public:
+  explicit Frames(Wire& wire);
+  ~Frames() override;
+  Frames(const Frames&) = delete;
+  Frames& operator=(const Frames&) = delete;
+
+  /// False: it was not taken for so long.
+  bool send(int64_t to, std::string bytes, int64_t limit_ns);
+  /// None: nothing came for so long, or the wire has failed.
+  std::optional<std::string> receive(int64_t from, int64_t limit_ns);
+
+ private:
+  struct Frame {
+    std::string bytes;
+    bool is_whole = false;
+  };
+
+  void take(int64_t from, const Letter& letter, const std::string& text) override;
+  bool has_frame(int64_t from);
+
+  Wire& wire_;
+  std::mutex mutex_;
+  std::vector<std::deque<std::shared_ptr<Frame>>> frames_;  // per sender, as they were announced
+};
+
+class Heartbeat final : private Receiver {
+ public:
+  explicit Heartbeat(Wire& wire);
+  ~Heartbeat() override;
+  Heartbeat(const Heartbeat&) = delete;
+  Heartbeat& operator=(const Heartbeat&) = delete;
+
+  /// Says to all that nothing more will come from here, and waits for the same of them. False: not all have said so.
+  bool end(int64_t limit_ns);
+  /// For how long nothing was heard of a process while this one was awake.
+  int64_t quiet_ns(int64_t process) const { return quiet_ns_[process].load(std::memory_order_relaxed); }
+
+ private:
+  void take(int64_t from, const Letter& letter, const std::string& text) override;
+  void beat();
+  void stop();
+
+  Wire& wire_;
+  std::vector<std::atomic<int64_t>> quiet_ns_;  // per process
+  std::atomic<int64_t> num_ended_{0};  // of the others
+  std::atomic<bool> is_ending_{false};
+  std::thread thread_;
+};
+
+class Probes final : private Receiver {
+ public:
+  explicit Probes(Wire& wire);
+  ~Probes() override;
+  Probes(const Probes&) = delete;
+  Probes& operator=(const Probes&) = delete;
+
+  /// How long it takes until so many bytes have come from a process that were asked for; -1: longer than that.
+  int64_t measure(int64_t from, int64_t bytes, int64_t limit_ns);
+
+ private:
+  void take(int64_t from, const Letter& letter, const std::string& text) override;
+
+  Wire& wire_;
+  std::vector<std::byte> zeros_;  // once they were asked for
+};
+
+class World {
+ public:
+  /// mpi: already started; it outlives this.
+  explicit World(const TilewiseMpi& mpi)
+      : wire_(std::make_shared<Wire>(mpi)), frames_(*wire_), probes_(*wire_), heartbeat_(*wire_) {}
+
+  const std::shared_ptr<Wire>& wire() const { return wire_; }
+  Frames& frames() { return frames_; }
+  Probes& probes() { return probes_; }
+  const Heartbeat& heartbeat() const { return heartbeat_; }
+  /// Sends what is left, and ends MPI with all other processes.
+  void leave();
+
+ private:
+  std::shared_ptr<Wire> wire_;
+  Frames frames_;
+  Probes probes_;
+  Heartbeat heartbeat_;
+};
+
+}  // namespace tilewise::comm
