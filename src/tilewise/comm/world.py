@@ -7,6 +7,8 @@ A process joins at most once, and leaves once: MPI knows no second start. Proces
 from __future__ import annotations
 
 import atexit
+import signal
+from contextlib import suppress
 
 from tilewise._native.wire import Wire
 from tilewise._native.wire import join_world as join_native
@@ -15,6 +17,9 @@ from tilewise.core.errors import ConfigError
 
 __all__ = ["World", "join_world"]
 
+_OTHER_LOST = (
+    signal.SIGUSR1
+)  # MPICH's mpiexec sends it when a process has ended badly, and it would end the others
 _world: World | None = None
 
 
@@ -68,6 +73,9 @@ def join_world() -> World | None:
     if found is None or not found.has_several:
         return None
     library = require_mpi(found)
+    if signal.getsignal(_OTHER_LOST) == signal.SIG_DFL:
+        with suppress(ValueError):  # in another thread than the main one
+            signal.signal(_OTHER_LOST, signal.SIG_IGN)
     wire = join_native(str(library.table), str(library.library or ""))
     try:
         require_world(found, wire.rank, wire.size, library.name)
