@@ -228,9 +228,9 @@ def serve_world(world: World) -> NoReturn:
         os._exit(1)
     world.leave()
     sys.stderr.flush()
-    # Not os._exit: MPICH takes leave of its mpiexec in a function that it has registered for the end of the process, and
-    # an mpiexec that has not heard of it ends the leader, whose exit code and last output are lost. Nor SystemExit, which
-    # the user's program could catch.
+    # Not os._exit: MPICH takes leave of its mpiexec in a function that it has registered for the end of the process,
+    # and an mpiexec that has not heard of it ends the leader, whose exit code and last output are lost. Nor SystemExit,
+    # which the user's program could catch.
     ctypes.CDLL(None).exit(0)
     raise AssertionError("exit does not return")
 
