@@ -130,7 +130,11 @@ class Group:
                 own, names = own_facts(), [own_host()]
                 for peer in self._peers:
                     hello, _ = peer.channel.receive(_START_S)
-                    require_equal(own, hello, peer.name)
+                    try:
+                        require_equal(own, hello, peer.name)
+                    except ConfigError:
+                        self._let_go()
+                        raise
                     names.append(str(hello["host"]))
                     if isinstance(peer, JoinedPeer):
                         peer.met(int(hello["pid"]), names[-1] == names[0])
@@ -142,6 +146,14 @@ class Group:
                 for peer in self._peers:
                     begin = {"process": peer.number, "pids": self.pids, "hosts": self.hosts}
                     peer.channel.send(begin, () if self._world else self._ends)
+
+    def _let_go(self) -> None:
+        """Processes of a launcher end as this one does, with MPI."""
+        if self._world is not None:
+            for peer in self._peers:
+                if isinstance(peer, JoinedPeer):
+                    peer.let_go()
+            self._world.leave()
 
     def _peer(self, number: int) -> Peer:
         if self._world is None:
@@ -159,9 +171,7 @@ class Group:
             self._teams.clear()
             if self._world is not None and self._cause is None:
                 self.start()  # those that have had nothing to do wait for this
-                for peer in self._peers:
-                    if isinstance(peer, JoinedPeer):
-                        peer.let_go()
+                self._let_go()
             self._end(_CLOSED, _END_S)
         if _active is self:
             _active = None
@@ -315,11 +325,8 @@ class Group:
         if self._cause is not None:
             return
         self._cause = cause
-        if self._world is not None:
-            if cause == _CLOSED:
-                self._world.leave()
-            else:
-                self._world.give_up(cause)
+        if self._world is not None and cause != _CLOSED:
+            self._world.give_up(cause)
         until = time.monotonic() + patience_s
         for peer in self._peers:
             peer.channel.close()

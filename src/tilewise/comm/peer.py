@@ -41,7 +41,7 @@ class Peer:
 
     @property
     def name(self) -> str:
-        return f"process {self.number} (pid {self.pid})"
+        return f"process {self.number}" + (f" (pid {self.pid})" if self.pid >= 0 else "")
 
     def ask(self, message: Message, files: Sequence[int | str] = ()) -> None:
         """Send a question, which has a number."""

@@ -152,7 +152,10 @@ class TeamExecutor:
 
     def move(self, way: str, device: int, offset: int, memory: NDArray[np.uint8]) -> None:
         """As of one process for a device's file; for all bytes of a device of another host."""
-        self._native.move(way, device, offset, memory)
+        try:
+            self._native.move(way, device, offset, memory)
+        except CommError as error:  # no later answer may land in that memory
+            raise self._team.group.lost(error) from None
 
     def allocated_bytes(self) -> list[int]:
         """Bytes per device: arena, scratch, signals, task engine."""

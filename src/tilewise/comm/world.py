@@ -7,6 +7,8 @@ A process joins at most once, and leaves once: MPI knows no second start. Proces
 from __future__ import annotations
 
 import atexit
+import signal
+from contextlib import suppress
 
 from tilewise._native.wire import World as Native
 from tilewise._native.wire import join_world as join_native
@@ -15,6 +17,9 @@ from tilewise.core.errors import ConfigError
 
 __all__ = ["World", "join_world"]
 
+_OTHER_LOST = (
+    signal.SIGUSR1
+)  # MPICH's mpiexec sends it when a process has ended badly, and it would end the others
 _world: World | None = None
 
 
@@ -68,6 +73,9 @@ def join_world() -> World | None:
     if found is None or not found.has_several:
         return None
     library = require_mpi(found)
+    if signal.getsignal(_OTHER_LOST) == signal.SIG_DFL:
+        with suppress(ValueError):  # in another thread than the main one
+            signal.signal(_OTHER_LOST, signal.SIG_IGN)
     native = join_native(str(library.table), str(library.library or ""))
     try:
         require_world(found, native.rank, native.size, library.name)
@@ -75,7 +83,6 @@ def join_world() -> World | None:
         native.fail(str(error))
         raise
     _world = World(native, library.name)
-    atexit.register(
-        _world.give_up, "the program has ended"
-    )  # threads of MPI must not outlive the interpreter
+    # Threads of MPI must not outlive the interpreter.
+    atexit.register(_world.give_up, "the program has ended")
     return _world

@@ -49,10 +49,11 @@ class Worker:
 
     def __init__(self, channel: Channel | WireChannel, world: World | None = None) -> None:
         self._channel, self._world = channel, world
-        self._sending = threading.Lock()
+        self._sending, self._leaving = threading.Lock(), threading.Lock()
         self._unanswered: set[int] = set()
         self._boxes: dict[int, queue.SimpleQueue[Message]] = {}
-        self._process, self._ends, self._hosts = -1, list[int](), list[int]()
+        self._process = -1 if world is None else world.rank
+        self._ends, self._hosts = list[int](), list[int]()
         self._made: dict[int, list[int]] = {}
 
     def run(self) -> None:
@@ -63,6 +64,8 @@ class Worker:
         """
         self._send({**own_facts(), "pid": os.getpid(), "host": own_host()})
         begin, self._ends = self._channel.receive()
+        if begin.get("what") == "end":  # the leader has refused one of its workers
+            return
         self._process, self._hosts = begin["process"], begin["hosts"]
         if self._world is not None:
             own = self._hosts[self._process]
@@ -130,6 +133,7 @@ class Worker:
 
     def leave(self, error: CommError) -> NoReturn:
         """The leader is gone, or what leads to others. Who was started by a launcher says so itself."""
+        self._leaving.acquire()  # several threads hear of it; the first says so
         if self._world is None:
             os._exit(0)
         self._world.give_up(str(error))

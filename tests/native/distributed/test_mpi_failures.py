@@ -1,0 +1,164 @@
+"""Processes that mpiexec has started, and one of them is lost: the others say which, in time, and leave with code 75.
+
+mpiexec is told to leave the others alone (`-disable-auto-cleanup`), as a launcher that waits for what they say does.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from native.distributed.test_group import are_gone
+from native.distributed.test_launch import command, make_run, wait_for_checkpoint, weights
+from support.hosts import find_mpiexec
+
+MPIEXEC = find_mpiexec()
+pytestmark = [
+    pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec: pip install mpich"),
+    pytest.mark.slow,
+]
+KEEP = "-disable-auto-cleanup"
+LOST = 75
+NOTED = """#!/bin/sh
+# A command whose process, exit code and messages are kept, whatever becomes of its launcher.
+trap : USR1
+echo $$ > "$0.$PMI_RANK.pid"
+"$@" 2> "$0.$PMI_RANK.said"
+code=$?
+echo $code > "$0.$PMI_RANK.code"
+exit $code
+"""
+BELOW = """#!/bin/sh
+# The second process has fewer instructions.
+[ "$PMI_RANK" = 1 ] && export TILEWISE_ISA=baseline
+exec "$@"
+"""
+
+
+def wait_for_steps(run, metrics):
+    """Until a run has done some."""
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
+        assert run.poll() is None, run.stderr.read()
+        time.sleep(0.01)
+
+
+class Run:
+    """A training run under mpiexec in the middle of its steps, and what is known of its processes.
+
+    Args:
+        folder: where it runs.
+        words: that start it, from its command's.
+        num_processes: of it.
+        is_long: whether it would go on for minutes, and writes no checkpoint; else it has written its first.
+    """
+
+    def __init__(self, folder, words, num_processes, is_long=True):
+        self.numbers = range(num_processes)
+        self.given = make_run(folder, "broken")
+        text = (folder / self.given).read_text().replace("dp = 2", f"dp = {num_processes}")
+        if is_long:
+            text = text.replace("steps = 60", "steps = 100000").replace("every = 5", "every = 10000")
+        (folder / self.given).write_text(text)
+        self.noted = folder / "noted.sh"
+        self.noted.write_text(NOTED)
+        self.process = words(["/bin/sh", self.noted, *command("train", self.given)])
+        if is_long:
+            wait_for_steps(self.process, folder / "broken" / "metrics.jsonl")
+        else:
+            wait_for_checkpoint(self.process, folder / "broken")
+        shells = [int(self._note(number, "pid")) for number in self.numbers]
+        self.pids = [
+            int(Path(f"/proc/{shell}/task/{shell}/children").read_text().split()[0]) for shell in shells
+        ]
+
+    def _note(self, number, what):
+        return Path(f"{self.noted}.{number}.{what}").read_text()
+
+    def require_reports(self, survivors, lost, within_s=10.0):
+        """Each survivor names a process of the lost ones, once, and has left with the code of a loss."""
+        assert are_gone([self.pids[number] for number in survivors], within_s)
+        for number in survivors:
+            until = time.monotonic() + 2
+            while not Path(f"{self.noted}.{number}.code").exists() and time.monotonic() < until:
+                time.sleep(0.01)
+            said = [line for line in self._note(number, "said").splitlines() if "tilewise:" in line]
+            assert len(said) == 1 and int(self._note(number, "code")) == LOST, said
+            assert any(f"process {other}" in said[0] for other in lost), said
+
+
+@pytest.fixture
+def start_on(two_hosts, tmp_path):
+    """Starts a training run on two hosts, so many processes on each."""
+
+    def start(ppn):
+        def words(given):
+            told = two_hosts.over_mpi(given, ppn=ppn, options=[KEEP])
+            return two_hosts.start(told, cwd=tmp_path)
+
+        return Run(tmp_path, words, 2 * ppn)
+
+    return start
+
+
+@pytest.mark.parametrize("stopped", [1, 0], ids=["a worker", "the leader"])
+def test_a_process_that_is_stopped(start_on, stopped):
+    """The other host's says that it stands still; when it goes on, it sees that it is alone, and ends."""
+    run = start_on(1)
+    os.kill(run.pids[stopped], signal.SIGSTOP)
+    run.require_reports([1 - stopped], [stopped])
+    os.kill(run.pids[stopped], signal.SIGCONT)
+    assert are_gone(run.pids, 15.0)
+    run.process.wait(20)
+
+
+@pytest.mark.parametrize("how", ["cut", "drop_routes"])
+def test_a_link_that_breaks(start_on, two_hosts, how, tmp_path):
+    """Every process on both sides names one of the other side."""
+    run = start_on(2 if how == "cut" else 1)
+    middle = len(run.numbers) // 2
+    sides = [run.numbers[:middle], run.numbers[middle:]]
+    getattr(two_hosts, how)(two_hosts.names[1])
+    run.require_reports(sides[0], run.numbers)
+    run.require_reports(sides[1], run.numbers)
+    two_hosts.mend(two_hosts.names[1])
+
+
+def test_a_worker_that_is_killed_beside_the_leader(tmp_path):
+    """On one host the leader hears of it at once; the run goes on from its last checkpoint, and ends with the same
+    weights."""
+
+    def words(given):
+        return subprocess.Popen(
+            [MPIEXEC, KEEP, "-n", "2", *given], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        )
+
+    run = Run(tmp_path, words, 2, is_long=False)
+    os.kill(run.pids[1], signal.SIGKILL)
+    run.require_reports([0], [1], 3.0)
+    run.process.communicate(timeout=20)
+    assert run.process.returncode == LOST | 128 + signal.SIGKILL  # MPICH's puts all codes together
+    given = make_run(tmp_path, "broken")
+    resumed = [MPIEXEC, "-n", "2", *command("train", given, "--auto-resume")]
+    subprocess.run(resumed, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        command("train", make_run(tmp_path, "alone")), cwd=tmp_path, check=True, capture_output=True
+    )
+    assert weights(tmp_path, "broken") == weights(tmp_path, "alone")
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_processes_that_would_compute_something_else(tmp_path, two_hosts, hosts):
+    """Are refused at the start, with both values, once."""
+    wrapper = tmp_path / "below.sh"
+    wrapper.write_text(BELOW)
+    given = ["/bin/sh", wrapper, *command("verify", tmp_path / make_run(tmp_path, "run"), "--mesh", "dp=2")]
+    if hosts == 2:
+        done = two_hosts.run(given)
+    else:
+        done = subprocess.run([MPIEXEC, "-n", "2", *given], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stderr.count("tilewise: [") == 1
+    assert "the same instruction set; got '" in done.stderr
+    assert "in the leader and 'baseline' in process 1; start them" in done.stderr
