@@ -1,4 +1,4 @@
-// Starts a thread that takes no signals: Ctrl-C belongs to the thread that waits.
+// Starts a thread that takes no signals but those of its own faults: Ctrl-C belongs to the thread that waits.
 #pragma once
 #include <signal.h>
 
@@ -11,6 +11,7 @@ std::thread quiet_thread(Body body) {
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&all, fault);  // or nothing could report them
   pthread_sigmask(SIG_SETMASK, &all, &before);
   struct Restore {
     const sigset_t& mask;

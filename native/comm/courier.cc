@@ -44,11 +44,12 @@ WireTraffic Courier::traffic() const {
   return {bytes_sent_.load(std::memory_order_relaxed), bytes_received_.load(std::memory_order_relaxed)};
 }
 
-bool Courier::check_error(int32_t error, const char* what) {
+bool Courier::check_error(int32_t error, const char* what, int64_t peer) {
   if (error == 0) return true;
   char text[512] = {};
   mpi_.describe(mpi_.self, error, text, sizeof(text));
-  failure_.set(std::string("MPI could not ") + what + ": " + text);
+  const std::string whose = peer < 0 ? "" : " process " + std::to_string(peer);
+  failure_.set(std::string("MPI could not ") + what + whose + ": " + text);
   return false;
 }
 
@@ -65,16 +66,18 @@ bool Courier::start(Owned operation) {
       letter.sequence = num_sent_[begun.peer]++;
       letter.length = static_cast<int32_t>(begun.text.size() - sizeof(letter));
       std::memcpy(begun.text.data(), &letter, sizeof(letter));
-      is_begun = check_error(
-          mpi_.send(mpi_.self, begun.text.data(), std::ssize(begun.text), peer, kLetters, &begun.request), "send");
+      is_begun =
+          check_error(mpi_.send(mpi_.self, begun.text.data(), std::ssize(begun.text), peer, kLetters, &begun.request),
+                      "send to", peer);
       break;
     }
     case Operation::Kind::kSend:
-      is_begun = check_error(mpi_.send(mpi_.self, begun.data, begun.bytes, peer, begun.tag, &begun.request), "send");
+      is_begun =
+          check_error(mpi_.send(mpi_.self, begun.data, begun.bytes, peer, begun.tag, &begun.request), "send to", peer);
       break;
     case Operation::Kind::kReceive:
-      is_begun =
-          check_error(mpi_.receive(mpi_.self, begun.into, begun.bytes, peer, begun.tag, &begun.request), "receive");
+      is_begun = check_error(mpi_.receive(mpi_.self, begun.into, begun.bytes, peer, begun.tag, &begun.request),
+                             "receive from", peer);
       break;
   }
   running_.push_back(std::move(operation));
@@ -94,7 +97,7 @@ bool Courier::take_letter(const Deliver& deliver) {
                  " bytes from process " + std::to_string(from));
     return false;
   }
-  if (!check_error(mpi_.take(mpi_.self, letter_.data(), bytes, from, kLetters), "receive")) return false;
+  if (!check_error(mpi_.take(mpi_.self, letter_.data(), bytes, from, kLetters), "receive from", from)) return false;
   Letter letter;
   std::memcpy(&letter, letter_.data(), sizeof(letter));
   if (letter.mark != kMark || letter.sequence != num_received_[from] || letter.length != bytes - kHead ||
@@ -118,7 +121,7 @@ bool Courier::end_some(const std::function<void(const Operation&)>& ended) {
     Operation& operation = *running_[i];
     int32_t is_done = 0;
     int64_t bytes = 0;
-    if (!check_error(mpi_.test(mpi_.self, &operation.request, &is_done, &bytes), "go on")) break;
+    if (!check_error(mpi_.test(mpi_.self, &operation.request, &is_done, &bytes), "go on with", operation.peer)) break;
     if (is_done == 0) {
       ++next_tested_;
       continue;

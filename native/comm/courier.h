@@ -125,7 +125,7 @@ class Courier {
   void finish();
 
  private:
-  bool check_error(int32_t error, const char* what);
+  bool check_error(int32_t error, const char* what, int64_t peer = -1);
 
   const TilewiseMpi& mpi_;
   Failure& failure_;

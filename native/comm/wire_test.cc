@@ -167,8 +167,7 @@ CASE("after an error nothing goes on, and waiting ends") {
   one.ask(1, letter_of(2), into.data(), std::ssize(into), {});
   world.break_rank(0);
   EXPECT(!one.wait(kPatience, [] { return false; }));
-  EXPECT(one.cause() == "MPI could not send: connection reset" ||
-         one.cause().find("connection reset") != std::string::npos);
+  EXPECT(one.cause().starts_with("MPI could not ") && one.cause().find("connection reset") != std::string::npos);
   one.leave(kTeam);
 }
 

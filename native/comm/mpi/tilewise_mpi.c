@@ -3,15 +3,31 @@
  *
  * Arguments are checked here, once, before MPI sees them: ranks, tags and sizes that are none are errors of ours, which
  * are negative (MPI's are positive). All messages travel in a duplicate of the world, apart from those of other users.
+ *
+ * MPI promises nothing when a process is lost. MPICH then writes through a null pointer inside its calls, whatever its
+ * error handlers say. That is an error here like any other: a call that crashes is left by a jump, and the caller hands
+ * nothing to MPI any more. A crash anywhere else goes to whoever handled it before.
  */
+#define _POSIX_C_SOURCE 200809L
 #include "tilewise_mpi.h"
 
 #include <limits.h>
 #include <mpi.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { kThreads = -1, kStarted = -2, kEnded = -3, kNotStarted = -4, kArgument = -5, kTooLong = -6, kNoTags = -7 };
+enum {
+  kThreads = -1,
+  kStarted = -2,
+  kEnded = -3,
+  kNotStarted = -4,
+  kArgument = -5,
+  kTooLong = -6,
+  kNoTags = -7,
+  kCrashed = -8
+};
 
 typedef struct State {
   MPI_Comm world; /* our duplicate */
@@ -21,6 +37,40 @@ typedef struct State {
 } State;
 
 static State state;
+
+static _Thread_local sigjmp_buf before_call;
+static _Thread_local volatile sig_atomic_t is_inside;
+static struct sigaction others[2]; /* of SIGSEGV and SIGBUS */
+
+static void on_crash(int number) {
+  if (is_inside) {
+    is_inside = 0;
+    siglongjmp(before_call, 1);
+  }
+  sigaction(number, &others[number == SIGBUS], NULL); /* what crashed runs again, and crashes as it would have */
+}
+
+static void watch_crashes(void) {
+  struct sigaction ours;
+  memset(&ours, 0, sizeof ours);
+  ours.sa_handler = on_crash;
+  ours.sa_flags = SA_NODEFER;
+  sigemptyset(&ours.sa_mask);
+  sigaction(SIGSEGV, &ours, &others[0]);
+  sigaction(SIGBUS, &ours, &others[1]);
+}
+
+/* The error of a call of MPI's, kCrashed where it does not come back. */
+#define CALL(error, call)            \
+  do {                               \
+    if (sigsetjmp(before_call, 0)) { \
+      (error) = kCrashed;            \
+    } else {                         \
+      is_inside = 1;                 \
+      (error) = (call);              \
+      is_inside = 0;                 \
+    }                                \
+  } while (0)
 
 /* A request as it lies in its room: a number or a pointer, as this MPI has it. */
 typedef struct Kept {
@@ -86,6 +136,7 @@ static int32_t mpi_start(void* self) {
   int32_t error = open_mpi(s);
   if (error == MPI_SUCCESS) error = open_world(s);
   s->is_started = error == MPI_SUCCESS;
+  if (s->is_started) watch_crashes();
   if (error < 0 && s->is_ours) { /* ours to refuse, and MPI itself is well: leave it as every process must */
     s->is_ours = 0;
     MPI_Finalize();
@@ -112,7 +163,7 @@ static int32_t mpi_send(void* self, const void* data, int64_t bytes, int32_t to,
   State* s = self;
   MPI_Request begun = MPI_REQUEST_NULL;
   int32_t error = check(s, bytes, to, tag);
-  if (error == MPI_SUCCESS) error = MPI_Isend(data, (int)bytes, MPI_BYTE, to, tag, s->world, &begun);
+  if (error == MPI_SUCCESS) CALL(error, MPI_Isend(data, (int)bytes, MPI_BYTE, to, tag, s->world, &begun));
   if (error == MPI_SUCCESS) keep(request, begun);
   return error;
 }
@@ -122,7 +173,7 @@ static int32_t mpi_receive(void* self, void* data, int64_t bytes, int32_t from, 
   State* s = self;
   MPI_Request begun = MPI_REQUEST_NULL;
   int32_t error = check(s, bytes, from, tag);
-  if (error == MPI_SUCCESS) error = MPI_Irecv(data, (int)bytes, MPI_BYTE, from, tag, s->world, &begun);
+  if (error == MPI_SUCCESS) CALL(error, MPI_Irecv(data, (int)bytes, MPI_BYTE, from, tag, s->world, &begun));
   if (error == MPI_SUCCESS) keep(request, begun);
   return error;
 }
@@ -146,8 +197,9 @@ static int32_t mpi_test(void* self, TilewiseMpiRequest* request, int32_t* is_don
   if (!s->is_started) return kNotStarted;
   memset(&status, 0, sizeof status);
   MPI_Request open = request_of(request);
-  const int32_t error = MPI_Test(&open, &flag, &status);
-  keep(request, open);
+  int32_t error = MPI_SUCCESS;
+  CALL(error, MPI_Test(&open, &flag, &status));
+  if (error != kCrashed) keep(request, open);
   if (error != MPI_SUCCESS) return error;
   *is_done = flag != 0;
   const int32_t counted = flag ? count(&status, bytes) : MPI_SUCCESS;
@@ -161,7 +213,8 @@ static int32_t mpi_probe(void* self, int32_t tag, int32_t* is_found, int32_t* fr
   *is_found = 0;
   if (!s->is_started) return kNotStarted;
   if (tag < 0 || tag > s->tag_max) return kArgument;
-  const int32_t error = MPI_Iprobe(MPI_ANY_SOURCE, tag, s->world, &flag, &status);
+  int32_t error = MPI_SUCCESS;
+  CALL(error, MPI_Iprobe(MPI_ANY_SOURCE, tag, s->world, &flag, &status));
   if (error != MPI_SUCCESS || !flag) return error;
   *is_found = 1;
   *from = status.MPI_SOURCE;
@@ -170,9 +223,11 @@ static int32_t mpi_probe(void* self, int32_t tag, int32_t* is_found, int32_t* fr
 
 static int32_t mpi_take(void* self, void* data, int64_t bytes, int32_t from, int32_t tag) {
   const State* s = self;
-  const int32_t error = check(s, bytes, from, tag);
-  if (error != MPI_SUCCESS) return error;
-  return MPI_Recv(data, (int)bytes, MPI_BYTE, from, tag, s->world, MPI_STATUS_IGNORE);
+  int32_t error = check(s, bytes, from, tag);
+  if (error == MPI_SUCCESS) {
+    CALL(error, MPI_Recv(data, (int)bytes, MPI_BYTE, from, tag, s->world, MPI_STATUS_IGNORE));
+  }
+  return error;
 }
 
 /* A text as one line, up to `end`, its blanks in a row as one. */
@@ -202,6 +257,8 @@ static const char* words(int32_t error) {
       return "no such process, tag or size";
     case kTooLong:
       return "a message must be shorter than 2 GiB";
+    case kCrashed:
+      return "MPI has crashed, as it does when a process is lost";
     case kNoTags:
       return "MPI does not say which tags it has";
     default:

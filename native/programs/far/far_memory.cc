@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "programs/run/errors.h"
 
 namespace tilewise::programs {
@@ -14,13 +15,18 @@ namespace {
 
 constexpr int64_t kPiece = int64_t{64} << 20;  // of what the host moves
 constexpr int64_t kPatienceNs = 60'000'000'000;  // for one of them
+constexpr int64_t kLookNs = 50'000'000;  // then it looks whether a process is lost
 constexpr int64_t kLine = 64;
 
 }  // namespace
 
 FarMemory::FarMemory(std::shared_ptr<comm::Wire> wire, int64_t team, std::vector<int64_t> processes,
-                     std::vector<memory::Arena*> arenas)
-    : wire_(std::move(wire)), team_(team), processes_(std::move(processes)), arenas_(std::move(arenas)) {}
+                     std::vector<memory::Arena*> arenas, FindLoss find_loss)
+    : wire_(std::move(wire)),
+      team_(team),
+      processes_(std::move(processes)),
+      arenas_(std::move(arenas)),
+      find_loss_(std::move(find_loss)) {}
 
 comm::Letter FarMemory::letter_of(comm::LetterKind kind) const {
   comm::Letter letter;
@@ -68,9 +74,16 @@ void FarMemory::read(const std::vector<FarRows>& wanted, const std::vector<std::
 void FarMemory::move(Way way, int64_t device, int64_t offset, std::byte* memory, int64_t bytes) {
   const int64_t process = processes_[device];
   const auto wait = [&](auto&& holds) {
-    check<PeerLost>(wire_->wait(kPatienceNs, holds), "[runtime.Executor.move] process ", process,
-                    " must answer; got nothing of ", bytes, " bytes of device ", device,
-                    wire_->has_failed() ? ": " + wire_->cause() : "", "; start again from the last checkpoint");
+    const int64_t until = now_ns() + kPatienceNs;
+    std::string loss;
+    while (!wire_->wait(kLookNs, holds)) {
+      loss = find_loss_();
+      if (loss.empty() && wire_->has_failed()) loss = wire_->cause();
+      if (!loss.empty() || now_ns() > until) break;
+    }
+    check<PeerLost>(holds(), "[runtime.Executor.move] a device's process must answer; got nothing of ", bytes,
+                    " bytes of device ", device, " from process ", process, loss.empty() ? "" : ": ", loss,
+                    "; look at that process's own messages, then start again from the last checkpoint");
   };
   for (int64_t done = 0; done < bytes; done += kPiece) {
     const int64_t size = std::min(kPiece, bytes - done);

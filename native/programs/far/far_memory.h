@@ -39,9 +39,12 @@ class FarMemory {
   /// Where the rows of each lie, one behind the other; the block is given back by the task.
   using Fetched = std::function<void(Staging::Block block, const std::vector<std::byte*>& rows)>;
 
+  /// Which process is lost, and how, in words; empty: none.
+  using FindLoss = std::function<std::string()>;
+
   /// processes: per device, which has it. arenas: of the devices of this process; none elsewhere.
   FarMemory(std::shared_ptr<comm::Wire> wire, int64_t team, std::vector<int64_t> processes,
-            std::vector<memory::Arena*> arenas);
+            std::vector<memory::Arena*> arenas, FindLoss find_loss);
 
   void fetch(const std::vector<FarRows>& wanted, Fetched fetched);
   /// The same into memory that the task has: the rows of each without gaps.
@@ -68,6 +71,7 @@ class FarMemory {
   int64_t team_;
   std::vector<int64_t> processes_;
   std::vector<memory::Arena*> arenas_;
+  FindLoss find_loss_;
   Staging staging_{kStagingBytes};
   std::atomic<int64_t> bytes_fetched_{0};
   int64_t num_written_ = 0;               // of the host's

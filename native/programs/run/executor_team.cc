@@ -93,6 +93,12 @@ std::exception_ptr error_anywhere(const Team& team) {
   return own;
 }
 
+std::string find_loss(Team& team) {
+  std::string how;
+  const int64_t lost = team.peers()->find_lost(kLostNs, &how);
+  return lost < 0 ? "" : "process " + std::to_string(lost) + " " + how;
+}
+
 void join_team(Team& team, const TeamOptions& options, const std::vector<std::shared_ptr<memory::Arena>>& arenas) {
   if (options.processes.empty()) return;
   team.processes = options.processes;
@@ -104,7 +110,8 @@ void join_team(Team& team, const TeamOptions& options, const std::vector<std::sh
       own.push_back(team.devices[d] != nullptr ? arenas[d].get() : nullptr);
       team.hosts.push_back(options.hosts[options.processes[d]]);
     }
-    team.far = std::make_unique<FarMemory>(options.wire, options.number, options.processes, std::move(own));
+    team.far = std::make_unique<FarMemory>(options.wire, options.number, options.processes, std::move(own),
+                                           [&team] { return find_loss(team); });
   }
   team.state->peers = std::make_unique<comm::Peers>(comm::PeersOptions{
       .process = options.process,

@@ -30,6 +30,9 @@ struct Team {
   comm::Peers* peers() const { return state->peers.get(); }  // none: all devices are here
 };
 
+/// Between runs: which process is lost, and how, in words; empty: none.
+std::string find_loss(Team& team);
+
 /// Makes the team's peers, if it has any. arenas: of all devices.
 void join_team(Team& team, const TeamOptions& options, const std::vector<std::shared_ptr<memory::Arena>>& arenas);
 /// Has the others run a list; the order's number. Of one process alone: 0.

@@ -114,6 +114,15 @@ def test_a_process_that_is_stopped(start_on, stopped):
     run.process.wait(20)
 
 
+@pytest.mark.parametrize("killed", [1, 0], ids=["a worker", "the leader"])
+def test_a_process_of_another_host_that_is_killed(start_on, killed):
+    """MPICH crashes in the survivor, inside the call that finds the connection closed; which says so and leaves."""
+    run = start_on(1)
+    os.kill(run.pids[killed], signal.SIGKILL)
+    run.require_reports([1 - killed], [killed])
+    run.process.wait(20)
+
+
 @pytest.mark.parametrize("how", ["cut", "drop_routes"])
 def test_a_link_that_breaks(start_on, two_hosts, how, tmp_path):
     """Every process on both sides names one of the other side."""
