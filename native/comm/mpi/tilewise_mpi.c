@@ -47,7 +47,8 @@ static void on_crash(int number) {
     is_inside = 0;
     siglongjmp(before_call, 1);
   }
-  sigaction(number, &others[number == SIGBUS], NULL); /* what crashed runs again, and crashes as it would have */
+  sigaction(number, &others[number == SIGBUS], NULL);
+  (void)raise(number); /* as it would have been */
 }
 
 static void watch_crashes(void) {

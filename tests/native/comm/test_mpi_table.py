@@ -3,6 +3,7 @@ builds it; and what `tilewise build-mpi` refuses."""
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -146,6 +147,36 @@ def test_mpi_that_another_has_started():
 def test_mpi_for_one_thread_alone():
     """It is refused, in words."""
     assert "only one thread" in one_process("single")
+
+
+CRASH = """
+import ctypes, os
+from tilewise.comm.mpi_library import find_mpi
+from tilewise.comm.mpi_table import load_table
+found = find_mpi()
+table = load_table(found.table, found.library)
+assert table.start(table.self) == 0
+requests = (ctypes.c_int64 * 4)()
+errors = [table.receive(table.self, 8, 4, 0, 1, ctypes.byref(requests)),
+          table.send(table.self, b"four", 4, 0, 1, ctypes.byref(requests, 8))]
+text = ctypes.create_string_buffer(200)
+table.describe(table.self, errors[-1], text, 200)
+print(errors, text.value.decode(), flush=True)
+os.kill(os.getpid(), SIGNAL)
+"""
+
+
+@needs_mpich
+def test_a_crash_inside_mpi_is_an_error_and_one_outside_is_not():
+    """Four bytes are received at address 8: MPI crashes, its caller goes on. A fault of the program itself ends it."""
+    done = subprocess.run(
+        [sys.executable, "-c", CRASH.replace("SIGNAL", str(int(signal.SIGSEGV)))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "[0, -8] MPI has crashed, as it does when a process is lost\n", done.stderr
+    assert done.returncode == -signal.SIGSEGV
 
 
 class TestBuildMpi:
