@@ -139,7 +139,7 @@ void FarPeers::take(int64_t from, const Letter& letter, const std::string& text)
       take_raise(from, letter);
       return;
     case LetterKind::kOrder:
-      take_order(letter, text);
+      take_order(from, letter, text);
       return;
     case LetterKind::kAnswer:
       take_answer(from, letter, text);
@@ -200,15 +200,15 @@ void FarPeers::deliver() {
   }
 }
 
-void FarPeers::take_order(const Letter& letter, const std::string& text) {
+void FarPeers::take_order(int64_t from, const Letter& letter, const std::string& text) {
   const int64_t count = letter.numbers[3];
   const uint64_t number = letter.numbers[0];
   const bool is_known = letter.numbers[1] == static_cast<int64_t>(Order::Kind::kRun) ||
                         letter.numbers[1] == static_cast<int64_t>(Order::Kind::kTalk);
-  if (process_ == 0 || !is_known || count < 0 || count > kMaxSymbols ||
+  if (from != 0 || !is_known || count < 0 || count > kMaxSymbols ||
       std::ssize(text) != count * static_cast<int64_t>(sizeof(int64_t)) ||
       number != own_.ordered.load(std::memory_order_relaxed) + 1) {
-    refuse(0, letter);
+    refuse(from, letter);
     return;
   }
   own_.order.kind = static_cast<Order::Kind>(letter.numbers[1]);
@@ -222,7 +222,7 @@ void FarPeers::take_order(const Letter& letter, const std::string& text) {
 
 void FarPeers::take_answer(int64_t from, const Letter& letter, const std::string& text) {
   const int64_t length = letter.numbers[5];
-  if (!process_ == 0 || letter.numbers[1] < 0 || letter.numbers[1] > static_cast<int64_t>(Answer::Kind::kOther) ||
+  if (process_ != 0 || letter.numbers[1] < 0 || letter.numbers[1] > static_cast<int64_t>(Answer::Kind::kOther) ||
       length < 0 || length > std::ssize(text)) {
     refuse(from, letter);
     return;

@@ -64,7 +64,7 @@ class FarPeers final : private Receiver {
   void take(int64_t from, const Letter& letter, const std::string& text) override;
   void take_raise(int64_t from, const Letter& letter);
   void take_state(int64_t from, const Letter& letter);
-  void take_order(const Letter& letter, const std::string& text);
+  void take_order(int64_t from, const Letter& letter, const std::string& text);
   void take_answer(int64_t from, const Letter& letter, const std::string& text);
   void refuse(int64_t from, const Letter& letter);
   void deliver();

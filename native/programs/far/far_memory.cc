@@ -98,7 +98,9 @@ void FarMemory::move(Way way, int64_t device, int64_t offset, std::byte* memory,
       wait([&] { return has_come->load(); });
       continue;
     }
-    const int64_t number = letter.numbers[2] = ++num_written_;
+    const int64_t number = letter.numbers[2] = num_written_.load() + 1;
+    written_to_ = process;
+    num_written_ = number;
     letter.numbers[3] = size;
     wire_->give(process, letter, memory + done, size, {});
     wait([&] { return last_written_.load(std::memory_order_acquire) == number; });
@@ -196,6 +198,11 @@ void FarMemory::take(int64_t from, const comm::Letter& letter, const std::string
       take_write(from, letter);
       return;
     default:
+      if (from != written_to_.load() || letter.numbers[2] != num_written_.load() ||
+          letter.numbers[2] == last_written_.load()) {
+        refuse(from, letter);
+        return;
+      }
       write_error_ = text;
       last_written_.store(letter.numbers[2], std::memory_order_release);
   }
