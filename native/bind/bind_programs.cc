@@ -394,8 +394,8 @@ void bind_executor(nb::module_& m) {
       .def("buffer", &buffer, nb::arg("device"), nb::arg("offset"), nb::arg("bytes"),
            "Writable uint8 array on a device's memory; keeps that memory alive.")
       .def(
-          "reaches", [](const Executor& self, int64_t device) { return self.arena(device)->is_mapped(); }, nb::arg("device"),
-          "Whether a device's memory can be had by buffer(): it is of this host.")
+          "reaches", [](const Executor& self, int64_t device) { return self.arena(device)->is_mapped(); },
+          nb::arg("device"), "Whether a device's memory can be had by buffer(): it is of this host.")
       .def("move", &move, nb::arg("way"), nb::arg("device"), nb::arg("offset"), nb::arg("memory"),
            "'read' bytes of a device's file into a uint8 array, or 'write' them from it; of another host's device, any "
            "bytes. Offsets are the plan's: the file begins behind the arena.")
@@ -418,9 +418,10 @@ void bind_executor(nb::module_& m) {
            "was under way.")
       .def("allocated_bytes", &Executor::allocated_bytes, "Bytes per device: arena, scratch, signals, task engine.")
       .def("stats", &stats, "Counters: runs, tasks, window_high_water, timeline_dropped.")
-      .def("inject", &inject, nb::arg("kind"), nb::arg("device"), nb::arg("label"), nb::arg("index"),
-           "For tests: the index-th task of that label on that device will 'throw', 'stall' its worker or begin after a "
-           "'delay' of 1 ms in the next run.")
+      .def(
+          "inject", &inject, nb::arg("kind"), nb::arg("device"), nb::arg("label"), nb::arg("index"),
+          "For tests: the index-th task of that label on that device will 'throw', 'stall' its worker or begin after a "
+          "'delay' of 1 ms in the next run.")
       .def("close", &Executor::close, release, "Stop the workers. Arrays from buffer() stay valid.");
 }
 
