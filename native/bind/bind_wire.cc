@@ -58,6 +58,7 @@ double quiet_s(const World& world, int64_t process) {
 
 void bind_wire(nb::module_& m) {
   nb::module_ wire = m.def_submodule("wire", "Messages between processes that share no memory, over MPI.");
+  // NOLINTNEXTLINE(bugprone-unused-raii): Python hands it on, and asks nothing of it
   nb::class_<comm::Wire>(wire, "Wire", "What an executor needs of a world.");
   nb::class_<World>(wire, "World", "This process among those that a launcher has started together.")
       .def_prop_ro("wire", &World::wire)

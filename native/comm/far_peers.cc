@@ -32,8 +32,8 @@ Letter FarPeers::letter_of(LetterKind kind) const {
   return letter;
 }
 
-void FarPeers::post(int64_t process, const Letter& letter, std::string text) {
-  options_.wire->post(process, letter, std::move(text));
+void FarPeers::post(int64_t process, const Letter& letter, const std::string& text) {
+  options_.wire->post(process, letter, text);
   options_.wire->progress();
 }
 
@@ -76,7 +76,7 @@ void FarPeers::answer(const Answer& answer, uint64_t number) {
   std::string text(answer.op, strnlen(answer.op, sizeof(answer.op)));
   letter.numbers[5] = std::ssize(text);
   text.append(answer.message, strnlen(answer.message, sizeof(answer.message)));
-  post(0, letter, std::move(text));
+  post(0, letter, text);
 }
 
 void FarPeers::tell() {

@@ -69,7 +69,7 @@ class FarPeers final : private Receiver {
   void refuse(int64_t from, const Letter& letter);
   void deliver();
   Letter letter_of(LetterKind kind) const;
-  void post(int64_t process, const Letter& letter, std::string text = {});
+  void post(int64_t process, const Letter& letter, const std::string& text = {});
   void post_to_all(const Letter& letter);
 
   FarOptions options_;

@@ -65,7 +65,7 @@ void Wire::queue(std::vector<Operation::Owned> operations) {
   has_mail_.store(true, std::memory_order_release);
 }
 
-void Wire::post(int64_t to, const Letter& letter, std::string text) {
+void Wire::post(int64_t to, const Letter& letter, const std::string& text) {
   check_bytes(to, std::ssize(text));
   std::vector<Operation::Owned> operations;
   operations.push_back(Operation::letter(to, letter, text));

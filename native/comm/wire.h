@@ -49,7 +49,7 @@ class Wire {
   void join(int64_t team, Receiver& receiver);
   void leave(int64_t team);
 
-  void post(int64_t to, const Letter& letter, std::string text = {});
+  void post(int64_t to, const Letter& letter, const std::string& text = {});
   /// A letter, and these bytes.
   void give(int64_t to, const Letter& letter, const std::byte* data, int64_t bytes, Done done);
   /// A letter that asks for bytes.

@@ -8,7 +8,7 @@
  * error handlers say. That is an error here like any other: a call that crashes is left by a jump, and the caller hands
  * nothing to MPI any more. A crash anywhere else goes to whoever handled it before.
  */
-#define _POSIX_C_SOURCE 200809L
+#define _POSIX_C_SOURCE 200809L /* NOLINT(bugprone-reserved-identifier): the system's name for it */
 #include "tilewise_mpi.h"
 
 #include <limits.h>

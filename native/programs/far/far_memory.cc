@@ -51,7 +51,8 @@ void FarMemory::fetch(const std::vector<FarRows>& wanted, Fetched fetched) {
   });
 }
 
-void FarMemory::read(const std::vector<FarRows>& wanted, const std::vector<std::byte*>& into, comm::Wire::Done done) {
+void FarMemory::read(const std::vector<FarRows>& wanted, const std::vector<std::byte*>& into,
+                     const comm::Wire::Done& done) {
   const auto num_left = std::make_shared<std::atomic<int64_t>>(std::ssize(wanted));
   for (size_t i = 0; i < wanted.size(); ++i) {
     const FarRows& rows = wanted[i];

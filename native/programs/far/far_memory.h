@@ -48,7 +48,7 @@ class FarMemory {
 
   void fetch(const std::vector<FarRows>& wanted, Fetched fetched);
   /// The same into memory that the task has: the rows of each without gaps.
-  void read(const std::vector<FarRows>& wanted, const std::vector<std::byte*>& into, comm::Wire::Done done);
+  void read(const std::vector<FarRows>& wanted, const std::vector<std::byte*>& into, const comm::Wire::Done& done);
   void give_back(Staging::Block block) { staging_.give_back(block); }
   /// Bytes that tasks have read since this was made.
   int64_t bytes_fetched() const { return bytes_fetched_.load(std::memory_order_relaxed); }
