@@ -31,7 +31,7 @@ void start_fetch(FarMemory& memory, Task& task, std::function<void()> fetched) {
   task.is_moved = true;
   if (std::vector<std::byte*> ends; lands(task, wanted, ends)) {
     task.is_landed = true;
-    memory.read(wanted, ends, std::move(fetched));
+    memory.read(wanted, ends, fetched);
     return;
   }
   memory.fetch(wanted, [&task, fetched = std::move(fetched)](Staging::Block block, const auto& rows) {
