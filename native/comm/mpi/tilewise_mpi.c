@@ -6,7 +6,7 @@
  *
  * MPI promises nothing when a process is lost. MPICH then writes through a null pointer inside its calls, whatever its
  * error handlers say. That is an error here like any other: a call that crashes is left by a jump, and the caller hands
- * nothing to MPI any more. A crash anywhere else goes to whoever handled it before.
+ * nothing to MPI any more. A crash anywhere else goes to what handled it before.
  */
 #define _POSIX_C_SOURCE 200809L /* NOLINT(bugprone-reserved-identifier): the system's name for it */
 #include "tilewise_mpi.h"
