@@ -3,12 +3,12 @@
 // Purpose: letters, which are short and tell something, and payloads, which are bytes from memory to memory. A payload
 // is announced by a letter, that of its sender (give) or that of its receiver (ask), and travels under the letter's
 // tag. MPI makes no progress by itself, so progress() must be called again and again: by idle workers, and by one
-// thread of every executor while all of them compute (comm/peers.cc).
+// thread of every executor while all of them compute (far_peers.h).
 //
 // Who may call: any thread; one at a time is inside MPI, the others leave what they have in the outbox. Blocks:
 // nothing but leave(), wait() and finish(); a receiver's take() and what is called at an end run inside progress(), and
-// must neither wait nor call leave(). Memory: of a payload it stays its owner's until the
-// end was told. Memory order: what happened before a letter was posted is seen by who takes it.
+// must neither wait nor call leave(). Memory: that of a payload stays its owner's until the end was told. Memory order:
+// what happened before a letter was posted is seen by who takes it.
 //
 // Trusts nothing: a message is checked before anything of it is used (courier.h); what a letter names is checked by who
 // takes it. After the first error nothing is handed to MPI any more: cause() says which it was, and no end is told.
