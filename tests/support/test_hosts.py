@@ -77,6 +77,7 @@ def test_words_arrive_as_they_are(two_hosts):
     assert two_hosts.run(["/bin/sh", "-c", "exit 7"]).returncode == 7
 
 
+@pytest.mark.slow
 def test_links_break_and_mend(two_hosts):
     """A connection is refused at once, waits in vain without a cable, fails at once without routes."""
     refused = "ConnectionRefusedError 111"
@@ -91,6 +92,7 @@ def test_links_break_and_mend(two_hosts):
     assert reach(two_hosts) == refused
 
 
+@pytest.mark.slow
 def test_what_runs_too_long_is_ended(two_hosts):
     """What it started in the background too; the hosts can be used again."""
     with pytest.raises(TimeoutError, match="it said: begun"):
@@ -116,6 +118,7 @@ def test_nothing_is_left(tmp_path):
     assert remains(os.getpid()) == before and os.listdir("/sys/class/net") == links
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_hosts")
 def test_what_a_killed_run_left_is_removed(tmp_path):
     """By the next that makes hosts; what belongs to a living run stays."""

@@ -64,7 +64,7 @@ LATE = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 499), st.integers(0,
 
 
 @given(number=st.integers(0, len(MESHES) - 1), late=LATE)
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_late_tasks_change_no_bit(delayed, number, late):
     """Up to eight tasks of a step begin a millisecond later than they could."""
     assert delayed.holds(number, late)

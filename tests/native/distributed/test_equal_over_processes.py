@@ -20,7 +20,7 @@ import test_strategies_equal as strategies
 import test_widths
 from small_llama import drop_partial, swap_partials
 
-COUNTS = (2, 3, pytest.param(4, marks=pytest.mark.slow))
+COUNTS = (2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4)))
 MANY = pytest.mark.parametrize(  # cases that take minutes
     "processes",
     [pytest.param(3, marks=pytest.mark.slow), *(pytest.param(n, marks=pytest.mark.soak) for n in (2, 4))],

@@ -177,6 +177,7 @@ def test_signals_are_passed_on(tmp_path, number):
     assert is_gone(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_launchers_own_failures(tmp_path):
     """Its words and exit code 1; a process that never begins is named."""
     failing, silent = tmp_path / "failing", tmp_path / "silent"
