@@ -12,6 +12,11 @@ constexpr uint32_t kMark = 0x31525754;  // "TWR1"
 constexpr int32_t kLetters = 0;  // their tag
 constexpr int64_t kTested = 32;  // operations at once: each look costs a system call on some networks
 
+std::vector<Operation::Owned>& left_behind() {
+  static auto& kept = *new std::vector<Operation::Owned>;
+  return kept;
+}
+
 }  // namespace
 
 std::string Failure::cause() const {
@@ -38,9 +43,8 @@ Courier::Courier(const TilewiseMpi& mpi, Failure& failure)
 // What is still under way when this ends belongs to a peer that is lost: MPI may write into it, so it stays for good.
 Courier::~Courier() {
   static std::mutex mutex;
-  static auto& kept = *new std::vector<Owned>;
   std::lock_guard guard(mutex);
-  for (Owned& operation : running_) kept.push_back(std::move(operation));
+  for (Owned& operation : running_) left_behind().push_back(std::move(operation));
 }
 
 WireTraffic Courier::traffic() const {
