@@ -30,4 +30,7 @@ def unpack(body: bytes | bytearray) -> Any:
     Raises:
         ValueError: it is no JSON.
     """
-    return json.loads(body)
+    try:
+        return json.loads(body)
+    except RecursionError:
+        raise ValueError("JSON is nested too deeply") from None

@@ -121,7 +121,7 @@ def test_a_second_group_is_refused(tmp_path):
     """Processes of a launcher are joined once."""
     done = script(tmp_path, GROUP, "tw.ProcessGroup()")
     assert done.returncode == 1
-    assert "processes of a launcher are joined once; got a second time after the end" in done.stderr
+    assert "processes of a launcher are joined once; got a second time, after the end" in done.stderr
 
 
 @pytest.mark.slow
