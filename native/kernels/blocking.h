@@ -3,6 +3,7 @@
 // A window is the stretch of the contraction that is packed at a time; between windows a block's accumulators and stack
 // wait in scratch unrounded, so windows change no bit.
 #pragma once
+#include "kernels/amx.h"
 #include "kernels/pack.h"
 #include "kernels/tree.h"
 
@@ -21,13 +22,27 @@ struct Window {
   bool resumes;  // starts within a chunk: accumulators come from the state
 };
 
+/// How steps lie in a pack of A.
+struct StepLayout {
+  ALayout layout;
+  int per_step;         // elements
+  int group;            // steps: a range begins at a multiple of them, and is cut at one
+  int64_t block_words;  // of kBlockSteps steps of row-major A
+
+  template <class D>
+  static constexpr StepLayout of(ALayout layout) {
+    return {layout, D::kPerStep, kGroupOf<typename D::Dot>, kRowsOf<typename D::Dot> * kRowStride};
+  }
+};
+
 /// Segments, copies and windows of one contraction, in scratch.
 class Blocking {
  public:
   /// Windows are equally long, as far as whole blocks of steps go, and no longer than `most_steps`.
-  Blocking(Carver& carver, ALayout layout, int per_step, int64_t most_steps, bool direct, int64_t total_steps,
+  Blocking(Carver& carver, const StepLayout& layout, int64_t most_steps, bool direct, int64_t total_steps,
            int64_t num_ranges)
-      : layout_(layout), per_step_(per_step), direct_(direct) {
+      : layout_(layout), direct_(direct) {
+    total_steps += (layout.group - 1) * num_ranges;
     const int64_t least = larger(int64_t{1}, divide_up(total_steps, most_steps));
     window_steps_ = larger(kBlockSteps, round_up(divide_up(total_steps, least), kBlockSteps));
     const int64_t cuts = total_steps / kBlockSteps + 1;
@@ -39,14 +54,15 @@ class Blocking {
 
   /// Elements [begin, end) of a term, continuing the current chunk.
   void add(int32_t term, int64_t begin, int64_t end) {
+    position_ = round_up(position_, layout_.group);
     while (begin < end) {
       if (position_ == window_steps_) open_window(true);
-      int64_t steps = smaller(divide_up(end - begin, per_step_), window_steps_ - position_);
-      if (layout_ == ALayout::kRows) steps = smaller(steps, kBlockSteps - position_ % kBlockSteps);
-      const int64_t next = smaller(end, begin + steps * per_step_);
+      int64_t steps = smaller(divide_up(end - begin, layout_.per_step), window_steps_ - position_);
+      if (layout_.layout == ALayout::kRows) steps = smaller(steps, kBlockSteps - position_ % kBlockSteps);
+      const int64_t next = smaller(end, begin + steps * layout_.per_step);
       const int64_t a = word_of(position_);
       add_copy({begin, next, a, position_ * kPanel, term});
-      const int64_t b = direct_ ? begin / per_step_ * kPanel : position_ * kPanel;
+      const int64_t b = direct_ ? begin / layout_.per_step * kPanel : position_ * kPanel;
       segments[num_segments_++] = {a, b, -1, term, static_cast<int32_t>(steps), 0, 0, 0};
       position_ += steps;
       begin = next;
@@ -82,14 +98,14 @@ class Blocking {
 
  private:
   int64_t word_of(int64_t step) const {
-    if (layout_ == ALayout::kSteps16) return step * 16;
-    return step / kBlockSteps * kBlockWords + step % kBlockSteps;
+    if (layout_.layout == ALayout::kSteps16) return step * 16;
+    return step / kBlockSteps * layout_.block_words + step % kBlockSteps;
   }
   void add_copy(const Copy& c) {
     if (num_copies_ > windows[num_windows - 1].first_copy) {
       Copy& last = copies[num_copies_ - 1];
-      const bool whole = (last.end - last.begin) % per_step_ == 0;
-      const bool joined = layout_ != ALayout::kRows || position_ % kBlockSteps != 0;
+      const bool whole = (last.end - last.begin) % (layout_.per_step * layout_.group) == 0;
+      const bool joined = layout_.layout != ALayout::kRows || position_ % kBlockSteps != 0;
       if (last.term == c.term && last.end == c.begin && whole && joined) {
         last.end = c.end;
         return;
@@ -104,8 +120,7 @@ class Blocking {
     position_ = 0;
   }
 
-  ALayout layout_;
-  int per_step_;
+  StepLayout layout_;
   int64_t window_steps_;
   bool direct_;
   int64_t num_segments_ = 0, num_copies_ = 0, position_ = 0;

@@ -1,6 +1,11 @@
 // The table of levels and the look-up by name. Compiled once, without special instructions.
 #include "kernels/isa.h"
 
+#if defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <algorithm>
 #include <cstdlib>
 #include <string>
@@ -36,6 +41,7 @@ TILEWISE_DECLARE_LEVEL(baseline)
 TILEWISE_DECLARE_LEVEL(avx2)
 TILEWISE_DECLARE_LEVEL(avx512)
 TILEWISE_DECLARE_LEVEL(avx512_bf16)
+TILEWISE_DECLARE_LEVEL(amx_bf16)
 #endif
 
 namespace tilewise::kernels {
@@ -63,6 +69,15 @@ Table table_of(std::initializer_list<EntryList> lists) {
   return table;
 }
 
+#if defined(__x86_64__)
+/// The kernel gives tile registers to a process that asks: all its threads may use them then.
+bool may_use_amx() {
+  if (!__builtin_cpu_supports("amx-tile") || !__builtin_cpu_supports("amx-bf16")) return false;
+  constexpr long kRequestFeature = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestFeature, kTileData) == 0;
+}
+#endif
+
 std::vector<Level> make_levels() {
   std::vector<Level> levels;
 #if defined(__aarch64__)
@@ -81,6 +96,8 @@ std::vector<Level> make_levels() {
   levels.push_back({"avx512", avx512, avx512::store_weights, avx512::weigh_fns(), TILEWISE_LEVEL_TABLE(avx512)});
   levels.push_back(
       {"avx512_bf16", dot, avx512_bf16::store_weights, avx512_bf16::weigh_fns(), TILEWISE_LEVEL_TABLE(avx512_bf16)});
+  levels.push_back({"amx_bf16", dot && may_use_amx(), amx_bf16::store_weights, amx_bf16::weigh_fns(),
+                    TILEWISE_LEVEL_TABLE(amx_bf16)});
 #endif
   return levels;
 }

@@ -42,6 +42,7 @@ TILEWISE_DECLARE_APPLY(baseline)
 TILEWISE_DECLARE_APPLY(avx2)
 TILEWISE_DECLARE_APPLY(avx512)
 TILEWISE_DECLARE_APPLY(avx512_bf16)
+TILEWISE_DECLARE_APPLY(amx_bf16)
 #endif
 
 namespace {
@@ -64,6 +65,7 @@ std::vector<Level> levels() {
   if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
     all.push_back({kernels::avx512::apply, true});
     if (__builtin_cpu_supports("avx512bf16")) all.push_back({kernels::avx512_bf16::apply, true});
+    if (__builtin_cpu_supports("amx-bf16")) all.push_back({kernels::amx_bf16::apply, true});
   }
 #endif
   return all;

@@ -40,11 +40,12 @@ class Output {
   }
   /// The same of a block of `count` columns, whose lanes are rows.
   void write_turned(int64_t row, int64_t column, int64_t count, const float* block) const {
-    if (out_is_f32) {
-      write_turned_as<float>(row, column, count, block);
-    } else {
-      write_turned_as<T>(row, column, count, block);
-    }
+    for (; count > 0; column += kLanes, count -= kLanes, block += kLanes * kPanel)
+      if (out_is_f32) {
+        write_turned_as<float>(row, column, smaller(kLanes, count), block);
+      } else {
+        write_turned_as<T>(row, column, smaller(kLanes, count), block);
+      }
   }
 
  private:
@@ -231,7 +232,7 @@ void run_weight_product(const KernelArgs& args, int64_t window_steps, bool turne
   for (int64_t i = 0; i < num_chunks * num_terms; ++i)
     total += divide_up(larger(int64_t{0}, ranges[2 * i + 1] - ranges[2 * i]), D::kPerStep);
   Carver carver(args.scratch);
-  Blocking blocking(carver, Op<D>::kLayout, D::kPerStep, window_steps, !Op<D>::kPacksPanels, total,
+  Blocking blocking(carver, StepLayout::of<D>(Op<D>::kLayout), window_steps, !Op<D>::kPacksPanels, total,
                     num_chunks * num_terms);
   add_chunks(blocking, num_chunks, num_terms, range);
   run_product(op, blocking, carver);
@@ -324,7 +325,7 @@ void run_gemm(const KernelArgs& args, int64_t k) {
   op.rows = args.tiles[0].rows;
   op.lanes = args.tiles[0].cols;
   Carver carver(args.scratch);
-  Blocking blocking(carver, L, D::kPerStep, L == ALayout::kRows ? 512 : 256, false, divide_up(k, D::kPerStep), 1);
+  Blocking blocking(carver, StepLayout::of<D>(L), L == ALayout::kRows ? 512 : 256, false, divide_up(k, D::kPerStep), 1);
   add_chunks(blocking, 1, 1, [k](int64_t, int64_t) { return Copy{0, k, 0, 0, 0}; });
   run_product(op, blocking, carver);
 }
@@ -361,11 +362,22 @@ void peak(const KernelArgs& args) {
   static_cast<float*>(args.tiles[0].data)[0] = sum + 2.0f * D::kPerStep * kRows * 2 * kNativeLanes;
 }
 
+#if defined(__AMX_BF16__)
+template <>
+void peak<BF16Amx>(const KernelArgs& args) {
+  const AmxScope scope;
+  alignas(64) uint32_t zeros[kRowsOf<DotAmx> * kAmxSteps] = {};
+  AmxBlock<true>::clear();
+  for (int64_t i = 0; i < args.ints[0]; ++i) AmxBlock<true>::multiply(zeros, kAmxSteps, zeros);
+  static_cast<float*>(args.tiles[0].data)[0] = 2.0f * 2 * kAmxSteps * kRowsOf<DotAmx> * kPanel;
+}
+#endif
+
 constexpr Entry kEntries[] = {
-    {"matmul_f32", matmul<F32>},       {"matmul_bf16", matmul<BF16>},
-    {"matmul_dx_f32", matmul_dx<F32>}, {"matmul_dx_bf16", matmul_dx<BF16>},
+    {"matmul_f32", matmul<F32>},       {"matmul_bf16", matmul<ProductBF16>},
+    {"matmul_dx_f32", matmul_dx<F32>}, {"matmul_dx_bf16", matmul_dx<ProductBF16>},
     {"gemm_f32", gemm<F32>},           {"gemm_bf16", gemm<BF16>},
-    {"peak_f32", peak<F32>},           {"peak_bf16", peak<BF16>},
+    {"peak_f32", peak<F32>},           {"peak_bf16", peak<ProductBF16>},
 };
 
 }  // namespace

@@ -22,6 +22,18 @@ inline constexpr int kBlockWords = kMaxRows * kRowStride;
 inline constexpr int kFewRows = 4;           // so few are done with a panel sooner than it comes from L2
 inline constexpr int kTailSteps = 4, kTailRows = 2;
 
+/// Rows of a block at most, by what multiplies (Dot).
+template <class Dot>
+inline constexpr int kRowsOf = kMaxRows;
+/// So many steps are added up before they reach an accumulator; a sum may be cut between them, not inside.
+template <class Dot>
+inline constexpr int kGroupOf = 1;
+/// What must live while micro-kernels run.
+template <class Dot>
+struct ScopeOf {
+  struct Type {};
+};
+
 /// A run of steps with one accumulator, and what happens to the accumulators after it.
 struct Segment {
   int64_t a;        // words from the row block's pack
@@ -57,8 +69,17 @@ struct MicroArgs {
   int32_t every_piece = INT32_MAX;
   const char* const* pieces = nullptr;  // the same, a piece per segment
   Rows expected[2] = {};  // what is read and written after this call: asked for in its last segment
+  int64_t rows = 0;       // R, for micro-kernels that are not made for one
 };
 using MicroFn = void (*)(const MicroArgs&);
+
+TILEWISE_INLINE void expect(const Rows (&expected)[2]) {
+  for (const Rows& rows : expected)
+    for (int64_t r = 0; r < rows.count; ++r) {
+      __builtin_prefetch(rows.data + r * rows.pitch, 1);
+      __builtin_prefetch(rows.data + r * rows.pitch + rows.bytes - 1, 1);
+    }
+}
 
 /// Keeps x in one register: the compiler may not load it again for every use.
 template <class Vector>
@@ -129,12 +150,7 @@ void micro(const MicroArgs& x) {
       const uint32_t* a = x.a + s->a;
       const char* piece = x.pieces ? x.pieces[s - x.segments] : nullptr;
       const bool is_last = s + 1 == x.segments + x.num_segments;
-      if (is_last)
-        for (const Rows& rows : x.expected)
-          for (int64_t r = 0; r < rows.count; ++r) {
-            __builtin_prefetch(rows.data + r * rows.pitch, 1);
-            __builtin_prefetch(rows.data + r * rows.pitch + rows.bytes - 1, 1);
-          }
+      if (is_last) expect(x.expected);
       const float* b = reinterpret_cast<const float*>(x.b[s->term] + s->b) + lane;
       const bool leaves = s->ends || (is_last && x.out);
       const int32_t tail = leaves ? static_cast<int32_t>(smaller(s->steps, kTailSteps)) : 0;
@@ -221,10 +237,15 @@ template <class Dot, ALayout L>
 using Micro = MicroTable<Dot, L, 0, 1, 2, 3, 4, 5>;
 #endif
 
-/// The micro-kernel for `rows` rows, 1 to kMaxRows.
+template <class Dot, ALayout L>
+struct MicroOf {
+  static MicroFn of(int64_t rows) { return Micro<Dot, L>::kFns[rows - 1]; }
+};
+
+/// The micro-kernel for `rows` rows, 1 to kRowsOf<Dot>.
 template <class Dot, ALayout L>
 TILEWISE_INLINE MicroFn micro_for(int64_t rows) {
-  return Micro<Dot, L>::kFns[rows - 1];
+  return MicroOf<Dot, L>::of(rows);
 }
 
 /// Element type of a kernel: how it is stored, paired into steps and multiplied.

@@ -136,6 +136,24 @@ TILEWISE_INLINE void pack_columns(uint32_t* to, int64_t words, int64_t block, in
   }
 }
 
+/// The same as rows of words, kRowStride apart: to[block][column][step].
+template <class D, class Start>
+TILEWISE_INLINE void pack_turned_columns(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start,
+                                         const TileView& x, int64_t begin, int64_t end_row) {
+  using T = typename D::T;
+  const auto* data = static_cast<const T*>(x.data);
+  uint32_t square[kLanes * kLanes];  // [step][column]
+  for (int64_t t = begin, step = 0; t < end_row; t += kLanes * D::kPerStep, step += kLanes) {
+    const int64_t last = smaller(end_row, t + kLanes * D::kPerStep), steps = divide_up(last - t, D::kPerStep);
+    for (int64_t b = block; b < end; ++b)
+      for (int64_t column = start(b), r = 0; column < start(b + 1); column += kLanes, r += kLanes) {
+        pack_panel_along<D, kLanes>(square, data + column, x.stride, x.cols - column, t, last);
+        transpose_words(to + (b - block) * words + r * kRowStride + step, kRowStride,
+                        reinterpret_cast<const char*>(square), kLanes * 4, steps, smaller(kLanes, start(b + 1) - column));
+      }
+  }
+}
+
 /// The transposed use of packed weights: columns [column, column + count) of the packed rows [begin, end) of one panel
 /// become rows of words, kRowStride apart. `panels` is the packed operand (fp32: [k][32 rows]; bf16: [k / 2][32
 /// rows][2]), k_pad its padded row length.

@@ -67,19 +67,19 @@ class Product {
   Product(Op& op, const Blocking& blocking, Carver carver) : op_(op), blocking_(blocking) {
     const int64_t longest = larger(int64_t{1}, blocking.max_steps);
     panels_ = divide_up(op.lanes, kPanel);
-    super_ = round_up(divide_up(op.rows, divide_up(op.rows, kSuperRows)), kMaxRows);
+    super_ = round_up(divide_up(op.rows, divide_up(op.rows, kSuperRows)), kMost);
     kept_ = blocking.num_windows > 1;
     entries_ = 1 + blocking.max_depth;
-    const int64_t state_per_panel = kept_ ? super_ / kMaxRows * entries_ * kEntry * 4 : 0;
+    const int64_t state_per_panel = kept_ ? super_ / kMost * entries_ * kEntry * 4 : 0;
     group_ = panels_;
     if (Op::kPacksPanels) group_ = larger(int64_t{1}, kPanelGroupBytes / (longest * kPanel * 4));
     if (kept_) group_ = smaller(group_, larger(int64_t{1}, kStateBytes / state_per_panel));
     group_ = smaller(smaller(group_, panels_), op.max_group);
-    a_words_ = Op::kLayout == ALayout::kRows ? divide_up(blocking.max_steps, kBlockSteps) * kBlockWords
+    a_words_ = Op::kLayout == ALayout::kRows ? divide_up(blocking.max_steps, kBlockSteps) * kMost * kRowStride
                                              : blocking.max_steps * 16 + 16;
     batch_ = kRowBatchBytes / (a_words_ * 4 + 1);
     if (!Op::kPacksPanels) batch_ = larger(batch_, smaller(int64_t{3}, kMostBatchBytes / (a_words_ * 4 + 1)));
-    batch_ = larger(int64_t{1}, smaller(super_ / kMaxRows, batch_));
+    batch_ = larger(int64_t{1}, smaller(super_ / kMost, batch_));
     a_pack_ = carver.take<uint32_t>(batch_ * a_words_);
     panel_words_ = blocking.max_steps * kPanel + 32;
     b_pack_ = carver.take<uint32_t>(Op::kPacksPanels ? group_ * panel_words_ : 0);
@@ -90,10 +90,12 @@ class Product {
   }
 
   void run() {
+    [[maybe_unused]] const typename ScopeOf<typename Op::Dot>::Type scope;
     for (row0_ = 0; row0_ < op_.rows; row0_ += super_) {
       const int64_t rows = smaller(op_.rows - row0_, super_);
-      blocks_ = divide_up(rows, kMaxRows);
-      start_ = {row0_, rows / blocks_, rows % blocks_};
+      blocks_ = divide_up(rows, kMost);
+      start_ = {row0_, rows / blocks_, rows % blocks_, row0_ + rows};
+      if (kGroupOf<typename Op::Dot> > 1) start_ = {row0_, kMost, 0, row0_ + rows};
       for (first_ = 0; first_ < panels_; first_ += group_) {
         count_ = smaller(group_, panels_ - first_);
         op_.begin_group(first_, count_);
@@ -103,12 +105,14 @@ class Product {
   }
 
  private:
-  static constexpr int64_t kEntry = kMaxRows * kPanel;
+  static constexpr int64_t kMost = kRowsOf<typename Op::Dot>;
+  static constexpr int64_t kEntry = kMost * kPanel;
 
-  /// The first row of a block: heights differ by one at most.
+  /// The first row of a block: heights differ by one at most. Where a block takes as long as a full one, all are full
+  /// but the last.
   struct Start {
-    int64_t row0, height, higher;
-    int64_t operator()(int64_t block) const { return row0 + height * block + smaller(block, higher); }
+    int64_t row0, height, higher, end;
+    int64_t operator()(int64_t block) const { return smaller(end, row0 + height * block + smaller(block, higher)); }
   };
 
   void run_window(int64_t w) {
@@ -140,7 +144,7 @@ class Product {
     const bool has_next = p + 1 < count_ && window.steps > 0;
     const int64_t panel_lines = kPanel * 4 / 64;  // of a step
     const int32_t every_ahead = has_next ? mask_of((end - block) / panel_lines) : INT32_MAX;
-    const int32_t every_piece = mask_of(count_ * 16 / kMaxRows);
+    const int32_t every_piece = mask_of(count_ * 16 / kMost);
     const auto* ahead = reinterpret_cast<const char*>(bases[0]);
     if (has_next) ahead = reinterpret_cast<const char*>(base(0, p + 1) + blocking_.segments[window.first_segment].b);
     const bool is_stream = !Op::kPacksPanels && blocks_ == 1;  // a panel is read once, and the next lies behind it
@@ -171,6 +175,7 @@ class Product {
       }
       call.every_piece = every_piece;
       call.pieces = pieces_;
+      call.rows = height;
       if (is_last) op_.expect(row, height, first_ + p, call.expected);
       micro_for<typename Op::Dot, Op::kLayout>(height)(call);
       if (is_last) op_.finish(row, height, first_ + p, out);

@@ -17,7 +17,7 @@ template <class D>
 struct WeightGradient {
   using T = typename D::T;
   using Dot = typename D::Dot;
-  static constexpr ALayout kLayout = ALayout::kSteps16;
+  static constexpr ALayout kLayout = kGroupOf<Dot> > 1 ? ALayout::kRows : ALayout::kSteps16;
   static constexpr bool kPacksPanels = true;
   TileView out, dy, x, ids, de;
   const TileView* carries;
@@ -53,7 +53,11 @@ struct WeightGradient {
   template <class Start>
   void pack_blocks(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start, const Copy& c) {
     const TileView pass = {static_cast<T*>(x.data) + column, x.rows, x.cols - column, x.stride};
-    pack_columns<D>(to, words, block, end, start, pass, c.begin, c.end);
+    if constexpr (kLayout == ALayout::kRows) {
+      pack_turned_columns<D>(to, words, block, end, start, pass, c.begin, c.end);
+    } else {
+      pack_columns<D>(to, words, block, end, start, pass, c.begin, c.end);
+    }
   }
   /// All panels of a token before the next one: whole runs of dY's long rows, not a line from each.
   void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
@@ -241,7 +245,7 @@ void matmul_dw(const KernelArgs& args) {
   const int64_t steps = contracts ? divide_up(tokens, D::kPerStep) : 0;
   // At once if blocks of whole rows of X fit L2 so; else in windows so short that they do.
   const int64_t most = steps <= kWholeSteps ? kWholeSteps : kWindowSteps;
-  Blocking blocking(carver, ALayout::kSteps16, D::kPerStep, most, false, steps,
+  Blocking blocking(carver, StepLayout::of<D>(WeightGradient<D>::kLayout), most, false, steps,
                     (contracts ? divide_up(tokens, run) : op.num_leaves) + 1);
   const int64_t widest = smaller(op.out.cols, kMaxColumns);
   int64_t columns = widest;
@@ -272,7 +276,7 @@ void matmul_dw(const KernelArgs& args) {
   }
 }
 
-constexpr Entry kEntries[] = {{"matmul_dw_f32", matmul_dw<F32>}, {"matmul_dw_bf16", matmul_dw<BF16>}};
+constexpr Entry kEntries[] = {{"matmul_dw_f32", matmul_dw<F32>}, {"matmul_dw_bf16", matmul_dw<ProductBF16>}};
 
 }  // namespace
 
