@@ -125,10 +125,10 @@ TILEWISE_INLINE void amx_leave(float* to, int64_t rows, const float* addend, con
   alignas(64) float sums[(1 + kTall) * kAmxRows * kPanel];
   AmxBlock<kTall>::store(sums);
   for (int64_t i = 0; i < rows * kPanel; i += kLanes) {
-    Lanes v = kernels::TILEWISE_ISA_NS::load(sums + i);
-    if (addend) v = v + kernels::TILEWISE_ISA_NS::load(addend + i);
-    for (int pop = 1; pop <= pops; ++pop) v = kernels::TILEWISE_ISA_NS::load(top - pop * rows * kPanel + i) + v;
-    kernels::TILEWISE_ISA_NS::store(to + i, v);
+    Lanes v = load(sums + i);
+    if (addend) v = v + load(addend + i);
+    for (int pop = 1; pop <= pops; ++pop) v = load(top - pop * rows * kPanel + i) + v;
+    store(to + i, v);
   }
 }
 
@@ -145,7 +145,13 @@ template <bool kTall>
 void amx_micro(const MicroArgs& x) {
   using Block = AmxBlock<kTall>;
   const int64_t rows = x.rows;
-  if (x.init) {
+  if (x.init && x.init_scale) {
+    alignas(64) float scaled[(1 + kTall) * kAmxRows * kPanel];
+    for (int64_t r = 0; r < rows; ++r)  // + 0: a product of -0 leaves no trace
+      for (int64_t i = r * kPanel; i < (r + 1) * kPanel; i += kLanes)
+        store(scaled + i, fused(set(x.init_scale[r]), load(x.init + i), set(0.0f)));
+    Block::load(scaled);
+  } else if (x.init) {
     Block::load(x.init);
   } else {
     Block::clear();

@@ -25,8 +25,8 @@ struct Window {
 /// How steps lie in a pack of A.
 struct StepLayout {
   ALayout layout;
-  int per_step;         // elements
-  int group;            // steps: a range begins at a multiple of them, and is cut at one
+  int per_step;  // elements
+  int group;  // steps: a range begins at a multiple of them, and is cut at one
   int64_t block_words;  // of kBlockSteps steps of row-major A
 
   template <class D>

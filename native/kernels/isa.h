@@ -9,7 +9,8 @@
 
 namespace tilewise::kernels {
 
-/// Levels that this machine can run, weakest first: baseline, avx2, avx512, avx512_bf16, amx_bf16; on aarch64 neon alone.
+/// Levels that this machine can run, weakest first: baseline, avx2, avx512, avx512_bf16, amx_bf16; on aarch64 neon
+/// alone.
 std::vector<std::string_view> available_levels();
 
 /// The level in use. Throws ArgumentError when TILEWISE_ISA names one that the machine or the build lacks.

@@ -69,7 +69,7 @@ struct MicroArgs {
   int32_t every_piece = INT32_MAX;
   const char* const* pieces = nullptr;  // the same, a piece per segment
   Rows expected[2] = {};  // what is read and written after this call: asked for in its last segment
-  int64_t rows = 0;       // R, for micro-kernels that are not made for one
+  int64_t rows = 0;  // R, for micro-kernels that are not made for one
 };
 using MicroFn = void (*)(const MicroArgs&);
 

@@ -149,7 +149,8 @@ TILEWISE_INLINE void pack_turned_columns(uint32_t* to, int64_t words, int64_t bl
       for (int64_t column = start(b), r = 0; column < start(b + 1); column += kLanes, r += kLanes) {
         pack_panel_along<D, kLanes>(square, data + column, x.stride, x.cols - column, t, last);
         transpose_words(to + (b - block) * words + r * kRowStride + step, kRowStride,
-                        reinterpret_cast<const char*>(square), kLanes * 4, steps, smaller(kLanes, start(b + 1) - column));
+                        reinterpret_cast<const char*>(square), kLanes * 4, steps,
+                        smaller(kLanes, start(b + 1) - column));
       }
   }
 }

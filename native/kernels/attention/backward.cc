@@ -10,11 +10,6 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
-inline constexpr int64_t kRowBlocks = (kGranule + kMaxRows - 1) / kMaxRows;
-
-/// Granule rows of block b start here: as even as can be.
-constexpr int64_t block_start(int64_t b) { return b * kGranule / kRowBlocks; }
-
 struct Call {
   TileView dq, dk, dv, dout, out, lse, q, k, v, lengths;
   int64_t seq, heads, kv_heads, dim;
@@ -63,13 +58,16 @@ class Backward {
  public:
   using T = typename D::T;
   static constexpr int kColumns = 4 / D::kPerStep;  // vectors of positions side by side
+  static constexpr int64_t kRowBlocks = (kGranule + kAttentionRows<D> - 1) / kAttentionRows<D>;
+  /// P and dS as the products over queries read them: step-major, or turned, with the positions as rows.
+  static constexpr bool kTurns = kGroupOf<typename D::Dot> > 1;
 
   Backward(const Call& call, const Scratch& scratch) : c_(call), shape_(call.dim) {
     Carver carver(scratch);
     granules_ = divide_up(c_.seq, kGranule);
     across_words_ = 2 * kPanel * shape_.dim_steps;
     along_words_ = shape_.dim_panels * shape_.granule_steps * kPanel;
-    row_words_ = shape_.dim_blocks * kBlockWords;
+    row_words_ = shape_.dim_blocks * shape_.block_words;
     block_floats_ = kGranule * shape_.dim_pad;
     k_across_ = carver.take<uint32_t>(granules_ * across_words_);
     v_across_ = carver.take<uint32_t>(granules_ * across_words_);
@@ -81,6 +79,8 @@ class Backward {
     p_steps_ = carver.take<uint32_t>(shape_.granule_steps * kGranule);
     ds_steps_ = carver.take<uint32_t>(shape_.granule_steps * kGranule);
     ds_rows_ = carver.take<uint32_t>(kGranule * kRowStride);
+    p_turned_ = carver.take<uint32_t>(kTurns ? kGranule * kRowStride : 0);
+    ds_turned_ = carver.take<uint32_t>(kTurns ? kGranule * kRowStride : 0);
     s_ = carver.take<float>(kGranule * kGranule);
     dp_ = carver.take<float>(kGranule * kGranule);
     dq_ = carver.take<float>(block_floats_);
@@ -119,6 +119,9 @@ class Backward {
   }
 
  private:
+  /// Granule rows of block b start here: as even as can be.
+  static constexpr int64_t block_start(int64_t b) { return b * kGranule / kRowBlocks; }
+
   int64_t entry_floats() const { return 2 * granules_ * block_floats_; }  // dK, then dV
 
   void pack_across(uint32_t* to, const TileView& tile, int64_t row, int64_t column, int64_t count) {
@@ -138,8 +141,8 @@ class Backward {
       for (int64_t kv = sight_.first_granule(g); kv <= sight_.last_granule(g); ++kv) {
         rebuild(g, kv, count);
         float* dk = sums + kv * block_floats_;
-        accumulate_kv(dk, ds_steps_, q_along_, c_.causal && kv == g, count);
-        accumulate_kv(dk + entry_floats() / 2, p_steps_, do_along_, c_.causal && kv == g, count);
+        accumulate_kv(dk, ds_steps_, ds_turned_, q_along_, c_.causal && kv == g, count);
+        accumulate_kv(dk + entry_floats() / 2, p_steps_, p_turned_, do_along_, c_.causal && kv == g, count);
         accumulate_q(g, kv, count);
       }
       for (int64_t r = 0; r < count; ++r)
@@ -237,12 +240,25 @@ class Backward {
   }
 
   /// dK and dV of granule kv: rows are its positions, contracted with the queries of granule g that see them.
-  void accumulate_kv(float* sums, const uint32_t* a, const uint32_t* along, bool diagonal, int64_t count) {
+  void accumulate_kv(float* sums, const uint32_t* steps, uint32_t* turned, const uint32_t* along, bool diagonal,
+                     int64_t count) {
+    const int64_t end = divide_up(count, D::kPerStep);
+    if constexpr (kTurns)
+      for (int64_t s = 0; s < end; s += kLanes)
+        for (int64_t i = 0; i < kGranule; i += kLanes)
+          transpose_words(turned + i * kRowStride + s, kRowStride,
+                          reinterpret_cast<const char*>(steps + s * kGranule + i), kGranule * 4,
+                          smaller(kLanes, end - s), kLanes);
     for (int64_t b = 0; b < kRowBlocks; ++b) {
-      const int64_t unseen = diagonal ? block_start(b) / D::kPerStep : 0;
-      const int64_t steps = divide_up(count, D::kPerStep) - unseen;
-      if (steps > 0)
-        accumulate<ALayout::kSteps64>(sums, b, a + unseen * kGranule + block_start(b), along + unseen * kPanel, steps);
+      constexpr int64_t kGroup = kGroupOf<typename D::Dot>;
+      const int64_t unseen = diagonal ? block_start(b) / D::kPerStep / kGroup * kGroup : 0;
+      if (end <= unseen) continue;
+      const uint32_t* panels = along + unseen * kPanel;
+      if constexpr (kTurns) {
+        accumulate<ALayout::kRows>(sums, b, turned + block_start(b) * kRowStride + unseen, panels, end - unseen);
+      } else {
+        accumulate<ALayout::kSteps64>(sums, b, steps + unseen * kGranule + block_start(b), panels, end - unseen);
+      }
     }
   }
 
@@ -258,11 +274,14 @@ class Backward {
   template <ALayout L>
   void accumulate(float* sums, int64_t b, const uint32_t* a, const uint32_t* along, int64_t steps) {
     const Segment segment = {0, 0, -1, 0, static_cast<int32_t>(steps), 0, 0, 0};
-    const MicroFn micro = micro_for<typename D::Dot, L>(block_start(b + 1) - block_start(b));
+    const int64_t rows = block_start(b + 1) - block_start(b);
+    const MicroFn micro = micro_for<typename D::Dot, L>(rows);
     for (int64_t panel = 0; panel < shape_.dim_panels; ++panel) {
       const uint32_t* base = along + panel * shape_.granule_steps * kPanel;
       float* block = sums + (panel * kGranule + block_start(b)) * kPanel;
-      micro({&segment, 1, a, &base, nullptr, block, nullptr, nullptr, block});
+      MicroArgs call = {&segment, 1, a, &base, nullptr, block, nullptr, nullptr, block};
+      call.rows = rows;
+      micro(call);
     }
   }
 
@@ -282,7 +301,7 @@ class Backward {
   int64_t granules_, across_words_, along_words_, row_words_, block_floats_, row0_ = 0;
   Sight sight_ = {};
   uint32_t *k_across_, *v_across_, *k_along_, *q_rows_, *do_rows_, *q_along_, *do_along_;
-  uint32_t *p_steps_, *ds_steps_, *ds_rows_;
+  uint32_t *p_steps_, *ds_steps_, *ds_rows_, *p_turned_, *ds_turned_;
   float *s_, *dp_, *dq_, *stack_;
   float delta_[kGranule] = {}, lse_[kGranule] = {};
 };
@@ -311,13 +330,14 @@ void attention_backward(const KernelArgs& args) {
                      n[6],
                      static_cast<float>(args.floats[0]),
                      static_cast<float>(args.floats[1])};
+  [[maybe_unused]] const typename ScopeOf<typename D::Dot>::Type scope;
   Backward<D> backward(call, args.scratch);
   for (int64_t row = 0; row < t[0].rows; row += call.seq)
     for (int64_t head = 0; head < call.kv_heads; ++head) backward.run(row, head);
 }
 
 constexpr Entry kEntries[] = {{"attention_backward_f32", attention_backward<F32>},
-                              {"attention_backward_bf16", attention_backward<BF16>}};
+                              {"attention_backward_bf16", attention_backward<ProductBF16>}};
 
 }  // namespace
 

@@ -2,16 +2,20 @@
 //
 // To pack a granule takes several times as long as the products of few rows with it. So squares of 16 positions by 16
 // words of keys are turned in registers and used there, and so are pairs of rows of values. Every product is that of
-// the packed way, in its order: the same bits. Only where a vector has 16 lanes; elsewhere granules are packed.
+// the packed way, in its order: the same bits. Only where a vector has 16 lanes and products are made of them;
+// elsewhere granules are packed.
 #pragma once
 #include "kernels/attention/granules.h"
 #include "kernels/turn.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
+/// At most so many: their accumulators and a turned square fill the registers.
 #if defined(__AVX512BW__)
-inline constexpr int kFewQueries = 8;  // their accumulators and a turned square fill the registers
+template <class D>
+inline constexpr int kFewQueries = kGroupOf<typename D::Dot> == 1 ? 8 : 0;
 #else
+template <class D>
 inline constexpr int kFewQueries = 0;
 #endif
 
@@ -51,7 +55,7 @@ void score_few(const uint32_t* q, const typename D::T* k, int64_t stride, int64_
         words[i] = i < rows ? _mm512_loadu_si512(base + i * pitch + 4 * s) : _mm512_setzero_si512();
       ahead.ask();
       transpose16(words);
-      const uint32_t* a = q + s / kBlockSteps * kBlockWords + s % kBlockSteps;
+      const uint32_t* a = q + s / kBlockSteps * GranuleShape<D>::block_words + s % kBlockSteps;
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) {
         const NativeF b[1] = {(NativeF)words[i]};
@@ -60,7 +64,7 @@ void score_few(const uint32_t* q, const typename D::T* k, int64_t stride, int64_
       }
     }
     for (int r = 0; r < R; ++r)
-      native_store(scores + (first / kPanel * kMaxRows + r) * kPanel + first % kPanel, acc[r][0]);
+      native_store(scores + (first / kPanel * kAttentionRows<D> + r) * kPanel + first % kPanel, acc[r][0]);
   }
 }
 
@@ -82,7 +86,7 @@ template <class D, int R, int P>
 TILEWISE_INLINE void add_panels(const uint32_t* p, const typename D::T* v, int64_t stride, int64_t count, int64_t used,
                                 const float* scale, float* sums, Ahead& ahead) {
   NativeF acc[R][P][2];
-  const auto at = [sums](int r, int b, int j) { return sums + (b * kMaxRows + r) * kPanel + j * kLanes; };
+  const auto at = [sums](int r, int b, int j) { return sums + (b * kAttentionRows<D> + r) * kPanel + j * kLanes; };
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
     for (int b = 0; b < P; ++b)  // + 0: a product of -0 leaves no trace
@@ -113,9 +117,10 @@ void add_few(const uint32_t* p, const typename D::T* v, int64_t stride, int64_t 
   constexpr int kTogether = R <= 4 ? 2 : 1;  // more chains of additions than one row has alone, as registers permit
   int64_t b = 0;
   for (; b + kTogether <= panels; b += kTogether)
-    add_panels<D, R, kTogether>(p, v + b * kPanel, stride, count, used, scale, sums + b * kMaxRows * kPanel, ahead);
+    add_panels<D, R, kTogether>(p, v + b * kPanel, stride, count, used, scale, sums + b * kAttentionRows<D> * kPanel,
+                                ahead);
   for (; b < panels; ++b)
-    add_panels<D, R, 1>(p, v + b * kPanel, stride, count, used, scale, sums + b * kMaxRows * kPanel, ahead);
+    add_panels<D, R, 1>(p, v + b * kPanel, stride, count, used, scale, sums + b * kAttentionRows<D> * kPanel, ahead);
 }
 
 template <class D, int... R>

@@ -51,33 +51,35 @@ template <class D>
 class Forward {
  public:
   using T = typename D::T;
+  static constexpr int64_t kRows = kAttentionRows<D>;
   static constexpr int64_t kMaxRun = 1024;        // rows of state per pass
   static constexpr int64_t kSpan = 16 * kGranule;  // positions packed at a time
 
   Forward(const Heads& heads, const Scratch& scratch) : h_(heads), shape_(heads.dim) {
     Carver carver(scratch);
     const int64_t run = larger(kMaxRun, h_.heads / h_.kv_heads);
-    num_blocks_ = divide_up(run, kMaxRows);
-    block_floats_ = kMaxRows * shape_.dim_pad;
+    num_blocks_ = divide_up(run, kRows);
+    block_floats_ = kRows * shape_.dim_pad;
     sums_ = carver.take<float>(num_blocks_ * block_floats_);
     top_ = carver.take<float>(num_blocks_ * kLanes);
     total_ = carver.take<float>(num_blocks_ * kLanes);
-    q_ = carver.take<uint32_t>(kMaxRows * kRowStride * shape_.dim_blocks);
+    q_ = carver.take<uint32_t>(kRows * kRowStride * shape_.dim_blocks);
     k_words_ = 2 * kPanel * shape_.dim_steps;
     v_words_ = shape_.dim_panels * kPanel * shape_.granule_steps;
     k_panels_ = carver.take<uint32_t>(kSpan / kGranule * k_words_);
     v_panels_ = carver.take<uint32_t>(kSpan / kGranule * v_words_);
-    p_ = carver.take<uint32_t>(kMaxRows * kRowStride);
-    scores_ = carver.take<float>(2 * kMaxRows * kPanel);
+    p_ = carver.take<uint32_t>(kRows * kRowStride);
+    scores_ = carver.take<float>(2 * kRows * kPanel);
   }
 
   /// `following`: what is read after this.
   void run(const TileView& out, const TileView& lse, const TileView& q, const KvRows<T>& kv, const QueryRun& run,
            Ahead following = {}) {
-    if (run.count * h_.heads <= kFewQueries * h_.kv_heads && h_.dim % kPanel == 0 && h_.kv_heads <= num_blocks_) {
-      run_few({out, lse, q, run, 0, 0, run.count}, kv, following);
-      return;
-    }
+    if constexpr (kFewQueries<D> > 0)
+      if (run.count * h_.heads <= kFewQueries<D> * h_.kv_heads && h_.dim % kPanel == 0 && h_.kv_heads <= num_blocks_) {
+        run_few({out, lse, q, run, 0, 0, run.count}, kv, following);
+        return;
+      }
     following.at_a_time = following.lines;
     following.ask();
     const int64_t step = larger(int64_t{1}, kMaxRun / (h_.heads / h_.kv_heads));
@@ -96,7 +98,7 @@ class Forward {
   };
 
   void run_head(const Pass& pass, const KvRows<T>& kv) {
-    const int64_t group = h_.heads / h_.kv_heads, rows = group * pass.count, blocks = divide_up(rows, kMaxRows);
+    const int64_t group = h_.heads / h_.kv_heads, rows = group * pass.count, blocks = divide_up(rows, kRows);
     const auto start = [&](int64_t b) { return rows / blocks * b + smaller(b, rows % blocks); };
     int64_t last = 0, lowest = 0;
     for (int64_t i = 0; i < pass.count; ++i) last = larger(last, pass.run.last_position(pass.first + i, h_.causal));
@@ -239,19 +241,21 @@ class Forward {
     const int64_t slot = granule % kSpan / kGranule;
     const uint32_t* k = k_panels_ + slot * k_words_;
     shape_.across_dim(rows, q_, k, scores_);
-    if (visible > kPanel) shape_.across_dim(rows, q_, k + kPanel * shape_.dim_steps, scores_ + kMaxRows * kPanel);
+    if (visible > kPanel) shape_.across_dim(rows, q_, k + kPanel * shape_.dim_steps, scores_ + kRows * kPanel);
     soften_granule(block, rows, granule, visible);
     const MicroFn micro = micro_for<typename D::Dot, ALayout::kRows>(rows);
     const Segment segment = {0, 0, -1, 0, static_cast<int32_t>(divide_up(visible, D::kPerStep)), 0, 0, 0};
     for (int64_t panel = 0; panel < shape_.dim_panels; ++panel) {
-      float* sums = sums_ + block * block_floats_ + panel * kMaxRows * kPanel;
+      float* sums = sums_ + block * block_floats_ + panel * kRows * kPanel;
       const uint32_t* base = v_panels_ + slot * v_words_ + panel * kPanel * shape_.granule_steps;
-      micro({&segment, 1, p_, &base, nullptr, sums, correction_, nullptr, sums});
+      MicroArgs call = {&segment, 1, p_, &base, nullptr, sums, correction_, nullptr, sums};
+      call.rows = rows;
+      micro(call);
     }
   }
 
   /// Vector i of a row's scores.
-  float* score(int64_t r, int i) { return scores_ + (i / 2 * kMaxRows + r) * kPanel + i % 2 * kLanes; }
+  float* score(int64_t r, int i) { return scores_ + (i / 2 * kRows + r) * kPanel + i % 2 * kLanes; }
 
   /// Scores of a block's rows scaled, capped, and -inf before the rows' windows; what is left to scale them by.
   template <int Halves>
@@ -322,7 +326,7 @@ class Forward {
       const int64_t head = pass.kv_head * group + (first + r) % group;
       T* to = row_of<T>(pass.out, row) + head * h_.dim;
       for (int64_t c = 0; c < h_.dim; c += kLanes) {
-        const float* sums = sums_ + block * block_floats_ + (c / kPanel * kMaxRows + r) * kPanel + c % kPanel;
+        const float* sums = sums_ + block * block_floats_ + (c / kPanel * kRows + r) * kPanel + c % kPanel;
         store(to + c, (load(sums) + set(0.0f)) / set(total[r]), h_.dim - c);
       }
       if (pass.lse.data) row_of<float>(pass.lse, row)[head] = log_sum[r];
@@ -332,7 +336,7 @@ class Forward {
   Heads h_;
   GranuleShape<D> shape_;
   int64_t num_blocks_, block_floats_, k_words_, v_words_;
-  float *sums_, *top_, *total_;  // per block: outputs [panel][kMaxRows][32], maxima [16], sums of exp [16]
+  float *sums_, *top_, *total_;  // per block: outputs [panel][kRows][32], maxima [16], sums of exp [16]
   uint32_t *q_, *k_panels_, *v_panels_, *p_;
   float* scores_;
   float shift_[kLanes], correction_[kLanes];
@@ -354,6 +358,7 @@ void attention(const KernelArgs& args) {
                        args.ints[5],
                        static_cast<float>(args.floats[1])};
   if (out.rows == 0) return;
+  [[maybe_unused]] const typename ScopeOf<typename D::Dot>::Type scope;
   Forward<D> forward(heads, args.scratch);
   for (int64_t row = 0; row < out.rows; row += seq) {
     const KvRows<T> kv = {row_of<const T>(k, row), row_of<const T>(v, row), k.stride, v.stride, nullptr, 0};
@@ -377,6 +382,7 @@ void attention_paged(const KernelArgs& args) {
                        args.ints[4],
                        static_cast<float>(args.floats[1])};
   if (out.rows == 0) return;
+  [[maybe_unused]] const typename ScopeOf<typename D::Dot>::Type scope;
   Forward<D> forward(heads, args.scratch);
   for (int64_t row = 0; row < out.rows;) {
     const int32_t own = *row_of<const int32_t>(sequence, row);
@@ -403,9 +409,9 @@ void attention_paged(const KernelArgs& args) {
 
 constexpr Entry kEntries[] = {
     {"attention_f32", attention<F32>},
-    {"attention_bf16", attention<BF16>},
+    {"attention_bf16", attention<ProductBF16>},
     {"attention_paged_f32", attention_paged<F32>},
-    {"attention_paged_bf16", attention_paged<BF16>},
+    {"attention_paged_bf16", attention_paged<ProductBF16>},
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Shared by attention forward and backward: the granule, its packed shapes and its masked scores.
 #pragma once
+#include "kernels/amx.h"
 #include "kernels/many.h"
 #include "kernels/pack.h"
 #include "kernels/tree.h"
@@ -7,6 +8,10 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
 inline constexpr int64_t kGranule = 64;
+
+/// Rows of a block at most: what is known of each lies in a lane.
+template <class D>
+inline constexpr int64_t kAttentionRows = kRowsOf<typename D::Dot> < kLanes ? kRowsOf<typename D::Dot> : kLanes;
 
 /// Lanes beyond `limit` (index of the last visible lane) become `fill`.
 TILEWISE_INLINE Lanes mask_scores(const Lanes& s, int64_t limit, float fill) {
@@ -68,6 +73,7 @@ template <class D>
 struct GranuleShape {
   using T = typename D::T;
   static constexpr int64_t granule_steps = kGranule / D::kPerStep;
+  static constexpr int64_t block_words = kAttentionRows<D> * kRowStride;
   int64_t dim_steps = 0, dim_panels = 0, dim_pad = 0, dim_blocks = 0;
   Segment dim_segments[16];  // of a product over the head dimension
 
@@ -79,15 +85,15 @@ struct GranuleShape {
         dim_blocks(divide_up(dim_steps, kBlockSteps)) {
     for (int64_t b = 0; b < dim_blocks; ++b) {
       const int64_t steps = smaller(dim_steps - b * kBlockSteps, kBlockSteps);
-      dim_segments[b] = {b * kBlockWords, b * kBlockSteps * kPanel, -1, 0, static_cast<int32_t>(steps), 0, 0, 0};
+      dim_segments[b] = {b * block_words, b * kBlockSteps * kPanel, -1, 0, static_cast<int32_t>(steps), 0, 0, 0};
     }
   }
 
-  /// One row along the head dimension, cut into the blocks of a row-major pack of kMaxRows rows.
+  /// One row along the head dimension, cut into the blocks of a row-major pack.
   void pack_row_blocks(uint32_t* to, const T* row, int64_t dim) const {
     constexpr int64_t kLength = kBlockSteps * D::kPerStep;
     for (int64_t b = 0; b < dim_blocks; ++b)
-      pack_row<D>(to + b * kBlockWords, row, b * kLength, smaller(dim, (b + 1) * kLength));
+      pack_row<D>(to + b * block_words, row, b * kLength, smaller(dim, (b + 1) * kLength));
   }
 
   /// `count` rows of a granule with the head dimension on lanes: [panel][granule step][32]; zero beyond `count`, or
@@ -104,8 +110,9 @@ struct GranuleShape {
 
   /// out[rows][32] = rows (packed by pack_row_blocks) times one panel, over the head dimension.
   void across_dim(int64_t rows, const uint32_t* a, const uint32_t* panel, float* out) const {
-    micro_for<typename D::Dot, ALayout::kRows>(rows)(
-        {dim_segments, dim_blocks, a, &panel, nullptr, nullptr, nullptr, nullptr, out});
+    MicroArgs call = {dim_segments, dim_blocks, a, &panel, nullptr, nullptr, nullptr, nullptr, out};
+    call.rows = rows;
+    micro_for<typename D::Dot, ALayout::kRows>(rows)(call);
   }
 };
 

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 __all__ = ["scratch_bytes"]
 
-_ROWS = 14  # of a register block, on the level that has most (native/kernels/microkernel.h)
+_ROWS = 16  # of a block of attention, on the level that has most (native/kernels/attention/granules.h)
 _LEAST_ROWS = 6
 _PANEL, _LANES, _GRANULE = 32, 16, 64
 _BLOCK_STEPS, _ROW_STRIDE = 128, 144
 _ROUNDING = 1 << 14  # every piece begins at a cache line
 _PRODUCT = 8 << 20  # packs, and the state of blocks between windows: bounded by constants of product.h
 _UPDATE_BLOCK, _CACHE_LINE = 64, 64  # of update.cc
-_PER_STEP, _PER_RANGE = 4, 512  # bytes of segments, copies and windows
+_PER_STEP, _PER_RANGE = 4, 1024  # bytes of segments, copies and windows
 
 Shape = tuple[int, int]
 
@@ -82,5 +82,5 @@ def _attention_backward(seq: int, heads: int, kv_heads: int, dim: int) -> int:
     while group > 1:
         entries, group = entries + 1, (group + 1) // 2
     rows = 2 * -(-_GRANULE // _LEAST_ROWS) * _row_blocks(dim)
-    own = rows + 2 * along + 4 * _GRANULE * _GRANULE + _GRANULE * _ROW_STRIDE + block
+    own = rows + 2 * along + 4 * _GRANULE * _GRANULE + 3 * _GRANULE * _ROW_STRIDE + block
     return 4 * (granules * (2 * across + along + 2 * entries * block) + own) + _ROUNDING

@@ -187,7 +187,8 @@ def test_padding_leaves_no_trace_in_a_weight_gradient(isa, dt, leaf):
     plain = unpack_weight(gradient(length, False), n, k)
     assert_close(plain, unpack_weight(gradient(length, True), n, k), "f32", bound=1e-5)
     traces = [(bits(gradient(length, False)) != bits(gradient(w, False))).any() for w in (6, 7, 64)]
-    assert any(traces) or isa == "baseline", "without a rule of its own padding must show"
+    begins_with_zero = (isa, dt, leaf) == ("amx_bf16", "bf16", 1)  # sums of a group do, so none is -0
+    assert any(traces) or isa == "baseline" or begins_with_zero, "without a rule of its own padding must show"
 
 
 @every_level
