@@ -10,6 +10,19 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
+template <class D>
+inline constexpr int64_t kRowBlocks = (kGranule + kAttentionRows<D> - 1) / kAttentionRows<D>;
+
+/// Granule rows of block b start here: as even as can be.
+template <class D>
+constexpr int64_t block_start(int64_t b) {
+  return b * kGranule / kRowBlocks<D>;
+}
+
+/// Products over queries read P and dS step by step, or turned, with the positions as rows.
+template <class D>
+inline constexpr bool kTurns = kGroupOf<typename D::Dot> > 1;
+
 struct Call {
   TileView dq, dk, dv, dout, out, lse, q, k, v, lengths;
   int64_t seq, heads, kv_heads, dim;
@@ -58,9 +71,6 @@ class Backward {
  public:
   using T = typename D::T;
   static constexpr int kColumns = 4 / D::kPerStep;  // vectors of positions side by side
-  static constexpr int64_t kRowBlocks = (kGranule + kAttentionRows<D> - 1) / kAttentionRows<D>;
-  /// P and dS as the products over queries read them: step-major, or turned, with the positions as rows.
-  static constexpr bool kTurns = kGroupOf<typename D::Dot> > 1;
 
   Backward(const Call& call, const Scratch& scratch) : c_(call), shape_(call.dim) {
     Carver carver(scratch);
@@ -72,15 +82,14 @@ class Backward {
     k_across_ = carver.take<uint32_t>(granules_ * across_words_);
     v_across_ = carver.take<uint32_t>(granules_ * across_words_);
     k_along_ = carver.take<uint32_t>(granules_ * along_words_);
-    q_rows_ = carver.take<uint32_t>(kRowBlocks * row_words_);
-    do_rows_ = carver.take<uint32_t>(kRowBlocks * row_words_);
+    q_rows_ = carver.take<uint32_t>(kRowBlocks<D> * row_words_);
+    do_rows_ = carver.take<uint32_t>(kRowBlocks<D> * row_words_);
     q_along_ = carver.take<uint32_t>(along_words_);
     do_along_ = carver.take<uint32_t>(along_words_);
     p_steps_ = carver.take<uint32_t>(shape_.granule_steps * kGranule);
     ds_steps_ = carver.take<uint32_t>(shape_.granule_steps * kGranule);
     ds_rows_ = carver.take<uint32_t>(kGranule * kRowStride);
-    p_turned_ = carver.take<uint32_t>(kTurns ? kGranule * kRowStride : 0);
-    ds_turned_ = carver.take<uint32_t>(kTurns ? kGranule * kRowStride : 0);
+    turned_ = carver.take<uint32_t>(kTurns<D> ? kGranule * kRowStride : 0);
     s_ = carver.take<float>(kGranule * kGranule);
     dp_ = carver.take<float>(kGranule * kGranule);
     dq_ = carver.take<float>(block_floats_);
@@ -119,9 +128,6 @@ class Backward {
   }
 
  private:
-  /// Granule rows of block b start here: as even as can be.
-  static constexpr int64_t block_start(int64_t b) { return b * kGranule / kRowBlocks; }
-
   int64_t entry_floats() const { return 2 * granules_ * block_floats_; }  // dK, then dV
 
   void pack_across(uint32_t* to, const TileView& tile, int64_t row, int64_t column, int64_t count) {
@@ -141,8 +147,8 @@ class Backward {
       for (int64_t kv = sight_.first_granule(g); kv <= sight_.last_granule(g); ++kv) {
         rebuild(g, kv, count);
         float* dk = sums + kv * block_floats_;
-        accumulate_kv(dk, ds_steps_, ds_turned_, q_along_, c_.causal && kv == g, count);
-        accumulate_kv(dk + entry_floats() / 2, p_steps_, p_turned_, do_along_, c_.causal && kv == g, count);
+        accumulate_kv(dk, ds_steps_, q_along_, c_.causal && kv == g, count);
+        accumulate_kv(dk + entry_floats() / 2, p_steps_, do_along_, c_.causal && kv == g, count);
         accumulate_q(g, kv, count);
       }
       for (int64_t r = 0; r < count; ++r)
@@ -152,9 +158,9 @@ class Backward {
 
   void load_queries(int64_t head, int64_t g, int64_t count) {
     const int64_t row = row0_ + g * kGranule, column = head * c_.dim;
-    for (int64_t b = 0; b < kRowBlocks; ++b)
-      for (int64_t r = block_start(b); r < smaller(count, block_start(b + 1)); ++r) {
-        const int64_t at = b * row_words_ + (r - block_start(b)) * kRowStride;
+    for (int64_t b = 0; b < kRowBlocks<D>; ++b)
+      for (int64_t r = block_start<D>(b); r < smaller(count, block_start<D>(b + 1)); ++r) {
+        const int64_t at = b * row_words_ + (r - block_start<D>(b)) * kRowStride;
         shape_.pack_row_blocks(q_rows_ + at, row_of<const T>(c_.q, row + r) + column, c_.dim);
         shape_.pack_row_blocks(do_rows_ + at, row_of<const T>(c_.dout, row + r) + column, c_.dim);
       }
@@ -172,8 +178,8 @@ class Backward {
 
   /// P and dS of queries of granule g against positions of granule kv, in the orders that the products read.
   void rebuild(int64_t g, int64_t kv, int64_t count) {
-    for (int64_t b = 0; b < kRowBlocks && block_start(b) < count; ++b) {
-      const int64_t first = block_start(b), rows = smaller(count, block_start(b + 1)) - first;
+    for (int64_t b = 0; b < kRowBlocks<D> && block_start<D>(b) < count; ++b) {
+      const int64_t first = block_start<D>(b), rows = smaller(count, block_start<D>(b + 1)) - first;
       for (int64_t half = 0; half * kPanel < sight_.end(g, kv, first + rows); ++half) {
         const int64_t panel = kv * across_words_ + half * kPanel * shape_.dim_steps;
         const int64_t to = (half * kGranule + first) * kPanel;
@@ -240,33 +246,33 @@ class Backward {
   }
 
   /// dK and dV of granule kv: rows are its positions, contracted with the queries of granule g that see them.
-  void accumulate_kv(float* sums, const uint32_t* steps, uint32_t* turned, const uint32_t* along, bool diagonal,
-                     int64_t count) {
+  void accumulate_kv(float* sums, const uint32_t* steps, const uint32_t* along, bool diagonal, int64_t count) {
     const int64_t end = divide_up(count, D::kPerStep);
-    if constexpr (kTurns)
+    if constexpr (kTurns<D>)
       for (int64_t s = 0; s < end; s += kLanes)
         for (int64_t i = 0; i < kGranule; i += kLanes)
-          transpose_words(turned + i * kRowStride + s, kRowStride,
+          transpose_words(turned_ + i * kRowStride + s, kRowStride,
                           reinterpret_cast<const char*>(steps + s * kGranule + i), kGranule * 4,
                           smaller(kLanes, end - s), kLanes);
-    for (int64_t b = 0; b < kRowBlocks; ++b) {
+    for (int64_t b = 0; b < kRowBlocks<D>; ++b) {
       constexpr int64_t kGroup = kGroupOf<typename D::Dot>;
-      const int64_t unseen = diagonal ? block_start(b) / D::kPerStep / kGroup * kGroup : 0;
+      const int64_t unseen = diagonal ? block_start<D>(b) / D::kPerStep / kGroup * kGroup : 0;
       if (end <= unseen) continue;
       const uint32_t* panels = along + unseen * kPanel;
-      if constexpr (kTurns) {
-        accumulate<ALayout::kRows>(sums, b, turned + block_start(b) * kRowStride + unseen, panels, end - unseen);
+      if constexpr (kTurns<D>) {
+        accumulate<ALayout::kRows>(sums, b, turned_ + block_start<D>(b) * kRowStride + unseen, panels, end - unseen);
       } else {
-        accumulate<ALayout::kSteps64>(sums, b, steps + unseen * kGranule + block_start(b), panels, end - unseen);
+        accumulate<ALayout::kSteps64>(sums, b, steps + unseen * kGranule + block_start<D>(b), panels, end - unseen);
       }
     }
   }
 
   /// dQ of granule g: contracted with the positions of granule kv that a block's queries see.
   void accumulate_q(int64_t g, int64_t kv, int64_t count) {
-    for (int64_t b = 0; b < kRowBlocks && block_start(b) < count; ++b) {
-      const int64_t steps = divide_up(sight_.end(g, kv, smaller(count, block_start(b + 1))), D::kPerStep);
-      accumulate<ALayout::kRows>(dq_, b, ds_rows_ + block_start(b) * kRowStride, k_along_ + kv * along_words_, steps);
+    for (int64_t b = 0; b < kRowBlocks<D> && block_start<D>(b) < count; ++b) {
+      const int64_t steps = divide_up(sight_.end(g, kv, smaller(count, block_start<D>(b + 1))), D::kPerStep);
+      accumulate<ALayout::kRows>(dq_, b, ds_rows_ + block_start<D>(b) * kRowStride, k_along_ + kv * along_words_,
+                                 steps);
     }
   }
 
@@ -274,11 +280,11 @@ class Backward {
   template <ALayout L>
   void accumulate(float* sums, int64_t b, const uint32_t* a, const uint32_t* along, int64_t steps) {
     const Segment segment = {0, 0, -1, 0, static_cast<int32_t>(steps), 0, 0, 0};
-    const int64_t rows = block_start(b + 1) - block_start(b);
+    const int64_t rows = block_start<D>(b + 1) - block_start<D>(b);
     const MicroFn micro = micro_for<typename D::Dot, L>(rows);
     for (int64_t panel = 0; panel < shape_.dim_panels; ++panel) {
       const uint32_t* base = along + panel * shape_.granule_steps * kPanel;
-      float* block = sums + (panel * kGranule + block_start(b)) * kPanel;
+      float* block = sums + (panel * kGranule + block_start<D>(b)) * kPanel;
       MicroArgs call = {&segment, 1, a, &base, nullptr, block, nullptr, nullptr, block};
       call.rows = rows;
       micro(call);
@@ -301,7 +307,7 @@ class Backward {
   int64_t granules_, across_words_, along_words_, row_words_, block_floats_, row0_ = 0;
   Sight sight_ = {};
   uint32_t *k_across_, *v_across_, *k_along_, *q_rows_, *do_rows_, *q_along_, *do_along_;
-  uint32_t *p_steps_, *ds_steps_, *ds_rows_, *p_turned_, *ds_turned_;
+  uint32_t *p_steps_, *ds_steps_, *ds_rows_, *turned_;
   float *s_, *dp_, *dq_, *stack_;
   float delta_[kGranule] = {}, lse_[kGranule] = {};
 };

@@ -10,10 +10,14 @@
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
-/// At most so many: their accumulators and a turned square fill the registers.
-#if defined(__AVX512BW__)
+/// So many rows are few: those whose accumulators, and a turned square, fill the registers; a block, where granules are
+/// packed all the same.
+#if defined(__AMX_BF16__)
 template <class D>
-inline constexpr int kFewQueries = kGroupOf<typename D::Dot> == 1 ? 8 : 0;
+inline constexpr int kFewQueries = kGroupOf<typename D::Dot> == 1 ? 8 : kAttentionRows<D>;
+#elif defined(__AVX512BW__)
+template <class D>
+inline constexpr int kFewQueries = 8;
 #else
 template <class D>
 inline constexpr int kFewQueries = 0;
@@ -121,6 +125,34 @@ void add_few(const uint32_t* p, const typename D::T* v, int64_t stride, int64_t 
                                 ahead);
   for (; b < panels; ++b)
     add_panels<D, R, 1>(p, v + b * kPanel, stride, count, used, scale, sums + b * kAttentionRows<D> * kPanel, ahead);
+}
+
+/// Where products are not made of lanes: a granule of one head packed, of `steps` words a row, which are whole squares.
+template <class D>
+void pack_few(const GranuleShape<D>& shape, uint32_t* keys, uint32_t* values, const typename D::T* k, int64_t k_stride,
+              const typename D::T* v, int64_t v_stride, int64_t count, Ahead& ahead) {
+  const auto pitch = k_stride * static_cast<int64_t>(sizeof(typename D::T));
+  for (int64_t first = 0; first < count; first += kLanes) {
+    const auto* base = reinterpret_cast<const char*>(k + first * k_stride);
+    uint32_t* to = keys + first / kPanel * kPanel * shape.dim_steps + first % kPanel;
+    for (int64_t s = 0; s < shape.dim_steps; s += kLanes) {
+      ahead.ask();
+      transpose_words(to + s * kPanel, kPanel, base + 4 * s, pitch, smaller(kLanes, count - first), kLanes);
+    }
+  }
+  for (int64_t t = 0; t < count; t += D::kPerStep, values += kPanel) {
+    if (t % (4 * D::kPerStep) == 0) ahead.ask();
+    const auto* first = v + t * v_stride;
+    const auto* second = t + 1 < count ? first + v_stride : nullptr;
+    for (int64_t p = 0; p < shape.dim_panels; ++p) {
+      uint32_t* to = values + p * shape.granule_steps * kPanel;
+      if (second) {
+        whole_step<kPanel>(to, first + p * kPanel, second + p * kPanel);
+      } else {
+        partial_step<kPanel>(to, first + p * kPanel, second, kPanel);
+      }
+    }
+  }
 }
 
 template <class D, int... R>

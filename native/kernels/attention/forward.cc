@@ -51,25 +51,24 @@ template <class D>
 class Forward {
  public:
   using T = typename D::T;
-  static constexpr int64_t kRows = kAttentionRows<D>;
   static constexpr int64_t kMaxRun = 1024;        // rows of state per pass
   static constexpr int64_t kSpan = 16 * kGranule;  // positions packed at a time
 
   Forward(const Heads& heads, const Scratch& scratch) : h_(heads), shape_(heads.dim) {
     Carver carver(scratch);
     const int64_t run = larger(kMaxRun, h_.heads / h_.kv_heads);
-    num_blocks_ = divide_up(run, kRows);
-    block_floats_ = kRows * shape_.dim_pad;
+    num_blocks_ = divide_up(run, kAttentionRows<D>);
+    block_floats_ = kAttentionRows<D> * shape_.dim_pad;
     sums_ = carver.take<float>(num_blocks_ * block_floats_);
     top_ = carver.take<float>(num_blocks_ * kLanes);
     total_ = carver.take<float>(num_blocks_ * kLanes);
-    q_ = carver.take<uint32_t>(kRows * kRowStride * shape_.dim_blocks);
+    q_ = carver.take<uint32_t>(kAttentionRows<D> * kRowStride * shape_.dim_blocks);
     k_words_ = 2 * kPanel * shape_.dim_steps;
     v_words_ = shape_.dim_panels * kPanel * shape_.granule_steps;
     k_panels_ = carver.take<uint32_t>(kSpan / kGranule * k_words_);
     v_panels_ = carver.take<uint32_t>(kSpan / kGranule * v_words_);
-    p_ = carver.take<uint32_t>(kRows * kRowStride);
-    scores_ = carver.take<float>(2 * kRows * kPanel);
+    p_ = carver.take<uint32_t>(kAttentionRows<D> * kRowStride);
+    scores_ = carver.take<float>(2 * kAttentionRows<D> * kPanel);
   }
 
   /// `following`: what is read after this.
@@ -98,7 +97,8 @@ class Forward {
   };
 
   void run_head(const Pass& pass, const KvRows<T>& kv) {
-    const int64_t group = h_.heads / h_.kv_heads, rows = group * pass.count, blocks = divide_up(rows, kRows);
+    const int64_t group = h_.heads / h_.kv_heads, rows = group * pass.count,
+                  blocks = divide_up(rows, kAttentionRows<D>);
     const auto start = [&](int64_t b) { return rows / blocks * b + smaller(b, rows % blocks); };
     int64_t last = 0, lowest = 0;
     for (int64_t i = 0; i < pass.count; ++i) last = larger(last, pass.run.last_position(pass.first + i, h_.causal));
@@ -146,15 +146,23 @@ class Forward {
                  reinterpret_cast<const char*>(kv.v + kv.row(next) * kv.v_stride), divide_up(bytes, 64)};
       }
       const int64_t squares = divide_up(count, 16) * divide_up(shape_.dim_steps, 16);
-      ahead.at_a_time = divide_up(ahead.lines, h_.kv_heads * squares);
+      const int64_t values = kGroupOf<typename D::Dot> > 1 ? divide_up(count, 4 * D::kPerStep) : 0;
+      ahead.at_a_time = divide_up(ahead.lines, h_.kv_heads * (squares + values));
       for (pass.kv_head = 0; pass.kv_head < h_.kv_heads; ++pass.kv_head) {
         pack_queries(pass, 0, rows);
         const int64_t column = pass.kv_head * h_.dim;
         const T *k = kv.k + row * kv.k_stride + column, *v = kv.v + row * kv.v_stride + column;
-        Few<D>::kScore[rows - 1](q_, k, kv.k_stride, count, shape_.dim_steps, scores_, ahead);
-        soften_granule(pass.kv_head, rows, granule, count);
-        Few<D>::kAdd[rows - 1](p_, v, kv.v_stride, count, count, shape_.dim_panels, correction_,
-                               sums_ + pass.kv_head * block_floats_, ahead);
+        if constexpr (kGroupOf<typename D::Dot> > 1) {
+          const int64_t slot = granule % kSpan / kGranule;
+          pack_few(shape_, k_panels_ + slot * k_words_, v_panels_ + slot * v_words_, k, kv.k_stride, v, kv.v_stride,
+                   count, ahead);
+          run_granule(pass.kv_head, rows, granule, count);
+        } else {
+          Few<D>::kScore[rows - 1](q_, k, kv.k_stride, count, shape_.dim_steps, scores_, ahead);
+          soften_granule(pass.kv_head, rows, granule, count);
+          Few<D>::kAdd[rows - 1](p_, v, kv.v_stride, count, count, shape_.dim_panels, correction_,
+                                 sums_ + pass.kv_head * block_floats_, ahead);
+        }
       }
     }
     for (pass.kv_head = 0; pass.kv_head < h_.kv_heads; ++pass.kv_head) write(pass, pass.kv_head, 0, rows);
@@ -241,12 +249,13 @@ class Forward {
     const int64_t slot = granule % kSpan / kGranule;
     const uint32_t* k = k_panels_ + slot * k_words_;
     shape_.across_dim(rows, q_, k, scores_);
-    if (visible > kPanel) shape_.across_dim(rows, q_, k + kPanel * shape_.dim_steps, scores_ + kRows * kPanel);
+    if (visible > kPanel)
+      shape_.across_dim(rows, q_, k + kPanel * shape_.dim_steps, scores_ + kAttentionRows<D> * kPanel);
     soften_granule(block, rows, granule, visible);
     const MicroFn micro = micro_for<typename D::Dot, ALayout::kRows>(rows);
     const Segment segment = {0, 0, -1, 0, static_cast<int32_t>(divide_up(visible, D::kPerStep)), 0, 0, 0};
     for (int64_t panel = 0; panel < shape_.dim_panels; ++panel) {
-      float* sums = sums_ + block * block_floats_ + panel * kRows * kPanel;
+      float* sums = sums_ + block * block_floats_ + panel * kAttentionRows<D> * kPanel;
       const uint32_t* base = v_panels_ + slot * v_words_ + panel * kPanel * shape_.granule_steps;
       MicroArgs call = {&segment, 1, p_, &base, nullptr, sums, correction_, nullptr, sums};
       call.rows = rows;
@@ -255,7 +264,7 @@ class Forward {
   }
 
   /// Vector i of a row's scores.
-  float* score(int64_t r, int i) { return scores_ + (i / 2 * kRows + r) * kPanel + i % 2 * kLanes; }
+  float* score(int64_t r, int i) { return scores_ + (i / 2 * kAttentionRows<D> + r) * kPanel + i % 2 * kLanes; }
 
   /// Scores of a block's rows scaled, capped, and -inf before the rows' windows; what is left to scale them by.
   template <int Halves>
@@ -326,7 +335,7 @@ class Forward {
       const int64_t head = pass.kv_head * group + (first + r) % group;
       T* to = row_of<T>(pass.out, row) + head * h_.dim;
       for (int64_t c = 0; c < h_.dim; c += kLanes) {
-        const float* sums = sums_ + block * block_floats_ + (c / kPanel * kRows + r) * kPanel + c % kPanel;
+        const float* sums = sums_ + block * block_floats_ + (c / kPanel * kAttentionRows<D> + r) * kPanel + c % kPanel;
         store(to + c, (load(sums) + set(0.0f)) / set(total[r]), h_.dim - c);
       }
       if (pass.lse.data) row_of<float>(pass.lse, row)[head] = log_sum[r];
@@ -336,7 +345,7 @@ class Forward {
   Heads h_;
   GranuleShape<D> shape_;
   int64_t num_blocks_, block_floats_, k_words_, v_words_;
-  float *sums_, *top_, *total_;  // per block: outputs [panel][kRows][32], maxima [16], sums of exp [16]
+  float *sums_, *top_, *total_;  // per block: outputs [panel][kAttentionRows<D>][32], maxima [16], sums of exp [16]
   uint32_t *q_, *k_panels_, *v_panels_, *p_;
   float* scores_;
   float shift_[kLanes], correction_[kLanes];

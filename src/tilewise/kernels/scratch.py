@@ -82,5 +82,5 @@ def _attention_backward(seq: int, heads: int, kv_heads: int, dim: int) -> int:
     while group > 1:
         entries, group = entries + 1, (group + 1) // 2
     rows = 2 * -(-_GRANULE // _LEAST_ROWS) * _row_blocks(dim)
-    own = rows + 2 * along + 4 * _GRANULE * _GRANULE + 3 * _GRANULE * _ROW_STRIDE + block
+    own = rows + 2 * along + 4 * _GRANULE * _GRANULE + 2 * _GRANULE * _ROW_STRIDE + block
     return 4 * (granules * (2 * across + along + 2 * entries * block) + own) + _ROUNDING

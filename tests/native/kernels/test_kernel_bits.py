@@ -114,6 +114,31 @@ def test_emulated_bf16_dot_follows_the_hardware_order():
     np.testing.assert_allclose(hard, soft, rtol=0, atol=1e-5 * np.abs(soft).max())
 
 
+def amx_sum(a, w, ranges, steps):
+    """What docs/numerics.md says of `amx_bf16`: groups of so many pairs, even and odd products apart, then both.
+
+    In float64, where products and nearly all sums of these operands are exact, each rounded once as the hardware does.
+    """
+    a, w = a.astype(np.float64), w.astype(np.float64)
+    total = np.zeros((len(a), len(w)), np.float32)
+    for first in range(*ranges, 2 * steps):
+        apart = np.zeros((2, len(a), len(w)), np.float32)
+        for k in range(first, min(first + 2 * steps, ranges[1])):
+            apart[k % 2] = (apart[k % 2] + a[:, k, None] * w[None, :, k]).astype(np.float32)
+        total += apart[0] + apart[1]
+    return total
+
+
+@pytest.mark.skipif("amx_bf16" not in LEVELS, reason="needs AMX")
+def test_amx_adds_groups_of_sixteen_pairs():
+    """To the bit, a last group of four pairs included; groups of another length (fault) give others."""
+    gen = rng(22)
+    a, w = random(gen, 37, 200, "bf16"), random(gen, 64, 200, "bf16")
+    got = matmul("bf16", a, w, [0, 200], "amx_bf16")
+    assert_same_bits(got, amx_sum(a, w, (0, 200), 16))
+    assert (bits(got) != bits(amx_sum(a, w, (0, 200), 8))).any()
+
+
 @every_level
 @every_dtype
 @pytest.mark.parametrize("name", ["matmul", "matmul_dx"])
