@@ -114,7 +114,7 @@ def test_cuts_that_follow_the_length_would_show(exact):
     assert "losses" in differing(exact("f32", 4), found)
 
 
-@pytest.mark.skipif(isa_in_use() != "avx512_bf16", reason="other levels take one token at a time")
+@pytest.mark.skipif(isa_in_use() not in ("avx512_bf16", "amx_bf16"), reason="takes one token at a time")
 def test_steps_of_two_tokens_that_cross_sequences_would_show(exact):
     """Fault: products that pair a sequence's odd last token with the next one's first where nothing is padded."""
     graph = graph_for(tw.Dim("seq", 1, BOUND), "bf16")
