@@ -26,6 +26,10 @@ template <>
 inline constexpr int kRowsOf<DotAmx> = 2 * kAmxRows;
 template <>
 inline constexpr int kGroupOf<DotAmx> = kAmxSteps;
+template <>
+inline constexpr int64_t kRowBatchBytes<DotAmx> = 384 << 10;  // of 2 MiB
+template <>
+inline constexpr int64_t kPackedSteps<DotAmx> = 1024;  // a block has more than twice the rows
 
 /// Tile registers have 16 rows of 64 bytes while this lives; a thread that left them so would switch more slowly.
 class AmxScope {

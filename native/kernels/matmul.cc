@@ -249,9 +249,9 @@ void matmul_dx(const KernelArgs& args) {
   for (int64_t term = 0; term < args.ints[1]; ++term) contracted += args.tiles[3 + 2 * term].rows;
   // Turned are either the weights or dY and the result, which is in fp32: whichever is fewer words.
   if (contracted * columns < rows * (contracted + columns * D::kPerStep)) {
-    run_weight_product<D, InputGradient>(args, 2304);
+    run_weight_product<D, InputGradient>(args, kPackedSteps<typename D::Dot>);
   } else {
-    run_weight_product<D, TurnedInputGradient>(args, 2304, true);
+    run_weight_product<D, TurnedInputGradient>(args, kPackedSteps<typename D::Dot>, true);
   }
 }
 

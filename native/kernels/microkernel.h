@@ -28,6 +28,12 @@ inline constexpr int kRowsOf = kMaxRows;
 /// So many steps are added up before they reach an accumulator; a sum may be cut between them, not inside.
 template <class Dot>
 inline constexpr int kGroupOf = 1;
+/// Row blocks packed together: they stay in L2, of 1 MiB at least.
+template <class Dot>
+inline constexpr int64_t kRowBatchBytes = 256 << 10;
+/// Steps packed at a time where both operands are.
+template <class Dot>
+inline constexpr int64_t kPackedSteps = 2304;
 /// What must live while micro-kernels run.
 template <class Dot>
 struct ScopeOf {

@@ -9,8 +9,8 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
 inline constexpr int64_t kPanelGroupBytes = 2560 << 10;  // panels packed together; two at a time need room in L2
-inline constexpr int64_t kRowBatchBytes = 256 << 10;     // row blocks packed together: they stay in a 1 MiB L2
-inline constexpr int64_t kMostBatchBytes = 640 << 10;  // of three blocks, for which panels come from further than L2
+inline constexpr int64_t kMostBatchBytes = 640 << 10;  // where panels come from further than L2: of three blocks, or of
+                                                       // any number that is done with a panel too soon
 inline constexpr int64_t kStateBytes = 4 << 20;
 inline constexpr int64_t kStreamAhead = 8 << 10;  // bytes from what the only row block multiplies to what it asks for
 inline constexpr int64_t kSuperRows = 2016;  // rows that share one pass over the panels
@@ -77,8 +77,9 @@ class Product {
     group_ = smaller(smaller(group_, panels_), op.max_group);
     a_words_ = Op::kLayout == ALayout::kRows ? divide_up(blocking.max_steps, kBlockSteps) * kMost * kRowStride
                                              : blocking.max_steps * 16 + 16;
-    batch_ = kRowBatchBytes / (a_words_ * 4 + 1);
-    if (!Op::kPacksPanels) batch_ = larger(batch_, smaller(int64_t{3}, kMostBatchBytes / (a_words_ * 4 + 1)));
+    batch_ = kRowBatchBytes<typename Op::Dot> / (a_words_ * 4 + 1);
+    const int64_t wanted = kGroupOf<typename Op::Dot> > 1 ? super_ / kMost : 3;
+    if (!Op::kPacksPanels) batch_ = larger(batch_, smaller(wanted, kMostBatchBytes / (a_words_ * 4 + 1)));
     batch_ = larger(int64_t{1}, smaller(super_ / kMost, batch_));
     a_pack_ = carver.take<uint32_t>(batch_ * a_words_);
     panel_words_ = blocking.max_steps * kPanel + 32;
