@@ -11,6 +11,8 @@ from typing import Any
 
 from tilewise._native.programs import make_spill_file, team_bytes
 from tilewise.comm.memory import shared_memory
+from tilewise.core.environment import on_host
+from tilewise.core.errors import ResourceError
 
 __all__ = ["executor_files", "make_memory", "needed_memory"]
 
@@ -38,18 +40,21 @@ def make_memory(needed: Mapping[str, Any], is_own: Sequence[bool], own: Callable
         Of the team, of every device, of every device's file.
 
     Raises:
-        ResourceError: the system gives none.
+        ResourceError: the system gives none; names the host where there may be several.
     """
-    team = own(shared_memory(needed["team_bytes"], "team"))
-    arenas = [
-        own(shared_memory(size, f"device-{device}")) if is_here else -1
-        for device, (size, is_here) in enumerate(zip(needed["arena_bytes"], is_own, strict=True))
-    ]
-    files = [
-        own(make_spill_file(needed["file_directory"], needed["file_bytes"])) if is_here else -1
-        for is_here in is_own
-        if needed["file_bytes"]
-    ]
+    try:
+        team = own(shared_memory(needed["team_bytes"], "team"))
+        arenas = [
+            own(shared_memory(size, f"device-{device}")) if is_here else -1
+            for device, (size, is_here) in enumerate(zip(needed["arena_bytes"], is_own, strict=True))
+        ]
+        files = [
+            own(make_spill_file(needed["file_directory"], needed["file_bytes"])) if is_here else -1
+            for is_here in is_own
+            if needed["file_bytes"]
+        ]
+    except ResourceError as error:
+        raise ResourceError(f"{error}{on_host()}") from None
     return [team, *arenas, *files]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tilewise.core.environment import on_host
 from tilewise.core.errors import ResourceError
 
 __all__ = ["HIDDEN", "replace_file", "replace_text", "sync_directory", "sync_file", "writing"]
@@ -41,14 +42,14 @@ def writing(path: Path) -> Iterator[None]:
     """What the system refuses while `path` is written becomes one kind of error.
 
     Raises:
-        ResourceError: names the path and what the system said.
+        ResourceError: names the path, the host where there may be several, and what the system said.
     """
     try:
         yield
     except OSError as error:
         raise ResourceError(
-            f"[core.writing] output must be writable to the end; got {str(path)!r}: {error.strerror or error}; "
-            "make room or check permissions; what stood there before is kept"
+            f"[core.writing] output must be writable to the end; got {str(path)!r}{on_host()}: "
+            f"{error.strerror or error}; make room or check permissions; what stood there before is kept"
         ) from error
 
 
