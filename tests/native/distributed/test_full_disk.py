@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 CHECKPOINTS = Path("run", "checkpoints")
 FIRST = "step-00000005"
 FAILED = 1
-END_S = 30.0  # of which most is the start of two programs
+END_S = 60.0  # of which most is the start of two programs
 
 
 @pytest.fixture
