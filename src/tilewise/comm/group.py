@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewise._native.wire import World as Native
 from tilewise.comm.facts import own_facts, own_host, require_equal
-from tilewise.comm.links import BUSY_S, Link, bandwidth, round_trip
+from tilewise.comm.links import BUSY_S, Link, bandwidth, clock_offset, round_trip
 from tilewise.comm.peer import JoinedPeer, Peer, SpawnedPeer, watched
 from tilewise.comm.world import World
 from tilewise.core.border import Border
@@ -284,6 +284,14 @@ class Group:
                 self.ask(0, "compute", BUSY_S, only=[number], then=measure)
                 found.append(Link(number, host, trip, *rates))
         return found
+
+    def clock_offset(self, process: int) -> int:
+        """Nanoseconds that a worker's clock is ahead of the leader's, measured now: clocks drift.
+
+        Raises:
+            PeerLost, CommTimeout: it is gone, or does not answer. The group is over then.
+        """
+        return clock_offset(lambda: int(self.ask(0, "clock", only=[process])[0]))
 
     def lost(self, error: CommError) -> CommError:
         """The group is over because of an error: the same one, with how processes have ended that are gone."""
