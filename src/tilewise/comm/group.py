@@ -191,12 +191,15 @@ class Group:
             )
         return [device * self.num_processes // num_devices for device in range(num_devices)]
 
-    def open_executor(self, content: bytes, options: Mapping[str, Any]) -> TeamExecutor:
+    def open_executor(
+        self, content: bytes, options: Mapping[str, Any], file_directory: str = ""
+    ) -> TeamExecutor:
         """Memory and workers for a plan's devices, in all processes.
 
         Args:
             content: the plan's program, as the workers read it.
             options: of the native executor, as in one process.
+            file_directory: of the devices' files, on every host.
 
         Raises:
             PlanError: fewer devices than processes.
@@ -213,7 +216,8 @@ class Group:
             self._teams = {team for team in self._teams if not team.is_closed}
             self._num_opened += 1
             wire = self._world.native.wire if self._world is not None else None
-            team = Team(self, self._num_opened, processes, self._ends, content, options, wire)
+            spread = (content, options, file_directory)
+            team = Team(self, self._num_opened, processes, self._ends, *spread, wire)
             self._teams.add(team)
         executor = TeamExecutor(team)
         weakref.finalize(executor, self._dropped.append, team)  # it may be let go in the middle of a question

@@ -38,6 +38,7 @@ class Team:
         ends: per process, a descriptor that can be read when it has ended.
         content: the plan's program, as the workers read it.
         options: of the native executor, as in one process.
+        file_directory: of the devices' files, on every host.
         wire: to processes of other hosts; None where there are none.
 
     Attributes:
@@ -57,6 +58,7 @@ class Team:
         ends: Sequence[int],
         content: bytes,
         options: Mapping[str, Any],
+        file_directory: str,
         wire: Wire | None,
     ) -> None:
         self.group, self._number = group, number
@@ -70,7 +72,7 @@ class Team:
                 return descriptor
 
             program = own(shared_content(content, "program"))
-            needed = needed_memory(options, group.num_processes)
+            needed = needed_memory(options, file_directory, group.num_processes)
             made = make_memory(needed, [group.hosts[process] == 0 for process in processes], own)
             self._ends = [-1]
             for end in ends[1:]:  # the group may be over before this is closed

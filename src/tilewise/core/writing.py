@@ -16,7 +16,15 @@ from pathlib import Path
 from tilewise.core.environment import on_host
 from tilewise.core.errors import ResourceError
 
-__all__ = ["HIDDEN", "replace_file", "replace_text", "sync_directory", "sync_file", "writing"]
+__all__ = [
+    "HIDDEN",
+    "name_in_utf8",
+    "replace_file",
+    "replace_text",
+    "sync_directory",
+    "sync_file",
+    "writing",
+]
 
 HIDDEN = ".tilewise-tmp-"
 """How the name of what is not finished begins."""
@@ -51,6 +59,25 @@ def writing(path: Path) -> Iterator[None]:
             f"[core.writing] output must be writable to the end; got {str(path)!r}{on_host()}: "
             f"{error.strerror or error}; make room or check permissions; what stood there before is kept"
         ) from error
+
+
+@contextmanager
+def name_in_utf8(directory: Path) -> Iterator[str]:
+    """A name of a directory that native code takes, which is UTF-8; names of files are bytes. In this process alone.
+
+    Raises:
+        ResourceError: it cannot be opened.
+    """
+    name = str(directory)
+    if name.isprintable():  # bytes that are no UTF-8 are not
+        yield name
+        return
+    with writing(directory):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
 
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:

@@ -4,6 +4,7 @@ takes what is offloaded. The run says which one and ends; once there is room it 
 The disks are real: small file systems that one host alone has mounted.
 """
 
+import json
 import os
 import time
 from pathlib import Path
@@ -35,14 +36,14 @@ def two_disks(two_hosts, tmp_path):
     return give
 
 
-def configured(folder, directory, offload=False, seed=0):
-    """A configuration of 20 steps, of which every checkpoint is kept."""
+def configured(folder, directory, offload="", seed=0):
+    """A configuration of 20 steps, of which every checkpoint is kept; what it offloads goes to a folder."""
     given = make_run(folder, directory)
     text = (folder / given).read_text() + "keep_checkpoints = 100\n"
     told = f"steps = 20\nseed = {seed}\n"
     if offload:
         told += 'offload = ["optimizer"]\n'
-        text += 'offload_directory = "offloaded"\n'
+        text += f"offload_directory = {json.dumps(offload)}\n"
     (folder / given).write_text(text.replace("steps = 60\n", told))
     return given
 
@@ -133,7 +134,7 @@ def test_no_room_for_a_checkpoint(two_hosts, two_disks, tmp_path, by):
 def test_no_room_for_what_is_offloaded(two_hosts, two_disks, tmp_path, host, by):
     """That is found before a step runs; the checkpoint that the run shall go on from stays as it was."""
     alone = trained_alone(two_hosts, tmp_path)
-    configured(tmp_path, "run", offload=True)
+    configured(tmp_path, "run", "offloaded")
     (tmp_path / CHECKPOINTS).mkdir(parents=True)
     for name in os.listdir(alone / "checkpoints"):
         if name == FIRST:
@@ -155,8 +156,7 @@ def test_no_room_for_what_is_offloaded(two_hosts, two_disks, tmp_path, host, by)
 
 def test_no_folder_for_what_is_offloaded(two_hosts, two_disks, tmp_path):
     """The run makes it on the leader's host alone: another host that lacks it is named."""
-    text = (tmp_path / configured(tmp_path, "run", offload=True)).read_text()
-    (tmp_path / "run.toml").write_text(text.replace('"offloaded"', '"offloaded/here"'))
+    configured(tmp_path, "run", "offloaded/here")
     two_disks(1, "offloaded", "16m")
     run = Started(two_hosts, tmp_path, "mpiexec")
     run.require_refusal(
@@ -164,11 +164,12 @@ def test_no_folder_for_what_is_offloaded(two_hosts, two_disks, tmp_path):
     )
 
 
-def test_a_disk_that_fills_up_later(two_hosts, two_disks, tmp_path):
+@pytest.mark.parametrize("name", ["offloaded", "off\tloaded"], ids=["a usual name", "an odd one"])
+def test_a_disk_that_fills_up_later(two_hosts, two_disks, tmp_path, name):
     """What is offloaded has its room from the start: the run does not notice."""
     trained_alone(two_hosts, tmp_path)
-    configured(tmp_path, "run", offload=True)
-    disk, _ = two_disks(1, "offloaded", "1m")
+    configured(tmp_path, "run", name)
+    disk, _ = two_disks(1, name, "1m")
     run = Started(two_hosts, tmp_path, "mpiexec")
     while os.statvfs(disk).f_bfree == os.statvfs(disk).f_blocks:
         assert run.process.poll() is None
