@@ -1,8 +1,9 @@
 """Several "hosts" on this machine: network namespaces joined by a switch, and a launcher that stands in for ssh.
 
-A host has a network, a name and a /dev/shm of its own; files and process numbers are this machine's. The switch is a
-bridge in one more namespace, so nothing appears among this machine's own links. Names carry the process that made them:
-two runs do not meet, and what a killed run left behind is removed by the next.
+A host has a network, a name and a /dev/shm of its own; process numbers are this machine's, and so are files outside of
+the disks that a host is given. The switch is a bridge in one more namespace, so nothing appears among this machine's
+own links. Names carry the process that made them: two runs do not meet, and what a killed run left behind is removed by
+the next.
 """
 
 import itertools
@@ -30,9 +31,15 @@ CASES
 *) echo "no host $1" >&2; exit 255 ;;
 esac
 shift
-exec ip netns exec "$host" unshare --uts --ipc --mount sh -c '
+set -- ip netns exec "$host" unshare --uts --ipc --mount sh -c '
     hostname "$0" && mount -t tmpfs tmpfs /dev/shm && mount --bind "$1" /etc/hosts && exec sh -c "$2"
 ' "$host" TABLE "$*"
+[ -e FOLDER/"$host".disks ] || exec "$@"
+mounts=/proc/$(cat FOLDER/"$host".disks)/ns/mnt
+exec nsenter --mount="$mounts" sh -c 'cd "$0" && exec "$@"' "$PWD" "$@"
+"""
+_DISK = """
+mount -t tmpfs -o "size=$1" none "$0" && echo mounted && exec sleep infinity
 """
 
 
@@ -119,6 +126,7 @@ class Hosts:
         self.launcher = Path(folder, "in_host.sh")
         self._switch = f"{own}switch"
         self._started = []
+        self._disks = []  # processes that hold them
         _remove(
             name for name in _namespaces() if not Path("/proc", _NAME.fullmatch(name)[1]).exists()
         )  # of killed runs
@@ -134,6 +142,7 @@ class Hosts:
         table.write_text("127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for address, name in pairs))
         cases = "\n".join(f"{address} | {name}) host={name} ;;" for address, name in pairs)
         text = _LAUNCHER.replace("CASES", cases).replace("TABLE", shlex.quote(str(table)))
+        text = text.replace("FOLDER", shlex.quote(str(table.parent)))
         self.launcher.write_text(text)
         self.launcher.chmod(0o755)
 
@@ -190,7 +199,30 @@ class Hosts:
 
     def pids(self, host):
         """What runs in a host, as this machine numbers it."""
-        return _pids(host)
+        return [pid for pid in _pids(host) if pid not in self._disks]
+
+    def give_disk(self, host, folder, size):
+        """Mount a small disk in a folder, for what is started in this host from now on, until the end of the hosts.
+
+        Args:
+            host: that alone sees it.
+            folder: an empty one.
+            size: in words of tmpfs (`512k`).
+
+        Returns:
+            Where this machine sees it, and a function that changes its size.
+        """
+        holder = self.start(self.inside(host, ["exec", "sh", "-c", _DISK, folder, size]))
+        if holder.stdout.readline() != "mounted\n":
+            raise RuntimeError(f"{host} takes no disk: {holder.communicate()[1].strip()}")
+        self._disks.append(holder.pid)
+        self.launcher.with_name(f"{host}.disks").write_text(str(holder.pid))
+
+        def resize(size):
+            told = ["mount", "-o", f"remount,size={size}", folder]
+            subprocess.run(["nsenter", "-t", str(holder.pid), "-m", *map(str, told)], check=True)
+
+        return Path(f"/proc/{holder.pid}/root{folder}"), resize
 
     def shape(self, rate):
         """Let every host send so fast at most, in words of tc (`1gbit`); as fast as it can with None."""

@@ -8,6 +8,8 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest import mock
 
 import tilewise as tw
 from tilewise.comm import active_group
@@ -72,6 +74,57 @@ def writes(family, tp):
         whole = test_families.logits(family, dtype, 1, [20])
         for parts in ([20], [17, 1, 1, 1]):
             assert whole.tobytes() == test_families.logits(family, dtype, tp, parts).tobytes(), (dtype, parts)
+
+
+def texts(tp, dtype, fault=""):
+    """Tokens, texts and the bits of log probabilities that the engine beneath `tilewise generate` gives equal those of
+    one device; with a fault they must not."""
+    import small_llama
+
+    from native.serve.serving_models import save_model
+
+    plan = tw.ComputeGraph.plan
+    change = small_llama.change_first(
+        "o_proj.weight/reduce_scatter", getattr(small_llama, fault or "skip"), -1, "forward"
+    )
+
+    def plan_with_fault(graph, *given, **named):
+        made = plan(graph, *given, **named)
+        return change(made) if made.mesh.num_devices > 1 else made
+
+    with TemporaryDirectory() as folder:
+        directory = save_model(Path(folder, "model"))
+        alone = written(directory, 1, dtype)
+        with mock.patch.object(tw.ComputeGraph, "plan", plan_with_fault if fault else plan):
+            together = written(directory, tp, dtype)
+    assert (together == alone) == (not fault), (together, alone)
+
+
+def written(directory, tp, dtype):
+    """What a model writes: after a prompt of two chunks the likeliest, after a short one two texts that are drawn."""
+    from tilewise.serve import LLM, SamplingParams
+
+    prompts = [[number % 250 + 1 for number in range(150)], "def f(x):"]
+    ways = [
+        SamplingParams(max_tokens=12, temperature=0, logprobs=2, prompt_logprobs=1, ignore_eos=True),
+        SamplingParams(max_tokens=12, temperature=0.9, seed=3, n=2, logprobs=2, ignore_eos=True),
+    ]
+    with LLM(directory, tensor_parallel_size=tp, dtype=dtype, max_num_seqs=4) as llm:
+        found = llm.generate(prompts, ways, use_tqdm=False)
+    rows = []
+    for output in found:
+        rows += [(row.text, row.token_ids, bits_of(row.logprobs)) for row in output.outputs]
+        rows.append(bits_of(output.prompt_logprobs))
+    assert sum(len(row[1]) for row in rows if len(row) == 3) == 36
+    return rows
+
+
+def bits_of(logprobs):
+    """Of each token: of every candidate its id, rank and the bits of its log probability."""
+    return [
+        None if of is None else [(token, of[token].rank, of[token].logprob.hex()) for token in of]
+        for of in logprobs or []
+    ]
 
 
 def counts(axes):
@@ -192,6 +245,10 @@ COMPARISONS = {
     "fsdp tp offloaded 4": partial(sharded, (1, 2, 2), 1, offload="parameters", tied=True),
     "writing 2": partial(writes, "qwen3", 2),
     "writing 4": partial(writes, "gemma2", 4),
+    "texts f32 2": partial(texts, 2, "f32"),
+    "texts bf16 2": partial(texts, 2, "bf16"),
+    "texts bf16 4": partial(texts, 4, "bf16"),
+    "texts with a dropped partial 2": partial(texts, 2, "f32", "drop_partial"),
     "resumed 2": partial(resumes, {"tp": 2}, {"dp": 2}),
     "resumed 4": partial(resumes, {"dp": 2, "tp": 2}, {"tp": 4}),
     "counts dp 2": partial(counts, {"dp": 2}),

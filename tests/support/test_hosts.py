@@ -148,3 +148,23 @@ def test_a_rate_holds(two_hosts):
         said = two_hosts.run(python(ECHO, two_hosts.names[0], 2_000_000)).stdout
         seconds.append(float(said.partition("seconds ")[2].split()[0]))
     assert seconds[0] > 0.7 and seconds[1] < seconds[0] / 2
+
+
+@pytest.mark.slow
+def test_a_disk_is_one_hosts_own(two_hosts, tmp_path):
+    """All that is started there finds it, by a relative path too; it takes what it has room for, then more."""
+    (tmp_path / "disk").mkdir()
+    disk, resize = two_hosts.give_disk(two_hosts.names[1], tmp_path / "disk", "64k")
+
+    def write(host, kibibytes):
+        words = ["dd", "if=/dev/zero", "of=disk/$(hostname)", "bs=1024", f"count={kibibytes}"]
+        told = two_hosts.inside(host, ["sh", "-c", " ".join(words)])
+        return two_hosts.start(told, cwd=tmp_path).communicate(timeout=10)[1]
+
+    for host in two_hosts.names:
+        assert "No space left" not in write(host, 48)
+        assert ("No space left" in write(host, 96)) == (host == two_hosts.names[1])
+    assert os.listdir(tmp_path / "disk") == two_hosts.names[:1] and os.listdir(disk) == two_hosts.names[1:]
+    resize("128k")
+    assert "No space left" not in write(two_hosts.names[1], 96)
+    assert not two_hosts.pids(two_hosts.names[1])

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewise._native.wire import World as Native
 from tilewise.comm.facts import own_facts, own_host, require_equal
-from tilewise.comm.links import BUSY_S, Link, bandwidth, round_trip
+from tilewise.comm.links import BUSY_S, Link, bandwidth, clock_offset, round_trip
 from tilewise.comm.peer import JoinedPeer, Peer, SpawnedPeer, watched
 from tilewise.comm.world import World
 from tilewise.core.border import Border
@@ -191,12 +191,15 @@ class Group:
             )
         return [device * self.num_processes // num_devices for device in range(num_devices)]
 
-    def open_executor(self, content: bytes, options: Mapping[str, Any]) -> TeamExecutor:
+    def open_executor(
+        self, content: bytes, options: Mapping[str, Any], file_directory: str = ""
+    ) -> TeamExecutor:
         """Memory and workers for a plan's devices, in all processes.
 
         Args:
             content: the plan's program, as the workers read it.
             options: of the native executor, as in one process.
+            file_directory: of the devices' files, on every host.
 
         Raises:
             PlanError: fewer devices than processes.
@@ -213,7 +216,8 @@ class Group:
             self._teams = {team for team in self._teams if not team.is_closed}
             self._num_opened += 1
             wire = self._world.native.wire if self._world is not None else None
-            team = Team(self, self._num_opened, processes, self._ends, content, options, wire)
+            spread = (content, options, file_directory)
+            team = Team(self, self._num_opened, processes, self._ends, *spread, wire)
             self._teams.add(team)
         executor = TeamExecutor(team)
         weakref.finalize(executor, self._dropped.append, team)  # it may be let go in the middle of a question
@@ -284,6 +288,14 @@ class Group:
                 self.ask(0, "compute", BUSY_S, only=[number], then=measure)
                 found.append(Link(number, host, trip, *rates))
         return found
+
+    def clock_offset(self, process: int) -> int:
+        """Nanoseconds that a worker's clock is ahead of the leader's, measured now: clocks drift.
+
+        Raises:
+            PeerLost, CommTimeout: it is gone, or does not answer. The group is over then.
+        """
+        return clock_offset(lambda: int(self.ask(0, "clock", only=[process])[0]))
 
     def lost(self, error: CommError) -> CommError:
         """The group is over because of an error: the same one, with how processes have ended that are gone."""

@@ -1,4 +1,5 @@
-"""How fast the leader gets bytes from processes that a launcher has started, by the way that tiles take.
+"""How fast the leader gets bytes from processes that a launcher has started, by the way that tiles take; and how far
+their clocks are from its own.
 
 MPI moves nothing by itself: `busy_bytes_per_s` is what is left of a link while the cores at its other end compute, and
 what is lost there is lost in training.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +17,9 @@ import numpy as np
 from tilewise._native.wire import World
 from tilewise.core.errors import PeerLost
 
-__all__ = ["BUSY_S", "Link", "bandwidth", "compute", "round_trip"]
+__all__ = ["BUSY_S", "Link", "bandwidth", "clock_offset", "compute", "round_trip"]
 
-_ROUND_TRIPS, _TRANSFERS = 200, 8
+_ROUND_TRIPS, _TRANSFERS, _QUESTIONS = 200, 8, 16
 _LARGE = 16 << 20
 _PATIENCE_S = 60.0
 BUSY_S = 2.0
@@ -69,6 +71,21 @@ def _median_s(world: World, process: int, num_bytes: int, times: int) -> float:
             f"{': ' if world.cause else ''}{world.cause}; see that its host can be reached"
         )
     return statistics.median(found)
+
+
+def clock_offset(ask: Callable[[], int]) -> int:
+    """Nanoseconds that another clock is ahead of this process's; off by half a round trip at most, of the quickest.
+
+    Args:
+        ask: the other side, for its `time.monotonic_ns`.
+    """
+    found: list[tuple[int, int]] = []
+    for _ in range(_QUESTIONS):
+        asked = time.monotonic_ns()
+        answer = ask()
+        answered = time.monotonic_ns()
+        found.append((answered - asked, answer - (asked + answered) // 2))
+    return min(found)[1]
 
 
 def compute(seconds: float) -> int:

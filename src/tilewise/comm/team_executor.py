@@ -38,6 +38,7 @@ class Team:
         ends: per process, a descriptor that can be read when it has ended.
         content: the plan's program, as the workers read it.
         options: of the native executor, as in one process.
+        file_directory: of the devices' files, on every host.
         wire: to processes of other hosts; None where there are none.
 
     Attributes:
@@ -57,6 +58,7 @@ class Team:
         ends: Sequence[int],
         content: bytes,
         options: Mapping[str, Any],
+        file_directory: str,
         wire: Wire | None,
     ) -> None:
         self.group, self._number = group, number
@@ -70,7 +72,7 @@ class Team:
                 return descriptor
 
             program = own(shared_content(content, "program"))
-            needed = needed_memory(options, group.num_processes)
+            needed = needed_memory(options, file_directory, group.num_processes)
             made = make_memory(needed, [group.hosts[process] == 0 for process in processes], own)
             self._ends = [-1]
             for end in ends[1:]:  # the group may be over before this is closed
@@ -112,6 +114,12 @@ class Team:
     def ask(self, what: str, *given: object) -> list[Any]:
         """What the workers say of it."""
         return self.group.ask(self._number, what, *given, then=self.native.call_peers)
+
+    def clock_offsets(self) -> list[int]:
+        """Of each worker: nanoseconds that the clock of its host is ahead of this one's."""
+        hosts = self.group.hosts
+        ahead = {0: 0, **{hosts[head]: self.group.clock_offset(head) for head in self._heads()}}
+        return [ahead[host] for host in hosts[1:]]
 
     def close(self) -> None:
         """Stop the workers' threads, in all processes."""
@@ -201,9 +209,11 @@ class TeamExecutor:
         self._team.ask("trace", enable)
 
     def timeline(self) -> list[tuple[Any, ...]]:
-        """Tasks of the last traced run, by start; the processes of a host have one clock."""
-        rows = [tuple(row) for part in self._team.ask("timeline") for row in part]
-        return sorted([*self._native.timeline(), *rows], key=lambda row: row[6])
+        """Tasks of the last traced run, by start; all times are by this process's clock."""
+        rows = self._native.timeline()
+        for part, ahead in zip(self._team.ask("timeline"), self._team.clock_offsets(), strict=True):
+            rows += [(*row[:4], *(time and time - ahead for time in row[4:])) for row in part]  # 0 is unknown
+        return sorted(rows, key=lambda row: row[6])
 
     def transfers(self) -> dict[str, list[int]]:
         """Elements read from other devices' memory: label -> one count per device."""

@@ -6,24 +6,30 @@ something; -1, or no path, stands for what is on another host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from tilewise._native.programs import make_spill_file, team_bytes
 from tilewise.comm.memory import shared_memory
+from tilewise.core.environment import on_host
+from tilewise.core.errors import ResourceError
+from tilewise.core.writing import name_in_utf8
 
 __all__ = ["executor_files", "make_memory", "needed_memory"]
 
 
-def needed_memory(options: Mapping[str, Any], num_processes: int) -> dict[str, Any]:
+def needed_memory(options: Mapping[str, Any], file_directory: str, num_processes: int) -> dict[str, Any]:
     """What has to be made, in plain values.
 
     Args:
         options: of the native executor.
+        file_directory: of the devices' files, as Python spells it: each host finds it by itself.
         num_processes: of all hosts.
     """
-    names = ("arena_bytes", "file_bytes", "file_directory")
-    return {"team_bytes": team_bytes(num_processes), **{name: options[name] for name in names}}
+    sizes = {name: options[name] for name in ("arena_bytes", "file_bytes")}
+    return {"team_bytes": team_bytes(num_processes), "file_directory": file_directory, **sizes}
 
 
 def make_memory(needed: Mapping[str, Any], is_own: Sequence[bool], own: Callable[[int], int]) -> list[int]:
@@ -38,19 +44,29 @@ def make_memory(needed: Mapping[str, Any], is_own: Sequence[bool], own: Callable
         Of the team, of every device, of every device's file.
 
     Raises:
-        ResourceError: the system gives none.
+        ResourceError: the system gives none; names the host where there may be several.
     """
-    team = own(shared_memory(needed["team_bytes"], "team"))
-    arenas = [
-        own(shared_memory(size, f"device-{device}")) if is_here else -1
-        for device, (size, is_here) in enumerate(zip(needed["arena_bytes"], is_own, strict=True))
-    ]
-    files = [
-        own(make_spill_file(needed["file_directory"], needed["file_bytes"])) if is_here else -1
-        for is_here in is_own
-        if needed["file_bytes"]
-    ]
+    named = name_in_utf8(Path(needed["file_directory"])) if needed["file_bytes"] else nullcontext("")
+    with named as directory, _naming_host():
+        team = own(shared_memory(needed["team_bytes"], "team"))
+        arenas = [
+            own(shared_memory(size, f"device-{device}")) if is_here else -1
+            for device, (size, is_here) in enumerate(zip(needed["arena_bytes"], is_own, strict=True))
+        ]
+        files = [
+            own(make_spill_file(directory, needed["file_bytes"])) if is_here else -1
+            for is_here in is_own
+            if needed["file_bytes"]
+        ]
     return [team, *arenas, *files]
+
+
+@contextmanager
+def _naming_host() -> Iterator[None]:
+    try:
+        yield
+    except ResourceError as error:
+        raise ResourceError(f"{error}{on_host()}") from None
 
 
 def executor_files(made: Sequence[int], num_devices: int) -> dict[str, Any]:

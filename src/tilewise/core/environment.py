@@ -11,7 +11,7 @@ import os
 
 from tilewise.core.errors import ConfigError
 
-__all__ = ["VARIABLES", "is_launched", "read"]
+__all__ = ["VARIABLES", "is_launched", "on_host", "read"]
 
 VARIABLES = {
     "TILEWISE_LOG": "level of the log on standard error: debug, info, warning (default) or error",
@@ -46,3 +46,9 @@ def is_launched() -> bool:
     """Whether a launcher of several processes may have started this one; `comm.launcher` says which, and how many."""
     names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_STEP_ID")
     return any(read(name, "") for name in names)
+
+
+def on_host() -> str:
+    """` on NAME`, for messages about this host's files and memory where a launcher may have started processes on others
+    too; else nothing."""
+    return f" on {os.uname().nodename}" if is_launched() else ""

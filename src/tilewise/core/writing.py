@@ -13,9 +13,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tilewise.core.environment import on_host
 from tilewise.core.errors import ResourceError
 
-__all__ = ["HIDDEN", "replace_file", "replace_text", "sync_directory", "sync_file", "writing"]
+__all__ = [
+    "HIDDEN",
+    "name_in_utf8",
+    "replace_file",
+    "replace_text",
+    "sync_directory",
+    "sync_file",
+    "writing",
+]
 
 HIDDEN = ".tilewise-tmp-"
 """How the name of what is not finished begins."""
@@ -41,15 +50,34 @@ def writing(path: Path) -> Iterator[None]:
     """What the system refuses while `path` is written becomes one kind of error.
 
     Raises:
-        ResourceError: names the path and what the system said.
+        ResourceError: names the path, the host where there may be several, and what the system said.
     """
     try:
         yield
     except OSError as error:
         raise ResourceError(
-            f"[core.writing] output must be writable to the end; got {str(path)!r}: {error.strerror or error}; "
-            "make room or check permissions; what stood there before is kept"
+            f"[core.writing] output must be writable to the end; got {str(path)!r}{on_host()}: "
+            f"{error.strerror or error}; make room or check permissions; what stood there before is kept"
         ) from error
+
+
+@contextmanager
+def name_in_utf8(directory: Path) -> Iterator[str]:
+    """A name of a directory that native code takes, which is UTF-8; names of files are bytes. In this process alone.
+
+    Raises:
+        ResourceError: it cannot be opened.
+    """
+    name = str(directory)
+    if name.isprintable():  # bytes that are no UTF-8 are not
+        yield name
+        return
+    with writing(directory):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
 
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
@@ -13,7 +12,7 @@ from tilewise.comm import active_group
 from tilewise.comm.team_executor import TeamExecutor
 from tilewise.core.errors import PlanError
 from tilewise.core.reading import Unreadable
-from tilewise.core.writing import writing
+from tilewise.core.writing import name_in_utf8
 from tilewise.ir.program import TileProgram
 from tilewise.plan import Plan
 from tilewise.plan.file import decode_plan, encode_plan
@@ -37,24 +36,23 @@ def make_executor(
     """
     devices, group = plan.mesh.num_devices, active_group()
     is_spread = group is not None and group.num_processes > 1 and devices > 1
-    with _as_text(Path(offload_directory or gettempdir()), bool(plan.file_bytes)) as directory:
-        options = {
-            "num_devices": devices,
-            "workers_per_device": plan.settings.workers_per_device,
-            "arena_bytes": [plan.arena_bytes] * devices,
-            "num_signals": plan.num_signals,
-            "num_handles": plan.num_handles,
-            "scratch_bytes": plan.scratch_bytes,
-            "file_bytes": plan.file_bytes,
-            "file_directory": directory,
-            "memory_limit_bytes": memory_limit_bytes,
-            "deadline_s": deadline_s,
-        }
-        if group is None or not is_spread:
-            return Executor(**options)
-        return group.open_executor(
-            encode_plan(_Program(plan.program, plan.symbol_bounds, _file_begin(plan))), options
-        )
+    directory = Path(offload_directory or gettempdir())
+    options = {
+        "num_devices": devices,
+        "workers_per_device": plan.settings.workers_per_device,
+        "arena_bytes": [plan.arena_bytes] * devices,
+        "num_signals": plan.num_signals,
+        "num_handles": plan.num_handles,
+        "scratch_bytes": plan.scratch_bytes,
+        "file_bytes": plan.file_bytes,
+        "memory_limit_bytes": memory_limit_bytes,
+        "deadline_s": deadline_s,
+    }
+    if group is not None and is_spread:
+        content = encode_plan(_Program(plan.program, plan.symbol_bounds, _file_begin(plan)))
+        return group.open_executor(content, options, str(directory))
+    with name_in_utf8(directory) if plan.file_bytes else nullcontext("") as name:
+        return Executor(**options, file_directory=name)
 
 
 @dataclass(frozen=True)
@@ -69,21 +67,6 @@ class _Program:
 def _file_begin(plan: Plan) -> int:
     """Where the devices' files begin in their addresses."""
     return plan.file_begin if plan.file_bytes else NO_FILE
-
-
-@contextmanager
-def _as_text(directory: Path, is_used: bool) -> Iterator[str]:
-    """A name of the directory in UTF-8, which native code takes; names of files are bytes. Empty where none is used."""
-    name = str(directory) if is_used else ""
-    if name.isprintable():  # bytes that are no UTF-8 are not
-        yield name
-        return
-    with writing(directory):
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{descriptor}"
-    finally:
-        os.close(descriptor)
 
 
 def assemble_program(plan: Plan) -> Program:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from native.distributed.test_launch import command as tilewise
+from native.serve.serving_models import save_model
 from support.hosts import find_mpiexec
 from support.run_comparisons import COMPARISONS
 
@@ -68,7 +70,7 @@ def test_a_process_on_each_of_two_hosts(two_hosts):
 @pytest.mark.slow
 @pytest.mark.parametrize("num_processes,names", [(2, named(2)), (3, OF_THREE), (4, named(4))])
 def test_all_on_one_host(num_processes, names):
-    """All strategies, offloaded state, writing, resuming, counts, faults."""
+    """All strategies, offloaded state, logits, texts, resuming, counts, faults."""
     on_one_host(names, num_processes)
 
 
@@ -79,3 +81,15 @@ def test_all_on_two_hosts(two_hosts, ppn):
     names = named(2 * ppn)
     done = two_hosts.run(command(names), ppn=ppn, timeout_s=120)
     require_all(done, names, [number // ppn for number in range(2 * ppn)])
+
+
+@pytest.mark.slow
+def test_generate_prints_the_same_on_two_hosts(two_hosts, tmp_path):
+    """Texts that are drawn, as in one process; another seed prints others."""
+    told = ("def f(x):", "--n", "2", "--max-tokens", "24", "--temperature", "0.9", "--dtype", "f32")
+    words = tilewise("generate", save_model(tmp_path / "model"), *told)
+    alone = subprocess.run(words, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
+    assert alone.stdout.startswith("--- 1 of 2 ---")
+    for seed, is_same in ((0, True), (1, False)):
+        done = two_hosts.run([*words, "--tp", 2, "--seed", seed])
+        assert done.returncode == 0 and (done.stdout == alone.stdout) == is_same, done.stderr

@@ -1,0 +1,189 @@
+"""A disk of one host that is full while two hosts train: the leader's, which takes checkpoints, and any host's, which
+takes what is offloaded. The run says which one and ends; once there is room it goes on, and ends with the same bits.
+
+The disks are real: small file systems that one host alone has mounted.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from native.distributed.test_group import are_gone
+from native.distributed.test_launch import command, make_run, weights
+from native.distributed.test_mpi_failures import NOTED
+
+pytestmark = pytest.mark.slow
+CHECKPOINTS = Path("run", "checkpoints")
+FIRST = "step-00000005"
+FAILED = 1
+END_S = 60.0  # of which most is the start of two programs
+
+
+@pytest.fixture
+def two_disks(two_hosts, tmp_path):
+    """Gives a host a disk of a size, if this machine can."""
+
+    def give(host, folder, size):
+        Path(tmp_path, folder).mkdir(parents=True)
+        try:
+            return two_hosts.give_disk(two_hosts.names[host], tmp_path / folder, size)
+        except RuntimeError as error:
+            pytest.skip(str(error))
+
+    return give
+
+
+def configured(folder, directory, offload="", seed=0):
+    """A configuration of 20 steps, of which every checkpoint is kept; what it offloads goes to a folder."""
+    given = make_run(folder, directory)
+    text = (folder / given).read_text() + "keep_checkpoints = 100\n"
+    told = f"steps = 20\nseed = {seed}\n"
+    if offload:
+        told += 'offload = ["optimizer"]\n'
+        text += f"offload_directory = {json.dumps(offload)}\n"
+    (folder / given).write_text(text.replace("steps = 60\n", told))
+    return given
+
+
+def trained_alone(hosts, folder, directory="alone", seed=0):
+    """The folder of a run that is not disturbed, in one process."""
+    words = command("train", configured(folder, directory, seed=seed))
+    process = hosts.start(words, cwd=folder)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    return folder / directory
+
+
+def contents(folder):
+    """What stands in a folder: the bytes of every file by its path, hidden ones too."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class Started:
+    """A run over both hosts, which goes on where it can.
+
+    Args:
+        hosts: of it.
+        folder: that it runs in.
+        by: `launch`, or `mpiexec`, where the exit code of every process is known.
+    """
+
+    def __init__(self, hosts, folder, by):
+        self._hosts, self._codes = hosts, []
+        words = command("train", "run.toml", "--auto-resume")
+        if by == "launch":
+            told = ["-n", 2, "--hosts", ",".join(hosts.names), "--launcher-exec", hosts.launcher]
+            launch = command("launch", *told, "--restart", 3)
+            words = hosts.inside(hosts.names[0], [*launch, *words[len(command()) :]])
+        else:
+            noted = folder / "noted.sh"
+            noted.write_text(NOTED)
+            words = hosts.over_mpi(["/bin/sh", noted, *words])
+            self._codes = [Path(f"{noted}.{number}.code") for number in range(2)]
+            self._said = [Path(f"{noted}.{number}.said") for number in range(2)]
+        self.process = hosts.start(words, cwd=folder)
+
+    def end(self):
+        """All that it says, once all of it has ended in time; and the exit codes, those of the processes last."""
+        until = time.monotonic() + END_S
+        said = self.process.communicate(timeout=END_S)[1]
+        for host in self._hosts.names:
+            assert are_gone(self._hosts.pids(host), until - time.monotonic())
+        if self._codes:
+            said += "".join(path.read_text() for path in self._said)
+        return said, [self.process.returncode, *(int(path.read_text()) for path in self._codes)]
+
+    def require_refusal(self, *words):
+        """It failed and said so in one line, with these words; no process was lost, and none was started again."""
+        said, codes = self.end()
+        lines = [line for line in said.splitlines() if "tilewise:" in line]
+        assert len(lines) == 1 and all(word in lines[0] for word in words), said
+        assert codes in ([FAILED], [FAILED, FAILED, 0]), (codes, said)
+        assert "Traceback" not in said
+
+    def require_success(self, *words):
+        """It ended well, and said these words."""
+        said, codes = self.end()
+        assert not any(codes) and all(word in said for word in words), (codes, said)
+
+
+@pytest.mark.parametrize("by", ["launch", "mpiexec"])
+def test_no_room_for_a_checkpoint(two_hosts, two_disks, tmp_path, by):
+    """The one before stays as it was, and nothing of the next; the run goes on from it once there is room."""
+    alone = trained_alone(two_hosts, tmp_path)
+    configured(tmp_path, "run")
+    disk, resize = two_disks(0, CHECKPOINTS, "1500k")  # for one of them and a half
+    run = Started(two_hosts, tmp_path, by)
+    path = CHECKPOINTS / "step-00000010"
+    run.require_refusal(
+        "[core.writing]", f"'{path}' on {two_hosts.names[0]}: No space left on device; make room"
+    )
+    first = {name: data for name, data in contents(alone / "checkpoints").items() if name.startswith(FIRST)}
+    assert contents(disk) == first and os.listdir(disk) == [FIRST]
+    resize("16m")
+    Started(two_hosts, tmp_path, by).require_success(f"going on after step 5 from {CHECKPOINTS / FIRST}")
+    assert contents(disk) == contents(alone / "checkpoints")
+    assert weights(tmp_path, "run") == weights(tmp_path, "alone")
+
+
+@pytest.mark.parametrize("by", ["launch", "mpiexec"])
+@pytest.mark.parametrize("host", [1, 0], ids=["another host", "the leader's"])
+def test_no_room_for_what_is_offloaded(two_hosts, two_disks, tmp_path, host, by):
+    """That is found before a step runs; the checkpoint that the run shall go on from stays as it was."""
+    alone = trained_alone(two_hosts, tmp_path)
+    configured(tmp_path, "run", "offloaded")
+    (tmp_path / CHECKPOINTS).mkdir(parents=True)
+    for name in os.listdir(alone / "checkpoints"):
+        if name == FIRST:
+            os.rename(alone / "checkpoints" / name, tmp_path / CHECKPOINTS / name)
+    before = contents(tmp_path / "run")
+    disk, resize = two_disks(host, "offloaded", "64k")
+    (tmp_path / "offloaded").mkdir(exist_ok=True)
+    run = Started(two_hosts, tmp_path, by)
+    run.require_refusal(
+        "[memory.SpillFile]",
+        "got 'No space left on device' for ",
+        f" bytes in 'offloaded'; make room, or choose another directory on {two_hosts.names[host]}",
+    )
+    assert contents(tmp_path / "run") == before and os.listdir(disk) == []
+    resize("16m")
+    Started(two_hosts, tmp_path, by).require_success(f"going on after step 5 from {CHECKPOINTS / FIRST}")
+    assert os.listdir(disk) == [] and weights(tmp_path, "run") == weights(tmp_path, "alone")
+
+
+def test_no_folder_for_what_is_offloaded(two_hosts, two_disks, tmp_path):
+    """The run makes it on the leader's host alone: another host that lacks it is named."""
+    configured(tmp_path, "run", "offloaded/here")
+    two_disks(1, "offloaded", "16m")
+    run = Started(two_hosts, tmp_path, "mpiexec")
+    run.require_refusal(
+        "got 'No such file or directory' for 'offloaded/here'; choose another one on " + two_hosts.names[1]
+    )
+
+
+@pytest.mark.parametrize("name", ["offloaded", "off\tloaded"], ids=["a usual name", "an odd one"])
+def test_a_disk_that_fills_up_later(two_hosts, two_disks, tmp_path, name):
+    """What is offloaded has its room from the start: the run does not notice."""
+    trained_alone(two_hosts, tmp_path)
+    configured(tmp_path, "run", name)
+    disk, _ = two_disks(1, name, "1m")
+    run = Started(two_hosts, tmp_path, "mpiexec")
+    while os.statvfs(disk).f_bfree == os.statvfs(disk).f_blocks:
+        assert run.process.poll() is None
+        time.sleep(0.001)
+    with pytest.raises(OSError, match="No space left on device"):
+        (disk / "other").write_bytes(bytes(1 << 20))
+    assert run.process.poll() is None and os.statvfs(disk).f_bfree == 0
+    run.require_success()
+    assert weights(tmp_path, "run") == weights(tmp_path, "alone")
+
+
+def test_another_run_is_noticed(two_hosts, tmp_path):
+    """The twin: weights and checkpoints of another seed are others."""
+    one, other = (trained_alone(two_hosts, tmp_path, f"seed{seed}", seed) for seed in (0, 1))
+    assert weights(tmp_path, "seed0") != weights(tmp_path, "seed1")
+    checkpoints = [contents(folder / "checkpoints") for folder in (one, other)]
+    assert checkpoints[0].keys() == checkpoints[1].keys() and checkpoints[0] != checkpoints[1]
