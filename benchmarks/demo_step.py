@@ -19,6 +19,7 @@ Run: python benchmarks/demo_step.py [--shapes demo gpt2] [--rounds 3] [--minutes
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -224,7 +225,8 @@ class Contestant:
     def close(self) -> None:
         """End the process."""
         if self._process.stdin is not None:
-            self._process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # it has ended by itself, and did not read all
+                self._process.stdin.close()
         self._process.terminate()
         self._process.wait()
 
