@@ -7,8 +7,11 @@ A process joins at most once, and leaves once: MPI knows no second start. Proces
 from __future__ import annotations
 
 import atexit
+import os
+import re
 import signal
 from contextlib import suppress
+from pathlib import Path
 
 from tilewise._native.wire import World as Native
 from tilewise._native.wire import join_world as join_native
@@ -20,6 +23,7 @@ __all__ = ["World", "join_world"]
 _OTHER_LOST = (
     signal.SIGUSR1
 )  # MPICH's mpiexec sends it when a process has ended badly, and it would end the others
+_SEGMENT = re.compile(r"/dev/shm/mpich_shm_\w+")  # that MPICH's processes of one host share
 _world: World | None = None
 
 
@@ -82,7 +86,16 @@ def join_world() -> World | None:
     except ConfigError as error:
         native.fail(str(error))
         raise
+    _unlink_segments()
     _world = World(native, library.name)
     # Threads of MPI must not outlive the interpreter.
     atexit.register(_world.give_up, "the program has ended")
     return _world
+
+
+def _unlink_segments() -> None:
+    """Take the names of MPI's shared memory away, which would outlive a process that is killed; all that share it have
+    joined."""
+    for path in set(_SEGMENT.findall(Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"))):
+        with suppress(OSError):
+            os.unlink(path)
