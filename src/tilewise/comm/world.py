@@ -37,6 +37,12 @@ class World:
 
     def __init__(self, native: Native, name: str) -> None:
         self.native, self.name = native, name
+        self._owner = os.getpid()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process has joined it; a forked copy has not, and would take messages that are not for it."""
+        return os.getpid() == self._owner
 
     @property
     def rank(self) -> int:
@@ -62,11 +68,16 @@ def join_world() -> World | None:
     """The processes that were started together with this one; None where it was started alone.
 
     Raises:
-        ConfigError: there is no MPI, it does not start, it knows of other processes than the launcher has started, or
-            this process has left its world already.
+        ConfigError: there is no MPI, it does not start, it knows of other processes than the launcher has started,
+            this process is a forked copy, or it has left its world already.
     """
     global _world
     if _world is not None:
+        if not _world.is_own:
+            raise ConfigError(
+                "[comm.world] processes of a launcher are joined by what it has started; got a forked copy; open the "
+                "group in the process itself"
+            )
         if _world.native.cause:
             raise ConfigError(
                 "[comm.world] processes of a launcher are joined once; got a second time, after the end "

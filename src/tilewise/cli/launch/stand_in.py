@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -31,6 +32,7 @@ END = signal.SIGQUIT
 """What it sends when all commands have ended."""
 _PATIENCE_S = 60.0  # for a launch that cannot be reached
 _READ_S = 5.0
+_ANSWER_S = 0.2
 
 
 def main() -> None:
@@ -56,7 +58,7 @@ def main() -> None:
         signal.signal(number, lambda number, frame: None)
     code = process.wait()
     _wait_for_reader()
-    signal.signal(END, lambda number, frame: sys.exit())
+    signal.signal(END, lambda number, frame: _leave())
     _tell(word, rank, "ended", str(code))
     time.sleep(_PATIENCE_S)
     sys.exit(1 if code else 0)
@@ -68,6 +70,15 @@ def _wait_for_reader() -> None:
     with suppress(OSError):
         while any(fcntl.ioctl(1, termios.FIONREAD, bytes(4))) and time.monotonic() < until:
             time.sleep(0.001)
+
+
+def _leave() -> None:
+    """End, and say before that MPI has ended, since the launcher makes many words where a command has not said so."""
+    with suppress(OSError, KeyError, ValueError):
+        own = int(os.environ["PMI_FD"])
+        os.write(own, b"cmd=finalize\n")
+        select.select([own], [], [], _ANSWER_S)
+    sys.exit()
 
 
 def _tell(word: str, rank: int, what: str, more: str) -> None:
