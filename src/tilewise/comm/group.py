@@ -163,6 +163,8 @@ class Group:
             for peer in self._peers:
                 if isinstance(peer, JoinedPeer):
                     peer.let_go()
+            if any(peer.has_ended() for peer in self._peers):  # none can before this one
+                self._world.give_up("a process has ended before the others")
             self._world.leave()
 
     def _peer(self, number: int) -> Peer:

@@ -208,13 +208,25 @@ def test_a_launcher_that_ends_before_its_processes(tmp_path, begun, code):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="own folders for a command need root")
-@pytest.mark.parametrize("lost", ["", "if world.rank == 1: os.kill(os.getpid(), 9)\ntime.sleep(0.3)\nos._exit(75)"])
+@pytest.mark.parametrize(
+    "lost", ["", "if world.rank == 1: os.kill(os.getpid(), 9)\ntime.sleep(0.3)\nos._exit(75)"]
+)
 def test_no_file_is_left(lost):
     """Neither the launcher's nor MPI's, where all goes well and where a process is lost."""
     script = "import os, time\n"
     script += "from tilewise.comm.world import join_world\nworld = join_world()\n"
     script += lost or "world.leave()"
-    words = [sys.executable, "-c", LAUNCH, json.dumps([("localhost", 2)]), "", "", sys.executable, "-c", script]
+    words = [
+        sys.executable,
+        "-c",
+        LAUNCH,
+        json.dumps([("localhost", 2)]),
+        "",
+        "",
+        sys.executable,
+        "-c",
+        script,
+    ]
     mounts = "mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /dev/shm"
     alone = ["unshare", "--mount", "sh", "-c", f'{mounts} && "$@"; echo $?; ls -A /tmp /dev/shm', "sh"]
     done = subprocess.run([*alone, *words], capture_output=True, text=True, timeout=60)

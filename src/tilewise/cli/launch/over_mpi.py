@@ -219,7 +219,9 @@ class _Run:
         for rank, code in sorted(ended.items()) if self._asked is None else ():
             if code < 0 or (code and 0 not in ended):
                 host = self._reports.begun.get(rank, "its host")
-                _write(f"tilewise: [cli.launch] process {rank} on {host} has ended {_ending(code)}\n".encode())
+                _write(
+                    f"tilewise: [cli.launch] process {rank} on {host} has ended {_ending(code)}\n".encode()
+                )
 
     def _say_end_of_mpiexec(self) -> None:
         with suppress(subprocess.TimeoutExpired):
