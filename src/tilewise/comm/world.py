@@ -32,11 +32,10 @@ class World:
 
     Attributes:
         native: what carries messages to the others.
-        name: of the MPI, in words.
     """
 
-    def __init__(self, native: Native, name: str) -> None:
-        self.native, self.name = native, name
+    def __init__(self, native: Native) -> None:
+        self.native = native
         self._owner = os.getpid()
 
     @property
@@ -98,7 +97,7 @@ def join_world() -> World | None:
         native.fail(str(error))
         raise
     _unlink_segments()
-    _world = World(native, library.name)
+    _world = World(native)
     # Threads of MPI must not outlive the interpreter.
     atexit.register(_world.give_up, "the program has ended")
     return _world

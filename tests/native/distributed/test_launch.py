@@ -143,6 +143,34 @@ def test_a_launch_that_is_told_to_end_is_not_started_again(tmp_path, number, is_
         assert "go on with --resume" in said and said.count("interrupted") == 1
 
 
+@pytest.mark.slow
+def test_a_launch_that_restarts_can_be_paused(tmp_path):
+    """Ctrl-Z stops the command as well, and what continues the launch continues it."""
+
+    def state(pid, wanted):
+        until = time.monotonic() + 10
+        path = Path(f"/proc/{pid}/stat")
+        while (path.read_text().rsplit(")", 1)[1].split()[0] == "T") != wanted and time.monotonic() < until:
+            time.sleep(0.01)
+        return path.read_text().rsplit(")", 1)[1].split()[0] == "T"
+
+    run = subprocess.Popen(
+        command("launch", "-n", "2", "--restart", "5", "train", make_run(tmp_path, "run")),
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    wait_for_checkpoint(run, tmp_path / "run")
+    (leader,) = children(run.pid)
+    os.killpg(run.pid, signal.SIGTSTP)
+    assert state(run.pid, True) and state(leader, True)
+    os.killpg(run.pid, signal.SIGCONT)
+    assert not state(run.pid, False) and not state(leader, False)
+    run.communicate(timeout=60)
+    assert run.returncode == 0
+
+
 def test_the_last_code_is_the_launchs(tmp_path):
     """A mistake is no loss: it is said once."""
     done = subprocess.run(

@@ -241,6 +241,14 @@ def test_a_command_of_this_program():
 
 
 @pytest.mark.slow
+def test_a_closed_output_is_no_mistake():
+    """The launcher is started with one that leads nowhere."""
+    words = [sys.executable, "-m", "tilewise", "launch", "-n", "2", "--hosts", "localhost", "--", "--version"]
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *words], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
 def test_a_launch_starts_again_over_hosts(tmp_path):
     """Through the loop of launches on one machine: a loss is made up for, so many times; a mistake is said once."""
     words = [sys.executable, "-m", "tilewise", "launch", "-n", "2", "--hosts", "localhost", "--restart", "2"]

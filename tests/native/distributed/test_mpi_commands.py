@@ -129,7 +129,12 @@ def test_a_forked_copy_joins_nothing(tmp_path):
     """It would take the messages of the process that it was copied from, which goes on and ends well."""
     lines = ["    import os", "    pid = os.fork()", "    if pid == 0:", "        tw.ProcessGroup()"]
     done = script(
-        tmp_path, GROUP, *lines, "    os.waitpid(pid, 0)", "    group.measure_links()", "print('whole')"
+        tmp_path,
+        GROUP,
+        *lines,
+        "    os.waitpid(pid, 0)",
+        "    group.ask(0, 'compute', 0.01)",
+        "print('whole')",
     )
     assert (done.returncode, done.stdout) == (0, "inside 2\nwhole\n")
     assert "got a forked copy" in done.stderr

@@ -57,7 +57,8 @@ def test_names_in_the_option(tmp_path, monkeypatch):
     """As many as there are, checked as lines are; a path that is not there is no name."""
     monkeypatch.chdir(tmp_path)
     assert read_hosts("a,b:2") == [Host("a"), Host("b", 2)]
-    for text, said in {"a,,b": "entry 2", "a,a": "entry 2", "": "entry 1", "a,-x": "entry 2"}.items():
+    wrong = {"a,,b": "entry 2", "a,a": "entry 2", "": "entry 1", "a,-x": "entry 2", "a" * 9999: "entry 1"}
+    for text, said in wrong.items():
         with pytest.raises(ConfigError, match=said):
             read_hosts(text)
     many = [f"node{number:04}" for number in range(1000)]

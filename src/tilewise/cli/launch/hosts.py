@@ -6,6 +6,7 @@ before anything starts: names go to ssh, so they are names or addresses and noth
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ def read_hosts(text: str) -> list[Host]:
             be read; says where.
     """
     path = Path(text)
-    if "/" not in text and not ("," not in text and path.is_file()):
+    if "/" not in text and not os.path.isfile(text):  # which no length is too much for
         return _read((f"--hosts, entry {number}", entry) for number, entry in enumerate(text.split(","), 1))
     try:
         with path.open("rb") as file:

@@ -65,7 +65,13 @@ def _run_once(arguments: Sequence[str]) -> tuple[int, bool]:
         with suppress(CommError):
             channel.send({"signal": number})
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    def pause(number: int, frame: FrameType | None) -> None:
+        spawned.process.send_signal(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        spawned.process.send_signal(signal.SIGCONT)
+
+    handlers = {signal.SIGINT: pass_on, signal.SIGTERM: pass_on, signal.SIGTSTP: pause}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         return spawned.process.wait(), bool(asked)
     finally:
