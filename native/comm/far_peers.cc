@@ -222,12 +222,14 @@ void FarPeers::take_order(int64_t from, const Letter& letter, const std::string&
 
 void FarPeers::take_answer(int64_t from, const Letter& letter, const std::string& text) {
   const int64_t length = letter.numbers[5];
+  PeerBlock& other = block(from);
+  const bool is_new =
+      static_cast<uint64_t>(letter.numbers[0]) > other.answered.load(std::memory_order_relaxed);  // once: it is read
   if (process_ != 0 || letter.numbers[1] < 0 || letter.numbers[1] > static_cast<int64_t>(Answer::Kind::kOther) ||
-      length < 0 || length > std::ssize(text)) {
+      length < 0 || length > std::ssize(text) || !is_new) {
     refuse(from, letter);
     return;
   }
-  PeerBlock& other = block(from);
   other.answer.kind = static_cast<Answer::Kind>(letter.numbers[1]);
   other.answer.tile = letter.numbers[2];
   other.answer.worker = letter.numbers[3];

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <thread>
 #include <utility>
 
@@ -92,15 +93,17 @@ void Wire::ask(int64_t to, const Letter& letter, std::byte* into, int64_t bytes,
   queue(std::move(operations));
 }
 
-bool Wire::has_payload(int64_t from, const Letter& letter) {
-  if (letter.tag > 0) return true;
-  fail("a letter of a payload must have its tag; got none from process " + std::to_string(from));
+// The other's own: one of this process's would bring its bytes where others are awaited.
+bool Wire::has_payload(int64_t from, const Letter& letter, bool is_asked) {
+  if (letter.tag > 0 && (letter.tag % 2 == 0) == is_asked) return true;
+  fail("a letter of a payload must have a tag of its sender; got " + std::to_string(letter.tag) + " from process " +
+       std::to_string(from));
   return false;
 }
 
 void Wire::receive(int64_t from, const Letter& letter, std::byte* into, int64_t bytes, Done done) {
   check_bytes(from, bytes);
-  if (!has_payload(from, letter)) return;
+  if (!has_payload(from, letter, false)) return;
   std::vector<Operation::Owned> operations;
   operations.push_back(Operation::receive(from, letter.team, letter.tag, into, bytes, std::move(done)));
   queue(std::move(operations));
@@ -108,7 +111,7 @@ void Wire::receive(int64_t from, const Letter& letter, std::byte* into, int64_t 
 
 void Wire::reply(int64_t to, const Letter& letter, const std::byte* data, int64_t bytes, Done done) {
   check_bytes(to, bytes);
-  if (!has_payload(to, letter)) return;
+  if (!has_payload(to, letter, true)) return;
   std::vector<Operation::Owned> operations;
   operations.push_back(Operation::send(to, letter.team, letter.tag, data, bytes, std::move(done)));
   queue(std::move(operations));
@@ -122,7 +125,12 @@ bool Wire::progress() {
   do {
     const std::unique_lock guard(mutex_, std::try_to_lock);
     if (!guard.owns_lock() || has_failed()) return has_moved;
-    has_moved = step() || has_moved;
+    try {
+      has_moved = step() || has_moved;
+    } catch (const std::exception& error) {  // of who takes letters, as where memory runs out
+      fail(error.what());
+      return true;
+    }
   } while (has_mail_.load(std::memory_order_acquire));
   return has_moved;
 }

@@ -74,7 +74,7 @@ class Wire {
 
  private:
   void check_bytes(int64_t peer, int64_t bytes) const;
-  bool has_payload(int64_t from, const Letter& letter);
+  bool has_payload(int64_t from, const Letter& letter, bool is_asked);
   int32_t new_tag(bool is_asked);
   void queue(std::vector<Operation::Owned> operations);
   bool step();

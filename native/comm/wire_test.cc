@@ -158,6 +158,44 @@ CASE("a payload of other bytes than were announced is not told as one that has c
   }
 }
 
+CASE("a letter that names a tag of its receiver ends the wire, and no payload is begun") {
+  for (const uint16_t kind : {1, 2}) {
+    for (const int32_t tag : {0, 5, 6}) {
+      FakeWorld world(2, 8, 0);
+      Wire one(world.rank(0));
+      Wire other(world.rank(1));
+      Collector collector;
+      std::vector<std::byte> data(100);
+      bool is_right = false;
+      collector.also = [&](int64_t from, const Letter& letter) {
+        if (kind == 1) other.receive(from, letter, data.data(), std::ssize(data), {});
+        if (kind == 2) other.reply(from, letter, data.data(), std::ssize(data), {});
+        is_right = tag == (kind == 1 ? 5 : 6);
+      };
+      other.join(kTeam, collector);
+      Letter letter = letter_of(kind);
+      letter.tag = tag;
+      one.post(1, letter);
+      EXPECT(until(one, other, [&] { return !collector.taken.empty(); }));
+      EXPECT(other.has_failed() != is_right);
+      other.fail("the case is over");
+    }
+  }
+}
+
+CASE("what a receiver throws ends the wire, and says so") {
+  FakeWorld world(2, 9);
+  Wire one(world.rank(0));
+  Wire other(world.rank(1));
+  Collector collector;
+  collector.also = [](int64_t, const Letter&) { throw std::runtime_error("no memory is left"); };
+  other.join(kTeam, collector);
+  one.post(1, letter_of(3));
+  EXPECT(until(one, other, [&] { return other.has_failed(); }));
+  EXPECT_EQ(other.cause(), std::string("no memory is left"));
+  other.leave(kTeam);
+}
+
 CASE("after an error nothing goes on, and waiting ends") {
   FakeWorld world(2, 6);
   Wire one(world.rank(0));

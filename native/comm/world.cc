@@ -23,6 +23,7 @@ constexpr int64_t kProbes = -3;
 constexpr int64_t kIsLast = 1;  // what such a letter says besides
 constexpr int64_t kBeatNs = 200'000'000;
 constexpr int64_t kEndNs = 30'000'000'000;
+constexpr int64_t kGoneNs = 10'000'000'000;
 constexpr std::chrono::milliseconds kPause{5};
 
 Letter letter_for(int64_t team, int64_t number) {
@@ -91,7 +92,8 @@ std::optional<std::string> Frames::receive(int64_t from, int64_t limit_ns) {
 
 // ---- signs of life -----------------------------------------------------------------------------------------------
 
-Heartbeat::Heartbeat(Wire& wire) : wire_(wire), quiet_ns_(wire.size()) {
+Heartbeat::Heartbeat(Wire& wire) : wire_(wire), quiet_ns_(wire.size()), ended_(wire.size()) {
+  ended_[wire.rank()].store(true, std::memory_order_relaxed);
   wire_.join(kAlive, *this);
   thread_ = quiet_thread([this] { beat(); });
 }
@@ -108,19 +110,42 @@ void Heartbeat::stop() {
 
 void Heartbeat::take(int64_t from, const Letter& letter, const std::string& /*text*/) {
   quiet_ns_[from].store(0, std::memory_order_relaxed);
-  if (letter.numbers[0] == kIsLast) num_ended_.fetch_add(1, std::memory_order_release);
+  if (letter.numbers[0] == kIsLast) ended_[from].store(true, std::memory_order_release);
 }
 
 // Letters of one process keep their order, so behind its last one nothing comes that MPI's end could wait for.
-bool Heartbeat::end(int64_t limit_ns) {
+bool Heartbeat::end(int64_t limit_ns, int64_t quiet_limit_ns) {
   stop();
   for (int64_t p = 0; p < wire_.size(); ++p) {
     if (p != wire_.rank()) wire_.post(p, letter_for(kAlive, kIsLast));
   }
-  return wire_.wait(limit_ns, [this] { return num_ended_.load(std::memory_order_acquire) == wire_.size() - 1; });
+  for (auto& quiet : quiet_ns_) quiet.store(0, std::memory_order_relaxed);
+  const int64_t until = now_ns() + limit_ns;
+  int64_t last_ns = now_ns();
+  while (!wire_.wait(kBeatNs, [this] { return have_ended(); })) {
+    listen(last_ns);
+    if (wire_.has_failed() || last_ns > until) return false;
+    for (int64_t p = 0; p < wire_.size(); ++p) {
+      const bool has_ended = ended_[p].load(std::memory_order_relaxed);
+      if (!has_ended && quiet_ns(p) > quiet_limit_ns) return false;
+    }
+  }
+  return true;
+}
+
+bool Heartbeat::have_ended() const {
+  return std::all_of(ended_.begin(), ended_.end(),
+                     [](const auto& has_ended) { return has_ended.load(std::memory_order_acquire); });
 }
 
 // Time counts in which this thread itself was awake, so that a stopped machine loses no process.
+void Heartbeat::listen(int64_t& last_ns) {
+  const int64_t now = now_ns();
+  const int64_t passed = std::min(now - last_ns, 2 * kBeatNs);
+  last_ns = now;
+  for (auto& quiet : quiet_ns_) quiet.fetch_add(passed, std::memory_order_relaxed);
+}
+
 void Heartbeat::beat() {
   pthread_setname_np(pthread_self(), "tw-wire");
   int64_t last_ns = now_ns();
@@ -128,15 +153,11 @@ void Heartbeat::beat() {
   while (!is_ending_.load(std::memory_order_relaxed) && !wire_.has_failed()) {
     wire_.progress();
     std::this_thread::sleep_for(kPause);
-    const int64_t now = now_ns();
-    const int64_t passed = std::min(now - last_ns, kBeatNs);
-    last_ns = now;
-    const bool tells = now - told_ns > kBeatNs;
-    if (tells) told_ns = now;
+    listen(last_ns);
+    if (last_ns - told_ns <= kBeatNs) continue;
+    told_ns = last_ns;
     for (int64_t p = 0; p < wire_.size(); ++p) {
-      if (p == wire_.rank()) continue;
-      quiet_ns_[p].fetch_add(passed, std::memory_order_relaxed);
-      if (tells) wire_.post(p, letter_for(kAlive, 0));
+      if (p != wire_.rank()) wire_.post(p, letter_for(kAlive, 0));
     }
   }
 }
@@ -167,7 +188,7 @@ int64_t Probes::measure(int64_t from, int64_t bytes, int64_t limit_ns) {
 // ---- all ---------------------------------------------------------------------------------------------------------
 
 void World::leave() {
-  if (heartbeat_.end(kEndNs)) {
+  if (heartbeat_.end(kEndNs, kGoneNs)) {
     wire_->finish();
   } else {
     wire_->fail("a process has not come to its end");

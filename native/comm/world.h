@@ -56,8 +56,9 @@ class Heartbeat final : private Receiver {
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
 
-  /// Says to all that nothing more will come from here, and waits for the same of them. False: not all have said so.
-  bool end(int64_t limit_ns);
+  /// Says to all that nothing more will come from here, and waits for the same of them. False: one has not said so in
+  /// time, or nothing was heard of it for so long.
+  bool end(int64_t limit_ns, int64_t quiet_limit_ns);
   /// For how long nothing was heard of a process while this one was awake.
   int64_t quiet_ns(int64_t process) const { return quiet_ns_[process].load(std::memory_order_relaxed); }
 
@@ -65,10 +66,13 @@ class Heartbeat final : private Receiver {
   void take(int64_t from, const Letter& letter, const std::string& text) override;
   void beat();
   void stop();
+  bool have_ended() const;
+  /// Counts the time since the last call as quiet.
+  void listen(int64_t& last_ns);
 
   Wire& wire_;
   std::vector<std::atomic<int64_t>> quiet_ns_;  // per process
-  std::atomic<int64_t> num_ended_{0};  // of the others
+  std::vector<std::atomic<bool>> ended_;  // the same; itself has
   std::atomic<bool> is_ending_{false};
   std::thread thread_;
 };

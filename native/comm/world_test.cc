@@ -3,6 +3,7 @@
 
 #include <thread>
 
+#include "base/clock.h"
 #include "base/testing.h"
 #include "comm/testing_mpi.h"
 
@@ -74,6 +75,19 @@ CASE("processes end together, and none before it has heard of all") {
   worlds[2]->leave();
   for (std::thread& thread : leaving) thread.join();
   for (auto& of : worlds) EXPECT_EQ(of->wire()->cause(), std::string("it has ended"));
+}
+
+CASE("an end waits for a process that is busy, and not for one that is gone") {
+  FakeWorld world(3, 11);
+  Wire one(world.rank(0));
+  Heartbeat beats(one);
+  const World busy(world.rank(1));
+  const int64_t begun = now_ns();
+  EXPECT(!beats.end(kPatience, 1'000'000'000));  // nothing comes of the third
+  EXPECT(now_ns() - begun < 10'000'000'000);
+  EXPECT(beats.quiet_ns(1) < 1'000'000'000 && beats.quiet_ns(2) > 1'000'000'000);
+  one.fail("the case is over");
+  busy.wire()->fail("the case is over");
 }
 
 TILEWISE_TEST_MAIN

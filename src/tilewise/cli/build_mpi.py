@@ -54,7 +54,8 @@ def build_mpi(
             f"[cli.build-mpi] the folder of the built file must be there and writable; got {str(target.parent)!r}; "
             "choose another with --out FILE, and name it in TILEWISE_MPI"
         )
-    compiler = shutil.which(mpicc)
+    found = shutil.which(mpicc)
+    compiler = None if found is None else str(Path(found).absolute())
     if compiler is None:
         raise ConfigError(
             f"[cli.build-mpi] the MPI's compiler must be a program; got {mpicc!r}, which is none; install the MPI with "

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any
 from tilewise._native.wire import World as Native
 from tilewise.comm.facts import own_facts, own_host, require_equal
 from tilewise.comm.links import BUSY_S, Link, bandwidth, clock_offset, round_trip
-from tilewise.comm.peer import JoinedPeer, Peer, SpawnedPeer, watched
+from tilewise.comm.peer import JoinedPeer, Peer, SpawnedPeer, error_of, watched
 from tilewise.comm.world import World
 from tilewise.core.border import Border
-from tilewise.core.errors import CommError, ConfigError, PeerLost, PlanError
+from tilewise.core.errors import CommError, ConfigError, PeerLost, PlanError, TilewiseError
 from tilewise.core.mesh import MAX_DEVICES
 
 if TYPE_CHECKING:
@@ -127,17 +127,13 @@ class Group:
             with self._over_after(BaseException):
                 for number in range(1, self.num_processes):
                     self._peers.append(self._peer(number))
-                own, names = own_facts(), [own_host()]
-                for peer in self._peers:
-                    hello, _ = peer.channel.receive(_START_S)
-                    try:
-                        require_equal(own, hello, peer.name)
-                    except ConfigError:
-                        self._let_go()
-                        raise
-                    names.append(str(hello["host"]))
-                    if isinstance(peer, JoinedPeer):
-                        peer.met(int(hello["pid"]), names[-1] == names[0])
+                try:
+                    names = self._meet()
+                except CommError:
+                    raise
+                except TilewiseError:
+                    self._let_go()
+                    raise
                 seen = list(dict.fromkeys(names))
                 self.hosts = [seen.index(name) for name in names]
                 self._ends = [watched(self._owner)]
@@ -147,12 +143,28 @@ class Group:
                     begin = {"process": peer.number, "pids": self.pids, "hosts": self.hosts}
                     peer.channel.send(begin, () if self._world else self._ends)
 
+    def _meet(self) -> list[str]:
+        """The host of each process, after they have said who they are and that they compute the same."""
+        own, names = own_facts(), [own_host()]
+        for peer in self._peers:
+            hello, _ = peer.channel.receive(_START_S)
+            if "error" in hello:
+                found = error_of(hello["error"])
+                raise type(found)(f"{found} ({peer.name})")
+            require_equal(own, hello, peer.name)
+            names.append(str(hello.get("host")))
+            if isinstance(peer, JoinedPeer):
+                peer.met(hello.get("pid"), names[-1] == names[0])
+        return names
+
     def _let_go(self) -> None:
         """Processes of a launcher end as this one does, with MPI."""
         if self._world is not None:
             for peer in self._peers:
                 if isinstance(peer, JoinedPeer):
                     peer.let_go()
+            if any(peer.has_ended() for peer in self._peers):  # none can before this one
+                self._world.give_up("a process has ended before the others")
             self._world.leave()
 
     def _peer(self, number: int) -> Peer:

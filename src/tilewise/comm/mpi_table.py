@@ -57,12 +57,14 @@ def load_table(table: Path, library: Path | None) -> MpiTable:
             "this machine's MPI"
         ) from None
     entry.restype = POINTER(MpiTable)
-    found: MpiTable = entry().contents
-    if found.version != VERSION:
+    pointer = entry()
+    if not pointer or pointer.contents.version != VERSION:
+        got = pointer.contents.version if pointer else "none"
         raise ConfigError(
-            f"[comm.mpi] {table} must have version {VERSION} of the table; got {found.version}; build it again with "
-            "`tilewise build-mpi`"
+            f"[comm.mpi] {table} must have version {VERSION} of the table; got {got}; build it again with `tilewise "
+            "build-mpi`"
         )
+    found: MpiTable = pointer.contents
     return found
 
 

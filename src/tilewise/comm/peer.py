@@ -15,7 +15,7 @@ from tilewise._native.wire import World
 from tilewise.comm.channel import Channel, Message
 from tilewise.comm.wire_channel import WireChannel
 from tilewise.core import errors
-from tilewise.core.errors import CommError, InternalError, ResourceError, TilewiseError
+from tilewise.core.errors import CommError, InternalError, PeerLost, ResourceError, TilewiseError
 from tilewise.core.spawn import Spawned
 
 __all__ = ["JoinedPeer", "Peer", "SpawnedPeer", "error_of", "row_of_error", "watched"]
@@ -95,7 +95,7 @@ class SpawnedPeer(Peer):
     """
 
     def __init__(self, number: int, worker: str) -> None:
-        self._spawned = Spawned(worker, apart=True)
+        self._spawned = Spawned(worker, apart=True, is_heard=False)
         channel = Channel(self._spawned.link, "")
         super().__init__(number, channel)
         self.pid = self._spawned.process.pid
@@ -128,8 +128,16 @@ class JoinedPeer(Peer):
         self._wire_channel = WireChannel(world, number, f"process {number}")
         super().__init__(number, self._wire_channel)
 
-    def met(self, pid: int, is_near: bool) -> None:
-        """What it has said of itself."""
+    def met(self, pid: object, is_near: bool) -> None:
+        """What it has said of itself.
+
+        Raises:
+            PeerLost: it is gone, or has no such number.
+        """
+        if type(pid) is not int or not 0 < pid < 1 << 31:
+            raise PeerLost(
+                f"[comm.ProcessGroup] a process must say its number; got {pid!r} from {self.name}; start all again"
+            )
         self.pid = pid
         self._wire_channel.peer = self.name
         if is_near:
@@ -149,10 +157,16 @@ def watched(pid: int) -> int:
     """A descriptor that can be read when a process of this host has ended; the caller closes it.
 
     Raises:
+        PeerLost: there is no such process any more.
         ResourceError: the system gives none.
     """
     try:
         return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise PeerLost(
+            f"[comm.ProcessGroup] processes must live as long as their group; got the end of pid {pid} at its start; "
+            "see what it printed, and whether memory is short"
+        ) from None
     except OSError as error:
         raise ResourceError(
             f"[comm.ProcessGroup] a process must be watched; got {error.strerror!r}; raise the limit of open files "

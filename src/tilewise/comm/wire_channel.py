@@ -12,6 +12,8 @@ import re
 import select
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 from tilewise._native.wire import World
 from tilewise.comm.channel import Message
@@ -89,10 +91,11 @@ class WireChannel:
             CommTimeout: nothing came.
             ResourceError: what it names cannot be opened.
         """
-        try:
-            message = unpack(self._receive(patience_s)[HEAD.size :])
-        except ValueError:
-            message = None
+        frame = self._receive(patience_s)
+        message: Any = None
+        if len(frame) >= HEAD.size and HEAD.unpack_from(frame)[0] == len(frame) - HEAD.size:
+            with suppress(ValueError):
+                message = unpack(frame[HEAD.size :])
         paths = message.get("paths", []) if type(message) is dict else None
         if not isinstance(paths, list) or any(type(path) not in (str, int) for path in paths):
             raise self._odd()
@@ -110,8 +113,8 @@ class WireChannel:
     def _copy(self, num_bytes: int) -> int:
         """Memory with what the other process sends next."""
         found = bytearray()
-        while len(found) < num_bytes:
-            found += self._receive(_QUIET_S)
+        while len(found) < num_bytes and (piece := self._receive(_QUIET_S)):
+            found += piece
         if len(found) != num_bytes:
             raise self._odd()
         return shared_content(bytes(found), "copy")

@@ -7,8 +7,11 @@ A process joins at most once, and leaves once: MPI knows no second start. Proces
 from __future__ import annotations
 
 import atexit
+import os
+import re
 import signal
 from contextlib import suppress
+from pathlib import Path
 
 from tilewise._native.wire import World as Native
 from tilewise._native.wire import join_world as join_native
@@ -20,6 +23,7 @@ __all__ = ["World", "join_world"]
 _OTHER_LOST = (
     signal.SIGUSR1
 )  # MPICH's mpiexec sends it when a process has ended badly, and it would end the others
+_SEGMENT = re.compile(r"/dev/shm/mpich_shm_\w+")  # that MPICH's processes of one host share
 _world: World | None = None
 
 
@@ -28,11 +32,16 @@ class World:
 
     Attributes:
         native: what carries messages to the others.
-        name: of the MPI, in words.
     """
 
-    def __init__(self, native: Native, name: str) -> None:
-        self.native, self.name = native, name
+    def __init__(self, native: Native) -> None:
+        self.native = native
+        self._owner = os.getpid()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process has joined it; a forked copy has not, and would take messages that are not for it."""
+        return os.getpid() == self._owner
 
     @property
     def rank(self) -> int:
@@ -58,11 +67,16 @@ def join_world() -> World | None:
     """The processes that were started together with this one; None where it was started alone.
 
     Raises:
-        ConfigError: there is no MPI, it does not start, it knows of other processes than the launcher has started, or
-            this process has left its world already.
+        ConfigError: there is no MPI, it does not start, it knows of other processes than the launcher has started,
+            this process is a forked copy, or it has left its world already.
     """
     global _world
     if _world is not None:
+        if not _world.is_own:
+            raise ConfigError(
+                "[comm.world] processes of a launcher are joined by what it has started; got a forked copy; open the "
+                "group in the process itself"
+            )
         if _world.native.cause:
             raise ConfigError(
                 "[comm.world] processes of a launcher are joined once; got a second time, after the end "
@@ -82,7 +96,16 @@ def join_world() -> World | None:
     except ConfigError as error:
         native.fail(str(error))
         raise
-    _world = World(native, library.name)
+    _unlink_segments()
+    _world = World(native)
     # Threads of MPI must not outlive the interpreter.
     atexit.register(_world.give_up, "the program has ended")
     return _world
+
+
+def _unlink_segments() -> None:
+    """Take the names of MPI's shared memory away, which would outlive a process that is killed; all that share it have
+    joined."""
+    for path in set(_SEGMENT.findall(Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"))):
+        with suppress(OSError):
+            os.unlink(path)

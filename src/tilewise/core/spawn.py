@@ -24,14 +24,15 @@ class Spawned:
 
     Args:
         module: whose `main` it calls, with the number of its socket.
-        apart: in a session of its own, which Ctrl-C in a terminal does not reach; its standard output is closed then.
+        apart: in a session of its own, which Ctrl-C in a terminal does not reach.
+        is_heard: whether its standard output is this process's; else it is closed.
 
     Attributes:
         process: the child.
         link: the socket to it; it ends when this closes.
     """
 
-    def __init__(self, module: str, *, apart: bool = False) -> None:
+    def __init__(self, module: str, *, apart: bool = False, is_heard: bool = True) -> None:
         self.link, theirs = socket.socketpair()
         places = [place for place in sys.path if isinstance(place, str)]
         command = [sys.executable, "-I", child.__file__, str(theirs.fileno()), json.dumps(places), module]
@@ -39,7 +40,7 @@ class Spawned:
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL if apart else None,
+                stdout=None if is_heard else subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=apart,
             )

@@ -30,7 +30,7 @@ from tilewise.comm.team_memory import executor_files, make_memory
 from tilewise.comm.wire_channel import WireChannel
 from tilewise.comm.world import World
 from tilewise.core import configure_logging
-from tilewise.core.errors import LOST, CommError, CommTimeout, InternalError
+from tilewise.core.errors import LOST, CommError, CommTimeout, InternalError, TilewiseError
 from tilewise.runtime import Executor, Program, team_bytes
 from tilewise.session.assemble import read_program
 
@@ -63,9 +63,9 @@ class Worker:
         Raises:
             PeerLost: it is gone.
         """
-        self._send({**own_facts(), "pid": os.getpid(), "host": own_host()})
+        self._send(_own_hello())
         begin, self._ends = self._channel.receive()
-        if begin.get("what") == "end":  # the leader has refused one of its workers
+        if begin.get("what") == "end":  # the leader has refused one of its workers, or itself
             return
         self._process, self._hosts = begin["process"], begin["hosts"]
         if self._world is not None:
@@ -129,9 +129,8 @@ class Worker:
                     return
         except CommError as error:
             self.leave(error)
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
+        except BaseException as error:
+            self.say(error)
             os._exit(1)  # the leader notices that
 
     def leave(self, error: CommError) -> NoReturn:
@@ -140,8 +139,15 @@ class Worker:
         if self._world is None:
             os._exit(0)
         self._world.give_up(str(error))
-        print(f"tilewise: process {self._process}: {error}", file=sys.stderr, flush=True)
+        self.say(error)
         os._exit(LOST)
+
+    def say(self, error: BaseException) -> None:
+        """A line, and where it was where it is a defect."""
+        if not isinstance(error, TilewiseError):
+            traceback.print_exception(error)
+        whose = "a worker" if self._process < 0 else f"process {self._process}"
+        print(f"tilewise: {whose}: {error}", file=sys.stderr, flush=True)
 
     def _open(self, message: Message, files: Sequence[int], opened: list[tuple[Executor, Program]]) -> None:
         (options,) = message["given"]
@@ -190,6 +196,14 @@ class Worker:
         """Close what was made for an executor."""
         for file in self._made.pop(executor, ()):  # type: ignore[call-overload]
             os.close(file)
+
+
+def _own_hello() -> Message:
+    """What the leader compares, or why this process cannot say it."""
+    try:
+        return {**own_facts(), "pid": os.getpid(), "host": own_host()}
+    except Exception as error:
+        return {"error": row_of_error(error)}
 
 
 def _refuse(executor: object) -> NoReturn:
@@ -250,8 +264,7 @@ def _run(worker: Worker) -> bool:
         worker.run()
     except CommError as error:
         worker.leave(error)
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
+    except BaseException as error:
+        worker.say(error)
         return False
     return True

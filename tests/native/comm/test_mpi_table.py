@@ -17,11 +17,14 @@ from tilewise.core import VARIABLES, ConfigError
 PROGRAM = Path(__file__).with_name("mpi_ranks.py")
 BIN, LIB = Path(sys.prefix) / "bin", Path(sys.prefix) / "lib"
 SLOW_CASES = ("messages", "errors", "edges")
-TABLE_OF_VERSION_2 = """
+TABLE_OF_VERSION_2, NO_TABLE = (
+    """
 #include <stdint.h>
 static const struct { int32_t version; void* others[13]; } table = {2, {0}};
 __attribute__((visibility("default"))) const void* tilewise_mpi(void) { return &table; }
-"""
+""",
+    "const void* tilewise_mpi(void) { return 0; }",
+)
 
 needs_mpich = pytest.mark.skipif(
     not (BIN / "mpiexec").exists() or not (LIB / "libmpi_abi.so.1").exists(),
@@ -221,6 +224,13 @@ class TestBuildMpi:
         assert run_main("build-mpi", "--mpicc", mpicc, "--out", str(kept)) == 2
         assert "must load" in capsys.readouterr().err
 
+    def test_a_compiler_named_from_here(self, kept, capsys, tmp_path, monkeypatch):
+        """A path that begins where the command is called is found, though it runs elsewhere."""
+        self.compiler(tmp_path, "exit 3")
+        monkeypatch.chdir(tmp_path)
+        assert run_main("build-mpi", "--mpicc", "./mpicc", "--out", str(kept)) == 2
+        assert f"{tmp_path}/mpicc must compile" in capsys.readouterr().err
+
     def test_no_folder(self, capsys, tmp_path):
         """A folder that is not there is named before anything is compiled."""
         mpicc = self.compiler(tmp_path, f"touch {tmp_path}/was-run")
@@ -242,14 +252,15 @@ class TestBuildMpi:
         )
 
     @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-    def test_another_version(self, kept, capsys, tmp_path):
-        """A table of another version is refused, by both numbers."""
-        (tmp_path / "table.c").write_text(TABLE_OF_VERSION_2, encoding="utf-8")
+    @pytest.mark.parametrize(("table", "got"), [(TABLE_OF_VERSION_2, "2"), (NO_TABLE, "none")])
+    def test_another_version(self, kept, capsys, tmp_path, table, got):
+        """A table of another version is refused, by both numbers; so is none."""
+        (tmp_path / "table.c").write_text(table, encoding="utf-8")
         mpicc = self.compiler(
             tmp_path, f'for last; do :; done; cc -shared -fPIC {tmp_path}/table.c -o "$last"'
         )
         assert run_main("build-mpi", "--mpicc", mpicc, "--out", str(kept)) == 2
-        assert "must have version 1 of the table; got 2" in capsys.readouterr().err
+        assert f"must have version 1 of the table; got {got};" in capsys.readouterr().err
 
     def test_another_library(self):
         """A library that is no table is refused."""

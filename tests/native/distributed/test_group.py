@@ -11,7 +11,8 @@ import pytest
 
 from tilewise.comm import active_group
 from tilewise.comm import group as group_module
-from tilewise.core import ConfigError, PeerLost
+from tilewise.comm.peer import JoinedPeer
+from tilewise.core import ConfigError, PeerLost, PlanError
 from tilewise.distributed import ProcessGroup
 
 LEADER = """
@@ -105,6 +106,28 @@ def test_a_worker_that_would_compute_something_else(monkeypatch, fact):
         with pytest.raises(PeerLost, match="got its end by ConfigError"):
             group.start()
     assert left_open() == before
+
+
+def test_a_worker_that_cannot_say_what_it_would_compute(monkeypatch, capfd):
+    """Its own words reach the user, once, with its number."""
+    own = group_module.own_facts()
+    monkeypatch.setattr(group_module, "own_facts", lambda: own)
+    monkeypatch.setenv("TILEWISE_ISA", "none")
+    with (
+        ProcessGroup(2) as group,
+        pytest.raises(PlanError, match=r"must name a level .* got 'none'.* \(process 1 \(pid [0-9]+\)\)"),
+    ):
+        group.start()
+    assert capfd.readouterr().err == ""
+
+
+def test_what_a_process_says_of_itself_is_checked():
+    """A number that is none, and that of a process that has ended meanwhile."""
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    for pid in (None, True, "1", -1, 0, 1 << 40, ended.pid):
+        with pytest.raises(PeerLost, match=r"must say its number|got the end of pid"):
+            JoinedPeer(1, None).met(pid, True)
 
 
 def test_a_worker_that_is_killed():

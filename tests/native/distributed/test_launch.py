@@ -117,22 +117,58 @@ def test_a_launch_that_restarts_ends_with_the_same_weights(tmp_path, killed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_launch_that_is_told_to_end_is_not_started_again(tmp_path, number):
-    """Nothing of it is left."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("is_terminal", [False, True], ids=["alone", "with its group"])
+def test_a_launch_that_is_told_to_end_is_not_started_again(tmp_path, number, is_terminal):
+    """Nothing of it is left; the command is told once, whether the launch alone is or, by a terminal, its group."""
     run = subprocess.Popen(
         command("launch", "-n", "2", "--restart", "5", "train", make_run(tmp_path, "run")),
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
+        start_new_session=True,
     )
     wait_for_checkpoint(run, tmp_path / "run")
     (leader,) = children(run.pid)
     workers = children(leader)
-    run.send_signal(number)
+    if is_terminal:
+        os.killpg(run.pid, number)
+    else:
+        run.send_signal(number)
     assert run.wait(30) == (-9 if number == signal.SIGKILL else 128 + number)
     assert are_gone([leader, *workers])
-    assert "starting again" not in run.stderr.read()
+    said = run.stderr.read()
+    assert "starting again" not in said and "Traceback" not in said
+    if number == signal.SIGINT:
+        assert "go on with --resume" in said and said.count("interrupted") == 1
+
+
+@pytest.mark.slow
+def test_a_launch_that_restarts_can_be_paused(tmp_path):
+    """Ctrl-Z stops the command as well, and what continues the launch continues it."""
+
+    def state(pid, wanted):
+        until = time.monotonic() + 10
+        path = Path(f"/proc/{pid}/stat")
+        while (path.read_text().rsplit(")", 1)[1].split()[0] == "T") != wanted and time.monotonic() < until:
+            time.sleep(0.01)
+        return path.read_text().rsplit(")", 1)[1].split()[0] == "T"
+
+    run = subprocess.Popen(
+        command("launch", "-n", "2", "--restart", "5", "train", make_run(tmp_path, "run")),
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    wait_for_checkpoint(run, tmp_path / "run")
+    (leader,) = children(run.pid)
+    os.killpg(run.pid, signal.SIGTSTP)
+    assert state(run.pid, True) and state(leader, True)
+    os.killpg(run.pid, signal.SIGCONT)
+    assert not state(run.pid, False) and not state(leader, False)
+    run.communicate(timeout=60)
+    assert run.returncode == 0
 
 
 def test_the_last_code_is_the_launchs(tmp_path):

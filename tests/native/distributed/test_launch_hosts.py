@@ -189,8 +189,48 @@ def test_the_launchers_own_failures(tmp_path):
         run = start("", mpiexec=path)
         said[path] = run.communicate(timeout=30)[1].decode()
         assert run.returncode == 1
-    assert said[failing] == "no such host\n"
+    assert said[failing].startswith("no such host\ntilewise: [cli.launch] mpiexec must start 3 processes")
+    assert "got its end with exit status 255 after 0 had begun" in said[failing]
     assert "got none of 1, 2;" in said[silent]
+
+
+@pytest.mark.parametrize(("begun", "code"), [(3, 75), (2, 1)])
+def test_a_launcher_that_ends_before_its_processes(tmp_path, begun, code):
+    """Is a loss where all had begun; else they could not be started."""
+    path = tmp_path / "mpiexec"
+    told = "".join(f"printf '\\036%s {rank} begun here\\036' \"$9\" >&2\n" for rank in range(begun))
+    path.write_text(f"#!/bin/sh\n{told}kill -9 $$\n")
+    path.chmod(0o755)
+    run = start("", mpiexec=path)
+    err = run.communicate(timeout=30)[1].decode()
+    assert run.returncode == code and f"got its end by signal 9 after {begun} had begun" in err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="own folders for a command need root")
+@pytest.mark.parametrize(
+    "lost", ["", "if world.rank == 1: os.kill(os.getpid(), 9)\ntime.sleep(0.3)\nos._exit(75)"]
+)
+def test_no_file_is_left(lost):
+    """Neither the launcher's nor MPI's, where all goes well and where a process is lost."""
+    script = "import os, time\n"
+    script += "from tilewise.comm.world import join_world\nworld = join_world()\n"
+    script += lost or "world.leave()"
+    words = [
+        sys.executable,
+        "-c",
+        LAUNCH,
+        json.dumps([("localhost", 2)]),
+        "",
+        "",
+        sys.executable,
+        "-c",
+        script,
+    ]
+    mounts = "mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /dev/shm"
+    alone = ["unshare", "--mount", "sh", "-c", f'{mounts} && "$@"; echo $?; ls -A /tmp /dev/shm', "sh"]
+    done = subprocess.run([*alone, *words], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["75" if lost else "0", "/dev/shm:", "/tmp:"], done.stderr
 
 
 def test_a_command_of_this_program():
@@ -198,6 +238,14 @@ def test_a_command_of_this_program():
     words = [sys.executable, "-m", "tilewise", "launch", "-n", "2", "--hosts", "localhost"]
     done = subprocess.run([*words, "--", "--version"], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("tilewise ") and done.stderr == ""
+
+
+@pytest.mark.slow
+def test_a_closed_output_is_no_mistake():
+    """The launcher is started with one that leads nowhere."""
+    words = [sys.executable, "-m", "tilewise", "launch", "-n", "2", "--hosts", "localhost", "--", "--version"]
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *words], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.slow

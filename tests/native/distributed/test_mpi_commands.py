@@ -125,6 +125,22 @@ def test_a_second_group_is_refused(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_forked_copy_joins_nothing(tmp_path):
+    """It would take the messages of the process that it was copied from, which goes on and ends well."""
+    lines = ["    import os", "    pid = os.fork()", "    if pid == 0:", "        tw.ProcessGroup()"]
+    done = script(
+        tmp_path,
+        GROUP,
+        *lines,
+        "    os.waitpid(pid, 0)",
+        "    group.ask(0, 'compute', 0.01)",
+        "print('whole')",
+    )
+    assert (done.returncode, done.stdout) == (0, "inside 2\nwhole\n")
+    assert "got a forked copy" in done.stderr
+
+
+@pytest.mark.slow
 def test_another_number_of_processes_is_refused_in_all(tmp_path):
     """Each says what it was given and what there is."""
     done = script(tmp_path, "import tilewise as tw", "tw.ProcessGroup(3)", "print('not here')")

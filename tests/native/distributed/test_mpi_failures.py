@@ -33,7 +33,7 @@ exit $code
 """
 BELOW = """#!/bin/sh
 # The second process has fewer instructions.
-[ "$PMI_RANK" = 1 ] && export TILEWISE_ISA=baseline
+[ "$PMI_RANK" = 1 ] && export TILEWISE_ISA=LEVEL
 exec "$@"
 """
 
@@ -158,16 +158,20 @@ def test_a_worker_that_is_killed_beside_the_leader(tmp_path):
     assert weights(tmp_path, "broken") == weights(tmp_path, "alone")
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
-def test_processes_that_would_compute_something_else(tmp_path, two_hosts, hosts):
-    """Are refused at the start, with both values, once."""
+@pytest.mark.parametrize(("hosts", "level"), [(1, "baseline"), (2, "baseline"), (1, "none")])
+def test_processes_that_would_compute_something_else(tmp_path, two_hosts, hosts, level):
+    """Are refused at the start, with both values, once; so is one that cannot compute at all."""
     wrapper = tmp_path / "below.sh"
-    wrapper.write_text(BELOW)
+    wrapper.write_text(BELOW.replace("LEVEL", level))
     given = ["/bin/sh", wrapper, *command("verify", tmp_path / make_run(tmp_path, "run"), "--mesh", "dp=2")]
     if hosts == 2:
         done = two_hosts.run(given)
     else:
         done = subprocess.run([MPIEXEC, "-n", "2", *given], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stderr.count("tilewise: [") == 1
+    if level == "none":
+        assert "got 'none'; choose one of" in done.stderr and "(process 1)" in done.stderr
+        assert "Traceback" not in done.stderr
+        return
     assert "the same instruction set; got '" in done.stderr
     assert "in the leader and 'baseline' in process 1; start them" in done.stderr

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tilewise.__main__ import main as begin
 from tilewise.cli.main import main
 from tilewise.core import ConfigError, ResourceError
 
@@ -157,6 +158,21 @@ def test_the_package_is_the_command():
     )
     assert (done.returncode, done.stdout) == (0, f"tilewise {version('tilewise')}\n")
     assert refused.returncode == 2 and refused.stderr.startswith("tilewise: No such command 'fly'")
+
+
+def test_ctrl_c_while_the_command_is_loaded(capsys, monkeypatch):
+    """Ends it as a later one does: a line, and exit code 130."""
+
+    class Interrupted:
+        def find_spec(self, name, path=None, target=None):
+            if name == "tilewise.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "tilewise.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        begin()
+    assert ended.value.code == 130 and capsys.readouterr().err == "tilewise: interrupted\n"
 
 
 def test_a_closed_output_is_no_mistake():

@@ -35,8 +35,10 @@ WRONG = {  # a file's text, and what is said of it
 
 
 def test_a_file_of_hosts(tmp_path):
-    """Slots, comments, blanks, addresses; the end of the last line may be missing."""
+    """Slots, comments, blanks, addresses, an editor's mark; the end of the last line may be missing."""
     path = tmp_path / "hosts"
+    path.write_text("\ufeffnode1:2\n")
+    assert read_hosts(str(path)) == [Host("node1", 2)]
     path.write_text("# ours\n node1:2  # large\n\n10.0.0.7\r\nnode-3.example.org:16")
     assert read_hosts(str(path)) == [Host("node1", 2), Host("10.0.0.7"), Host("node-3.example.org", 16)]
 
@@ -52,14 +54,18 @@ def test_wrong_files_are_refused_by_line(tmp_path, text):
 
 
 def test_names_in_the_option(tmp_path, monkeypatch):
-    """Checked as lines are; a path that is not there is no name."""
+    """As many as there are, checked as lines are; a path that is not there is no name."""
     monkeypatch.chdir(tmp_path)
     assert read_hosts("a,b:2") == [Host("a"), Host("b", 2)]
-    for text, said in {"a,,b": "entry 2", "a,a": "entry 2", "": "entry 1", "a,-x": "entry 2"}.items():
+    wrong = {"a,,b": "entry 2", "a,a": "entry 2", "": "entry 1", "a,-x": "entry 2", "a" * 9999: "entry 1"}
+    for text, said in wrong.items():
         with pytest.raises(ConfigError, match=said):
             read_hosts(text)
-    with pytest.raises(OSError, match="absent"):
-        read_hosts("./absent")
+    many = [f"node{number:04}" for number in range(1000)]
+    assert [host.name for host in read_hosts(",".join(many))] == many
+    for path in ("./absent", "./", "./a\x00"):
+        with pytest.raises(ConfigError, match=r"\[cli.hosts\] --hosts is a file"):
+            read_hosts(path)
     (tmp_path / "large").write_bytes(b"#" * (1 << 21))
     with pytest.raises(ConfigError, match="at most"):
         read_hosts("large")
@@ -133,7 +139,22 @@ def test_an_end_is_told_when_the_output_is_read():
         assert os.read(process.stdout.fileno(), 10) == b"x\n"
         assert os.read(process.stderr.fileno(), 1000) == b"\x1eword 1 ended 0\x1e"
         assert process.poll() is None  # the launcher would end others
-        process.kill()
+        process.send_signal(stand_in.END)
+        assert process.wait(10) == 0
+
+
+def test_a_stand_in_stays_while_its_command_runs():
+    """The end of all is told too early, by another than the launch: it is no reason to go."""
+    words = [sys.executable, "-I", "-S", stand_in.__file__, "word", "/bin/sh", "-c", "read x; exit 3"]
+    own = os.environ | {"PMI_RANK": "0"}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(words, env=own, **pipes) as process:
+        assert os.read(process.stderr.fileno(), 1000).startswith(b"\x1eword 0 begun ")
+        process.send_signal(stand_in.END)
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert os.read(process.stderr.fileno(), 1000) == b"\x1eword 0 ended 3\x1e"
+        process.send_signal(stand_in.END)
 
 
 def test_another_launcher_is_refused():

@@ -107,13 +107,10 @@ def launch(
         options = ["-n", str(processes)]
         given = {"--hosts": hosts, "--launcher-exec": launcher_exec, "--mpiexec": mpiexec}
         options += [word for name, value in given.items() if value is not None for word in (name, str(value))]
-        raise typer.Exit(run_again(options, command, restart))
+        raise SystemExit(run_again(options, command, restart))  # which has said what there is to say
     if placed is not None:
         words = [sys.executable, "-m", "tilewise", *command]
-        code = run_over_hosts(placed, words, mpiexec, launcher_exec)
-        if code:
-            raise typer.Exit(code)
-        return
+        raise SystemExit(run_over_hosts(placed, words, mpiexec, launcher_exec))
     from tilewise.distributed import ProcessGroup
 
     with ProcessGroup(processes):

@@ -6,6 +6,7 @@ before anything starts: names go to ssh, so they are names or addresses and noth
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,18 +38,25 @@ def read_hosts(text: str) -> list[Host]:
     """The hosts of an option: a file's where it names one, else names with commas between them.
 
     Raises:
-        ConfigError: a host twice, none at all, what is no name, or a number of slots that is none; says where.
+        ConfigError: a host twice, none at all, what is no name, a number of slots that is none, or a file that cannot
+            be read; says where.
     """
     path = Path(text)
-    if "/" not in text and not path.is_file():
+    if "/" not in text and not os.path.isfile(text):  # which no length is too much for
         return _read((f"--hosts, entry {number}", entry) for number, entry in enumerate(text.split(","), 1))
-    with path.open("rb") as file:
-        content = file.read(_MAX_BYTES + 1)
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"[cli.hosts] --hosts is a file with a host on each line, or names with commas between them; got {error}; "
+            "correct the path"
+        ) from None
     if len(content) > _MAX_BYTES:
         raise ConfigError(
             f"[cli.hosts] a file of hosts has at most {_MAX_BYTES} bytes; got more; give the right file"
         )
-    lines = content.decode("utf-8", "replace").splitlines()
+    lines = content.decode("utf-8-sig", "replace").splitlines()
     entries = ((number, line.partition("#")[0].strip()) for number, line in enumerate(lines, 1))
     return _read((f"{path.name}, line {number}", entry) for number, entry in entries if entry)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 from tilewise.cli.launch import stand_in
-from tilewise.cli.launch.stand_in import MARK, TOLD
+from tilewise.cli.launch.stand_in import END, MARK, TOLD
 from tilewise.core.errors import LOST, ConfigError
 
 __all__ = ["Reports", "build_command", "find_mpiexec", "run_over_hosts"]
@@ -31,6 +31,7 @@ _BEGIN_S = 60.0  # from the first process's beginning to the last's
 _REPORT_S = 20.0  # from a loss to what the first process says of it
 _OTHERS_S = 2.0  # from the first process's end to the others'
 _SURVIVORS_S = 5.0  # the same, where others have a loss to report
+_LEAVE_S = 1.0  # from the end of all to that of mpiexec
 _END_S = 5.0
 _CHUNK = 1 << 16
 _LONGEST = 400  # of what a stand-in tells
@@ -162,6 +163,7 @@ class _Run:
         self._reports = Reports(word)
         self._processes = processes
         self._asked: int | None = None
+        self._is_cut = False  # mpiexec has ended before the first process
         self._first_s = self._loss_s = self._end_s = 0.0  # when that was heard
         libc = ctypes.CDLL(None)  # loaded here: between fork and exec little may be done
         self._process = subprocess.Popen(
@@ -180,6 +182,8 @@ class _Run:
             self._end()
             for number, handler in before.items():
                 signal.signal(number, handler)
+        if self._asked == signal.SIGINT and 0 not in self._reports.ended:
+            _write(b"tilewise: interrupted\n")
         return self._code()
 
     def _hand_on(self, number: int, frame: FrameType | None) -> None:
@@ -201,16 +205,35 @@ class _Run:
                 _write(self._reports.take(data))
             elif self._process.poll() is not None:
                 break
+        else:
+            self._say_losses()
+            return
+        self._is_cut = 0 not in self._reports.ended and self._asked is None
         self._say_losses()
+        if self._is_cut:
+            self._say_end_of_mpiexec()
 
     def _say_losses(self) -> None:
         """What the first process cannot know, or does not say any more."""
         ended = self._reports.ended
         for rank, code in sorted(ended.items()) if self._asked is None else ():
             if code < 0 or (code and 0 not in ended):
-                how = f"by signal {-code}" if code < 0 else f"with exit status {code}"
                 host = self._reports.begun.get(rank, "its host")
-                _write(f"tilewise: [cli.launch] process {rank} on {host} has ended {how}\n".encode())
+                _write(
+                    f"tilewise: [cli.launch] process {rank} on {host} has ended {_ending(code)}\n".encode()
+                )
+
+    def _say_end_of_mpiexec(self) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LEAVE_S)
+        code = self._process.poll()
+        how = "with its output closed" if code is None else _ending(code)
+        text = (
+            f"tilewise: [cli.launch] mpiexec must start {self._processes} processes and stay until they end; got its "
+            f"end {how} after {len(self._reports.begun)} had begun; see what it says above, and that every host can be "
+            f"reached and has this folder, {sys.executable} and the installation in it\n"
+        )
+        _write(text.encode())
 
     def _is_over(self) -> bool:
         begun, ended, now = self._reports.begun, self._reports.ended, time.monotonic()
@@ -221,7 +244,7 @@ class _Run:
             late = ", ".join(str(rank) for rank in range(self._processes) if rank not in begun)
             text = (
                 f"tilewise: [cli.launch] all processes must begin within {_BEGIN_S:g} s; got none of {late}; see "
-                f"that {sys.executable} is there on every host\n"
+                f"that {sys.executable} and the installation in it are there on every host\n"
             )
             _write(text.encode())
             return True
@@ -231,7 +254,12 @@ class _Run:
         return bool(self._loss_s) and now > self._loss_s + _REPORT_S
 
     def _end(self) -> None:
-        """End mpiexec; its processes end with it, and what of it waits for a host that cannot be reached is ended."""
+        """End mpiexec, by itself when all has ended, so that it leaves no file behind; else its processes end with it,
+        and what of it waits for a host that cannot be reached is ended."""
+        if len(self._reports.ended) == self._processes:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.send_signal(END)
+                self._process.wait(_LEAVE_S)
         pid = self._process.pid
         children: list[int] = []
         with suppress(OSError):
@@ -263,7 +291,13 @@ class _Run:
             return first
         if self._asked is not None:
             return 128 + self._asked
+        if self._is_cut and len(self._reports.begun) == self._processes:
+            return LOST
         return LOST if any(code < 0 or code == LOST for code in ended.values()) else 1
+
+
+def _ending(code: int) -> str:
+    return f"by signal {-code}" if code < 0 else f"with exit status {code}"
 
 
 def _write(data: bytes) -> None:

@@ -1,7 +1,8 @@
 """A command that is started again when it ends by the loss of a process: who starts it, and what is started.
 
 The command runs in a child process, so that it can be started again whatever ended it. The child is told its arguments
-through a socket; when that ends, because this process was killed, it stops as by Ctrl-C.
+through a socket, and the signals that this process is sent: it has a session of its own, so that each comes once. When
+the socket ends, because this process was killed, it stops as by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from tilewise.core.errors import LOST, PeerLost
+from tilewise.core.errors import LOST, CommError, PeerLost
 from tilewise.core.spawn import Spawned
 
 if TYPE_CHECKING:
@@ -55,15 +56,22 @@ def _run_once(arguments: Sequence[str]) -> tuple[int, bool]:
     from tilewise.comm.channel import Channel
 
     asked: list[int] = []
-    spawned = Spawned("tilewise.cli.launch.restart")
-    Channel(spawned.link, "the command").send({"arguments": list(arguments)})
+    spawned = Spawned("tilewise.cli.launch.restart", apart=True)
+    channel = Channel(spawned.link, "the command")
+    channel.send({"arguments": list(arguments)})
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         asked.append(number)
-        if number == signal.SIGTERM:  # Ctrl-C reaches all processes of a terminal
-            spawned.process.terminate()
+        with suppress(CommError):
+            channel.send({"signal": number})
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    def pause(number: int, frame: FrameType | None) -> None:
+        spawned.process.send_signal(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        spawned.process.send_signal(signal.SIGCONT)
+
+    handlers = {signal.SIGINT: pass_on, signal.SIGTERM: pass_on, signal.SIGTSTP: pause}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         return spawned.process.wait(), bool(asked)
     finally:
@@ -88,12 +96,18 @@ def main(descriptor: int) -> None:
         message, _ = channel.receive()
     except PeerLost:
         os._exit(1)
-    threading.Thread(target=_end_with, args=(channel,), daemon=True).start()
-    run(message["arguments"])
+    try:
+        threading.Thread(target=_hear, args=(channel,), daemon=True).start()
+        run(message["arguments"])
+    except KeyboardInterrupt:  # before the command line hears of it
+        print("tilewise: interrupted", file=sys.stderr)
+        sys.exit(130)
 
 
-def _end_with(channel: Channel) -> None:
-    """Wait for the other end's end, then do as Ctrl-C does."""
+def _hear(channel: Channel) -> None:
+    """Do what signals do that the other end tells of, and at its end as Ctrl-C does."""
     with suppress(PeerLost):
-        channel.receive()
+        while True:
+            message, _ = channel.receive()
+            os.kill(os.getpid(), message["signal"])
     os.kill(os.getpid(), signal.SIGINT)

@@ -3,7 +3,7 @@
 MPICH's launcher kills all processes of a host when one of them ends by a signal, whatever it is told
 (`-disable-auto-cleanup` too), the same when one ends between MPI's beginning and its end, and waits for ever when one
 ends before. So it sees none of this: a stand-in outlives its command, with its connection to the launcher, until the
-launch has heard of all and ends the launcher.
+launch has heard of all. Then all stand-ins end at a signal and the launcher with them, which removes its files.
 
 Run as a file, by any Python, with the launch's word and the command as arguments. Writes a few bytes between two marks
 to its standard error. A launch's Ctrl-C and SIGTERM come as SIGALRM and SIGUSR1, and are for the first process alone.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -22,13 +23,16 @@ import time
 from contextlib import suppress
 from types import FrameType
 
-__all__ = ["MARK", "TOLD", "main"]
+__all__ = ["END", "MARK", "TOLD", "main"]
 
 MARK = "\x1e"
 TOLD = {signal.SIGINT: signal.SIGALRM, signal.SIGTERM: signal.SIGUSR1}
 """What the launch sends for a signal: the launcher hands these on and says nothing."""
+END = signal.SIGQUIT
+"""What it sends when all commands have ended."""
 _PATIENCE_S = 60.0  # for a launch that cannot be reached
 _READ_S = 5.0
+_ANSWER_S = 0.2
 
 
 def main() -> None:
@@ -39,7 +43,7 @@ def main() -> None:
             "tilewise: [cli.launch] mpiexec must be MPICH's or its kin; got one without PMI_RANK; see --mpiexec"
         )
     rank = int(os.environ["PMI_RANK"])
-    for number in TOLD.values():  # the command inherits that
+    for number in (*TOLD.values(), END):  # the command inherits that
         signal.signal(number, signal.SIG_IGN)
     _tell(word, rank, "begun", socket.gethostname())
     process = subprocess.Popen(command, close_fds=False)
@@ -54,6 +58,7 @@ def main() -> None:
         signal.signal(number, lambda number, frame: None)
     code = process.wait()
     _wait_for_reader()
+    signal.signal(END, lambda number, frame: _leave())
     _tell(word, rank, "ended", str(code))
     time.sleep(_PATIENCE_S)
     sys.exit(1 if code else 0)
@@ -65,6 +70,15 @@ def _wait_for_reader() -> None:
     with suppress(OSError):
         while any(fcntl.ioctl(1, termios.FIONREAD, bytes(4))) and time.monotonic() < until:
             time.sleep(0.001)
+
+
+def _leave() -> None:
+    """End, and say before that MPI has ended, since the launcher makes many words where a command has not said so."""
+    with suppress(OSError, KeyError, ValueError):
+        own = int(os.environ["PMI_FD"])
+        os.write(own, b"cmd=finalize\n")
+        select.select([own], [], [], _ANSWER_S)
+    sys.exit()
 
 
 def _tell(word: str, rank: int, what: str, more: str) -> None:
