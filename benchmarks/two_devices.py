@@ -367,10 +367,15 @@ def show_sides(sides: list[Side], comparison: str, microbatches: int, least: flo
         ratio = best.median() / ours[0].median()
         what, limit = f"{comparison}: times PyTorch's best", best.median() / least
         show(Figure(what, ratio, "x", must=must, goal=goal, limit=limit, note=best.mode))
-        seconds, peers = ours[0].median() * 1e3, {best.mode: best.median() * 1e3}
+        seconds, theirs_ms = ours[0].median() * 1e3, {best.mode: best.median() * 1e3}
         show(
             Figure(
-                f"{comparison}: a step", seconds, "ms", less_is_better=True, peers=peers, limit=least * 1e3
+                f"{comparison}: a step",
+                seconds,
+                "ms",
+                less_is_better=True,
+                peers=theirs_ms,
+                limit=least * 1e3,
             )
         )
         if is_sharded:
