@@ -398,9 +398,7 @@ def _make_output_safe() -> None:
     """Text that the console's encoding lacks is written as escapes, and none where the caller has closed the output."""
     if sys.stdout is None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.set_inheritable(
-            nowhere, True
-        )  # its number is that of the closed output: for programs started here
+        os.set_inheritable(nowhere, True)  # programs started here have it where theirs is closed
         sys.stdout = os.fdopen(nowhere, "w", encoding="utf-8")
     elif sys.stdout.errors in ("strict", "surrogateescape") and isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
