@@ -153,13 +153,14 @@ CASE("letters of any content are taken or end the wire, and touch no memory") {
       team.wires[1]->post(0, letter, std::string(draw(0, 1) * draw(0, 100), '\xff'));
       num_taken += 1;
     }
-    for (int looks = 0; looks < 200; ++looks) team.wires[1]->progress(), team.wires[0]->progress();
+    for (int looks = 0; looks < 2000 && !team.wires[0]->has_failed(); ++looks)
+      team.wires[1]->progress(), team.wires[0]->progress();
     EXPECT(std::memcmp(memory, before.data(), size) == 0);
     num_refused += team.wires[0]->has_failed() ? 1 : 0;
     team.wires[0]->fail("the trial is over");
     team.wires[1]->fail("the trial is over");
   }
-  EXPECT(num_refused > 40 && num_taken > 60);
+  EXPECT(num_refused > 30 && num_taken > 600);
 }
 
 CASE("a kernel that throws on any host is raised by the leader, and the next run is right") {
