@@ -184,12 +184,17 @@ void copy_pairs(const KernelArgs& args) {
   }
 }
 
+/// In a block of the cache every head has its rows to itself: a head's keys are read as one run.
 template <class T>
 void kv_write(const KernelArgs& args) {
   const TileView &cache = args.tiles[0], &x = args.tiles[1];
+  const int64_t block_size = args.ints[0], dim = args.ints[1];
   for (int64_t r = 0; r < x.rows; ++r) {
     const int64_t slot = *row_of<const int32_t>(args.tiles[2], r);
-    if (slot >= 0) copy_row(row_of<T>(cache, slot), row_of<const T>(x, r), x.cols);
+    if (slot < 0) continue;
+    const T* from = row_of<const T>(x, r);
+    T* to = row_of<T>(cache, slot / block_size * block_size) + slot % block_size * dim;
+    for (int64_t c = 0; c < x.cols; c += dim, to += block_size * dim) copy_row(to, from + c, dim);
   }
 }
 

@@ -71,7 +71,7 @@ def graphs() -> list[bytes]:
     table = decodes.parameter([8, 64], name="table", init_scale=0.5)
     cache = decodes.state([64, 64], name="cache")
     y = decodes.embedding(ids, table)
-    decodes.output(decodes.kv_write(cache, y, slots), "written")
+    decodes.output(decodes.kv_write(cache, y, slots, head_dim=64), "written")
     decodes.output(
         decodes.constrain(decodes.rms_norm(y, decodes.parameter([64], name="g")), (None, "tp")), "y"
     )

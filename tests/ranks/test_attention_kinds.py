@@ -211,7 +211,12 @@ def attended(g, q, k, v, kind, pages=()):
     if not pages:
         return g.scaled_dot_product_attention(*parts, head_dim=DIM, **KINDS[kind])
     caches = [
-        g.kv_write(g.state([4 * 64, KV_HEADS * DIM], name=n, labels=[None, kv_heads]), x, pages["slots"])
+        g.kv_write(
+            g.state([4 * 64, KV_HEADS * DIM], name=n, labels=[None, kv_heads]),
+            x,
+            pages["slots"],
+            head_dim=DIM,
+        )
         for n, x in zip(("k_cache", "v_cache"), parts[1:])
     ]
     of_token = [pages[n] for n in ("positions", "sequence", "blocks")]

@@ -23,20 +23,33 @@ template <class D>
 inline constexpr int kFewQueries = 0;
 #endif
 
-/// Cache lines of keys and of values that are read later, asked for a few at a time: more at once would hold up what is
-/// computed meanwhile.
-struct Ahead {
-  const char *k = nullptr, *v = nullptr;
-  int64_t lines = 0;  // of each
-  int64_t at_a_time = 0;
+/// Neighbouring cache lines that are read later, asked for a few at a time: more at once would hold up what is computed
+/// meanwhile.
+struct Lines {
+  const char* next = nullptr;
+  int64_t count = 0;
 
-  TILEWISE_MEMBER void ask() {
-    const int64_t count = smaller(at_a_time, lines);
-    for (int64_t i = 0; i < count; ++i, k += 64, v += 64) {
-      __builtin_prefetch(k, 0, 2);
-      __builtin_prefetch(v, 0, 2);
-    }
-    lines -= count;
+  TILEWISE_MEMBER void ask(int64_t at_a_time) {
+    const int64_t now = smaller(at_a_time, count);
+    for (int64_t i = 0; i < now; ++i, next += 64) __builtin_prefetch(next, 0, 2);
+    count -= now;
+  }
+  /// How many at a time, so that all are asked for in so many times.
+  int64_t share(int64_t times) const { return divide_up(count, times); }
+};
+
+/// Keys of one head are asked for while keys of another are read, values while values are.
+struct Ahead {
+  Lines k, v;
+
+  template <class T>
+  static Ahead of(const T* k, const T* v, int64_t elements) {
+    const int64_t lines = divide_up(elements * static_cast<int64_t>(sizeof(T)), 64);
+    return {{reinterpret_cast<const char*>(k), lines}, {reinterpret_cast<const char*>(v), lines}};
+  }
+  void ask_all() {
+    k.ask(k.count);
+    v.ask(v.count);
   }
 };
 
@@ -46,8 +59,9 @@ struct Ahead {
 /// are whole squares.
 template <class D, int R>
 void score_few(const uint32_t* q, const typename D::T* k, int64_t stride, int64_t count, int64_t steps, float* scores,
-               Ahead& ahead) {
+               Lines& ahead) {
   const auto pitch = stride * static_cast<int64_t>(sizeof(typename D::T));
+  const int64_t at_a_time = ahead.share(divide_up(count, 16) * steps / 16);
   for (int64_t first = 0; first < count; first += 16) {
     NativeF acc[R][1] = {};
     const int64_t rows = smaller(16, count - first);
@@ -57,7 +71,7 @@ void score_few(const uint32_t* q, const typename D::T* k, int64_t stride, int64_
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i)
         words[i] = i < rows ? _mm512_loadu_si512(base + i * pitch + 4 * s) : _mm512_setzero_si512();
-      ahead.ask();
+      ahead.ask(at_a_time);
       transpose16(words);
       const uint32_t* a = q + s / kBlockSteps * GranuleShape<D>::block_words + s % kBlockSteps;
 #pragma GCC unroll 16
@@ -88,7 +102,7 @@ TILEWISE_INLINE void load_step(NativeF (&words)[2], const bf16* first, const bf1
 /// which there are `count`.
 template <class D, int R, int P>
 TILEWISE_INLINE void add_panels(const uint32_t* p, const typename D::T* v, int64_t stride, int64_t count, int64_t used,
-                                const float* scale, float* sums, Ahead& ahead) {
+                                const float* scale, float* sums, Lines& ahead, int64_t at_a_time) {
   NativeF acc[R][P][2];
   const auto at = [sums](int r, int b, int j) { return sums + (b * kAttentionRows<D> + r) * kPanel + j * kLanes; };
 #pragma GCC unroll 8
@@ -97,7 +111,7 @@ TILEWISE_INLINE void add_panels(const uint32_t* p, const typename D::T* v, int64
       for (int j = 0; j < 2; ++j) acc[r][b][j] = fused(native_set(scale[r]), native_load(at(r, b, j)), NativeF{});
   const int64_t steps = divide_up(used, D::kPerStep);
   for (int64_t s = 0; s < steps; ++s) {
-    if (s % 4 == 0) ahead.ask();
+    if (s % 4 == 0) ahead.ask(at_a_time);
     const auto* first = v + s * D::kPerStep * stride;
     const auto* second = s * D::kPerStep + D::kPerStep <= count ? first + (D::kPerStep - 1) * stride : nullptr;
 #pragma GCC unroll 2
@@ -117,14 +131,16 @@ TILEWISE_INLINE void add_panels(const uint32_t* p, const typename D::T* v, int64
 /// The same for all of a head's panels.
 template <class D, int R>
 void add_few(const uint32_t* p, const typename D::T* v, int64_t stride, int64_t count, int64_t used, int64_t panels,
-             const float* scale, float* sums, Ahead& ahead) {
+             const float* scale, float* sums, Lines& ahead) {
   constexpr int kTogether = R <= 4 ? 2 : 1;  // more chains of additions than one row has alone, as registers permit
+  const int64_t at_a_time = ahead.share(divide_up(divide_up(used, D::kPerStep), 4) * divide_up(panels, kTogether));
   int64_t b = 0;
   for (; b + kTogether <= panels; b += kTogether)
     add_panels<D, R, kTogether>(p, v + b * kPanel, stride, count, used, scale, sums + b * kAttentionRows<D> * kPanel,
-                                ahead);
+                                ahead, at_a_time);
   for (; b < panels; ++b)
-    add_panels<D, R, 1>(p, v + b * kPanel, stride, count, used, scale, sums + b * kAttentionRows<D> * kPanel, ahead);
+    add_panels<D, R, 1>(p, v + b * kPanel, stride, count, used, scale, sums + b * kAttentionRows<D> * kPanel, ahead,
+                        at_a_time);
 }
 
 /// Where products are not made of lanes: a granule of one head packed, of `steps` words a row, which are whole squares.
@@ -132,16 +148,18 @@ template <class D>
 void pack_few(const GranuleShape<D>& shape, uint32_t* keys, uint32_t* values, const typename D::T* k, int64_t k_stride,
               const typename D::T* v, int64_t v_stride, int64_t count, Ahead& ahead) {
   const auto pitch = k_stride * static_cast<int64_t>(sizeof(typename D::T));
+  const int64_t keys_at_a_time = ahead.k.share(divide_up(count, kLanes) * shape.dim_steps / kLanes);
+  const int64_t values_at_a_time = ahead.v.share(divide_up(count, 4 * D::kPerStep));
   for (int64_t first = 0; first < count; first += kLanes) {
     const auto* base = reinterpret_cast<const char*>(k + first * k_stride);
     uint32_t* to = keys + first / kPanel * kPanel * shape.dim_steps + first % kPanel;
     for (int64_t s = 0; s < shape.dim_steps; s += kLanes) {
-      ahead.ask();
+      ahead.k.ask(keys_at_a_time);
       transpose_words(to + s * kPanel, kPanel, base + 4 * s, pitch, smaller(kLanes, count - first), kLanes);
     }
   }
   for (int64_t t = 0; t < count; t += D::kPerStep, values += kPanel) {
-    if (t % (4 * D::kPerStep) == 0) ahead.ask();
+    if (t % (4 * D::kPerStep) == 0) ahead.v.ask(values_at_a_time);
     const auto* first = v + t * v_stride;
     const auto* second = t + 1 < count ? first + v_stride : nullptr;
     for (int64_t p = 0; p < shape.dim_panels; ++p) {

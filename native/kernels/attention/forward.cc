@@ -19,18 +19,23 @@ struct Heads {
   float softcap = 0.0f;  // scores become softcap tanh(score / softcap); 0: as they are
 };
 
-/// KV rows of one sequence: contiguous, or blocks looked up in a table.
+/// KV rows of one sequence: contiguous, or blocks looked up in a table, in which every head has its rows to itself.
 template <class T>
 struct KvRows {
   const T* k;
   const T* v;
-  int64_t k_stride, v_stride;
-  const int32_t* blocks;  // nullptr: position p is row p
-  int64_t block_size;
+  int64_t k_stride, v_stride;  // between positions
+  int64_t head_stride;         // between heads
+  const int32_t* blocks;       // nullptr: position p is row p
+  int64_t block_size, block_elements;
 
-  int64_t row(int64_t position) const {
-    if (!blocks) return position;
-    return blocks[position / block_size] * block_size + position % block_size;
+  const T* key(int64_t position, int64_t head) const { return k + place(position, head, k_stride); }
+  const T* value(int64_t position, int64_t head) const { return v + place(position, head, v_stride); }
+
+ private:
+  int64_t place(int64_t position, int64_t head, int64_t stride) const {
+    if (!blocks) return position * stride + head * head_stride;
+    return blocks[position / block_size] * block_elements + head * head_stride + position % block_size * stride;
   }
 };
 
@@ -79,8 +84,7 @@ class Forward {
         run_few({out, lse, q, run, 0, 0, run.count}, kv, following);
         return;
       }
-    following.at_a_time = following.lines;
-    following.ask();
+    following.ask_all();
     const int64_t step = larger(int64_t{1}, kMaxRun / (h_.heads / h_.kv_heads));
     for (int64_t first = 0; first < run.count; first += step)
       for (int64_t head = 0; head < h_.kv_heads; ++head)
@@ -125,8 +129,8 @@ class Forward {
     for (int64_t b = 0; b < blocks; ++b) write(pass, b, start(b), start(b + 1) - start(b));
   }
 
-  /// Few rows, all heads of a granule before the next one: memory is read in runs, and what comes next is asked for
-  /// meanwhile. The state of a head is that of the block with its number.
+  /// Few rows, all heads of a granule before the next one, as they lie in a block: memory is read in runs, and the next
+  /// head is asked for meanwhile. The state of a head is that of the block with its number.
   void run_few(Pass pass, const KvRows<T>& kv, const Ahead& following) {
 #if defined(__AVX512BW__)
     const int64_t group = h_.heads / h_.kv_heads, rows = group * pass.count, width = sizeof(T);
@@ -138,30 +142,26 @@ class Forward {
     const int64_t lowest = h_.window > 0 ? find_windows(rows) : 0;
     clear_blocks(h_.kv_heads);
     for (int64_t granule = lowest; granule <= last; granule += kGranule) {
-      const int64_t row = kv.row(granule), count = smaller(kGranule, last + 1 - granule);
-      Ahead ahead = following;
-      if (const int64_t next = granule + kGranule; next <= last) {
-        const int64_t bytes = smaller(kGranule, last + 1 - next) * kv.k_stride * width;
-        ahead = {reinterpret_cast<const char*>(kv.k + kv.row(next) * kv.k_stride),
-                 reinterpret_cast<const char*>(kv.v + kv.row(next) * kv.v_stride), divide_up(bytes, 64)};
-      }
-      const int64_t squares = divide_up(count, 16) * divide_up(shape_.dim_steps, 16);
-      const int64_t values = kGroupOf<typename D::Dot> > 1 ? divide_up(count, 4 * D::kPerStep) : 0;
-      ahead.at_a_time = divide_up(ahead.lines, h_.kv_heads * (squares + values));
+      const int64_t count = smaller(kGranule, last + 1 - granule), next = granule + kGranule;
       for (pass.kv_head = 0; pass.kv_head < h_.kv_heads; ++pass.kv_head) {
+        Ahead ahead = following;
+        if (pass.kv_head + 1 < h_.kv_heads) {
+          ahead = Ahead::of(kv.key(granule, pass.kv_head + 1), kv.value(granule, pass.kv_head + 1), count * h_.dim);
+        } else if (next <= last) {
+          ahead = Ahead::of(kv.key(next, 0), kv.value(next, 0), smaller(kGranule, last + 1 - next) * h_.dim);
+        }
         pack_queries(pass, 0, rows);
-        const int64_t column = pass.kv_head * h_.dim;
-        const T *k = kv.k + row * kv.k_stride + column, *v = kv.v + row * kv.v_stride + column;
+        const T *k = kv.key(granule, pass.kv_head), *v = kv.value(granule, pass.kv_head);
         if constexpr (kGroupOf<typename D::Dot> > 1) {
           const int64_t slot = granule % kSpan / kGranule;
           pack_few(shape_, k_panels_ + slot * k_words_, v_panels_ + slot * v_words_, k, kv.k_stride, v, kv.v_stride,
                    count, ahead);
           run_granule(pass.kv_head, rows, granule, count);
         } else {
-          Few<D>::kScore[rows - 1](q_, k, kv.k_stride, count, shape_.dim_steps, scores_, ahead);
+          Few<D>::kScore[rows - 1](q_, k, kv.k_stride, count, shape_.dim_steps, scores_, ahead.k);
           soften_granule(pass.kv_head, rows, granule, count);
           Few<D>::kAdd[rows - 1](p_, v, kv.v_stride, count, count, shape_.dim_panels, correction_,
-                                 sums_ + pass.kv_head * block_floats_, ahead);
+                                 sums_ + pass.kv_head * block_floats_, ahead.v);
         }
       }
     }
@@ -206,27 +206,25 @@ class Forward {
 
   /// Asks for what is packed after the granule at hand: a few lines of each of many rows, which no processor foresees.
   void expect_granule(const KvRows<T>& kv, int64_t kv_head, int64_t granule, int64_t count) const {
-    const int64_t row = kv.row(granule), column = kv_head * h_.dim;
+    const auto *k = kv.key(granule, kv_head), *v = kv.value(granule, kv_head);
     const auto bytes = h_.dim * static_cast<int64_t>(sizeof(T));
-    for (int64_t r = row; r < row + count; ++r) {
-      const auto* k = reinterpret_cast<const char*>(kv.k + r * kv.k_stride + column);
-      const auto* v = reinterpret_cast<const char*>(kv.v + r * kv.v_stride + column);
+    for (int64_t r = 0; r < count; ++r, k += kv.k_stride, v += kv.v_stride) {
       for (int64_t b = 0; b < bytes; b += 64) {
-        __builtin_prefetch(k + b, 0, 2);
-        __builtin_prefetch(v + b, 0, 2);
+        __builtin_prefetch(reinterpret_cast<const char*>(k) + b, 0, 2);
+        __builtin_prefetch(reinterpret_cast<const char*>(v) + b, 0, 2);
       }
     }
   }
 
   /// What no row sees is neither read nor written: its scores are masked, and probabilities are multiplied up to there.
   void pack_granule(const KvRows<T>& kv, int64_t kv_head, int64_t granule, int64_t count) {
-    const int64_t row = kv.row(granule), column = kv_head * h_.dim, slot = granule % kSpan / kGranule;
-    const T* k = kv.k + row * kv.k_stride + column;
+    const int64_t slot = granule % kSpan / kGranule;
+    const T* k = kv.key(granule, kv_head);
     for (int64_t half = 0; half * kPanel < count; ++half)
       pack_panel_across<D, false>(k_panels_ + slot * k_words_ + half * kPanel * shape_.dim_steps,
                                   k + half * kPanel * kv.k_stride, kv.k_stride, count - half * kPanel, 0, h_.dim);
-    shape_.template pack_along<false>(v_panels_ + slot * v_words_, kv.v + row * kv.v_stride + column, kv.v_stride,
-                                      h_.dim, count);
+    shape_.template pack_along<false>(v_panels_ + slot * v_words_, kv.value(granule, kv_head), kv.v_stride, h_.dim,
+                                      count);
   }
 
   /// One block of rows over the granules packed, [span, end).
@@ -370,7 +368,8 @@ void attention(const KernelArgs& args) {
   [[maybe_unused]] const typename ScopeOf<typename D::Dot>::Type scope;
   Forward<D> forward(heads, args.scratch);
   for (int64_t row = 0; row < out.rows; row += seq) {
-    const KvRows<T> kv = {row_of<const T>(k, row), row_of<const T>(v, row), k.stride, v.stride, nullptr, 0};
+    const KvRows<T> kv = {
+        row_of<const T>(k, row), row_of<const T>(v, row), k.stride, v.stride, heads.dim, nullptr, 0, 0};
     const int64_t length = lengths.data ? *row_of<const int32_t>(lengths, row / seq) : seq;
     forward.run(out, args.tiles[1], q, kv, {row, length, nullptr, 0, length});
     clear_rows<T>(out, row + length, row + seq, 0, out.cols);
@@ -393,23 +392,33 @@ void attention_paged(const KernelArgs& args) {
   if (out.rows == 0) return;
   [[maybe_unused]] const typename ScopeOf<typename D::Dot>::Type scope;
   Forward<D> forward(heads, args.scratch);
+  // A task of some heads alone is given their columns of q, and the caches whole.
+  const int64_t width = heads.kv_heads * heads.dim, block_rows = args.ints[0] * heads.dim;
+  const int64_t first_head = width < k.cols ? args.row_begin / (heads.heads * heads.dim) * heads.kv_heads : 0;
+  const auto pages = [&](int32_t owner) {
+    return KvRows<T>{static_cast<const T*>(k.data) + first_head * block_rows,
+                     static_cast<const T*>(v.data) + first_head * block_rows,
+                     heads.dim,
+                     heads.dim,
+                     block_rows,
+                     row_of<const int32_t>(table, owner),
+                     args.ints[0],
+                     args.ints[0] * k.stride};
+  };
   for (int64_t row = 0; row < out.rows;) {
     const int32_t own = *row_of<const int32_t>(sequence, row);
     int64_t end = row + 1;
     while (end < out.rows && *row_of<const int32_t>(sequence, end) == own) ++end;
+    const KvRows<T> kv = pages(own);
     Ahead following;  // the next sequence's first granule: in a place of its own, which no processor foresees
     if (end < out.rows) {
-      const int64_t first = *row_of<const int32_t>(table, *row_of<const int32_t>(sequence, end)) * args.ints[0];
-      const int64_t bytes = smaller(kGranule, *row_of<const int32_t>(positions, end) + 1) * k.stride * sizeof(T);
-      following = {static_cast<const char*>(k.data) + first * k.stride * sizeof(T),
-                   static_cast<const char*>(v.data) + first * v.stride * sizeof(T), divide_up(bytes, 64)};
+      const int64_t last = *row_of<const int32_t>(positions, end);
+      int64_t granule = heads.window > 0 ? larger(int64_t{0}, last + 1 - heads.window) : 0;
+      granule -= granule % kGranule;
+      const KvRows<T> next = pages(*row_of<const int32_t>(sequence, end));
+      following =
+          Ahead::of(next.key(granule, 0), next.value(granule, 0), smaller(kGranule, last + 1 - granule) * heads.dim);
     }
-    const KvRows<T> kv = {static_cast<const T*>(k.data),
-                          static_cast<const T*>(v.data),
-                          k.stride,
-                          v.stride,
-                          row_of<const int32_t>(table, own),
-                          args.ints[0]};
     forward.run(out, {nullptr, 0, 0, 0}, q, kv,
                 {row, end - row, row_of<const int32_t>(positions, row), positions.stride, 0}, following);
     row = end;

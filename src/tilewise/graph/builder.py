@@ -310,13 +310,33 @@ class GraphBuilder(RowCalls):
     ) -> TensorNode:
         """Causal attention of flattened tokens over a KV cache in blocks; all else as
         `scaled_dot_product_attention` has it."""
+        for cache in (k_cache, v_cache):
+            self._require_written_as("paged_attention", cache, head_dim, block_size)
         scores = _scores("paged_attention", scale, head_dim, window, softcap)
         attrs = {"head_dim": head_dim, "block_size": block_size, **scores}
         return self.op("attention_paged", [q, k_cache, v_cache, positions, sequence, block_table], **attrs)[0]
 
-    def kv_write(self, cache: TensorNode, x: TensorNode, slots: TensorNode) -> TensorNode:
-        """The cache with rows of `x` written at `slots` (in place); use the result from here on."""
-        return self.op("kv_write", [cache, x, slots])[0]
+    def kv_write(
+        self, cache: TensorNode, x: TensorNode, slots: TensorNode, *, head_dim: int, block_size: int = 64
+    ) -> TensorNode:
+        """The cache with rows of `x` written at `slots` (in place); use the result from here on. In a block every head
+        has its rows to itself, as `paged_attention` with the same `head_dim` and `block_size` reads them."""
+        return self.op("kv_write", [cache, x, slots], head_dim=head_dim, block_size=block_size)[0]
+
+    def _require_written_as(self, function: str, cache: TensorNode, head_dim: int, block_size: int) -> None:
+        """What was written into a cache is where the reader looks for it."""
+        written = self.draft.own(function, cache).id
+        for op in reversed(self.draft.ops):
+            if written in op.outputs:
+                found = {name: op.attrs.get(name) for name in ("head_dim", "block_size")}
+                if op.op == "kv_write" and found != {"head_dim": head_dim, "block_size": block_size}:
+                    _border.refuse(
+                        function,
+                        "a cache must be read in the heads and blocks that it was written in",
+                        f"head_dim={head_dim}, block_size={block_size} after {found}",
+                        "give kv_write and paged_attention the same",
+                    )
+                return
 
     def gather_rows(self, x: TensorNode, index: TensorNode) -> TensorNode:
         """Rows of `x` `[T, d]` at `index` `[S]`."""

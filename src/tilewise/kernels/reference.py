@@ -314,24 +314,30 @@ def attention_paged(
 ) -> F64:
     """Attention of single tokens over the pages of their sequences."""
     out = np.zeros(q.shape)
+    keys, values = (_f64(cache_pages(cache, block_size, dim)) for cache in (k_cache, v_cache))
     for t, (position, owner) in enumerate(zip(positions.reshape(-1), sequence.reshape(-1), strict=True)):
         seen = np.arange(max(0, position + 1 - window) if window else 0, position + 1)
-        slots = block_table[owner][seen // block_size] * block_size + seen % block_size
+        blocks, places = block_table[owner][seen // block_size], seen % block_size
         for h in range(heads):
             kv = h * kv_heads // heads
             query = _f64(q)[t : t + 1, h * dim : (h + 1) * dim]
-            keys = _f64(k_cache)[slots, kv * dim : (kv + 1) * dim]
-            p = softmax(_capped(query @ keys.T * scale, softcap)[0])
-            out[t, h * dim : (h + 1) * dim] = (p @ _f64(v_cache)[slots, kv * dim : (kv + 1) * dim])[0]
+            p = softmax(_capped(query @ keys[blocks, kv, places].T * scale, softcap)[0])
+            out[t, h * dim : (h + 1) * dim] = (p @ values[blocks, kv, places])[0]
     return out
 
 
-def kv_write(cache: Array, x: Array, slots: Array) -> Array:
+def cache_pages(cache: Array, block_size: int, dim: int) -> Array:
+    """A view of a cache `[blocks * block_size, heads * dim]` as it is used: `[blocks, heads, block_size, dim]`."""
+    return cache.reshape(-1, cache.shape[1] // dim, block_size, dim)
+
+
+def kv_write(cache: Array, x: Array, slots: Array, block_size: int, dim: int) -> Array:
     """The cache with row t of x at slots[t]; negative slots are skipped."""
     out = cache.copy()
+    pages = cache_pages(out, block_size, dim)
     for row, slot in zip(x, slots.reshape(-1), strict=True):
         if slot >= 0:
-            out[slot] = row
+            pages[slot // block_size, :, slot % block_size] = row.reshape(-1, dim)
     return out
 
 

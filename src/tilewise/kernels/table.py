@@ -368,6 +368,7 @@ _SPECS = [
         "m d",
         lambda s: 0,
         lambda s: 2 * s["item"] * s["m"] * s["d"],
+        ints="block_size head_dim",
     ),
     _map("silu_gate", "out h, in g, in u", 5),
     _map("silu_gate_backward", "out dg, out du, in dh, in g, in u", 10),

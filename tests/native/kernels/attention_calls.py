@@ -124,18 +124,21 @@ def torch_attention(shape, q, k, v, scores=CAUSAL):
     return out.transpose(1, 2).reshape(count * seq, heads * dim), leaves
 
 
-def paged(dt, k, v, block_size, gen):
+def paged(dt, k, v, block_size, gen, dim):
     """A cache of shuffled pages full of NaN outside the sequence, and its block table."""
     blocks = -(-len(k) // block_size) + 3
-    order = gen.permutation(blocks)
-    caches = [np.full((blocks * block_size, x.shape[1]), np.nan).astype(NUMPY[dt]) for x in (k, v)]
-    for cache, x in zip(caches, (k, v), strict=True):
-        for p, row in enumerate(x):
-            cache[order[p // block_size] * block_size + p % block_size] = row
+    order, places = gen.permutation(blocks), np.arange(len(k))
+    slots = (order[places // block_size] * block_size + places % block_size).astype(np.int32)
+    empty_caches = [np.full((blocks * block_size, x.shape[1]), np.nan).astype(NUMPY[dt]) for x in (k, v)]
+    caches = [
+        reference.kv_write(c, x, slots, block_size, dim) for c, x in zip(empty_caches, (k, v), strict=True)
+    ]
     return caches, order[None, :].astype(np.int32)
 
 
-def run_paged(shape, dt, q, caches, table, positions, isa="", scores=CAUSAL, block_size=64, sequence=None):
+def run_paged(
+    shape, dt, q, caches, table, positions, isa="", scores=CAUSAL, block_size=64, sequence=None, row_begin=0
+):
     """Attention of queries at some positions over a cache."""
     _, _, heads, kv_heads, dim = shape
     out, positions = empty(*q.shape, dt), np.asarray(positions, np.int32)[:, None]
@@ -146,5 +149,6 @@ def run_paged(shape, dt, q, caches, table, positions, isa="", scores=CAUSAL, blo
         [block_size, heads, kv_heads, dim, scores.window],
         [dim**-0.5, scores.softcap],
         isa=isa,
+        row_begin=row_begin,
     )
     return out

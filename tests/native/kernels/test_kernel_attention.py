@@ -116,7 +116,7 @@ def test_paged_equals_dense_to_the_bit(isa, dt, block_size):
     shape = (150, 1, 4, 2, 32)
     q, k, v = operands(shape, dt)
     dense, _ = forward(shape, dt, q, k, v, isa)
-    caches, table = paged(dt, k, v, block_size, rng(3))
+    caches, table = paged(dt, k, v, block_size, rng(3), shape[4])
     for rows in ([149], [0, 63, 64, 127, 128], range(150), range(70, 150), [5, 3, 149]):
         rows = np.array(rows)
         out = run_paged(shape, dt, q[rows], caches, table, rows, isa, block_size=block_size)
@@ -140,7 +140,7 @@ def test_few_queries_have_the_bits_of_many(isa, dt, heads, scores):
     shape = (200, 1, *heads)
     q, k, v = operands(shape, dt)
     many, _ = forward(shape, dt, q, k, v, isa, scores=scores)
-    caches, table = paged(dt, k, v, 64, rng(7))
+    caches, table = paged(dt, k, v, 64, rng(7), shape[4])
     for last in LASTS:
         for rows in ([last], [last - 1, last], [last - 2, last - 1, last]):
             if rows[0] >= 0:
@@ -149,17 +149,36 @@ def test_few_queries_have_the_bits_of_many(isa, dt, heads, scores):
     rows, owner = np.array([199, 77, 63, 130]), np.arange(4)
     out = run_paged(shape, dt, q[rows], caches, np.repeat(table, 4, 0), rows, isa, scores, sequence=owner)
     assert_same_bits(out, many[rows])
-    caches[1][table[0, 1] * 64 + 3] = 9.0
+    reference.cache_pages(caches[1], 64, shape[4])[table[0, 1], :, 3] = 9.0
     out = run_paged(shape, dt, q[rows], caches, np.repeat(table, 4, 0), rows, isa, scores, sequence=owner)
     seen = [i for i, row in enumerate(rows) if 67 in scores.positions(row)]
     assert seen == [i for i in range(4) if (bits(out[i]) != bits(many[rows[i]])).any()], "one value must show"
+
+
+@every_level
+@every_dtype
+@pytest.mark.parametrize("rows", [[70], range(40, 90)], ids=["few", "many"])
+def test_some_heads_alone_have_the_bits_of_all(isa, dt, rows):
+    """A task of some heads is given their columns of the queries, the caches whole, and where it begins."""
+    shape, rows = (100, 1, 8, 4, 32), np.array(rows)
+    q, k, v = operands(shape, dt)
+    caches, table = paged(dt, k, v, 64, rng(3), 32)
+    whole = run_paged(shape, dt, q[rows], caches, table, rows, isa)
+    for first in range(0, 8, 4):
+        columns, share = slice(first * 32, (first + 4) * 32), (100, 1, 4, 2, 32)
+        own = q[rows][:, columns]
+        out = run_paged(share, dt, own, caches, table, rows, isa, row_begin=first * 32)
+        assert_same_bits(out, whole[:, columns])
+    out = run_paged(share, dt, own, caches, table, rows, isa)
+    assert (bits(out) != bits(whole[:, columns])).any(), "another place to begin must show"
 
 
 @every_dtype
 def test_paged_mixes_sequences(dt):
     """Tokens of several sequences in one batch each see their own pages."""
     gen = rng(5)
-    k_cache, v_cache, q = random(gen, 64 * 6, 16, dt), random(gen, 64 * 6, 16, dt), random(gen, 4, 32, dt)
+    k_cache, v_cache = (np.ascontiguousarray(random(gen, 64 * 6, 16, dt)) for _ in range(2))
+    q = random(gen, 4, 32, dt)
     table = np.array([[5, 0, 1], [2, 4, 3]], np.int32)
     positions, sequence = np.array([100, 3, 64, 7], np.int32), np.array([1, 0, 0, 1], np.int32)
     for scores in (Scores(), Scores(window=9, softcap=3.0)):

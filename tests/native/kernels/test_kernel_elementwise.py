@@ -280,10 +280,12 @@ def test_gather_rows_and_kv_write(dt):
     out = empty(4, 33, dt)
     run(f"gather_rows_{dt}", [out, x, index])
     assert_same_bits(out, reference.gather_rows(x, index))
-    cache, slots = random(gen, 9, 33, dt), np.array([[2], [-1], [0], [8]], np.int32)
-    want = reference.kv_write(cache, x[:4], slots)
-    run(f"kv_write_{dt}", [cache, x[:4], slots])
-    assert_same_bits(cache, want)
+    slots = np.array([[2], [-1], [0], [8]], np.int32)
+    for block_size, head_dim in ((1, 33), (3, 11), (9, 3)):
+        cache = np.ascontiguousarray(random(gen, 9, 33, dt))
+        want = reference.kv_write(cache, x[:4], slots, block_size, head_dim)
+        run(f"kv_write_{dt}", [cache, x[:4], slots], [block_size, head_dim])
+        assert_same_bits(cache, want)
 
 
 @every_level

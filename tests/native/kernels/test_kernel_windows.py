@@ -142,7 +142,7 @@ def test_masked_in_a_granule_or_skipped_is_the_same(isa, dt):
     shape, scores = (400, 1, 4, 2, 32), Scores(window=70)
     q, k, v = operands(shape, dt)
     dense, _ = forward(shape, dt, q, k, v, isa, scores)
-    caches, table = paged(dt, k, v, 64, rng(3))
+    caches, table = paged(dt, k, v, 64, rng(3), shape[4])
     for rows in ([399], [399, 0], [0, 133, 134, 135, 399], [64, 69, 70, 71, 133]):
         out = run_paged(shape, dt, q[rows], caches, table, rows, isa, scores)
         assert_same_bits(out, dense[rows])
@@ -163,7 +163,7 @@ def test_prompts_in_chunks_and_tokens_one_by_one(isa, dt, scores):
     shape = (330, 1, 4, 2, 16)
     q, k, v = operands(shape, dt)
     dense, _ = forward(shape, dt, q, k, v, isa, scores)
-    caches, table = paged(dt, k, v, 64, rng(3))
+    caches, table = paged(dt, k, v, 64, rng(3), shape[4])
     for cuts in ([0, 330], [0, 1, 64, 65, 200, 330], [*range(0, 330, 33), 330]):
         for begin, end in pairwise(cuts):
             rows = np.arange(begin, end)
@@ -259,6 +259,6 @@ def test_any_shape(seq, count, heads, half, window, softcap, dt, isa, data):
         assert worst <= (bound if dt == "f32" else 0.06) * max(1.0, np.abs(b).max())
     if lengths is None:
         rows = data.draw(st.lists(st.integers(0, seq - 1), min_size=1, max_size=20))
-        caches, table = paged(dt, k[:seq], v[:seq], 64, rng(3))
+        caches, table = paged(dt, k[:seq], v[:seq], 64, rng(3), shape[4])
         out = run_paged(shape, dt, q[rows], caches, table, rows, isa, scores)
         assert_same_bits(out, found[0][rows])

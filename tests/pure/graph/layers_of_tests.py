@@ -26,7 +26,7 @@ def block(graph, x, scale=None, *, width=16, power=1):
 def caching(graph, x, slots, *, rows):
     """A layer with a state."""
     cache = graph.state([rows, WIDTH], "f32", name="cache")
-    graph.kv_write(cache, x, slots)
+    graph.kv_write(cache, x, slots, head_dim=WIDTH, block_size=1)
     return graph.add(x, x)
 
 

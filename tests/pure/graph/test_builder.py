@@ -200,3 +200,20 @@ def test_layer_names_follow_the_path():
     assert len(g.draft.templates) == 2
     with pytest.raises(ShapeError, match="belong to the graph"):
         block(GraphBuilder(), y, path="elsewhere", size=6)
+
+
+def test_a_cache_is_read_as_it_was_written():
+    """Heads and blocks of another size would be other numbers; caches consist of whole blocks."""
+    g = GraphBuilder("cached")
+    x, q = g.input([3, 16], name="x"), g.input([3, 16], name="q")
+    ids = [g.input([3], "i32", name=name) for name in ("slots", "positions", "sequence")]
+    table, cache = g.input([1, 2], "i32", name="table"), g.state([128, 16], name="cache")
+    written = g.kv_write(cache, x, ids[0], head_dim=8)
+    for head_dim, block_size in ((16, 64), (8, 128)):
+        with pytest.raises(ShapeError, match="in the heads and blocks that it was written in"):
+            g.paged_attention(q, written, written, *ids[1:], table, head_dim=head_dim, block_size=block_size)
+    g.paged_attention(q, written, written, *ids[1:], table, head_dim=8)
+    with pytest.raises(ShapeError, match="whole blocks of 48 rows"):
+        g.kv_write(cache, x, ids[0], head_dim=8, block_size=48)
+    with pytest.raises(ShapeError, match="heads of 5"):
+        g.kv_write(cache, x, ids[0], head_dim=5)

@@ -92,7 +92,9 @@ CALLS = {
         [t["rows"], t["cache"], t["cache"], t["ids"], t["ids"], t["blocks"]],
         {"head_dim": 4, "block_size": 64, "scale": 0.5, "window": 2, "softcap": 3.0},
     ),
-    "kv_write": lambda g, t: (g.kv_write, [t["cache"], t["rows"], t["ids"]], {}),
+    "kv_write": lambda g, t: (
+        g.kv_write, [t["cache"], t["rows"], t["ids"]], {"head_dim": 4, "block_size": 64}
+    ),
     "gather_rows": lambda g, t: (g.gather_rows, [t["rows"], t["ids"]], {}),
     "cross_entropy": lambda g, t: (g.cross_entropy, [t["rows"], t["labels"], t["one"]], {"ignore_index": -100}),
     "mean_cross_entropy": lambda g, t: (g.mean_cross_entropy, [t["rows"], t["labels"]], {"ignore_index": -100}),

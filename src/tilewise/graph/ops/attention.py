@@ -229,6 +229,19 @@ def _require_shaped_scores(op: str, attrs: Mapping[str, Any]) -> None:
     )
 
 
+def _require_pages(op: str, cache: TensorSpec, attrs: Mapping[str, Any]) -> None:
+    """A cache consists of blocks, and these of heads."""
+    size, rows = attrs["block_size"], cache.shape[0]
+    require_positive(op, block_size=size)
+    _heads(cache, attrs["head_dim"], op)
+    require(
+        isinstance(rows, int) and rows % size == 0,
+        op,
+        f"a cache must hold whole blocks of {size} rows",
+        cache,
+    )
+
+
 def _require_lengths(q: TensorSpec, lengths: TensorSpec, causal: bool) -> None:
     require_indices("attention", "lengths", lengths, q)
     require(lengths.shape == q.shape[:1], "attention", "one length per sequence", q, lengths)
@@ -329,12 +342,15 @@ class AttentionBackward(Op):
 
 @register
 class KvWrite(Op):
-    """Rows of x written into the cache at `slots`, in place: inputs cache, x, slots; the output is the cache after."""
+    """Rows of x written into the cache at `slots`, in place: inputs cache, x, slots; the output is the cache after.
+
+    In a block every head has its `block_size` rows of `head_dim` numbers to itself, as `attention_paged` reads them.
+    """
 
     name = "kv_write"
     in_place = ((0, 0),)
     must_alias = True
-    signature = Signature(3)
+    signature = Signature(3, attributes={"head_dim": int, "block_size": int})
 
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
@@ -357,6 +373,7 @@ class KvWrite(Op):
         rows = all(s.storage == "rows" and len(s.shape) == 2 for s in (cache, x))
         require(rows and isinstance(cache.shape[0], int), "kv_write", "needs [rows, d] and [T, d]", cache, x)
         require_floats("kv_write", x)
+        _require_pages(self.name, cache, attrs)
         require(slots.shape == x.shape[:-1], "kv_write", "one slot per row", x, slots)
         require_indices("kv_write", "slots", slots, x)
         return [TensorSpec(cache.shape, cache.dtype, cache.labels)]
@@ -370,7 +387,8 @@ class KvWrite(Op):
         _cache, x, slots = op.given
         t = low.tensor(x)
         tiles = {"cache": low.whole(op.outputs[0]), "x": low.row(x), "slots": low.row(slots)}
-        low.emit("kv_write", op, over=t, dtype=t.dtype, tiles=tiles)
+        ints = {name: op.attrs[name] for name in ("block_size", "head_dim")}
+        low.emit("kv_write", op, over=t, dtype=t.dtype, tiles=tiles, ints=ints)
 
 
 @register
@@ -402,13 +420,13 @@ class AttentionPaged(Op):
         q, k, v, positions, sequence, table = (s for s in inputs if s is not None)
         heads, kv_heads = _heads(q, attrs["head_dim"], self.name), _heads(k, attrs["head_dim"], self.name)
         require(heads % kv_heads == 0, self.name, "query heads must divide by KV heads", q, k)
-        require_positive(self.name, block_size=attrs["block_size"])
         _require_shaped_scores(self.name, attrs)
         require_floats(self.name, q, k, v)
         caches = (
             len(q.shape) == 2 and k.shape == v.shape and len(k.shape) == 2 and isinstance(k.shape[0], int)
         )
         require(caches, self.name, "needs q [T, d] and two caches [rows, d] of one fixed shape", q, k, v)
+        _require_pages(self.name, k, attrs)
         for what, spec in (("positions", positions), ("sequence", sequence)):
             require_indices(self.name, what, spec, q)
             require(spec.shape == q.shape[:-1], self.name, "one number per row", q, spec)
@@ -457,7 +475,6 @@ class AttentionPaged(Op):
                 floats=floats,
             )
             return
-        group = t.cols // low.tensor(k_cache).cols
         low.emit(
             "attention_paged",
             op,
@@ -466,8 +483,7 @@ class AttentionPaged(Op):
             dtype=t.dtype,
             tiles={
                 **{name: low.col(tensor) for name, tensor in tiles.items()},
-                **{name: low.col(cache, group) for name, cache in caches.items()},
-                **{name: low.whole(tensor) for name, tensor in by_row.items()},
+                **{name: low.whole(tensor) for name, tensor in (caches | by_row).items()},
                 "block_table": low.whole(table),
             },
             ints=ints,

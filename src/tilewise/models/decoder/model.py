@@ -155,7 +155,7 @@ def cached_layer(
     caches = []
     for spec, new in zip(_caches(decoder, num_blocks, x_TD.spec.dtype), (k_TK, v_TK)):
         cache = graph.state(spec.shape, spec.dtype, name=spec.name, labels=spec.labels)
-        caches.append(graph.kv_write(cache, new, slots))
+        caches.append(graph.kv_write(cache, new, slots, head_dim=decoder.head_dim, block_size=BLOCK_SIZE))
     attended = graph.paged_attention(
         q_TN,
         caches[0],
