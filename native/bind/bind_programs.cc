@@ -16,6 +16,7 @@
 #include <optional>
 #include <string_view>
 
+#include "base/populate.h"
 #include "bind/bind.h"
 #include "bind/fields.h"
 #include "programs/run/executor.h"
@@ -436,6 +437,14 @@ void bind_programs(nb::module_& m) {
                "Bytes of the memory by which so many processes run one program.");
   programs.def("make_spill_file", &memory::SpillFile::make, nb::arg("directory"), nb::arg("bytes"),
                "A descriptor of a file without a name that has the room already; the caller's to close.");
+  programs.def(
+      "populate",
+      [](const Bytes& memory) {
+        nb::gil_scoped_release release;
+        populate(memory.data(), memory.size());
+      },
+      nb::arg("memory"),
+      "Have the system find the pages of what buffer() gave, which may be in use: no later write waits for that.");
   programs.def("device_overhead", &device_overhead, nb::arg("workers"), nb::arg("signals"), nb::arg("handles"),
                nb::arg("scratch_bytes"), "Bytes that a device reserves besides its arena, by what they are for.");
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/populate.h"
 #include "tasks/regions/region_index.h"
 
 namespace tilewise::tasks {
@@ -204,19 +205,9 @@ void unmap_store(const Store& store) {
 }
 
 void populate(const Store& store, uint32_t seat) {
-#ifdef MADV_POPULATE_WRITE
-  const auto fill = [](void* begin, uint64_t bytes) {
-    const auto first = reinterpret_cast<uintptr_t>(begin) & ~uintptr_t{4095};
-    const auto end = (reinterpret_cast<uintptr_t>(begin) + bytes + 4095) & ~uintptr_t{4095};
-    madvise(reinterpret_cast<void*>(first), end - first, MADV_POPULATE_WRITE);  // a hint: older systems refuse it
-  };
   const uint64_t window = store.header->window;
-  fill(store.slots + seat * window, window * sizeof(Slot));
-  fill(store.args + seat * window, window * sizeof(SlotArgs));
-#else
-  static_cast<void>(store);
-  static_cast<void>(seat);
-#endif
+  tilewise::populate(store.slots + seat * window, window * sizeof(Slot));
+  tilewise::populate(store.args + seat * window, window * sizeof(SlotArgs));
 }
 
 uint64_t resident_bytes(const std::byte* base, uint64_t bytes) {

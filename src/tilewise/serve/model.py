@@ -168,6 +168,7 @@ class ServedModel:
         graph.set_distribution(strategy)
         self.instance: GraphInstance = graph.instantiate(graph.plan(workers_per_device=workers))
         try:
+            self.instance.populate_states()
             if is_dummy:
                 self.instance.initialize(0, self.config.initializer_range)
             else:

@@ -38,6 +38,7 @@ from tilewise.plan import Plan
 from tilewise.session.assemble import assemble_program, make_executor
 from tilewise.session.inputs import as_array, check_constants
 from tilewise.session.loading import LoadReport, Progress, is_read_in_place, load_tensors
+from tilewise.session.populate import populate_beside
 from tilewise.session.tensors import NamedTensors
 
 __all__ = ["GraphInstance", "StepResult"]
@@ -423,6 +424,13 @@ class GraphInstance:
                 )
             self._writes_at_forward = None
             self._run("backward")
+
+    def populate_states(self) -> None:
+        """Begin to have the system find the memory of all states, which is else found where they are first written: of
+        a cache that is filled over hours, in the middle of many runs. A thread does it beside whatever comes, and ends
+        by itself."""
+        with self._alone("populate_states"):
+            populate_beside([memory for state in self._tensors.states() for memory in state])
 
     # ---- looking inside -----------------------------------------------------------------------------------
 

@@ -129,6 +129,18 @@ class TensorStore:
                 memory = None if is_moved else self._bytes(device, tensor, part, sizes, spec)
                 yield Place(device, sizes, slices, memory, spec)
 
+    def memory(self, tensor: int) -> list[NDArray[np.uint8]]:
+        """Every device's part as it lies in memory, of those that are here."""
+        spec = self.plan.graph.spec(tensor)
+        return [
+            self._bytes(
+                device, tensor, part, self._local(self.plan.shapes.on(device), spec, tensor, part)[0], spec
+            )
+            for device in range(self.plan.mesh.num_devices)
+            if not self._is_moved(tensor, device)
+            for part in self._parts(tensor)
+        ]
+
     def write(self, tensor: int, value: np.ndarray, *, once: bool = False) -> None:
         """Every device's part from the whole; with `once` only on the first device that holds a part."""
         direct = None if once else self._whole_on_each(tensor)

@@ -75,6 +75,10 @@ class NamedTensors:
         names = [n for p in self.parameter_names() for n in (p, master_name(p), *self.state_names(p))]
         return [n for n in names if n in self.ids]
 
+    def states(self) -> list[list[NDArray[np.uint8]]]:
+        """The memory of every state, by device."""
+        return [self.store.memory(t.id) for t in self.plan.graph.of_kind("state")]
+
     def parameter_specs(self) -> dict[str, TensorSpec]:
         """Every parameter by name, in order of declaration."""
         return {t.spec.name: t.spec for t in self.plan.graph.of_kind("parameter")}
