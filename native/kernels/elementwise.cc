@@ -344,6 +344,7 @@ constexpr Entry kEntries[] = {
     {"spread_bf16", spread<bf16>},
     {"gather_rows_f32", gather_rows<float>},
     {"gather_rows_bf16", gather_rows<bf16>},
+    {"gather_rows_i32", gather_rows<int32_t>},
     {"kv_write_f32", kv_write<float>},
     {"kv_write_bf16", kv_write<bf16>},
     {"tree_add_f32", tree_add<float>},

@@ -339,7 +339,7 @@ class GraphBuilder(RowCalls):
                 return
 
     def gather_rows(self, x: TensorNode, index: TensorNode) -> TensorNode:
-        """Rows of `x` `[T, d]` at `index` `[S]`."""
+        """Rows of `x` `[T, d]`, or its numbers where it is i32 `[T]`, at `index` `[S]`."""
         return self.op("gather_rows", [x, index])[0]
 
     def cross_entropy(

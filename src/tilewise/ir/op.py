@@ -113,6 +113,7 @@ class Op(ABC):
     | `combine`, `combine_rank` | how terms that name this op become one gradient, and when | terms are refused |
     | `takes_packed` | which operands may be weights in panels | none may |
     | `index_bounds` | which operands hold indices, and their range | none does |
+    | `passes_indices` | which outputs hold indices that an input held | none does |
     | `accumulates` | which outputs are sums over the whole batch | none is: each microbatch has its own |
     | `in_place` | which outputs may lie in the memory of which input, if nothing reads that later | none may |
     | `must_alias` | that they must | they need not |
@@ -124,6 +125,7 @@ class Op(ABC):
         accumulates: numbers of outputs that `lower` writes through `low.accumulator` or `low.leaf_tree`.
         in_place: pairs (output, input).
         must_alias: outputs in `in_place` always lie in their input's memory: the op writes on it.
+        passes_indices: pairs (output, input): whatever number the output has is one of the input's.
         shape_of: positions of operands that say a shape and are not read.
         is_costly: computing its results takes far longer than moving them, as that of products does.
         combine_rank: terms of ops with a lower rank are combined first (ir/tape.py).
@@ -133,6 +135,7 @@ class Op(ABC):
     accumulates: ClassVar[tuple[int, ...]] = ()
     in_place: ClassVar[tuple[tuple[int, int], ...]] = ()
     must_alias: ClassVar[bool] = False
+    passes_indices: ClassVar[tuple[tuple[int, int], ...]] = ()
     shape_of: ClassVar[frozenset[int]] = frozenset()
     is_costly: ClassVar[bool] = False
     combine_rank: ClassVar[int] = 0

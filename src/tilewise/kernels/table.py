@@ -454,6 +454,7 @@ _SPECS = [
         "m d",
         lambda s: 0,
         lambda s: 2 * s["item"] * s["m"] * s["d"],
+        dtypes=("f32", "bf16", "i32"),
     ),
     _spec(
         "spread",

@@ -58,7 +58,7 @@ def _indices_of(graph: Graph, known: dict[str, dict[int, Bounds]]) -> dict[int, 
             own = found.setdefault(tensor, [])
             own += [b for b in bounds if b not in own]
 
-    for op in graph.ops:
+    for op in reversed(graph.ops):  # what is asked of a result is known before its op is reached
         if op.op == "call":
             template = graph.templates[op.attrs["template"]]
             if template.key not in known:
@@ -75,6 +75,15 @@ def _indices_of(graph: Graph, known: dict[str, dict[int, Bounds]]) -> dict[int, 
         specs = [None if i is None else graph.spec(i) for i in op.inputs]
         for position, limits in rule.index_bounds(specs, op.attrs).items():
             add(op.inputs[position], [limits])
+        for output, source in rule.passes_indices:
+            if op.outputs[output] in found:
+                add(op.inputs[source], found.pop(op.outputs[output]))
+    for tensor in found:
+        if graph.tensors[tensor].kind == "result":
+            raise ShapeError(
+                f"[session.run] an index is an input or a constant, or picked from one beside its use; got the "
+                f"result of a layer {graph.spec(tensor)}; pick it where it is used"
+            )
     return found
 
 

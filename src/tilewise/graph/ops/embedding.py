@@ -136,10 +136,11 @@ class EmbeddingWeightGradient(Op):
 
 @register
 class GatherRows(Op):
-    """Rows of x by index: inputs x `[T, d]`, index `[S]`."""
+    """Rows of x by index: inputs x `[T, d]`, or i32 `[T]`, one number per row; index `[S]`."""
 
     name = "gather_rows"
     signature = Signature(2)
+    passes_indices = ((0, 0),)
 
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
@@ -149,17 +150,23 @@ class GatherRows(Op):
         return {1: (0, inputs[0].shape[0], None)}
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """`[S, d]`."""
+        """`[S, d]`, or `[S]`."""
         x, index = inputs
         assert x is not None and index is not None
-        require(len(x.shape) == 2 and len(index.shape) == 1, self.name, "needs [T, d] and [S]", x, index)
-        require_floats(self.name, x)
         require_indices(self.name, "index", index, x)
+        require(len(index.shape) == 1, self.name, "an index is [S]", index)
+        if len(x.shape) == 1:
+            require_indices(self.name, "numbers", x, index)
+            return [TensorSpec(index.shape, x.dtype, index.labels, storage=x.storage)]
+        require(len(x.shape) == 2, self.name, "needs [T, d] and [S]", x, index)
+        require_floats(self.name, x)
         return [TensorSpec((*index.shape, x.shape[1]), x.dtype, (*index.labels, x.labels[1]))]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
         """Rows of x stay whole."""
-        return Factors((("t", "d"), ("s",)), (("s", "d"),), whole=frozenset("t"))
+        assert inputs[0] is not None
+        rest = ("d",) * (len(inputs[0].shape) - 1)
+        return Factors((("t", *rest), ("s",)), (("s", *rest),), whole=frozenset("t"))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per row tile of the result."""

@@ -42,31 +42,27 @@ def _norm(graph: GraphBuilder, x: TensorNode, name: str, decoder: Decoder) -> Te
     return rms_norm(graph, x, f"{name}.weight", eps=decoder.norm_eps, offset=decoder.norm_offset)
 
 
-def _qkv(
+def _projected(
     graph: GraphBuilder,
+    name: str,
     h: TensorNode,
     positions: TensorNode,
     tables: tuple[TensorNode, ...],
     decoder: Decoder,
-) -> list[TensorNode]:
-    """Queries, keys and values, normalised and turned where the model says so."""
-    q_label, kv_label = heads_label(decoder), kv_heads_label(decoder)
-    found = []
-    for name, size, label in (
-        ("q", decoder.q_size, q_label),
-        ("k", decoder.kv_size, kv_label),
-        ("v", decoder.kv_size, kv_label),
-    ):
-        weight = f"self_attn.{name}_proj.weight"
-        x = linear(graph, h, weight, size, out_label=label, bias=decoder.qkv_bias)
-        if name != "v" and decoder.qk_norm:
-            norm = f"self_attn.{name}_norm.weight"
-            eps, offset = decoder.norm_eps, decoder.norm_offset
-            x = rms_norm(graph, x, norm, eps=eps, offset=offset, head_dim=decoder.head_dim)
-        if name != "v" and tables:
-            x = graph.rope(x, positions, tables[0], head_dim=decoder.head_dim)
-        found.append(x)
-    return found
+) -> TensorNode:
+    """Queries ("q"), keys or values, normalised and turned where the model says so."""
+    size, label = decoder.kv_size, kv_heads_label(decoder)
+    if name == "q":
+        size, label = decoder.q_size, heads_label(decoder)
+    weight = f"self_attn.{name}_proj.weight"
+    x = linear(graph, h, weight, size, out_label=label, bias=decoder.qkv_bias)
+    if name != "v" and decoder.qk_norm:
+        norm = f"self_attn.{name}_norm.weight"
+        eps, offset = decoder.norm_eps, decoder.norm_offset
+        x = rms_norm(graph, x, norm, eps=eps, offset=offset, head_dim=decoder.head_dim)
+    if name != "v" and tables:
+        x = graph.rope(x, positions, tables[0], head_dim=decoder.head_dim)
+    return x
 
 
 def _after_attention(
@@ -114,7 +110,7 @@ def decoder_layer(
 ) -> TensorNode:
     """One layer over whole sequences `[B, S, D]`; `tables` is the layer's RoPE table, where it has one."""
     h = _norm(graph, x_BSD, "input_layernorm", decoder)
-    q_BSN, k_BSK, v_BSK = _qkv(graph, h, positions, tables, decoder)
+    q_BSN, k_BSK, v_BSK = (_projected(graph, name, h, positions, tables, decoder) for name in "qkv")
     attended = graph.scaled_dot_product_attention(
         q_BSN,
         k_BSK,
@@ -150,16 +146,69 @@ def cached_layer(
     num_blocks: int,
 ) -> TensorNode:
     """One layer over flattened tokens `[T, D]` and a KV cache in blocks."""
-    h = _norm(graph, x_TD, "input_layernorm", decoder)
-    q_TN, k_TK, v_TK = _qkv(graph, h, positions, tables, decoder)
-    caches = []
-    for spec, new in zip(_caches(decoder, num_blocks, x_TD.spec.dtype), (k_TK, v_TK)):
+    h_TD = _norm(graph, x_TD, "input_layernorm", decoder)
+    q_TN = _projected(graph, "q", h_TD, positions, tables, decoder)
+    caches = _written_caches(graph, h_TD, positions, slots, tables, decoder, num_blocks)
+    attended = _attended(graph, q_TN, caches, positions, sequence, block_table, decoder, kind)
+    return _after_attention(graph, x_TD, attended, decoder)
+
+
+@layer
+def last_cached_layer(
+    graph: GraphBuilder,
+    x_TD: TensorNode,
+    positions: TensorNode,
+    slots: TensorNode,
+    block_table: TensorNode,
+    rows: TensorNode,
+    row_positions: TensorNode,
+    row_sequence: TensorNode,
+    *tables: TensorNode,
+    decoder: Decoder,
+    kind: LayerKind,
+    num_blocks: int,
+) -> TensorNode:
+    """The same for the last one: keys and values of all tokens, all else of those `[R]` that are asked for. A row is
+    the same numbers beside any others."""
+    h_TD = _norm(graph, x_TD, "input_layernorm", decoder)
+    q_RN = _projected(graph, "q", graph.gather_rows(h_TD, rows), row_positions, tables, decoder)
+    caches = _written_caches(graph, h_TD, positions, slots, tables, decoder, num_blocks)
+    attended = _attended(graph, q_RN, caches, row_positions, row_sequence, block_table, decoder, kind)
+    return _after_attention(graph, graph.gather_rows(x_TD, rows), attended, decoder)
+
+
+def _written_caches(
+    graph: GraphBuilder,
+    h: TensorNode,
+    positions: TensorNode,
+    slots: TensorNode,
+    tables: tuple[TensorNode, ...],
+    decoder: Decoder,
+    num_blocks: int,
+) -> list[TensorNode]:
+    """Keys and values of all tokens, written into a layer's caches."""
+    found = []
+    for name, spec in zip("kv", _caches(decoder, num_blocks, h.spec.dtype)):
+        new = _projected(graph, name, h, positions, tables, decoder)
         cache = graph.state(spec.shape, spec.dtype, name=spec.name, labels=spec.labels)
-        caches.append(graph.kv_write(cache, new, slots, head_dim=decoder.head_dim, block_size=BLOCK_SIZE))
-    attended = graph.paged_attention(
-        q_TN,
-        caches[0],
-        caches[1],
+        found.append(graph.kv_write(cache, new, slots, head_dim=decoder.head_dim, block_size=BLOCK_SIZE))
+    return found
+
+
+def _attended(
+    graph: GraphBuilder,
+    q: TensorNode,
+    caches: list[TensorNode],
+    positions: TensorNode,
+    sequence: TensorNode,
+    block_table: TensorNode,
+    decoder: Decoder,
+    kind: LayerKind,
+) -> TensorNode:
+    """Attention of queries over the caches."""
+    return graph.paged_attention(
+        q,
+        *caches,
         positions,
         sequence,
         block_table,
@@ -169,7 +218,6 @@ def cached_layer(
         window=kind.window,
         softcap=decoder.attention_softcap,
     )
-    return _after_attention(graph, x_TD, attended, decoder)
 
 
 def _embed(
@@ -279,7 +327,7 @@ def decoding_parts(
     longest = context if num_positions is None else num_positions
     longest = _border.integer(call, "num_positions", longest, 1, context)
     with_head = _border.truth(call, "with_head", with_head)
-    places = ("positions", "slots", "sequence")
+    places, row_places = ("positions", "slots", "sequence"), ("row_positions", "row_sequence")
 
     def before(graph: GraphBuilder) -> dict[str, TensorNode]:
         T, S = Dim("tokens", 1, max_tokens), Dim("sequences", 1, max_sequences)
@@ -290,12 +338,18 @@ def decoding_parts(
         tables = _tables(graph, decoder, longest, context)
         x, embedding = _embed(graph, decoder, tokens, found[0], dtype)
         named = {STREAM: x, "block_table": block_table, "rows": rows, "embedding": embedding}
-        return {**named, **dict(zip(places, found)), **tables}
+        positions, _, sequence = found
+        of_rows = (graph.gather_rows(x, rows) for x in (positions, sequence))
+        return {**named, **dict(zip(places, found)), **dict(zip(row_places, of_rows)), **tables}
 
     def layer_of(number: int) -> LayerUse:
         kind = decoder.layers[number]
         attrs = {"decoder": decoder, "kind": kind, "num_blocks": num_blocks}
-        return LayerUse(cached_layer, f"layers.{number}", (*places, "block_table", *_table_of(kind)), attrs)
+        path, tables = f"layers.{number}", _table_of(kind)
+        if number + 1 < len(decoder.layers):
+            return LayerUse(cached_layer, path, (*places, "block_table", *tables), attrs)
+        operands = ("positions", "slots", "block_table", "rows", *row_places, *tables)
+        return LayerUse(last_cached_layer, path, operands, attrs)
 
     def caches(number: int) -> tuple[TensorSpec, ...]:
         return tuple(
@@ -303,10 +357,10 @@ def decoding_parts(
         )
 
     def after(graph: GraphBuilder, x: TensorNode, named: Mapping[str, TensorNode]) -> None:
-        picked = graph.gather_rows(_norm(graph, x, "norm", decoder), named["rows"])
+        x = _norm(graph, x, "norm", decoder)
         if with_head:
-            graph.output(_head(graph, decoder, picked, named["embedding"]), "logits")
+            graph.output(_head(graph, decoder, x, named["embedding"]), "logits")
         else:
-            graph.output(picked, "hidden")
+            graph.output(x, "hidden")
 
     return ModelParts(before, len(decoder.layers), layer_of, after, caches)
