@@ -68,6 +68,7 @@ def batch_of(lengths, width, seed=0, pad=3):
     return {"tokens": tokens, "labels": labels, "lengths": np.array(lengths, np.int32)}
 
 
+@pytest.mark.slow
 @every_dtype
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(

@@ -303,7 +303,7 @@ def test_generation_may_be_planned_for_one_size():
     batch = {n: np.arange(3, dtype=np.int32) for n in ("tokens", "positions", "slots")}
     batch |= {"sequence": np.zeros(3, np.int32), "block_table": np.zeros((1, 2), np.int32)}
     found = []
-    for plan in (graph.plan({}), graph.plan({"tp": 2}, sizes={"tokens": 3, "sequences": 1})):
+    for plan in (graph.plan({}), graph.plan({"tp": 2}, sizes={"tokens": 3, "sequences": 1, "rows": 1})):
         with graph.instantiate(plan) as model:
             model.initialize(0, 0.1)
             model.forward(**batch, rows=np.array([2], np.int32))

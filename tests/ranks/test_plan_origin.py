@@ -43,6 +43,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_program_of_another_graph_is_refused(what, tmp_path):
     """Whether or not the checks of a file find a change, this does."""

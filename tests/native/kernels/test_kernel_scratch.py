@@ -95,6 +95,7 @@ CALLS = [
 ]
 
 
+@pytest.mark.slow
 @every_level
 @every_dtype
 @pytest.mark.parametrize("make,sizes", CALLS, ids=lambda x: getattr(x, "__name__", str(x)))

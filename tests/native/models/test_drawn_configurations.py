@@ -127,6 +127,7 @@ def their_text(model: Any, ids: list[int], count: int) -> tuple[list[int], float
     return out[len(ids) :], margin
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_sixty_four_tokens(case, tmp_path):
     """Greedy text is equal, token by token, where no two logits are nearly the same."""

@@ -39,6 +39,7 @@ def test_logits(case: Case, tmp_path):
     assert relative(our_logits(tmp_path, ids[::-1]), theirs) > 1e-2  # another text is another result
 
 
+@pytest.mark.slow
 @every_case
 def test_bf16_logits(case: Case, tmp_path):
     """bf16 logits err from fp32 ones as transformers' own do in bf16: on average at most 1.1 times as much, anywhere in

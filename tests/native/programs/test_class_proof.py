@@ -71,6 +71,7 @@ def test_both_proofs_accept_real_plans(program):
     assert refusal(program) == by_class(program) == by_class(class_per_device(program)) == ""
 
 
+@pytest.mark.slow
 def test_both_proofs_refuse_the_same_mutants(program):
     """By class also refuses what is not in lockstep, as it says; alone in its class, a device always is."""
     seen: Counter = Counter()

@@ -60,6 +60,7 @@ def texts(tmp_path_factory):
     return write_texts(tmp_path_factory.mktemp("texts"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [*SIZES, "gpt2"])
 def test_a_family_is_trained_and_opened_again(family, texts, tmp_path):
     """The loss falls; the directory is one that transformers opens, and that writes or encodes."""

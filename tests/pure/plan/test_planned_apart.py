@@ -44,6 +44,7 @@ def plan(pool, axes=None, accumulation=1, layers=20, recompute="none"):
     return make_plan(graph, layout, settings_for(graph, layout, batch, 1), one_stage, pool=pool)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("axes", "accumulation"), [({}, 1), ({}, 4), ({"dp": 2}, 1)])
 def test_the_same_plan(pool, axes, accumulation):
     """On one device and on several, whose numbers are put together here."""

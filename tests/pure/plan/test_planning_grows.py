@@ -117,6 +117,7 @@ def test_forgotten_sizes_are_noticed(monkeypatch):
     assert count_sizes(monkeypatch, 16, {}) > count_sizes(monkeypatch, 8, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [{}, {"dp": 2, "tp": 2}])
 def test_calls_grow_linearly_in_layers(axes):
     """Eight layers more cost as many calls of functions behind sixteen as behind eight, within one in fifty."""

@@ -43,6 +43,7 @@ def sent(thing):
     return pickle.loads(pickle.dumps(thing))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("axes", "accumulation"), [({}, 1), ({"dp": 2, "tp": 2}, 1), ({"dp": 2}, 4)])
 def test_work_that_is_sent_makes_the_same_plan(monkeypatch, axes, accumulation):
     """Tracing, gradients, layouts and lowering, each on copies of what it is given."""
