@@ -280,6 +280,9 @@ def test_gather_rows_and_kv_write(dt):
     out = empty(4, 33, dt)
     run(f"gather_rows_{dt}", [out, x, index])
     assert_same_bits(out, reference.gather_rows(x, index))
+    numbers, picked = np.array([[7], [-1], [3], [2]], np.int32), np.zeros((3, 1), np.int32)
+    run("gather_rows_i32", [picked, numbers, np.array([[3], [0], [3]], np.int32)])
+    assert picked[:, 0].tolist() == [2, 7, 2]
     slots = np.array([[2], [-1], [0], [8]], np.int32)
     for block_size, head_dim in ((1, 33), (3, 11), (9, 3)):
         cache = np.ascontiguousarray(random(gen, 9, 33, dt))

@@ -15,6 +15,7 @@ from small_llama import batches, change_first, config, drop_partial, merge_chunk
 import tilewise as tw
 from tilewise import models
 from tilewise.core import CheckpointError, PlanError, ResourceError, ShapeError
+from tilewise.nn import layer
 
 MODEL = config()
 
@@ -63,6 +64,56 @@ def test_a_state_of_indices_holds_for_every_size():
             running.set_tensor("index", np.array([0, 7]))
         running.forward(x=np.arange(8).reshape(2, 4))
         assert running.get_tensor("y")[:, 0].tolist() == [4, 0]
+
+
+def pick(graph, x, index, again):
+    """Rows of x at numbers that are picked here."""
+    return graph.gather_rows(x, graph.gather_rows(graph.gather_rows(index, again), again))
+
+
+pick_in_layer = layer(pick)
+
+
+@pytest.mark.parametrize("in_layer", [False, True])
+def test_indices_that_are_picked_from_others_are_held_to_their_use(in_layer):
+    """A number that a graph picks from an input names a row, so the input is looked at, whoever picks it."""
+    graph = tw.ComputeGraph("picked")
+    x = graph.input([3, 4], name="x")
+    index, again = (
+        graph.input([n], "i32", name=name, storage="scalars") for n, name in ((5, "index"), (5, "again"))
+    )
+    y = pick_in_layer(graph, x, index, again, path="layer") if in_layer else pick(graph, x, index, again)
+    graph.output(y, "y")
+    given = {
+        "x": np.arange(12).reshape(3, 4),
+        "index": np.array([2, 0, 1, 2, 0]),
+        "again": np.array([1, 0, 2, 2, 4]),
+    }
+    with graph.instantiate() as running:
+        running.forward(**given)
+        picked = given["index"][given["again"]][given["again"]]
+        assert running.get_tensor("y")[:, 0].tolist() == [4 * n for n in picked]
+        for name, wrong in (("index", 3), ("index", -1), ("again", 5)):
+            value = given[name].copy()
+            value[0] = wrong
+            with pytest.raises(ShapeError, match=f"'{name}' must lie in"):
+                running.forward(**{**given, name: value})
+
+
+@layer
+def picks(graph, index, again):
+    """Numbers that leave the layer."""
+    return graph.gather_rows(index, again)
+
+
+def test_an_index_that_a_layer_hands_on_is_refused():
+    """It is not known where it comes from; picked beside its use, it is."""
+    graph = tw.ComputeGraph("handed on")
+    x = graph.input([3, 4], name="x")
+    index, again = (graph.input([5], "i32", name=name, storage="scalars") for name in ("index", "again"))
+    graph.output(graph.gather_rows(x, picks(graph, index, again, path="layer")), "y")
+    with pytest.raises(ShapeError, match="pick it where it is used"):
+        graph.plan()
 
 
 @pytest.mark.parametrize(
