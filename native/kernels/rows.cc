@@ -207,11 +207,14 @@ TILEWISE_INLINE float row_max(const T* row, int64_t n) {
   return max_lanes(top);
 }
 
-template <class T>
-TILEWISE_INLINE float sum_of_exp(const T* row, int64_t n, float shift) {
+/// `keep(at, e)` is given the exponentials as they come.
+template <class T, class Keep>
+TILEWISE_INLINE float sum_of_exp(const T* row, int64_t n, float shift, const Keep& keep) {
   Lanes sum = set(0.0f);
   each_column(n, [&](auto at) {
-    for (const Lanes& e : exponential(at.load(row, -kInfinity) - at.set(shift)).at) sum = sum + e;
+    const auto powers = exponential(at.load(row, -kInfinity) - at.set(shift));
+    for (const Lanes& e : powers.at) sum = sum + e;
+    keep(at, powers);
   });
   return sum_lanes(sum);
 }
@@ -219,12 +222,22 @@ TILEWISE_INLINE float sum_of_exp(const T* row, int64_t n, float shift) {
 template <class T>
 void softmax(const KernelArgs& args) {
   const TileView &y = args.tiles[0], &x = args.tiles[1];
+  auto* const powers = Carver(args.scratch).take<float>(x.cols);
   for (int64_t r = 0; r < x.rows; ++r) {
     const T* from = row_of<const T>(x, r);
     T* to = row_of<T>(y, r);
     const float top = row_max(from, x.cols);
-    const float inverse = 1.0f / sum_of_exp(from, x.cols, top);
-    each_column(x.cols, [&](auto at) { at.store(to, exponential(at.load(from) - at.set(top)) * at.set(inverse)); });
+    const T* next = from + (r + 1 < x.rows ? x.stride : 0);
+    const float total = sum_of_exp(from, x.cols, top, [&](auto at, const auto& e) {
+      at.store(powers, e);
+      // exponentials leave memory idle: what is written and read next is asked for meanwhile
+      for (int64_t c = 0; c < static_cast<int64_t>(sizeof e.at / sizeof e.at[0]) * kLanes; c += 64 / sizeof(T)) {
+        __builtin_prefetch(to + at.c + c, 1);
+        __builtin_prefetch(next + at.c + c);
+      }
+    });
+    const float inverse = 1.0f / total;
+    each_column(x.cols, [&](auto at) { at.store(to, at.load(powers) * at.set(inverse)); });
   }
 }
 
@@ -287,7 +300,7 @@ void cross_entropy_sum(const KernelArgs& args) {
       int64_t next = c + 1;
       while (next < chunks && ranges[2 * next] >= ranges[2 * next + 1]) ++next;
       if (ranges[2 * c] < ranges[2 * c + 1]) {
-        sum = sum_of_exp(row + ranges[2 * c], ranges[2 * c + 1] - ranges[2 * c], top);
+        sum = sum_of_exp(row + ranges[2 * c], ranges[2 * c + 1] - ranges[2 * c], top, [](auto...) {});
         int pops = tree.add(c, next);
         if (next == chunks) pops += tree.finish();
         for (; pops > 0; --pops) sum = stack[--depth] + sum;

@@ -48,6 +48,8 @@ def scratch_bytes(kernel: str, ints: Sequence[int], shapes: Sequence[Shape]) -> 
     if base == "update":
         values = sum(shape[1] for shape in shapes[-2:]) + len(shapes) + len(ints)  # no fewer than there are
         return values * (_UPDATE_BLOCK * 4 + 2 * _CACHE_LINE) + _ROUNDING
+    if base == "softmax":
+        return 4 * shapes[0][1] + _ROUNDING
     if base == "attention_backward":
         return _attention_backward(seq=ints[0], heads=ints[1], kv_heads=ints[2], dim=ints[3])
     return 0

@@ -185,20 +185,21 @@ def _written_caches(
     tables: tuple[TensorNode, ...],
     decoder: Decoder,
     num_blocks: int,
-) -> list[TensorNode]:
+) -> tuple[TensorNode, TensorNode]:
     """Keys and values of all tokens, written into a layer's caches."""
     found = []
     for name, spec in zip("kv", _caches(decoder, num_blocks, h.spec.dtype)):
         new = _projected(graph, name, h, positions, tables, decoder)
         cache = graph.state(spec.shape, spec.dtype, name=spec.name, labels=spec.labels)
         found.append(graph.kv_write(cache, new, slots, head_dim=decoder.head_dim, block_size=BLOCK_SIZE))
-    return found
+    keys, values = found
+    return keys, values
 
 
 def _attended(
     graph: GraphBuilder,
     q: TensorNode,
-    caches: list[TensorNode],
+    caches: tuple[TensorNode, TensorNode],
     positions: TensorNode,
     sequence: TensorNode,
     block_table: TensorNode,
