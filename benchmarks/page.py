@@ -59,6 +59,7 @@ def benchmarks() -> list[str]:
     """All that are run, by their paths here."""
     own = [path for path in sorted(HERE.glob("*.py")) if path.name not in SHARED]
     below = [
+        *sorted(HERE.glob("kernels/*.py")),
         *sorted(HERE.glob("runtime/*.py")),
         *(HERE / n / "run.py" for n in ("processes", "task_overhead")),
     ]

@@ -1,15 +1,12 @@
 """`GraphInstance`: a plan with memory, weights and workers. State really lives here.
 
-One thread at a time: a second one is refused before it has changed anything. Tensors by name, and the checks of what is
-written to them, are in `session/tensors.py`.
+One thread at a time (`session/one_call.py`): a second one is refused before it has changed anything. Tensors by name,
+and the checks of what is written to them, are in `session/tensors.py`.
 """
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +35,7 @@ from tilewise.plan import Plan
 from tilewise.session.assemble import assemble_program, make_executor
 from tilewise.session.inputs import as_array, check_constants
 from tilewise.session.loading import LoadReport, Progress, is_read_in_place, load_tensors
+from tilewise.session.one_call import OneCall
 from tilewise.session.populate import populate_beside
 from tilewise.session.tensors import NamedTensors
 
@@ -48,7 +46,6 @@ _STEP = "optimizer.step"
 _MAX_STEPS = 1 << 53
 _MAX_BYTES = 1 << 62
 _LONGEST_S = 1e9
-_MENDING = ("load_parameters", "load_state_dict", "initialize", "memory_usage", "close")
 _border = Border("session", PlanError)
 
 
@@ -108,39 +105,8 @@ class GraphInstance:
         self._executor = make_executor(plan, memory_limit_bytes, deadline_s, offload_directory)
         self._tensors = NamedTensors(plan, self._executor)
         self.step_count = 0
-        self._is_closed = False
-        self._lock = threading.Lock()
-        self._process = os.getpid()
+        self._alone = OneCall()
         self._writes_at_forward: int | None = None
-        self._is_torn = False  # weights are being written, or were not to the end
-
-    @contextmanager
-    def _alone(self, call: str) -> Iterator[None]:
-        """The one call at a time; everything public goes through here."""
-        if self._is_closed:
-            _border.refuse(call, "the model must be open", "a closed one", "instantiate the graph again")
-        if os.getpid() != self._process:
-            _border.refuse(
-                call,
-                "a model belongs to the process that made it",
-                "a call in a forked one",
-                "instantiate it there",
-            )
-        if self._is_torn and call not in _MENDING:
-            _border.refuse(
-                call,
-                "a model whose weights were not loaded to the end must be loaded again",
-                "it after a load that failed midway",
-                "call load_parameters, load_state_dict or initialize",
-            )
-        if not self._lock.acquire(blocking=False):
-            _border.refuse(
-                call, "a model takes one call at a time", "one during another thread's", "wait for that one"
-            )
-        try:
-            yield
-        finally:
-            self._lock.release()
 
     # ---- weights and other tensors ------------------------------------------------------------------------
 
@@ -185,11 +151,11 @@ class GraphInstance:
     def _write_all(self, values: Mapping[str, Tensor], on_progress: Progress | None = None) -> LoadReport:
         """Many parameters and states: each part is laid out once and broadcast to the devices that share it. What ends
         this midway leaves a model that only another call of its kind mends."""
-        self._is_torn = True
+        self._alone.is_torn = True
         report = load_tensors(self._tensors, values, on_progress)
         if "broadcast" in self.plan.programs:
             self._run("broadcast")
-        self._is_torn = False
+        self._alone.is_torn = False
         return report
 
     def initialize(self, seed: int = 0, scale: float = 0.02) -> None:
@@ -498,14 +464,14 @@ class GraphInstance:
         Raises:
             PlanError: a call of another thread is under way; the model stays open.
         """
-        if self._is_closed:
+        if self._alone.is_closed:
             return
-        if os.getpid() != self._process:  # a forked child has none of the workers: only its copy is let go
-            self._is_closed = True
+        if self._alone.is_forked():  # without workers there: only its copy is let go
+            self._alone.is_closed = True
             return
         with self._alone("close"):
             self._executor.close()
-            self._is_closed = True
+            self._alone.is_closed = True
             del self._executor, self._program, self._tensors.store
 
     def __enter__(self) -> GraphInstance:

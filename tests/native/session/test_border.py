@@ -76,7 +76,7 @@ pick_in_layer = layer(pick)
 
 @pytest.mark.parametrize("in_layer", [False, True])
 def test_indices_that_are_picked_from_others_are_held_to_their_use(in_layer):
-    """A number that a graph picks from an input names a row, so the input is looked at, whoever picks it."""
+    """A number that a graph picks from an input names a row, so the input is looked at, picked or not."""
     graph = tw.ComputeGraph("picked")
     x = graph.input([3, 4], name="x")
     index, again = (

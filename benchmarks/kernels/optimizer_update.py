@@ -7,7 +7,7 @@ bandwidth of `copy` on an array as large, reads and writes counted; beyond the c
 overwrites, which an update has read anyway, so the update may be faster. The peers are PyTorch's fused and foreach
 AdamW on one thread, in fp32. All take turns, round by round; medians over the rounds are printed, and of the ratios.
 
-    python benchmarks/optimizer_update.py [--seconds 0.1] [--rounds 7]
+    python benchmarks/kernels/optimizer_update.py [--seconds 0.1] [--rounds 7]
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all benchmarks share
 from figures import Figure, record
-from kernels_matmul import NUMPY, aligned, best_seconds
 from machine import machine
+from matmul import NUMPY, aligned, best_seconds
 
 from tilewise.kernels import UPDATE_STEPS
 from tilewise.kernels.isa import isa_in_use, run

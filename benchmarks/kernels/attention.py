@@ -8,25 +8,29 @@ scaled_dot_product_attention on one thread, whose backward figure is autograd's 
 
 Time is that of the thread: a neighbour on the core does not count, one in the cache or on the memory does.
 
-    python benchmarks/kernels_attention.py [--seconds 0.3]
+    python benchmarks/kernels/attention.py [--seconds 0.3]
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from figures import Figure, show
-from kernels_matmul import NUMPY, aligned, best_seconds, ceiling
-from kernels_rest import Call, repeated
-from machine import machine
 from torch.nn.functional import scaled_dot_product_attention
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all benchmarks share
+from figures import Figure, show
+from machine import machine
+from matmul import NUMPY, aligned, best_seconds, ceiling
+from rest import Call, repeated
 
 from tilewise.kernels.isa import isa_in_use, run
 

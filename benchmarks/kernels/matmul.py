@@ -8,25 +8,29 @@ training. PyTorch's fp32 is MKL's, which takes slower ways on processors of othe
 
 Time is that of the thread: a neighbour on the core does not count, one in the cache or on the memory does.
 
-    python benchmarks/kernels_matmul.py [--seconds 0.15]
+    python benchmarks/kernels/matmul.py [--seconds 0.15]
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import ml_dtypes
 import numpy as np
 import torch
+from numpy.typing import NDArray
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all benchmarks share
 from figures import Figure, record
 from machine import machine
-from numpy.typing import NDArray
 
 from tilewise.kernels import pack_weight, packed_elements
 from tilewise.kernels.isa import isa_in_use, run

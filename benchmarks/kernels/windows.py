@@ -5,24 +5,28 @@ backward: causal, over windows, with capped scores, and both ways over a sequenc
 for one token at the end of a paged cache. The peer is PyTorch's scaled_dot_product_attention, with a mask where
 scores are not causal alone, or step by step where they are capped; key/value heads are repeated beforehand.
 
-    python benchmarks/kernels_windows.py [--seconds 0.5]
+    python benchmarks/kernels/windows.py [--seconds 0.5]
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all benchmarks share
 from figures import Figure, record
-from kernels_matmul import best_seconds
-from kernels_rest import Call, repeated, values
 from machine import machine
+from matmul import best_seconds
+from rest import Call, repeated, values
 
 from tilewise.kernels.isa import isa_in_use, run
 

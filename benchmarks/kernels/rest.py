@@ -7,26 +7,30 @@ gradient (512 x 4096), and the gradient of an embedding (512 tokens, 16,384 x 76
 half as large). PyTorch's attention gets key/value heads repeated beforehand, which its fast path
 needs; its backward figures are those of autograd without the forward pass.
 
-    python benchmarks/kernels_rest.py [--seconds 0.15]
+    python benchmarks/kernels/rest.py [--seconds 0.15]
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from figures import Figure, record
-from kernels_matmul import NUMPY, Array, aligned, best_seconds, chunked
-from machine import machine
 from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all benchmarks share
+from figures import Figure, record
+from machine import machine
+from matmul import NUMPY, Array, aligned, best_seconds, chunked
 
 from tilewise.kernels.isa import isa_in_use, run
 

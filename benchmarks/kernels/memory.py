@@ -9,7 +9,7 @@ ops on one thread.
 Time is that of the thread: a neighbour on the core does not count, one on the memory does. Rounds visit all kernels;
 medians of the rounds are printed.
 
-    python benchmarks/kernels_memory.py [--seconds 0.05] [--rounds 5]
+    python benchmarks/kernels/memory.py [--seconds 0.05] [--rounds 5]
 """
 
 from __future__ import annotations
@@ -17,20 +17,24 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from figures import Figure, show
-from kernels_matmul import NUMPY, Array, aligned, best_seconds
-from kernels_rest import Call, repeated
-from machine import machine
 from numba import njit
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all benchmarks share
+from figures import Figure, show
+from machine import machine
+from matmul import NUMPY, Array, aligned, best_seconds
 from optimizer_update import ADAMW, RATE, STEP
+from rest import Call, repeated
 
 from tilewise.kernels import kernel_spec
 from tilewise.kernels.isa import isa_in_use, run

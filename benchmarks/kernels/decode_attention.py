@@ -5,19 +5,23 @@ where heads share them, products count. The limit is measured in the same run. T
 scaled_dot_product_attention on one thread, over contiguous keys and values with heads before positions, which is the
 order that its kernel likes; it has no pages to look up. Shared heads are repeated for it beforehand: it reads more.
 
-Run: python benchmarks/decode_attention.py [--texts 64] [--positions 1000] [--rounds 9]
+Run: python benchmarks/kernels/decode_attention.py [--texts 64] [--positions 1000] [--rounds 9]
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all benchmarks share
 from figures import Figure, show
 from machine import machine
 

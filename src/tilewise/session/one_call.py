@@ -1,0 +1,68 @@
+"""Whether a call may begin: one at a time, of the process that made the model, while it is open and its weights whole.
+
+Asked first by everything public of `GraphInstance`, so that a call that may not be has changed nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tilewise.core.border import Border
+from tilewise.core.errors import PlanError
+
+__all__ = ["OneCall"]
+
+_MENDING = ("load_parameters", "load_state_dict", "initialize", "memory_usage", "close")
+_border = Border("session", PlanError)
+
+
+class OneCall:
+    """Of one model; called with a public name, it is the context in which that runs.
+
+    Attributes:
+        is_closed: nothing may be called any more.
+        is_torn: weights are being written, or were not to the end: what writes all of them may be called, no more.
+
+    Raises:
+        PlanError: the call may not be.
+    """
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self.is_torn = False
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+
+    def is_forked(self) -> bool:
+        """This is a child of the process that made the model, and has none of its workers."""
+        return os.getpid() != self._process
+
+    @contextmanager
+    def __call__(self, call: str) -> Iterator[None]:
+        if self.is_closed:
+            _border.refuse(call, "the model must be open", "a closed one", "instantiate the graph again")
+        if self.is_forked():
+            _border.refuse(
+                call,
+                "a model belongs to the process that made it",
+                "a call in a forked one",
+                "instantiate it there",
+            )
+        if self.is_torn and call not in _MENDING:
+            _border.refuse(
+                call,
+                "a model whose weights were not loaded to the end must be loaded again",
+                "it after a load that failed midway",
+                "call load_parameters, load_state_dict or initialize",
+            )
+        if not self._lock.acquire(blocking=False):
+            _border.refuse(
+                call, "a model takes one call at a time", "one during another thread's", "wait for that one"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
