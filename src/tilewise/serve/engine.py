@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -78,6 +79,7 @@ class Engine:
         self._queues = tuple(replica.commands for replica in self._replicas)
         self._grammars = Grammars(self.model.tokenizer, self.model.end_ids)
         self._numbers = itertools.count()
+        self._name = f"request-{secrets.token_hex(8)}"  # no caller has chosen such a name
         self._process = os.getpid()
         self._is_closed = False
         self._door = threading.Lock()  # nothing is submitted behind the command that ends a thread
@@ -380,7 +382,7 @@ class Engine:
         if self.model.settings.runner != wanted:
             rule, got = f"this call needs an engine made with runner={wanted!r}", self.model.settings.runner
             _border.refuse("engine", rule, repr(got), "make another for it")
-        name = f"request-{next(self._numbers)}" if request_id is None else request_id
+        name = f"{self._name}-{next(self._numbers)}" if request_id is None else request_id
         _border.text("engine", "request_id", name)
         _border.integer("engine", "priority", priority, -PRIORITIES, PRIORITIES)
         ids, salt = self._ids(prompt)

@@ -146,6 +146,22 @@ def test_aborting_by_name(engine):
     assert _is_idle(engine)
 
 
+def test_a_caller_s_name_is_never_the_engine_s_own(engine):
+    """Names made like the next ones of the engine's own: no request refuses or ends another."""
+    (other,) = engine.requests(["import"], WAY)
+    number = int(other.request_id.rsplit("-", 1)[1])
+    names = [f"request-{number + more}" for more in range(1, 9)]
+
+    async def ask():
+        long = SamplingParams(max_tokens=100, seed=1, ignore_eos=True)
+        named = [asyncio.create_task(_read(engine.generate("import", long, one))) for one in names]
+        await asyncio.sleep(0)
+        await asyncio.gather(*(_read(engine.generate("import", WAY)) for _ in names))
+        return [outputs[-1].outputs[0].finish_reason for outputs in await asyncio.gather(*named)]
+
+    assert asyncio.run(ask()) == ["length"] * len(names)
+
+
 def test_threads_ask_at_once(engine, alone):
     """Six threads, more requests than run at a time: each what it writes alone."""
     with ThreadPoolExecutor(6) as pool:
