@@ -128,33 +128,38 @@ class Loop:
 
     def _add(self, command: Add) -> None:
         for request in command.requests:
-            if self._core.has_request(request.request_id):
-                command.sink(
-                    ConfigError(
-                        f"[serve.engine] a request_id names one request at a time; got {request.request_id!r} again; "
-                        "choose another"
-                    )
-                )
-            else:
-                self._sinks[request.request_id] = command.sink
+            name = request.request_id
+            if self._core.has_request(name):
+                again = f"[serve.engine] a request_id names one request at a time; got {name!r} again; choose another"
+                _say(command.sink, name, ConfigError(again))
+                continue
+            try:
                 self._core.add(request)
+            except Exception as error:  # those behind it are added all the same
+                _say(command.sink, name, _as_defect(error))
+            else:
+                self._sinks[name] = command.sink
 
     def _tell(self, events: Sequence[Event]) -> None:
         for request, event in events:
-            try:
-                self._sinks[request.request_id](event)
-            except Exception as error:  # of a caller's own function; the others are told all the same
-                get_logger("serve").warning("telling of request %r failed: %r", request.request_id, error)
+            _say(self._sinks[request.request_id], request.request_id, event)
         for request_id in {request.request_id for request, _ in events}:
             if not self._core.has_request(request_id):
                 del self._sinks[request_id]
+
+
+def _say(sink: Sink, request_id: str, event: Piece | BaseException) -> None:
+    try:
+        sink(event)
+    except Exception as error:  # of a caller's own function; the others are told all the same
+        get_logger("serve").warning("telling of request %r failed: %r", request_id, error)
 
 
 def _as_defect(error: Exception) -> TilewiseError:
     if isinstance(error, TilewiseError):
         return error
     defect = InternalError(
-        f"[serve.engine] a step must not fail otherwise than its kernels; got {error!r}; report it"
+        f"[serve.engine] a request must not fail otherwise than by its kernels; got {error!r}; report it"
     )
     defect.__cause__ = error
     return defect

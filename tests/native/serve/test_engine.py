@@ -10,6 +10,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from tilewise.checkpoint import open_weights, write_weights
 from tilewise.core import CheckpointError, ConfigError, LayoutError, PlanError, TaskFailed, TilewiseError
 from tilewise.generate import Sampling
 from tilewise.serve import Engine, RequestOutputKind, SamplingParams
+from tilewise.serve import core as core_module
 
 WAY = SamplingParams(max_tokens=12, temperature=0.9, seed=3)
 
@@ -206,6 +208,36 @@ def test_a_defect_of_the_engine_hangs_no_caller(model_dir, monkeypatch):
             with pytest.raises(TilewiseError, match="report it"):
                 list(engine.stream(TEXTS[:1], WAY))
         assert [p.token for p in engine.stream(TEXTS[:1], WAY)] == wanted
+
+
+def test_a_defect_in_taking_a_request_hangs_no_caller(model_dir, alone, monkeypatch):
+    """It is told to that request alone; those that come with it go on."""
+
+    def wrong(sequence, tokenizer):
+        return 1 / 0 if sequence.request.index == 1 else text(sequence, tokenizer)
+
+    text = core_module.Text
+    with Engine(model_dir) as engine:
+        monkeypatch.setattr(core_module, "Text", wrong)
+        told = SimpleQueue()
+        engine.submit(engine.requests(TEXTS, WAY), told.put)
+        events = [told.get(timeout=20) for _ in range(1 + len(alone[0]) + len(alone[2]))]
+        (error,) = [event for event in events if isinstance(event, BaseException)]
+        assert "report it" in str(error)
+        pieces = [event for event in events if event is not error]
+        for index in (0, 2):
+            assert [piece.token for piece in pieces if piece.sequence == index] == alone[index]
+        assert _is_idle(engine)
+
+
+def test_a_function_that_fails_over_a_name_that_comes_twice_harms_no_other(engine, alone):
+    """The request that has the name goes on."""
+    (first,) = engine.requests(TEXTS[:1], WAY)
+    told = SimpleQueue()
+    engine.submit([first], told.put)
+    engine.submit([first], lambda event: 1 / 0)
+    events = [told.get(timeout=20) for _ in alone[0]]
+    assert [getattr(event, "token", event) for event in events] == alone[0]
 
 
 def test_a_caller_s_function_that_fails_harms_no_other(engine, alone, caplog):
