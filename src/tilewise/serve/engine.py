@@ -387,7 +387,11 @@ class Engine:
         _border.integer("engine", "priority", priority, -PRIORITIES, PRIORITIES)
         ids, salt = self._ids(prompt)
         limit = self.model.limits.max_context
-        check_prompt(len(ids), limit)
+        if wanted == "generate":
+            check_prompt(len(ids), limit)
+        elif len(ids) > limit:
+            rule = f"a prompt must fit the context of {limit} tokens"
+            _border.refuse("engine", rule, str(len(ids)), "shorten it")
         grammar = None
         if isinstance(way, SamplingParams):
             sampling, asked = way.sampling(limit - len(ids)), way.asked()

@@ -59,3 +59,15 @@ def test_a_model_writes_or_encodes(tmp_path):
         llm.encode("x")
     with LLM(directory, runner="pooling") as llm, pytest.raises(ConfigError, match="runner='generate'"):
         llm.generate("x", SamplingParams())
+
+
+def test_a_prompt_may_fill_the_context(tmp_path):
+    """Nothing is written after it; one token more is refused."""
+    directory = save_model(tmp_path / "model")
+    ids = np.random.default_rng(3).integers(1, 250, 70).tolist()
+    with LLM(directory, dtype="f32", runner="pooling") as llm:
+        wanted = llm.encode([ids])[0].outputs.data
+    with LLM(directory, dtype="f32", runner="pooling", max_model_len=70) as llm:
+        assert np.array_equal(llm.encode([ids])[0].outputs.data, wanted)
+        with pytest.raises(ConfigError, match="must fit the context of 70 tokens; got 71"):
+            llm.encode([[*ids, 1]])
