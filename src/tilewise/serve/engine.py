@@ -467,11 +467,12 @@ def prompt_form(prompt: Prompt) -> tuple[str | Sequence[int], str]:
         _border.choice("engine", "a field of a prompt", name, _PROMPT_FIELDS)
     salt = prompt.get("cache_salt", "")
     _border.instance("engine", "cache_salt", salt, str, "pass text")
-    forms = [prompt[name] for name in ("prompt_token_ids", "prompt") if name in prompt]
-    if len(forms) != 1:
+    if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
         rule = "a prompt has either prompt or prompt_token_ids"
         _border.refuse("engine", rule, shown(dict(prompt)), "give one of them")
-    return forms[0], salt
+    if "prompt" in prompt:
+        return _border.instance("engine", "prompt", prompt["prompt"], str, "pass text"), salt
+    return _border.sequence("engine", "prompt_token_ids", prompt["prompt_token_ids"], "ids"), salt
 
 
 def _one_each(name: str, value: Any, is_one: bool, count: int) -> Sequence[Any]:

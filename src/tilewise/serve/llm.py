@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tilewise import models
 from tilewise.core import Border
 from tilewise.core.watch import Watch
@@ -254,4 +256,6 @@ def _is_one(prompts: Any) -> bool:
     if isinstance(prompts, (str, Mapping)):
         return True
     given = _border.sequence("llm", "prompts", prompts, "prompts")
-    return len(given) > 0 and all(isinstance(id_, int) and not isinstance(id_, bool) for id_ in given)
+    return len(given) > 0 and all(
+        isinstance(id_, (int, np.integer)) and not isinstance(id_, bool) for id_ in given
+    )

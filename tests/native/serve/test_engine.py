@@ -376,6 +376,8 @@ def test_an_event_loop_that_is_gone_hangs_nothing(engine, alone):
         ({"prompt": "x", "prompt_token_ids": [1]}, "either prompt or prompt_token_ids"),
         ({"text": "x"}, "a field of a prompt must be one of"),
         ({"prompt": "x", "cache_salt": 3}, "cache_salt must be a str"),
+        ({"prompt": [1]}, "prompt must be a str"),
+        ({"prompt_token_ids": "x"}, "prompt_token_ids must be a sequence of ids"),
     ],
 )
 def test_prompts_that_are_none_are_refused_at_once(engine, prompt, words):

@@ -79,6 +79,8 @@ def test_a_list_of_prompts(llm):
         assert output.outputs[0].text == tokenizer.decode(output.outputs[0].token_ids)
     assert [o.outputs for o in llm.generate(TEXTS[0], GREEDY)] == [outputs[0].outputs]
     assert [o.outputs for o in llm.generate(ids[0], GREEDY)] == [outputs[0].outputs]
+    for array in (np.array(ids[0]), list(np.array(ids[0]))):
+        assert [o.outputs for o in llm.generate(array, GREEDY)] == [outputs[0].outputs]
     assert llm.generate([], GREEDY) == []
 
 
