@@ -22,6 +22,7 @@ class Collector:
 
     def __init__(self, request: Request, prompt: object, kind: RequestOutputKind) -> None:
         self._kind = kind
+        self._num_open = request.sampling.n
         choices = [CompletionOutput(choice) for choice in range(request.sampling.n)]
         given = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         text = given if isinstance(given, str) else None
@@ -36,7 +37,8 @@ class Collector:
         """A piece came; the output to hand out, if one is due."""
         whole, choice = self._whole, self._whole.outputs[piece.choice]
         choice.extend(piece)
-        whole.finished = all(each.finished() for each in whole.outputs)
+        self._num_open -= choice.finished()
+        whole.finished = self._num_open == 0
         if piece.prompt_logprobs is not None:
             whole.prompt_logprobs = piece.prompt_logprobs
         if piece.choice == 0 and len(choice.token_ids) == 1:

@@ -377,5 +377,5 @@ class EngineCore:
         self.scheduler.finish(sequence, reason)
         del self._texts[sequence]
         group = self._sequences[sequence.request.request_id]
-        if not any(other.is_live for other in group):
+        if not any(other.is_live for other in reversed(group)):  # the last are mostly the last to end
             del self._sequences[sequence.request.request_id]

@@ -5,11 +5,13 @@ import pytest
 
 from pure.serve.scheduling import MAX_CONTEXT
 from tilewise.core import NotFinite, ShapeError, TaskFailed
+from tilewise.serve.collector import Collector
 from tilewise.serve.core import EngineCore
-from tilewise.serve.outputs import Piece
+from tilewise.serve.outputs import CompletionOutput, Piece, RequestOutputKind
 from tilewise.serve.request import Request
 from tilewise.serve.sampling_params import SamplingParams
 from tilewise.serve.scheduler import Limits
+from tilewise.serve.sequence import Sequence
 
 LIMITS = Limits(4, 64, 8, 8, MAX_CONTEXT)
 
@@ -138,3 +140,17 @@ def test_an_error_of_another_kind_leaves_as_it_is(core, oracle):
         core.step(lambda _: None)
     told = core.fail_all(ShapeError("[x.y] defect"))
     assert set(_errors(told)) == {"a"} and not core.has_work
+
+
+def test_many_texts_of_a_prompt_are_looked_at_a_few_times_each(core, monkeypatch):
+    """Ends are found in about as many looks as there are texts, on the engine's side and on the caller's."""
+    looks = []
+    is_live, finished = Sequence.is_live.fget, CompletionOutput.finished
+    monkeypatch.setattr(Sequence, "is_live", property(lambda self: looks.append(self) or is_live(self)))
+    monkeypatch.setattr(CompletionOutput, "finished", lambda self: looks.append(self) or finished(self))
+    request = _request("a", n=400, temperature=1.0, seed=1, max_tokens=1)
+    core.add(request)
+    collector = Collector(request, None, RequestOutputKind.FINAL_ONLY)
+    outputs = [collector.add(event) for _, event in _end(core)]
+    assert len(outputs) == 400 and outputs[-1].finished and outputs[:-1] == [None] * 399
+    assert len(looks) < 20 * 400
