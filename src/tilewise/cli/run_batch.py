@@ -74,11 +74,15 @@ def run_batch(
 
     guessing = json_object(speculative_config)
     try:
-        lines = decode_text(read_whole(file, _MOST_BYTES)).splitlines()
+        lines = decode_text(read_whole(file, _MOST_BYTES)).split("\n")  # JSON's texts may hold other ends
     except Unreadable as error:
         raise ConfigError(
             f"[cli.run_batch] FILE must be lines of JSON; got {str(file)!r}: {error}; correct it"
         ) from None
+    if out.exists() and out.samefile(file):
+        raise ConfigError(
+            f"[cli.run_batch] the answers must not replace the requests; got {str(out)!r} for both; choose another file"
+        )
     check_writable(out.parent)
     check_replaceable(out, is_directory=False)
     with before_work():

@@ -86,7 +86,7 @@ def read_prompts(text: str, count: int) -> list[tuple[str, int | None]]:
     try:
         is_list = text.lstrip().startswith("[")
         entries = (
-            json.loads(text) if is_list else [json.loads(line) for line in text.splitlines() if line.strip()]
+            json.loads(text) if is_list else [json.loads(line) for line in text.split("\n") if line.strip()]
         )
     except (ValueError, RecursionError) as error:
         _border.refuse("bench", "a data set must be JSON, or lines of JSON", str(error), "correct it")

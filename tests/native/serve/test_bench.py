@@ -73,6 +73,10 @@ def test_prompts_of_files():
     talks = [{"conversations": []}, {"conversations": [{"from": "human", "value": "a"}]}, {"prompt": "b"}]
     assert read_prompts(json.dumps(talks), 9) == [("a", None), ("b", None)]
     lines = "\n".join(json.dumps({"prompt": text, "output_len": 5}) for text in "xyz")
+    assert read_prompts('{"prompt": "a\u2028b"}\r\n\r\n{"prompt": "c"}', 9) == [
+        ("a\u2028b", None),
+        ("c", None),
+    ]
     assert read_prompts(lines, 2) == [("x", 5), ("y", 5)]
 
 

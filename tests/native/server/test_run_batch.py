@@ -87,3 +87,22 @@ def test_a_file_that_cannot_be_read_is_one_line(model_dir, tmp_path, capsys):
         )
         assert code == 2 and "FILE must be lines of JSON" in capsys.readouterr().err
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_line_ends_where_json_lets_it(model_dir, tmp_path, capsys):
+    """Characters that only Unicode takes for ends of lines stand in texts as they are; CRLF is an end."""
+    line = json.dumps(_line(0, COMPLETION, prompt="a\u2028b\x85c", max_tokens=2), ensure_ascii=False)
+    (tmp_path / "in.jsonl").write_bytes(f"{line}\r\n\r\n{line}".encode())
+    code = _run(["run-batch", str(model_dir), str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl")])
+    assert code == 0 and "2 of 2 requests answered" in capsys.readouterr().err
+
+
+def test_answers_do_not_replace_the_requests(model_dir, tmp_path, capsys):
+    """Under any name of that file; it is left as it is."""
+    file, other = tmp_path / "in.jsonl", tmp_path / "other.jsonl"
+    file.write_text(json.dumps(RIGHT[1]), encoding="utf-8")
+    other.symlink_to(file)
+    for out in (file, other):
+        assert _run(["run-batch", str(model_dir), str(file), "-o", str(out)]) == 2
+        assert "must not replace the requests" in capsys.readouterr().err
+    assert json.loads(file.read_text()) == RIGHT[1]
