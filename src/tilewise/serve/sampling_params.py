@@ -47,7 +47,7 @@ class SamplingParams:
         include_stop_str_in_output: the text ends behind a stop string.
         ignore_eos: write on after the model's end tokens.
         max_tokens: at most so many new tokens; None: as many as the context has room for.
-        min_tokens: before so many new tokens nothing ends the text but its length.
+        min_tokens: before so many new tokens nothing ends the text but its length, or a grammar that is complete.
         logprobs: tell of so many likeliest tokens at each place besides the one that came; -1 for all.
         prompt_logprobs: the same for the prompt's tokens.
         detokenize: whether there is text; False: tokens only.

@@ -146,6 +146,14 @@ def test_the_likeliest_text_may_be_asked_for(llm):
     assert one(llm, temperature=0, regex="(no|maybe)").text in ("no", "maybe")
 
 
+@pytest.mark.parametrize(("regex", "beginning"), [("no", "no"), ("a+", "a" * 20)])
+def test_a_grammar_that_has_no_more_to_say_ends_before_the_least_length(llm, regex, beginning):
+    """`min_tokens` keeps end tokens away; where nothing else could follow, the text ends all the same."""
+    grammar = StructuredOutputsParams(regex=regex)
+    params = SamplingParams(temperature=0, min_tokens=20, max_tokens=30, structured_outputs=grammar)
+    assert llm.generate("import", params)[0].outputs[0].text.startswith(beginning)
+
+
 def test_it_makes_no_difference_who_else_asks(llm):
     """Alone, among others, and as several texts of one prompt: the same tokens."""
     kinds = (
