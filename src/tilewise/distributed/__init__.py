@@ -55,9 +55,16 @@ class ProcessGroup(Group):
 
 def launched_group() -> AbstractContextManager[object]:
     """A group of the processes that a launcher has started together with this one, which does nothing where it has
-    started one alone. In all but the first it serves, and does not return.
+    started one alone. In all but the first it serves, and does not return. In the first all have met: what cannot be
+    one run is refused before any work.
 
     Raises:
-        ConfigError: as `ProcessGroup`.
+        ConfigError: as `ProcessGroup` and its `start`.
+        PeerLost: one has ended.
+        CommTimeout: one does not answer.
     """
-    return nullcontext() if join_world() is None else ProcessGroup()
+    if join_world() is None:
+        return nullcontext()
+    group = ProcessGroup()
+    group.start()
+    return group

@@ -91,6 +91,21 @@ def test_a_mistake_is_said_once(tmp_path, arguments, words):
     assert done.stderr.count("\n") == 1 and done.stderr.startswith("tilewise: ") and words in done.stderr
 
 
+@pytest.mark.parametrize(
+    "second", [("train", "other.toml"), pytest.param(("doctor", "--no-measure"), marks=pytest.mark.slow)]
+)
+def test_two_commands_in_one_run_are_refused(tmp_path, second):
+    """Both are named, once, before anything is written."""
+    first = command("train", make_run(tmp_path, "run"))
+    make_run(tmp_path, "other")
+    before = sorted(tmp_path.iterdir())
+    done = under_mpi(tmp_path, [*first, ":", "-n", "1", *command(*second)], 1)
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1, done.stderr
+    assert "train run.toml' in the leader and '" in done.stderr
+    assert f"{' '.join(second)}' in process 1" in done.stderr and "the same words" in done.stderr
+    assert sorted(tmp_path.iterdir()) == before
+
+
 @pytest.mark.slow
 def test_one_process_of_mpiexec_is_alone(tmp_path):
     """MPI is not needed: the command does what it does without."""
