@@ -91,12 +91,12 @@ def join_world() -> World | None:
         with suppress(ValueError):  # in another thread than the main one
             signal.signal(_OTHER_LOST, signal.SIG_IGN)
     native = join_native(str(library.table), str(library.library or ""))
+    _unlink_segments()  # before a refusal, after which MPI is not ended
     try:
         require_world(found, native.rank, native.size, library.name)
     except ConfigError as error:
         native.fail(str(error))
         raise
-    _unlink_segments()
     _world = World(native)
     # Threads of MPI must not outlive the interpreter.
     atexit.register(_world.give_up, "the program has ended")
