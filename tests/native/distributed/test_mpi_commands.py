@@ -8,6 +8,7 @@ import pytest
 
 from native.distributed.test_launch import command, make_run, weights
 from support.hosts import find_mpiexec
+from tilewise.core.errors import LOST
 
 MPIEXEC = find_mpiexec()
 pytestmark = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec: pip install mpich")
@@ -104,6 +105,26 @@ def test_two_commands_in_one_run_are_refused(tmp_path, second):
     assert "train run.toml' in the leader and '" in done.stderr
     assert f"{' '.join(second)}' in process 1" in done.stderr and "the same words" in done.stderr
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("other", ["true", pytest.param("false", marks=pytest.mark.slow)])
+def test_a_process_that_ends_before_it_joins(tmp_path, other):
+    """MPI would wait for it for ever; the others say so in time, and leave no memory."""
+    joining = ["from tilewise.comm import world", "world._JOIN_S = 1.0", "world.join_world()"]
+    keeping = [
+        "import os, pathlib",
+        "unlink = world._unlink_segments",
+        "def kept():",
+        "    unlink()",
+        "    maps = pathlib.Path('/proc/self/maps').read_text().splitlines()",
+        "    lines = [line for line in maps if 'mpich_shm' in line]",
+        "    print(bool(lines) and all(line.endswith('(deleted)') for line in lines), flush=True)",
+        "world._unlink_segments = kept",
+    ]
+    program = "\n".join([joining[0], *keeping, *joining[1:]])
+    done = under_mpi(tmp_path, [sys.executable, "-c", program, ":", "-n", "1", other], 1)
+    assert done.returncode & LOST == LOST and done.stdout.startswith("True\n"), done.stderr
+    assert "must join within 1 s; got process 0 of 2" in done.stderr
 
 
 @pytest.mark.slow
