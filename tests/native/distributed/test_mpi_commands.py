@@ -136,6 +136,12 @@ def test_one_process_of_mpiexec_is_alone(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, alone.stdout, alone.stderr)
 
 
+def test_one_process_of_mpiexec_is_a_group(tmp_path):
+    """A script for any number of processes runs in one."""
+    done = script(tmp_path, GROUP, "print('after')", num_processes=1)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "inside 1\nafter\n", "")
+
+
 @pytest.mark.parametrize("code", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_leader_goes_on_after_its_group(tmp_path, code):
     """Its output and exit code arrive, also when the others have long ended."""
