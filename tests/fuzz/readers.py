@@ -462,8 +462,8 @@ READERS = {
     "plan": Reader(read_plan, cache(_plans), 600, mutate_plan),
     "graph": Reader(read_graph_file, cache(graphs), 12_000, mutate_graph),
     "body": Reader(body_readers.read_body, cache(body_readers.valid_bodies), 12_000, mutate_json),
-    "messages": Reader(group_readers.read_messages, cache(group_readers.valid_messages), 3000),
-    "frames": Reader(group_readers.read_frames, cache(group_readers.valid_frames), 3000),
+    "messages": Reader(group_readers.read_messages, cache(group_readers.valid_messages), 30_000),
+    "frames": Reader(group_readers.read_frames, cache(group_readers.valid_frames), 300_000),
     "texts": Reader(read_texts, cache(_texts), 450),
 }
 

@@ -1,9 +1,9 @@
 """Foreign bytes in every reader: it succeeds, or raises one of our own errors in one line, in bounded time and memory.
 
 Three lengths. Every day: the valid files, and some made wrong. `make test-slow`: about 20 seconds of them for each
-reader of a model's files and of checkpoints, a second for the others, the same ones each time. `make soak`: ten minutes
-a reader under atheris, which looks for inputs that reach lines that none has reached. An input that fails is shown; it
-becomes a case of the reader's own tests when that is mended.
+reader of a model's files, of checkpoints and of processes' messages, a second for the others, the same ones each time.
+`make soak`: ten minutes a reader under atheris, which looks for inputs that reach lines that none has reached. An input
+that fails is shown; it becomes a case of the reader's own tests when that is mended.
 """
 
 from __future__ import annotations

@@ -194,6 +194,7 @@ void Executor::serve(const std::shared_ptr<const Program>& program) {
     check_run(*program, order.list, "of number " + std::to_string(order.list), symbols);
     begin_run(program, order.list, std::move(symbols), order.clears_poison, number);
     const std::exception_ptr error = end_run({});
+    team_->peers()->tell(num_completed(*team_), false);  // what a run shorter than a look at the peers has not said
     team_->peers()->answer(answer_of(error));
     if (broken_) std::rethrow_exception(error);
   }

@@ -1,9 +1,12 @@
-"""What two processes must have in common to compute the same bits: said by each worker, compared by the leader."""
+"""What two processes must have in common to compute the same bits, and to be one run: said by each worker, compared by
+the leader."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shlex
+import sys
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -11,7 +14,12 @@ from pathlib import Path
 from tilewise import _native
 from tilewise.core.errors import ConfigError
 
-__all__ = ["own_facts", "own_host", "require_equal"]
+__all__ = ["own_command", "own_facts", "own_host", "require_equal"]
+
+_SHOWN = 200  # characters of a value
+_SHOWN_BEFORE = 40  # of them before the place where two values begin to differ
+_REMEDIES = {"command": "give all processes of a run the same words"}
+_REMEDY = "start them from one installation, with one environment"
 
 
 def own_facts() -> dict[str, str]:
@@ -22,6 +30,13 @@ def own_facts() -> dict[str, str]:
         "native module": hashlib.sha256(content).hexdigest(),
         "instruction set": str(_native.kernels.isa_in_use()),
     }
+
+
+def own_command() -> dict[str, str]:
+    """What a launcher has told this process to do. The leader alone does it, so that another configuration of a worker
+    would be passed over."""
+    program, *words = sys.argv or [""]
+    return {"command": shlex.join([Path(program).name, *words])}
 
 
 def own_host() -> str:
@@ -35,11 +50,21 @@ def require_equal(own: Mapping[str, str], other: Mapping[str, object], peer: str
     """Refuse a worker that would compute something else.
 
     Raises:
-        ConfigError: a fact differs; names it and both values.
+        ConfigError: a fact differs; names it and both values, of long ones the parts where they begin to differ.
     """
     for name, value in own.items():
-        if other.get(name) != value:
+        if (found := other.get(name)) != value:
+            same = len(os.path.commonprefix([value, found])) if isinstance(found, str) else 0
             raise ConfigError(
-                f"[comm.ProcessGroup] processes of a group must have the same {name}; got {value!r} in the leader and "
-                f"{other.get(name)!r} in {peer}; start them from one installation, with one environment"
+                f"[comm.ProcessGroup] processes of a group must have the same {name}; got {_shown(value, same)} in the "
+                f"leader and {_shown(found, same)} in {peer}; {_REMEDIES.get(name, _REMEDY)}"
             )
+
+
+def _shown(value: object, num_same: int) -> str:
+    """A value as a message shows it: around the place from which on it differs from another."""
+    if not isinstance(value, str) or len(value) <= _SHOWN:
+        return repr(value)
+    begin = max(0, num_same - _SHOWN_BEFORE)
+    before, after = "..." if begin else "", "..." if len(value) > begin + _SHOWN else ""
+    return repr(f"{before}{value[begin : begin + _SHOWN]}{after}")

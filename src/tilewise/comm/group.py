@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tilewise._native.wire import World as Native
-from tilewise.comm.facts import own_facts, own_host, require_equal
+from tilewise.comm.facts import own_command, own_facts, own_host, require_equal
 from tilewise.comm.links import BUSY_S, Link, bandwidth, clock_offset, round_trip
 from tilewise.comm.peer import JoinedPeer, Peer, SpawnedPeer, error_of, watched
 from tilewise.comm.world import World
@@ -116,7 +116,8 @@ class Group:
         """Start the other processes now, and wait until they are ready.
 
         Raises:
-            ConfigError: one of them would not compute the same: its version, native module or instruction set differs.
+            ConfigError: one of them would not compute the same: its version, native module or instruction set differs, or
+            the command that a launcher has given it.
             PeerLost: one has ended.
             CommTimeout: one does not answer.
         """
@@ -146,6 +147,8 @@ class Group:
     def _meet(self) -> list[str]:
         """The host of each process, after they have said who they are and that they compute the same."""
         own, names = own_facts(), [own_host()]
+        if self._world is not None:
+            own |= own_command()
         for peer in self._peers:
             hello, _ = peer.channel.receive(_START_S)
             if "error" in hello:

@@ -10,19 +10,24 @@ import atexit
 import os
 import re
 import signal
-from contextlib import suppress
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tilewise._native.wire import World as Native
 from tilewise._native.wire import join_world as join_native
-from tilewise.comm.launcher import launched, require_mpi, require_world
-from tilewise.core.errors import ConfigError
+from tilewise.comm.launcher import Launched, launched, require_mpi, require_world
+from tilewise.core.environment import on_host
+from tilewise.core.errors import LOST, ConfigError
 
 __all__ = ["World", "join_world"]
 
 _OTHER_LOST = (
     signal.SIGUSR1
 )  # MPICH's mpiexec sends it when a process has ended badly, and it would end the others
+_JOIN_S = 60.0  # from one process's joining to the last's
 _SEGMENT = re.compile(r"/dev/shm/mpich_shm_\w+")  # that MPICH's processes of one host share
 _world: World | None = None
 
@@ -64,7 +69,8 @@ class World:
 
 
 def join_world() -> World | None:
-    """The processes that were started together with this one; None where it was started alone.
+    """The processes that were started together with this one; None where it was started alone. Where others do not
+    join in time, as after a failure before they could, this process says so and leaves with the code of a loss.
 
     Raises:
         ConfigError: there is no MPI, it does not start, it knows of other processes than the launcher has started,
@@ -90,17 +96,41 @@ def join_world() -> World | None:
     if signal.getsignal(_OTHER_LOST) == signal.SIG_DFL:
         with suppress(ValueError):  # in another thread than the main one
             signal.signal(_OTHER_LOST, signal.SIG_IGN)
-    native = join_native(str(library.table), str(library.library or ""))
+    with _in_time(found):
+        native = join_native(str(library.table), str(library.library or ""))
+    _unlink_segments()  # before a refusal, after which MPI is not ended
     try:
         require_world(found, native.rank, native.size, library.name)
     except ConfigError as error:
         native.fail(str(error))
         raise
-    _unlink_segments()
     _world = World(native)
     # Threads of MPI must not outlive the interpreter.
     atexit.register(_world.give_up, "the program has ended")
     return _world
+
+
+@contextmanager
+def _in_time(found: Launched) -> Iterator[None]:
+    """A block in which MPI waits for all processes without end, also for those that have ended; nothing stops it."""
+
+    def give_up() -> None:
+        print(
+            f"tilewise: [comm.world] processes of a launcher must join within {_JOIN_S:g} s; got {found}{on_host()} "
+            f"by {found.launcher}, and not all others; see what they printed, and start all again",
+            file=sys.stderr,
+            flush=True,
+        )
+        _unlink_segments()
+        os._exit(LOST)
+
+    timer = threading.Timer(_JOIN_S, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _unlink_segments() -> None:

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 
 from tilewise.comm import Group
+from tilewise.comm.launcher import launched
 from tilewise.comm.world import join_world
 from tilewise.core.errors import ConfigError
 
@@ -19,7 +20,8 @@ class ProcessGroup(Group):
     nothing else in a program changes, and no bit of a result.
 
     Alone, this process starts `num_processes - 1` workers beside it, on this host. Of processes that a launcher has
-    started (mpiexec, srun), on one host or several, the first goes on, and all others serve it from here to their ends.
+    started (mpiexec, srun), on one host or several, the first goes on, and all others serve it from here to their ends;
+    one alone is a group of one.
 
     Args:
         num_processes: this one among them; not needed where a launcher has started them.
@@ -37,9 +39,11 @@ class ProcessGroup(Group):
 
     def __init__(self, num_processes: int | None = None) -> None:
         world = join_world()
+        if num_processes is None and world is None and launched() is not None:
+            num_processes = 1  # a launcher's, as many as the user has asked it for
         if num_processes is None and world is None:
             raise ConfigError(
-                "[comm.ProcessGroup] num_processes must be given where no launcher has started several; got none; say "
+                "[comm.ProcessGroup] num_processes must be given where no launcher has started this; got none; say "
                 "how many, or start with mpiexec"
             )
         if num_processes is not None and world is not None and num_processes != world.size:
@@ -55,9 +59,16 @@ class ProcessGroup(Group):
 
 def launched_group() -> AbstractContextManager[object]:
     """A group of the processes that a launcher has started together with this one, which does nothing where it has
-    started one alone. In all but the first it serves, and does not return.
+    started one alone. In all but the first it serves, and does not return. In the first all have met: what cannot be
+    one run is refused before any work.
 
     Raises:
-        ConfigError: as `ProcessGroup`.
+        ConfigError: as `ProcessGroup` and its `start`.
+        PeerLost: one has ended.
+        CommTimeout: one does not answer.
     """
-    return nullcontext() if join_world() is None else ProcessGroup()
+    if join_world() is None:
+        return nullcontext()
+    group = ProcessGroup()
+    group.start()
+    return group

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from tilewise.comm.channel import Channel, Message
-from tilewise.comm.facts import own_facts, own_host
+from tilewise.comm.facts import own_command, own_facts, own_host
 from tilewise.comm.links import compute
 from tilewise.comm.memory import read_content, require_memory
 from tilewise.comm.peer import row_of_error, watched
@@ -201,7 +201,7 @@ class Worker:
 def _own_hello() -> Message:
     """What the leader compares, or why this process cannot say it."""
     try:
-        return {**own_facts(), "pid": os.getpid(), "host": own_host()}
+        return {**own_facts(), **own_command(), "pid": os.getpid(), "host": own_host()}
     except Exception as error:
         return {"error": row_of_error(error)}
 

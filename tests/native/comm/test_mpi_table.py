@@ -140,6 +140,31 @@ def test_a_launcher_that_mpi_does_not_know_is_refused(launcher, rank, size):
     assert f"got process 0 of 2 by {launcher}, and process 0 of 1 by the MPI of a test" in said
 
 
+REFUSED = """
+from tilewise.comm.world import join_world
+try:
+    join_world()
+except Exception as error:
+    print("agree" in str(error))
+print(*(line.split("/", 1)[1].strip() for line in open("/proc/self/maps") if "mpich_shm" in line), sep="\\n")
+"""
+
+
+@needs_mpich
+def test_a_refused_process_leaves_no_memory():
+    """What MPI shares between processes has lost its name when a refusal ends them without MPI's end."""
+    others = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED],
+        env=others | {"PMI_RANK": "0", "PMI_SIZE": "2"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    said, *shared = done.stdout.split("\n")[:-1]
+    assert said == "True" and shared and all(name.endswith("(deleted)") for name in shared), done
+
+
 @needs_mpich
 def test_mpi_that_another_has_started():
     """It is used, and left running."""
@@ -156,9 +181,11 @@ CRASH = """
 import ctypes, os
 from tilewise.comm.mpi_library import find_mpi
 from tilewise.comm.mpi_table import load_table
+from tilewise.comm.world import _unlink_segments
 found = find_mpi()
 table = load_table(found.table, found.library)
 assert table.start(table.self) == 0
+_unlink_segments()
 requests = (ctypes.c_int64 * 4)()
 errors = [table.receive(table.self, 8, 4, 0, 1, ctypes.byref(requests)),
           table.send(table.self, b"four", 4, 0, 1, ctypes.byref(requests, 8))]

@@ -182,6 +182,13 @@ def test_the_last_code_is_the_launchs(tmp_path):
     assert done.returncode == 2 and done.stderr.count("tilewise: [") == 1
 
 
+def test_a_command_that_begins_with_an_option():
+    """It is the command's and not the launch's, also where the launch would start it again."""
+    words = command("launch", "-n", "2", "--restart", "1", "--", "--version")
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("tilewise ")
+
+
 @pytest.mark.slow
 def test_a_server_over_two_processes():
     """It writes what one process writes; without one of its processes it ends."""

@@ -24,9 +24,12 @@ sys.exit(over_mpi.run_over_hosts(json.loads(placed), command, *named))
 """
 BEGINNING = "import os, signal, sys, time; rank = int(os.environ['PMI_RANK'])\n"
 MPI = """
-import ctypes
+import contextlib, ctypes, re
 mpi = ctypes.CDLL(sys.argv[2])
 assert mpi.MPI_Init(None, None) == 0
+for path in set(re.findall(r"/dev/shm/mpich_shm_\\w+", open("/proc/self/maps").read())):
+    with contextlib.suppress(OSError):
+        os.unlink(path)  # a killed process would leave it
 """
 SURVIVORS = """
 if rank == 1:

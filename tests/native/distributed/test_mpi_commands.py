@@ -8,6 +8,7 @@ import pytest
 
 from native.distributed.test_launch import command, make_run, weights
 from support.hosts import find_mpiexec
+from tilewise.core.errors import LOST
 
 MPIEXEC = find_mpiexec()
 pytestmark = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec: pip install mpich")
@@ -91,6 +92,41 @@ def test_a_mistake_is_said_once(tmp_path, arguments, words):
     assert done.stderr.count("\n") == 1 and done.stderr.startswith("tilewise: ") and words in done.stderr
 
 
+@pytest.mark.parametrize(
+    "second", [("train", "other.toml"), pytest.param(("doctor", "--no-measure"), marks=pytest.mark.slow)]
+)
+def test_two_commands_in_one_run_are_refused(tmp_path, second):
+    """Both are named, once, before anything is written."""
+    first = command("train", make_run(tmp_path, "run"))
+    make_run(tmp_path, "other")
+    before = sorted(tmp_path.iterdir())
+    done = under_mpi(tmp_path, [*first, ":", "-n", "1", *command(*second)], 1)
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1, done.stderr
+    assert "train run.toml' in the leader and '" in done.stderr
+    assert f"{' '.join(second)}' in process 1" in done.stderr and "the same words" in done.stderr
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("other", ["true", pytest.param("false", marks=pytest.mark.slow)])
+def test_a_process_that_ends_before_it_joins(tmp_path, other):
+    """MPI would wait for it for ever; the others say so in time, and leave no memory."""
+    joining = ["from tilewise.comm import world", "world._JOIN_S = 1.0", "world.join_world()"]
+    keeping = [
+        "import os, pathlib",
+        "unlink = world._unlink_segments",
+        "def kept():",
+        "    unlink()",
+        "    maps = pathlib.Path('/proc/self/maps').read_text().splitlines()",
+        "    lines = [line for line in maps if 'mpich_shm' in line]",
+        "    print(bool(lines) and all(line.endswith('(deleted)') for line in lines), flush=True)",
+        "world._unlink_segments = kept",
+    ]
+    program = "\n".join([joining[0], *keeping, *joining[1:]])
+    done = under_mpi(tmp_path, [sys.executable, "-c", program, ":", "-n", "1", other], 1)
+    assert done.returncode & LOST == LOST and done.stdout.startswith("True\n"), done.stderr
+    assert "must join within 1 s; got process 0 of 2" in done.stderr
+
+
 @pytest.mark.slow
 def test_one_process_of_mpiexec_is_alone(tmp_path):
     """MPI is not needed: the command does what it does without."""
@@ -98,6 +134,12 @@ def test_one_process_of_mpiexec_is_alone(tmp_path):
     done = under_mpi(tmp_path, words, 1)
     alone = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, alone.stdout, alone.stderr)
+
+
+def test_one_process_of_mpiexec_is_a_group(tmp_path):
+    """A script for any number of processes runs in one."""
+    done = script(tmp_path, GROUP, "print('after')", num_processes=1)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "inside 1\nafter\n", "")
 
 
 @pytest.mark.parametrize("code", [0, pytest.param(3, marks=pytest.mark.slow)])

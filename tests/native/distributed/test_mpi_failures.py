@@ -93,12 +93,12 @@ class Run:
 def start_on(two_hosts, tmp_path):
     """Starts a training run on two hosts, so many processes on each."""
 
-    def start(ppn):
+    def start(ppn, **named):
         def words(given):
             told = two_hosts.over_mpi(given, ppn=ppn, options=[KEEP])
             return two_hosts.start(told, cwd=tmp_path)
 
-        return Run(tmp_path, words, 2 * ppn)
+        return Run(tmp_path, words, 2 * ppn, **named)
 
     return start
 
@@ -133,6 +133,20 @@ def test_a_link_that_breaks(start_on, two_hosts, how, tmp_path):
     run.require_reports(sides[0], run.numbers)
     run.require_reports(sides[1], run.numbers)
     two_hosts.mend(two_hosts.names[1])
+
+
+def test_a_run_that_has_lost_a_host_goes_on_without_it(start_on, two_hosts, tmp_path):
+    """From its last checkpoint, on the leader's host alone, to the weights of a run that was never broken."""
+    run = start_on(1, is_long=False)
+    two_hosts.cut(two_hosts.names[1])
+    run.require_reports([0], [1])
+    run.require_reports([1], [0])
+    two_hosts.mend(two_hosts.names[1])
+    assert not (tmp_path / "broken" / "model").exists()
+    for name, given in (("broken", ["--auto-resume"]), ("alone", [])):
+        words = command("train", make_run(tmp_path, name), *given)
+        subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    assert weights(tmp_path, "broken") == weights(tmp_path, "alone")
 
 
 def test_a_worker_that_is_killed_beside_the_leader(tmp_path):

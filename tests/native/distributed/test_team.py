@@ -148,6 +148,7 @@ def test_a_worker_that_is_killed_during_a_run(group):
     error, took = killed_during_steps(group, signal.SIGKILL)
     assert isinstance(error, PeerLost) and took < 5
     assert f"process 1 (pid {worker})" in str(error) and "signal 9" in str(error)
+    assert "after 0 tasks" not in str(error)  # though each of its runs was short
 
 
 def steps_until_the_end(model, ends):

@@ -36,7 +36,7 @@ def run_again(options: Sequence[str], command: Sequence[str], times: int) -> int
     Returns:
         Its last exit code; 128 and the signal's number where one ended it.
     """
-    arguments = ["launch", *options, *command]
+    arguments = ["launch", *options, "--", *command]
     resumes = command[0] == "train" and "--resume" not in command
     for left in range(times, -1, -1):
         code, is_asked = _run_once(arguments)
