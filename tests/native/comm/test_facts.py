@@ -28,7 +28,9 @@ def test_long_values_are_shown_where_they_differ():
     same = "x" * 300
     said = refusal(f"{same}left{same}", f"{same}right{same}")
     before, after = f"...{'x' * 40}", "x" * (200 - 40 - len("left"))
-    assert f"got '{before}left{after}...' in the leader and '{before}right{after[1:]}...' in process 1" in said
+    assert (
+        f"got '{before}left{after}...' in the leader and '{before}right{after[1:]}...' in process 1" in said
+    )
     assert "got 'a' in the leader and 'b' in process 1; give all processes" in refusal("a", "b")
 
 
