@@ -79,9 +79,10 @@ void bind_wire(nb::module_& m) {
           "fail", [](const World& self, const std::string& cause) { self.wire()->fail(cause); }, nb::arg("cause"),
           "A process is lost: nothing is handed to MPI from now on.")
       .def("leave", &World::leave, nb::call_guard<nb::gil_scoped_release>(), "End MPI, together with all others.");
-  wire.def("join_world", &comm::join_world, nb::arg("table"), nb::arg("library"),
+  wire.def("join_world", &comm::join_world, nb::arg("table"), nb::arg("library"), nb::arg("ending"),
            nb::call_guard<nb::gil_scoped_release>(),
-           "Start MPI: a file of its functions, and the library to load before it, or ''.");
+           "Start MPI: a file of its functions, the library to load before it, or '', and the line that is said where "
+           "MPI ends the process instead.");
 }
 
 }  // namespace tilewise::bind

@@ -3,6 +3,9 @@
 
 #include <dlfcn.h>
 
+#include <cstdio>
+#include <cstdlib>
+
 #include "base/check.h"
 
 namespace tilewise::comm {
@@ -31,10 +34,30 @@ const TilewiseMpi& load_table(const std::string& table, const std::string& libra
 
 std::string text_of(const char* text) { return {text}; }
 
+std::string& last_words() {
+  static auto& text = *new std::string;
+  return text;
+}
+
+void say_last_words() { std::fputs(last_words().c_str(), stderr); }
+
+/// What is said where the process ends while this is there.
+class LastWords {
+ public:
+  explicit LastWords(const std::string& text) {
+    static const bool is_said = std::atexit(say_last_words) == 0;
+    if (is_said) last_words() = text;
+  }
+  ~LastWords() { last_words().clear(); }
+  LastWords(const LastWords&) = delete;
+  LastWords& operator=(const LastWords&) = delete;
+};
+
 }  // namespace
 
-std::shared_ptr<World> join_world(const std::string& table, const std::string& library) {
+std::shared_ptr<World> join_world(const std::string& table, const std::string& library, const std::string& ending) {
   const TilewiseMpi& mpi = load_table(table, library);
+  const LastWords words(ending);
   const int32_t error = mpi.start(mpi.self);
   char text[512] = {};
   if (error != 0) mpi.describe(mpi.self, error, text, sizeof(text));

@@ -13,7 +13,7 @@ from tilewise.comm.mpi_library import MpiLibrary, find_mpi
 from tilewise.core.environment import read
 from tilewise.core.errors import ConfigError
 
-__all__ = ["Launched", "launched", "refuse_several", "require_mpi", "require_world"]
+__all__ = ["Launched", "ending_by_mpi", "launched", "refuse_several", "require_mpi", "require_world"]
 
 _MAX_PROCESSES = 1 << 24
 # From here on Slurm's numbers of steps are names: of the batch script, of an interactive shell, of what is outside.
@@ -114,6 +114,20 @@ def require_mpi(found: Launched) -> MpiLibrary:
             f"[comm.launcher] processes of {found.launcher} must be joined by MPI; got {found} and no MPI, so that "
             f"each would do the whole work: {error}"
         ) from None
+
+
+def ending_by_mpi(found: Launched, library: str) -> str:
+    """What is to be said where MPI does not start and ends the process, in words of its own: it does not know the
+    launcher.
+
+    Args:
+        found: what the launcher says.
+        library: which MPI it is, in words.
+    """
+    return (
+        f"[comm.launcher] MPI must start where its launcher has started processes; got {found} by {found.launcher}, "
+        f"and the end of it by {library}; {_REMEDIES[found.launcher]}"
+    )
 
 
 def require_world(found: Launched, rank: int, size: int, library: str) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tilewise._native.wire import World as Native
 from tilewise._native.wire import join_world as join_native
-from tilewise.comm.launcher import Launched, launched, require_mpi, require_world
+from tilewise.comm.launcher import Launched, ending_by_mpi, launched, require_mpi, require_world
 from tilewise.core.environment import on_host
 from tilewise.core.errors import LOST, ConfigError
 
@@ -96,8 +96,9 @@ def join_world() -> World | None:
     if signal.getsignal(_OTHER_LOST) == signal.SIG_DFL:
         with suppress(ValueError):  # in another thread than the main one
             signal.signal(_OTHER_LOST, signal.SIG_IGN)
+    ending = f"tilewise: {ending_by_mpi(found, library.name)}\n"
     with _in_time(found):
-        native = join_native(str(library.table), str(library.library or ""))
+        native = join_native(str(library.table), str(library.library or ""), ending)
     _unlink_segments()  # before a refusal, after which MPI is not ended
     try:
         require_world(found, native.rank, native.size, library.name)

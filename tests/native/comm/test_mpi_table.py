@@ -166,6 +166,25 @@ def test_a_refused_process_leaves_no_memory():
 
 
 @needs_mpich
+def test_a_launcher_whose_interface_mpi_does_not_speak():
+    """MPICH ends the process in words of its own; what to do comes behind them."""
+    others = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    slurm = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4", "PMIX_RANK": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tilewise", "doctor", "--no-measure"],
+        env=others | slurm | {"PMIX_NAMESPACE": "4.0"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0 and done.stdout == ""
+    said = done.stderr.splitlines()[-1]
+    assert (
+        said.startswith("tilewise: [comm.launcher] MPI must start") and "`srun --mpi=pmi2` for MPICH" in said
+    )
+
+
+@needs_mpich
 def test_mpi_that_another_has_started():
     """It is used, and left running."""
     assert one_process("guest") == "left running"
