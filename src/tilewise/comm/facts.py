@@ -54,11 +54,18 @@ def require_equal(own: Mapping[str, str], other: Mapping[str, object], peer: str
     """
     for name, value in own.items():
         if (found := other.get(name)) != value:
-            same = len(os.path.commonprefix([value, found])) if isinstance(found, str) else 0
+            same = _common_length(value, found) if isinstance(found, str) else 0
             raise ConfigError(
                 f"[comm.ProcessGroup] processes of a group must have the same {name}; got {_shown(value, same)} in the "
                 f"leader and {_shown(found, same)} in {peer}; {_REMEDIES.get(name, _REMEDY)}"
             )
+
+
+def _common_length(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    return next(
+        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
 
 
 def _shown(value: object, num_same: int) -> str:

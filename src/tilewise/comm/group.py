@@ -116,8 +116,8 @@ class Group:
         """Start the other processes now, and wait until they are ready.
 
         Raises:
-            ConfigError: one of them would not compute the same: its version, native module or instruction set differs, or
-            the command that a launcher has given it.
+            ConfigError: one of them would not compute the same: its version, native module or instruction set
+            differs, or the command that a launcher has given it.
             PeerLost: one has ended.
             CommTimeout: one does not answer.
         """
