@@ -1,5 +1,5 @@
 """The command line: `tilewise demo | train | generate | serve | chat | run-batch | encode | evaluate | inspect |
-doctor | verify | launch | build-mpi | bench | checkpoint`.
+doctor | verify | tune | launch | build-mpi | bench | checkpoint`.
 
 Owns arguments, help texts, exit codes. Heavy packages are imported inside commands, so that help is quick. A
 user's mistake is one line on standard error and exit code 2 before any work; a failure while working is one
@@ -27,6 +27,7 @@ from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_
 from tilewise.cli.refuse import before_work
 from tilewise.cli.run_batch import run_batch
 from tilewise.cli.serve import serve
+from tilewise.cli.tune import tune
 from tilewise.core import PeerLost, TilewiseError, configure_logging
 from tilewise.core.environment import is_launched
 from tilewise.core.errors import LOST
@@ -149,6 +150,7 @@ app.command()(serve)
 app.command()(chat)
 app.command("run-batch")(run_batch)
 app.command()(doctor)
+app.command()(tune)
 app.command(context_settings={"allow_interspersed_args": False})(launch)
 app.command("build-mpi")(build_mpi)
 

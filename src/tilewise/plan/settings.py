@@ -15,9 +15,10 @@ from tilewise.ir.program import Number, NumberLike, times
 from tilewise.ir.validate import validate_records
 from tilewise.plan.shapes import PlanSettings, symbols_of
 
-__all__ = ["MAX_WORKERS", "settings_for"]
+__all__ = ["MAX_ROWS_PER_TILE", "MAX_WORKERS", "settings_for"]
 
 MAX_WORKERS = 255  # per device, of one task engine (native/tasks/embed/embedded.h)
+MAX_ROWS_PER_TILE = 1 << 24
 _ROWS_PER_TILE = 512
 _ROWS_WITHOUT_BATCH = 128
 _border = Border("plan", PlanError)
@@ -29,17 +30,22 @@ def settings_for(
     batch: BatchCut,
     workers_per_device: int | None,
     is_checkpointed: bool = False,
+    rows_per_tile: int | None = None,
 ) -> PlanSettings:
     """Check what a layout says, and choose the row tile.
 
+    Args:
+        rows_per_tile: the most rows in a tile of activations of a batch, if they are whole sequences.
+
     Raises:
-        PlanError: workers are out of range.
+        PlanError: workers or rows are out of range, or the graph has no batch of which rows could be.
         LayoutError: a value stays partial, or an axis has nothing to share.
     """
     mesh = layout.mesh
     workers = _workers(mesh, workers_per_device)
     validate_records(graph, layout)
     _require_used_axes(graph, layout, mesh)
+    most_rows = _most_rows(batch, rows_per_tile)
     if not batch.size:
         return PlanSettings(
             row_tile=_row_tile_unbatched(graph),
@@ -51,9 +57,7 @@ def settings_for(
     rows = _rows_per_sequence(graph, batch)
     per_leaf = batch.size // batch.leaves
     sequences = max(
-        k
-        for k in range(1, per_leaf + 1)
-        if per_leaf % k == 0 and (k == 1 or k * batch.rows <= _ROWS_PER_TILE)
+        k for k in range(1, per_leaf + 1) if per_leaf % k == 0 and (k == 1 or k * batch.rows <= most_rows)
     )
     return PlanSettings(
         batch.microbatches,
@@ -80,6 +84,16 @@ def _workers(mesh: DeviceMesh, given: int | None) -> int:
     if given is None:
         return min(MAX_WORKERS, max(1, num_cores() // mesh.num_devices))
     return _border.integer("settings", "workers_per_device", given, 1, MAX_WORKERS)
+
+
+def _most_rows(batch: BatchCut, given: int | None) -> int:
+    if given is None:
+        return _ROWS_PER_TILE
+    if not batch.size:
+        _border.refuse(
+            "settings", "rows_per_tile is of a batch's activations", "a graph without a batch", "leave it out"
+        )
+    return _border.integer("settings", "rows_per_tile", given, 1, MAX_ROWS_PER_TILE)
 
 
 def _require_used_axes(graph: Graph, layout: GraphLayout, mesh: DeviceMesh) -> None:

@@ -165,6 +165,7 @@ class ComputeGraph(GraphBuilder):
         recompute: str | Sequence[str] = "none",
         offload: str | Collection[str] = "none",
         workers_per_device: int | None = None,
+        rows_per_tile: int | None = None,
         sizes: Mapping[str, int] | None = None,
         strict: bool = False,
         checkpoints: bool = False,
@@ -188,6 +189,8 @@ class ComputeGraph(GraphBuilder):
                 of the optimizer; `parameters`, weights of which layers read one after the other; `activations`, results
                 that wait for the backward pass; or several of them. It trades time for memory and changes no bit.
             workers_per_device: threads per device; by default the cores that this process may use / devices.
+            rows_per_tile: the most rows of activations that are one tile, hence one task; by default 512. A tile is
+                whole sequences of one leaf, so that it is one sequence at least. It changes no bit.
             sizes: numbers for symbolic sizes by name, such as `{"seq": 40}`: a plan for these alone, with the memory
                 that they need. No result changes.
             strict: refuse changes of layout between ops that no hint asks for. Outputs are gathered for the host in any
@@ -230,7 +233,14 @@ class ComputeGraph(GraphBuilder):
                 graph, foresee = simplify(self.freeze()), foresee_nothing
                 if ahead is not None and is_foreseen:
                     foresee = partial(
-                        lower_ahead, ahead, graph, used, leaves, workers_per_device, checkpoints
+                        lower_ahead,
+                        ahead,
+                        graph,
+                        used,
+                        leaves,
+                        workers_per_device,
+                        checkpoints,
+                        rows_per_tile,
                     )
                 graph = self._completed(graph, recomputation, pool, foresee)
             with seen.phase("layouts"):
@@ -245,7 +255,7 @@ class ComputeGraph(GraphBuilder):
                 if strategy.sharding is not None:
                     graph, layout = shard_states(graph, layout, strategy.sharding, batch)
                 graph, layout = offload_tensors(graph, layout, offloaded, batch)
-                settings = settings_for(graph, layout, batch, workers_per_device, checkpoints)
+                settings = settings_for(graph, layout, batch, workers_per_device, checkpoints, rows_per_tile)
                 if "optimizer" in offloaded:
                     held = choose_held(graph, layout, settings)
                     graph, layout = hold_ahead(graph, layout, held, batch)

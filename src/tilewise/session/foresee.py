@@ -22,6 +22,7 @@ def lower_ahead(
     leaves: int | None,
     workers: int | None,
     is_checkpointed: bool,
+    rows_per_tile: int | None,
 ) -> OnMade:
     """Have layers and their gradients lowered with the settings that the plan of a graph will have.
 
@@ -29,7 +30,7 @@ def lower_ahead(
         ahead: begins.
         graph: before gradients, without sizes to fix.
         mesh: of one device.
-        leaves, workers, is_checkpointed: as the plan was asked for.
+        leaves, workers, is_checkpointed, rows_per_tile: as the plan was asked for.
 
     Returns:
         What begins it, once it is given the gradients.
@@ -37,7 +38,7 @@ def lower_ahead(
     try:
         batch = cut_batch(graph, 1, leaves)
         layout = lay_out_alone(graph, mesh, lambda graph: None)
-        settings = settings_for(graph, layout, batch, workers, is_checkpointed)
+        settings = settings_for(graph, layout, batch, workers, is_checkpointed, rows_per_tile)
     except TilewiseError:  # it comes again in its turn, behind what comes before
         return foresee_nothing()
     shapes = LocalShapes(mesh, settings, graph.reduction_chunks, symbols_of(graph), kinds=(0,))

@@ -4,6 +4,7 @@ Owns what a run leaves on disk. The computation itself is a graph with a strateg
 `step`.
 """
 
+from tilewise.train.alternatives import as_toml
 from tilewise.train.comparison import compare_strategy
 from tilewise.train.config import (
     DataSection,
@@ -32,6 +33,7 @@ from tilewise.train.trainer import (
     make_plan,
     prepare_data,
 )
+from tilewise.train.tuning import Trial, Tuning, tune_run
 
 __all__ = [
     "CompressionReport",
@@ -49,6 +51,9 @@ __all__ = [
     "TrainSection",
     "Trainer",
     "TrainingData",
+    "Trial",
+    "Tuning",
+    "as_toml",
     "check_config",
     "compare_strategy",
     "compress_files",
@@ -68,4 +73,5 @@ __all__ = [
     "score_files",
     "track_work",
     "train_steps",
+    "tune_run",
 ]

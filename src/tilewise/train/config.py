@@ -35,6 +35,7 @@ from tilewise.core.mesh import DeviceMesh
 from tilewise.core.reading import Unreadable, decode_text, first_problem, read_whole
 from tilewise.graph import Recomputation
 from tilewise.models import ModelConfig
+from tilewise.plan.settings import MAX_ROWS_PER_TILE
 from tilewise.strategy import check_offload
 
 if TYPE_CHECKING:
@@ -125,8 +126,9 @@ class DataSection(_Section):
 
 
 class TrainSection(_Section):
-    """`[train]`: length, batch and precision. One step sees `batch` sequences, whatever the devices. `recompute` and
-    `offload` are as in `ComputeGraph.plan`: one word, or patterns of names; one word, or several."""
+    """`[train]`: length, batch and precision. One step sees `batch` sequences, whatever the devices. `recompute`,
+    `offload` and `rows_per_tile` are as in `ComputeGraph.plan`: one word, or patterns of names; one word, or several; a
+    number."""
 
     steps: int = Field(default=500, ge=1, le=10**9)
     batch: int = Field(default=8, ge=1, le=1 << 16)
@@ -134,6 +136,7 @@ class TrainSection(_Section):
     leaves: int = Field(default=8, ge=1, le=1 << 16)
     recompute: str | tuple[str, ...] = "none"
     offload: str | tuple[str, ...] = "none"
+    rows_per_tile: int = Field(default=512, ge=1, le=MAX_ROWS_PER_TILE)
     dtype: str = "bf16"
     on_nonfinite: Literal["stop", "skip"] = "stop"
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
@@ -251,15 +254,16 @@ class TrainConfig(_Section):
         return self
 
     def what_must_match(self) -> dict[str, Any]:
-        """Everything that decides the result: all but output, distribution, microbatches, and what is recomputed or
-        offloaded, which change no bit of it, and where the data lies, for what it says is compared by content."""
+        """Everything that decides the result: all but output, distribution, microbatches, what is recomputed or
+        offloaded, and the size of tiles, which change no bit of it, and where the data lies, for what it says is
+        compared by content."""
         sections = self.model_dump(
             exclude={
                 "model": True,
                 "output": True,
                 "distribution": True,
                 "data": {"path"},
-                "train": {"accumulation", "recompute", "offload"},
+                "train": {"accumulation", "recompute", "offload", "rows_per_tile"},
             }
         )
         return {"model": make_model_config(self).to_dict(), **sections}

@@ -143,6 +143,7 @@ def make_plan(
         recompute=config.train.recompute,
         offload=config.train.offload,
         workers_per_device=config.distribution.workers_per_device,
+        rows_per_tile=config.train.rows_per_tile,
         checkpoints=True,
         watch=watch,
     )

@@ -21,6 +21,7 @@ from tilewise.ir.file import hold, require_graph
 from tilewise.ir.graph import Graph
 from tilewise.ir.kinds import Kind
 from tilewise.ir.layout import CHUNKS, GROUPS, LEAVES, GraphLayout
+from tilewise.ir.program import upper
 from tilewise.ir.validate import validate_graph
 from tilewise.plan.buffers import OFFLOADED
 from tilewise.plan.classes import classes_of
@@ -163,9 +164,11 @@ def _require_choices(plan: PlanTables) -> None:
     ):  # a plan for one of the lengths that the user's graph may have
         hold(batch.rows <= s.padded_bound, "{} rows are padded to {}", batch.rows, s.padded_bound)
         batch = replace(batch, bound=s.padded_bound)
-    chosen = settings_for(plan.graph, plan.layout, batch, s.workers_per_device, s.is_checkpointed)
+    symbols = symbols_of(plan.graph)
+    rows = upper(s.row_tile, tuple(symbol.max for symbol in symbols)) if s.batch else None
+    chosen = settings_for(plan.graph, plan.layout, batch, s.workers_per_device, s.is_checkpointed, rows)
     hold(chosen == s, "planning would choose {}; it has {}", chosen, s)
-    shapes = LocalShapes(plan.mesh, s, plan.graph.reduction_chunks, symbols_of(plan.graph))
+    shapes = LocalShapes(plan.mesh, s, plan.graph.reduction_chunks, symbols)
     classes = classes_of(plan.graph, plan.layout, shapes)
     class_of = {device: c for c, devices in enumerate(classes) for device in devices}
     hold(

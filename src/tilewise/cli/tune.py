@@ -1,0 +1,55 @@
+"""`tilewise tune`: which settings make a training run fastest on this machine, of those that change no bit of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tilewise.cli.options import make_console
+from tilewise.cli.refuse import before_work
+
+__all__ = ["tune"]
+
+
+def tune(
+    config: Annotated[
+        Path, typer.Argument(help="A TOML file; examples/train.toml shows every key.", show_default=False)
+    ],
+    steps: Annotated[
+        int, typer.Option(min=1, max=1000, help="Steps that are timed under each setting, behind one.")
+    ] = 3,
+    minutes: Annotated[
+        float, typer.Option(min=0, max=1e4, help="After so long no other setting is begun.")
+    ] = 10.0,
+) -> None:
+    """Find the settings that make a training run fastest on this machine, of those that change no bit of it.
+
+    Runs some steps of the configuration under each: every mesh of one axis on this machine's cores, with the least
+    saving of memory (microbatches, recomputing) that fits; more microbatches; other sizes of tiles. The fastest then
+    takes turns with the configuration as it is, and wins if it is at least 1% faster. Tells speed and planned memory of
+    each on standard error, and prints the fastest settings as lines for the file. Reads no data and writes nothing;
+    losses of all are compared to the bit. A busy machine misleads it.
+
+    Example: `tilewise tune examples/train.toml`
+    """
+    from tilewise.train import as_toml, load_config, tune_run
+
+    console = make_console(stderr=True)
+
+    def report(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    with before_work():
+        loaded = load_config(config)
+    found = tune_run(loaded, steps, minutes * 60, report)
+    if found.num_left:
+        report(f"the time was up before {found.num_left} other settings; --minutes gives more")
+    if found.gain is None:
+        report("the configuration as it is does not run here; the fastest that does:")
+    elif found.best.config == loaded:
+        report("the configuration is as fast as any of these as it is:")
+    else:
+        report(f"{found.gain:.3f} times as fast as the configuration as it is:")
+    print(as_toml(found.best.config))

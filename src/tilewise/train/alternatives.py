@@ -1,0 +1,125 @@
+"""What of a configuration can be set otherwise without changing a bit of its results: the mesh and its workers,
+microbatches, what is recomputed, the size of tiles. Configurations in, configurations out; nothing is planned here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from tilewise.core.limits import num_cores
+from tilewise.train.config import DistributionSection, TrainConfig
+
+__all__ = [
+    "as_toml",
+    "describe_settings",
+    "larger_and_smaller_tiles",
+    "memory_ladder",
+    "other_meshes",
+    "with_more_microbatches",
+]
+
+_STRATEGIES = {"dp": "ddp", "fsdp": "fsdp", "tp": "tensor_parallel"}
+_COSTS = {"none": 0, "selective": 1, "full": 10}  # in time, beside doubling the microbatches
+_DEARER_THAN_FULL = 11  # patterns of a user: nothing is known of them
+_MOST_TILE_ROWS = 4096
+
+
+def other_meshes(config: TrainConfig) -> Iterator[TrainConfig]:
+    """The same over every mesh of one axis on as many cores: those of the machine, or workers times devices where the
+    configuration counts workers. The configuration's own mesh comes first, and is the only one of several axes."""
+    own = config.distribution
+    yield config
+    num_devices = 1
+    for size in own.mesh.values():
+        num_devices *= size
+    cores = num_cores() if own.workers_per_device is None else own.workers_per_device * num_devices
+    if num_devices > 1:
+        yield _over(config, {}, cores)
+    width = 2
+    while width <= cores:
+        for axis in _STRATEGIES:
+            if own.mesh != {axis: width}:
+                yield _over(config, {axis: width}, cores // width)
+        width *= 2
+
+
+def _over(config: TrainConfig, mesh: dict[str, int], workers: int) -> TrainConfig:
+    own = config.distribution
+    settings = own.model_dump() if {"fsdp"} <= {*mesh} & {*own.mesh} else {}
+    settings |= {
+        "strategy": _STRATEGIES[next(iter(mesh))] if mesh else "single",
+        "mesh": mesh,
+        "workers_per_device": None if own.workers_per_device is None else workers,
+    }
+    return config.model_copy(update={"distribution": DistributionSection(**settings)})
+
+
+def memory_ladder(config: TrainConfig) -> Iterator[TrainConfig]:
+    """The same with less and less memory: by microbatches and by recomputing, in the order of what that should cost in
+    time."""
+    train = config.train
+    words = ["none", "selective", "full"]
+    recomputed = [*words, *([] if train.recompute in words else [train.recompute])]
+    doubled = [1 << n for n in range(train.leaves.bit_length())]
+    rungs = [
+        (_cost(recompute) + accumulation.bit_length(), accumulation, recompute)
+        for recompute in recomputed
+        for accumulation in sorted({*doubled, train.accumulation})
+    ]
+    for _, accumulation, recompute in sorted(rungs, key=lambda rung: rung[:2]):
+        yield _with_train(config, accumulation=accumulation, recompute=recompute)
+
+
+def _cost(recompute: str | tuple[str, ...]) -> int:
+    return _COSTS.get(recompute, _DEARER_THAN_FULL) if isinstance(recompute, str) else _DEARER_THAN_FULL
+
+
+def with_more_microbatches(config: TrainConfig) -> TrainConfig:
+    """The same with twice as many, each half as large."""
+    return _with_train(config, accumulation=2 * config.train.accumulation)
+
+
+def larger_and_smaller_tiles(config: TrainConfig) -> Iterator[TrainConfig]:
+    """The same with tiles of one sequence, two, four and so on, as long as a leaf has them."""
+    sequences, rows = 1, config.data.context
+    while sequences <= config.train.batch // config.train.leaves and sequences * rows <= _MOST_TILE_ROWS:
+        yield _with_train(config, rows_per_tile=sequences * rows)
+        sequences *= 2
+
+
+def _with_train(config: TrainConfig, **settings: object) -> TrainConfig:
+    return config.model_copy(update={"train": config.train.model_copy(update=settings)})
+
+
+def describe_settings(config: TrainConfig) -> str:
+    """What this module may change, in a few words."""
+    own, train = config.distribution, config.train
+    mesh = ", ".join(f"{axis}={size}" for axis, size in own.mesh.items()) or "one device"
+    recompute = train.recompute if isinstance(train.recompute, str) else " ".join(train.recompute)
+    count = own.workers_per_device
+    workers = "" if count is None else f", {count} worker{'s' if count > 1 else ''} per device"
+    return (
+        f"{mesh}{workers}, accumulation {train.accumulation}, recompute {recompute}, "
+        f"{train.rows_per_tile} rows per tile"
+    )
+
+
+def as_toml(config: TrainConfig) -> str:
+    """The same as keys of a configuration file."""
+    own, train = config.distribution, config.train
+    recompute = train.recompute if isinstance(train.recompute, str) else list(train.recompute)
+    mesh = ", ".join(f"{axis} = {size}" for axis, size in own.mesh.items())
+    lines = [
+        "[train]",
+        f"accumulation = {train.accumulation}",
+        f"recompute = {json.dumps(recompute)}",
+        f"rows_per_tile = {train.rows_per_tile}",
+        "",
+        "[distribution]",
+        f"strategy = {json.dumps(own.strategy)}",
+        f"mesh = {{ {mesh} }}" if mesh else "mesh = {}",
+    ]
+    if own.workers_per_device is not None:
+        lines.append(f"workers_per_device = {own.workers_per_device}")
+    return "\n".join(lines)

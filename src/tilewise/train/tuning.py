@@ -1,0 +1,198 @@
+"""Which settings that change no bit of a run make it fastest on this machine: steps are run and timed.
+
+Three searches, one after the other, each from the fastest so far: meshes, each with the least saving of memory that
+fits; microbatches; sizes of tiles. Then the fastest takes turns with the configuration as it is given. Tokens are
+random (`RandomBatches`), weights as at a start. Losses of all trials must be equal to the bit: a setting that changed
+one would be no setting of speed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from tilewise.core import Border, InternalError, LayoutError, PlanError, ResourceError, TilewiseError
+from tilewise.core.writing import writing
+from tilewise.train.alternatives import (
+    describe_settings,
+    larger_and_smaller_tiles,
+    memory_ladder,
+    other_meshes,
+    with_more_microbatches,
+)
+from tilewise.train.config import TrainConfig, make_model_config
+from tilewise.train.random_batches import RandomBatches
+from tilewise.train.trainer import make_plan
+
+if TYPE_CHECKING:
+    from tilewise.plan import Plan
+    from tilewise.session import ComputeGraph
+
+__all__ = ["Trial", "Tuning", "tune_run"]
+
+_MOST_STEPS = 10**6
+_MOST_SECONDS = 1e6
+_ROUNDS = 3  # of the fastest and the given configuration in turns
+_LEAST_GAIN = 1.01  # below it, another setting is no faster: machines are not that quiet
+_border = Border("train")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Some steps that were run.
+
+    Attributes:
+        config: how.
+        memory_bytes: planned, over all devices.
+        tokens_per_s: over the steps, the first one aside.
+        losses: of all steps.
+    """
+
+    config: TrainConfig
+    memory_bytes: int
+    tokens_per_s: float
+    losses: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What was found.
+
+    Attributes:
+        best: the fastest; the configuration as it was given, unless another one was faster in turns with it.
+        gain: how many times as fast it is as the given one, the median over turns; None where that cannot run here.
+        trials: all, in the order in which they ran.
+        num_left: settings that were left out when the time was up.
+    """
+
+    best: Trial
+    gain: float | None
+    trials: tuple[Trial, ...]
+    num_left: int
+
+
+def tune_run(config: TrainConfig, num_steps: int, seconds: float, report: Callable[[str], None]) -> Tuning:
+    """Run some steps of a configuration under settings that change no bit, and find the fastest.
+
+    Args:
+        num_steps: timed in every trial, behind one that is not.
+        seconds: after which no other settings are begun.
+        report: told what was found, a line a trial.
+
+    Raises:
+        PlanError, LayoutError: the strategy cannot spread this model, nor can another.
+        ResourceError: nothing fits into this machine's memory.
+        NotFinite: a loss is not finite.
+    """
+    _border.instance("tune", "a configuration", config, TrainConfig, "pass what load_config returned")
+    num_steps = _border.integer("tune", "steps", num_steps, 1, _MOST_STEPS)
+    seconds = _border.number("tune", "seconds", seconds, 0, _MOST_SECONDS)
+    return _Search(config, num_steps, seconds, report).run()
+
+
+class _Search:
+    """Trials so far, and what is left of the time."""
+
+    def __init__(
+        self, config: TrainConfig, num_steps: int, seconds: float, report: Callable[[str], None]
+    ) -> None:
+        self._config, self._num_steps, self._report = config, num_steps, report
+        self._batches = RandomBatches(config, num_steps + 1)
+        self._end = time.monotonic() + seconds
+        self._trials: dict[object, Trial] = {}  # by what a plan makes of their settings
+        self._refusal: TilewiseError | None = None
+        self._num_left = 0
+
+    def run(self) -> Tuning:
+        given = self._try([self._config], must_run=True)
+        for other in other_meshes(self._config):
+            self._try(memory_ladder(other), must_run=not self._trials)
+        if not self._trials:
+            assert self._refusal is not None  # at least one configuration was tried
+            raise self._refusal
+        self._try([with_more_microbatches(self._best().config)])
+        for other in larger_and_smaller_tiles(self._best().config):
+            self._try([other])
+        best = self._best()
+        gain = None if given is None else self._times_as_fast(best, given)
+        if given is not None and gain is not None and gain < _LEAST_GAIN:
+            best, gain = given, 1.0
+        return Tuning(best, gain, tuple(self._trials.values()), self._num_left)
+
+    def _best(self) -> Trial:
+        return max(self._trials.values(), key=lambda trial: trial.tokens_per_s)
+
+    def _try(self, configs: Iterable[TrainConfig], must_run: bool = False) -> Trial | None:
+        """Run the first that can be planned, unless that was run before; None where there is none, or no time."""
+        refusals: list[tuple[TrainConfig, TilewiseError]] = []
+        for config in configs:
+            if not must_run and time.monotonic() >= self._end:
+                self._num_left += 1
+                return None
+            try:
+                graph, plan = make_plan(config)
+            except (PlanError, LayoutError, ResourceError) as error:
+                refusals.append((config, error))
+                continue
+            return self._run_once(config, graph, plan)
+        config, self._refusal = refusals[0]
+        self._report(f"refused: {describe_settings(config)}: {str(self._refusal).partition(';')[0]}")
+        return None
+
+    def _run_once(self, config: TrainConfig, graph: ComputeGraph, plan: Plan) -> Trial:
+        distribution, train = config.distribution, config.train
+        mesh, workers = tuple(distribution.mesh.items()), plan.settings.workers_per_device
+        key = mesh, workers, train.accumulation, train.recompute, plan.settings.row_tile
+        if key not in self._trials:
+            trial = self._trials[key] = self._run(config, graph, plan)
+            first = next(iter(self._trials.values()))
+            self._report(
+                f"{trial.tokens_per_s:9,.0f} tokens/s  {trial.tokens_per_s / first.tokens_per_s:6.3f}  "
+                f"{trial.memory_bytes / 2**30:8.2f} GiB  {describe_settings(config)}"
+            )
+        return self._trials[key]
+
+    def _run(self, config: TrainConfig, graph: ComputeGraph, plan: Plan) -> Trial:
+        """Some steps from fresh weights.
+
+        Raises:
+            InternalError: their losses are not those of other trials.
+        """
+        where = config.output.offload_directory
+        if where is not None and plan.file_bytes:
+            with writing(Path(where)):
+                Path(where).mkdir(parents=True, exist_ok=True)
+        losses, num_tokens, seconds = [], 0, 0.0
+        with graph.instantiate(plan, offload_directory=where) as instance:
+            instance.initialize(seed=config.train.seed, scale=make_model_config(config).initializer_range)
+            for number, batch in enumerate(self._batches):
+                started = time.perf_counter()
+                losses.append(instance.step(batch, lr=config.optimizer.lr).loss)
+                if number > 0:  # the first touches memory for the first time
+                    seconds += time.perf_counter() - started
+                    num_tokens += batch["tokens"].size
+        memory_bytes = plan.device_bytes * plan.mesh.num_devices + sum(plan.checkpoint_bytes)
+        trial = Trial(config, memory_bytes, num_tokens / seconds, tuple(losses))
+        first = next(iter(self._trials.values()), trial)
+        if trial.losses != first.losses:
+            raise InternalError(
+                f"[train.tune] losses are the same to the bit under all settings; got {trial.losses} with "
+                f"{describe_settings(config)} and {first.losses} with {describe_settings(first.config)}; please report "
+                "the configuration"
+            )
+        return trial
+
+    def _times_as_fast(self, best: Trial, given: Trial) -> float:
+        """The median over turns of both, which a machine that is busy for a while treats alike."""
+        if best is given:
+            return 1.0
+        self._report("the fastest and the given settings take turns")
+        ratios = []
+        for _ in range(_ROUNDS):
+            rates = [self._run(t.config, *make_plan(t.config)).tokens_per_s for t in (given, best)]
+            ratios.append(rates[1] / rates[0])
+        return median(ratios)

@@ -1,0 +1,85 @@
+"""How many rows a tile has decides tasks and nothing else."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tilewise as tw
+from tilewise import models
+from tilewise.core import PlanError
+from tilewise.models import llama
+from tilewise.plan import Plan
+
+BATCH, SEQ, LEAVES = 16, 16, 2
+CONFIG = llama.LlamaConfig(
+    vocab_size=128,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
+
+
+def make_graph(dtype="f32"):
+    """A step of training."""
+    graph = tw.ComputeGraph("tiles")
+    models.build_training_graph(graph, CONFIG, BATCH, SEQ, dtype)
+    graph.optimize(tw.optim.AdamW())
+    return graph
+
+
+def train(dtype, mesh, rows, fault=False):
+    """Parameters after two steps."""
+    graph = make_graph(dtype)
+    with graph.instantiate(graph.plan(mesh, leaves=LEAVES, rows_per_tile=rows)) as model:
+        model.initialize(seed=1)
+        ids = np.random.default_rng(2).integers(0, 128, (BATCH, SEQ + 1), dtype=np.int32)
+        if fault:
+            ids[-1, 0] ^= 1
+        for _ in range(2):
+            model.step({"tokens": ids[:, :-1], "labels": ids[:, 1:]}, lr=1e-2)
+        return b"".join(np.ascontiguousarray(p).tobytes() for p in model.parameters().values())
+
+
+@settings(max_examples=8)
+@given(st.sampled_from(["f32", "bf16"]), st.sampled_from([{}, {"dp": 2}, {"tp": 2}]), st.integers(1, 400))
+def test_tiles_change_no_bit(dtype, mesh, rows):
+    """On one device and on two; another token in the last row does."""
+    expected = train(dtype, {}, None)
+    assert train(dtype, mesh, rows) == expected
+    assert train(dtype, mesh, rows, fault=True) != expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "tile"), [(None, 128), (1, 16), (31, 16), (40, 32), (127, 64), (10**6, 128)]
+)
+def test_a_tile_is_whole_sequences_of_a_leaf(rows, tile):
+    """As many as fit into the rows and share the leaf equally; one at least."""
+    plan = make_graph().plan(leaves=LEAVES, rows_per_tile=rows)
+    assert plan.settings.row_tile == tile
+
+
+def test_plans_keep_it_in_files(tmp_path):
+    """A loaded plan is the saved one, and one with a tile that planning would not choose is refused."""
+    graph = make_graph()
+    plan = graph.plan(leaves=LEAVES, rows_per_tile=32)
+    assert plan.digest() != graph.plan(leaves=LEAVES).digest()
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").digest() == plan.digest()
+
+
+@pytest.mark.parametrize("rows", [0, -1, 1.5, True, "512", 1 << 25])
+def test_wrong_rows_are_refused(rows):
+    """Before anything is planned."""
+    with pytest.raises(PlanError, match="rows_per_tile"):
+        make_graph().plan(rows_per_tile=rows)
+
+
+def test_graphs_without_a_batch_have_no_such_rows():
+    """It would be a setting without effect."""
+    graph = tw.ComputeGraph("no batch")
+    graph.output(graph.silu(graph.input([4, 4], "f32", name="x")), "y")
+    with pytest.raises(PlanError, match="without a batch"):
+        graph.plan(rows_per_tile=4)

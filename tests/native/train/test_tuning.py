@@ -1,0 +1,150 @@
+"""`tilewise tune`: steps are run under settings that change no bit, and the fastest is told."""
+
+import numpy as np
+import pytest
+
+from native.train.small_run import make_config, tilewise, write_toml
+from tilewise.core import InternalError, PlanError, ResourceError
+from tilewise.plan import plan as plans
+from tilewise.session import GraphInstance
+from tilewise.train import load_config, make_plan, tune_run, tuning
+
+STEPS = 2
+
+
+def tune(config, seconds=1000, lines=None):
+    """All trials of a configuration."""
+    return tune_run(config, STEPS, seconds, [].append if lines is None else lines.append)
+
+
+def pretend(monkeypatch, tokens_per_s):
+    """Have trials take what a function of their configuration says, instead of what they took."""
+    run = tuning._Search._run
+
+    def of(self, config, graph, plan):
+        trial = run(self, config, graph, plan)
+        return tuning.Trial(config, trial.memory_bytes, tokens_per_s(config), trial.losses)
+
+    monkeypatch.setattr(tuning._Search, "_run", of)
+
+
+def test_the_fastest_wins(monkeypatch, tmp_path):
+    """Every mesh is tried, then microbatches and tiles from the fastest on; in turns it beats the given one."""
+    speeds = {"fsdp": 1500.0, "dp": 1200.0, "tp": 800.0}
+
+    def speed(config):
+        return speeds.get(next(iter(config.distribution.mesh), ""), 1000.0) + config.train.rows_per_tile / 64
+
+    pretend(monkeypatch, speed)
+    monkeypatch.setattr("tilewise.train.alternatives.num_cores", lambda: 2)
+    lines = []
+    found = tune(make_config(tmp_path, tmp_path, batch=8, rows_per_tile=32), lines=lines)
+    best = found.best.config
+    assert best.distribution.mesh == {"fsdp": 2} and best.train.rows_per_tile == 64
+    assert found.gain == 1501 / 1000.5 and found.num_left == 0
+    tried = [(dict(t.config.distribution.mesh), t.config.train.accumulation) for t in found.trials]
+    assert tried == [
+        ({}, 1),
+        ({"dp": 2}, 1),
+        ({"fsdp": 2}, 1),
+        ({"tp": 2}, 1),
+        ({"fsdp": 2}, 2),
+        ({"fsdp": 2}, 1),
+    ]
+    assert len(lines) == len(tried) + 1
+    assert all(t.losses == found.best.losses and len(t.losses) == STEPS + 1 for t in found.trials)
+
+
+def test_a_draw_is_won_by_the_file(monkeypatch, tmp_path):
+    """Half a percent is noise."""
+    pretend(monkeypatch, lambda config: 1005.0 if config.distribution.mesh else 1000.0)
+    config = make_config(tmp_path, tmp_path)
+    found = tune(config)
+    assert found.best.config == config and found.gain == 1.0
+
+
+def test_the_time_ends_the_search(tmp_path):
+    """The given settings are tried in any case, others are counted."""
+    found = tune(make_config(tmp_path, tmp_path), seconds=0)
+    assert len(found.trials) == 1 and found.gain == 1.0 and found.num_left >= 2
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_encoders_and_padded_documents(padded, tmp_path):
+    """Whatever can be trained can be tuned."""
+    model = {
+        "model_type": "bert",
+        "vocab_size": 300,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+    }
+    documents = "padded" if padded else "packed"
+    config = make_config(tmp_path, tmp_path, data={"documents": documents})
+    config = config.model_validate({**config.model_dump(), "model": model})
+    assert tune(config, seconds=0).best.tokens_per_s > 0
+
+
+def test_memory_is_saved_until_it_fits(monkeypatch, tmp_path):
+    """Where the file's own settings need too much, the next that fits is taken; where none does, that is said."""
+    config = make_config(tmp_path, tmp_path, batch=8, leaves=8, data={"context": 64})
+    need = make_plan(config)[1]
+    need = need.device_bytes + sum(need.checkpoint_bytes)
+    monkeypatch.setattr(plans, "memory_of_machine", lambda: need - 1)
+    lines = []
+    found = tune(config, lines=lines)
+    assert found.gain is None and all(t.memory_bytes < need for t in found.trials)
+    assert lines[0].startswith("refused: one device") and "must fit" in lines[0]
+    monkeypatch.setattr(plans, "memory_of_machine", lambda: 1)
+    with pytest.raises(ResourceError, match="must fit"):
+        tune(config)
+
+
+def test_meshes_that_the_model_refuses_are_told(monkeypatch, tmp_path):
+    """Three leaves cannot be shared out to two devices; the others are tried all the same."""
+    monkeypatch.setattr("tilewise.train.alternatives.num_cores", lambda: 2)
+    lines = []
+    found = tune(make_config(tmp_path, tmp_path, batch=3, leaves=3), lines=lines)
+    refused = [line for line in lines if line.startswith("refused")]
+    assert {line.split()[1].rstrip(",") for line in refused} >= {"dp=2", "fsdp=2"}
+    assert {"tp"} in [set(t.config.distribution.mesh) for t in found.trials]
+
+
+def test_a_setting_that_changes_a_bit_is_an_error(monkeypatch, tmp_path):
+    """Planted: the second trial's last loss is the next float."""
+    step, count = GraphInstance.step, []
+
+    def spoilt(self, *args, **kwargs):
+        result = step(self, *args, **kwargs)
+        count.append(result)
+        if len(count) < 2 * (STEPS + 1):
+            return result
+        return type(result)(float(np.nextafter(result.loss, np.inf)), result.grad_norm)
+
+    monkeypatch.setattr(GraphInstance, "step", spoilt)
+    with pytest.raises(InternalError, match="the same to the bit"):
+        tune(make_config(tmp_path, tmp_path))
+
+
+def test_what_is_asked_for_is_checked(tmp_path):
+    """Before any step."""
+    config = make_config(tmp_path, tmp_path)
+    for given in (("x", 1, 1.0), (config, 0, 1.0), (config, 1, float("nan")), (config, True, 1.0)):
+        with pytest.raises((PlanError, ValueError)):
+            tune_run(*given, print)
+
+
+def test_the_command_prints_lines_for_the_file(tmp_path):
+    """Standard output is TOML alone, of what the file said where nothing else was tried; nothing is written."""
+    path = write_toml(make_config(tmp_path, tmp_path / "out"), tmp_path / "train.toml")
+    done = tilewise("tune", path, "--steps", 1, "--minutes", 0)
+    assert done.returncode == 0, done.stderr
+    assert "1.000" in done.stderr and "as fast as any" in done.stderr and not (tmp_path / "out").exists()
+    (tmp_path / "found.toml").write_text(done.stdout)
+    given, found = load_config(path), load_config(tmp_path / "found.toml")
+    assert found.distribution == given.distribution
+    for key in ("accumulation", "recompute", "rows_per_tile"):
+        assert getattr(found.train, key) == getattr(given.train, key)
+    done = tilewise("tune", tmp_path / "none.toml")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1

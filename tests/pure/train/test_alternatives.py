@@ -1,0 +1,100 @@
+"""What `tilewise tune` may set otherwise: only what changes no bit, each once, and as lines that a file takes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewise.train import TrainConfig, alternatives, load_config
+from tilewise.train.alternatives import (
+    as_toml,
+    describe_settings,
+    larger_and_smaller_tiles,
+    memory_ladder,
+    other_meshes,
+    with_more_microbatches,
+)
+
+
+def make(**sections):
+    """A configuration of these sections."""
+    return TrainConfig.model_validate(sections)
+
+
+def meshes(config):
+    """Mesh and workers of all alternatives."""
+    return [(c.distribution.mesh, c.distribution.workers_per_device) for c in other_meshes(config)]
+
+
+def test_meshes_share_out_the_machines_cores(monkeypatch):
+    """One device, and every axis in every width that is a power of two; workers are left to the plan."""
+    monkeypatch.setattr(alternatives, "num_cores", lambda: 5)
+    of_one = [{}, *({axis: width} for width in (2, 4) for axis in ("dp", "fsdp", "tp"))]
+    assert meshes(make()) == [(mesh, None) for mesh in of_one]
+    own = {"dp": 2, "tp": 2}
+    assert meshes(make(distribution={"strategy": "hybrid", "mesh": own})) == [(own, None)] + [
+        (mesh, None) for mesh in of_one
+    ]
+
+
+def test_meshes_keep_to_the_workers_that_a_file_counts(monkeypatch):
+    """Who gives a run six of a machine's cores is not given more."""
+    monkeypatch.setattr(alternatives, "num_cores", lambda: 64)
+    config = make(distribution={"strategy": "ddp", "mesh": {"dp": 2}, "workers_per_device": 3})
+    found = meshes(config)
+    assert found[:2] == [({"dp": 2}, 3), ({}, 6)]
+    assert all((workers or 0) * max(mesh.values(), default=1) <= 6 for mesh, workers in found)
+    assert len(found) == len({str(f) for f in found}) == 7
+
+
+def test_settings_of_sharding_stay_where_state_is_sharded():
+    """Other axes know none of them."""
+    own = {"strategy": "fsdp", "mesh": {"fsdp": 4}, "prefetch": 3, "workers_per_device": 1}
+    found = {str(c.distribution.mesh): c.distribution.prefetch for c in other_meshes(make(distribution=own))}
+    assert found["{'fsdp': 4}"] == found["{'fsdp': 2}"] == 3 and found["{'tp': 2}"] == found["{}"] == 1
+
+
+def test_memory_is_saved_where_it_costs_least_first():
+    """Nothing saved comes first, everything computed again and all microbatches last; the file's own are among them."""
+    config = make(train={"leaves": 4, "accumulation": 3, "recompute": ["layers.0"]})
+    rungs = [(c.train.recompute, c.train.accumulation) for c in memory_ladder(config)]
+    assert rungs[:4] == [("none", 1), ("selective", 1), ("none", 2), ("none", 3)]
+    assert rungs.index(("selective", 1)) < rungs.index(("none", 4)) < rungs.index(("full", 1))
+    assert rungs[-1] == (("layers.0",), 4) and len(rungs) == len({*rungs}) == 16
+
+
+def test_tiles_are_whole_sequences_of_a_leaf():
+    """One sequence, two, four; never more than a leaf has."""
+    config = make(train={"batch": 24, "leaves": 4}, data={"context": 64})
+    assert [c.train.rows_per_tile for c in larger_and_smaller_tiles(config)] == [64, 128, 256]
+    long = make(train={"batch": 64, "leaves": 4}, data={"context": 3000})
+    assert [c.train.rows_per_tile for c in larger_and_smaller_tiles(long)] == [3000]
+
+
+@given(
+    st.sampled_from([{}, {"dp": 2}, {"fsdp": 3}, {"tp": 4}, {"dp": 2, "fsdp": 2, "tp": 2}]),
+    st.none() | st.integers(1, 255),
+    st.integers(1, 64),
+    st.sampled_from(["none", "full"]) | st.lists(st.sampled_from(["layers.*", "a[0-3]/b", "é"]), min_size=1),
+    st.integers(1, 1 << 20),
+)
+def test_the_printed_lines_are_the_settings(tmp_path_factory, mesh, workers, accumulation, recompute, rows):
+    """A file with them says what was found, and no other result."""
+    strategy = {(): "single", ("dp",): "ddp", ("fsdp",): "fsdp", ("tp",): "tensor_parallel"}
+    own = {"strategy": strategy.get(tuple(mesh), "hybrid"), "mesh": mesh, "workers_per_device": workers}
+    train = {"accumulation": accumulation, "recompute": recompute, "rows_per_tile": rows}
+    config = make(distribution=own, train=train)
+    path = tmp_path_factory.mktemp("lines") / "train.toml"
+    path.write_text(as_toml(config), encoding="utf-8")
+    again = load_config(path).model_copy(
+        update={"output": config.output}
+    )  # whose directory starts at the file's
+    assert again == config and describe_settings(again) == describe_settings(config)
+
+
+@pytest.mark.parametrize("find", [other_meshes, memory_ladder, larger_and_smaller_tiles])
+def test_no_alternative_is_another_run(find):
+    """All go on from each other's checkpoints."""
+    config = make(train={"batch": 16, "leaves": 8}, distribution={"strategy": "ddp", "mesh": {"dp": 2}})
+    for other in [*find(config), with_more_microbatches(config)]:
+        assert other.what_must_match() == config.what_must_match()
+        assert TrainConfig.model_validate(other.model_dump()) == other  # still one that a file may say
