@@ -33,6 +33,38 @@ TILEWISE_INLINE void transpose16(__m512i (&r)[16]) {
 
 #if !defined(__AVX512BW__)
 typedef int32_t Four __attribute__((vector_size(16)));
+#endif
+
+#if defined(__AVX2__) && !defined(__AVX512BW__)
+TILEWISE_INLINE void transpose8(__m256i (&r)[8]) {
+  __m256i t[8];
+  for (int i = 0; i < 4; ++i) {
+    t[2 * i] = _mm256_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm256_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+  for (int i = 0; i < 2; ++i) {
+    r[4 * i] = _mm256_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 1] = _mm256_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 2] = _mm256_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = _mm256_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm256_permute2x128_si256(r[i], r[i + 4], 0x20);
+    t[i + 4] = _mm256_permute2x128_si256(r[i], r[i + 4], 0x31);
+  }
+  for (int i = 0; i < 8; ++i) r[i] = t[i];
+}
+
+/// The first `words` of eight words.
+TILEWISE_INLINE __m256i load8(const char* from, int64_t words) {
+  if (words >= 8) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  const __m256i numbers = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(words)), numbers);
+  return _mm256_maskload_epi32(reinterpret_cast<const int*>(from), mask);
+}
+#endif
+
+#if !defined(__AVX512BW__)
 
 /// Of the eight values of a and b, those numbered A to D.
 template <int A, int B, int C, int D>
@@ -67,6 +99,16 @@ TILEWISE_INLINE void transpose_words(uint32_t* to, int64_t to_stride, const char
   transpose16(r);
   for (int i = 0; i < 16; ++i)
     if (i < words) _mm512_storeu_si512(to + i * to_stride, r[i]);
+#elif defined(__AVX2__)
+  for (int64_t c = 0; c < words; c += 8)
+    for (int64_t i = 0; i < 16; i += 8) {
+      __m256i r[8];
+      for (int64_t j = 0; j < 8; ++j)
+        r[j] = i + j < rows ? load8(from + (i + j) * from_bytes + 4 * c, words - c) : _mm256_setzero_si256();
+      transpose8(r);
+      for (int64_t j = 0; j < 8; ++j)
+        if (c + j < words) _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + (c + j) * to_stride + i), r[j]);
+    }
 #else
   for (int64_t c = 0; c < words; c += 4)
     for (int64_t i = 0; i < 16; i += 4) {
@@ -91,6 +133,16 @@ TILEWISE_INLINE void turn_rows(Lanes (&turned)[kLanes], const float* rows, int64
   for (int i = 0; i < 16; ++i) r[i] = i < count ? _mm512_loadu_si512(rows + i * stride) : _mm512_setzero_si512();
   transpose16(r);
   for (int i = 0; i < 16; ++i) turned[i].part[0] = (NativeF)r[i];
+#elif defined(__AVX2__)
+  for (int64_t i = 0; i < 16; i += 8)
+    for (int64_t c = 0; c < 16; c += 8) {
+      __m256i r[8];
+      for (int64_t j = 0; j < 8; ++j)
+        r[j] = i + j < count ? load8(reinterpret_cast<const char*>(rows + (i + j) * stride + c), 8)
+                             : _mm256_setzero_si256();
+      if (i < count) transpose8(r);
+      for (int64_t j = 0; j < 8; ++j) turned[c + j].part[i / 8] = (NativeF)r[j];
+    }
 #else
   float words[kLanes * kLanes];
   transpose_words(reinterpret_cast<uint32_t*>(words), kLanes, reinterpret_cast<const char*>(rows), stride * 4, count,
