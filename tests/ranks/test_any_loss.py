@@ -169,8 +169,9 @@ def test_the_slope_along_the_gradient():
         model.initialize(seed=1, scale=0.4)
         model.forward(**data)
         model.backward()
-        for name in model.parameter_names():
-            gradient, value, losses = model.get_tensor(f"{name}.grad"), model.get_tensor(name), []
+        gradients = {name: model.get_tensor(f"{name}.grad") for name in model.parameter_names()}
+        for name, gradient in gradients.items():
+            value, losses = model.get_tensor(name), []
             length = float(np.linalg.norm(gradient))
             for sign in (1, -1):
                 model.set_tensor(name, value + np.float32(sign * 1e-2 / length) * gradient)

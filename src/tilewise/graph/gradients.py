@@ -83,6 +83,7 @@ class _Contributions:
     def __init__(self, graph: Graph, tape: _Tape) -> None:
         self.graph, self.tape = graph, tape
         self.lists: dict[int, list[Gradient]] = {}
+        self.waiting: list[list[Gradient]] = []  # of these, that have something for later
         self.done: dict[int, int | None] = {}
 
     def add(self, tensor: int, contribution: Gradient) -> None:
@@ -94,7 +95,21 @@ class _Contributions:
                 f"one more for {self.graph.spec(tensor)} {self.graph.spec(tensor).name!r}",
                 "let Op.combine contribute to parameters only",
             )
-        self.lists.setdefault(tensor, []).append(contribution)
+        given = self.lists.setdefault(tensor, [])
+        given.append(contribution)
+        if isinstance(contribution, Later):
+            self.waiting.append(given)
+
+    def settle(self) -> None:
+        """Emit what could wait, now; the order in which contributions are added stays as it is."""
+        for given in self.waiting:
+            for i, c in enumerate(given):
+                if isinstance(c, Later):
+                    given[i] = self._emit(c)
+        self.waiting = []
+
+    def _emit(self, waiting: Later) -> int:
+        return self.tape.op(waiting.op, waiting.inputs, **waiting.attrs)[0]
 
     def total(self, tensor: int) -> int | None:
         """The gradient of a tensor; None when nothing flows there."""
@@ -106,9 +121,9 @@ class _Contributions:
     def _sum(self, given: list[Gradient]) -> int | None:
         """Tensors in reverse order of use, then the terms, op by op."""
         total: int | None = None
-        for c in given:
+        for i, c in enumerate(given):
             if isinstance(c, Later):
-                c = self.tape.op(c.op, c.inputs, **c.attrs)[0]
+                given[i] = c = self._emit(c)
             if isinstance(c, int):
                 total = c if total is None else self.tape.add(total, c)
         terms: dict[str, list[Term]] = {}
@@ -406,6 +421,7 @@ def differentiate(
     flow = tape.flow
 
     def on_call(op: OpNode, grads: list[int | None]) -> list[int | None]:
+        flow.settle()  # before the next layer, so that what weights' gradients are made of (logits) is given up
         forward = graph.templates[op.attrs["template"]]
         return _call_backward(builder.draft, op, forward, backward[wanted[op.id]], grads)
 

@@ -41,6 +41,11 @@ class RootTensors:
         graph, layout, shapes: of the plan.
         sums: what is complete only after the last microbatch.
         roots: tensor -> tensor whose memory it shares.
+
+    Attributes:
+        keep: outputs of the graph, which users read after a run.
+        files: tensors in the devices' files.
+        gradients: those of `keep` that the backward pass makes: their memory is that of activations until then.
     """
 
     def __init__(
@@ -57,8 +62,10 @@ class RootTensors:
         self.files = frozenset(layout.files)
         self._forms = _numbers_of_forms(graph, layout)
         self._bytes: dict[int, int] = {}
+        self.gradients = _gradients(graph, sums, self.files) - {*roots}
         self._is_lasting = [
-            t.kind != "result" or (t.id in self.keep and t.id not in roots) for t in graph.tensors
+            t.kind != "result" or (t.id in self.keep and t.id not in roots and t.id not in self.gradients)
+            for t in graph.tensors
         ]
 
     def form(self, tensor: int) -> int:
@@ -95,6 +102,17 @@ class RootTensors:
         return self._is_lasting[tensor]
 
 
+def _gradients(graph: Graph, sums: BatchSums, files: frozenset[int]) -> frozenset[int]:
+    """Outputs that the backward pass completes, behind its last microbatch. Where states lie in files, none: what
+    activations leave then has room for those (`plan.held`)."""
+    if any(t.id in files for t in graph.of_kind("state")):
+        return frozenset()
+    nodes = [graph.tensors[t] for t in graph.outputs.values() if t in sums.complete_last]
+    return frozenset(
+        t.id for t in nodes if t.producer is not None and graph.ops[t.producer].phase == "backward"
+    )
+
+
 def _numbers_of_forms(graph: Graph, layout: GraphLayout) -> list[int]:
     """A number per tensor, equal for tensors that are alike; the same objects need no comparison."""
     numbers: dict[object, int] = {}
@@ -119,7 +137,7 @@ def category_of(kind: str, name: str) -> str:
 
 
 def lasting_buffers(tensors: RootTensors) -> list[Buffer]:
-    """Parameters, optimizer state, constants, inputs of all microbatches, gradients, outputs."""
+    """Parameters, optimizer state, constants, inputs of all microbatches, outputs that no activation makes room for."""
     buffers = []
     for t in tensors.graph.tensors:
         number = t.id
@@ -183,7 +201,7 @@ def kept_key(graph: Graph, variant: Variant, use: Use, slot: Slot) -> Key:
 
 
 def result_buffers(tensors: RootTensors, segments: Sequence[Segment]) -> list[Buffer]:
-    """Results that travel between segments, with the segments in which they live."""
+    """Results that travel between segments, with the segments in which they live; gradients live on to the end."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     brief = {t.id for t in tensors.graph.tensors if not tensors.is_lasting(t.id)}
@@ -201,7 +219,11 @@ def result_buffers(tensors: RootTensors, segments: Sequence[Segment]) -> list[Bu
         o for op in brings for o in op.outputs
     }  # what waits for an update has the memory of activations
 
+    last.update(dict.fromkeys(tensors.gradients & first.keys(), segments[-1].index))
+
     def category(t: int) -> str:
+        if t in tensors.gradients:
+            return "gradients"
         return OFFLOADED if t in tensors.files else "gathered" if t in gathered else "activations"
 
     return [

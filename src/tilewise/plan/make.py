@@ -166,7 +166,7 @@ def _program(
         calls["broadcast"] = (call,)
         templates = [[*of, copy] for of, copy in zip(templates, copies)]
     aliases = binder.table.aliases(
-        [b for b in buffers if b.category in ("gathered", "activations", OFFLOADED)],
+        [b for b in buffers if b.category in ("gradients", "gathered", "activations", OFFLOADED)],
         [bound.tenants[use.variant] for use in variants.uses],
     )
     class_of = {device: c for c, devices in enumerate(classes) for device in devices}

@@ -141,6 +141,11 @@ class PlanTables:
                 each[part.device] += part.num_bytes
         return tuple(each)
 
+    @cached_property
+    def gradients_in_passing(self) -> frozenset[int]:
+        """Gradients that have their memory from the backward pass on, until the next forward pass uses it."""
+        return frozenset(b.key[1] for b in self.buffers if b.category == "gradients" and b.first >= 0)  # type: ignore[misc]
+
     @property
     def programs(self) -> tuple[str, ...]:
         """Names of what can be run."""
@@ -160,9 +165,10 @@ class PlanTables:
 
     def estimate_memory_usage(self) -> list[dict[str, int]]:
         """Bytes per device and category; `total` is what a device reserves when instantiated, to the byte, and its
-        part of the copy from which checkpoints are written where that was planned. `gathered` is what weights that have
-        been gathered from their homes take at most; they share a region with `activations`, which has the rest. Devices
-        differ in `checkpoints` alone. `offloaded` are bytes of the device's file, which no total counts.
+        part of the copy from which checkpoints are written where that was planned. Three share a region: `gradients`
+        are all of them, `gathered` is what weights that have been gathered from their homes take at most, as far as
+        gradients leave it to them, and `activations` has the rest: what they take beyond the gradients that take their
+        place. Devices differ in `checkpoints` alone. `offloaded` are bytes of the device's file, which no total counts.
 
         Pages that no task touches cost nothing, so a limit on resident memory sees at most this much; the interpreter,
         its libraries and the plan itself come on top.
@@ -174,8 +180,12 @@ class PlanTables:
         for name in ("activations", "temporaries"):
             usage[name] += self.regions[name]
         usage["offloaded"] = self.file_bytes
-        usage["gathered"] = most_at_one_time([b for b in self.buffers if b.category == "gathered"])
-        usage["activations"] -= usage["gathered"]
+        passing = [b for b in self.buffers if b.first >= 0]
+        for category in ("gradients", "gathered"):
+            most = most_at_one_time([b for b in passing if b.category == category])
+            own = min(most, usage["activations"])
+            usage[category] += own
+            usage["activations"] -= own
         usage |= self.overhead
         copies = self.checkpoint_bytes
         return [usage | {"checkpoints": copy, "total": self.device_bytes + copy} for copy in copies]

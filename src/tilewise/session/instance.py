@@ -133,6 +133,7 @@ class GraphInstance:
 
         Raises:
             ShapeError: no tensor has that name.
+            PlanError: a gradient behind another forward pass, whose activations have its memory.
         """
         _border.truth("get_tensor", "copy", copy)
         with self._alone("get_tensor"):
@@ -304,7 +305,10 @@ class GraphInstance:
     # ---- running ------------------------------------------------------------------------------------------
 
     def _run(self, name: str, meanwhile: Callable[[], object] | None = None) -> None:
+        self._tensors.lost_gradients = self.plan.gradients_in_passing
         self._executor.run(self._program, self._tensors.store.symbols, name, meanwhile)
+        if name != "forward":
+            self._tensors.lost_gradients = frozenset()
 
     def step(self, batch: Mapping[str, Array], lr: float, *, on_nonfinite: str = "stop") -> StepResult:
         """One training step: all microbatches, reductions, clipping, update.

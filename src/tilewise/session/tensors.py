@@ -60,6 +60,9 @@ class NamedTensors:
         self.store = TensorStore(plan, executor)
         self.ids = {t.spec.name: t.id for t in plan.graph.tensors if t.spec.name and t.kind != "result"}
         self.num_writes = 0
+        self.lost_gradients: frozenset[int] = (
+            frozenset()
+        )  # whose memory the last run has used for other things
         self._counted = counted_labels(plan.graph)
         self._bounds = index_bounds(plan.graph)
         self._inputs = inputs_of(plan.graph)
@@ -102,6 +105,11 @@ class NamedTensors:
             known = ", ".join([*self.ids, *self.plan.graph.outputs][:12])
             raise ShapeError(
                 f"[session.{call}] the graph must have the tensor; got {name!r}; it has {known}, …"
+            )
+        if found in self.lost_gradients:
+            raise PlanError(
+                f"[session.{call}] a gradient is read behind the backward pass that made it, before activations take "
+                f"its memory; got {name!r} behind a forward pass, or a run that failed; read it after step or backward"
             )
         return found
 

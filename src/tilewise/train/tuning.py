@@ -139,9 +139,9 @@ class _Search:
                 refusals.append((config, error))
                 continue
             return self._run_once(config, graph, plan)
-        config, error = refusals[0]
-        self._refusal = self._refusal or error
-        self._report(f"refused: {describe_settings(config)}: {str(error).partition(';')[0]}")
+        refused, reason = refusals[0]
+        self._refusal = self._refusal or reason
+        self._report(f"refused: {describe_settings(refused)}: {str(reason).partition(';')[0]}")
         return None
 
     def _run_once(self, config: TrainConfig, graph: ComputeGraph, plan: Plan) -> Trial:

@@ -163,8 +163,8 @@ def test_gradients_against_finite_differences():
     ours.forward(tokens=tokens, labels=labels)
     ours.backward()
     generator = np.random.default_rng(0)
-    for name in ours.parameter_names():
-        gradient = ours.get_tensor(f"{name}.grad").astype(np.float64)
+    gradients = {n: ours.get_tensor(f"{n}.grad").astype(np.float64) for n in ours.parameter_names()}
+    for name, gradient in gradients.items():
         direction = (
             gradient / np.linalg.norm(gradient)
             + generator.standard_normal(gradient.shape) * 0.1 / gradient.size**0.5

@@ -99,8 +99,11 @@ def test_bytes_are_those_of_the_plan(axes, accumulation):
     for call in picture.calls:
         at = segments[call.name.split(" to ")[0]]
         living = [b for b in plan.buffers if b.category != "temporaries" and 0 <= b.first <= at <= b.last]
-        assert call.alive["activations"] == sum(round_up(b.bytes, 64) for b in living)
-    assert max(c.alive["activations"] for c in picture.calls) <= plan.regions["activations"]
+        for category in ("activations", "gradients"):
+            own = [round_up(b.bytes, 64) for b in living if b.category == category]
+            assert call.alive.get(category, 0) == sum(own)
+    most = max(c.alive["activations"] + c.alive.get("gradients", 0) for c in picture.calls)
+    assert most <= plan.regions["activations"]
     assert max(c.alive["temporaries"] for c in picture.calls) == plan.regions["temporaries"]
     usage = {name: count for name, count in plan.estimate_memory_usage()[0].items() if count}
     said = {row[0]: row[1] for row in page_of(plan).rows if len(row) == 3}
