@@ -52,6 +52,7 @@ def tilewise_mode(dtype: str, recompute: str, threads: int) -> tuple[Step, Calla
     """A step of ours, and what its plan holds."""
     import tilewise as tw
     from tilewise import models
+    from tilewise.plan.memory import most_at_one_time
 
     graph = tw.ComputeGraph("gpt2")
     config = models.config_from_dict({"model_type": "gpt2", **MODEL})
@@ -66,11 +67,11 @@ def tilewise_mode(dtype: str, recompute: str, threads: int) -> tuple[Step, Calla
         return float(model.step({"tokens": tokens, "labels": labels}, lr=3e-4).loss)
 
     def memory() -> Memory:
-        usage = plan.estimate_memory_usage()[0]
+        activations = [b for b in plan.buffers if b.category == "activations"]
         return {
             "layers": layer_bytes(plan),
-            "all": usage["activations"],
-            "temporaries": usage["temporaries"],
+            "all": most_at_one_time(activations),
+            "temporaries": plan.regions["temporaries"],
         }
 
     return step, memory

@@ -56,6 +56,7 @@ __all__ = [
     "make_graph",
     "make_plan",
     "prepare_data",
+    "rate_of",
 ]
 
 MOST_SKIPPED = 10  # steps in a row: then the weights are lost, and skipping would go on for ever
@@ -252,7 +253,7 @@ class Trainer:
         is_last_chance = self._num_skipped + 1 >= MOST_SKIPPED
         on_nonfinite = "stop" if is_last_chance else self.config.train.on_nonfinite
         batch = self.data.batches.at(number)
-        result = self.instance.step(batch, lr=self._rate(number), on_nonfinite=on_nonfinite)
+        result = self.instance.step(batch, lr=rate_of(self.config, number), on_nonfinite=on_nonfinite)
         self._num_skipped = self._num_skipped + 1 if result.is_skipped else 0
         self.num_tokens = int((batch["labels"] != IGNORED).sum())
         return result
@@ -339,11 +340,11 @@ class Trainer:
         tensors = models.stored_tensors(model, self.instance.parameters())
         save_pretrained(directory, config, tensors, self.data.tokenizer, eos)
 
-    def _rate(self, number: int) -> float:
-        settings = self.config.optimizer
-        return learning_rate(
-            number, self.config.train.steps, settings.lr, settings.warmup_steps, settings.min_lr_ratio
-        )
+
+def rate_of(config: TrainConfig, number: int) -> float:
+    """The learning rate of step `number`."""
+    own = config.optimizer
+    return learning_rate(number, config.train.steps, own.lr, own.warmup_steps, own.min_lr_ratio)
 
 
 def _is_finite(tensor: NDArray[Any] | PartedTensor) -> bool:

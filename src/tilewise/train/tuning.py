@@ -2,8 +2,8 @@
 
 Three searches, one after the other, each from the fastest so far: meshes, each with the least saving of memory that
 fits; microbatches; sizes of tiles. Then the fastest takes turns with the configuration as it is given. Tokens are
-random (`RandomBatches`), weights as at a start. Losses of all trials must be equal to the bit: a setting that changed
-one would be no setting of speed.
+random (`RandomBatches`), weights as at a start. Losses and gradients' norms of all trials must be equal to the bit: a
+setting that changed one would be no setting of speed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tilewise.train.alternatives import (
 )
 from tilewise.train.config import TrainConfig, make_model_config
 from tilewise.train.random_batches import RandomBatches
-from tilewise.train.trainer import make_plan
+from tilewise.train.trainer import make_plan, rate_of
 
 if TYPE_CHECKING:
     from tilewise.plan import Plan
@@ -49,13 +49,13 @@ class Trial:
         config: how.
         memory_bytes: planned, over all devices.
         tokens_per_s: over the steps, the first one aside.
-        losses: of all steps.
+        losses: of all steps, each with the norm of all gradients.
     """
 
     config: TrainConfig
     memory_bytes: int
     tokens_per_s: float
-    losses: tuple[float, ...]
+    losses: tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True)
@@ -161,27 +161,28 @@ class _Search:
         """Some steps from fresh weights.
 
         Raises:
-            InternalError: their losses are not those of other trials.
+            InternalError: their losses or norms are not those of other trials.
         """
         where = config.output.offload_directory
         if where is not None and plan.file_bytes:
             with writing(Path(where)):
                 Path(where).mkdir(parents=True, exist_ok=True)
-        losses, num_tokens, seconds = [], 0, 0.0
+        losses, num_tokens, seconds = list[tuple[float, float]](), 0, 0.0
         with graph.instantiate(plan, offload_directory=where) as instance:
             instance.initialize(seed=config.train.seed, scale=make_model_config(config).initializer_range)
             for number, batch in enumerate(self._batches):
                 started = time.perf_counter()
-                losses.append(instance.step(batch, lr=config.optimizer.lr).loss)
+                result = instance.step(batch, lr=rate_of(config, number))
                 if number > 0:  # the first touches memory for the first time
                     seconds += time.perf_counter() - started
                     num_tokens += batch["tokens"].size
+                losses.append((result.loss, result.grad_norm))
         memory_bytes = plan.device_bytes * plan.mesh.num_devices + sum(plan.checkpoint_bytes)
         trial = Trial(config, memory_bytes, num_tokens / seconds, tuple(losses))
         first = next(iter(self._trials.values()), trial)
         if trial.losses != first.losses:
             raise InternalError(
-                f"[train.tune] losses are the same to the bit under all settings; got {trial.losses} with "
+                f"[train.tune] losses and norms are the same to the bit under all settings; got {trial.losses} with "
                 f"{describe_settings(config)} and {first.losses} with {describe_settings(first.config)}; please report "
                 "the configuration"
             )
