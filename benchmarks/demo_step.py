@@ -150,14 +150,19 @@ def torch_step(shape: Shape, precision: str, is_compiled: bool, threads: int) ->
 
 
 def serve(mode: str, threads: int) -> None:
-    """Wait for `N` on standard input, do N steps, answer with their seconds and the last loss as a JSON
-    line."""
+    """Be one mode: take turns until standard input ends."""
     mode, _, name = mode.partition("@")
     kind, precision, variant, *_ = mode.split(":")
     if kind == "tilewise":
         step = tilewise_step(SHAPES[name], precision, int(variant), threads)
     else:
         step = torch_step(SHAPES[name], precision, variant == "compile", threads)
+    take_turns(step)
+
+
+def take_turns(step: Callable[[int], float]) -> None:
+    """For every line `N` of standard input do N steps, and print a line of JSON: their seconds, the last loss, and the
+    most bytes that this process has had in memory."""
     number = 0
     for line in sys.stdin:
         seconds, loss = [], 0.0

@@ -16,15 +16,13 @@ Run: python benchmarks/llama_block.py [--rounds 3] [--steps 2] [--threads 2] [--
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from demo_step import Contestant, measure_peak
+from demo_step import Contestant, measure_peak, take_turns
 from figures import Figure, show
 from machine import machine
 
@@ -105,21 +103,13 @@ def torch_pass(precision: str, is_compiled: bool, threads: int) -> Callable[[int
 
 
 def serve(mode: str, threads: int) -> None:
-    """Wait for `N` on standard input, go through N times, answer with seconds and the last loss as a JSON line."""
+    """Be one mode: take turns until standard input ends."""
     side, precision, *variant = mode.split(":")
     if side == "tilewise":
         once = tilewise_pass(precision, threads)
     else:
         once = torch_pass(precision, variant == ["compile"], threads)
-    number = 0
-    for line in sys.stdin:
-        seconds, loss = [], 0.0
-        for _ in range(int(line)):
-            started = time.perf_counter()
-            loss = once(number)
-            seconds.append(time.perf_counter() - started)
-            number += 1
-        print(json.dumps({"seconds": seconds, "loss": loss}), flush=True)
+    take_turns(once)
 
 
 # ---- all modes, turn by turn -----------------------------------------------------------------------------

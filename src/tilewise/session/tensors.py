@@ -60,9 +60,7 @@ class NamedTensors:
         self.store = TensorStore(plan, executor)
         self.ids = {t.spec.name: t.id for t in plan.graph.tensors if t.spec.name and t.kind != "result"}
         self.num_writes = 0
-        self.lost_gradients: frozenset[int] = (
-            frozenset()
-        )  # whose memory the last run has used for other things
+        self.lost_gradients = frozenset[int]()  # whose memory the last run has used for other things
         self._counted = counted_labels(plan.graph)
         self._bounds = index_bounds(plan.graph)
         self._inputs = inputs_of(plan.graph)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from math import prod
 
 from tilewise.core.limits import num_cores
 from tilewise.train.config import DistributionSection, TrainConfig
@@ -30,9 +31,7 @@ def other_meshes(config: TrainConfig) -> Iterator[TrainConfig]:
     configuration counts workers. The configuration's own mesh comes first, and is the only one of several axes."""
     own = config.distribution
     yield config
-    num_devices = 1
-    for size in own.mesh.values():
-        num_devices *= size
+    num_devices = prod(own.mesh.values())
     cores = num_cores() if own.workers_per_device is None else own.workers_per_device * num_devices
     if num_devices > 1:
         yield _over(config, {}, cores)
@@ -46,7 +45,7 @@ def other_meshes(config: TrainConfig) -> Iterator[TrainConfig]:
 
 def _over(config: TrainConfig, mesh: dict[str, int], workers: int) -> TrainConfig:
     own = config.distribution
-    settings = own.model_dump() if {"fsdp"} <= {*mesh} & {*own.mesh} else {}
+    settings = own.model_dump() if "fsdp" in mesh and "fsdp" in own.mesh else {}
     settings |= {
         "strategy": _STRATEGIES[next(iter(mesh))] if mesh else "single",
         "mesh": mesh,
@@ -56,8 +55,8 @@ def _over(config: TrainConfig, mesh: dict[str, int], workers: int) -> TrainConfi
 
 
 def memory_ladder(config: TrainConfig) -> Iterator[TrainConfig]:
-    """The same with less and less memory: by microbatches and by recomputing, in the order of what that should cost in
-    time."""
+    """The same in ways that may take less memory, by microbatches and by recomputing, in the order of what that should
+    cost in time."""
     train = config.train
     words = ["none", "selective", "full"]
     recomputed = [*words, *([] if train.recompute in words else [train.recompute])]
