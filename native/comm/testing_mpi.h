@@ -26,6 +26,11 @@ class FakeWorld {
   const TilewiseMpi& rank(int32_t number) const { return ranks_[number]->table; }
   /// What the next messages of a rank to another are changed by, as a network would that is broken.
   std::function<void(std::vector<std::byte>& message, int32_t tag)> spoil;
+  /// Is told of all memory that a rank hands over, to send it or to receive into it.
+  void watch(std::function<void(const std::byte* data)> sees) {
+    std::lock_guard guard(mutex_);
+    sees_ = std::move(sees);
+  }
   /// The rank's calls fail from now on.
   void break_rank(int32_t number) {
     std::lock_guard guard(mutex_);
@@ -98,6 +103,7 @@ class FakeWorld {
     std::vector<std::byte> copy(first, first + bytes);
     std::lock_guard guard(mutex_);
     if (from.is_broken) return kBroken;
+    if (sees_) sees_(first);
     if (spoil) spoil(copy, tag);
     ranks_[to]->inbox.push_back({from.number, tag, delay(), std::move(copy)});
     return begin_locked(from, {nullptr, 0, to, tag, delay(), 0}, request);
@@ -105,6 +111,7 @@ class FakeWorld {
 
   int32_t begin(Rank& rank, Request made, TilewiseMpiRequest& request) {
     std::lock_guard guard(mutex_);
+    if (sees_) sees_(made.into);
     return begin_locked(rank, made, request);
   }
   int32_t begin_locked(Rank& rank, Request made, TilewiseMpiRequest& request) {
@@ -171,6 +178,7 @@ class FakeWorld {
   }
 
   std::mutex mutex_;
+  std::function<void(const std::byte* data)> sees_;
   std::mt19937_64 random_;
   int64_t most_delay_;
   int64_t last_request_ = 0;

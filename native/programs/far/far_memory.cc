@@ -86,25 +86,32 @@ void FarMemory::move(Way way, int64_t device, int64_t offset, std::byte* memory,
                     " bytes of device ", device, " from process ", process, loss.empty() ? "" : ": ", loss,
                     "; look at that process's own messages, then start again from the last checkpoint");
   };
+  // MPI is given memory of its own, which stays until its end was told: the caller's may go as soon as this throws.
+  const auto piece = std::make_shared_for_overwrite<std::byte[]>(std::min(kPiece, bytes));
   for (int64_t done = 0; done < bytes; done += kPiece) {
     const int64_t size = std::min(kPiece, bytes - done);
     comm::Letter letter = letter_of(way == Way::kRead ? comm::LetterKind::kRead : comm::LetterKind::kWrite);
     letter.numbers[0] = device;
     letter.numbers[1] = offset + done;
+    const auto has_ended = std::make_shared<std::atomic<bool>>(false);
+    const auto ended = [piece, has_ended] { has_ended->store(true, std::memory_order_release); };
     if (way == Way::kRead) {
       letter.numbers[2] = 1;
       letter.numbers[3] = letter.numbers[4] = size;
-      const auto has_come = std::make_shared<std::atomic<bool>>(false);
-      wire_->ask(process, letter, memory + done, size, [has_come] { has_come->store(true); });
-      wait([&] { return has_come->load(); });
+      wire_->ask(process, letter, piece.get(), size, ended);
+      wait([&] { return has_ended->load(std::memory_order_acquire); });
+      std::memcpy(memory + done, piece.get(), size);
       continue;
     }
+    std::memcpy(piece.get(), memory + done, size);
     const int64_t number = letter.numbers[2] = num_written_.load() + 1;
     written_to_ = process;
     num_written_ = number;
     letter.numbers[3] = size;
-    wire_->give(process, letter, memory + done, size, {});
-    wait([&] { return last_written_.load(std::memory_order_acquire) == number; });
+    wire_->give(process, letter, piece.get(), size, ended);
+    wait([&] {
+      return has_ended->load(std::memory_order_acquire) && last_written_.load(std::memory_order_acquire) == number;
+    });
     check<ResourceError>(write_error_.empty(), write_error_);
   }
 }

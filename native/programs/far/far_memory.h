@@ -53,8 +53,8 @@ class FarMemory {
   /// Bytes that tasks have read since this was made.
   int64_t bytes_fetched() const { return bytes_fetched_.load(std::memory_order_relaxed); }
 
-  /// Between a far device's memory, or file, from that offset on, and memory here. Throws PeerLost where the other
-  /// process does not answer.
+  /// Between a far device's memory, or file, from that offset on, and memory here, which MPI itself never sees. Throws
+  /// PeerLost where the other process does not answer.
   void move(Way way, int64_t device, int64_t offset, std::byte* memory, int64_t bytes);
 
   void take(int64_t from, const comm::Letter& letter, const std::string& text);

@@ -128,6 +128,23 @@ CASE("memory that is not there is refused by its owner, whichever process asks")
   }
 }
 
+CASE("what the host moves is never MPI's own: whoever is told that a process is lost may free it") {
+  auto program = ring(2, 1);
+  const int64_t size = program->needs(1).arena_bytes;
+  std::vector<std::byte> memory(size);
+  std::atomic<int64_t> num_seen = 0;
+  std::atomic<int64_t> num_of_host = 0;
+  FarTeam team(program, {0, 1});
+  team.world.watch([&](const std::byte* data) {
+    ++num_seen;
+    if (data >= memory.data() && data < memory.data() + size) ++num_of_host;
+  });
+  for (const auto way : {memory::SpillFile::Way::kWrite, memory::SpillFile::Way::kRead})
+    team.leader().move(way, 1, 0, memory.data(), size);
+  team.end();
+  EXPECT(num_seen > 0 && num_of_host == 0);
+}
+
 CASE("letters of any content are taken or end the wire, and touch no memory") {
   std::mt19937_64 random(31);
   const auto draw = [&](int64_t low, int64_t high) {
