@@ -8,6 +8,10 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
+// Steps of a forward product that are one window: at most so many where that is faster, and of a longer one.
+inline constexpr int64_t kDirectSteps = 3072, kWindowSteps = 1024;
+inline constexpr int64_t kMostDirectSteps = 8192;
+
 /// Where finished blocks go: cast(block + residual), in dt or fp32. A residual of one row is added to every row.
 template <class D>
 class Output {
@@ -149,6 +153,10 @@ struct RowProduct : WeightProduct<D> {
 template <class D>
 struct Forward : RowProduct<D> {
   static constexpr bool kPacksPanels = false;
+  /// As long as there is one block of rows, its panels stream by; several read a panel again, which must be in L2 then.
+  static int64_t most_steps(int64_t rows, int64_t steps) {
+    return rows > kRowsOf<typename D::Dot> && steps > kDirectSteps ? kWindowSteps : kMostDirectSteps;
+  }
   const uint32_t* panel_base(int64_t term, int64_t panel) const {
     const TileView& w = this->weight(term);
     return reinterpret_cast<const uint32_t*>(static_cast<const typename D::T*>(w.data) + panel * kPanel * w.stride);
@@ -159,6 +167,7 @@ struct Forward : RowProduct<D> {
 template <class D>
 struct InputGradient : RowProduct<D> {
   static constexpr bool kPacksPanels = true;
+  static int64_t most_steps(int64_t, int64_t) { return kPackedSteps<typename D::Dot>; }
   void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
     const TileView& w = this->weight(c.term);
     for (int64_t p = 0; p < count; ++p)
@@ -173,6 +182,7 @@ template <class D>
 struct TurnedInputGradient : WeightProduct<D> {
   using T = typename D::T;
   static constexpr bool kPacksPanels = true;
+  static int64_t most_steps(int64_t, int64_t) { return kPackedSteps<typename D::Dot>; }
 
   template <class Start>
   void pack_blocks(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start, const Copy& c) {
@@ -213,7 +223,7 @@ struct TurnedInputGradient : WeightProduct<D> {
 };
 
 template <class D, template <class> class Op>
-void run_weight_product(const KernelArgs& args, int64_t window_steps, bool turned = false) {
+void run_weight_product(const KernelArgs& args, bool turned = false) {
   const int64_t num_terms = args.ints[1], num_chunks = args.ints[2];
   const int64_t* ranges = args.ints + 3;
   const TileView& out = args.tiles[0];
@@ -232,15 +242,15 @@ void run_weight_product(const KernelArgs& args, int64_t window_steps, bool turne
   for (int64_t i = 0; i < num_chunks * num_terms; ++i)
     total += divide_up(larger(int64_t{0}, ranges[2 * i + 1] - ranges[2 * i]), D::kPerStep);
   Carver carver(args.scratch);
-  Blocking blocking(carver, StepLayout::of<D>(Op<D>::kLayout), window_steps, !Op<D>::kPacksPanels, total,
-                    num_chunks * num_terms);
+  Blocking blocking(carver, StepLayout::of<D>(Op<D>::kLayout), Op<D>::most_steps(op.rows, total),
+                    !Op<D>::kPacksPanels, total, num_chunks * num_terms);
   add_chunks(blocking, num_chunks, num_terms, range);
   run_product(op, blocking, carver);
 }
 
 template <class D>
 void matmul(const KernelArgs& args) {
-  run_weight_product<D, Forward>(args, 8192);
+  run_weight_product<D, Forward>(args);
 }
 template <class D>
 void matmul_dx(const KernelArgs& args) {
@@ -249,9 +259,9 @@ void matmul_dx(const KernelArgs& args) {
   for (int64_t term = 0; term < args.ints[1]; ++term) contracted += args.tiles[3 + 2 * term].rows;
   // Turned are either the weights or dY and the result, which is in fp32: whichever is fewer words.
   if (contracted * columns < rows * (contracted + columns * D::kPerStep)) {
-    run_weight_product<D, InputGradient>(args, kPackedSteps<typename D::Dot>);
+    run_weight_product<D, InputGradient>(args);
   } else {
-    run_weight_product<D, TurnedInputGradient>(args, kPackedSteps<typename D::Dot>, true);
+    run_weight_product<D, TurnedInputGradient>(args, true);
   }
 }
 

@@ -167,7 +167,7 @@ class Checks {
     for (const Number& n : instr.ints) check_number(n, kAll, "an integer", place);
     for (const Operand& operand : instr.operands) {
       const auto mode = static_cast<int64_t>(operand.mode);
-      check<ArgumentError>(mode >= 0 && mode <= 5, "[runtime.Program.finish] mode must be 0 to 5; got ", mode, " in '",
+      check<ArgumentError>(mode >= 0 && mode <= 6, "[runtime.Program.finish] mode must be 0 to 6; got ", mode, " in '",
                            label, "'; see runtime.Mode");
       check<ArgumentError>(operand.access >= kNoAccess && operand.access <= kInOut,
                            "[runtime.Program.finish] access must be 0 to 3; got ", operand.access, " in '", label,
@@ -180,6 +180,11 @@ class Checks {
                            "[runtime.Program.finish] a peer's tile is only read, and ordered by signals; got access ",
                            operand.access, ", role ", operand.role, " on a member of team ", operand.team, " in '",
                            label, "'; pass 0 or 1");
+      check<ArgumentError>(operand.mode != Mode::kPanelCols || is_of_whole_panels(instr, operand),
+                           "[runtime.Program.finish] columns of panels are read, on the device itself, in a loop of "
+                           "whole panels (32); got access ",
+                           operand.access, ", team ", operand.team, ", step ", instr.step.constant, " in '", label,
+                           "'; copy the weight first");
       for (const Number* n : {&operand.div, &operand.part, &operand.parts, &operand.offset}) {
         check_number(*n, kAll, "div, part, parts and offset", place);
       }
@@ -195,6 +200,13 @@ class Checks {
       check_number(notify.signal_base, kDevices | kCalls, "a signal", place);
       check_number(notify.use, kCalls | kPositions, "a use", place);
     }
+  }
+
+  /// Columns come in pairs, and rows of panels lie apart: no other view of some columns is one.
+  static bool is_of_whole_panels(const Instr& instr, const Operand& operand) {
+    const bool is_read = operand.access <= kIn && operand.role <= kIn && operand.team < 0;
+    return is_read && operand.div.is_constant() && operand.div.constant == 1 && instr.step.is_constant() &&
+           instr.step.constant % kPanelRows == 0;
   }
 
   void check_peer(int64_t team, const Number& member, const char* whose, const std::string& label) {
@@ -361,8 +373,9 @@ class Checks {
       bool fits = instr.operands.size() == 2;
       const Tensor* other = nullptr;
       for (const Operand& operand : instr.operands) {
-        fits =
-            fits && !operand.null && operand.team < 0 && operand.mode != Mode::kCol && operand.mode != Mode::kRowCols;
+        const bool has_columns =
+            operand.mode == Mode::kCol || operand.mode == Mode::kRowCols || operand.mode == Mode::kPanelCols;
+        fits = fits && !operand.null && operand.team < 0 && !has_columns;
         if (!fits) break;
         const Tensor& tensor = of.tensors[call.binding[operand.slot]];
         fits = tensor.cols == tensor.stride &&

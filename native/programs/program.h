@@ -47,7 +47,8 @@ struct Tensor {
   int64_t tiles_across() const { return tile_cols > 0 ? std::max<int64_t>((cols + tile_cols - 1) / tile_cols, 1) : 1; }
 };
 
-enum class Mode : int64_t { kWhole = 0, kRow = 1, kCol = 2, kRowPart = 3, kRowCols = 4, kRows = 5 };
+/// What a task views; kPanelCols: columns of a packed weight, of all its panels (native/kernels/microkernel.h).
+enum class Mode : int64_t { kWhole = 0, kRow = 1, kCol = 2, kRowPart = 3, kRowCols = 4, kRows = 5, kPanelCols = 6 };
 
 /// Bits: reads, writes. Constants take none; what may be a peer's is at most read, and takes none where it is.
 enum AccessBits : int64_t { kNoAccess = 0, kIn = 1, kOut = 2, kInOut = 3 };
@@ -156,6 +157,7 @@ struct Needs {
 
 using KernelResolver = std::function<kernels::KernelFn(std::string_view)>;
 
+inline constexpr int64_t kPanelRows = 32;  // of a packed weight, whose last panel is padded (native/kernels/microkernel.h)
 inline constexpr int64_t kNoFile = INT64_MAX;  // no address lies behind it
 
 class Program {

@@ -34,6 +34,7 @@ RowRange view_rows(const BoundOperand& operand, RowRange range, int64_t rows, co
       break;
     case Mode::kWhole:
     case Mode::kCol:
+    case Mode::kPanelCols:
       break;
   }
   return {std::min(begin, rows), std::min(end, rows)};
@@ -48,7 +49,7 @@ struct ColumnRange {
 ColumnRange view_columns(const BoundOperand& operand, RowRange range, int64_t cols, const Values& values) {
   int64_t begin = 0;
   int64_t end = cols;
-  if (operand.mode == Mode::kCol) {
+  if (operand.mode == Mode::kCol || operand.mode == Mode::kPanelCols) {
     const int64_t div = std::max<int64_t>(operand.div.at(values), 1);
     begin = range.begin / div;
     end = (range.end + div - 1) / div;
@@ -69,8 +70,6 @@ struct Sized {
 Sized sized(const Tensor& tensor, const Values& values) {
   return {tensor, tensor.rows.at(values), tensor.rows_per_tile(values)};
 }
-
-constexpr int64_t kPanelRows = 32;  // of a packed weight, whose last panel is padded (native/kernels/microkernel.h)
 
 /// Rows that a tensor may fill in memory: a packed weight's padding is written with it. For other tensors that end
 /// inside a tile this is up to a panel too many, which costs an edge between tasks at most.
@@ -141,8 +140,9 @@ void order_raises(const ExpandContext& context, const BoundInstr& instr, int64_t
   }
 }
 
-kernels::TileView view_of(const Tensor& tensor, std::byte* arena, RowRange viewed, ColumnRange columns) {
-  std::byte* data = arena + tensor.offset + viewed.begin * tensor.row_bytes() + columns.begin * size_of(tensor.dtype);
+kernels::TileView view_of(const Tensor& tensor, Mode mode, std::byte* arena, RowRange viewed, ColumnRange columns) {
+  const int64_t skipped = mode == Mode::kPanelCols ? columns.begin * kPanelRows : columns.begin;  // elements
+  std::byte* data = arena + tensor.offset + viewed.begin * tensor.row_bytes() + skipped * size_of(tensor.dtype);
   return {data, viewed.end - viewed.begin, columns.end - columns.begin, tensor.stride};
 }
 
@@ -186,7 +186,7 @@ void expand(const ExpandContext& context, const Iteration& iteration, Task& task
     const Sized now = sized(tensor, values);
     const RowRange viewed = view_rows(operand, range, now.rows, values);
     const ColumnRange columns = view_columns(operand, range, tensor.cols, values);
-    *view = view_of(tensor, (*context.arenas)[operand.owner], viewed, columns);
+    *view = view_of(tensor, operand.mode, (*context.arenas)[operand.owner], viewed, columns);
     if (operand.owner != context.device) task.transfers += view->rows * view->cols;
     if (context.hosts != nullptr && (*context.hosts)[operand.owner] != (*context.hosts)[context.device] &&
         view->rows > 0 && view->cols > 0) {

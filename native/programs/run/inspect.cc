@@ -16,10 +16,12 @@ void add_views(const Program& program, Task& task, int64_t number, Table<8>& vie
     const kernels::TileView& view = task.views()[o];
     if (operand.null || view.rows <= 0 || view.cols <= 0) continue;
     const Tensor& tensor = program.class_of(operand.owner).tensors[task.call->binding[operand.slot]];
+    const int64_t deep = operand.mode == Mode::kPanelCols ? kPanelRows : 1;  // rows that lie among each other
+    const int64_t rows = (view.rows + deep - 1) / deep;
     const int64_t begin = static_cast<std::byte*>(view.data) - origin();
-    const int64_t stride = view.stride * size_of(tensor.dtype);
-    const int64_t end = begin + (view.rows - 1) * stride + view.cols * size_of(tensor.dtype);
-    views.push_back({number, o, operand.owner, begin, end, view.rows, stride, operand.role});
+    const int64_t stride = deep * view.stride * size_of(tensor.dtype);
+    const int64_t end = begin + (rows - 1) * stride + deep * view.cols * size_of(tensor.dtype);
+    views.push_back({number, o, operand.owner, begin, end, rows, stride, operand.role});
   }
 }
 

@@ -86,6 +86,28 @@ CASE("COL views all rows and the iteration's columns") {
   EXPECT_EQ(views({0, Mode::kRowCols, 0, -1, 0, 1, 3, 9}, 10, 5), "0.3+5x1@0 5.3+5x1@5 ");
 }
 
+CASE("PANELCOLS views the iteration's columns of all panels, where they lie in the first one") {
+  Instr read = instr("recording", 40, 32, {{0, Mode::kPanelCols}});
+  auto program = std::make_shared<Program>();
+  add_devices(*program, 1);
+  program->add_tensor(0, tensor(0, 70, 40, 70, 0));  // panels of 32 x 40 words
+  const int64_t plan = program->add_template(0, "call");
+  program->add_instr(0, plan, read, "it");
+  program->add_call(0, {plan, {0}, {}});
+  program->finish({}, resolve);
+  std::vector<std::byte> arena(program->needs(0).arena_bytes);
+  for (const int64_t index : {0, 1}) {
+    Task task;
+    std::vector<tasks::Access> accesses;
+    expand_at(*program, {}, arena.data(), index, task, accesses);
+    const kernels::TileView view = task.views()[0];
+    EXPECT_EQ((static_cast<std::byte*>(view.data) - arena.data()) / 8, index * 32 * 32);
+    EXPECT_EQ(view.rows, 70);
+    EXPECT_EQ(view.cols, index == 0 ? 32 : 8);
+    EXPECT_EQ(view.stride, 40);
+  }
+}
+
 CASE("ROWPART views a share of the iteration's rows") {
   EXPECT_EQ(views({0, Mode::kRowPart, 0, -1, 0, 1, 0, 3}, 10, 5), "0.0+1x4@0 5.0+1x4@5 ");
   EXPECT_EQ(views({0, Mode::kRowPart, 0, -1, 0, 1, 2, 3}, 10, 5), "3.0+2x4@0 8.0+2x4@5 ");
@@ -207,7 +229,10 @@ CASE("finish refuses unknown kernels, modes, accesses, slots and peers") {
                     program.finish({}, resolve);
                   }),
                   "tile_cols"));
-  EXPECT(contains(refusal(instr("hash", 4, 4, {{0, static_cast<Mode>(6)}})), "mode"));
+  EXPECT(contains(refusal(instr("hash", 4, 4, {{0, static_cast<Mode>(7)}})), "mode"));
+  EXPECT(contains(refusal(instr("hash", 4, 3, {{0, Mode::kPanelCols}})), "whole panels"));
+  EXPECT(contains(refusal(instr("hash", 64, 32, {{0, Mode::kPanelCols, kOut}})), "whole panels"));
+  EXPECT(contains(refusal(instr("hash", 64, 32, {{0, Mode::kPanelCols, kIn, -1, 0, 2}})), "whole panels"));
   EXPECT(contains(refusal(instr("hash", 4, 4, {{0, Mode::kRow, 4}})), "access"));
   EXPECT(contains(refusal(instr("hash", 4, 4, {{1, Mode::kRow}})), "slot 1 of 1"));
   EXPECT(contains(refusal(instr("hash", 4, 4, {{0, Mode::kRow, 0, 1}})), "peer"));

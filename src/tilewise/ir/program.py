@@ -134,6 +134,7 @@ class Mode(enum.IntEnum):
     ROWPART = 3  # the part-th of `parts` equal shares of rows [offset + b, offset + e)
     ROWCOLS = 4  # rows as in ROW, columns [part, part + parts)
     ROWS = 5  # rows [part, part + parts), whatever the loop; only the tiles of those rows are touched
+    PANELCOLS = 6  # as COL, of a packed weight: these columns of all its panels; a loop of whole panels
 
 
 class Access(enum.IntEnum):

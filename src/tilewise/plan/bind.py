@@ -283,5 +283,5 @@ def _local_view(shapes: LocalShapes, spec: TensorSpec, layout: TensorLayout, kin
     extent = shapes.extent(spec, layout) if spec.storage != "vector" else Number(1)
     tile = shapes.tile_rows(spec, kind, extent, in_file=in_file)
     cols = shapes.cols(spec, layout)
-    across = shapes.tile_cols(spec, extent, cols)
+    across = shapes.tile_cols(spec, kind, extent, cols)
     return Ref(0, extent, cols, spec.dtype.name, tile, spec.storage == "packed", across)

@@ -280,7 +280,7 @@ def _sizes(call: _Call, operand: Operand) -> tuple[_Size | None, _Size | None]:
             return (loop if operand.div == 1 else None), ref.cols
         case Mode.WHOLE:
             return _plain(ref.extent), ref.cols
-        case Mode.COL:
+        case Mode.COL | Mode.PANELCOLS:
             return _plain(ref.extent), (loop if operand.div == 1 else None)
         case Mode.ROWCOLS:
             return None, upper(operand.parts)
@@ -334,7 +334,7 @@ _ABSENT = Operand(0, null=True)
 
 def _touched(operand: Operand) -> NumberLike:
     """What of a tensor's tiles an operand depends on: 0 all, -1 those of the iteration, else every so many rows."""
-    if operand.mode in (Mode.WHOLE, Mode.COL):
+    if operand.mode in (Mode.WHOLE, Mode.COL, Mode.PANELCOLS):
         return 0
     return -1 if operand.div == 1 else operand.div
 

@@ -107,7 +107,7 @@ def _rows_written(operand: Operand, extent: Number, rows: Number) -> Interval:
     is_known = extent.source == rows.source == Source.NOTHING and extent.constant > 0
     if operand.null or operand.team >= 0 or not is_known:
         return 0, 0
-    if operand.mode in (Mode.WHOLE, Mode.COL):
+    if operand.mode in (Mode.WHOLE, Mode.COL, Mode.PANELCOLS):
         return 0, rows.constant
     if operand.mode == Mode.ROWPART:  # handles are those of the whole loop's rows
         first = operand.offset

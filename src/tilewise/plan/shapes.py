@@ -262,18 +262,26 @@ class LocalShapes:
             return max(extent.constant, 1)
         return self.row_step(extent)
 
-    def tile_cols(self, spec: TensorSpec, extent: Number, cols: int) -> int:
-        """Columns per tile, 0 for all. Activations whose number comes with a run, and may be too few for a tile per
-        worker (decoding), are cut in columns too, so that the workers of a device share the product that makes them.
-        """
-        tile, workers = self.settings.row_tile, self.settings.workers_per_device
-        if spec.storage != "rows" or extent.source != Source.SYMBOL or not isinstance(tile, int):
+    def tile_cols(self, spec: TensorSpec, kind: str, extent: Number, cols: int) -> int:
+        """Columns per tile, 0 for all. Activations that may have fewer row tiles than a device has workers (decoding,
+        batches of few sequences) are cut in columns too, so that the workers share the product that makes them."""
+        if spec.storage != "rows" or kind not in ("input", "result") or spec.dtype.name not in _PRODUCTS:
             return 0
-        fewest = extent.constant + extent.multiple * self.symbols[extent.which].min
+        workers = self.settings.workers_per_device
         parts = min(workers, cols // _FEWEST_COLUMNS)
-        if fewest > tile * (workers - 1) or parts < 2 or spec.dtype.name not in _PRODUCTS:
+        if parts < 2 or self._fewest_row_tiles(extent) >= workers:
             return 0
         return round_up(-(-cols // parts), PANEL_ROWS)
+
+    def _fewest_row_tiles(self, extent: Number) -> int:
+        """Of activations with so many rows, for the fewest that a run may bring."""
+        tile = self.row_step(extent)
+        if isinstance(tile, Number):  # rows and tile grow together
+            return -(-extent.multiple // tile.multiple)
+        rows = extent.constant
+        if extent.source == Source.SYMBOL:
+            rows += extent.multiple * self.symbols[extent.which].min
+        return -(-rows // tile)
 
     def held_chunks(self, spec: TensorSpec, layout: TensorLayout, dim: int) -> list[tuple[int, int]]:
         """Of every chunk of a labelled dim, the local elements that this device holds; (0, 0) for none."""

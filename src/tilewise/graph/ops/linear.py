@@ -19,7 +19,7 @@ from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import LEAVES
 from tilewise.ir.lowering import Lowering, Ref
 from tilewise.ir.op import Factors, Op, Partial, Signature, register
-from tilewise.ir.program import NumberLike, Operand
+from tilewise.ir.program import Number, NumberLike, Operand
 from tilewise.ir.tape import Gradient, Tape, Term, terms_of
 
 __all__ = ["LinearTerm", "contraction_label"]
@@ -171,19 +171,20 @@ class Linear(Op):
             "num_chunks": len(chunks),
             "range": [v for c in chunks for r in c for v in r],
         }
-        columns = low.tensor(target).tile_cols if transpose else 0
-        if columns and _num_bytes([low.tensor(w) for _, w in pairs], columns) >= _FEWEST_BYTES:
+        kernel = "matmul" if transpose else "matmul_dx"
+        columns = low.tensor(target).tile_cols
+        if columns and _num_bytes([low.tensor(w) for _, w in pairs], columns, transpose) >= _FEWEST_BYTES:
             low.emit(
-                "matmul",
+                kernel,
                 op,
-                over=low.tensor(pairs[0][1]),
+                over=low.tensor(pairs[0][1]) if transpose else Number(out.cols),
                 step=columns,
                 dtype=out.dtype,
                 tiles={
                     "out": low.col(target),
                     "residual": None if record or beside is None else low.col(beside),
                     "a": [low.whole(x) for x, _ in pairs],
-                    "w": [low.row(w) for _, w in pairs],
+                    "w": [low.row(w) if transpose else low.col(w) for _, w in pairs],
                 },
                 ints=ints,
             )
@@ -191,7 +192,7 @@ class Linear(Op):
                 low.hold(op, out.extent, low.row_step(out), low.row(target), f"{op.label}/joined")
         else:
             low.emit(
-                "matmul" if transpose else "matmul_dx",
+                kernel,
                 op,
                 over=out,
                 dtype=out.dtype,
@@ -207,9 +208,10 @@ class Linear(Op):
             low.all_reduce(op, target, op.outputs[0], beside, record)
 
 
-def _num_bytes(weights: Sequence[Ref], rows: int) -> int:
-    """What a task reads of its weights if it reads so many rows of each."""
-    return sum(rows * w.cols * DTYPES[w.dtype].itemsize for w in weights)
+def _num_bytes(weights: Sequence[Ref], columns: int, transpose: bool) -> int:
+    """What a task reads of its weights if it makes so many columns."""
+    contracted = (w.cols if transpose else w.extent.constant for w in weights)
+    return sum(columns * k * DTYPES[w.dtype].itemsize for k, w in zip(contracted, weights))
 
 
 def _rows_of(low: Lowering, beside: int, op: OpNode) -> Operand:

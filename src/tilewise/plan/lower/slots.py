@@ -77,9 +77,10 @@ class SlotTable(LocalView):
         spec = self.spec(tensor)
         extent = self.shapes.extent(spec, layout) if spec.storage != "vector" else Number(1)
         in_file = tensor in self.files
-        tile = self.shapes.tile_rows(spec, self.graph.tensors[tensor].kind, extent, in_file=in_file)
+        kind = self.graph.tensors[tensor].kind
+        tile = self.shapes.tile_rows(spec, kind, extent, in_file=in_file)
         cols = self.shapes.cols(spec, layout)
-        across = self.shapes.tile_cols(spec, extent, cols)
+        across = self.shapes.tile_cols(spec, kind, extent, cols)
         return Ref(slot, extent, cols, spec.dtype.name, tile, spec.storage == "packed", across)
 
     def is_in_file(self, ref: Ref) -> bool:
@@ -175,7 +176,8 @@ class SlotTable(LocalView):
 
     def col(self, tensor: int | Ref, div: NumberLike = 1) -> Operand:
         """All rows, the columns of the loop's current range (divided by `div`)."""
-        return Operand(self.tensor(tensor).slot, Mode.COL, div=div)
+        ref = self.tensor(tensor)
+        return Operand(ref.slot, Mode.PANELCOLS if ref.packed else Mode.COL, div=div)
 
     def rows_at(self, ref: Ref, first: int, count: int) -> Operand:
         """Fixed rows, whatever the loop."""

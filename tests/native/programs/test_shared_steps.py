@@ -1,0 +1,103 @@
+"""Training on few long sequences, where the workers of a device share every product: the same bits as one worker's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from plan_mutations import with_instructions
+from test_shared_products import by_columns, instruction_at
+
+import tilewise as tw
+from tilewise import models
+from tilewise.ir.program import Mode
+from tilewise.ir.validate import validate_order
+from tilewise.models import llama
+from tilewise.session.assemble import native_program
+
+BATCH, SEQ, VOCAB = 2, 40, 272
+CONFIG = llama.LlamaConfig(
+    vocab_size=VOCAB,
+    hidden_size=288,
+    intermediate_size=576,
+    num_hidden_layers=2,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+)
+
+
+def planned(workers: int, dtype: str = "f32", *, lengths: bool = False, **options) -> tuple:
+    """A step of training of which each device has so many workers, and a row tile or two."""
+    graph = tw.ComputeGraph("steps")
+    seq = tw.Dim("seq", 1, SEQ) if lengths else SEQ
+    models.build_training_graph(graph, CONFIG, BATCH, seq, dtype)
+    graph.optimize(tw.optim.AdamW())
+    return graph, graph.plan(**{"workers_per_device": workers, "leaves": BATCH, **options})
+
+
+def train(graph: tw.ComputeGraph, plan: tw.Plan, length: int = SEQ) -> bytes:
+    """Parameters after two steps."""
+    with graph.instantiate(plan) as model:
+        model.initialize(seed=1)
+        for step in range(2):
+            ids = np.random.default_rng(step).integers(0, VOCAB, (BATCH, length + 1), dtype=np.int32)
+            model.step({"tokens": ids[:, :-1], "labels": ids[:, 1:]}, lr=1e-2)
+        return b"".join(np.ascontiguousarray(p).tobytes() for p in model.parameters().values())
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_workers_share_a_step_and_write_the_same_bits(dtype):
+    """One device and two, sums over microbatches, recomputation and states in files."""
+    expected = train(*planned(1, dtype))
+    ways = [
+        {},
+        {"mesh": {"tp": 2}},
+        {"mesh": {"dp": 2}},
+        {"mesh": {"fsdp": 2}},
+        {"accumulation": 2, "recompute": "full"},
+        {"offload": "optimizer"},
+    ]
+    for way in ways:
+        graph, plan = planned(3, dtype, **way)
+        kernels = {instruction_at(plan, at).kernel for at in by_columns(plan)}
+        assert {f"{k}_{dtype}" for k in ("matmul", "matmul_dx", "silu_gate", "silu_gate_backward")} <= kernels
+        assert train(graph, plan) == expected, way
+
+
+def test_input_gradients_read_columns_of_panels():
+    """With a task's columns moved by a panel, the bits are others."""
+    graph, plan = planned(3)
+    expected = train(graph, plan)
+    at = next(at for at in by_columns(plan) if instruction_at(plan, at).kernel == "matmul_dx_f32")
+    instruction = instruction_at(plan, at)
+    *operands, weight = instruction.operands
+    assert weight.mode == Mode.PANELCOLS
+    changed = replace(instruction, operands=(*operands, weight._replace(mode=Mode.COL)))
+    instructions = list(plan.program.classes[0].templates[at[0]].instructions)
+    instructions[at[1]] = changed
+    program = with_instructions(plan.program, 0, at[0], tuple(instructions))
+    assert train(graph, replace(plan, program=program)) != expected
+
+
+@pytest.mark.parametrize("axes", [{}, {"tp": 2}, {"dp": 2}], ids=str)
+def test_tiles_of_columns_are_ordered(axes):
+    """Every two uses of the same bytes, forward and backward."""
+    _, plan = planned(3, mesh=axes)
+    native = native_program(plan.program, plan.symbol_bounds)
+    validate_order([native.tasks(d, [], "step") for d in range(plan.mesh.num_devices)])
+
+
+def test_a_device_with_row_tiles_for_all_its_workers_has_no_others():
+    """Whole rows are what norms and attention need, and cost no more."""
+    assert not by_columns(planned(2)[1])
+    assert by_columns(planned(2, leaves=1)[1])
+    assert not by_columns(planned(2, leaves=1, rows_per_tile=SEQ)[1])
+
+
+@pytest.mark.parametrize("length", [1, 33, SEQ])
+def test_sequences_of_any_length_are_shared_too(length):
+    """Their rows, and rows per tile, come with the batch."""
+    graph, plan = planned(3, lengths=True)
+    assert by_columns(plan)
+    assert train(graph, plan, length) == train(*planned(1, lengths=True), length)
