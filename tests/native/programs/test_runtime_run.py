@@ -133,7 +133,7 @@ def test_buffer_stays_inside():
     ("operand", "message"),
     [
         (Operand(9, Mode.ROW), "slot 9 of 3"),
-        (Operand(0, 7), "mode must be 0 to 5; got 7"),
+        (Operand(0, 7), "mode must be 0 to 6; got 7"),
         (Operand(0, Mode.ROW, Access.OUT, 0, 1), "ordered by signals"),
         (Operand(0, Mode.ROW, 0, 5), "an operand's peer must be in a team of its device; got team 5 of 1"),
         (Operand(0, Mode.ROW, 0, 0, 2), "an operand's peer must be a member of its team; got member 2 of 2"),

@@ -22,9 +22,9 @@ from tilewise.graph.ops.common import (
 )
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import GROUPS
-from tilewise.ir.lowering import Lowering, Ref
+from tilewise.ir.lowering import Draft, Lowering, Ref
 from tilewise.ir.op import Factors, Op, Partial, Signature, register
-from tilewise.ir.program import Number, NumberLike, Operand, tiles_across
+from tilewise.ir.program import Number, NumberLike, tiles_across
 from tilewise.ir.tape import Gradient, Tape
 
 __all__ = ["SOFTCAPS"]
@@ -194,29 +194,12 @@ class Attention(Op):
         return [*tape.op("attention_backward", [incoming(op, grads), out, lse, *inputs], **op.attrs), None]
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per block of whole sequences."""
+        """One task per block of whole sequences, or where these may be few, per share of the heads."""
         q, k, v = op.given[:3]
-        t = low.tensor(q)
         _require_whole_sequences(low, op, q)
         out, lse = op.outputs
         tiles = {"out": out, "lse": lse, "q": q, "k": k, "v": v}
-        low.emit(
-            "attention",
-            op,
-            over=t,
-            dtype=t.dtype,
-            tiles={
-                **{name: low.row(tensor) for name, tensor in tiles.items()},
-                "lengths": _lengths_of(low, op.inputs[3], q),
-            },
-            ints={
-                "seq_len": low.size(low.spec(q).shape[1]),
-                "causal": op.attrs["causal"],
-                "window": op.attrs["window"],
-                **_heads_of(low, op, q, k),
-            },
-            floats={name: op.attrs[name] for name in ("scale", "softcap")},
-        )
+        _emit_by_heads(low, op, tiles, q, k, op.inputs[3], _head_shares(low, op, out, k))
 
 
 def _require_shaped_scores(op: str, attrs: Mapping[str, Any]) -> None:
@@ -255,9 +238,42 @@ def _require_lengths(q: TensorSpec, lengths: TensorSpec, causal: bool) -> None:
     )
 
 
-def _lengths_of(low: Lowering, lengths: int | None, q: int) -> Operand | None:
-    """Those of a tile's sequences: a row for every seq rows."""
-    return None if lengths is None else low.row(lengths, div=low.size(low.spec(q).shape[1]))
+def _emit_by_heads(
+    low: Lowering,
+    op: OpNode,
+    tiles: Mapping[str, int | Ref],
+    q: int,
+    k: int,
+    lengths: int | None,
+    shares: int,
+) -> Draft:
+    """Attention over whole sequences, forward or backward: a task per row tile, or per share of all rows' heads."""
+    t, ints, seq = low.tensor(q), _heads_of(low, op, q, k, shares), low.size(low.spec(q).shape[1])
+    group = ints["heads"] // ints["kv_heads"]
+    per_column = {"lse": ints["head_dim"], "k": group, "v": group, "dk": group, "dv": group}
+    if shares > 1:
+        views = {name: low.col(tensor, per_column.get(name, 1)) for name, tensor in tiles.items()}
+        seen = None if lengths is None else low.whole(lengths)
+    else:
+        views = {name: low.row(tensor) for name, tensor in tiles.items()}
+        seen = None if lengths is None else low.row(lengths, div=seq)  # a row for every sequence
+    return low.emit(
+        op.op,
+        op,
+        over=Number(t.cols) if shares > 1 else t,
+        step=t.cols // shares if shares > 1 else None,
+        dtype=t.dtype,
+        tiles={**views, "lengths": seen},
+        ints={"seq_len": seq, "causal": op.attrs["causal"], "window": op.attrs["window"], **ints},
+        floats={name: op.attrs[name] for name in ("scale", "softcap")},
+    )
+
+
+def _head_shares(low: Lowering, op: OpNode, out: int, k: int) -> int:
+    """How many tasks share the heads: as many as the result has tiles across, if that divides the KV heads."""
+    ref = low.tensor(out)
+    most, kv_heads = tiles_across(ref.cols, ref.tile_cols), low.tensor(k).cols // op.attrs["head_dim"]
+    return max(n for n in range(1, most + 1) if kv_heads % n == 0)
 
 
 def _require_whole_sequences(low: Lowering, op: OpNode, q: int) -> None:
@@ -310,31 +326,16 @@ class AttentionBackward(Op):
         return Factors((*(x,) * 6, lengths), (x,) * 3, whole=frozenset("s"), partials=(group,))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per block of whole sequences, then the sum over replicas of a KV head."""
+        """As forward, then the sum over replicas of a KV head."""
         q, k = op.given[3], op.given[4]
-        t = low.tensor(q)
         spread = low.record(op, "group")
         targets: list[int | Ref] = list(op.outputs)
         if spread is not None:
             targets[1:] = [low.temp_like(low.tensor(o), dtype="f32", name="partial") for o in op.outputs[1:]]
         names = ("dq", "dk", "dv", "dout", "out", "lse", "q", "k", "v")
-        backward = low.emit(
-            "attention_backward",
-            op,
-            over=t,
-            dtype=t.dtype,
-            tiles={
-                **{name: low.row(tensor) for name, tensor in zip(names, (*targets, *op.given))},
-                "lengths": _lengths_of(low, op.inputs[6], q),
-            },
-            ints={
-                "seq_len": low.size(low.spec(q).shape[1]),
-                "causal": op.attrs["causal"],
-                "window": op.attrs["window"],
-                **_heads_of(low, op, q, k),
-            },
-            floats={name: op.attrs[name] for name in ("scale", "softcap")},
-        )
+        tiles = dict(zip(names, (*targets, *op.given)))
+        shares = 1 if spread else _head_shares(low, op, op.outputs[0], k)  # replicas hear of rows
+        backward = _emit_by_heads(low, op, tiles, q, k, op.inputs[6], shares)
         if spread is not None:
             for partial, out in zip(targets[1:], op.outputs[1:]):
                 low.all_reduce(op, partial, out, None, spread, producer=backward)
@@ -451,9 +452,7 @@ class AttentionPaged(Op):
         tiles = {"out": op.outputs[0], "q": q}
         caches = {"k_cache": k_cache, "v_cache": v_cache}
         by_row = {"positions": positions, "sequence": sequence}
-        most = tiles_across(t.cols, low.tensor(op.outputs[0]).tile_cols)
-        kv_heads = low.tensor(k_cache).cols // op.attrs["head_dim"]
-        shares = max(n for n in range(1, most + 1) if kv_heads % n == 0)
+        shares = _head_shares(low, op, op.outputs[0], k_cache)
         ints = {
             "block_size": op.attrs["block_size"],
             "window": op.attrs["window"],

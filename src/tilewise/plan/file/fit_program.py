@@ -132,7 +132,8 @@ class _Checks:
         rows, step = self._symbolic(where, entry.extent), self._symbolic(where, entry.tile_rows)
         sizes = (entry.offset, entry.cols, entry.stride, entry.first_handle, rows, step - 1, entry.tile_cols)
         hold(all(0 <= s <= _MOST_PRODUCT for s in sizes), "{} has sizes out of range", where)
-        is_cut = entry.tile_cols % PANEL_ROWS == 0 and (not entry.tile_cols or entry.tile_cols < entry.cols)
+        is_cut = entry.tile_cols == 1 or entry.tile_cols % PANEL_ROWS == 0
+        is_cut = is_cut and (not entry.tile_cols or entry.tile_cols < entry.cols)
         hold(is_cut, "{} has tiles of {} columns", where, entry.tile_cols)
         elements = (rows - 1) * entry.stride + entry.cols if rows else 0
         end = entry.offset + elements * DTYPES[entry.dtype].itemsize
