@@ -13,6 +13,7 @@ from padded_batches import change_ints, differing, steps
 
 import tilewise as tw
 from tilewise.core.errors import LayoutError, PlanError, ShapeError
+from tilewise.ir.program import Mode
 from tilewise.nn import linear, rms_norm
 from tilewise.session import verify_strategy
 
@@ -29,18 +30,18 @@ every_dtype = pytest.mark.parametrize("dtype", ["f32", "bf16"])
 
 
 @tw.layer
-def block(graph, x, lengths, *, kind, dtype):
+def block(graph, x, lengths, *, kind, dtype, dim):
     """Attention with grouped heads and a residual."""
-    heads, kv_heads = tw.DimLabel("heads", DIM), tw.DimLabel("kv_heads", DIM, HEADS // KV_HEADS)
+    heads, kv_heads = tw.DimLabel("heads", dim), tw.DimLabel("kv_heads", dim, HEADS // KV_HEADS)
     h = rms_norm(graph, x, "norm", eps=1e-5)
-    q = linear(graph, h, "q", HEADS * DIM, out_label=heads)
-    k, v = (linear(graph, h, n, KV_HEADS * DIM, out_label=kv_heads) for n in ("k", "v"))
+    q = linear(graph, h, "q", HEADS * dim, out_label=heads)
+    k, v = (linear(graph, h, n, KV_HEADS * dim, out_label=kv_heads) for n in ("k", "v"))
     given = {} if KINDS[kind].get("causal", True) else {"lengths": lengths}
-    y = graph.scaled_dot_product_attention(q, k, v, head_dim=DIM, **KINDS[kind], **given)
+    y = graph.scaled_dot_product_attention(q, k, v, head_dim=dim, **KINDS[kind], **given)
     return graph.add(x, linear(graph, y, "o", WIDTH, in_label=heads))
 
 
-def training_graph(kind, seq, dtype="f32", batch=4, layers=2):
+def training_graph(kind, seq, dtype="f32", batch=4, layers=2, dim=DIM):
     """A small model of one kind of attention, with AdamW."""
     g = tw.ComputeGraph("kinds")
     tokens, labels = (
@@ -50,7 +51,7 @@ def training_graph(kind, seq, dtype="f32", batch=4, layers=2):
     lengths = g.input([batch], "i32", name="lengths", labels=[tw.BATCH], storage="scalars")
     x = g.embedding(tokens, g.parameter([VOCAB, WIDTH], dtype, name="embed"))
     for i in range(layers):
-        x = block(g, x, lengths, path=f"layers.{i}", kind=kind, dtype=dtype)
+        x = block(g, x, lengths, path=f"layers.{i}", kind=kind, dtype=dtype, dim=dim)
     loss, rows = g.mean_cross_entropy(linear(g, x, "head", VOCAB), labels)
     g.output(rows, "loss_rows")
     g.loss(loss)
@@ -133,6 +134,27 @@ def test_another_devices_lengths_would_show():
     swapped = {**good, "lengths": good["lengths"][[2, 3, 0, 1]]}
     assert differing(expected, steps(graph, graph.plan({"dp": 2}), [good])) == []
     assert len(differing(expected, steps(graph, graph.plan({"dp": 2}), [swapped]))) > 5
+
+
+@every_dtype
+@pytest.mark.parametrize("kind", KINDS)
+def test_workers_share_heads_where_sequences_are_few(kind, dtype):
+    """Two tasks of half of the heads each, over all sequences; a length that one of them mistakes would show."""
+    graph, batch = training_graph(kind, 80, dtype, dim=32), batch_of((80, 9, 64, 65), 80)
+    expected = steps(graph, graph.plan({}, workers_per_device=1), [batch])
+    for workers, axes in ((5, {}), (3, {"dp": 2})):
+        plan = graph.plan(axes, workers_per_device=workers)
+        by_heads = [
+            i
+            for t in plan.program.classes[0].templates
+            for i in t.instructions
+            if i.kernel.startswith("attention") and i.operands[0].mode == Mode.COL
+        ]
+        assert len(by_heads) == 2 and all(i.extent.constant == 2 * i.step for i in by_heads)
+        assert differing(expected, steps(graph, plan, [batch])) == []
+    if kind == "encoder":
+        shorter = {**batch, "lengths": batch["lengths"] - np.array([0, 0, 0, 1], np.int32)}
+        assert differing(expected, steps(graph, plan, [shorter])) != []
 
 
 @pytest.mark.parametrize("workers", [1, 3])

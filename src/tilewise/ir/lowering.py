@@ -183,7 +183,8 @@ class Lowering(Protocol):
         """All rows."""
 
     def col(self, tensor: int | Ref, div: NumberLike = 1) -> Operand:
-        """All rows, the columns of the loop's current range (divided by `div`)."""
+        """All rows, the columns of the loop's current range (divided by `div`); of a packed weight, undivided, those of
+        all its panels."""
 
     def rows_at(self, ref: Ref, first: int, count: int) -> Operand:
         """Fixed rows, whatever the loop."""

@@ -232,6 +232,9 @@ def _check_operand(call: _Call, spec: OperandSpec, operand: Operand, dtype: str)
             ("panels", "rows") if spec.packed else ("rows", "panels: take low.flat or low.whole of a copy")
         )
         call.refuse(f"operand {spec.name!r} lies in {wanted}", got)
+    if operand.mode in (Mode.COL, Mode.PANELCOLS) and ref.packed != (operand.mode == Mode.PANELCOLS):
+        got = "those of panels" if ref.packed else "those of rows as if they lay in panels"
+        call.refuse(f"columns of operand {spec.name!r} are viewed as they lie: take low.col", got)
     if operand.team >= 0:
         if spec.role != "in":
             call.refuse("a task writes its own device's memory", f"a peer's tile for operand {spec.name!r}")

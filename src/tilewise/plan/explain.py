@@ -200,8 +200,9 @@ def explain_tensor(plan: PlanTables, name: str) -> str:
     bound = "up to " if entry.extent.source == Source.SYMBOL else ""
     tile = upper(entry.tile_rows, plan.symbol_bounds)
     up_to = "" if isinstance(entry.tile_rows, int) else "up to "
+    across = f" x {entry.tile_cols} columns" if entry.tile_cols else ""
     where += "; in the device's file" if found.id in plan.layout.files else ""
     return (
         f"{name} {found.spec}: {where}. Device 0 holds {bound}{rows} rows x "
-        f"{entry.cols} columns in tiles of {up_to}{tile} rows ({found.spec.storage} storage)."
+        f"{entry.cols} columns in tiles of {up_to}{tile} rows{across} ({found.spec.storage} storage)."
     )

@@ -168,6 +168,13 @@ REFUSED = [
     (
         "matmul",
         PRODUCT,
+        {"tiles": {"w": [whole(4), Operand(7, Mode.COL)]}},
+        r"as they lie.*got those of panels",
+    ),
+    ("rms_norm", NORM, {"tiles": {"x": Operand(1, Mode.PANELCOLS)}}, r"as they lie.*got those of rows as if"),
+    (
+        "matmul",
+        PRODUCT,
         {"tiles": {"a": [row(0), row(5)]}},
         r"'k' is one size; got 12 in operand 'a' and 6 in .* 'w'",
     ),

@@ -175,7 +175,7 @@ class SlotTable(LocalView):
         return Operand(self.tensor(tensor).slot, Mode.WHOLE)
 
     def col(self, tensor: int | Ref, div: NumberLike = 1) -> Operand:
-        """All rows, the columns of the loop's current range (divided by `div`)."""
+        """All rows, the columns of the loop's current range (divided by `div`); of a packed weight, of all panels."""
         ref = self.tensor(tensor)
         return Operand(ref.slot, Mode.PANELCOLS if ref.packed else Mode.COL, div=div)
 
