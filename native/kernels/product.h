@@ -8,10 +8,10 @@
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
-inline constexpr int64_t kPanelGroupBytes = 2560 << 10;  // panels packed together; two at a time need room in L2
+inline constexpr int64_t kPanelGroupBytes = 4352 << 10;  // panels packed together; two at a time need room in L2
 inline constexpr int64_t kMostBatchBytes = 640 << 10;  // where panels come from further than L2: of three blocks, or of
                                                        // any number that is done with a panel too soon
-inline constexpr int64_t kStateBytes = 4 << 20;
+inline constexpr int64_t kStateBytes = 11 << 20;
 inline constexpr int64_t kStreamAhead = 8 << 10;  // bytes from what the only row block multiplies to what it asks for
 inline constexpr int64_t kSuperRows = 2016;  // rows that share one pass over the panels
 inline constexpr int64_t kMaxTerms = 16;
@@ -151,7 +151,7 @@ class Product {
     const bool is_stream = !Op::kPacksPanels && blocks_ == 1;  // a panel is read once, and the next lies behind it
     for (int64_t b = block; b < end; ++b) {
       const int64_t row = start_(b), height = start_(b + 1) - row;
-      float* own = state_ + (kept_ ? (p * blocks_ + b) * entries_ * kEntry : 0);
+      float* own = state_of(p, b);
       for (int64_t s = 0; s < window.num_segments; ++s)
         pieces_[s] =
             sources.take(divide_up(blocking_.segments[window.first_segment + s].steps, every_piece + 1) * 64, ahead);
@@ -178,9 +178,19 @@ class Product {
       call.pieces = pieces_;
       call.rows = height;
       if (is_last) op_.expect(row, height, first_ + p, call.expected);
+      if (w > 0) ask_for_state(window, height, b + 1 < end ? state_of(p, b + 1) : state_of(p + 1, block));
       micro_for<typename Op::Dot, Op::kLayout>(height)(call);
       if (is_last) op_.finish(row, height, first_ + p, out);
     }
+  }
+
+  float* state_of(int64_t panel, int64_t block) const {
+    return state_ + (kept_ ? (panel * blocks_ + block) * entries_ * kEntry : 0);
+  }
+  /// What the next call begins with comes into L2 meanwhile.
+  static void ask_for_state(const Window& window, int64_t height, const float* state) {
+    const int64_t begin = window.resumes ? 0 : kEntry, end = kEntry + window.depth * height * kPanel;
+    for (int64_t i = begin; i < end; i += 64 / sizeof(float)) __builtin_prefetch(state + i, 1, 2);
   }
 
   /// The mask by which i & mask = 0 for one i in `period`, or somewhat more.

@@ -16,7 +16,7 @@ _LEAST_ROWS = 6
 _PANEL, _LANES, _GRANULE = 32, 16, 64
 _BLOCK_STEPS, _ROW_STRIDE = 128, 144
 _ROUNDING = 1 << 14  # every piece begins at a cache line
-_PRODUCT = 8 << 20  # packs, and the state of blocks between windows: bounded by constants of product.h
+_PRODUCT = 17 << 20  # packs, and the state of blocks between windows: bounded by constants of product.h
 _UPDATE_BLOCK, _CACHE_LINE = 64, 64  # of update.cc
 _PER_STEP, _PER_RANGE = 4, 1024  # bytes of segments, copies and windows
 
