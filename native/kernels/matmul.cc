@@ -242,8 +242,8 @@ void run_weight_product(const KernelArgs& args, bool turned = false) {
   for (int64_t i = 0; i < num_chunks * num_terms; ++i)
     total += divide_up(larger(int64_t{0}, ranges[2 * i + 1] - ranges[2 * i]), D::kPerStep);
   Carver carver(args.scratch);
-  Blocking blocking(carver, StepLayout::of<D>(Op<D>::kLayout), Op<D>::most_steps(op.rows, total),
-                    !Op<D>::kPacksPanels, total, num_chunks * num_terms);
+  Blocking blocking(carver, StepLayout::of<D>(Op<D>::kLayout), Op<D>::most_steps(op.rows, total), !Op<D>::kPacksPanels,
+                    total, num_chunks * num_terms);
   add_chunks(blocking, num_chunks, num_terms, range);
   run_product(op, blocking, carver);
 }

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from small_llama import change_first, halve_leaves
 
 import tilewise as tw
+from pure.plan.test_templates import plan_graph
+from tilewise.core.errors import InternalError, PlanError
 from tilewise.core.mesh import DeviceMesh
+from tilewise.graph import fuse_into_table_gradients
 from tilewise.session import verify_strategy
 
 BATCH, SEQ, VOCAB, WIDTH = 8, 6, 72, 20
@@ -117,6 +122,29 @@ def test_another_tree_is_noticed(label):
     assert not verify_strategy(build(), DeviceMesh({"dp": 2}), batches(2), change=change).equal
 
 
+def test_a_table_gradient_that_is_not_added_to_the_others_is_noticed():
+    """On one device rows are added where the table's other gradients lie, in no op of its own."""
+    plan = build().plan({})
+    added = [op for op in plan.graph.ops if op.op == "embedding_dw"]
+    assert len(added) == 2 and all(op.inputs[3] is not None for op in added)
+    assert (
+        added[1].inputs[3] == added[0].outputs[0] and added[1].outputs[0] == plan.graph.outputs["table.grad"]
+    )
+    assert not any(b.key[0] == "tensor" and b.key[1] == added[0].outputs[0] for b in plan.buffers)
+    alone = change_first("embedding_dw:table", lambda i: replace(i, ints=(i.ints[0], 0, *i.ints[2:])))
+    assert not verify_strategy(build(), DeviceMesh({}), batches(2), change=alone).equal
+
+
+def test_no_part_of_a_batch_is_added_to_a_whole_gradient():
+    """Devices and microbatches that share the batch have sums of their own first."""
+    graph = fuse_into_table_gradients(build().complete())
+    plan_graph(graph, {})
+    with pytest.raises(InternalError, match="a whole gradient"):
+        plan_graph(graph, {"dp": 2})
+    with pytest.raises(PlanError, match="no part of the batch may depend on a total"):
+        plan_graph(graph, {}, accumulation=2)
+
+
 def test_totals_are_added_head_first():
     """The sums stand behind all totals, in reverse order of use, and write over the first."""
     graph = build().complete()
@@ -154,6 +182,7 @@ def test_sums_of_totals_run_once():
         if i.kernel == "add_f32" and i.label == "add"
     ]
     late = 4 + 2 * 2  # of the table, and of weight and gamma in two layers
-    assert len(runs) == 4 * (len(whole) - late) + late
+    beside = 2  # embeddings add what they scatter themselves then
+    assert len(runs) == 4 * (len(whole) + beside - late) + late
     carries = [b for b in plan.buffers if b.key[0] == "carry"]
     assert len({b.key[1:3] for b in carries}) == 5 + 2 * 4 + 1  # uses of the table; of layers; the loss

@@ -2,7 +2,7 @@
 
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.gradients import differentiate
-from tilewise.graph.passes import fix_sizes, simplify
+from tilewise.graph.passes import fix_sizes, fuse_into_table_gradients, simplify
 from tilewise.graph.recompute import Recomputation
 from tilewise.graph.templates import LayerFunction, layer
 
@@ -12,6 +12,7 @@ __all__ = [
     "Recomputation",
     "differentiate",
     "fix_sizes",
+    "fuse_into_table_gradients",
     "layer",
     "simplify",
 ]

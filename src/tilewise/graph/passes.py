@@ -10,7 +10,14 @@ from dataclasses import replace
 from tilewise.core.dims import Dim
 from tilewise.ir.graph import Graph, OpNode, TensorNode
 
-__all__ = ["drop_dead_ops", "fix_sizes", "fuse_gates", "fuse_into_products", "simplify"]
+__all__ = [
+    "drop_dead_ops",
+    "fix_sizes",
+    "fuse_gates",
+    "fuse_into_products",
+    "fuse_into_table_gradients",
+    "simplify",
+]
 
 
 def simplify(graph: Graph) -> Graph:
@@ -74,6 +81,25 @@ def fuse_into_products(graph: Graph) -> Graph:
                 op = replace(linear, inputs=(*linear.inputs, other), outputs=op.outputs, attrs=attrs)
                 moved.add(linear.id)
                 break
+        result.append(op)
+    return _with_ops(graph, [op for i, op in enumerate(result) if i not in moved])
+
+
+def fuse_into_table_gradients(graph: Graph) -> Graph:
+    """`add(g, embedding_dw(...))` becomes an `embedding_dw` that adds `g`, and writes over it: a tied table's second
+    gradient needs no memory then. For one device and one microbatch: parts of the batch have no whole `g`."""
+    uses = _uses(graph)
+    result, moved = [], set()
+    for op in graph.ops:
+        for x, other in (op.inputs, op.inputs[::-1]) if op.op == "add" else ():
+            producer = graph.tensors[x].producer if x is not None else None
+            scattered = graph.ops[producer] if producer is not None else None
+            is_free = scattered is not None and scattered.op == "embedding_dw" and uses[x] == 1
+            if scattered is None or not is_free or scattered.inputs[3] is not None:
+                continue
+            op = replace(scattered, inputs=(*scattered.inputs[:3], other), outputs=op.outputs)
+            moved.add(scattered.id)
+            break
         result.append(op)
     return _with_ops(graph, [op for i, op in enumerate(result) if i not in moved])
 

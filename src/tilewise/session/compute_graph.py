@@ -17,7 +17,14 @@ from tilewise.core.reading import Unreadable
 from tilewise.core.watch import Watch
 from tilewise.core.workers import WorkerPool
 from tilewise.core.writing import replace_file
-from tilewise.graph import GraphBuilder, Recomputation, differentiate, fix_sizes, simplify
+from tilewise.graph import (
+    GraphBuilder,
+    Recomputation,
+    differentiate,
+    fix_sizes,
+    fuse_into_table_gradients,
+    simplify,
+)
 from tilewise.graph.draft import GraphDraft
 from tilewise.graph.file import (
     Definition,
@@ -243,6 +250,8 @@ class ComputeGraph(GraphBuilder):
                         rows_per_tile,
                     )
                 graph = self._completed(graph, recomputation, pool, foresee)
+                if used.num_devices == 1 and accumulation == 1:
+                    graph = fuse_into_table_gradients(graph)
             with seen.phase("layouts"):
                 check_constants(graph)
                 fixed = check_sizes("plan", symbols_of(graph), {} if sizes is None else sizes)

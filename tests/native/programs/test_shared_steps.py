@@ -62,7 +62,9 @@ def test_workers_share_a_step_and_write_the_same_bits(dtype):
         graph, plan = planned(3, dtype, **way)
         kernels = {instruction_at(plan, at).kernel for at in by_columns(plan)}
         assert {f"{k}_{dtype}" for k in ("matmul", "matmul_dx", "silu_gate", "silu_gate_backward")} <= kernels
-        shares = {"attention", "attention_backward"} & {kernel.removesuffix(f"_{dtype}") for kernel in kernels}
+        shares = {"attention", "attention_backward"} & {
+            kernel.removesuffix(f"_{dtype}") for kernel in kernels
+        }
         assert len(shares) == (0 if "tp" in way.get("mesh", {}) else 2)  # two devices' heads are too few
         assert train(graph, plan) == expected, way
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tilewise.core.dims import Size
 from tilewise.core.dtypes import DTYPES
+from tilewise.core.errors import InternalError
 from tilewise.graph.ops.common import incoming, leading, require, require_floats, require_indices
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import LEAVES
@@ -61,7 +62,7 @@ class Embedding(Op):
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """Rows of dy added at the ids."""
         ids, table = (tape.use(i) for i in op.given)
-        return [None, tape.later("embedding_dw", [table, ids, incoming(op, grads)])]
+        return [None, tape.later("embedding_dw", [table, ids, incoming(op, grads), None])]
 
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per row tile, then the selection over the vocabulary's devices."""
@@ -86,17 +87,20 @@ class Embedding(Op):
 class EmbeddingWeightGradient(Op):
     """Gradient of a table in fp32: rows scatter-added in token order within a leaf, then the tree over leaves.
 
-    Inputs: the table (for its shape), ids, and the rows' gradient `[..., hidden]`.
+    Inputs: the table (for its shape), ids, the rows' gradient `[..., hidden]`, and what it is added to, or None:
+    another gradient of the table, complete on one device with one microbatch
+    (`graph.passes.fuse_into_table_gradients`).
     """
 
     name = "embedding_dw"
     accumulates = (0,)
     shape_of = frozenset({0})
-    signature = Signature(3)
+    in_place = ((0, 3),)
+    signature = Signature(4, absent=frozenset({3}))
 
     def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
-        """The table."""
-        return position == 0
+        """The table, and another gradient."""
+        return position in (0, 3)
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """fp32 in the table's shape."""
@@ -108,12 +112,17 @@ class EmbeddingWeightGradient(Op):
         """Tokens are contracted; the table's dims stay."""
         assert inputs[2] is not None
         tokens = leading(inputs[2])
-        names = (("n", "k"), tokens, (*tokens, "k"))
+        names = (("n", "k"), tokens, (*tokens, "k"), None if inputs[3] is None else ("n", "k"))
         return Factors(names, (("n", "k"),), partials=(Partial("tokens", tokens, (0,), tree=LEAVES),))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per block of table rows over all leaves at hand, then the reduction over the batch's devices."""
-        table, ids, grad = op.given
+        table, ids, grad, *beside = op.given
+        if beside and low.record(op, "tokens"):
+            raise InternalError(
+                "[graph.embedding_dw] what a table's gradient is added to is a whole gradient; got devices that share "
+                f"the batch in {op.label!r}; please report the plan"
+            )
         target = low.accumulator(op, 0)
         begin = low.first_of_sum(op, 0)
         low.emit(
@@ -126,7 +135,7 @@ class EmbeddingWeightGradient(Op):
                 "out": low.row(target.ref),
                 "ids": low.whole(ids),
                 "de": low.whole(grad),
-                "carry": [low.row(c) for c in target.carries],
+                "carry": [*map(low.row, target.carries), *map(low.row, beside)],
             },
             ints={"leaf_rows": low.leaf_rows, "vocab_begin": begin, "padded_len": low.padded_len},
             priority=-1,
