@@ -157,8 +157,7 @@ struct Needs {
 
 using KernelResolver = std::function<kernels::KernelFn(std::string_view)>;
 
-inline constexpr int64_t kPanelRows =
-    32;  // of a packed weight, whose last one is padded (native/kernels/microkernel.h)
+inline constexpr int64_t kPanelRows = 32;  // of a packed weight (native/kernels/microkernel.h); the last may be padding
 inline constexpr int64_t kNoFile = INT64_MAX;  // no address lies behind it
 
 class Program {

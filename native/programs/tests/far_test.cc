@@ -128,7 +128,7 @@ CASE("memory that is not there is refused by its owner, whichever process asks")
   }
 }
 
-CASE("what the host moves is never MPI's own: whoever is told that a process is lost may free it") {
+CASE("MPI is never given the memory that a caller moves from or to, which goes when a process is lost") {
   auto program = ring(2, 1);
   const int64_t size = program->needs(1).arena_bytes;
   std::vector<std::byte> memory(size);

@@ -249,8 +249,8 @@ def _emit_by_heads(
 ) -> Draft:
     """Attention over whole sequences, forward or backward: a task per row tile, or per share of all rows' heads."""
     t, ints, seq = low.tensor(q), _heads_of(low, op, q, k, shares), low.size(low.spec(q).shape[1])
-    group = ints["heads"] // ints["kv_heads"]
-    per_column = {"lse": ints["head_dim"], "k": group, "v": group, "dk": group, "dv": group}
+    group = t.cols // low.tensor(k).cols
+    per_column = {"lse": op.attrs["head_dim"], "k": group, "v": group, "dk": group, "dv": group}
     if shares > 1:
         views = {name: low.col(tensor, per_column.get(name, 1)) for name, tensor in tiles.items()}
         seen = None if lengths is None else low.whole(lengths)
