@@ -140,10 +140,10 @@ def test_another_devices_lengths_would_show():
 @pytest.mark.parametrize("kind", KINDS)
 def test_workers_share_heads_where_sequences_are_few(kind, dtype):
     """Two tasks of half of the heads each, over all sequences; a length that one of them mistakes would show."""
-    graph, batch = training_graph(kind, 80, dtype, dim=32), batch_of((80, 9, 64, 65), 80)
-    expected = steps(graph, graph.plan({}, workers_per_device=1), [batch])
-    for workers, axes in ((5, {}), (3, {"dp": 2})):
-        plan = graph.plan(axes, workers_per_device=workers)
+    graph, batch = training_graph(kind, 80, dtype, dim=64), batch_of((80, 9, 64, 65), 80)
+    expected = steps(graph, graph.plan({}, workers_per_device=1, leaves=2), [batch])
+    for axes in ({}, {"dp": 2}):
+        plan = graph.plan(axes, workers_per_device=3, leaves=2)
         by_heads = [
             i
             for t in plan.program.classes[0].templates

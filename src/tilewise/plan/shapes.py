@@ -267,14 +267,14 @@ class LocalShapes:
         batches of few sequences) are cut in columns too, so that the workers share the product that makes them."""
         if spec.storage != "rows" or kind not in ("input", "result") or spec.dtype.name not in _PRODUCTS:
             return 0
-        workers = self.settings.workers_per_device
-        if self._fewest_row_tiles(extent) >= workers:
+        workers, row_tiles = self.settings.workers_per_device, self._fewest_row_tiles(extent)
+        if row_tiles >= workers:
             return 0
         label = spec.labels[-1]
         if label is not None and label.atom == 1 and not label.is_summed_by_leaves and cols > 1:
             return 1  # what attention keeps of each head
         parts = min(workers, cols // _FEWEST_COLUMNS)
-        return round_up(-(-cols // parts), PANEL_ROWS) if parts > 1 else 0
+        return round_up(-(-cols // parts), PANEL_ROWS) if parts > max(row_tiles, 1) else 0
 
     def _fewest_row_tiles(self, extent: Number) -> int:
         """Of activations with so many rows, for the fewest that a run may bring."""

@@ -19,19 +19,21 @@ from tilewise.session.assemble import native_program
 BATCH, SEQ, VOCAB = 2, 40, 272
 CONFIG = llama.LlamaConfig(
     vocab_size=VOCAB,
-    hidden_size=288,
-    intermediate_size=576,
+    hidden_size=384,
+    intermediate_size=800,
     num_hidden_layers=2,
     num_attention_heads=8,
     num_key_value_heads=4,
 )
 
 
-def planned(workers: int, dtype: str = "f32", *, lengths: bool = False, **options) -> tuple:
+def planned(
+    workers: int, dtype: str = "f32", *, lengths: bool = False, batch: int = BATCH, **options
+) -> tuple:
     """A step of training of which each device has so many workers, and a row tile or two."""
     graph = tw.ComputeGraph("steps")
     seq = tw.Dim("seq", 1, SEQ) if lengths else SEQ
-    models.build_training_graph(graph, CONFIG, BATCH, seq, dtype)
+    models.build_training_graph(graph, CONFIG, batch, seq, dtype)
     graph.optimize(tw.optim.AdamW())
     return graph, graph.plan(**{"workers_per_device": workers, "leaves": BATCH, **options})
 
@@ -93,8 +95,9 @@ def test_tiles_of_columns_are_ordered(axes):
 
 
 def test_a_device_with_row_tiles_for_all_its_workers_has_no_others():
-    """Whole rows are what norms and attention need, and cost no more."""
+    """Whole rows are what norms and attention need, and cost no more; nor where rows make more tiles than columns."""
     assert not by_columns(planned(2)[1])
+    assert not by_columns(planned(16, batch=8, leaves=8)[1])
     assert by_columns(planned(2, leaves=1)[1])
     assert not by_columns(planned(2, leaves=1, rows_per_tile=SEQ)[1])
 
