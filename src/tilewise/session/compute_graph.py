@@ -250,12 +250,12 @@ class ComputeGraph(GraphBuilder):
                         rows_per_tile,
                     )
                 graph = self._completed(graph, recomputation, pool, foresee)
-                if used.num_devices == 1 and accumulation == 1:
-                    graph = fuse_into_table_gradients(graph)
             with seen.phase("layouts"):
                 check_constants(graph)
                 fixed = check_sizes("plan", symbols_of(graph), {} if sizes is None else sizes)
                 batch = cut_batch(graph, accumulation, leaves)
+                if used.num_devices == 1 and batch.microbatches == 1:
+                    graph = fuse_into_table_gradients(graph)
                 if fixed:
                     graph = fix_sizes(graph, fixed)
                     batch = replace(cut_batch(graph, accumulation, leaves), bound=batch.bound)
