@@ -1,10 +1,10 @@
 """Claim: forward matmuls reach 92% of one core's measured ceiling, input and weight gradients 88%.
 
-Shapes are those of GPT-2 small's tiles (`must` figures; two_devices.py) and of the demo's. Prints GFLOP/s of matmul,
-matmul_dx and matmul_dw per shape and dtype, their share of the ceiling (an in-register loop of the same
-instructions, measured in the same run), and torch.mm on one thread. Operands are 64-byte aligned as in a device's
-arena, and in a cache if they fit one; contractions that tensor parallelism may split are cut into 8 chunks, as in
-training. PyTorch's fp32 is MKL's, which takes slower ways on processors of other makers.
+Shapes are those of GPT-2 small's tiles (`must` figures; two_devices.py), of the demo's, and two of llama_block.py's.
+Prints GFLOP/s of matmul, matmul_dx and matmul_dw per shape and dtype, their share of the ceiling (an in-register loop
+of the same instructions, measured in the same run), and torch.mm on one thread. Operands are 64-byte aligned as in a
+device's arena, and in a cache if they fit one; contractions that tensor parallelism may split are cut into 8 chunks, as
+in training. PyTorch's fp32 is MKL's, which takes slower ways on processors of other makers.
 
 Time is that of the thread: a neighbour on the core does not count, one in the cache or on the memory does.
 
@@ -51,10 +51,16 @@ DEMO = {
     "down": (512, 256, 768, 8, 1),
     "head": (512, 4096, 256, 1, 8),
 }
+# Half of the columns of a large model's products, as two workers share those of one sequence.
+LARGE = {
+    "gate": (512, 14336, 2048, 1, 8),
+    "down": (512, 2048, 14336, 8, 1),
+}
 MUST = {"matmul": 92, "dx": 88, "dw": 88}  # percent of the ceiling
 MODELS = {
     "gpt2": (GPT2, 512, 256),
     "demo": (DEMO, 2048, 512),
+    "large": (LARGE, 512, 512),
 }  # with tokens and leaf rows of a weight gradient
 WEIGHT_ROWS = 1024  # of a weight gradient's tile, at most
 NUMPY = {"f32": np.float32, "bf16": ml_dtypes.bfloat16}

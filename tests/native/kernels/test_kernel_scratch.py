@@ -88,7 +88,9 @@ CALLS = [
     (forward, (70, 2, 1, 256)),
     (product, (2100, 40, 9000, 8)),
     (product, (16, 64, 300, 64)),
+    (product, (600, 1100, 6200, 8)),  # as much state between windows as there may be
     (input_gradient, (2100, 96, 1200, 8)),
+    (input_gradient, (600, 1100, 6200, 8)),
     (weight_gradient, (4096, 64, 300, 16)),
     (weight_gradient, (512, 33, 40, 512)),
     (plain, (2030, 70, 900)),

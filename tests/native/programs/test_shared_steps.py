@@ -72,7 +72,7 @@ def test_workers_share_a_step_and_write_the_same_bits(dtype):
 
 
 def test_input_gradients_read_columns_of_panels():
-    """With a task's columns moved by a panel, the bits are others."""
+    """Seen as columns of plain rows, the weight's are others, and so are the bits."""
     graph, plan = planned(3)
     expected = train(graph, plan)
     at = next(at for at in by_columns(plan) if instruction_at(plan, at).kernel == "matmul_dx_f32")
