@@ -2,7 +2,8 @@
 
 Claims (issue figures; "must" and "goal" are printed beside each): the demo's step is 1.6 times as fast as PyTorch's
 best mode in fp32 (goal 1.9) and 2.6 times in bf16 (3); one of GPT-2 small's shape 1.7 (1.9) and 2.5 times (3), and
-peaks at 0.75 (0.65) of its resident memory; two devices of one worker run at 0.95 (0.98) of one device of two.
+peaks at 0.75 (0.65) of its resident memory; two devices of one worker run at 0.95 (0.98) of one device of two, by data
+or by tensor parallelism, whichever is quicker when both have warmed up.
 
 Each mode is a process of its own that waits for its turn; rounds visit all modes one after the other, so that a noisy
 neighbour hits them alike, and medians are compared. Every figure is printed as it is measured. When the time is used up
@@ -78,6 +79,7 @@ SHAPES = {
     "gpt2": Shape(GPT2, 4, {"f32": (1.7, 1.9), "bf16": (2.5, 3.0)}),
 }
 TWO_FOR_ONE = (0.95, 0.98)
+ALONE, SHARED = "alone", ("dp", "tp")  # on one device, and what two share
 MEMORY = {"gpt2": (0.75, 0.65)}  # of PyTorch's
 RECOMPUTE = {
     "f32": ["layers.*/silu_gate*"],
@@ -96,8 +98,8 @@ def batch_of(
 # ---- one mode, in a process of its own -------------------------------------------------------------------
 
 
-def tilewise_step(shape: Shape, dtype: str, devices: int, threads: int) -> Callable[[int], float]:
-    """A function that does one step of ours and returns the loss."""
+def tilewise_step(shape: Shape, dtype: str, layout: str, threads: int) -> Callable[[int], float]:
+    """A function that does one step of ours, on one device or on two that share the work, and returns the loss."""
     import tilewise as tw
     from tilewise import models
     from tilewise.models import llama
@@ -106,11 +108,9 @@ def tilewise_step(shape: Shape, dtype: str, devices: int, threads: int) -> Calla
     config = llama.LlamaConfig(**shape.model)
     models.build_training_graph(graph, config, shape.batch, CONTEXT, dtype=dtype)
     graph.optimize(tw.optim.AdamW())
-    graph.set_distribution(
-        tw.DistributionStrategy.ddp(devices) if devices > 1 else tw.DistributionStrategy.single()
-    )
-    workers = max(1, threads // devices)
-    model = graph.instantiate(graph.plan(workers_per_device=workers, recompute=RECOMPUTE[dtype]))
+    mesh = {} if layout == ALONE else {layout: 2}
+    workers = threads if layout == ALONE else max(1, threads // 2)
+    model = graph.instantiate(graph.plan(mesh, workers_per_device=workers, recompute=RECOMPUTE[dtype]))
     model.initialize(seed=0)
 
     def step(number: int) -> float:
@@ -154,7 +154,7 @@ def serve(mode: str, threads: int) -> None:
     mode, _, name = mode.partition("@")
     kind, precision, variant, *_ = mode.split(":")
     if kind == "tilewise":
-        step = tilewise_step(SHAPES[name], precision, int(variant), threads)
+        step = tilewise_step(SHAPES[name], precision, variant, threads)
     else:
         step = torch_step(SHAPES[name], precision, variant == "compile", threads)
     take_turns(step)
@@ -249,9 +249,8 @@ class Contestant:
 
 def modes(name: str, dtype: str, threads: int, with_override: bool) -> Iterator[tuple[str, bool]]:
     """Every mode of an element type that needs no compilation, and whether it gets the override."""
-    yield f"tilewise:{dtype}:1@{name}", False
-    if threads > 1:
-        yield f"tilewise:{dtype}:2@{name}", False
+    for layout in (ALONE, *(SHARED if threads > 1 else ())):
+        yield f"tilewise:{dtype}:{layout}@{name}", False
     for precision in ("f32",) if dtype == "f32" else ("bf16-autocast", "bf16-pure"):
         yield f"torch:{precision}:eager:stock@{name}", False
         if with_override:
@@ -259,11 +258,15 @@ def modes(name: str, dtype: str, threads: int, with_override: bool) -> Iterator[
 
 
 def keep_faster_twins(contestants: list[Contestant]) -> None:
-    """Of PyTorch with and without the preloaded library the slower one ends: all modes at once would not fit into the
-    memory of a small machine, and the system would end some of them. For that reason element types come apart, too."""
-    for one in [c for c in contestants if ":override" in c.mode]:
-        twin = next((c for c in contestants if c.mode == one.mode.replace(":override", ":stock")), one)
-        if twin is not one:
+    """Of PyTorch with and without the preloaded library, and of our two devices by two strategies, the slower one ends:
+    all modes at once would not fit into the memory of a small machine, and the system would end some of them. For that
+    reason element types come apart, too."""
+    twins = {":override": ":stock", f":{SHARED[1]}@": f":{SHARED[0]}@"}
+    for name, other in twins.items():
+        for one in [c for c in contestants if name in c.mode]:
+            twin = next((c for c in contestants if c.mode == one.mode.replace(name, other)), one)
+            if twin is one:
+                continue
             slower = max(one, twin, key=lambda c: c.last_s)
             print(f"{slower.mode} is slower than its twin, and ends", flush=True)
             slower.close()
@@ -376,17 +379,16 @@ def report(name: str, contestants: list[Contestant], peaks: dict[str, float]) ->
                 Figure(what, tokens / ours[0].step_s, "tokens/s", peers=peers, limit=limit, note=ours[0].mode)
             )
         if len(ours) == 2:
-            one, two = (
-                next(c for c in ours if c.mode.startswith(f"tilewise:{precision}:{n}")) for n in (1, 2)
-            )
+            two, one = sorted(ours, key=lambda c: f":{ALONE}@" in c.mode)
             must, goal = TWO_FOR_ONE
-            show(Figure(f"{what}: two devices for one", one.step_s / two.step_s, "x", must=must, goal=goal))
+            ratio = one.step_s / two.step_s
+            show(Figure(f"{what}: two devices for one", ratio, "x", must=must, goal=goal, note=two.mode))
         if ours and theirs:
             must, goal = shape.times[precision]
             ratio = theirs[0].step_s / ours[0].step_s
             show(Figure(f"{what}: times PyTorch's best mode", ratio, "x", must=must, goal=goal))
             alike = [c for c in theirs if "pure" not in c.mode]  # with fp32 parameters, as ours
-            alone = [c for c in ours if c.mode.startswith(f"tilewise:{precision}:1")]
+            alone = [c for c in ours if c.mode.startswith(f"tilewise:{precision}:{ALONE}")]
             if alike and alone:
                 least = min(c.answer["resident"] for c in alike)
                 resident = alone[0].answer["resident"] / least

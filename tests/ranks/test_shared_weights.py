@@ -14,10 +14,19 @@ from pure.plan.test_templates import plan_graph
 from tilewise.core.errors import InternalError, PlanError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.graph import fuse_into_table_gradients
+from tilewise.plan.validate import validate_plan
 from tilewise.session import verify_strategy
 
 BATCH, SEQ, VOCAB, WIDTH = 8, 6, 72, 20
-MESHES = [({}, 2), ({"dp": 2}, 1), ({"dp": 2}, 2), ({"tp": 2}, 1), ({"dp": 2, "tp": 2}, 2)]
+MESHES = [
+    ({}, 2),
+    ({"dp": 2}, 1),
+    ({"dp": 2}, 2),
+    ({"tp": 2}, 1),
+    ({"dp": 2, "tp": 2}, 2),
+    ({"fsdp": 2}, 1),
+    ({"dp": 2, "fsdp": 2}, 1),
+]
 
 
 @tw.layer
@@ -122,25 +131,49 @@ def test_another_tree_is_noticed(label):
     assert not verify_strategy(build(), DeviceMesh({"dp": 2}), batches(2), change=change).equal
 
 
-def test_a_table_gradient_that_is_not_added_to_the_others_is_noticed():
-    """On one device rows are added where the table's other gradients lie, in no op of its own."""
-    plan = build().plan({})
+@pytest.mark.parametrize("axes", [{}, {"dp": 2}, {"tp": 2}, {"fsdp": 2}, {"dp": 2, "fsdp": 2}], ids=str)
+def test_a_table_s_rows_are_added_where_its_other_gradients_lie(axes):
+    """In one microbatch no op adds the totals of embeddings, and they have no memory of their own."""
+    graph = build()
+    graph.set_distribution(tw.DistributionStrategy.for_mesh(DeviceMesh(axes)))
+    plan = graph.plan(axes)
     added = [op for op in plan.graph.ops if op.op == "embedding_dw"]
     assert len(added) == 2 and all(op.inputs[3] is not None for op in added)
     assert (
         added[1].inputs[3] == added[0].outputs[0] and added[1].outputs[0] == plan.graph.outputs["table.grad"]
     )
     assert not any(b.key[0] == "tensor" and b.key[1] == added[0].outputs[0] for b in plan.buffers)
+
+
+def test_a_table_gradient_that_is_not_added_to_the_others_is_noticed():
+    """On one device rows are added by the op that scatters them."""
     alone = change_first("embedding_dw:table", lambda i: replace(i, ints=(i.ints[0], 0, *i.ints[2:])))
     assert not verify_strategy(build(), DeviceMesh({}), batches(2), change=alone).equal
 
 
+def without_residual(instruction):
+    """A reduction that forgets what it adds behind the tree's root."""
+    out, residual, *parts = instruction.operands
+    return replace(instruction, operands=(out, residual._replace(null=True), *parts))
+
+
+@pytest.mark.parametrize("axes", [{"dp": 2}, {"fsdp": 2}, {"dp": 2, "fsdp": 2}], ids=str)
+def test_a_sum_that_is_not_added_to_the_other_gradients_is_noticed(axes):
+    """On several devices the reduction adds: validation finds one that does not, and so does the comparison."""
+    forget = change_first("embedding_dw:table/reduce_scatter", without_residual)
+    assert not verify_strategy(build(), DeviceMesh(axes), batches(2), change=forget).equal
+    graph = build()
+    graph.set_distribution(tw.DistributionStrategy.for_mesh(DeviceMesh(axes)))
+    plan = graph.plan(axes)
+    validate_plan(plan)
+    with pytest.raises(InternalError, match="does not combine 'tokens'"):
+        validate_plan(forget(plan))
+
+
 def test_no_part_of_a_batch_is_added_to_a_whole_gradient():
-    """Devices and microbatches that share the batch have sums of their own first."""
+    """Microbatches have sums of their own first."""
     graph = fuse_into_table_gradients(build().complete())
     plan_graph(graph, {})
-    with pytest.raises(InternalError, match="a whole gradient"):
-        plan_graph(graph, {"dp": 2})
     with pytest.raises(PlanError, match="no part of the batch may depend on a total"):
         plan_graph(graph, {}, accumulation=2)
 

@@ -87,7 +87,8 @@ def fuse_into_products(graph: Graph) -> Graph:
 
 def fuse_into_table_gradients(graph: Graph) -> Graph:
     """`add(g, embedding_dw(...))` becomes an `embedding_dw` that adds `g`, and writes over it: a tied table's second
-    gradient needs no memory then. For one device and one microbatch: parts of the batch have no whole `g`."""
+    gradient needs no memory then, or that of this device's part alone. For one microbatch: parts of the batch have
+    no whole `g`."""
     uses = _uses(graph)
     result, moved = [], set()
     for op in graph.ops:

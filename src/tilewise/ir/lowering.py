@@ -50,12 +50,14 @@ class Ref(NamedTuple):
 
 @dataclass(frozen=True)
 class Accumulator:
-    """Where a sum over the batch goes in this microbatch: target, carries to fold in, and whether it is complete."""
+    """Where a sum over the batch goes in this microbatch: target, carries to fold in, and whether it is complete; and
+    what the reduction over devices adds behind the tree's root."""
 
     ref: Ref
     carries: tuple[Ref, ...]
     output: int
     is_last: bool
+    beside: int | None = None
 
 
 @dataclass
@@ -255,8 +257,9 @@ class Lowering(Protocol):
     def label_chunks(self, label: DimLabel | None, size: int, record: Record | None) -> list[tuple[int, int]]:
         """Local ranges of the chunks of a labelled dim."""
 
-    def accumulator(self, op: OpNode, output: int) -> Accumulator:
-        """Where output number `output` of `op`, a sum over the batch, goes in this microbatch."""
+    def accumulator(self, op: OpNode, output: int, beside: int | None = None) -> Accumulator:
+        """Where output number `output` of `op`, a sum over the batch, goes in this microbatch. The complete sum may be
+        added to a tensor like it, `beside`: the last of the carries on a device that has all leaves."""
 
     def first_of_sum(self, op: OpNode, output: int) -> NumberLike:
         """The first global row of what this device adds to a sum over the batch."""

@@ -254,7 +254,7 @@ class ComputeGraph(GraphBuilder):
                 check_constants(graph)
                 fixed = check_sizes("plan", symbols_of(graph), {} if sizes is None else sizes)
                 batch = cut_batch(graph, accumulation, leaves)
-                if used.num_devices == 1 and batch.microbatches == 1:
+                if batch.microbatches == 1:
                     graph = fuse_into_table_gradients(graph)
                 if fixed:
                     graph = fix_sizes(graph, fixed)

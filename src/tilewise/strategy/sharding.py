@@ -147,9 +147,13 @@ class _Sharding(Prefetching):
 
 
 def _sources(graph: Graph, op: OpNode, gradient: int) -> list[int]:
-    """What a gradient is made of, up to the sums over the batch, which arrive in shards."""
-    if op.op == "call" or op.outputs.index(gradient) in op_named(op.op).accumulates:
+    """What a gradient is made of, up to the sums over the batch, which arrive in shards; and what they are added to."""
+    if op.op == "call":
         return []
+    rule, output = op_named(op.op), op.outputs.index(gradient)
+    if output in rule.accumulates:
+        over = (op.inputs[given] for result, given in rule.in_place if result == output)
+        return [t for t in over if t is not None]
     factors = factors_of(graph, op)
     (dims,) = factors.outputs
     alike = [t for t, names in zip(op.inputs, factors.inputs) if t is not None and names == dims]

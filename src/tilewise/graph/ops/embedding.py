@@ -8,7 +8,6 @@ from typing import Any
 
 from tilewise.core.dims import Size
 from tilewise.core.dtypes import DTYPES
-from tilewise.core.errors import InternalError
 from tilewise.graph.ops.common import incoming, leading, require, require_floats, require_indices
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import LEAVES
@@ -88,8 +87,7 @@ class EmbeddingWeightGradient(Op):
     """Gradient of a table in fp32: rows scatter-added in token order within a leaf, then the tree over leaves.
 
     Inputs: the table (for its shape), ids, the rows' gradient `[..., hidden]`, and what it is added to, or None:
-    another gradient of the table, complete on one device with one microbatch
-    (`graph.passes.fuse_into_table_gradients`).
+    another gradient of the table, complete where there is one microbatch (`graph.passes.fuse_into_table_gradients`).
     """
 
     name = "embedding_dw"
@@ -118,12 +116,7 @@ class EmbeddingWeightGradient(Op):
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per block of table rows over all leaves at hand, then the reduction over the batch's devices."""
         table, ids, grad, *beside = op.given
-        if beside and low.record(op, "tokens"):
-            raise InternalError(
-                "[graph.embedding_dw] what a table's gradient is added to is a whole gradient; got devices that share "
-                f"the batch in {op.label!r}; please report the plan"
-            )
-        target = low.accumulator(op, 0)
+        target = low.accumulator(op, 0, *beside)
         begin = low.first_of_sum(op, 0)
         low.emit(
             "matmul_dw",
@@ -135,7 +128,7 @@ class EmbeddingWeightGradient(Op):
                 "out": low.row(target.ref),
                 "ids": low.whole(ids),
                 "de": low.whole(grad),
-                "carry": [*map(low.row, target.carries), *map(low.row, beside)],
+                "carry": [low.row(carry) for carry in target.carries],
             },
             ints={"leaf_rows": low.leaf_rows, "vocab_begin": begin, "padded_len": low.padded_len},
             priority=-1,

@@ -259,10 +259,11 @@ class _Flow:
         assert self.layout is not None
         out, residual, *parts = instruction.operands
         source, target = self._same[completion.source], self._same[completion.target]
+        beside = -1 if residual.null else residual.slot
         fits = (
             instruction.kernel.startswith(_KERNELS[record.combine])
-            and residual.null
-            and self._same[out.slot] == target
+            and (self._same[out.slot], beside) == (target, completion.residual)
+            and (residual.null or (residual.team < 0 and _rows(residual) == _rows(out)))
             and out.mode == Mode.ROWPART
             and out.offset == 0
             and all(self._same[p.slot] == source and _rows(p) == _rows(parts[0]) for p in parts)
@@ -270,6 +271,8 @@ class _Flow:
         )
         if not fits or self._state.get(source) != _PARTIAL:
             self._wrong(instruction, f"it does not combine {completion.partial!r} of op {completion.op}")
+        if beside >= 0:
+            self._read(instruction, beside)
         self._take_home(instruction, record, target, source, parts)
         del self._open[source]
         self._state[source] = _SPENT

@@ -41,9 +41,10 @@ def all_reduce(
     """
     low.completed.add(record)
     src, dst = low.tensor(source), low.tensor(target)
+    beside = None if residual is None else low.tensor(residual)
     if src.packed:
         src, dst = low.flat(src), low.flat(dst)
-    beside = None if residual is None else low.tensor(residual)
+        beside = None if beside is None else low.flat(beside)
     step = low.row_step(src) if step is None else step
     team = team_of(low, record)
     note_completion(low, op, record, src, dst, beside)

@@ -76,7 +76,9 @@ def unshard(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
     acknowledge(low, op, src, team, ack, most, step)
 
 
-def reduce_to_homes(low: ClassLowering, op: OpNode, part: Ref, target: int, record: Record) -> None:
+def reduce_to_homes(
+    low: ClassLowering, op: OpNode, part: Ref, target: int, record: Record, residual: int | None = None
+) -> None:
     """Add the parts of a sum over the batch for this device's home of it.
 
     Args:
@@ -85,9 +87,11 @@ def reduce_to_homes(low: ClassLowering, op: OpNode, part: Ref, target: int, reco
         part: what this device has of the sum, for all homes of its team.
         target: the sum at home.
         record: its team, and the layout in which it arrives.
+        residual: at home as `target`, added behind the tree's root; or None.
     """
     low.completed.add(record)
     src, dst = low.flat(part), low.flat(target)
+    beside = None if residual is None else low.flat(residual)
     _, cut = low.shapes.split_axes(low.layout(target)[0])
     alike = tuple(axis for axis in record.team if axis not in cut)
     team, replicas, homes = team_of(low, record), low.numbers.team(alike), _homes(low, target, cut)
@@ -129,8 +133,10 @@ def reduce_to_homes(low: ClassLowering, op: OpNode, part: Ref, target: int, reco
         )
     else:
         views = {"out": home_part, "x": x}
+        if beside is not None:
+            views["residual"] = home_part._replace(slot=beside.slot)
         kernel, ints = TREES[record.combine], {}
-        note_completion(low, op, record, src, dst)
+        note_completion(low, op, record, src, dst, beside)
     reduce = low.emit(
         kernel,
         op,

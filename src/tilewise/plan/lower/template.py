@@ -24,6 +24,7 @@ from tilewise.ir.program import (
     Operand,
     Slot,
     known_part,
+    upper,
 )
 from tilewise.kernels.scratch import scratch_bytes
 from tilewise.plan import collectives
@@ -155,13 +156,16 @@ class TemplateLowering(SlotTable):
 
     # ---- sums over the batch ------------------------------------------------------------------------------
 
-    def accumulator(self, op: OpNode, output: int) -> Accumulator:
+    def accumulator(self, op: OpNode, output: int, beside: int | None = None) -> Accumulator:
         """Where output number `output` of `op` goes in this microbatch.
 
         Microbatch j folds in as many carries as j has trailing ones, lowest level first, and leaves its own at the
         next level: the carries of a binary counter, so the tree over leaves does not depend on the accumulation. The
         last one folds in all that are left. Where devices share every microbatch, what they make of it goes into a
         ring, and its owners keep the carries.
+
+        What the sum is added to, `beside`, is one more carry where this device has all leaves. Where it has a part of
+        them, that lies apart: the result may have the memory of `beside`, which the reduction over devices adds.
         """
         rule = op_named(op.op)
         if output not in rule.accumulates:
@@ -181,7 +185,8 @@ class TemplateLowering(SlotTable):
         def carry(number: int) -> Ref:
             return self.slot(Slot("carry", tensor, number), lambda slot: base._replace(slot=slot))
 
-        if at_home and (last or per_microbatch):
+        is_shared = at_home or any(record.team for record in records)
+        if (at_home and (last or per_microbatch)) or (beside is not None and is_shared):
             target = self._part_of_sum(tensor, base)
         elif per_microbatch:
             target = self.ring(tensor)
@@ -189,7 +194,10 @@ class TemplateLowering(SlotTable):
             target = base if last else carry(level)
         held = [i for i in range(self.microbatch.bit_length()) if self.microbatch >> i & 1]
         carries = () if per_microbatch else held if last else range(level)
-        return Accumulator(target, tuple(carry(i) for i in carries), output, last)
+        folded = [carry(i) for i in carries]
+        if beside is not None and not is_shared:
+            folded.append(self.tensor(beside))
+        return Accumulator(target, tuple(folded), output, last, beside if is_shared else None)
 
     def _layout_of_sum(self, tensor: int) -> TensorLayout:
         """The layout of what a device adds to a sum that arrives at home: of all homes of its team."""
@@ -216,8 +224,12 @@ class TemplateLowering(SlotTable):
                 collectives.add_microbatch(self, op, target.output, record)
                 continue
             self.completed.add(record)
+            result = op.outputs[target.output]
             if record.arrives_in_shards and (target.is_last or record.is_completed_per_microbatch):
-                collectives.reduce_to_homes(self, op, target.ref, op.outputs[target.output], record)
+                collectives.reduce_to_homes(self, op, target.ref, result, record, target.beside)
+            elif target.is_last and record.team and target.beside is not None:
+                step = upper(self.instructions[-1].step)
+                collectives.all_reduce(self, op, target.ref, result, target.beside, record, step=step)
             elif target.is_last and record.team:
                 collectives.all_reduce_in_place(self, op, target.ref, record)
 
