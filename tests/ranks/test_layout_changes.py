@@ -17,6 +17,7 @@ from tilewise.core.errors import InternalError, LayoutError, PlanError
 from tilewise.ir.program import Mode
 from tilewise.ir.validate import validate_reductions
 from tilewise.nn import linear, rms_norm
+from tilewise.session import verify_strategy
 from tilewise.strategy import ParallelismMode
 
 A, B = tw.DimLabel("x"), tw.DimLabel("y", 4)
@@ -258,3 +259,75 @@ def test_one_tensor_may_be_read_in_two_layouts():
     """A gradient that is both contracted whole and added in shards: its record follows each reading."""
     recipe = (None, None, [("linear", 0, 0, False, A, None), ("linear", 2, 0, True, None, None)], False)
     assert run(build(recipe), {"a": 1, "b": 2}) == run(build(recipe), {})
+
+
+@pytest.mark.parametrize("beside", ["bias", "residual"])
+def test_what_is_added_to_a_sum_that_arrives_in_shards_is_cut_as_it_is(beside):
+    """A hint on the last dim behind a shared product with a bias or a residual: the bits of one device. To cut what is
+    added is a reshard that the hint asks for."""
+
+    def build(*, is_trained):
+        label = tw.DimLabel("x", 2)
+        graph = tw.ComputeGraph("g")
+        x = graph.input([8, 16], name="x", labels=[tw.BATCH, label])
+        t = linear(graph, x, "w", 12, in_label=label)
+        if beside == "bias":
+            y = graph.add_bias(t, graph.parameter([12], name="b"))
+        else:
+            y = graph.add(t, graph.input([8, 12], name="z", labels=[tw.BATCH, None]))
+        graph.constrain(y, (None, "a"))
+        graph.output(y, "y")
+        if is_trained:
+            graph.loss(graph.sum(graph.multiply(y, y)))
+            graph.optimize(tw.optim.SGD())
+        return graph
+
+    rng = np.random.default_rng(0)
+    data = {"x": rng.standard_normal((8, 16)).astype(np.float32)}
+    if beside == "residual":
+        data["z"] = rng.standard_normal((8, 12)).astype(np.float32)
+    strategy = tw.DistributionStrategy(ParallelismMode.HYBRID, {"a": 2}, {"x": "a"})
+    report = verify_strategy(build(is_trained=True), {"a": 2}, [data] * 2, strategy=strategy)
+    assert report.equal, report.text
+    graph = build(is_trained=False)
+    graph.set_distribution(strategy)
+    labels = [op.label for op in graph.plan(strict=True).graph.ops]
+    assert any(label.startswith("slice:") for label in labels)
+
+
+def test_a_sum_arrives_in_shards_of_its_last_dim_alone():
+    """A hint on another dim is refused in words, before anything is lowered."""
+    label = tw.DimLabel("v", 4)
+    graph = tw.ComputeGraph("g")
+    x = graph.input([4, 6, 32], name="x", labels=[tw.BATCH, None, None])
+    w = graph.parameter([16, 32], name="w", labels=[label, None])
+    y = graph.matmul(graph.matmul(x, w, transpose_b=True), w)
+    graph.loss(graph.sum(graph.constrain(y, (None, "a"))))
+    graph.set_distribution(tw.DistributionStrategy(ParallelismMode.HYBRID, {"a": 2}, {"v": "a"}))
+    with pytest.raises(
+        PlanError, match=r"layouts change along the last dim .* from \(-, -, -\) to \(-, a, -\)"
+    ):
+        graph.plan()
+
+
+@pytest.mark.parametrize("op", ["add", "multiply", "matmul"])
+@pytest.mark.parametrize("atom", [1, None])
+def test_what_is_shared_alike_is_cut_alike(op, atom):
+    """Two labels that cut ten elements at other places are refused, with both in words."""
+    first, other = tw.DimLabel("x", 4), None if atom is None else tw.DimLabel("y", atom)
+    graph = tw.ComputeGraph("g")
+    x = graph.input([8, 10], name="x", labels=[tw.BATCH, first])
+    if op == "matmul":
+        graph.output(
+            graph.matmul(x, graph.parameter([6, 10], name="w", labels=[None, other]), transpose_b=True), "y"
+        )
+    else:
+        z = graph.input([8, 10], name="z", labels=[tw.BATCH, other])
+        graph.output(getattr(graph, op)(x, z), "y")
+    rules = {"x": "a", "y": "a"}
+    graph.set_distribution(tw.DistributionStrategy(ParallelismMode.HYBRID, {"a": 2}, rules))
+    if atom is None:
+        graph.plan()  # what has no label follows
+        return
+    with pytest.raises(LayoutError, match="'x' in pieces of 4 and 'y' in pieces of 1 for 10 elements"):
+        graph.plan()

@@ -21,10 +21,12 @@ MAX_SIZE = (1 << 40) - 1  # of one dim: offsets and extents stay far from 63 bit
 __all__ = [
     "BATCH",
     "MAX_SIZE",
+    "UNLABELLED",
     "Dim",
     "DimLabel",
     "Size",
     "chunk_range",
+    "num_atoms",
     "shard_range",
     "upper_bound",
 ]
@@ -100,6 +102,7 @@ def _label(name: str, atom: int, group: int, is_summed_by_leaves: bool) -> DimLa
 
 
 BATCH = DimLabel("batch", 1, is_summed_by_leaves=True)
+UNLABELLED = DimLabel("an unlabelled dim", 2)  # how a dim that only a hint shares is cut
 
 
 def upper_bound(size: Size) -> int:
@@ -107,7 +110,8 @@ def upper_bound(size: Size) -> int:
     return size if isinstance(size, int) else size.max
 
 
-def _atoms(label: DimLabel, size: int) -> int:
+def num_atoms(label: DimLabel, size: int) -> int:
+    """Atoms of a dim of `size` elements; of KV heads, those of their query heads."""
     return -(-size // label.atom) * label.group
 
 
@@ -117,7 +121,7 @@ def chunk_range(label: DimLabel, size: int, chunks: int, chunk: int) -> tuple[in
 
     Chunk c holds atoms ⌊cA/C⌋ to ⌊(c+1)A/C⌋; with a group, atoms are query heads and a KV head goes with its first.
     """
-    atoms = _atoms(label, size)
+    atoms = num_atoms(label, size)
     first, last = chunk * atoms // chunks, (chunk + 1) * atoms // chunks
     begin, end = -(-first // label.group), -(-last // label.group)
     return min(begin * label.atom, size), min(end * label.atom, size)
@@ -154,7 +158,7 @@ def shard_range(label: DimLabel, size: int, chunks: int, shards: int, shard: int
             f"[core.dims] devices share {label.name!r} in runs of its {chunks} chunks that are nodes of one tree; got "
             f"{shards} devices; {widths_in_words(shards, chunks, 'graph.reduction_chunks')}"
         )
-    atoms = _atoms(label, size)
+    atoms = num_atoms(label, size)
     first, last = (c * atoms // chunks for c in share_of(chunks, shards, shard))
     if not _keeps_groups(atoms, label.group, chunks, shards):
         good = [w for w in allowed_widths(chunks) if _keeps_groups(atoms, label.group, chunks, w)]

@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import prod
 
 from tilewise.core.border import Border
-from tilewise.core.dims import Dim, DimLabel, chunk_range, shard_range, upper_bound
+from tilewise.core.dims import UNLABELLED, Dim, chunk_range, shard_range, upper_bound
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import LayoutError, PlanError
 from tilewise.core.mesh import MICRO, Axes, DeviceMesh
@@ -23,8 +23,8 @@ from tilewise.ir.program import Number, NumberLike, Source
 LocalSizes = tuple[int | Dim, ...]
 _FILE_BLOCK_BYTES = 2 << 20  # in f32: disks are quick with that much at a time
 _FEWEST_COLUMNS = 128  # of a tile that is not as wide as its tensor
+_MOST_HEADS = 512  # a dim of single elements with more of them counts something else
 _PRODUCTS = ("f32", "bf16")  # element types of what products make
-_EVEN = DimLabel("an unlabelled dim", 2)  # how a dim that only a hint shares is cut
 
 _border = Border("plan", PlanError)
 
@@ -125,7 +125,7 @@ class LocalShapes:
         begin, end = 0, size
         if used:
             width, place = self.mesh.size(*used), self.mesh.coordinate(self.device, *used)
-            begin, end = shard_range(label or _EVEN, size, self.chunks, width, place)
+            begin, end = shard_range(label or UNLABELLED, size, self.chunks, width, place)
         if home:
             width, place = self.mesh.size(*home), self.mesh.coordinate(self.device, *home)
             panels = -(-(end - begin) // PANEL_ROWS)
@@ -271,7 +271,12 @@ class LocalShapes:
         if row_tiles >= workers:
             return 0
         label = spec.labels[-1]
-        if label is not None and label.atom == 1 and not label.is_summed_by_leaves and cols > 1:
+        if (
+            label is not None
+            and label.atom == 1
+            and not label.is_summed_by_leaves
+            and 1 < cols <= _MOST_HEADS
+        ):
             return 1  # what attention keeps of each head
         parts = min(workers, cols // _FEWEST_COLUMNS)
         return round_up(-(-cols // parts), PANEL_ROWS) if parts > max(row_tiles, 1) else 0

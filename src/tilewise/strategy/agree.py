@@ -7,17 +7,19 @@ op. What is written on a state follows the state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilewise.core.dims import DimLabel, Size
-from tilewise.core.mesh import MICRO, Axes
+from tilewise.core.dims import UNLABELLED, DimLabel, Size, num_atoms, shard_range
+from tilewise.core.errors import LayoutError
+from tilewise.core.mesh import MICRO, Axes, DeviceMesh
+from tilewise.ir.contractions import SeenLayouts
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.layout import CHUNKS, LEAVES, in_space
+from tilewise.ir.layout import CHUNKS, LEAVES, in_space, show_axes
 from tilewise.ir.op import Factors, Partial, op_named
 from tilewise.strategy.choice import CONTRACTED, FREE, PASSED, Choice, Choices
 
-__all__ = ["OpDims", "agree", "behind", "label_for"]
+__all__ = ["OpDims", "agree", "behind", "label_for", "require_equal_cuts"]
 
 _NONE = Choice((), FREE, "nothing that is shared")
 
@@ -84,6 +86,64 @@ def agree(dims: OpDims, choices: Mapping[int, Choices], wishes: Mapping[int, Cho
                 used.setdefault(place, set()).update(in_space(choice.axes))
         found[name] = choice
     return found
+
+
+def require_equal_cuts(
+    graph: Graph,
+    op: OpNode,
+    factors: Factors,
+    layouts: SeenLayouts,
+    relabelled: Mapping[int, Sequence[DimLabel | None]],
+    mesh: DeviceMesh,
+) -> None:
+    """Refuse dims of one factor that devices share alike, and whose labels cut them at other elements.
+
+    Args:
+        layouts: of operands as the op reads them, and of its results.
+        relabelled: labels of operands that a reshard changes, by position.
+
+    Raises:
+        LayoutError: names both labels.
+    """
+    seen: dict[tuple[str, Size, Axes], DimLabel | None] = {}
+    operands = [
+        *zip(op.inputs, factors.inputs, layouts.inputs),
+        *zip(op.outputs, factors.outputs, layouts.outputs),
+    ]
+    for position, (tensor, dims, layout) in enumerate(operands):
+        if tensor is None or dims is None or layout is None or not any(layout):
+            continue
+        spec = graph.spec(tensor)
+        for name, size, axes, label in zip(dims, spec.shape, layout, relabelled.get(position, spec.labels)):
+            shared = in_space(axes)
+            if not shared or name in factors.moved:
+                continue
+            first = seen.setdefault((name, size, shared), label)
+            if first is label or _is_cut_at_the_same(
+                first, label, size, graph.reduction_chunks, mesh.size(*shared)
+            ):
+                continue
+            told = [
+                "unlabelled" if one is None else f"{one.name!r} in pieces of {one.atom}"
+                for one in (first, label)
+            ]
+            raise LayoutError(
+                "[strategy.propagate] what devices share along one dim is cut alike; got "
+                f"{told[0]} and {told[1]} for {size} elements of {op.label!r} ({op.op}) over {show_axes(shared)}; give "
+                "both dims one label"
+            )
+
+
+def _is_cut_at_the_same(a: DimLabel | None, b: DimLabel | None, size: Size, chunks: int, shards: int) -> bool:
+    one, other = a or UNLABELLED, b or UNLABELLED
+    if not isinstance(size, int) or num_atoms(one, size) == num_atoms(other, size):
+        return True
+    if one.is_summed_by_leaves or other.is_summed_by_leaves:  # cut by leaves
+        return True
+    return all(
+        shard_range(one, size, chunks, shards, s) == shard_range(other, size, chunks, shards, s)
+        for s in range(shards)
+    )
 
 
 def behind(factors: Factors) -> int:

@@ -21,9 +21,9 @@ from tilewise.ir.contractions import SeenLayouts, factors_of
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
 from tilewise.ir.hints import as_tensor_layout
-from tilewise.ir.layout import GraphLayout, Record, Reshard, TensorLayout, in_space
+from tilewise.ir.layout import CHUNKS, GraphLayout, Record, Reshard, TensorLayout, in_space
 from tilewise.ir.op import Factors
-from tilewise.strategy.agree import OpDims, agree, behind, label_for
+from tilewise.strategy.agree import OpDims, agree, behind, label_for, require_equal_cuts
 from tilewise.strategy.alone import lay_out_alone
 from tilewise.strategy.choice import (
     ASKED,
@@ -48,8 +48,8 @@ def propagate_layouts(
     """Layouts of a whole graph, with the reshards that make its ops agree.
 
     Raises:
-        LayoutError: an axis shares two dims of a tensor, a sum has parts that are no nodes of its tree, or a layout by
-            name fits nothing.
+        LayoutError: an axis shares two dims of a tensor, a sum has parts that are no nodes of its tree, operands are
+            shared alike but cut at other elements, or a layout by name fits nothing.
     """
     every = _Propagation(mesh, strategy, batch)
     if mesh.num_devices == 1 and batch.microbatches == 1:
@@ -201,8 +201,11 @@ class _Propagation:
             changed.setdefault(reshard.op, []).append(reshard)
         for op in graph.ops:
             if op.op != "call":
-                read = _as_read(op, layouts, changed.get(op.id, ()))
-                records |= make_records(graph, op, factors_of(graph, op), self.mesh, read, self.batch)
+                factors, mine = factors_of(graph, op), changed.get(op.id, ())
+                read = _as_read(op, layouts, mine)
+                relabelled = {r.position: r.labels for r in mine if r.position is not None}
+                require_equal_cuts(graph, op, factors, read, relabelled, self.mesh)
+                records |= make_records(graph, op, factors, self.mesh, read, self.batch)
         layout = GraphLayout(self.mesh, layouts, layouts, calls, records, tuple(reshards))
         return layout, choices
 
@@ -305,6 +308,24 @@ def _through(
         natural = tuple(agreed[name].through(rank) for name in dims)
         choices[tensor] = _arrival(op, factors, tensor, natural, agreed, wishes.get(tensor))
         require_unique(op.label, as_layout(choices[tensor]))
+        arrived = {n: c for n, c, was in zip(dims, choices[tensor], natural) if c is not was}
+        found += _added_where_it_arrives(graph, op, factors, choices, arrived)
+    return found
+
+
+def _added_where_it_arrives(
+    graph: Graph, op: OpNode, factors: Factors, choices: Mapping[int, Choices], arrived: Mapping[str, Choice]
+) -> list[Reshard]:
+    """What is added behind a sum that arrives in shards, a residual or a bias, is cut as the sum is."""
+    summed = {f for partial in factors.partials for f in partial.factors}
+    found = []
+    for position, (tensor, dims) in enumerate(zip(op.inputs, factors.inputs)):
+        if tensor is None or not dims or summed & {*dims} or not arrived.keys() & {*dims}:
+            continue
+        have = choices[tensor]
+        wanted = tuple(arrived.get(name, choice) for name, choice in zip(dims, have))
+        reshard = _reshard(op, position, tensor, have, wanted, graph.spec(tensor).labels)
+        found.append(replace(reshard, is_asked_for=True))  # by the hint on the sum
     return found
 
 
@@ -316,11 +337,11 @@ def _arrival(
     agreed: Mapping[str, Choice],
     wish: Choices | None,
 ) -> Choices:
-    """A sum may arrive in the shards that a wish asks for: those of its own team, on one more dim."""
+    """A sum along chunks may arrive in the shards that a wish asks for: those of its own team, on its last dim."""
     if wish is None:
         return natural
     number = op.outputs.index(tensor)
-    sums = [p for p in factors.partials if number in p.outputs and p.combine == "sum"]
+    sums = [p for p in factors.partials if number in p.outputs and p.combine == "sum" and p.tree == CHUNKS]
     teams = {
         in_space(agreed[f].axes)
         for p in sums
@@ -331,7 +352,7 @@ def _arrival(
     if len(changed) == 1 and len(sums) == 1:
         (dim,) = changed
         have, want = natural[dim].axes, wish[dim].axes
-        if want[: len(have)] == have and want[len(have) :] in teams:
+        if dim == len(natural) - 1 and want[: len(have)] == have and want[len(have) :] in teams:
             return (*natural[:dim], wish[dim], *natural[dim + 1 :])
     return natural
 

@@ -108,3 +108,31 @@ def test_sequences_of_any_length_are_shared_too(length):
     graph, plan = planned(3, lengths=True)
     assert by_columns(plan)
     assert train(graph, plan, length) == train(*planned(1, lengths=True), length)
+
+
+@pytest.mark.parametrize("label", [None, tw.DimLabel("x", 1)], ids=["unlabelled", "of single elements"])
+@pytest.mark.parametrize("width", [8, 300])
+def test_what_needs_whole_rows_has_them(width, label):
+    """Workers that share rows by columns leave a softmax and its gradient whole."""
+
+    def results(workers):
+        graph = tw.ComputeGraph("rows")
+        x = graph.input([1, 4], name="x", labels=[tw.BATCH, None])
+        y = graph.softmax(tw.nn.linear(graph, x, "w", width, out_label=label))
+        graph.output(y, "y")
+        graph.loss(graph.sum(graph.multiply(y, y)))
+        with graph.instantiate(graph.plan(workers_per_device=workers)) as model:
+            model.initialize(seed=0, scale=0.5)
+            model.forward(x=np.ones((1, 4), np.float32))
+            model.backward()
+            return [model.get_tensor(name) for name in ("w", "y", "w.grad")]
+
+    weight, y, gradient = results(1)
+    exact = np.exp(weight.astype(np.float64).sum(1))
+    exact /= exact.sum()
+    assert np.abs(y[0] - exact).max() < 1e-6
+    slope = 2 * exact * (exact - (exact * exact).sum())
+    assert np.abs(gradient - slope[:, None]).max() < 1e-6
+    for workers in (2, 16):
+        for one, other in zip((weight, y, gradient), results(workers)):
+            np.testing.assert_array_equal(one, other)

@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+import tilewise as tw
 from pure.plan.plan_bytes import make, parts, small, small_file
 from tilewise.core.errors import PlanError, ResourceError
 from tilewise.graph import GraphBuilder
@@ -256,3 +257,20 @@ def test_what_cannot_be_written_is_one_error(tmp_path):
     with pytest.raises(PlanError, match="path must be a path"):
         small().save(b"a")
     assert os.listdir(tmp_path) == ["a.plan"]
+
+
+@pytest.mark.parametrize("longest", [8, 64])
+def test_a_plan_whose_rows_and_tiles_grow_with_one_length_is_loaded(longest, tmp_path):
+    """Signals of a loop are counted for lengths that a run may have: rows and rows per tile of the same one."""
+    label = tw.DimLabel("x", 2)
+    graph = tw.ComputeGraph("lengths", reduction_chunks=12)
+    x = graph.input([4, tw.Dim("seq", 1, longest), 24], name="x", labels=[tw.BATCH, None, label])
+    graph.loss(graph.sum(graph.relu(tw.nn.linear(graph, x, "w", 24, in_label=label))))
+    graph.set_distribution(tw.DistributionStrategy(tw.ParallelismMode.HYBRID, {"a": 3}, {"x": "a"}))
+    plan, path = graph.plan(workers_per_device=1), tmp_path / "p.plan"
+    plan.save(path)
+    assert Plan.load(path).digest() == plan.digest()
+    fewer = replace(plan, num_signals=plan.num_signals - 1)
+    fewer.save(path)
+    with pytest.raises(PlanError, match=r"uses \d+ signals of"):
+        Plan.load(path)

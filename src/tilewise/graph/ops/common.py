@@ -153,12 +153,13 @@ class Elementwise(Op):
         return Factors((dims,) * self.num_inputs, (dims,) * self.num_outputs)
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per row tile, per block of panels, or per tile of columns where rows may be few."""
+        """One task per row tile, per block of panels, or per tile of columns where rows may be few and an element needs
+        no others of its row."""
         is_packed = low.spec(op.given[0]).storage == "packed"
         views = [low.flat(t) if is_packed else low.tensor(t) for t in (*op.outputs, *op.given)]
         x = views[-1]
         operands = KERNELS[self.name].operands if self.name in KERNELS else ()
-        columns = views[0].tile_cols
+        columns = 0 if self._takes_rows(low, op) else views[0].tile_cols
         low.emit(
             self.name,
             op,
@@ -168,3 +169,9 @@ class Elementwise(Op):
             tiles={o.name: low.col(v) if columns else low.row(v) for o, v in zip(operands, views)},
             floats=op.attrs,
         )
+
+    def _takes_rows(self, low: Lowering, op: OpNode) -> bool:
+        """Whether an element depends on its whole row: the last dim of some operand is one that no device cuts."""
+        factors = self.factors([low.spec(t) for t in op.given], op.attrs)
+        every = (*factors.inputs, *factors.outputs)
+        return any(dims[-1] in factors.whole for dims in every if dims)

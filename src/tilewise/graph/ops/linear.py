@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilewise.core.dims import DimLabel
+from tilewise.core.dims import DimLabel, chunk_range
 from tilewise.core.dtypes import DTYPES
-from tilewise.graph.ops.common import incoming, leading, require, require_floats, same_shape
+from tilewise.core.errors import PlanError
+from tilewise.graph.ops.common import fixed, incoming, leading, require, require_floats, same_shape
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import LEAVES
 from tilewise.ir.lowering import Lowering, Ref
@@ -159,13 +160,12 @@ class Linear(Op):
         beside = op.given[2 * terms] if len(op.given) > 2 * terms else None
         pairs = [(op.given[2 * t], op.given[2 * t + 1]) for t in range(terms)]
         record = low.record(op, "product")
-        chunks = low.contraction_chunks(
-            [
-                (low.spec(w), contraction_label(low.spec(w), transpose), 1 if transpose else 0)
-                for _, w in pairs
-            ],
-            record,
-        )
+        contracted = [
+            (low.spec(w), contraction_label(low.spec(w), transpose), 1 if transpose else 0) for _, w in pairs
+        ]
+        for weight, label, dim in contracted:
+            _require_pairs(op, weight, label, dim, low.reduction_chunks)
+        chunks = low.contraction_chunks(contracted, record)
         target = low.temp_like(out, dtype="f32", name="partial", record=record) if record else op.outputs[0]
         ints: dict[str, NumberLike | Sequence[NumberLike]] = {
             "num_chunks": len(chunks),
@@ -206,6 +206,25 @@ class Linear(Op):
             )
         if record:
             low.all_reduce(op, target, op.outputs[0], beside, record)
+
+
+def _require_pairs(op: OpNode, weight: TensorSpec, label: DimLabel | None, dim: int, chunks: int) -> None:
+    """Chunks of what bf16 products sum begin at even elements: a word of a packed weight holds two of them.
+
+    Raises:
+        PlanError: one does not.
+    """
+    if weight.dtype.name != "bf16" or label is None or label.is_summed_by_leaves:
+        return
+    size = fixed(weight.shape[dim])
+    cuts = [chunk_range(label, size, chunks, c) for c in range(chunks)]
+    odd = next((begin for begin, end in cuts if begin % 2 and begin < end), None)
+    if odd is not None:
+        raise PlanError(
+            f"[plan.linear] a bf16 product takes what it sums in pairs, so chunks begin at even elements; got {odd} of "
+            f"{size} of {label.name!r} in pieces of {label.atom}, in {op.label!r}; use pieces (heads) of an even size, "
+            "or f32"
+        )
 
 
 def _num_bytes(weights: Sequence[Ref], columns: int, transpose: bool) -> int:

@@ -199,8 +199,7 @@ class _Checks:
             hold(isinstance(number, int) or number.source in _KNOWN, "{} runs over {}", where, number)
         for number in instruction.ints:
             self._require_number(where, number, _MOST_PRODUCT)
-        rows, step = self._most(instruction.extent), self._least(instruction.step)
-        tasks = 1 if step == 0 else -(-rows // max(step, 1))
+        tasks = self._most_tasks(instruction.extent, instruction.step)
         hold(tasks <= _MOST_TASKS, "{} is {} tasks", where, tasks)
         bases = (
             *((w.signal_base, w.per_index) for w in instruction.waits),
@@ -211,6 +210,20 @@ class _Checks:
             hold(
                 last <= self.plan.num_signals, "{} uses {} signals of {}", where, last, self.plan.num_signals
             )
+
+    def _most_tasks(self, extent: Number, step: NumberLike) -> int:
+        """Of a loop, whatever a run's sizes are."""
+        if step == 0:
+            return 1
+        alike = isinstance(step, Number) and (extent.source, extent.which) == (step.source, step.which)
+        if not isinstance(step, Number) or not alike:
+            return -(-self._most(extent) // max(self._least(step), 1))
+        # both grow with one size: their ratio is largest where that is smallest or largest
+        values = (0, 1, self._value(extent))
+        return max(
+            -(-(extent.constant + extent.multiple * v) // max(step.constant + step.multiple * v, 1))
+            for v in values
+        )
 
     def _require_number(self, where: str, number: NumberLike, most: int) -> None:
         """Constants and products stay where sums of them fit 64 bits."""
