@@ -12,12 +12,15 @@
 // gets. Then a schedule of classes that ends is one of devices (let all devices of a class take a step at once: what
 // lets the first go on lets every other). And where the devices' schedule ends, so does the classes': order the steps
 // of classes by when the first device of each took them; it waited for devices that had taken theirs, so their classes
-// stand before it. What is not in lockstep is refused: it is another class.
+// stand before it. Where some class is not in lockstep (homes of sharded state are gathered by an instruction each, of
+// which a device's own waits for nobody), every device has a cursor, however many there are.
 //
 // Signals only count, so the proof also pairs the n-th raise of a signal with the n-th that is waited for, and refuses
 // a pair about different tensors or uses, or from another raiser than the wait names.
 #include <algorithm>
 #include <array>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "programs/bound.h"
@@ -26,7 +29,7 @@ namespace tilewise::programs {
 
 namespace {
 
-constexpr int64_t kMostCursors = 16;  // with more devices, classes have one
+constexpr int64_t kMostCursors = 16;  // with more devices, classes have one if they are in lockstep
 
 /// A raise, as the cursor that takes it sees it.
 struct Raise {
@@ -116,7 +119,12 @@ class Renaming {
   std::vector<int64_t> raiser_;
 };
 
-/// Classes with one cursor each; refuses devices that are not in lockstep.
+/// Devices of one class that are not in lockstep, in words.
+struct Difference {
+  std::string what;
+};
+
+/// Classes with one cursor each; throws `Difference` where their devices are not in lockstep.
 class Classes {
  public:
   explicit Classes(const Program& program)
@@ -211,10 +219,9 @@ class Classes {
   }
 
   void check_signal(const Number& signal, int64_t site) const {
-    check<ArgumentError>(signal.is_constant(),
-                         "[runtime.Program.finish] signals of a class of several devices must not change from call to "
-                         "call; got one that does in '",
-                         program_.labels()[sites_[site].label], "'; give each device a class of its own");
+    if (signal.is_constant()) return;
+    throw Difference{"signals of a class of several devices must not change from call to call; got one that does in '" +
+                     program_.labels()[sites_[site].label] + "'; give each device a class of its own"};
   }
 
   int32_t kind_of(int64_t site, const Notify& raise) {
@@ -302,12 +309,11 @@ class Classes {
     return raises;
   }
 
-  void refuse(int64_t device, const char* what, int64_t site) const {
-    check<ArgumentError>(
-        false, "[runtime.Program.finish] devices of one class must wait for each other in lockstep; got device ",
-        device, " with ", what, " '", program_.labels()[sites_[site].label], "' than device ",
-        members_[program_.device(device).class_id].front(),
-        " of its class; correct its teams, or make it another class");
+  [[noreturn]] void refuse(int64_t device, const char* what, int64_t site) const {
+    throw Difference{"devices of one class must wait for each other in lockstep; got device " + std::to_string(device) +
+                     " with " + what + " '" + program_.labels()[sites_[site].label] + "' than device " +
+                     std::to_string(members_[program_.device(device).class_id].front()) +
+                     " of its class; correct its teams, or make it another class"};
   }
 
   const Program& program_;
@@ -502,10 +508,23 @@ void simulate(const Program& program, const Cast& cast) {
 
 void check_signals_by_device(const Program& program) { simulate(program, cast_of_devices(program)); }
 
-void check_signals_by_class(const Program& program) { simulate(program, Classes(program).cast()); }
+void check_signals_by_class(const Program& program) {
+  try {
+    simulate(program, Classes(program).cast());
+  } catch (const Difference& difference) {
+    check<ArgumentError>(false, "[runtime.Program.finish] ", difference.what);
+  }
+}
 
 void check_signals(const Program& program) {
-  program.num_devices() <= kMostCursors ? check_signals_by_device(program) : check_signals_by_class(program);
+  if (program.num_devices() <= kMostCursors) return check_signals_by_device(program);
+  std::optional<Cast> cast;
+  try {
+    cast = Classes(program).cast();
+  } catch (const Difference&) {
+    return check_signals_by_device(program);
+  }
+  simulate(program, *cast);
 }
 
 }  // namespace tilewise::programs

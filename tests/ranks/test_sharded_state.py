@@ -15,6 +15,7 @@ from small_llama import batches, change_first, config, drop_partial, swap_partia
 
 import tilewise as tw
 from pure.pairwise import Case, pairwise_cases
+from tilewise import models
 from tilewise.core.errors import LayoutError, PlanError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.models import llama
@@ -567,3 +568,32 @@ def test_a_mesh_without_the_axes_of_homes_is_refused():
     with pytest.raises(PlanError, match=r"axes along which the strategy cuts state \(fsdp\)"):
         graph.plan({"dp": 2})
     graph.plan({"fsdp": 2})
+
+
+@pytest.mark.parametrize("axes", [{"fsdp": 17}, {"dp": 3, "fsdp": 6}], ids=str)
+def test_more_than_sixteen_devices(axes):
+    """State over so many devices that a proof of their order takes classes where it can: the bits of one device."""
+    model, batch = config(num_hidden_layers=1, vocab_size=1200), 17 if "dp" not in axes else 18
+    report = verify_strategy(
+        graph_of(model, batch), DeviceMesh(axes), batches(model, 1, batch, SEQ), leaves=batch
+    )
+    assert report.equal, report.text
+
+
+@pytest.mark.parametrize("vocabulary", [257, 320])
+def test_a_weight_whose_smallest_share_is_too_small_stays_whole(vocabulary):
+    """Of 320 rows in pieces of 64 one of three devices has two panels, which three homes cannot share."""
+    model = config(
+        num_hidden_layers=1,
+        vocab_size=vocabulary,
+        hidden_size=96,
+        intermediate_size=384,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+    )
+    graph = tw.ComputeGraph("llama", reduction_chunks=3)
+    models.build_training_graph(graph, model, 3, SEQ, "f32")
+    graph.optimize(tw.optim.AdamW())
+    rows = batches(model, 1, 3, SEQ)
+    report = verify_strategy(graph, DeviceMesh({"fsdp": 3, "tp": 3}), rows, leaves=3)
+    assert report.equal, report.text

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from tilewise.core.dims import UNLABELLED, shard_range
 from tilewise.core.errors import LayoutError
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.contractions import SeenLayouts, factors_of
@@ -74,7 +75,16 @@ class _Sharding(Prefetching):
                 "[strategy.shard_states] an axis that cuts weights at home cuts none where it is used; got "
                 f"{spec.name!r} as {show_layout(use)} with {twice[0]!r} for homes; drop the hint on it"
             )
-        return size // self.mesh.size(*use[0]) // PANEL_ROWS >= self.mesh.size(*self.sharding.axes)
+        return self._fewest_rows(spec, size, use) // PANEL_ROWS >= self.mesh.size(*self.sharding.axes)
+
+    def _fewest_rows(self, spec: TensorSpec, size: int, use: TensorLayout) -> int:
+        """Of a device, where it uses the weight: shares may be unequal."""
+        shards = self.mesh.size(*use[0])
+        if shards == 1:
+            return size
+        label, chunks = spec.labels[0] or UNLABELLED, self.graph.reduction_chunks
+        ranges = (shard_range(label, size, chunks, shards, s) for s in range(shards))
+        return min(end - begin for begin, end in ranges)
 
     def _home(self, use: TensorLayout) -> TensorLayout:
         return ((*use[0], *self.sharding.axes), *use[1:])
