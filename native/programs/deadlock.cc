@@ -13,7 +13,7 @@
 // lets the first go on lets every other). And where the devices' schedule ends, so does the classes': order the steps
 // of classes by when the first device of each took them; it waited for devices that had taken theirs, so their classes
 // stand before it. Where some class is not in lockstep (homes of sharded state are gathered by an instruction each, of
-// which a device's own waits for nobody), every device has a cursor, however many there are.
+// that of a device itself waits for none), every device has a cursor, however many there are.
 //
 // Signals only count, so the proof also pairs the n-th raise of a signal with the n-th that is waited for, and refuses
 // a pair about different tensors or uses, or from another raiser than the wait names.
