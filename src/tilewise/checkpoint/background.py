@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.checkpoint.training import TrainingState, checkpoint_path, save_checkpoint
+from tilewise.core import CheckpointError
+from tilewise.core.border import Border
 
 __all__ = ["CheckpointWriter"]
 
+_border = Border("checkpoint", CheckpointError)
 _PATIENCE_S = 0.1  # between two looks at how far it is
 
 
@@ -53,8 +56,9 @@ class CheckpointWriter:
             Where it will stand.
 
         Raises:
-            ResourceError, CheckpointError: the one before could not be written.
+            ResourceError, CheckpointError: the one before could not be written, or `state` is none.
         """
+        _border.instance("write", "a state", state, TrainingState, "pass TrainingState(step, tensors)")
         self.wait()
         self._is_given_up, self._done = False, (0, 0)
         path = checkpoint_path(directory, state.step)
@@ -86,6 +90,7 @@ class CheckpointWriter:
         Raises:
             ResourceError, CheckpointError: as `check`.
         """
+        _border.function("wait", "on_progress", on_progress)
         while self._thread is not None:
             self._thread.join(None if on_progress is None else _PATIENCE_S)
             if on_progress is not None:

@@ -14,7 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tilewise.core import CheckpointError
+from tilewise.core.border import Border, shown
+
 __all__ = ["Box", "Misfit", "misfit"]
+
+_border = Border("checkpoint", CheckpointError)
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,11 @@ class Box:
 
     begin: tuple[int, ...]
     sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for name, value in (("begin", self.begin), ("sizes", self.sizes)):
+            if not isinstance(value, tuple) or not all(isinstance(n, (int, np.integer)) for n in value):
+                _border.refuse("box", f"{name} must be a tuple of integers", shown(value), "correct it")
 
     @staticmethod
     def whole(shape: tuple[int, ...]) -> Box:

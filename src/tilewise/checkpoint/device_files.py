@@ -89,10 +89,10 @@ def describe(
     return {
         name: TensorRecord(
             dtype=dtype_name(tensor.dtype),
-            shape=list(tensor.shape),
+            shape=[int(s) for s in tensor.shape],
             parts=[
                 PartRecord(
-                    device=part.device,
+                    device=int(part.device),
                     begin=[int(b) for b in part.box.begin],
                     shape=[int(s) for s in part.box.sizes],
                     sha256=checksums[name, part.device],

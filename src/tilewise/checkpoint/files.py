@@ -79,7 +79,7 @@ def replace_directory(path: Path, write: Callable[[Path], None]) -> None:
     """
     temporary = path.with_name(f"{HIDDEN}{path.name}-{os.getpid()}")
     with writing(path):
-        shutil.rmtree(temporary, ignore_errors=True)
+        _discard(temporary)
         temporary.mkdir(parents=True)
         try:
             write(temporary)
@@ -104,7 +104,7 @@ def _put_in_place(temporary: Path, path: Path) -> None:
             os.rename(aside, path)
         raise
     sync_directory(path.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+    _discard(aside)
 
 
 def remove_directory(path: Path) -> None:
@@ -113,13 +113,18 @@ def remove_directory(path: Path) -> None:
     aside = path.with_name(f"{HIDDEN}{path.name}-old-{os.getpid()}")
     with suppress(OSError):
         os.rename(path, aside)
-        shutil.rmtree(aside, ignore_errors=True)
+        _discard(aside)
 
 
 def remove_leftovers(directory: Path) -> None:
     """Remove what killed writers left in `directory`."""
     for path in directory.glob(f"{HIDDEN}*"):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        _discard(path)
+
+
+def _discard(path: Path) -> None:
+    """Remove a directory, a file or a link, whose target stays; what is not there is no error."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

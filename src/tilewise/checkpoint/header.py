@@ -18,7 +18,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from tilewise.core.border import shown
 from tilewise.core.reading import Unreadable, parse_json
 
-__all__ = ["TensorEntry", "dtype_name", "header_end", "is_storable", "parse_header"]
+__all__ = [
+    "MAX_DIMS",
+    "MAX_HEADER_BYTES",
+    "MAX_SIZE",
+    "METADATA",
+    "TensorEntry",
+    "dtype_name",
+    "header_end",
+    "is_storable",
+    "parse_header",
+]
 
 _DTYPES: dict[str, Any] = {
     "F64": np.float64,
@@ -36,10 +46,12 @@ _DTYPES: dict[str, Any] = {
     "BOOL": np.bool_,
 }
 _LENGTH_BYTES = 8
-_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-_MAX_DIMS = 32  # what every NumPy can hold
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+METADATA = "__metadata__"  # the one key that is no tensor's name
+MAX_DIMS = 32  # what every NumPy can hold
+MAX_SIZE = 1 << 62  # sizes and bytes lie below
 
-_Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+_Count = Annotated[int, Field(ge=0, lt=MAX_SIZE)]
 
 
 class _StoredTensor(BaseModel):
@@ -48,7 +60,7 @@ class _StoredTensor(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     dtype: str
-    shape: Annotated[list[_Count], Field(max_length=_MAX_DIMS)]
+    shape: Annotated[list[_Count], Field(max_length=MAX_DIMS)]
     data_offsets: tuple[_Count, _Count]
 
 
@@ -98,7 +110,7 @@ def header_end(data: bytes, size: int) -> int:
     if size < _LENGTH_BYTES or len(data) < _LENGTH_BYTES:
         raise Unreadable(f"it has {size} bytes, less than the length of a header takes")
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
-    if length > _MAX_HEADER_BYTES or _LENGTH_BYTES + length > size:
+    if length > MAX_HEADER_BYTES or _LENGTH_BYTES + length > size:
         raise Unreadable(f"its header should take {length} bytes, the file has {size}")
     return _LENGTH_BYTES + length
 
@@ -130,7 +142,7 @@ def _entry(name: str, stored: _StoredTensor, start: int) -> TensorEntry:
         raise Unreadable(f"tensor {shown(name)} has dtype {shown(stored.dtype)}, which is not supported")
     dtype = np.dtype(_DTYPES[stored.dtype])
     begin, end = stored.data_offsets
-    if math.prod(max(1, size) for size in stored.shape) * dtype.itemsize >= 1 << 62:
+    if math.prod(max(1, size) for size in stored.shape) * dtype.itemsize >= MAX_SIZE:
         raise Unreadable(f"tensor {shown(name)} has an impossible shape {shown(stored.shape)}")
     if end - begin != math.prod(stored.shape) * dtype.itemsize:
         raise Unreadable(

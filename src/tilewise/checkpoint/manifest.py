@@ -18,19 +18,27 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from tilewise.checkpoint.boxes import Box, Misfit, misfit
+from tilewise.checkpoint.header import MAX_DIMS, MAX_SIZE
 from tilewise.core.border import shown
 from tilewise.core.mesh import MAX_DEVICES
-from tilewise.core.reading import Unreadable, read_json
+from tilewise.core.reading import Unreadable, parse_json, read_whole
 
-__all__ = ["MANIFEST", "Manifest", "PartRecord", "TensorRecord", "device_file", "read_manifest"]
+__all__ = [
+    "MANIFEST",
+    "Manifest",
+    "PartRecord",
+    "TensorRecord",
+    "device_file",
+    "parse_manifest",
+    "read_manifest",
+]
 
 MANIFEST = "checkpoint.json"
 _VERSION = 4
 _MAX_BYTES = 1 << 30  # of the file: a thousand devices with ten thousand tensors each fit
-_MAX_DIMS = 32
 
-_Index = Annotated[int, Field(ge=0, lt=1 << 62)]
-_Indices = Annotated[list[_Index], Field(max_length=_MAX_DIMS)]
+_Index = Annotated[int, Field(ge=0, lt=MAX_SIZE)]
+_Indices = Annotated[list[_Index], Field(max_length=MAX_DIMS)]
 
 
 def device_file(device: int) -> str:
@@ -195,7 +203,14 @@ def read_manifest(directory: Path) -> Manifest:
     Raises:
         Unreadable: it is none, does not have its own checksum, or names parts that do not make their tensor.
     """
-    manifest = read_json(directory / MANIFEST, Manifest, _MAX_BYTES)
+    return parse_manifest(read_whole(directory / MANIFEST, _MAX_BYTES))
+
+
+def parse_manifest(content: bytes) -> Manifest:
+    """The manifest that a file's content is; errors as of `read_manifest`."""
+    if len(content) > _MAX_BYTES:
+        raise Unreadable(f"it is larger than {_MAX_BYTES} bytes")
+    manifest = parse_json(content, Manifest)
     if manifest.signed().digest != manifest.digest:
         raise Unreadable("it does not have its own checksum")
     manifest.require_whole()

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from tilewise.checkpoint.header import dtype_name, is_storable
+from tilewise.checkpoint.header import MAX_HEADER_BYTES, METADATA, dtype_name, is_storable
 from tilewise.checkpoint.tensors import FileTensor, LazyTensor, Tensor, read_array
 from tilewise.checkpoint.weights import INDEX, SINGLE
 from tilewise.core import CheckpointError
@@ -104,7 +104,7 @@ def _named(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
         name, tensor = pair
         _border.text("write_weights", "a tensor's name", name)
         is_tensor = isinstance(tensor, (np.ndarray, FileTensor, LazyTensor))
-        if name in found or name == "__metadata__" or not is_tensor or not is_storable(tensor.dtype):
+        if name in found or name == METADATA or not is_tensor or not is_storable(tensor.dtype):
             _border.refuse(
                 "write_weights",
                 "every name comes once, with an array of numbers that safetensors can hold",
@@ -122,10 +122,10 @@ def save_tensors(
 
     Raises:
         OSError: it cannot be written, for example because the disk is full.
-        CheckpointError: a lazy tensor is not what it said.
+        CheckpointError: a lazy tensor is not what it said, or the names are longer than a header takes.
     """
     order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)  # so that all are aligned
-    header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    header: dict[str, object] = {} if metadata is None else {METADATA: dict(metadata)}
     end = 0
     for name in order:
         tensor = tensors[name]
@@ -137,6 +137,13 @@ def save_tensors(
         }
     content = json.dumps(header, separators=(",", ":")).encode()
     content += b" " * (-len(content) % _ALIGNMENT)
+    if len(content) > MAX_HEADER_BYTES:
+        _border.refuse(
+            "write_weights",
+            f"a file's names and shapes must fit a header of {MAX_HEADER_BYTES} bytes",
+            f"{len(content)} bytes for {len(order)} tensors",
+            "shorten the names",
+        )
     with path.open("wb") as file:
         file.write(len(content).to_bytes(8, "little") + content)
         for name in order:

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.checkpoint.boxes import Box, misfit
 from tilewise.checkpoint.device_files import (
     DeviceFile,
     assemble,
@@ -33,11 +32,11 @@ from tilewise.checkpoint.device_files import (
     write_device_files,
 )
 from tilewise.checkpoint.files import remove_directory, remove_leftovers, replace_directory
-from tilewise.checkpoint.header import is_storable
-from tilewise.checkpoint.manifest import MANIFEST, Manifest, read_manifest
-from tilewise.checkpoint.tensors import FileTensor, PartedTensor, TensorPart
+from tilewise.checkpoint.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
+from tilewise.checkpoint.parts import make_parts
+from tilewise.checkpoint.tensors import FileTensor, PartedTensor
 from tilewise.core import CheckpointError, ResourceError
-from tilewise.core.border import Border, shown
+from tilewise.core.border import Border, bare, shown
 from tilewise.core.mesh import MAX_DEVICES
 from tilewise.core.reading import Unreadable, read_whole
 from tilewise.core.writing import writing
@@ -135,7 +134,9 @@ class OpenCheckpoint:
 
         Raises:
             DamagedCheckpoint: some files do not hold what was saved; names them, and of each a tensor.
+            CheckpointError: `on_progress` is no function.
         """
+        _border.function("verify", "on_progress", on_progress)
         found = damages(self.files, _Work(self.nbytes, on_progress).add)
         if found is not None:
             raise DamagedCheckpoint(self.path, found)
@@ -170,18 +171,22 @@ def save_checkpoint(
         The new checkpoint's path.
 
     Raises:
-        CheckpointError: the state counts other steps than `state.step`.
+        CheckpointError: the state counts other steps than `state.step`, or holds what could not be read again: names,
+            shapes, configurations; older checkpoints are kept.
         ResourceError: it cannot be written; older checkpoints are kept.
     """
     root = _border.path("save_checkpoint", "a directory", directory)
     _border.instance("save_checkpoint", "a state", state, TrainingState, "pass TrainingState(step, tensors)")
     step = _border.integer("save_checkpoint", "a step", state.step, 0, _LAST_STEP)
     keep_last = _border.integer("save_checkpoint", "keep_last", keep_last, 1, _LAST_STEP)
-    mesh = _border.mapping("save_checkpoint", "a mesh", state.mesh, "numbers of devices by axis")
-    for axis, size in mesh.items():
-        _border.integer("save_checkpoint", f"axis {axis!r}", size, 1, MAX_DEVICES)
+    _border.function("save_checkpoint", "on_progress", on_progress)
+    given = _border.mapping("save_checkpoint", "a mesh", state.mesh, "numbers of devices by axis")
+    mesh = {
+        axis: _border.integer("save_checkpoint", f"axis {axis!r}", size, 1, MAX_DEVICES)
+        for axis, size in given.items()
+    }
     num_devices = _border.integer("save_checkpoint", "devices", prod(mesh.values()), 1, MAX_DEVICES)
-    tensors = _parted(state.tensors, num_devices)
+    tensors = make_parts(state.tensors, num_devices)
     if state.tokenizer is not None:
         _border.instance(
             "save_checkpoint", "a tokenizer", state.tokenizer, bytes, "pass the bytes of its file"
@@ -190,6 +195,7 @@ def save_checkpoint(
     settings = _border.json("save_checkpoint", "a configuration", config)
     records = describe(tensors, num_devices, work.add)
     meta = Manifest.of(step, settings, mesh, num_devices, records, state.tokenizer)
+    _require_readable(meta)
     with writing(root):
         root.mkdir(parents=True, exist_ok=True)
     remove_leftovers(root)
@@ -213,6 +219,19 @@ def save_checkpoint(
     return path
 
 
+def _require_readable(meta: Manifest) -> None:
+    """Read what is to be written as its readers will: no older checkpoint goes for one that nothing can read."""
+    try:
+        parse_manifest(meta.content().encode("utf-8"))
+    except Unreadable as error:
+        _border.refuse(
+            "save_checkpoint",
+            "names, shapes and configuration must be such that they can be read again",
+            str(error),
+            "correct them; older checkpoints are kept",
+        )
+
+
 class _Work:
     """How far a checkpoint is; counted by several threads.
 
@@ -231,45 +250,6 @@ class _Work:
             self._done += num_bytes
             if self._show is not None:
                 self._show(self._done, self._total)
-
-
-def _parted(
-    tensors: Mapping[str, NDArray[Any] | FileTensor | PartedTensor], num_devices: int
-) -> dict[str, PartedTensor]:
-    """Tensors as files can hold them, in parts; one that is given whole is the first device's.
-
-    Raises:
-        CheckpointError: something else than tensors by name, of a type that safetensors lacks, or parts that do not
-            make their tensor.
-    """
-    found: dict[str, PartedTensor] = {}
-    for name, tensor in _border.mapping("save_checkpoint", "tensors", tensors, "arrays").items():
-        if isinstance(tensor, (np.ndarray, FileTensor)):
-            tensor = PartedTensor(
-                tensor.shape, tensor.dtype, (TensorPart(Box.whole(tensor.shape), tensor, 0),)
-            )
-        if not isinstance(tensor, PartedTensor) or not is_storable(tensor.dtype):
-            _border.refuse(
-                "save_checkpoint",
-                "tensors are arrays of numbers that safetensors can hold",
-                f"{shown(tensor)} for {shown(name)}",
-                "convert it",
-            )
-        devices = [part.device for part in tensor.parts]
-        wrong = misfit(tensor.shape, [part.box for part in tensor.parts])
-        is_said = all(
-            (part.values.shape, part.values.dtype) == (part.box.sizes, tensor.dtype) for part in tensor.parts
-        )
-        is_placed = len({*devices}) == len(devices) and {*devices} <= {*range(num_devices)}
-        if wrong is not None or not is_said or not is_placed:
-            _border.refuse(
-                "save_checkpoint",
-                f"parts of a tensor are of different devices among {num_devices}, and hold each element once",
-                f"{wrong.words if wrong else [(p.device, p.values.shape) for p in tensor.parts]} for {shown(name)}",
-                "copy the state of one model",
-            )
-        found[name] = tensor
-    return found
 
 
 def _remove_older(root: Path, newest: Path, num_kept: int) -> None:
@@ -337,7 +317,8 @@ def load_checkpoint(
         CheckpointError: another configuration; names what differs.
     """
     path = _border.path("load_checkpoint", "a checkpoint", path)
-    _border.mapping("load_checkpoint", "a configuration", config, "values")
+    _border.json("load_checkpoint", "a configuration", config)
+    _border.function("load_checkpoint", "on_progress", on_progress)
     opened = open_checkpoint(path)
     differences = _differences(opened.config, config)
     if differences:
@@ -370,6 +351,7 @@ def load_latest(
     damaged: list[str] = []
     if not callable(report):
         _border.refuse("load_latest", "report must be a function", shown(report), "pass one of a text")
+    _border.function("load_latest", "on_progress", on_progress)
     for path in reversed(_steps(_border.path("load_latest", "a directory", directory))):
         try:
             state = load_checkpoint(path, config, on_progress)
@@ -427,7 +409,7 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Every setting that differs, as `optimizer.lr = 0.1 instead of 0.2`."""
     before, after = dict(_flat(then)), dict(_flat(now))
     return [
-        f"{key} = {after.get(key, 'nothing')!s:.20} instead of {before.get(key, 'nothing')!s:.20}"
+        f"{bare(key)} = {bare(after.get(key, 'nothing'), 20)} instead of {bare(before.get(key, 'nothing'), 20)}"
         for key in {**after, **before}
         if key not in before or key not in after or before[key] != after[key]
     ]

@@ -22,7 +22,7 @@ import numpy as np
 
 from tilewise.core.errors import ConfigError, TilewiseError
 
-__all__ = ["Border", "shown"]
+__all__ = ["Border", "bare", "shown"]
 
 MAX_SHOWN = 80
 
@@ -38,6 +38,11 @@ def shown(value: object, limit: int = MAX_SHOWN) -> str:
     if len(written) > limit:
         return f"{written[:limit]}... (of type {type(value).__name__})"
     return written
+
+
+def bare(value: object, limit: int = MAX_SHOWN) -> str:
+    """As `shown`, a text without its quotes: foreign names and values, of which none reaches a terminal's controls."""
+    return repr(value)[1:-1][:limit] if isinstance(value, str) else shown(value, limit)
 
 
 @dataclass(frozen=True)
@@ -127,16 +132,21 @@ class Border:
         return value
 
     def json(self, call: str, name: str, value: Any) -> Mapping[str, Any]:
-        """A dictionary that JSON gives back as it was."""
+        """A dictionary that JSON in UTF-8 gives back as it was."""
         given = self.mapping(call, name, value, "what JSON can hold")
         try:
-            plain = json.loads(json.dumps(given, allow_nan=False))
+            plain = json.loads(json.dumps(given, allow_nan=False, ensure_ascii=False).encode("utf-8"))
             is_same = bool(plain == given)
         except (TypeError, ValueError, RecursionError):
             is_same = False
         if not is_same:
             self.refuse(call, f"{name} must be what JSON can hold", shown(given), "convert it")
         return given
+
+    def function(self, call: str, name: str, value: Any) -> None:
+        """Something to call, or None."""
+        if value is not None and not callable(value):
+            self.refuse(call, f"{name} must be a function", shown(value), "pass one, or None")
 
     def path(self, call: str, name: str, value: Any) -> Path:
         """The name of a file or directory, as the system takes it; whether it is there is another question."""

@@ -17,13 +17,18 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from tilewise.checkpoint import (
+    Box,
+    CheckpointWriter,
     DamagedCheckpoint,
+    PartedTensor,
+    TensorPart,
     TrainingState,
     check_writable,
     has_checkpoints,
     latest_checkpoint,
     load_checkpoint,
     load_latest,
+    open_checkpoint,
     save_checkpoint,
 )
 from tilewise.core import CheckpointError, ConfigError, ResourceError
@@ -357,3 +362,93 @@ def test_killed_writer_leaves_a_whole_checkpoint(tmp_path):
     assert reached > 0
     save_checkpoint(tmp_path, _state(reached + 1), {"layers": 6})
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+WHOLE = np.ones((2, 2), np.float32)
+DEEP = json.loads('{"a":' * 250 + "1" + "}" * 250)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "mesh"),
+    [
+        ({"__metadata__": WHOLE}, {}, {}),
+        ({"\ud800": WHOLE}, {}, {}),
+        ({"w": np.zeros((1,) * 33, np.float32)}, {}, {}),
+        ({"w": np.zeros((0, 1 << 61, 2), np.uint8)}, {}, {}),
+        ({"w": WHOLE}, {"a": "\ud800"}, {}),
+        ({"w": WHOLE}, {"\ud800": 1}, {}),
+        ({"w": WHOLE}, DEEP, {}),
+        ({"w": WHOLE}, {}, {"\ud800": 1}),
+    ],
+    ids=["reserved", "name", "dims", "size", "value", "key", "deep", "axis"],
+)
+def test_what_could_not_be_read_again_costs_no_checkpoint(tmp_path, tensors, config, mesh):
+    """It is refused before anything is written or removed."""
+    older = save_checkpoint(tmp_path, _state(1), CONFIG)
+    with pytest.raises(CheckpointError, match=r"\[checkpoint.save_checkpoint\]"):
+        save_checkpoint(tmp_path, TrainingState(2, tensors, mesh=mesh), config, keep_last=1)
+    assert os.listdir(tmp_path) == [older.name] and load_checkpoint(older, CONFIG).step == 1
+
+
+def _parted(box=((0, 0), (2, 2)), **changes):
+    part = {"box": Box(*box), "values": WHOLE, "device": 0}
+    whole = {"shape": (2, 2), "dtype": WHOLE.dtype}
+    part |= {name: value for name, value in changes.items() if name in part}
+    whole |= {name: value for name, value in changes.items() if name in whole}
+    return PartedTensor(**whole, parts=changes.get("parts", (TensorPart(**part),)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"parts": None}, {"parts": (3,)}, {"shape": None}, {"shape": (2.0, 2)}, {"dtype": "f4"}, {"values": [1]},
+     {"box": (None, None)}, {"box": ((0, 0), [2, 2])}, {"device": 0.0}, {"device": 2**70}],
+    ids=str,
+)  # fmt: skip
+def test_parts_of_something_else_are_refused(tmp_path, changes):
+    """Boxes when they are made, tensors in parts when they are saved."""
+    with pytest.raises(CheckpointError, match=r"\[checkpoint\."):
+        save_checkpoint(tmp_path, TrainingState(1, {"w": _parted(**changes)}), {})
+    assert not list(tmp_path.iterdir())
+    save_checkpoint(tmp_path, TrainingState(1, {"w": _parted()}), {})
+
+
+def test_numbers_of_numpy_are_numbers_of_devices(tmp_path):
+    """A mesh whose sizes come from an array is written as any other."""
+    path = save_checkpoint(tmp_path, TrainingState(1, {"w": WHOLE}, None, {"dp": np.int64(2)}), {})
+    assert open_checkpoint(path).mesh == {"dp": 2}
+
+
+def test_arguments_of_other_kinds_are_refused(tmp_path):
+    """What is told of progress is a function; the writer takes a state; a number that JSON lacks is no setting."""
+    path = save_checkpoint(tmp_path, _state(1), CONFIG)
+    for call in (
+        lambda: save_checkpoint(tmp_path, _state(2), CONFIG, 2, 5),
+        lambda: load_checkpoint(path, CONFIG, 5),
+        lambda: load_latest(tmp_path, CONFIG, print, 5),
+        lambda: load_latest(tmp_path, {"a": 10**5000}, print),
+        lambda: open_checkpoint(path).verify(5),
+        lambda: CheckpointWriter().wait(5),
+        lambda: CheckpointWriter().write(tmp_path, None, {}, 2),
+    ):
+        with pytest.raises(CheckpointError, match=r"\[checkpoint\.\w+\] .*; got .*; "):
+            call()
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_a_difference_in_foreign_text_is_printable(tmp_path):
+    """Neither a key nor a value of a checkpoint reaches the terminal's controls."""
+    path = save_checkpoint(tmp_path, _state(1), {"a\x1b[2J": "\x1b]0;x\x07"})
+    with pytest.raises(CheckpointError, match="instead of") as caught:
+        load_checkpoint(path, {})
+    assert str(caught.value).isprintable() and r"\x1b]0;x\x07" in str(caught.value)
+
+
+def test_an_older_checkpoint_that_is_a_link_leaves_nothing(tmp_path):
+    """The link goes, what it leads to stays."""
+    real, root = tmp_path / "real", tmp_path / "root"
+    real.mkdir()
+    root.mkdir()
+    (real / "precious").touch()
+    (root / "step-00000001").symlink_to(real)
+    path = save_checkpoint(root, _state(2), CONFIG, keep_last=1)
+    assert os.listdir(root) == [path.name] and (real / "precious").exists()

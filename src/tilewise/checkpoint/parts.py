@@ -1,0 +1,109 @@
+"""What a training checkpoint is given, held to what its files can hold and its readers take.
+
+Makes parts of tensors that come whole. Refuses names and shapes that no file gives back, and parts that do not make
+their tensor, before a byte is read or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.checkpoint.boxes import Box, misfit
+from tilewise.checkpoint.header import MAX_DIMS, MAX_SIZE, METADATA, is_storable
+from tilewise.checkpoint.tensors import FileTensor, PartedTensor, TensorPart
+from tilewise.core import CheckpointError
+from tilewise.core.border import Border, shown
+
+__all__ = ["make_parts"]
+
+_border = Border("checkpoint", CheckpointError)
+
+
+def make_parts(
+    tensors: Mapping[str, NDArray[Any] | FileTensor | PartedTensor], num_devices: int
+) -> dict[str, PartedTensor]:
+    """Tensors as files can hold them, in parts; one that is given whole is the first device's.
+
+    Raises:
+        CheckpointError: something else than tensors by name, of a name, a type or a shape that safetensors lacks, or
+            parts that do not make their tensor.
+    """
+    found: dict[str, PartedTensor] = {}
+    for name, tensor in _border.mapping("save_checkpoint", "tensors", tensors, "arrays").items():
+        _check_name(name)
+        if isinstance(tensor, (np.ndarray, FileTensor)):
+            part = TensorPart(Box.whole(tensor.shape), tensor, 0)
+            tensor = PartedTensor(tensor.shape, tensor.dtype, (part,))
+        if not _is_of_parts(tensor) or not is_storable(tensor.dtype) or not _is_small(tensor):
+            _border.refuse(
+                "save_checkpoint",
+                f"tensors are arrays of numbers that safetensors can hold, of {MAX_DIMS} dims at most",
+                f"{shown(tensor)} for {shown(name)}",
+                "convert it",
+            )
+        _check_parts(name, tensor, num_devices)
+        found[name] = tensor
+    return found
+
+
+def _check_name(name: str) -> None:
+    try:
+        is_name = name.encode("utf-8") != METADATA.encode("utf-8")
+    except UnicodeEncodeError:
+        is_name = False
+    if not is_name:
+        _border.refuse(
+            "save_checkpoint",
+            f"a tensor's name must be text in UTF-8 other than {METADATA!r}, which files keep for themselves",
+            shown(name),
+            "choose another name",
+        )
+
+
+def _is_of_parts(tensor: object) -> TypeGuard[PartedTensor]:
+    """Whether it is a tensor in parts, and has in it what its class says."""
+    return (
+        isinstance(tensor, PartedTensor)
+        and isinstance(tensor.dtype, np.dtype)
+        and isinstance(tensor.shape, tuple)
+        and all(_is_integer(size) and size >= 0 for size in tensor.shape)
+        and isinstance(tensor.parts, (tuple, list))
+        and all(
+            isinstance(part, TensorPart)
+            and isinstance(part.box, Box)
+            and isinstance(part.values, (np.ndarray, FileTensor))
+            and _is_integer(part.device)
+            for part in tensor.parts
+        )
+    )
+
+
+def _is_small(tensor: PartedTensor) -> bool:
+    """Whether a header takes its shape, also where it has no elements."""
+    places = prod(max(1, int(size)) for size in tensor.shape)
+    return len(tensor.shape) <= MAX_DIMS and places * tensor.dtype.itemsize < MAX_SIZE
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _check_parts(name: str, tensor: PartedTensor, num_devices: int) -> None:
+    devices = [part.device for part in tensor.parts]
+    wrong = misfit(tensor.shape, [part.box for part in tensor.parts])
+    is_said = all(
+        (part.values.shape, part.values.dtype) == (part.box.sizes, tensor.dtype) for part in tensor.parts
+    )
+    is_placed = len({*devices}) == len(devices) and {*devices} <= {*range(num_devices)}
+    if wrong is not None or not is_said or not is_placed:
+        _border.refuse(
+            "save_checkpoint",
+            f"parts of a tensor are of different devices among {num_devices}, and hold each element once",
+            f"{wrong.words if wrong else [(p.device, p.values.shape) for p in tensor.parts]} for {shown(name)}",
+            "copy the state of one model",
+        )
