@@ -6,7 +6,7 @@ so it holds for any schedule. A traced run is laid beside the calls where its ta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from tilewise.core.border import Border, shown
 from tilewise.core.errors import PlanError
@@ -30,20 +30,29 @@ def read_timeline(plan: PlanTables, timeline: object) -> tuple[TaskRecord, ...]:
     """What `GraphInstance.timeline()` gives, checked.
 
     Raises:
-        PlanError: an entry is no task of a device of this plan.
+        PlanError: an entry is no task of a device, a worker or an instruction of this plan.
     """
+    templates = [template for of in plan.program.classes for template in of.templates]
+    labels = {instruction.label for template in templates for instruction in template.instructions}
     records = []
     for entry in _border.sequence("save_picture", "a timeline", timeline, "tasks"):
         fits = isinstance(entry, tuple) and [type(value) for value in entry] == [*_TASK]
-        if not fits or not 0 <= entry[0] < plan.mesh.num_devices or not entry[6] <= entry[7]:
+        if not fits or not _is_of(plan, labels, TaskRecord(*entry)):
             _border.refuse(
                 "save_picture",
-                "a timeline has what GraphInstance.timeline() gives, of this plan's devices",
+                "a timeline has what GraphInstance.timeline() gives, of this plan's devices, workers and tasks",
                 shown(entry),
                 "trace a run of this plan",
             )
         records.append(TaskRecord(*entry))
     return tuple(records)
+
+
+def _is_of(plan: PlanTables, labels: Set[str], task: TaskRecord) -> bool:
+    """Whether a plan has such a task."""
+    is_placed = 0 <= task.device < plan.mesh.num_devices
+    is_run = 0 <= task.worker < plan.settings.workers_per_device and task.start_ns <= task.end_ns
+    return is_placed and is_run and task.label in labels and task.row_begin >= 0
 
 
 def draw_plan(plan: PlanTables, timeline: Sequence[TaskRecord] = ()) -> PlanPicture:

@@ -111,7 +111,7 @@ class Plan(PlanTables):
                 its tasks by kind and, where it has as many as the plan, when each call ran and what memory held.
 
         Raises:
-            PlanError: the path is none, or the timeline is that of another plan.
+            PlanError: the path is none, or the timeline has other devices, workers or tasks than this plan.
             ResourceError: it cannot be written.
         """
         where = _border.path("save_picture", "path", path)

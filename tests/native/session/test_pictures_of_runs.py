@@ -6,6 +6,7 @@ import pytest
 
 import tilewise as tw
 from ranks.small_llama import batches, config, training_graph
+from tilewise.core import PlanError
 from tilewise.plan.picture import draw_plan, read_timeline
 
 
@@ -57,8 +58,11 @@ def test_a_shorter_run_has_its_calls():
 
 
 def test_a_run_with_other_tasks_has_lanes_alone(tmp_path):
-    """Such as that of another plan for this mesh: only workers are drawn."""
-    (_, timeline), (plan, _) = run({}, 2), run({}, 1)
+    """Such as one that was cut short: only workers are drawn. Of another plan's run a task is refused."""
+    (_, other), (plan, timeline) = run({}, 2), run({}, 1)
+    with pytest.raises(PlanError, match=r"\[plan.save_picture\]"):
+        plan.save_picture(tmp_path / "run.html", other)
+    timeline = timeline[:-1]
     assert draw_plan(plan, read_timeline(plan, timeline)).spans == ()
     plan.save_picture(tmp_path / "run.html", timeline)
     page = (tmp_path / "run.html").read_text(encoding="utf-8")

@@ -172,17 +172,18 @@ def test_pages_of_deep_models_have_a_bound():
     assert any("more" in word for word in page.words)
 
 
-TASK = (0, 0, "silu", 0, 1, 2, 3, 4)
+TASK = (0, 0, "silu_gate", 0, 1, 2, 3, 4)
 
 
 @pytest.mark.parametrize(
     "entries",
     [3, "tasks", [3], [TASK[:7]], [(*TASK[:2], 5, *TASK[3:])], [(1, *TASK[1:])], [(-1, *TASK[1:])],
-     [(*TASK[:6], 5, 4)], [(True, *TASK[1:])], [list(TASK)]],
+     [(*TASK[:6], 5, 4)], [(True, *TASK[1:])], [list(TASK)], [(0, 10**30, *TASK[2:])], [(0, -1, *TASK[2:])],
+     [(0, 0, "no such label", *TASK[3:])], [(*TASK[:3], -5, *TASK[4:])]],
     ids=str,
 )  # fmt: skip
 def test_a_timeline_of_something_else_is_refused(entries, tmp_path):
-    """Other types, other devices, times that run backwards: nothing is written."""
+    """Other types, devices, workers, tasks or rows, times that run backwards: nothing is written."""
     plan = planned("none")
     with pytest.raises(PlanError, match=r"\[plan.save_picture\]"):
         plan.save_picture(tmp_path / "a.html", entries)
