@@ -6,6 +6,7 @@ commands, as in `cli.main`.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewise.core.border import bare
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tilewise.checkpoint import OpenCheckpoint
+    from tilewise.checkpoint import DamagedCheckpoint, OpenCheckpoint
 
 __all__ = ["checkpoints"]
 
@@ -27,6 +30,7 @@ checkpoints = typer.Typer(
     help="Look at training checkpoints, check them, and convert weights.",
 )
 
+_MAX_VALUE = 2000  # characters of a setting
 _PATH = typer.Argument(
     metavar="PATH", help="A checkpoint (step-N), or a run's output directory.", show_default=False
 )
@@ -48,14 +52,20 @@ def inspect(path: Annotated[Path, _PATH]) -> None:
         try:
             newest = open_checkpoint(place)
         except DamagedCheckpoint as error:
-            num_damaged += 1
-            print(f"{place}: damaged: {error.reason}")
+            num_damaged += _count_damaged(place, error)
         else:
             print(f"{place}: whole, as far as metadata, names and sizes say")
     for line in () if newest is None else _describe(newest):
         print(line)
     if num_damaged:
         raise typer.Exit(1)
+
+
+def _count_damaged(place: Path, error: DamagedCheckpoint) -> int:
+    """Say what is wrong; 1 if it is damage, 0 where a run that goes on has removed an old checkpoint meanwhile."""
+    is_damaged = os.path.lexists(place)
+    print(f"{place}: damaged: {error.reason}" if is_damaged else f"{place}: was removed meanwhile")
+    return int(is_damaged)
 
 
 def _describe(opened: OpenCheckpoint) -> Iterator[str]:
@@ -70,13 +80,13 @@ def _describe(opened: OpenCheckpoint) -> Iterator[str]:
         f"tensors: {len(opened.tensors) - states} of the model, {states} of the optimizer; {sizes}; "
         f"{opened.nbytes:,} bytes together"
     )
-    mesh = ", ".join(f"{axis!r:.40}"[1:-1] + f"={size}" for axis, size in opened.mesh.items())  # foreign text
+    mesh = ", ".join(f"{bare(axis, 40)}={size}" for axis, size in opened.mesh.items())
     yield f"devices: {len(opened.files)}{f' ({mesh})' if mesh else ''}"
     for file in opened.files:
         yield f"  {file.name}: {len(file.parts)} tensors or parts of them, {file.nbytes:,} bytes"
     yield "configuration:"
     for key, value in _flat(opened.config):
-        yield f"  {key} = {value}"
+        yield f"  {bare(key)} = {bare(value, _MAX_VALUE)}"
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -106,8 +116,7 @@ def verify(path: Annotated[Path, _PATH]) -> None:
             with track_work(_console(), place.name) as progress:
                 opened.verify(progress.show)
         except DamagedCheckpoint as error:
-            num_damaged += 1
-            print(f"{place}: damaged: {error.reason}")
+            num_damaged += _count_damaged(place, error)
         else:
             print(f"{place}: whole, {len(opened.tensors)} tensors, {opened.nbytes:,} bytes")
     if num_damaged:

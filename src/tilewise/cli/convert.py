@@ -79,7 +79,8 @@ def convert_checkpoint(
         console: for progress and what is to be said.
 
     Raises:
-        ConfigError: the target is there already, or no config.json is known for a directory.
+        ConfigError: the target is there already, no config.json is known for a directory, or an option is given that
+            this source or target has no use for.
         CheckpointError: the source is damaged, or is not what the configuration describes.
         ResourceError: the target cannot be written; nothing is left of it then.
     """
@@ -91,10 +92,16 @@ def convert_checkpoint(
             f"[cli.convert] the target must not be there yet; got {str(target)!r}; choose another name, or move it away"
         )
     check_writable(target.parent)
+    is_file = target.name.endswith(_SAFETENSORS)
+    if model_dir is not None and (is_file or not model_dir.is_dir()):
+        raise ConfigError(
+            "[cli.convert] --model is a model directory, whose files a target that is a directory gets; got "
+            f"{str(model_dir)!r} for {str(target)!r}; {'leave it out' if is_file else 'name one that is there'}"
+        )
     with track_work(console, "checking") as progress:
         found = _open(source, part, progress.show)
     with track_work(console, "writing") as progress:
-        if target.name.endswith(_SAFETENSORS):
+        if is_file:
             _write_file(target, found, progress.show)
         else:
             _write_directory(target, found, model_dir, console, progress.show)
@@ -107,12 +114,22 @@ def _open(source: Path, part: str | None, show: Callable[[int, int], object]) ->
     if not source.is_dir():
         if is_torch_file(source):
             return _Source(open_state_dict(source, part))
+        _refuse_part(source, part)
         return _Source(open_weights(source))
     if is_distributed(source):
         return _Source(open_distributed(source, part))
+    _refuse_part(source, part)
     if has_torch_weights(source):
         return _Source(open_torch_directory(source), model_dir=source)
     return _open_training(find_checkpoints(source)[-1], show)
+
+
+def _refuse_part(source: Path, part: str | None) -> None:
+    if part is not None:
+        raise ConfigError(
+            "[cli.convert] --part names a state dict in a file of torch.save or in a distributed checkpoint; got "
+            f"{part!r} for {str(source)!r}, which has weights alone; leave it out"
+        )
 
 
 def _open_training(path: Path, show: Callable[[int, int], object]) -> _Source:

@@ -18,7 +18,7 @@ from native.models.families import Case
 from native.train.small_run import is_same, make_config, run, weights, write_texts
 from pure.checkpoint.planted import planted, write_archive
 from tilewise import models
-from tilewise.checkpoint import PartedTensor, lock_directory, open_weights
+from tilewise.checkpoint import PartedTensor, TrainingState, lock_directory, open_weights, save_checkpoint
 from tilewise.cli.main import _run
 from tilewise.data import train_tokenizer
 from tilewise.train import TrainConfig
@@ -345,3 +345,45 @@ def test_a_directory_from_before_safetensors_is_converted(command, pretrained, t
     (old / names[-1]).rename(old / "pytorch_model-00007-of-00009.bin")
     code, _, err = command("convert", old, tmp_path / "other")
     assert code == 2 and "all of its parts" in err and not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("name", ["inspect", "verify"])
+def test_a_checkpoint_that_a_run_removes_meanwhile_is_not_damaged(
+    command, trained, tmp_path, monkeypatch, name
+):
+    """It is said to be gone; exit code 0."""
+    import tilewise.checkpoint as checkpoint
+
+    older = _copy(trained, tmp_path).with_name("step-00000004")
+    opened = checkpoint.open_checkpoint
+
+    def remove_first(path):
+        shutil.rmtree(older, ignore_errors=True)
+        return opened(path)
+
+    monkeypatch.setattr(checkpoint, "open_checkpoint", remove_first)
+    code, out, _ = command(name, tmp_path)
+    assert code == 0 and f"{older}: was removed meanwhile\n" in out and "step-00000006: whole" in out
+
+
+def test_foreign_settings_are_printed_escaped(command, tmp_path):
+    """A checkpoint's configuration does not reach the terminal's controls."""
+    state = TrainingState(1, {"w": np.ones(2, np.float32)})
+    save_checkpoint(tmp_path, state, {"a\x1b[2J": "\x1b]0;x\x07", "b": ["\x1b"]})
+    code, out, _ = command("inspect", tmp_path)
+    assert code == 0 and "\x1b" not in out and "\x07" not in out
+    assert r"  a\x1b[2J = \x1b]0;x\x07" in out and r"  b = ['\x1b']" in out
+
+
+def test_options_of_no_use_are_refused(command, trained, tmp_path):
+    """--model that is not there, or for a file; --part of what has no parts: one line, nothing written."""
+    weights_file, new = trained / "model" / "model.safetensors", tmp_path / "new"
+    for arguments, words in (
+        ((trained, new, "--model", tmp_path / "nothere"), "--model is a model directory"),
+        ((trained, tmp_path / "new.safetensors", "--model", trained / "model"), "leave it out"),
+        ((trained, new, "--part", "model"), "--part names a state dict"),
+        ((weights_file, new, "--model", trained / "model", "--part", "model"), "--part names a state dict"),
+    ):
+        code, _, err = command("convert", *arguments)
+        assert code == 2 and words in err and err.count("\n") == 1, err
+    assert not list(tmp_path.iterdir())
