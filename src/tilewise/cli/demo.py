@@ -100,9 +100,20 @@ def run_demo(
     check_writable(out / "checkpoints")
     for name, is_directory in _LEFT_BEHIND.items():
         check_replaceable(out / name, is_directory=is_directory)
+    _check_own(out)
     with lock_directory(out):
         remove_leftovers(out)
         _run_alone(config, minutes, steps, console)
+
+
+def _check_own(out: Path) -> None:
+    """Refuse to replace checkpoints or a model that no demo left: before either it writes `untrained`."""
+    found = [name for name in ("checkpoints", "model") if (out / name).exists()]
+    if found and not (out / "untrained").exists():
+        raise ConfigError(
+            f"[cli.demo] --out must be a directory of the demo's own; got {str(out / found[0])!r}, which another "
+            "program left there; choose another directory"
+        )
 
 
 def _run_alone(config: TrainConfig, minutes: float | None, steps: int | None, console: Console) -> None:

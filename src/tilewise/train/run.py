@@ -8,6 +8,7 @@ loss.png, model/.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -118,7 +119,8 @@ def plan_run(config: TrainConfig, resume: bool | None, watch: Watch | None = Non
     Raises:
         LayoutError, PlanError: the strategy cannot spread this model.
         ResourceError: it needs more memory than the machine has.
-        ConfigError: the context is too long, or output cannot be written, or holds checkpoints of an earlier run.
+        ConfigError: the context is too long, or output cannot be written, would replace the model that training starts
+            from, or holds checkpoints or a model of an earlier run.
         CheckpointError: there is no checkpoint to go on from.
     """
     graph, plan = make_plan(config, watch)
@@ -126,6 +128,8 @@ def plan_run(config: TrainConfig, resume: bool | None, watch: Watch | None = Non
     checkpoints = output / _CHECKPOINTS
     check_writable(output)
     check_writable(checkpoints)
+    if config.output.offload_directory is not None and plan.file_bytes:
+        check_writable(Path(config.output.offload_directory))
     if output.is_dir():
         with lock_directory(
             output
@@ -136,7 +140,7 @@ def plan_run(config: TrainConfig, resume: bool | None, watch: Watch | None = Non
     check_replaceable(output / _MODEL, is_directory=True)
     if resume is None:
         resume = latest_checkpoint(checkpoints) is not None
-    _check_checkpoints(checkpoints, resume)
+    _check_output(config, resume)
     return PlannedRun(config, graph, plan, resume)
 
 
@@ -152,7 +156,7 @@ def run_training(run: PlannedRun, console: Console) -> RunResult:
     Border("train").instance("run", "a run", run, PlannedRun, "pass what plan_run returned")
     output = Path(run.config.output.directory)
     with lock_directory(output):
-        _check_checkpoints(output / _CHECKPOINTS, run.resume)  # again, now that no other run can write some
+        _check_output(run.config, run.resume)  # again, now that no other run can write there
         remove_leftovers(output)
         return _run_alone(run, output, console)
 
@@ -236,6 +240,22 @@ def train_steps(
     seconds = time.perf_counter() - started
     console.print(f"{num_steps - first_step} steps in {format_duration(seconds)}", highlight=False)
     return num_steps
+
+
+def _check_output(config: TrainConfig, resume: bool) -> None:
+    """Refuse to replace what a run does not own: the model that it starts from, and in a new run any model."""
+    model, source = Path(config.output.directory) / _MODEL, config.model.path
+    if source is not None and model.resolve() in (Path(source).resolve(), *Path(source).resolve().parents):
+        raise ConfigError(
+            f"[train.run] the finished model must not replace the one that training starts from; got {str(model)!r} "
+            "for both; choose another output directory"
+        )
+    _check_checkpoints(Path(config.output.directory) / _CHECKPOINTS, resume)
+    if not resume and os.path.lexists(model):
+        raise ConfigError(
+            f"[train.run] a new run needs an output directory without a model; got {str(model)!r}; move it away, or "
+            "choose another directory"
+        )
 
 
 def _check_checkpoints(directory: Path, resume: bool) -> None:

@@ -519,3 +519,28 @@ def test_killed_and_resumed_equals_never_stopped(texts, tmp_path):
     assert [(line["step"], line["loss"]) for line in lines] == [
         (line["step"], line["loss"]) for line in whole
     ]
+
+
+def test_a_model_that_is_no_runs_own_is_not_replaced(texts, whole_run, tmp_path):
+    """Neither what the user has in `model` nor, through links too, the model that training starts from."""
+    config = make_config(texts, tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "precious").touch()
+    with pytest.raises(ConfigError, match="without a model"):
+        plan_run(config, False)
+    with pytest.raises(ConfigError, match="without a model"):
+        plan_run(config, None)
+    (tmp_path / "link").symlink_to(whole_run)
+    own = make_config(texts, tmp_path / "link", {})
+    own = own.model_copy(update={"model": own.model.model_validate({"path": str(whole_run / "model")})})
+    for resume in (False, True):
+        with pytest.raises(ConfigError, match="must not replace the one"):
+            plan_run(own, resume)
+
+
+def test_a_directory_for_offloading_is_looked_at_before_any_work(texts, tmp_path):
+    """A file in the way of it is refused as one in the way of the output is."""
+    (tmp_path / "file").touch()
+    changes = {"output": {"offload_directory": str(tmp_path / "file" / "deeper")}}
+    with pytest.raises(ConfigError, match=r"can be written to; got .*deeper"):
+        plan_run(make_config(texts, tmp_path / "out", offload=["optimizer"], **changes), False)

@@ -218,3 +218,13 @@ def test_a_demo_without_a_time_does_enough_steps(arguments, wanted, tmp_path, mo
     with pytest.raises(SystemExit) as ended:
         main(["demo", "--out", str(tmp_path / "out"), *arguments])
     assert not ended.value.code and budgets == [wanted]
+
+
+@pytest.mark.parametrize("name", ["model", "checkpoints"])
+def test_the_demo_replaces_its_own_alone(name, tmp_path, capsys):
+    """A model or checkpoints that no demo left stay as they are."""
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "precious").touch()
+    code, _, err = _run(["demo", "--steps", "1", "--out", str(tmp_path)], capsys)
+    assert code == 2 and "a directory of the demo's own" in err
+    assert [path.name for path in tmp_path.rglob("*")] == [name, "precious"]
