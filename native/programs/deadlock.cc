@@ -12,8 +12,8 @@
 // gets. Then a schedule of classes that ends is one of devices (let all devices of a class take a step at once: what
 // lets the first go on lets every other). And where the devices' schedule ends, so does the classes': order the steps
 // of classes by when the first device of each took them; it waited for devices that had taken theirs, so their classes
-// stand before it. Where a class is not in lockstep, every device has a cursor, however many there are. Sharded state is
-// such a case: each home is copied by an instruction of its own, and its owner waits in another one than its peers.
+// stand before it. Where a class is not in lockstep, every device has a cursor, however many there are. Sharded state
+// is such a case: each home is copied by an instruction of its own, and its owner waits in another one than its peers.
 //
 // Signals only count, so the proof also pairs the n-th raise of a signal with the n-th that is waited for, and refuses
 // a pair about different tensors or uses, or from another raiser than the wait names.
