@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -120,8 +121,8 @@ class Renaming {
 };
 
 /// Devices of one class that are not in lockstep, in words.
-struct Difference {
-  std::string what;
+struct Difference : std::runtime_error {
+  using std::runtime_error::runtime_error;
 };
 
 /// Classes with one cursor each; throws `Difference` where their devices are not in lockstep.
@@ -512,7 +513,7 @@ void check_signals_by_class(const Program& program) {
   try {
     simulate(program, Classes(program).cast());
   } catch (const Difference& difference) {
-    check<ArgumentError>(false, "[runtime.Program.finish] ", difference.what);
+    check<ArgumentError>(false, "[runtime.Program.finish] ", difference.what());
   }
 }
 
