@@ -109,11 +109,15 @@ class Optimizer(Kind, ABC):
         kind = type(self).__name__
         for what, names in (("states", self.states), ("per_step", self.per_step)):
             own = _border.sequence(kind, what, names, "names")
-            is_taken = what == "states" and MASTER in own
-            if is_taken or len({*own}) != len(own) or not all(isinstance(n, str) and n for n in own):
+            are_names = all(isinstance(n, str) and n for n in own) and len({*own}) == len(own)
+            if not are_names or (what == "states" and MASTER in own):
                 _border.refuse(
                     kind, f"{what} are names, each once, and none is {MASTER!r}", shown(names), "rename them"
                 )
+        if not self.per_step:
+            _border.refuse(
+                kind, "per_step names a number that each step brings, or more", "none", 'keep ("lr",)'
+            )
         for setting in self._settings():
             value = _border.number(kind, setting, getattr(self, setting), 0.0, MAX_F32)
             object.__setattr__(self, setting, value)
@@ -144,7 +148,7 @@ class Optimizer(Kind, ABC):
         """Append norm and update of every parameter; returns (norm, scale).
 
         Raises:
-            ConfigError: a group's patterns fit no parameter, or `update` is none.
+            ConfigError: there is no parameter, a group's patterns fit none, or `update` is none.
         """
         for group in self.groups:
             if not any(group.matches(name) for name in gradients):
@@ -154,6 +158,13 @@ class Optimizer(Kind, ABC):
                     f"{shown(group.names)}, which fit none in {graph.name!r}",
                     "see the names in print(graph), or drop the group",
                 )
+        if not gradients:
+            _border.refuse(
+                type(self).__name__,
+                "an optimizer has parameters to train",
+                f"none in {graph.name!r}",
+                "declare one with graph.parameter, or plan without graph.optimize",
+            )
         graph.draft.phase = "update"
         tensors = graph.draft.tensors
         loss = tensors[graph.draft.outputs["loss"]]

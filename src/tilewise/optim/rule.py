@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 
@@ -43,6 +44,12 @@ KINDS = (
 )
 _KINDS = list(UPDATE_STEPS)
 _MAX_STEPS = 256
+_OF_NUMPY: dict[object, str] = {
+    np.add: "add",
+    np.subtract: "subtract",
+    np.multiply: "multiply",
+    np.divide: "divide",
+}
 _border = Border("optim")
 
 
@@ -90,11 +97,48 @@ class _Tape:
         return Value(self, ("constant", self.constants.index(number)))
 
 
+def _refuse_operation(what: str) -> NoReturn:
+    _border.refuse(
+        "rule",
+        "an update computes with +, -, *, /, absolute, fused, maximum, minimum, sign and sqrt (tilewise.optim.rule)",
+        what,
+        "write it with these",
+    )
+
+
+def _refusal(what: str) -> Callable[..., NoReturn]:
+    """A method for an operator that no program has."""
+
+    def refuse(*operands: object) -> NoReturn:
+        _refuse_operation(what)
+
+    return refuse
+
+
 class Value:
     """A number per element of the parameter; operators and the functions of this module make new ones."""
 
     def __init__(self, tape: _Tape, place: tuple[str, int]) -> None:
         self.tape, self.place = tape, place
+
+    __eq__, __ne__ = _refusal("=="), _refusal("!=")
+    __lt__, __le__, __gt__, __ge__ = _refusal("<"), _refusal("<="), _refusal(">"), _refusal(">=")
+    __pow__ = __rpow__ = _refusal("**")
+    __mod__ = __rmod__ = _refusal("%")
+    __floordiv__ = __rfloordiv__ = _refusal("//")
+    __matmul__ = __rmatmul__ = _refusal("@")
+    __abs__, __float__, __getitem__ = _refusal("abs"), _refusal("float"), _refusal("one element")
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return "a value of an update"
+
+    def __array_ufunc__(self, function: np.ufunc, method: str, *operands: object, **options: object) -> Value:
+        """Operators with numbers of NumPy on their left; its functions are refused."""
+        kind = _OF_NUMPY.get(function) if method == "__call__" and not options else None
+        if kind is None:
+            _refuse_operation(f"numpy.{function.__name__}")
+        return _append(kind, *operands)  # type: ignore[arg-type]  # what is no number is refused there
 
     def __add__(self, other: Value | float) -> Value:
         return self.tape.append("add", self, other)
@@ -179,6 +223,18 @@ def minimum(a: Value | float, b: Value | float) -> Value:
     return _append("minimum", a, b)
 
 
+class _Named(dict[str, Value]):
+    """Values by the names that an optimizer declares."""
+
+    def __missing__(self, name: object) -> NoReturn:
+        _border.refuse(
+            "rule",
+            "an update uses the states and hyper-parameters that its optimizer names",
+            f"{shown(name)}, where there is {', '.join(self) or 'none'}",
+            "name it in `states` or `per_step`",
+        )
+
+
 class Parameter:
     """What an optimizer's `update` works on: one parameter with its gradient and states.
 
@@ -192,9 +248,26 @@ class Parameter:
     def __init__(self, tape: _Tape, states: Sequence[str], hyper: Sequence[str]) -> None:
         given = iter(Value(tape, ("given", i)) for i in range(tape.num_given))
         self.weight = next(given)
-        self.states = {name: next(given) for name in states}
+        self.states = _Named({name: next(given) for name in states})
         self.gradient = next(given)
-        self.hyper = {name: next(given) for name in hyper}
+        self.hyper = _Named({name: next(given) for name in hyper})
+
+
+def _left(parameter: Parameter, states: Sequence[str]) -> list[Value]:
+    """What an update has left in the weight and the states, in their order."""
+    weight, kept = (getattr(parameter, name, None) for name in ("weight", "states"))
+    odd = f"states = {shown(kept)}"
+    if isinstance(kept, dict) and list(kept) == list(states):
+        left = [("weight", weight), *kept.items()]
+        odd = ", ".join(f"{name} = {shown(v)}" for name, v in left if not isinstance(v, Value))
+        if not odd:
+            return [value for _, value in left]
+    _border.refuse(
+        "rule",
+        f"an update leaves a value in the weight and every state ({', '.join(states) or 'none'})",
+        odd,
+        "assign them",
+    )
 
 
 def take_down(update: Callable[[Parameter], None], states: Sequence[str], hyper: Sequence[str]) -> Program:
@@ -207,12 +280,7 @@ def take_down(update: Callable[[Parameter], None], states: Sequence[str], hyper:
     tape = _Tape(2 + len(states) + len(hyper))
     parameter = Parameter(tape, states, hyper)
     update(parameter)
-    left = [parameter.weight, *parameter.states.values()]
-    if list(parameter.states) != list(states) or not all(isinstance(v, Value) for v in left):
-        _border.refuse(
-            "rule", "an update leaves a value in the weight and every state", shown(left), "assign them"
-        )
-    values = [tape.value(v) for v in left]
+    values = [tape.value(v) for v in _left(parameter, states)]
     steps = [n for kind, operands in tape.steps for n in (kind, *(tape.number(o) for o in operands))]  # type: ignore[arg-type]
     program = Program(tuple(steps), tuple(tape.constants), tuple(tape.number(v) for v in values))
     zeros = [np.zeros((1, 1))] * (len(states) + 2)

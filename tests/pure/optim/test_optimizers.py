@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import operator
+
+import numpy as np
 import pytest
 
 from tilewise.core.dims import BATCH
@@ -17,12 +21,12 @@ def make(update=lambda self, parameter: None, **members):
     return type("Own", (Optimizer,), {"update": update, **members})()
 
 
-@pytest.mark.parametrize("names", [("master",), ("a", "a"), (5,), ("",), "ab"], ids=str)
+@pytest.mark.parametrize("names", [("master",), ("a", "a"), (5,), ([1],), ("",), "ab", None], ids=str)
 def test_states_have_names_of_their_own(names):
     """`master` is taken: session would read that state where it asks for the weight."""
     with pytest.raises(ConfigError, match=r"\[optim.Own\] states"):
         make(states=names)
-    if "master" not in names:
+    if names != ("master",):
         with pytest.raises(ConfigError, match=r"\[optim.Own\] per_step"):
             make(per_step=names)
 
@@ -66,3 +70,87 @@ def test_functions_of_an_update_take_values_and_numbers():
     assert len(take_down(update, (), ("lr",)).steps) == 8
     with pytest.raises(ConfigError, match=r"sqrt takes a value .*; got 4.0"):
         take_down(lambda parameter: sqrt(4.0), (), ())
+
+
+@pytest.mark.parametrize(
+    ("operation", "got"),
+    [
+        (lambda v: v == 0, "=="),
+        (lambda v: v != v, "!="),  # as one asks for NaN
+        (lambda v: v > 0, ">"),
+        (lambda v: v <= 0.0, "<="),
+        (lambda v: np.float32(1) < v, "numpy.less"),
+        (lambda v: v**2, r"\*\*"),
+        (lambda v: 2**v, r"\*\*"),
+        (lambda v: v % 2, "%"),
+        (lambda v: v // 2, "//"),
+        (lambda v: v @ v, "@"),
+        (abs, "abs"),
+        (math.sqrt, "float"),
+        (operator.itemgetter(0), "one element"),
+        (list, "one element"),
+        (np.sqrt, "numpy.sqrt"),
+        (np.abs, "numpy.absolute"),
+        (np.add.reduce, "numpy.add"),
+    ],
+)
+def test_operations_that_no_program_has_are_refused(operation, got):
+    """A comparison would be one of objects, and decide nothing; each says what there is."""
+    words = (
+        rf"\[optim.rule\] an update computes with .* fused, .* and sqrt .*; got {got}; write it with these"
+    )
+    with pytest.raises(ConfigError, match=words):
+        take_down(lambda parameter: operation(parameter.weight), (), ())
+
+
+def test_numbers_of_numpy_are_numbers():
+    """On either side; arrays are none. Values are told apart, and may be keys."""
+
+    def update(parameter):
+        w = parameter.weight
+        assert len({w, parameter.gradient}) == 2 and w in (w,)
+        parameter.weight = np.float32(1) * (np.float64(2) + w) - np.int64(2) - (w / np.float32(2)) * 0.0
+
+    assert len(take_down(update, (), ()).steps) == 24
+    for wrong in (lambda w: np.ones(3) * w, lambda w: w * np.ones(3)):
+        with pytest.raises(ConfigError, match="a constant must be a finite number; got array"):
+            take_down(lambda parameter, wrong=wrong: wrong(parameter.weight), (), ())
+
+
+@pytest.mark.parametrize(
+    ("update", "words"),
+    [
+        (lambda p: setattr(p, "states", None), r"every state \(weight\); got states = None; assign them"),
+        (lambda p: setattr(p, "states", [p.weight]), r"got states = \[a value of an update\]"),
+        (lambda p: p.states.clear(), "got states = {}"),
+        (lambda p: p.states.update(q=p.weight), "got states = {'weight': .*, 'q': "),
+        (lambda p: p.states.update(weight=1.0), "got weight = 1.0"),
+        (lambda p: setattr(p, "weight", 2), "got weight = 2"),
+        (lambda p: delattr(p, "weight"), "got weight = None"),
+        (lambda p: delattr(p, "states"), "got states = None"),
+        (lambda p: p.states["zz"], "got 'zz', where there is weight; name it in `states` or `per_step`"),
+        (lambda p: p.hyper["zz"], "got 'zz', where there is lr; name it"),
+        (lambda p: p.hyper[1], "got 1, where there is lr; name it"),
+    ],
+)
+def test_an_update_leaves_what_its_optimizer_names(update, words):
+    """Whatever it does to the parameter that it is given; a state may have any name."""
+    with pytest.raises(ConfigError, match=r"\[optim.rule\] an update .*" + words):
+        take_down(update, ("weight",), ("lr",))
+
+
+def test_a_step_brings_a_number():
+    """Without any there is no input to bring it."""
+    with pytest.raises(ConfigError, match=r"\[optim.Own\] per_step names a number that each step brings"):
+        make(per_step=())
+
+
+def test_an_optimizer_has_parameters_to_train():
+    """Said by the optimizer, not by the op that would add their gradients."""
+    graph = GraphBuilder("g")
+    graph.loss(graph.sum(graph.input([4, 8], name="x", labels=[BATCH, None])))
+    described, gradients = differentiate(graph.freeze(), graph.draft.loss_id)
+    with pytest.raises(
+        ConfigError, match=r"\[optim.SGD\] an optimizer has parameters to train; got none in 'g'"
+    ):
+        SGD().add_to(GraphBuilder.thaw(described), gradients)
