@@ -53,8 +53,9 @@ from tilewise.plan import (
 )
 from tilewise.session.assemble import device_overhead
 from tilewise.session.foresee import lower_ahead
-from tilewise.session.inputs import check_constants, is_own_input
+from tilewise.session.inputs import check_constants
 from tilewise.session.instance import GraphInstance
+from tilewise.session.own_plan import require_own
 from tilewise.strategy import (
     DistributionStrategy,
     check_offload,
@@ -297,34 +298,19 @@ class ComputeGraph(GraphBuilder):
 
         Raises:
             ResourceError: not enough memory.
-            PlanError: no plan, that of a graph with other inputs or parameters, or a limit or deadline that is none.
+            PlanError: no plan, that of another graph (other inputs, parameters, states, constants, outputs, chunks or
+                optimizer), or a limit or deadline that is none.
         """
         if plan is None:
             plan = self.plan()
         elif isinstance(plan, Plan):
-            self._require_own(plan)
+            require_own(self, self._optimizer, plan)
         return GraphInstance(
             plan,
             memory_limit_bytes=memory_limit_bytes,
             deadline_s=deadline_s,
             offload_directory=offload_directory,
         )
-
-    def _require_own(self, plan: Plan) -> None:
-        """Refuse the plan of a graph with an input or parameter that this one has not; it would run as this one's."""
-        mine, theirs = (
-            {(t.kind, t.spec.name, t.spec.dtype.name) for t in g.tensors if t.kind in ("input", "parameter")}
-            for g in (self.draft, plan.graph)
-        )
-        odd = sorted(t for t in theirs - mine if not is_own_input(t[1]))
-        if odd:
-            kind, name, dtype = odd[0]
-            _border.refuse(
-                "instantiate",
-                "a plan must be one of this graph",
-                f"that of {plan.graph.name!r} with {kind} {name!r} in {dtype}, which {self.name!r} has not",
-                "pass what this graph's plan() returned, or run another graph's with GraphInstance(plan)",
-            )
 
     # ---- files ----------------------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 from pathlib import Path
 
@@ -15,12 +17,13 @@ from small_llama import batches, config, training_graph
 import tilewise as tw
 from pure.hostile import HOSTILE, accepted
 from tilewise.core import PlanError, TilewiseError
-from tilewise.nn import linear
+from tilewise.nn import layer, linear
 from tilewise.session import verify_strategy
 
 MODEL = config(num_hidden_layers=1)
 BATCH = batches(MODEL, 1)[0]
 GRAPH = training_graph(MODEL, "f32")
+WIDTH = tw.DimLabel("width", 1)
 
 
 def _instantiate(**given):
@@ -146,18 +149,135 @@ def test_integers_of_numpy_plan_what_integers_plan():
         assert plan.explain() == plain.explain() and plan.settings == plain.settings
 
 
-def test_a_plan_of_another_graph_is_refused():
-    """A plan runs as what it was made of; a graph takes only its own, also after a file."""
+def graph_of(
+    *,
+    first="w",
+    chunks=8,
+    batch=8,
+    width=6,
+    label=WIDTH,
+    dtype="f32",
+    layers=1,
+    scale=2.0,
+    kind="input",
+    init="normal",
+    bias=False,
+    output="y",
+    optimizer=tw.optim.SGD(),  # noqa: B008  # it never changes
+):
+    """A graph with something changed."""
+    g = tw.ComputeGraph("g", reduction_chunks=chunks)
+    x = g.input([batch, 4], name="x", labels=[tw.BATCH, None])
+    y = linear(g, x if dtype == "f32" else g.cast(x, dtype), first, width, out_label=label)
+    for n in range(1, layers):
+        y = linear(g, g.relu(y), f"w{n}", width)
+    kept = getattr(g, kind)([8, width], name="kept")
+    g.output(g.relu(kept), "of_kept")
+    c = g.constant(np.full((width,), scale, np.float32), name="c", storage="vector")
+    y = g.add_bias(y if dtype == "f32" else g.cast(y, "f32"), c)
+    if bias:
+        y = g.add_bias(y, g.parameter([width], name="b", init=init))
+    g.output(y, output)
+    g.loss(g.mean(y))
+    if optimizer is not None:
+        g.optimize(optimizer)
+    return g
 
-    def graph_with(name):
-        g = tw.ComputeGraph(name)
-        x = g.input([4, 8], name="x", labels=[tw.BATCH, None])
-        g.loss(g.mean(linear(g, x, f"{name}.weight", 8)))
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch": 16}, r"input 'x' f32\[8, 4\], which is f32\[16, 4\] in 'g'"),
+        ({"width": 12}, r"parameter 'w' f32\[6, 4\], which is f32\[12, 4\]"),
+        ({"label": None}, "parameter 'w' of labels "),
+        ({"label": tw.DimLabel("width", 2)}, "parameter 'w' of labels "),
+        ({"dtype": "bf16"}, r"parameter 'w' f32\[6, 4\], which is bf16\[6, 4\]"),
+        ({"layers": 2}, r"no 'w1', which is parameter f32\[6, 6\] in 'g'"),
+        ({"scale": 3.0}, "constant 'c' of other values than in 'g'"),
+        ({"kind": "state"}, "input 'kept', which is state in 'g'"),
+        ({"bias": True}, "no 'b', which is parameter"),
+        ({"first": "v"}, r"parameter 'w' f32\[6, 4\], where there is none in 'g'"),
+        ({"output": "z"}, r"output 'y' f32\[8, 6\], where there is none in 'g'"),
+        ({"chunks": 4}, "reduction_chunks=8, which is 4 in 'g'"),
+        ({"optimizer": None}, r"optimizer SGD.*, which is None in 'g'"),
+        ({"optimizer": tw.optim.SGD(momentum=0.5)}, "optimizer SGD.*, which is SGD"),
+        ({"optimizer": tw.optim.AdamW()}, "optimizer SGD.*, which is AdamW"),
+    ],
+    ids=str,
+)
+def test_a_plan_of_another_graph_is_refused(change, words):
+    """Whatever differs of what comes from outside, leaves, or fixes bits is named: it would run in silence."""
+    one, other = graph_of(), graph_of(**change)
+    with pytest.raises(PlanError, match=f"a plan must be one of this graph; got that of 'g' with {words}"):
+        other.instantiate(one.plan())
+    with pytest.raises(PlanError, match="a plan must be one of this graph"):
+        one.instantiate(other.plan())
+
+
+def test_first_values_are_the_graph_s_own():
+    """A plan says what `initialize` gives."""
+    with pytest.raises(PlanError, match="parameter 'b' of init 'normal', which is 'zeros'"):
+        graph_of(bias=True, init="zeros").instantiate(graph_of(bias=True).plan())
+
+
+@layer
+def block(graph, x):
+    """One of some layers."""
+    return linear(graph, graph.relu(x), "w", 64)
+
+
+@pytest.mark.parametrize(
+    ("axes", "options"),
+    [
+        ({"dp": 2}, {"accumulation": 2}),
+        ({"fsdp": 2}, {}),
+        ({}, {"recompute": "full", "checkpoints": True}),
+        ({}, {"offload": ("optimizer", "parameters")}),
+    ],
+    ids=str,
+)
+def test_plans_of_an_equal_graph_are_taken(tmp_path, axes, options):
+    """Planned anyhow, read from a file, sent to another process or copied."""
+
+    def build():
+        g = tw.ComputeGraph("g")
+        x = g.input([8, 64], name="x", labels=[tw.BATCH, None])
+        for n in range(3):
+            x = block(g, x, path=f"layers.{n}")
+        g.loss(g.mean(x))
+        g.optimize(tw.optim.AdamW(groups=(tw.optim.ParameterGroup("layers.1.w", lr=0.5),)))
         return g
 
-    one, other = graph_with("one"), graph_with("other")
-    with pytest.raises(
-        PlanError, match=r"plan must be one of this graph; got that of 'other' with parameter"
+    graph = build()
+    plan = graph.plan(axes, **options)
+    plan.save(tmp_path / "a.plan")
+    graph.save(tmp_path / "a.graph")
+    loaded = tw.ComputeGraph.load(tmp_path / "a.graph")
+    loaded.optimize(tw.optim.AdamW(groups=(tw.optim.ParameterGroup("layers.1.w", lr=0.5),)))
+    for own in (graph, build(), loaded):
+        own.instantiate(plan).close()
+        own.instantiate(tw.Plan.load(tmp_path / "a.plan")).close()
+    for same in (pickle.loads(pickle.dumps(plan)), copy.deepcopy(plan)):
+        assert same.digest() == plan.digest() and same == plan
+        graph.instantiate(same).close()
+
+
+def test_sizes_that_a_plan_fixes_are_within_the_graph_s():
+    """One number per symbol, in its bounds."""
+
+    def build(high=8, *names):
+        g = tw.ComputeGraph("g")
+        for at, name in enumerate(names or ("n", "n")):
+            g.output(g.relu(g.input([tw.Dim(name, 2, high), 4], name=f"x{at}")), f"y{at}")
+        return g
+
+    build().instantiate(build().plan(sizes={"n": 4})).close()
+    build().instantiate(build(8, "n", "m").plan(sizes={"n": 4, "m": 4})).close()
+    for odd in (
+        build(8, "n", "m").plan(sizes={"n": 4, "m": 5}),
+        build(16).plan(sizes={"n": 16}),
+        build(16).plan(),
+        build(8, "m", "m").plan(),
     ):
-        one.instantiate(other.plan({}))
-    one.instantiate(one.plan({})).close()
+        with pytest.raises(PlanError, match="a plan must be one of this graph; got that of 'g' with input"):
+            build().instantiate(odd)

@@ -1,0 +1,120 @@
+"""Whether a plan is one of a graph: what a graph declares, held against what its plan runs.
+
+Passes rewrite ops, so those are not compared; what comes from outside, what leaves, and what fixes the bits of a sum
+stay as they were declared. A plan has more than its graph: what the backward pass and the optimizer have added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.core.border import Border, shown
+from tilewise.core.dims import Dim, Size, upper_bound
+from tilewise.core.errors import PlanError
+from tilewise.graph import GraphBuilder
+from tilewise.graph.builder import SEED
+from tilewise.graph.draft import GraphDraft
+from tilewise.ir.graph import Graph, TensorSpec
+from tilewise.plan import Plan
+from tilewise.session.inputs import is_own_input
+
+__all__ = ["require_own"]
+
+_border = Border("session", PlanError)
+_GIVEN = {"input", "parameter", "state", "constant"}
+_FIELDS = ("labels", "storage", "init", "init_scale")
+_OPTIMIZER = "optimizer."  # of the names of its states and inputs
+_NORM = "grad_norm"
+
+Named = dict[str, tuple[str, TensorSpec]]  # kind and spec
+
+
+def require_own(graph: GraphBuilder, optimizer: object, plan: Plan) -> None:
+    """Refuse the plan of another graph; it would run as this one's.
+
+    Args:
+        graph: what the plan should be of.
+        optimizer: the graph's, or None.
+        plan: with any strategy, accumulation, sizes, recomputation and offload.
+
+    Raises:
+        PlanError: names the first difference.
+    """
+    odd = next(_differences(graph, optimizer, plan), None)
+    if odd is not None:
+        _border.refuse(
+            "instantiate",
+            "a plan must be one of this graph",
+            f"that of {plan.graph.name!r} with {odd} in {graph.name!r}",
+            "pass what this graph's plan() returned, or run another graph's with GraphInstance(plan)",
+        )
+
+
+def _differences(graph: GraphBuilder, optimizer: object, plan: Plan) -> Iterator[str]:
+    mine, theirs = _named(graph.draft), _named(plan.graph)
+    added = {SEED, _NORM, *(f"{name}.grad" for name, (kind, _) in theirs.items() if kind == "parameter")}
+    for name, (kind, spec) in theirs.items():
+        if name not in mine and name not in added and not name.startswith(_OPTIMIZER):
+            yield f"{kind} {name!r} {spec}, where there is none"
+    sizes: dict[Dim, Size] = {}
+    for name, (kind, spec) in mine.items():
+        if name not in theirs:
+            yield f"no {name!r}, which is {kind} {spec}"
+        elif spec is not theirs[name][1] or kind != theirs[name][0]:
+            yield from _of_tensor(name, (kind, spec), theirs[name], sizes)
+    if graph.reduction_chunks != plan.graph.reduction_chunks:
+        yield f"reduction_chunks={plan.graph.reduction_chunks}, which is {graph.reduction_chunks}"
+    if not _is_same(optimizer, plan.optimizer):
+        yield f"optimizer {shown(plan.optimizer)}, which is {shown(optimizer)}"
+    values = _constants(plan.graph)
+    for name, value in _constants(graph.draft).items():
+        if value is not values[name] and value.tobytes() != values[name].tobytes():
+            yield f"constant {name!r} of other values than"
+
+
+def _named(graph: GraphDraft | Graph) -> Named:
+    """What a graph takes and gives, by name, without the inputs that an instance fills in itself."""
+    given = {
+        t.spec.name: (t.kind, t.spec)
+        for t in graph.tensors
+        if t.kind in _GIVEN and not is_own_input(t.spec.name)
+    }
+    return given | {name: ("output", graph.tensors[i].spec) for name, i in graph.outputs.items()}
+
+
+def _of_tensor(
+    name: str, mine: tuple[str, TensorSpec], theirs: tuple[str, TensorSpec], sizes: dict[Dim, Size]
+) -> Iterator[str]:
+    """Differences of one tensor; `sizes` are those that the plan has for symbols, as far as they have been seen."""
+    (kind, own), (other_kind, other) = mine, theirs
+    if kind != other_kind:
+        yield f"{other_kind} {name!r}, which is {kind}"
+    is_alike = own.dtype == other.dtype and len(own.shape) == len(other.shape)
+    if not is_alike or not all(_is_size_of(one, two, sizes) for one, two in zip(own.shape, other.shape)):
+        yield f"{kind} {name!r} {other}, which is {own}"
+    for field in () if kind == "output" else _FIELDS:
+        one, two = getattr(own, field), getattr(other, field)
+        if one != two:
+            yield f"{kind} {name!r} of {field} {shown(two)}, which is {shown(one)}"
+
+
+def _is_size_of(own: Size, other: Size, sizes: dict[Dim, Size]) -> bool:
+    """Whether a plan may have a size for the graph's own: a symbol may have been given one number."""
+    if isinstance(own, Dim) and own.min <= upper_bound(other) <= own.max:
+        return sizes.setdefault(own, other) == other and (other == own or not isinstance(other, Dim))
+    return own == other
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Whether two optimizers are one, also where their class does not compare them."""
+    if one == other or type(one) is not type(other) or not is_dataclass(one):
+        return one == other
+    return all(getattr(one, f.name) == getattr(other, f.name) for f in fields(one))
+
+
+def _constants(graph: GraphDraft | Graph) -> dict[str, NDArray[np.generic]]:
+    return {graph.tensors[i].spec.name: value for i, value in graph.constant_values.items()}
