@@ -11,7 +11,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 __all__ = [
     "POSITION",
@@ -353,6 +354,14 @@ class DeviceClass:
     entries: tuple[TensorEntry, ...]
     aliases: Mapping[int, tuple[int, ...]]
     calls: Mapping[str, tuple[Call, ...]]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "aliases", MappingProxyType(dict(self.aliases)))
+        object.__setattr__(self, "calls", MappingProxyType(dict(self.calls)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a pickle and a copy, its fields; read-only mappings have no pickle."""
+        return DeviceClass, (self.templates, self.entries, dict(self.aliases), dict(self.calls))
 
 
 @dataclass(frozen=True)

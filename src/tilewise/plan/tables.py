@@ -6,9 +6,13 @@ Session, simulator, tests and other processes read these; what explains them in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from types import MappingProxyType
+from typing import Any
 
+from tilewise.core.border import Border
+from tilewise.core.errors import PlanError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
@@ -37,6 +41,7 @@ CATEGORIES = (
     "engine",
     "offloaded",
 )
+_border = Border("plan", PlanError)
 REGIONS = ("lasting", "activations", "temporaries", "files")
 
 
@@ -85,6 +90,15 @@ class PlanTables:
     optimizer: object
     overhead: Mapping[str, int]
 
+    def __post_init__(self) -> None:
+        for name in ("outside", "regions", "overhead"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a pickle and a copy, its fields; read-only mappings have no pickle, and what is worked out is not sent."""
+        values = (getattr(self, f.name) for f in fields(self))
+        return type(self), tuple(dict(v) if isinstance(v, MappingProxyType) else v for v in values)
+
     @property
     def mesh(self) -> DeviceMesh:
         """The devices."""
@@ -129,7 +143,7 @@ class PlanTables:
     @cached_property
     def homes(self) -> Mapping[int, tuple[Home, ...]]:
         """The parts of every tensor that training goes on from, by its id, and which device writes each."""
-        return share_homes(self.graph, self.layout, self.shapes)
+        return MappingProxyType(share_homes(self.graph, self.layout, self.shapes))
 
     @cached_property
     def checkpoint_bytes(self) -> tuple[int, ...]:
@@ -152,16 +166,43 @@ class PlanTables:
         return tuple(self.program.classes[0].calls)
 
     def class_of(self, device: int) -> DeviceClass:
-        """What a device shares with others of its kind."""
+        """What a device shares with others of its kind.
+
+        Raises:
+            PlanError: there is no such device.
+        """
+        device = _border.integer("class_of", "device", device, 0, len(self.program.devices) - 1)
         return self.program.classes[self.program.devices[device].class_id]
 
     def entry(self, device: int, tensor: int, part: int = 0) -> TensorEntry:
-        """Where a tensor that users read or write lies on a device; its part for one microbatch."""
-        return self.class_of(device).entries[self.outside[tensor][part]]
+        """Where a tensor that users read or write lies on a device; its part for one microbatch.
+
+        Raises:
+            PlanError: there is no such device or part, or users neither read nor write the tensor.
+        """
+        tensor = self._tensor("entry", tensor)
+        parts = self.outside.get(tensor, ())
+        if not parts:
+            _border.refuse(
+                "entry",
+                "users read or write the tensor",
+                f"{tensor}, {self.graph.spec(tensor)}, which is in the devices alone",
+                "make it an output",
+            )
+        return self.class_of(device).entries[parts[_border.integer("entry", "part", part, 0, len(parts) - 1)]]
 
     def holder(self, tensor: int, device: int) -> int:
-        """The first device that holds the same part of a tensor as `device`."""
+        """The first device that holds the same part of a tensor as `device`.
+
+        Raises:
+            PlanError: there is no such tensor or device.
+        """
+        tensor = self._tensor("holder", tensor)
+        device = _border.integer("holder", "device", device, 0, self.mesh.num_devices - 1)
         return self.shapes.holder(self.graph.spec(tensor), self.layout.home[tensor], device)
+
+    def _tensor(self, call: str, tensor: int) -> int:
+        return _border.integer(call, "a tensor", tensor, 0, len(self.graph.tensors) - 1)
 
     def estimate_memory_usage(self) -> list[dict[str, int]]:
         """Bytes per device and category; `total` is what a device reserves when instantiated, to the byte, and its
