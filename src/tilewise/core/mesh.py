@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import NoReturn
 
 from tilewise.core.border import Border, shown
 from tilewise.core.errors import LayoutError
@@ -80,35 +81,52 @@ class DeviceMesh:
         }
 
     def size(self, *axes: str) -> int:
-        """Devices along the product of some axes; an axis the mesh does not have has one."""
-        return prod(self._axes[axis][0] for axis in axes if axis in self._axes)
+        """Devices along the product of some axes; an axis the mesh does not have has one.
+
+        Raises:
+            LayoutError: an axis is no name.
+        """
+        try:
+            return prod(self._axes[axis][0] for axis in axes if axis in self._axes)
+        except TypeError:
+            _refuse_axes(axes)
 
     def coordinate(self, device: int, *axes: str) -> int:
         """Position of `device` on the product of some axes, the first of them major.
 
         Raises:
-            LayoutError: there is no such device.
+            LayoutError: there is no such device, or an axis is no name.
         """
         _border.integer("mesh", "a device", device, 0, self.num_devices - 1)
         position = 0
-        for axis in axes:
-            if axis in self._axes:
-                size, stride = self._axes[axis]
-                position = position * size + device // stride % size
+        try:
+            for axis in axes:
+                if axis in self._axes:
+                    size, stride = self._axes[axis]
+                    position = position * size + device // stride % size
+        except TypeError:
+            _refuse_axes(axes)
         return position
 
     def first(self, device: int, *axes: str) -> int:
         """The device at the beginning of these axes that differs from `device` on them only.
 
         Raises:
-            LayoutError: there is no such device.
+            LayoutError: there is no such device, or an axis is no name.
         """
         _border.integer("mesh", "a device", device, 0, self.num_devices - 1)
-        known = [self._axes[axis] for axis in axes if axis in self._axes]
+        try:
+            known = [self._axes[axis] for axis in axes if axis in self._axes]
+        except TypeError:
+            _refuse_axes(axes)
         return device - sum(device // stride % size * stride for size, stride in known)
 
     def team(self, device: int, *axes: str) -> list[int]:
-        """The devices that differ from `device` on these axes only (`device` among them), by their `coordinate`."""
+        """The devices that differ from `device` on these axes only (`device` among them), by their `coordinate`.
+
+        Raises:
+            LayoutError: there is no such device, or an axis is no name.
+        """
         found = [self.first(device, *axes)]
         for axis in axes:
             if axis in self._axes:
@@ -118,3 +136,8 @@ class DeviceMesh:
 
     def __str__(self) -> str:
         return ",".join(f"{n}={s}" for n, s in zip(self.names, self.sizes)) or "one device"
+
+
+def _refuse_axes(axes: tuple[object, ...]) -> NoReturn:
+    """What cannot be looked up is no name; looking is quicker than asking each."""
+    _border.refuse("mesh", "axes are names", shown(axes), 'pass "dp", "tp"')

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from tilewise.core.border import Border, shown
+from tilewise.core.border import Border
 from tilewise.core.dims import upper_bound
 from tilewise.core.errors import PlanError
 from tilewise.ir.batch import BatchCut
@@ -37,10 +37,7 @@ def check_offload(offload: str | Collection[str]) -> frozenset[str]:
     given = offload
     if isinstance(offload, str):
         given = () if offload == "none" else (offload,)
-    if not isinstance(given, Collection) or isinstance(given, Mapping):
-        _border.refuse(
-            "plan", f"offload is one or several of {', '.join(OFFLOADS)}", shown(offload), 'pass "optimizer"'
-        )
+    given = _border.sequence("plan", "offload", given, ", ".join(OFFLOADS), in_any_order=True)
     return frozenset(_border.choice("plan", "what is offloaded", kind, OFFLOADS) for kind in given)
 
 

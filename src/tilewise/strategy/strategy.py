@@ -155,8 +155,17 @@ class DistributionStrategy:
             )
 
     def axes_for(self, label: str) -> Axes:
-        """The axes that shard dims of that label."""
-        return self.rules.get(label, ())  # type: ignore[return-value]  # checked and made tuples when it was declared
+        """The axes that shard dims of that label.
+
+        Raises:
+            LayoutError: it is no name.
+        """
+        try:
+            return self.rules.get(label, ())  # type: ignore[return-value]  # made tuples when it was declared
+        except TypeError:  # it cannot be looked up
+            _border.refuse(
+                "axes_for", "a label is given by its name", shown(label), 'pass "mlp", for example'
+            )
 
     @classmethod
     def single(cls) -> DistributionStrategy:

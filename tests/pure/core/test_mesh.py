@@ -1,0 +1,51 @@
+"""What a mesh may be asked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tilewise.core.errors import LayoutError, PlanError
+from tilewise.core.mesh import DeviceMesh
+from tilewise.strategy import DistributionStrategy, check_offload
+
+MESH = DeviceMesh({"dp": 2, "tp": 3})
+ODD = [[], {}, {"dp"}, [["dp"]], np.ones(2), np.array(1)]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=str)
+@pytest.mark.parametrize(
+    "ask",
+    [
+        MESH.size,
+        *(lambda *axes, ask=ask: ask(0, *axes) for ask in (MESH.coordinate, MESH.first, MESH.team)),
+    ],
+)
+def test_axes_are_names(ask, odd):
+    """A list of them is none; also behind one that is."""
+    for axes in ((odd,), ("dp", odd)):
+        with pytest.raises(LayoutError, match=r"\[core.mesh\] axes are names; got .*; pass "):
+            ask(*axes)
+
+
+def test_axes_that_a_mesh_has_not_count_one_device():
+    """So that strategies may name axes of other meshes."""
+    assert MESH.size("tp", "cp") == 3 and MESH.coordinate(4, "cp", "tp") == 1 and MESH.team(4, "cp") == [4]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=str)
+def test_labels_are_given_by_name(odd):
+    """Axes of a label are asked for by its name."""
+    with pytest.raises(LayoutError, match=r"\[strategy.axes_for\] a label is given by its name; got "):
+        DistributionStrategy.ddp(2).axes_for(odd)
+
+
+@pytest.mark.parametrize("odd", [np.array(1), {"optimizer": 1}, 1, None, b"optimizer"], ids=str)
+def test_what_is_offloaded_is_a_list_of_names(odd):
+    """Or one name, or a set of them; an array without dims is neither."""
+    with pytest.raises(PlanError, match=r"\[plan.plan\] offload must be a sequence of optimizer, "):
+        check_offload(odd)
+    assert (
+        check_offload({"optimizer"}) == check_offload("optimizer") == check_offload(np.array(["optimizer"]))
+    )
+    assert check_offload("none") == frozenset()
