@@ -56,7 +56,7 @@ def test_random_models(sizes, group, axes, accumulation, data, dtype):
 def test_groups_that_do_not_halve_are_refused(heads, kv_heads, tp, monkeypatch):
     """A KV head's query heads spread in powers of two only; where they would not, results really differ."""
     graph = training_graph(config(num_attention_heads=heads, num_key_value_heads=kv_heads), "f32", 8, 8)
-    with pytest.raises(LayoutError, match="halves evenly"):
+    with pytest.raises(LayoutError, match="hold whole"):
         graph.plan({"tp": tp})
     if heads % tp == 0:  # else the shares of a KV head would not even be equal
         monkeypatch.setattr(tilewise.core.dims, "_keeps_groups", lambda *given: True)

@@ -7,9 +7,12 @@ records say, wherever they come from.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from tilewise.core.dims import DimLabel, shard_range
 from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import MICRO, DeviceMesh
-from tilewise.core.tree import allowed_widths, share_of, widths_in_words
+from tilewise.core.tree import MAX_COUNT, allowed_widths, share_of, widths_in_words
 from tilewise.ir.batch import BatchCut, leaves_in_words
 from tilewise.ir.contractions import Contraction, SeenLayouts, find_contractions, group_of, is_covered_by
 from tilewise.ir.graph import Graph, OpNode
@@ -65,7 +68,7 @@ def _record(
     layouts: SeenLayouts,
     batch: BatchCut,
 ) -> Record | None:
-    axes, teams, count = contraction.axes, 1, graph.reduction_chunks
+    axes, teams, heads, count = contraction.axes, 1, 1, graph.reduction_chunks
     parts = mesh.size(*axes) * (batch.microbatches if MICRO in axes else 1)
     if partial.tree == LEAVES:
         count = batch.leaves
@@ -76,15 +79,17 @@ def _record(
     if partial.combine == "or" and width not in allowed_widths(count):
         count = width  # what devices tell each other is not added: any number of them will do
     if width not in allowed_widths(count) or parts % teams:
-        advice = {
-            LEAVES: leaves_in_words(batch, width),
-            GROUPS: "a group of query heads halves evenly among "
-            f"{', '.join(str(w) for w in allowed_widths(count))} devices",
-        }
+        if partial.tree == GROUPS:
+            raise LayoutError(
+                "[strategy.records] devices hold whole groups of query heads (one per KV head), or share one in parts "
+                f"that are nodes of its tree; got {parts} devices on {show_axes(axes)} for {heads} groups of {count} "
+                f"in {op.label!r} ({op.op}); {_groups_in_words(heads, count, graph.reduction_chunks)}"
+            )
+        is_batch = partial.tree == LEAVES
         raise LayoutError(
             f"[strategy.records] parts of a sum are nodes of its tree; got {width} parts of {partial.name!r} of "
             f"{op.label!r} ({op.op}) on {show_axes(axes)}, for {count} {partial.tree}; "
-            + advice.get(partial.tree, widths_in_words(width, count, "graph.reduction_chunks"))
+            f"{leaves_in_words(batch, width) if is_batch else widths_in_words(width, count, 'graph.reduction_chunks')}"
         )
     if parts == teams:
         return None  # every KV head lies on one device with all its query heads
@@ -101,3 +106,24 @@ def _record(
         (held,) * teams,
         arrives,
     )
+
+
+def _groups_in_words(heads: int, members: int, chunks: int) -> str:
+    """How many devices may share groups of query heads; where one alone may, also the chunks with which more may."""
+    found = [_widths_of_groups(heads, members, chunks)]
+    if found[0] == [1] and 1 < heads * members <= MAX_COUNT:
+        found.append(_widths_of_groups(heads, members, heads * members))
+    words = [", ".join(map(str, widths)) for widths in found]
+    return f"choose {f', or set graph.reduction_chunks to {heads * members} for '.join(words)}"
+
+
+def _widths_of_groups(heads: int, members: int, chunks: int) -> list[int]:
+    """Numbers of devices that heads fit, in groups of some members and so many chunks."""
+    label = DimLabel("kv_heads", 1, members)
+    found = []
+    for width in allowed_widths(chunks):
+        with suppress(LayoutError):
+            shard_range(label, heads, chunks, width, 0)
+            if width <= heads or (width % heads == 0 and width // heads in allowed_widths(members)):
+                found.append(width)
+    return found

@@ -1,0 +1,52 @@
+"""Groups of query heads on devices that they do not fit: the refusal says which do."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilewise.core.dims import BATCH, DimLabel
+from tilewise.core.errors import LayoutError
+from tilewise.core.mesh import DeviceMesh
+from tilewise.graph import GraphBuilder
+from tilewise.graph.gradients import differentiate
+from tilewise.ir.batch import cut_batch
+from tilewise.nn import linear
+from tilewise.strategy import DistributionStrategy, propagate_layouts
+
+
+def plan_layouts(heads, kv_heads, chunks, tp):
+    """Layouts of attention over `tp` devices, and of its gradient."""
+    graph = GraphBuilder("g", reduction_chunks=chunks)
+    x = graph.input([2, 6, 8], name="x", labels=[BATCH, None, None])
+    many, few = DimLabel("heads", 4), DimLabel("kv_heads", 4, heads // kv_heads)
+    q = linear(graph, x, "q", heads * 4, out_label=many)
+    k, v = (linear(graph, x, name, kv_heads * 4, out_label=few) for name in ("k", "v"))
+    out = linear(graph, graph.scaled_dot_product_attention(q, k, v, head_dim=4), "o", 8, in_label=many)
+    graph.loss(graph.sum(out))
+    whole, _ = differentiate(graph.freeze(), graph.draft.loss_id)
+    mesh = DeviceMesh({"tp": tp})
+    return propagate_layouts(whole, mesh, DistributionStrategy.tensor_parallel(tp), cut_batch(whole, 1))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "chunks", "tp", "fitting", "other", "fitting_then"),
+    [
+        (12, 4, 8, 8, "1, 2, 4", None, ""),
+        (8, 2, 12, 3, "1", 8, "1, 2, 4, 8"),
+        (10, 5, 24, 6, "1", 10, "1, 5, 10"),
+    ],
+)
+def test_devices_that_groups_of_heads_fit_are_named(
+    heads, kv_heads, chunks, tp, fitting, other, fitting_then
+):
+    """And those do fit, with the chunks that are named."""
+    got = f"{tp} devices on tp for {kv_heads} groups of {heads // kv_heads} in .*"
+    also = f", or set graph.reduction_chunks to {other} for {fitting_then}" if other else ""
+    with pytest.raises(
+        LayoutError,
+        match=rf"\[strategy.records\] devices hold whole groups .*; got {got}; choose {fitting}{also}$",
+    ):
+        plan_layouts(heads, kv_heads, chunks, tp)
+    for count, widths in ((chunks, fitting), (other or chunks, fitting_then or fitting)):
+        for width in widths.split(", "):
+            plan_layouts(heads, kv_heads, count, int(width))
