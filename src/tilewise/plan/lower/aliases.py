@@ -13,6 +13,9 @@ __all__ = ["alias_roots"]
 def alias_roots(graph: Graph, ops: Sequence[OpNode], keep: frozenset[int]) -> dict[int, int]:
     """Tensor -> tensor whose memory it shares, for ops that may write over an operand that no later op reads.
 
+    An output lies in the memory of one operand at most, and an operand's memory goes to one output at most: of pairs
+    that exclude each other, the first that is possible counts. Memory from outside is written by `must_alias` alone.
+
     `keep` are tensors that others still read (results, saved tensors, outputs).
     """
     last: dict[int, int] = {}
@@ -34,15 +37,31 @@ def alias_roots(graph: Graph, ops: Sequence[OpNode], keep: frozenset[int]) -> di
         if op.op == "call":
             continue
         rule = op_named(op.op)
+        paired: set[int] = set()  # operands and outputs of this op that share memory
         for result, given in rule.in_place:
             source, out = op.inputs[given], op.outputs[result]
-            if source is None:
+            if source is None or source in paired or out in paired:
                 continue
+            first = root(source)
             free = (
-                source in made and last[source] == n and source not in keep and op.inputs.count(source) == 1
+                last[source] == n
+                and first in made
+                and first not in keep
+                and source not in keep
+                and op.inputs.count(source) == 1
+                and _lie_alike(graph, source, out)
             )
             if rule.must_alias or (free and out not in keep):
-                roots[out] = root(source)
-            elif free and root(source) not in keep:  # the memory is that of the tensor others will read
-                roots[root(source)] = out
+                roots[out] = first
+            elif free:  # the memory is that of the tensor others will read
+                roots[first] = out
+            else:
+                continue
+            paired |= {source, out}
     return {tensor: root(tensor) for tensor in roots}
+
+
+def _lie_alike(graph: Graph, a: int, b: int) -> bool:
+    """Whether two tensors have the same elements in the same order."""
+    one, other = graph.spec(a), graph.spec(b)
+    return (one.shape, one.dtype, one.storage) == (other.shape, other.dtype, other.storage)

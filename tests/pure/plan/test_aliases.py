@@ -1,0 +1,90 @@
+"""Which results lie in an operand's memory: in one at most, and never in what a later op reads."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilewise.core.dtypes import DTYPES
+from tilewise.graph import GraphBuilder
+from tilewise.graph.ops.common import Elementwise
+from tilewise.ir import op as op_table
+from tilewise.ir.graph import TensorSpec
+from tilewise.ir.op import register
+from tilewise.plan.lower import alias_roots
+
+
+@pytest.fixture(autouse=True)
+def same_ops():
+    """Ops that a test registers are gone after it."""
+    before = dict(op_table._OPS)
+    yield
+    op_table._OPS.clear()
+    op_table._OPS.update(before)
+
+
+def aliases(pairs, *, is_kept, num_outputs=1, shape=(4, 8), **members):
+    """Roots where `odd` has such pairs, by names: its operands are results `a` and `b`, its outputs `y0`, `y1`."""
+
+    def infer(self, inputs, attrs):
+        return [TensorSpec(shape, DTYPES["f32"])] * num_outputs
+
+    found = {"name": "odd", "num_inputs": 2, "in_place": pairs, "infer": infer, **members}
+    register(type("Odd", (Elementwise,), found))
+    graph = GraphBuilder("g")
+    x = graph.input([4, 8], name="x")
+    a, b = graph.scale(x, 2.0), graph.scale(x, 3.0)
+    outputs = graph.op("odd", [a, b])
+    names = {x.id: "x", a.id: "a", b.id: "b"} | {y.id: f"y{i}" for i, y in enumerate(outputs)}
+    frozen = graph.freeze()
+    keep = frozenset(y.id for y in outputs) if is_kept else frozenset()
+    return {names[t]: names[root] for t, root in alias_roots(frozen, frozen.ops, keep).items() if t in names}
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("pairs,first", [(((0, 0), (0, 1)), "a"), (((0, 1), (0, 0)), "b")])
+def test_a_result_lies_in_the_memory_of_one_operand(pairs, first, is_kept):
+    """Two pairs of one output are alternatives: the first that is possible counts, also where the output is kept."""
+    found = aliases(pairs, is_kept=is_kept)
+    assert found == ({first: "y0"} if is_kept else {"y0": first})
+
+
+def test_the_second_alternative_counts_where_the_first_is_read_later():
+    """An operand that a later op reads keeps its memory; the other one gives its own."""
+    register(type("Odd", (Elementwise,), {"name": "odd", "num_inputs": 2, "in_place": ((0, 0), (0, 1))}))
+    graph = GraphBuilder("g")
+    x = graph.input([4, 8], name="x")
+    a, b = graph.scale(x, 2.0), graph.scale(x, 3.0)
+    (y,) = graph.op("odd", [a, b])
+    z = graph.multiply(y, a)
+    frozen = graph.freeze()
+    assert alias_roots(frozen, frozen.ops, frozenset({z.id}))[y.id] in (b.id, z.id)
+    assert alias_roots(frozen, frozen.ops, frozenset({z.id})).get(a.id) is None
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_an_operand_gives_its_memory_to_one_output(is_kept):
+    """Two outputs over one operand would lie over each other; two over one each do not."""
+    (one,) = aliases(((0, 0), (1, 0)), is_kept=is_kept, num_outputs=2).items()
+    assert one == (("a", "y0") if is_kept else ("y0", "a"))
+    op_table._OPS.pop("odd")
+    both = aliases(((0, 0), (1, 1)), is_kept=is_kept, num_outputs=2)
+    assert both == ({"a": "y0", "b": "y1"} if is_kept else {"y0": "a", "y1": "b"})
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_result_of_another_form_has_memory_of_its_own(is_kept):
+    """An operand's memory has room for what is like it."""
+    assert aliases(((0, 0),), is_kept=is_kept, shape=(4, 12)) == {}
+
+
+def test_what_was_written_in_place_is_not_written_over():
+    """A cache that an op wrote on is the caller's still: an op behind it that could work in place does not."""
+    members = {"name": "write", "num_inputs": 1, "in_place": ((0, 0),), "must_alias": True}
+    register(type("Write", (Elementwise,), members))
+    graph = GraphBuilder("g")
+    cache = graph.input([4, 8], name="cache")
+    (written,) = graph.op("write", [cache])
+    y = graph.add(written, graph.input([4, 8], name="x"))
+    frozen = graph.freeze()
+    assert alias_roots(frozen, frozen.ops, frozenset()) == {written.id: cache.id}
+    assert alias_roots(frozen, frozen.ops, frozenset({y.id})) == {written.id: cache.id}
