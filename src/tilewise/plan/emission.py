@@ -15,6 +15,7 @@ from math import isfinite, prod
 from operator import or_
 from typing import NoReturn
 
+from tilewise.core.border import shown
 from tilewise.core.errors import InternalError
 from tilewise.ir.lowering import Draft, Ref, Tiles
 from tilewise.ir.program import (
@@ -26,13 +27,15 @@ from tilewise.ir.program import (
     Operand,
     Source,
     is_single,
+    times,
     upper,
 )
 from tilewise.kernels.table import KERNELS, IntSpec, KernelSpec, OperandSpec, kernel_spec
 
-__all__ = ["make_instruction", "repeat_instruction"]
+__all__ = ["make_hold", "make_instruction", "repeat_instruction"]
 
 _INT64 = 1 << 63
+_HOLD = KernelSpec("", (), (OperandSpec("operand", "in"),), (), (), (), lambda s: 0, lambda s: 0)
 Placed = tuple[OperandSpec, Operand | None]
 
 
@@ -48,8 +51,9 @@ class _Call:
 
     def refuse(self, rule: str, got: str) -> NoReturn:
         """Raise an error that names the kernel and the op that calls it."""
+        what = f"kernel {self.spec.base!r}" if self.spec.names else "a hold"
         raise InternalError(
-            f"[plan.emission] {rule}; got {got} for kernel {self.spec.base!r} in {self.maker}; correct what it emits"
+            f"[plan.emission] {rule}; got {got} for {what} in {self.maker}; correct what it emits"
         )
 
 
@@ -88,6 +92,7 @@ def make_instruction(
             f"[plan.emission] a kernel stands in the table; got {kernel!r} in {maker}; add it to kernels/table.py"
         )
     call = _Call(KERNELS[kernel], maker, extent, step, ref_of)
+    _check_loop(call, label, priority)
     name = _full_name(call, dtype)
     _check_names(call, "operands", tiles, call.spec.operand_names)
     placed = _place(call, tiles)
@@ -108,6 +113,31 @@ def make_instruction(
     return Draft(instruction)
 
 
+def make_hold(
+    maker: str, label: str, extent: Number, step: NumberLike, operand: Operand, ref_of: Callable[[int], Ref]
+) -> Draft:
+    """An instruction without a kernel, whose tasks read a tile each: it orders and acknowledges.
+
+    Args:
+        maker: who asks, for messages.
+        label: its name in traces.
+        extent, step: rows of its loop, and rows per task (0: one task for all).
+        operand: what a task reads.
+        ref_of: the tensor behind a slot.
+
+    Raises:
+        InternalError: something is of another kind, or the operand is not cut as the loop is.
+    """
+    call = _Call(_HOLD, maker, extent, step, ref_of)
+    _check_loop(call, label, 0)
+    if not isinstance(operand, Operand):
+        call.refuse("an operand is what low.row, low.whole or low.col return", shown(operand))
+    if operand.team < 0:
+        _check_part(call, _HOLD.operands[0], operand, ref_of(operand.slot))
+    held = operand._replace(access=Access.IN)
+    return Draft(Instruction("", label, extent, step, (held,), priority=2))
+
+
 def repeat_instruction(like: Draft, tiles: Mapping[str, Operand], ref_of: Callable[[int], Ref]) -> Draft:
     """An instruction like one that was held to the table, with other operands of the same form in some places.
 
@@ -126,7 +156,8 @@ def repeat_instruction(like: Draft, tiles: Mapping[str, Operand], ref_of: Callab
         place = names.get(name, -1) if len(names) == len(operands) else -1
         old = operands[place]
         own, other = ref_of(new.slot), ref_of(old.slot)
-        if place < 0 or new.mode != old.mode or (own is not other and own.form != other.form):
+        is_alike = new.mode == old.mode and (own is other or own.form == other.form)
+        if place < 0 or not is_alike or (new.mode == Mode.ROWS and not _has_rows(own, new)):
             raise InternalError(
                 f"[plan.emission] an instruction is repeated on operands of the same form; got another for {name!r} of "
                 f"{instruction.kernel!r} in {instruction.label!r}; emit it"
@@ -181,7 +212,22 @@ def _suffix(spec: KernelSpec, name: str) -> str:
     return name[len(spec.base) + 1 :]
 
 
+def _check_loop(call: _Call, label: object, priority: object) -> None:
+    """What a loop is made of: rows, rows per task, a name and a priority."""
+    extent, step = call.extent, call.step
+    if not isinstance(extent, Number) or (extent.source == Source.NOTHING and extent.constant < 0):
+        call.refuse("a loop runs over rows: a Number, or in emit a tensor's Ref", shown(extent))
+    if not isinstance(step, Number) and (type(step) is not int or step < 0):
+        call.refuse("rows per task are 1 or more, or 0 for one task over all", shown(step))
+    if not isinstance(label, str):
+        call.refuse("a label is text", shown(label))
+    if type(priority) is not int:
+        call.refuse("a priority is an integer", shown(priority))
+
+
 def _check_names(call: _Call, what: str, given: Mapping[str, object], known: frozenset[str]) -> None:
+    if not isinstance(given, Mapping):
+        call.refuse(f"{what} are given by name, in a dictionary", shown(given))
     if not given.keys() <= known:
         odd = sorted(set(given) - known)
         call.refuse(f"{what} are {', '.join(sorted(known)) or 'none'}", repr(odd[0]))
@@ -238,15 +284,59 @@ def _check_operand(call: _Call, spec: OperandSpec, operand: Operand, dtype: str)
     if operand.team >= 0:
         if spec.role != "in":
             call.refuse("a task writes its own device's memory", f"a peer's tile for operand {spec.name!r}")
-    elif operand.mode == Mode.ROW and operand.div == 1 and ref.extent != call.extent:
+    else:
+        _check_part(call, spec, operand, ref)
+
+
+def _check_part(call: _Call, spec: OperandSpec, operand: Operand, ref: Ref) -> None:
+    """A part of the loop is that part of the operand: tasks together see all of it, and nothing else."""
+    mode, div, extent = operand.mode, operand.div, call.extent
+    if mode == Mode.ROWS and not _has_rows(ref, operand):
+        call.refuse(
+            f"fixed rows of operand {spec.name!r} lie in it",
+            f"{operand.parts!r} rows from {operand.part!r} on, of {_many(ref.extent, 'rows')}",
+        )
+    if mode not in (Mode.ROW, Mode.COL, Mode.PANELCOLS):
+        return
+    if type(div) is not int and not isinstance(div, Number):
+        call.refuse(f"operand {spec.name!r} is divided by an integer or a Number", shown(div))
+    if div == 1 and mode == Mode.ROW and ref.extent != extent:
         call.refuse(
             f"a tile of operand {spec.name!r} is cut from as many rows as the loop runs over",
-            f"{_rows(ref.extent)} under a loop over {_rows(call.extent)}",
+            f"{_many(ref.extent, 'rows')} under a loop over {_many(extent, 'rows')}",
+        )
+    what, size = ("rows", ref.extent) if mode == Mode.ROW else ("columns", Number(ref.cols))
+    if not _is_divided(extent, div, size):
+        call.refuse(
+            f"{what} of operand {spec.name!r}, times its `div`, are as many as the loop runs over",
+            f"{_many(size, what)} with div {div} under a loop over {_many(extent, 'of them')}",
         )
 
 
-def _rows(extent: Number) -> str:
-    return f"{extent.constant} rows" if extent.source == Source.NOTHING else f"{extent} rows"
+def _has_rows(ref: Ref, operand: Operand) -> bool:
+    """Whether rows that do not depend on the loop lie in a tensor, as far as its rows are known when planning."""
+    first, count = operand.part, operand.parts
+    if type(first) is not int or type(count) is not int or first < 0 or count < 1:
+        return False
+    return ref.extent.source != Source.NOTHING or first + count <= ref.extent.constant
+
+
+def _is_divided(extent: Number, div: NumberLike, size: Number) -> bool:
+    """Whether a loop's rows, so many of them together, are as many as `size`, as far as that is known when planning."""
+    fixed, has_fixed_size = extent.source == Source.NOTHING, size.source == Source.NOTHING
+    if isinstance(div, int):
+        if div < 1:
+            return False
+        if fixed and has_fixed_size:
+            return -(-extent.constant // div) == size.constant
+        return times(size, div) == extent or (div > 1 and has_fixed_size and size.constant == 1)
+    if has_fixed_size and not fixed and div[2:] == extent[2:]:
+        return times(div, size.constant) == extent
+    return True
+
+
+def _many(size: Number, what: str) -> str:
+    return f"{size.constant} {what}" if size.source == Source.NOTHING else f"{size} {what}"
 
 
 _Size = str | int | Number
@@ -287,6 +377,8 @@ def _sizes(call: _Call, operand: Operand) -> tuple[_Size | None, _Size | None]:
             return _plain(ref.extent), (loop if operand.div == 1 else None)
         case Mode.ROWCOLS:
             return None, upper(operand.parts)
+        case Mode.ROWS:
+            return upper(operand.parts), ref.cols
     return None, ref.cols
 
 

@@ -33,6 +33,7 @@ REFS = [
     Ref(11, Number(ROWS), D, "f32", 4),
     Ref(12, Number(ROWS), V, "f32", 4, tile_cols=D),
     Ref(13, Number(V), V, "f32", 32, packed=True),
+    Ref(14, Number(ROWS), V, "f32", 4),
 ]
 
 
@@ -98,7 +99,7 @@ def test_operands_that_view_other_columns_speak_for_themselves():
 
     def product(slot):
         tiles = {
-            "out": Operand(11, Mode.COL),
+            "out": Operand(14, Mode.COL),
             "residual": Operand(slot, Mode.COL),
             "a": [whole(slot)],
             "w": [row(13)],

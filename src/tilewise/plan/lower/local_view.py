@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NoReturn
 
+from tilewise.core.border import shown
 from tilewise.core.dims import Dim, DimLabel, Size
 from tilewise.core.dtypes import dtype as dtype_named
+from tilewise.core.errors import InternalError
 from tilewise.core.mesh import Axes
 from tilewise.ir.contractions import factors_of
 from tilewise.ir.graph import Graph, OpNode, TensorSpec
@@ -28,7 +31,12 @@ class LocalView:
         graph, layout: what is lowered, and where its tensors lie.
         shapes: of a device that stands for its class.
         numbers: in which the devices of a class differ.
+
+    Attributes:
+        op: that is lowered now, for messages.
     """
+
+    op: OpNode | None = None
 
     def __init__(
         self, graph: Graph, layout: GraphLayout, shapes: LocalShapes, numbers: DeviceNumbers
@@ -38,6 +46,11 @@ class LocalView:
         self.mesh, self.numbers = shapes.mesh, numbers
         self.one = Number(1)
         self.reduction_chunks = graph.reduction_chunks
+
+    def refuse(self, rule: str, got: str) -> NoReturn:
+        """Raise an error that names the op that asks for what cannot be."""
+        maker = f" in op {self.op.op!r} ({self.op.label})" if self.op else ""
+        raise InternalError(f"[plan.lower] {rule}; got {got}{maker}; correct its lowering")
 
     @property
     def num_leaves(self) -> int:
@@ -84,19 +97,35 @@ class LocalView:
 
     def spec(self, tensor: int) -> TensorSpec:
         """Spec of a tensor."""
-        return self.graph.spec(tensor)
+        return self.graph.spec(self.known(tensor))
 
     def layout(self, tensor: int) -> TensorLayout:
         """Layout of a tensor."""
-        return self.graph_layout.use[tensor]
+        return self.graph_layout.use[self.known(tensor)]
+
+    def known(self, tensor: int) -> int:
+        """A tensor's id, which is one of the graph's."""
+        if type(tensor) is not int or not 0 <= tensor < len(self.graph.tensors):
+            self.refuse("a tensor is an id of the op's operands and outputs, or a Ref", shown(tensor))
+        return tensor
+
+    def _require_dim(self, tensor: int, dim: int, *, with_label: bool) -> None:
+        """Refuse a dim that the tensor does not have, or one whose chunks nothing counts."""
+        spec = self.spec(tensor)
+        if type(dim) is not int or not 0 <= dim < len(spec.shape):
+            self.refuse(f"a dim is one of {spec}", shown(dim))
+        if with_label and (spec.labels[dim] is None or isinstance(spec.shape[dim], Dim)):
+            self.refuse("chunks are of a labelled dim of fixed size", f"dim {dim} of {spec}")
 
     def first_element(self, tensor: int, dim: int) -> NumberLike:
         """The first global element of a dim that this device holds."""
+        self._require_dim(tensor, dim, with_label=False)
         return self.numbers.first(self.spec(tensor), self.layout(tensor), dim)
 
     def local_chunks(self, tensor: int, dim: int) -> list[NumberLike]:
         """Of every chunk of a labelled dim, the local elements that this device holds: begin and end, one after the
         other."""
+        self._require_dim(tensor, dim, with_label=True)
         spec, layout = self.spec(tensor), self.layout(tensor)
         axes, chunks = in_space(layout[dim]), self.reduction_chunks
         if not axes:

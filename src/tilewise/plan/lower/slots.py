@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tilewise.core.border import shown
+from tilewise.core.dtypes import DTYPES
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout, Record, TensorLayout
@@ -58,7 +60,7 @@ class SlotTable(LocalView):
         """The local view of a tensor."""
         if isinstance(tensor, Ref):
             return tensor
-        root = self.roots.get(tensor, tensor)
+        root = self.roots.get(self.known(tensor), tensor)
         slot = Slot("tensor", root)
         known = self.refs.get(slot)
         if known is not None:
@@ -96,7 +98,7 @@ class SlotTable(LocalView):
             slot = Slot("flat" if key.kind == "tensor" else f"{key.kind}_flat", key.id, key.level)
             vector = key.kind != "temp" and self.spec(key.id).storage == "vector"
         else:
-            root = self.roots.get(tensor, tensor)
+            root = self.roots.get(self.known(tensor), tensor)
             base, slot = self.tensor(tensor), Slot("flat", root)
             vector = self.spec(root).storage == "vector"
         return self.slot(slot, lambda index: flat_view(base, index, vector))
@@ -114,6 +116,12 @@ class SlotTable(LocalView):
         tile_cols: int = 0,
     ) -> Ref:
         """A temporary that lives while this op runs."""
+        for what, given, least in (("rows", rows, 0), ("cols", cols, 1), ("tile_rows", tile_rows, 1)):
+            is_symbol = isinstance(given, Number) and what != "cols"
+            if not is_symbol and (type(given) is not int or given < least):
+                self.refuse(f"{what} of a temporary are {least} or more", f"{shown(given)} for {name!r}")
+        if not isinstance(dtype, str) or dtype not in DTYPES:
+            self.refuse(f"a temporary's dtype is one of {', '.join(DTYPES)}", f"{shown(dtype)} for {name!r}")
         extent = rows if isinstance(rows, Number) else Number(rows)
         size = max_bytes or extent.upper(self.shapes.bounds) * cols * dtype_named(dtype).itemsize
         self.temps.append(TempSpec(name, extent, cols, dtype, tile_rows, packed, size, self.op_index))
@@ -181,6 +189,7 @@ class SlotTable(LocalView):
 
     def rows_at(self, ref: Ref, first: int, count: int) -> Operand:
         """Fixed rows, whatever the loop."""
+        ref = self.tensor(ref)
         return Operand(ref.slot, Mode.ROWS, part=first, parts=count)
 
 

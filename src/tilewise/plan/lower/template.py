@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from tilewise.core.border import shown
 from tilewise.core.errors import InternalError, PlanError
 from tilewise.ir.graph import PANEL_ROWS, Graph, OpNode
 from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, show_axes, show_layout
 from tilewise.ir.lowering import Accumulator, Draft, Ref, Tiles
 from tilewise.ir.op import op_named
 from tilewise.ir.program import (
-    Access,
     Completion,
-    Instruction,
     LoweredTemplate,
     Number,
     NumberLike,
@@ -29,7 +28,7 @@ from tilewise.ir.program import (
 from tilewise.kernels.scratch import scratch_bytes
 from tilewise.plan import collectives
 from tilewise.plan.classes import DeviceNumbers
-from tilewise.plan.emission import make_instruction, repeat_instruction
+from tilewise.plan.emission import make_hold, make_instruction, repeat_instruction
 from tilewise.plan.lower.blocks import emit_by_blocks, operands_of
 from tilewise.plan.lower.slots import SlotTable
 from tilewise.plan.shapes import LocalShapes, round_up
@@ -93,6 +92,7 @@ class TemplateLowering(SlotTable):
         label: str = "",
     ) -> Draft:
         """Append an instruction, held to the kernel table (see `ir.lowering.Lowering.emit`)."""
+        maker = self._maker(op)
         if kernel not in ("fetch", "store") and self._is_any_in_file(tiles):
             emit = partial(
                 self.emit,
@@ -107,12 +107,14 @@ class TemplateLowering(SlotTable):
             )
             return emit_by_blocks(self, kernel, op, over, tiles, emit)
         extent = over.extent if isinstance(over, Ref) else over
+        if step is None:
+            step = self.shapes.row_step(extent) if isinstance(extent, Number) else 0
         draft = make_instruction(
             kernel,
-            maker=f"op {op.op!r} ({op.label})",
+            maker=maker,
             label=label or op.label or op.op,
             extent=extent,
-            step=self.shapes.row_step(extent) if step is None else step,
+            step=step,
             tiles=tiles,
             ref_of=self.views.__getitem__,
             dtype=dtype,
@@ -133,6 +135,12 @@ class TemplateLowering(SlotTable):
         )
         return draft
 
+    def _maker(self, op: OpNode) -> str:
+        """An op's name in messages about what it emits."""
+        if not isinstance(op, OpNode):
+            self.refuse("an instruction is for the op that is lowered", shown(op))
+        return f"op {op.op!r} ({op.label})"
+
     def _is_any_in_file(self, tiles: Tiles) -> bool:
         return bool(self.files) and any(
             self.is_in_file(self.views[operand.slot]) for _, operand in operands_of(tiles)
@@ -150,9 +158,9 @@ class TemplateLowering(SlotTable):
 
     def hold(self, op: OpNode, over: Number, step: NumberLike, operand: Operand, label: str) -> Draft:
         """Append an empty task per tile that reads the tile: it orders and acknowledges."""
-        held = operand._replace(access=Access.IN)
-        self.instructions.append(Draft(Instruction("", label, over, step, (held,), priority=2)))
-        return self.instructions[-1]
+        made = make_hold(self._maker(op), label, over, step, operand, self.views.__getitem__)
+        self.instructions.append(made)
+        return made
 
     # ---- sums over the batch ------------------------------------------------------------------------------
 
@@ -273,6 +281,10 @@ class TemplateLowering(SlotTable):
         producer: Draft | None = None,
     ) -> None:
         """Combine `source` over a record's team into `target` (plus a residual), tile by tile."""
+        if not isinstance(record, Record):
+            self.refuse(
+                "an all-reduce has a record: low.record gives it, or None where there is none", shown(record)
+            )
         collectives.all_reduce(self, op, source, target, residual, record, step=step, producer=producer)
 
     def all_gather(self, op: OpNode, source: int, target: int) -> None:
@@ -296,14 +308,16 @@ class TemplateLowering(SlotTable):
     def run(self) -> LoweredTemplate:
         """Lower every op."""
         for index, op in enumerate(self.ops):
-            self.op_index = index
+            self.op_index, self.op = index, op
             self.completed = set()
             if op.id in self.late and self.microbatch < self.shapes.settings.accumulation - 1:
                 continue
             self._accumulated = set()
             self._refuse_sums_in_shards(op)
-            rule = op_named(op.op)
+            rule, first = op_named(op.op), len(self.instructions)
             rule.lower(self, op)
+            if rule.shape_of:
+                self._refuse_reads_of_shapes(op, rule.shape_of, first)
             if self._accumulated != {*rule.accumulates}:
                 raise InternalError(
                     f"[plan.lower] an output in `accumulates` is written through low.accumulator or low.leaf_tree; got "
@@ -326,6 +340,17 @@ class TemplateLowering(SlotTable):
             tuple(self.ring_sites),
             tuple(self.completions),
         )
+
+    def _refuse_reads_of_shapes(self, op: OpNode, positions: frozenset[int], first: int) -> None:
+        """What an op needs the shape of may not be there when its instructions, from `first` on, run."""
+        absent = {op.inputs[p] for p in positions} - {
+            t for p, t in enumerate(op.inputs) if p not in positions
+        }
+        slots = {i for i, key in enumerate(self.keys) if key.kind in ("tensor", "flat") and key.id in absent}
+        if any(
+            o.slot in slots and not o.null for d in self.instructions[first:] for o in d.instruction.operands
+        ):
+            self.refuse("an op does not read what it needs the shape of", f"`shape_of` {sorted(positions)}")
 
     def _refuse_sums_in_shards(self, op: OpNode) -> None:
         for record in self.records_of(op):

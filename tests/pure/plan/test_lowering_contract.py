@@ -1,0 +1,212 @@
+"""What an own op's lowering does wrong is refused when planning, in one line that names the op; nothing runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from pure.plan.test_templates import plan_graph
+from tilewise.core.dims import BATCH
+from tilewise.core.errors import InternalError
+from tilewise.graph import GraphBuilder
+from tilewise.graph.ops.common import Elementwise
+from tilewise.ir import op as op_table
+from tilewise.ir.op import register
+from tilewise.ir.program import Number
+
+
+@pytest.fixture(autouse=True)
+def same_ops():
+    """Ops that a test registers are gone after it."""
+    before = dict(op_table._OPS)
+    yield
+    op_table._OPS.clear()
+    op_table._OPS.update(before)
+
+
+def plan(lower, axes=None, **members):
+    """The plan of a graph with an op of two operands `[8, 6]` that is lowered so."""
+    found = {"name": "odd", "num_inputs": 2, "lower": lambda self, low, op: lower(low, op), **members}
+    register(type("Odd", (Elementwise,), found))
+    graph = GraphBuilder("g")
+    a, b = (graph.input([8, 6], name=name, labels=[BATCH, None]) for name in "ab")
+    graph.output(graph.op("odd", [a, b])[0], "y")
+    return plan_graph(graph.freeze(), axes or {})
+
+
+def adding(tiles=None, /, **changes):
+    """A lowering that adds its operands, with other tiles and settings in some places."""
+
+    def lower(low, op):
+        a, b = op.given
+        x = low.tensor(a)
+        views = {"out": low.row(op.outputs[0]), "a": low.row(a), "b": low.row(b)}
+        views |= {name: view(low, a, op.outputs[0]) for name, view in (tiles or {}).items()}
+        settings = {"over": x, "dtype": x.dtype, "tiles": views}
+        settings |= {name: value(low, x) if callable(value) else value for name, value in changes.items()}
+        low.emit("add", settings.pop("op", op), **settings)
+
+    return lower
+
+
+def over_columns(low, op, **changes):
+    """A lowering that adds its operands by columns."""
+    out, a, b = op.outputs[0], *op.given
+    tiles = {"out": low.col(out), "a": low.col(a), "b": low.col(b)}
+    low.emit(
+        "add",
+        op,
+        **{"over": Number(low.tensor(a).cols), "dtype": "f32", "step": 2, "tiles": tiles, **changes},
+    )
+
+
+RIGHT = {
+    "rows": adding(),
+    "one task": adding(step=0),
+    "more rows than there are": adding(step=100),
+    "columns": over_columns,
+    "fixed rows": adding(
+        {"a": lambda low, a, out: low.rows_at(low.tensor(a), 0, low.tensor(a).extent.constant)}, step=0
+    ),
+}
+
+PARTS = [
+    ("out a b", lambda low, t: low.col(t), "columns of operand 'out'.*6 columns with div 1 under a loop over {rows}"),
+    ("a", lambda low, t: low.row(t, div=2), "rows of operand 'a'.*got {rows} rows with div 2 under a loop over {rows}"),
+    ("out", lambda low, t: low.row(t, div=2), "rows of operand 'out'.*div 2"),
+    ("a", lambda low, t: low.row(t, div=1000), "rows of operand 'a'.*div 1000"),
+    ("a", lambda low, t: low.row(t, div=0), "div 0"),
+    ("a", lambda low, t: low.row(t, div=-1), "div -1"),
+    ("a", lambda low, t: low.row(t, div="2"), "divided by an integer or a Number; got '2'"),
+    ("a", lambda low, t: low.row(t, div=None), "divided by an integer or a Number; got None"),
+    ("a", lambda low, t: low.rows_at(low.tensor(t), 10**7, 8), "lie in it; got 8 rows from 10000000 on, of {rows}"),
+    ("a", lambda low, t: low.rows_at(low.tensor(t), -5, 8), "lie in it; got 8 rows from -5 on"),
+    ("a", lambda low, t: low.rows_at(low.tensor(t), 0, 0), "lie in it; got 0 rows"),
+    ("a", lambda low, t: low.rows_at(low.tensor(t), "0", 8), "lie in it; got 8 rows from '0' on"),
+    ("out", lambda low, t: low.rows_at(low.tensor(t), 8, 8), "fixed rows of operand 'out' lie in it"),
+    ("a", lambda low, t: low.rows_at(low.tensor(t), 0, 2), "'m' is one size; got a tile of .* and 2 in operand 'a'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("axes", [{}, {"dp": 2}], ids=["one", "dp"])
+@pytest.mark.parametrize("lower", RIGHT.values(), ids=RIGHT)
+def test_what_is_right(lower, axes):
+    """Each way to view what the loop runs over."""
+    plan(lower, axes)
+
+
+@pytest.mark.parametrize("axes", [{}, {"dp": 2}], ids=["one", "dp"])
+@pytest.mark.parametrize("names,view,words", PARTS, ids=lambda v: v if isinstance(v, str) else "")
+def test_parts_that_are_not_the_loops(names, view, words, axes):
+    """Columns under a loop over rows, divisions that do not come out, rows that are not there: wrong numbers if run."""
+    tiles = {
+        name: lambda low, a, out, of=name: view(low, out if of == "out" else a) for name in names.split()
+    }
+    with pytest.raises(
+        InternalError, match=rf"{words.format(rows=4 if axes else 8)}.* in op 'odd' \(odd\); correct"
+    ):
+        plan(adding(tiles), axes)
+
+
+SETTINGS = [
+    ({"over": 8}, "a loop runs over rows.*got 8 for kernel 'add'"),
+    ({"over": None}, "a loop runs over rows.*got None"),
+    ({"over": Number(-8)}, "a loop runs over rows"),
+    ({"step": -1}, "rows per task are 1 or more, or 0.*got -1"),
+    ({"step": "1"}, "rows per task.*got '1'"),
+    ({"step": 1.0}, "rows per task.*got 1.0"),
+    ({"label": 5}, "a label is text; got 5"),
+    ({"priority": "high"}, "a priority is an integer; got 'high'"),
+    ({"ints": [1]}, r"integers are given by name, in a dictionary; got \[1\]"),
+    ({"floats": [1.0]}, r"floats are given by name, in a dictionary; got \[1.0\]"),
+    ({"tiles": None}, "operands are given by name, in a dictionary; got None"),
+    ({"op": None}, r"\[plan.lower\] an instruction is for the op that is lowered; got None"),
+]
+
+
+@pytest.mark.parametrize("changes,words", SETTINGS, ids=lambda v: "" if isinstance(v, dict) else v)
+def test_settings_of_another_kind(changes, words):
+    """Each setting of `emit` is held to its type; no other exception comes of it."""
+    with pytest.raises(InternalError, match=rf"{words}.* in op 'odd' \(odd\); correct"):
+        plan(adding(**changes))
+
+
+def temp(low, **changes):
+    return low.row(low.temp(**{"rows": 8, "cols": 6, "dtype": "f32", "tile_rows": 1, "name": "t", **changes}))
+
+
+ASKED = [
+    (lambda low, op: low.row(999), "a tensor is an id.*got 999"),
+    (lambda low, op: low.row(-1), "a tensor is an id.*got -1"),
+    (lambda low, op: low.row(None), "a tensor is an id.*got None"),
+    (lambda low, op: low.row("a"), "a tensor is an id.*got 'a'"),
+    (lambda low, op: low.whole([0]), r"a tensor is an id.*got \[0\]"),
+    (lambda low, op: low.flat(999), "a tensor is an id.*got 999"),
+    (lambda low, op: low.spec(999), "a tensor is an id.*got 999"),
+    (lambda low, op: low.layout(None), "a tensor is an id.*got None"),
+    (lambda low, op: low.rows_at("a", 0, 1), "a tensor is an id.*got 'a'"),
+    (lambda low, op: temp(low, tile_rows=0), "tile_rows of a temporary are 1 or more; got 0 for 't'"),
+    (lambda low, op: temp(low, tile_rows="4"), "tile_rows of a temporary.*got '4' for 't'"),
+    (lambda low, op: temp(low, cols=0), "cols of a temporary are 1 or more; got 0"),
+    (lambda low, op: temp(low, rows=-8), "rows of a temporary are 0 or more; got -8"),
+    (
+        lambda low, op: temp(low, dtype="f99"),
+        "a temporary.s dtype is one of f32, bf16, i32, f64; got 'f99' for 't'",
+    ),
+    (
+        lambda low, op: temp(low, dtype=None),
+        "a temporary.s dtype is one of f32, bf16, i32, f64; got None for 't'",
+    ),
+    (lambda low, op: low.first_element(op.given[0], 9), r"a dim is one of f32\[8, 6\]; got 9"),
+    (lambda low, op: low.local_chunks(op.given[0], 9), r"a dim is one of f32\[8, 6\]; got 9"),
+    (
+        lambda low, op: low.local_chunks(op.given[0], 1),
+        r"chunks are of a labelled dim.*got dim 1 of f32\[8, 6\]",
+    ),
+    (
+        lambda low, op: low.all_reduce(op, op.given[0], op.outputs[0], None, None),
+        "an all-reduce has a record.*got None",
+    ),
+]
+
+
+@pytest.mark.parametrize("ask,words", ASKED, ids=lambda v: v if isinstance(v, str) else "")
+def test_what_a_lowering_cannot_ask(ask, words):
+    """Tensors and dims that are not there, temporaries of no size, sums without a record."""
+    with pytest.raises(
+        InternalError, match=rf"\[plan.lower\] {words}.* in op 'odd' \(odd\); correct its lowering"
+    ):
+        plan(ask)
+
+
+HELD = [
+    (lambda low, x: (x, 1, low.row(x)), r"a loop runs over rows.*got Ref\("),
+    (lambda low, x: (x.extent, "1", low.row(x)), "rows per task.*got '1'"),
+    (lambda low, x: (x.extent, 1, x), r"low.row, low.whole or low.col return; got Ref\("),
+    (
+        lambda low, x: (Number(3), 1, low.row(x)),
+        "as many rows as the loop runs over; got 8 rows under a loop over 3",
+    ),
+]
+
+
+@pytest.mark.parametrize("given,words", HELD, ids=lambda v: v if isinstance(v, str) else "")
+def test_holds_of_another_kind(given, words):
+    """`hold` is held to the same rules as `emit`."""
+
+    def lower(low, op):
+        adding()(low, op)
+        low.hold(op, *given(low, low.tensor(op.given[0])), "odd/held")
+
+    with pytest.raises(
+        InternalError, match=rf"{words}.* for a hold in op 'odd' \(odd\); correct what it emits"
+    ):
+        plan(lower)
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_an_operand_of_which_the_shape_counts_is_not_read(position):
+    """What stands in `shape_of` may be elsewhere when the op runs, so no instruction reads it."""
+    with pytest.raises(InternalError, match=rf"does not read.*`shape_of` \[{position}\] in op 'odd'"):
+        plan(adding(), shape_of=frozenset({position}))
+    op_table._OPS.pop("odd")
+    plan(adding({"a": lambda low, a, out: low.row(a + 1)}), shape_of=frozenset({0}))
