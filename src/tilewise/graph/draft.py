@@ -14,6 +14,7 @@ from tilewise.core.border import Border
 from tilewise.core.errors import ShapeError
 from tilewise.core.mesh import Axes
 from tilewise.graph.numbering import ValueNumbers
+from tilewise.ir.declared import outputs_of
 from tilewise.ir.graph import Graph, OpNode, Template, TensorFamily, TensorNode, TensorSpec
 from tilewise.ir.op import op_named
 
@@ -169,7 +170,7 @@ class GraphDraft:
             return self._cache[key]
         given = [None if i is None else self.tensors[i].spec for i in ids]
         refuse_packed(name, given, attrs)
-        specs = op_named(name).infer(given, attrs)
+        specs = outputs_of(op_named(name), given, attrs)
         outputs = self.append(name, ids, specs, attrs)
         self._cache[key] = outputs
         return outputs

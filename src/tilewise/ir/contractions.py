@@ -13,6 +13,7 @@ from typing import NamedTuple
 from tilewise.core.dims import DimLabel, upper_bound
 from tilewise.core.errors import InternalError
 from tilewise.core.mesh import Axes
+from tilewise.ir.declared import check_factors
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.layout import CHUNKS, GROUPS, LEAVES, TensorLayout
 from tilewise.ir.op import Factors, Partial, op_named
@@ -70,7 +71,9 @@ def factors_of(graph: Graph, op: OpNode) -> Factors:
         tensors = graph.tensors
         specs = [None if i is None else tensors[i].spec for i in op.inputs]
         rule = op_named(op.op)
-        known = graph.kept[op.id] = op, rule.factors(specs, op.attrs)
+        found = rule.factors(specs, op.attrs)
+        check_factors(rule, found, specs, [tensors[o].spec for o in op.outputs])
+        known = graph.kept[op.id] = op, found
         if not rule.accumulates and any(partial.tree == LEAVES for partial in known[1].partials):
             raise InternalError(
                 "[ir.contractions] what is summed over the batch stands in `accumulates`; got a partial along its "

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar, TypeVar
 
 from tilewise.core.border import Border, shown
 from tilewise.core.dims import Size
 from tilewise.core.errors import InternalError, PlanError, ShapeError
+from tilewise.ir.declared import Factors, Partial, Signature, check_members
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.layout import CHUNKS
 from tilewise.ir.lowering import Lowering
 from tilewise.ir.tape import Gradient, Tape, Term
 
@@ -36,70 +34,6 @@ __all__ = [
 
 _border = Border("graph", ShapeError)
 _author = Border("ir", InternalError)
-
-
-@dataclass(frozen=True)
-class Signature:
-    """How an op is called. What does not follow it is refused before the op's own code sees it.
-
-    Attributes:
-        operands: how many, or a function of the attributes; None for any number from one on.
-        absent: positions of operands that may be None.
-        attributes: type per attribute; all must be given. Integers lie in 32 bits, floats are finite.
-    """
-
-    operands: int | Callable[[Mapping[str, Any]], int] | None
-    absent: frozenset[int] = frozenset()
-    attributes: Mapping[str, type] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Partial:
-    """A value of which an op makes a part only, where one of its factors is shared: what the lowering completes.
-
-    Attributes:
-        name: by which the lowering asks for its record (`Lowering.records`).
-        factors: contracted factors that leave a part each on those who share them.
-        outputs: positions of the outputs that stand behind the complete value.
-        combine: `sum`, `max`, or `or` (all but one holder have zeros).
-        tree: along which parts are combined: `CHUNKS` of a labelled dim, `LEAVES` of the batch, or `GROUPS` of query
-            heads. A dim is summed by leaves or by chunks as its label's role says, never its name.
-        cut_by: positions of the operands whose labels say where the tree is cut; what the others have may be sliced
-            to fit. None: all that have the factors.
-    """
-
-    name: str
-    factors: tuple[str, ...]
-    outputs: tuple[int, ...]
-    combine: str = "sum"
-    tree: str = CHUNKS
-    cut_by: tuple[int, ...] | None = None
-
-    @cached_property
-    def contracts(self) -> frozenset[str]:
-        """Its factors, for asking: an op over all gradients has thousands."""
-        return frozenset(self.factors)
-
-
-@dataclass(frozen=True)
-class Factors:
-    """Einsum-style names of the dims of every operand, for one mesh axis; expansion to a mesh is generic.
-
-    A factor of the inputs that an output lacks is contracted there: sharing it leaves a partial value. `ir.validate`
-    refuses that unless a partial says that the op's lowering completes it.
-
-    Attributes:
-        inputs, outputs: names per dim; None for an absent operand.
-        whole: factors that cannot be sharded.
-        partials: values that are partial where their factors are shared.
-        moved: factors whose axes may differ between inputs and outputs: the op changes the layout.
-    """
-
-    inputs: tuple[tuple[str, ...] | None, ...]
-    outputs: tuple[tuple[str, ...], ...]
-    whole: frozenset[str] = frozenset()
-    partials: tuple[Partial, ...] = ()
-    moved: frozenset[str] = frozenset()
 
 
 class Op(ABC):
@@ -202,7 +136,8 @@ def register(cls: AnyOp) -> AnyOp:
     """Class decorator: one instance of `cls` becomes the op of its name.
 
     Raises:
-        InternalError: it is no `Op`, lacks a name or a part that every op has, or its name is taken.
+        InternalError: it is no `Op`, lacks a name or a part that every op has, its name is taken, or what it says is
+            of another type or out of range.
     """
     title = shown(cls)
     if not isinstance(cls, type) or not issubclass(cls, Op):
@@ -225,7 +160,9 @@ def register(cls: AnyOp) -> AnyOp:
             f"{cls.name!r} of {title}, which is taken",
             "choose another name",
         )
-    _OPS[cls.name] = cls()
+    rule = cls()
+    check_members(rule)
+    _OPS[cls.name] = rule
     return cls
 
 

@@ -27,10 +27,10 @@ from tilewise.ir.program import (
     Operand,
     Source,
     is_single,
-    times,
     upper,
 )
 from tilewise.kernels.table import KERNELS, IntSpec, KernelSpec, OperandSpec, kernel_spec
+from tilewise.plan.loop_parts import has_rows, is_divided
 
 __all__ = ["make_hold", "make_instruction", "repeat_instruction"]
 
@@ -153,11 +153,16 @@ def repeat_instruction(like: Draft, tiles: Mapping[str, Operand], ref_of: Callab
     names = _operand_places(instruction.kernel)
     operands = list(instruction.operands)
     for name, new in tiles.items():
+        if not isinstance(new, Operand):
+            raise InternalError(
+                f"[plan.emission] an operand is what low.row, low.whole or low.col return; got {shown(new)} for "
+                f"{name!r} of {instruction.kernel!r} in {instruction.label!r}; correct what it repeats"
+            )
         place = names.get(name, -1) if len(names) == len(operands) else -1
         old = operands[place]
         own, other = ref_of(new.slot), ref_of(old.slot)
         is_alike = new.mode == old.mode and (own is other or own.form == other.form)
-        if place < 0 or not is_alike or (new.mode == Mode.ROWS and not _has_rows(own, new)):
+        if place < 0 or not is_alike or (new.mode == Mode.ROWS and not has_rows(own, new)):
             raise InternalError(
                 f"[plan.emission] an instruction is repeated on operands of the same form; got another for {name!r} of "
                 f"{instruction.kernel!r} in {instruction.label!r}; emit it"
@@ -291,7 +296,7 @@ def _check_operand(call: _Call, spec: OperandSpec, operand: Operand, dtype: str)
 def _check_part(call: _Call, spec: OperandSpec, operand: Operand, ref: Ref) -> None:
     """A part of the loop is that part of the operand: tasks together see all of it, and nothing else."""
     mode, div, extent = operand.mode, operand.div, call.extent
-    if mode == Mode.ROWS and not _has_rows(ref, operand):
+    if mode == Mode.ROWS and not has_rows(ref, operand):
         call.refuse(
             f"fixed rows of operand {spec.name!r} lie in it",
             f"{operand.parts!r} rows from {operand.part!r} on, of {_many(ref.extent, 'rows')}",
@@ -306,33 +311,11 @@ def _check_part(call: _Call, spec: OperandSpec, operand: Operand, ref: Ref) -> N
             f"{_many(ref.extent, 'rows')} under a loop over {_many(extent, 'rows')}",
         )
     what, size = ("rows", ref.extent) if mode == Mode.ROW else ("columns", Number(ref.cols))
-    if not _is_divided(extent, div, size):
+    if not is_divided(extent, div, size):
         call.refuse(
             f"{what} of operand {spec.name!r}, times its `div`, are as many as the loop runs over",
             f"{_many(size, what)} with div {div} under a loop over {_many(extent, 'of them')}",
         )
-
-
-def _has_rows(ref: Ref, operand: Operand) -> bool:
-    """Whether rows that do not depend on the loop lie in a tensor, as far as its rows are known when planning."""
-    first, count = operand.part, operand.parts
-    if type(first) is not int or type(count) is not int or first < 0 or count < 1:
-        return False
-    return ref.extent.source != Source.NOTHING or first + count <= ref.extent.constant
-
-
-def _is_divided(extent: Number, div: NumberLike, size: Number) -> bool:
-    """Whether a loop's rows, so many of them together, are as many as `size`, as far as that is known when planning."""
-    fixed, has_fixed_size = extent.source == Source.NOTHING, size.source == Source.NOTHING
-    if isinstance(div, int):
-        if div < 1:
-            return False
-        if fixed and has_fixed_size:
-            return -(-extent.constant // div) == size.constant
-        return times(size, div) == extent or (div > 1 and has_fixed_size and size.constant == 1)
-    if has_fixed_size and not fixed and div[2:] == extent[2:]:
-        return times(div, size.constant) == extent
-    return True
 
 
 def _many(size: Number, what: str) -> str:

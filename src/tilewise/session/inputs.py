@@ -16,6 +16,7 @@ from tilewise.core.dims import Dim, Size, upper_bound
 from tilewise.core.dtypes import DTYPES, DType, is_float
 from tilewise.core.errors import ShapeError, TilewiseError
 from tilewise.graph.builder import INV_COUNT, POSITIONS
+from tilewise.ir.declared import bounds_of
 from tilewise.ir.graph import Graph, TensorSpec
 from tilewise.ir.op import Op, op_named
 from tilewise.optim.optimizer import is_hyper
@@ -70,10 +71,10 @@ def _indices_of(graph: Graph, known: dict[str, dict[int, Bounds]]) -> dict[int, 
                 add(op.inputs[position], bounds)
             continue
         rule = op_named(op.op)
-        if type(rule).index_bounds is Op.index_bounds:
+        if type(rule).index_bounds is Op.index_bounds and not rule.passes_indices:
             continue  # most ops have no operand that holds indices
         specs = [None if i is None else graph.spec(i) for i in op.inputs]
-        for position, limits in rule.index_bounds(specs, op.attrs).items():
+        for position, limits in bounds_of(rule, op, specs).items():
             add(op.inputs[position], [limits])
         for output, source in rule.passes_indices:
             if op.outputs[output] in found:

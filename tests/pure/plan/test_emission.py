@@ -237,6 +237,7 @@ def test_a_repeated_instruction_is_the_one_that_would_be_emitted():
         ({"x": row(9)}, "operands of the same form"),  # fewer rows
         ({"x": row(4)}, "operands of the same form"),  # panels
         ({"x": whole(11)}, "operands of the same form"),
+        ({"x": 11}, "low.row, low.whole or low.col return; got 11 for 'x'"),
         ({"beta": row(11)}, "got another for 'beta'"),
         ({"x": row(0)}, "as many tensors as before"),
     ],

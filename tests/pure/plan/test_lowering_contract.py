@@ -162,6 +162,23 @@ ASKED = [
         lambda low, op: low.local_chunks(op.given[0], 1),
         r"chunks are of a labelled dim.*got dim 1 of f32\[8, 6\]",
     ),
+    (lambda low, op: temp(low, max_bytes=4), "a temporary has room for its 192 bytes; got 4 for 't'"),
+    (
+        lambda low, op: temp(low, packed=True, max_bytes=192),
+        "a temporary has room for its 768 bytes; got 192",
+    ),
+    (lambda low, op: temp(low, max_bytes="all"), "a temporary has room for its 192 bytes; got 'all'"),
+    (
+        lambda low, op: low.temp_like(op.given[0], dtype="f32", name="t"),
+        "a temporary is shaped as a tensor, whose Ref.*got 0",
+    ),
+    (
+        lambda low, op: low.temp_like(low.leaf_temp(6, "leaf"), dtype="f32", name="t"),
+        r"a temporary is shaped as a tensor, whose Ref.*got Ref\(",
+    ),
+    (lambda low, op: low.row_step(op.given[0]), "rows per task are of a Ref.*got 0"),
+    (lambda low, op: low.record(op, "zz"), "a partial value is one of the op's factors: none; got 'zz'"),
+    (lambda low, op: low.repeat(None, {}), "an instruction is repeated that emit returned; got None"),
     (
         lambda low, op: low.all_reduce(op, op.given[0], op.outputs[0], None, None),
         "an all-reduce has a record.*got None",

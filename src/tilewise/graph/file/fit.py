@@ -18,6 +18,7 @@ from tilewise.core.reading import Unreadable
 from tilewise.graph.builder import INV_COUNT, POSITIONS, SEED, GraphBuilder
 from tilewise.graph.draft import refuse_packed
 from tilewise.graph.file.content import Definition
+from tilewise.ir.declared import outputs_of
 from tilewise.ir.file import hold, require_graph
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 from tilewise.ir.hints import as_tensor_layout
@@ -161,7 +162,7 @@ def _require_op(graph: Graph, op: OpNode) -> None:
     else:
         hash(tuple(op.attrs.values()))
         refuse_packed(op.op, given, op.attrs)
-        inferred = op_named(op.op).infer(given, op.attrs)
+        inferred = outputs_of(op_named(op.op), given, op.attrs)
     stated = [graph.spec(o) for o in op.outputs]
     hold(
         inferred == stated,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilewise.core.errors import InternalError
+from tilewise.ir.declared import outputs_of
 from tilewise.ir.graph import Graph, OpNode, TensorFamily, TensorSpec
 from tilewise.ir.op import op_named
 
@@ -42,7 +43,8 @@ def validate_graph(graph: Graph, seen: set[int] | None = None) -> None:
             count = len(graph.templates[key].results) + len(op.attrs["saved"])
             _hold(len(op.outputs) == count, graph, "results fit", op)
         else:
-            specs = op_named(op.op).infer([None if i is None else graph.spec(i) for i in op.inputs], op.attrs)
+            given = [None if i is None else graph.spec(i) for i in op.inputs]
+            specs = outputs_of(op_named(op.op), given, op.attrs)
             same = [(s.shape, s.dtype) for s in specs] == [
                 (s.shape, s.dtype) for s in map(graph.spec, op.outputs)
             ]

@@ -89,6 +89,8 @@ class LocalView:
 
     def row_step(self, ref: Ref) -> NumberLike:
         """Rows per task of a loop over activation rows."""
+        if not isinstance(ref, Ref):
+            self.refuse("rows per task are of a Ref, as low.tensor returns it", shown(ref))
         return self.shapes.row_step(ref.extent)
 
     def size(self, size: Size) -> NumberLike:
@@ -158,6 +160,11 @@ class LocalView:
 
     def records(self, op: OpNode, partial: str) -> tuple[Record, ...]:
         """What becomes of a value of which this op makes parts: a record per team, none where it is not shared."""
+        known = [p.name for p in factors_of(self.graph, op).partials]
+        if partial not in known:
+            self.refuse(
+                f"a partial value is one of the op's factors: {', '.join(known) or 'none'}", shown(partial)
+            )
         return self.graph_layout.records.get((op.id, partial), ())
 
     def record(self, op: OpNode, partial: str) -> Record | None:

@@ -13,10 +13,10 @@ from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout, Record, TensorLayout
 from tilewise.ir.lowering import Ref
-from tilewise.ir.program import Mode, Number, NumberLike, Operand, Slot, TempSpec
+from tilewise.ir.program import Mode, Number, NumberLike, Operand, Slot, TempSpec, memory_kind
 from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.lower.local_view import LocalView
-from tilewise.plan.shapes import LocalShapes, round_up
+from tilewise.plan.shapes import LocalShapes, bytes_of, round_up
 
 __all__ = ["SlotTable", "flat_view"]
 
@@ -123,13 +123,18 @@ class SlotTable(LocalView):
         if not isinstance(dtype, str) or dtype not in DTYPES:
             self.refuse(f"a temporary's dtype is one of {', '.join(DTYPES)}", f"{shown(dtype)} for {name!r}")
         extent = rows if isinstance(rows, Number) else Number(rows)
-        size = max_bytes or extent.upper(self.shapes.bounds) * cols * dtype_named(dtype).itemsize
+        form = Ref(len(self.slots), extent, cols, dtype, tile_rows, packed, tile_cols)
+        least = bytes_of(form, self.shapes.bounds)
+        if type(max_bytes) is not int or 0 != max_bytes < least:
+            self.refuse(f"a temporary has room for its {least} bytes", f"{shown(max_bytes)} for {name!r}")
+        size = max_bytes or least
         self.temps.append(TempSpec(name, extent, cols, dtype, tile_rows, packed, size, self.op_index))
-        slot = Slot("temp", len(self.temps) - 1)
-        return self.slot(slot, lambda index: Ref(index, extent, cols, dtype, tile_rows, packed, tile_cols))
+        return self._keep(Slot("temp", len(self.temps) - 1), form)
 
     def temp_like(self, ref: Ref, *, dtype: str, name: str, record: Record | None = None) -> Ref:
         """A temporary with the rows and columns of another tensor; with a record, of all its team's shards."""
+        if not isinstance(ref, Ref) or memory_kind(self.keys[ref.slot].kind) == "temp":
+            self.refuse("a temporary is shaped as a tensor, whose Ref low.tensor returns", shown(ref))
         key = self.keys[ref.slot]
         spec, layout = self.spec(key.id), self.layout(key.id)
         cols = ref.cols

@@ -153,6 +153,8 @@ class TemplateLowering(SlotTable):
 
     def repeat(self, like: Draft, tiles: Mapping[str, Operand]) -> Draft:
         """Append an instruction like another one (see `ir.lowering.Lowering.repeat`)."""
+        if not isinstance(like, Draft):
+            self.refuse("an instruction is repeated that emit returned", shown(like))
         self.instructions.append(repeat_instruction(like, tiles, self.views.__getitem__))
         return self.instructions[-1]
 

@@ -1,0 +1,310 @@
+"""How an op is called and what its dims are named: what an op says in data, and what holds it to the rules of that.
+
+An op's author is told of a mistake with the op's name, before anything runs: of what the class says when it is
+registered, of what `infer`, `factors` and `index_bounds` return where they are asked. Users of ops see none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tilewise.core.border import Border, shown
+from tilewise.core.dims import Dim
+from tilewise.core.errors import InternalError
+from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.layout import CHUNKS, GROUPS, LEAVES
+
+if TYPE_CHECKING:
+    from tilewise.ir.op import Op
+
+__all__ = ["Factors", "Partial", "Signature", "bounds_of", "check_factors", "check_members", "outputs_of"]
+
+COMBINES = ("sum", "max", "or")
+TREES = (CHUNKS, LEAVES, GROUPS)
+_METHODS = ("infer", "factors", "lower", "gradient", "combine", "takes_packed", "index_bounds")
+
+_border = Border("ir", InternalError)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How an op is called. What does not follow it is refused before the op's own code sees it.
+
+    Attributes:
+        operands: how many, or a function of the attributes; None for any number from one on.
+        absent: positions of operands that may be None.
+        attributes: type per attribute; all must be given. Integers lie in 32 bits, floats are finite.
+    """
+
+    operands: int | Callable[[Mapping[str, Any]], int] | None
+    absent: frozenset[int] = frozenset()
+    attributes: Mapping[str, type] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A value of which an op makes a part only, where one of its factors is shared: what the lowering completes.
+
+    Attributes:
+        name: by which the lowering asks for its record (`Lowering.records`).
+        factors: contracted factors that leave a part each on those who share them.
+        outputs: positions of the outputs that stand behind the complete value.
+        combine: `sum`, `max`, or `or` (all but one holder have zeros).
+        tree: along which parts are combined: `CHUNKS` of a labelled dim, `LEAVES` of the batch, or `GROUPS` of query
+            heads. A dim is summed by leaves or by chunks as its label's role says, never its name.
+        cut_by: positions of the operands whose labels say where the tree is cut; what the others have may be sliced
+            to fit. None: all that have the factors.
+    """
+
+    name: str
+    factors: tuple[str, ...]
+    outputs: tuple[int, ...]
+    combine: str = "sum"
+    tree: str = CHUNKS
+    cut_by: tuple[int, ...] | None = None
+
+    @cached_property
+    def contracts(self) -> frozenset[str]:
+        """Its factors, for asking: an op over all gradients has thousands."""
+        return frozenset(self.factors)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Einsum-style names of the dims of every operand, for one mesh axis; expansion to a mesh is generic.
+
+    A factor of the inputs that an output lacks is contracted there: sharing it leaves a partial value. `ir.validate`
+    refuses that unless a partial says that the op's lowering completes it.
+
+    Attributes:
+        inputs, outputs: names per dim; None for an absent operand.
+        whole: factors that cannot be sharded.
+        partials: values that are partial where their factors are shared.
+        moved: factors whose axes may differ between inputs and outputs: the op changes the layout.
+    """
+
+    inputs: tuple[tuple[str, ...] | None, ...]
+    outputs: tuple[tuple[str, ...], ...]
+    whole: frozenset[str] = frozenset()
+    partials: tuple[Partial, ...] = ()
+    moved: frozenset[str] = frozenset()
+
+
+def check_members(rule: Op) -> None:
+    """Hold what an op's class says to its rules, as far as they need no call of the op.
+
+    Raises:
+        InternalError: names the op and the member.
+    """
+    name = type(rule).__name__
+
+    def refuse(member: str, must: str, got: object) -> NoReturn:
+        rules = f"`{member}` {must}"
+        _border.refuse("register", rules, f"{shown(got)} of {rule.name!r}", f"correct {name}.{member}")
+
+    for method in _METHODS:
+        if not callable(getattr(rule, method)):
+            refuse(method, "is a method", getattr(rule, method))
+    _check_signature(rule.signature, refuse)
+    count = rule.signature.operands
+    most = count if isinstance(count, int) else None
+    for member in ("in_place", "passes_indices"):
+        pairs = getattr(rule, member)
+        fits = isinstance(pairs, tuple) and all(_are_positions(pair) and len(pair) == 2 for pair in pairs)
+        if not fits or any(most is not None and given >= most for _, given in pairs):
+            refuse(member, f"has pairs of an output and an input{_of_so_many(most)}", pairs)
+    if not _are_positions(rule.accumulates):
+        refuse("accumulates", "has positions of outputs, in a tuple", rule.accumulates)
+    shapes = rule.shape_of
+    if (
+        not isinstance(shapes, frozenset)
+        or not _are_positions(tuple(shapes))
+        or not all(most is None or p < most for p in shapes)
+    ):
+        refuse("shape_of", f"has positions of operands{_of_so_many(most)}, in a frozenset", shapes)
+    for member in ("must_alias", "is_costly"):
+        if not isinstance(getattr(rule, member), bool):
+            refuse(member, "is True or False", getattr(rule, member))
+    if type(rule.combine_rank) is not int:
+        refuse("combine_rank", "is an integer", rule.combine_rank)
+    outputs, inputs = [o for o, _ in rule.in_place], [i for _, i in rule.in_place]
+    if rule.must_alias and not len(rule.in_place) == len({*outputs}) == len({*inputs}) > 0:
+        refuse(
+            "in_place",
+            "says for each output that must lie in an input's memory in which, once",
+            rule.in_place,
+        )
+
+
+def _check_signature(signature: Signature, refuse: Callable[[str, str, object], NoReturn]) -> None:
+    if not isinstance(signature, Signature):
+        refuse("signature", "is a Signature", signature)
+    count, absent, attributes = signature.operands, signature.absent, signature.attributes
+    if not callable(count) and count is not None and (type(count) is not int or count < 0):
+        refuse(
+            "signature",
+            "has a number of operands, a function of the attributes that gives one, or None",
+            count,
+        )
+    if not isinstance(absent, frozenset | set) or not _are_positions(tuple(absent)):
+        refuse("signature", "has positions of operands that may be absent, in a frozenset", absent)
+    is_typed = isinstance(attributes, Mapping) and all(
+        isinstance(name, str) and isinstance(kind, type) for name, kind in attributes.items()
+    )
+    if not is_typed:
+        refuse("signature", "has a type for every attribute", attributes)
+
+
+def _are_positions(given: object) -> bool:
+    return isinstance(given, tuple) and all(type(p) is int and p >= 0 for p in given)
+
+
+def _are_names(given: Sequence[object]) -> bool:
+    return all(type(name) is str for name in given)
+
+
+def _of_so_many(most: int | None) -> str:
+    return "" if most is None else f" of {most}"
+
+
+def outputs_of(rule: Op, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+    """The specs of an op's outputs, as `infer` says.
+
+    Raises:
+        InternalError: it says no list of specs, or fewer than the op's class speaks of.
+        ShapeError: the operands do not fit.
+    """
+    specs = rule.infer(inputs, attrs)
+    if not isinstance(specs, list | tuple) or not all(isinstance(spec, TensorSpec) for spec in specs):
+        _refuse_result(rule, "infer", "a list with the TensorSpec of every output", specs)
+    for member, pairs in (("in_place", rule.in_place), ("passes_indices", rule.passes_indices)):
+        for output, given in pairs:
+            if output >= len(specs) or given >= len(inputs):
+                _refuse_positions(rule, member, pairs, specs, inputs)
+    if any(output >= len(specs) for output in rule.accumulates):
+        _refuse_positions(rule, "accumulates", rule.accumulates, specs, inputs)
+    if any(position >= len(inputs) for position in rule.shape_of):
+        _refuse_positions(rule, "shape_of", rule.shape_of, specs, inputs)
+    if rule.must_alias:
+        _check_aliases(rule, inputs, specs)
+    return list(specs)
+
+
+def _check_aliases(rule: Op, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec]) -> None:
+    """What must lie in an input's memory has its form."""
+    for output, given in rule.in_place:
+        own, other = outputs[output], inputs[given]
+        if other is not None and (own.shape, own.dtype, own.storage) != (
+            other.shape,
+            other.dtype,
+            other.storage,
+        ):
+            _border.refuse(
+                rule.name,
+                "an output that lies in an input's memory is like it",
+                f"output {output} {own} {own.storage}, and input {given} {other} {other.storage}",
+                f"correct {type(rule).__name__}.infer or its `in_place`",
+            )
+
+
+def _refuse_positions(
+    rule: Op, member: str, got: object, outputs: Sequence[object], inputs: Sequence[object]
+) -> NoReturn:
+    _border.refuse(
+        rule.name,
+        f"`{member}` names operands and outputs that the op has",
+        f"{shown(got)} with {len(inputs)} operands and {len(outputs)} outputs",
+        f"correct {type(rule).__name__}.{member}",
+    )
+
+
+def _refuse_result(rule: Op, method: str, what: str, got: object) -> NoReturn:
+    advice = f"correct {type(rule).__name__}.{method}"
+    _border.refuse(rule.name, f"`{method}` returns {what}", shown(got), advice)
+
+
+def check_factors(
+    rule: Op, found: Factors, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec]
+) -> None:
+    """Hold the names of an op's dims to its operands and outputs.
+
+    Raises:
+        InternalError: names the op and what does not fit.
+    """
+
+    def refuse(what: str, got: object) -> NoReturn:
+        _refuse_result(rule, "factors", what, got)
+
+    if not isinstance(found, Factors):
+        refuse("Factors", found)
+    for kind, names, specs in (("operand", found.inputs, inputs), ("output", found.outputs, outputs)):
+        if not isinstance(names, tuple) or len(names) != len(specs):
+            refuse(f"a tuple with names for each of {len(specs)} {kind}s", names)
+        for position, (dims, spec) in enumerate(zip(names, specs)):
+            if spec is None or (type(dims) is tuple and len(dims) == len(spec.shape)):
+                continue
+            refuse(f"a tuple with a name for each dim of {kind} {position}, {spec}", dims)
+    every = [name for dims in (*found.inputs, *found.outputs) for name in dims or ()]
+    if not _are_names(every):
+        refuse("names that are text", every)
+    known = frozenset(every)
+    for member, named in (("whole", found.whole), ("moved", found.moved)):
+        if not isinstance(named, frozenset) or not named <= known:
+            refuse(f"`{member}` with names of dims, in a frozenset", named)
+    if not isinstance(found.partials, tuple):
+        refuse("`partials` in a tuple", found.partials)
+    for partial in found.partials:
+        if not isinstance(partial, Partial):
+            refuse("`partials` that are Partial", partial)
+        _check_partial(partial, known, len(inputs), len(outputs), refuse)
+
+
+def _check_partial(
+    partial: Partial,
+    known: frozenset[str],
+    inputs: int,
+    outputs: int,
+    refuse: Callable[[str, object], NoReturn],
+) -> None:
+    what = f"partial {shown(partial.name)} "
+    if not isinstance(partial.name, str):
+        refuse("partials that have a name", partial.name)
+    names = partial.factors
+    if not isinstance(names, tuple) or not _are_names(names) or not partial.contracts <= known:
+        refuse(f"{what}with names of dims, in a tuple", partial.factors)
+    if not _are_positions(partial.outputs) or any(p >= outputs for p in partial.outputs):
+        refuse(f"{what}with positions of its {outputs} outputs, in a tuple", partial.outputs)
+    if partial.combine not in COMBINES:
+        refuse(f"{what}that is combined by one of {', '.join(COMBINES)}", partial.combine)
+    if partial.tree not in TREES:
+        refuse(f"{what}along one of the trees {', '.join(TREES)}", partial.tree)
+    cut = () if partial.cut_by is None else partial.cut_by
+    if not _are_positions(cut) or any(p >= inputs for p in cut):
+        refuse(f"{what}cut by positions of its {inputs} operands, in a tuple", partial.cut_by)
+
+
+def bounds_of(
+    rule: Op, op: OpNode, inputs: Sequence[TensorSpec | None]
+) -> Mapping[int, tuple[Any, Any, Any]]:
+    """The ranges of an op's operands that hold indices.
+
+    Raises:
+        InternalError: they are no ranges, or of operands that the op does not have.
+    """
+    found = rule.index_bounds(inputs, op.attrs)
+    what = "(low, high, other allowed value or None) per position of an operand"
+    if not isinstance(found, Mapping):
+        _refuse_result(rule, "index_bounds", what, found)
+    for position, limits in found.items():
+        is_position = type(position) is int and 0 <= position < len(inputs)
+        if not is_position or not isinstance(limits, tuple) or len(limits) != 3 or not _are_sizes(*limits):
+            _refuse_result(rule, "index_bounds", what, found)
+    return found
+
+
+def _are_sizes(low: object, high: object, other: object) -> bool:
+    sizes = (low, high) if other is None else (low, high, other)
+    return all(isinstance(size, int | Dim) and not isinstance(size, bool) for size in sizes)

@@ -1,0 +1,34 @@
+"""Whether a task's view of an operand is its part of what the loop runs over.
+
+A view that is none reads or writes other rows than its author means, on one device or only where devices share them.
+What depends on a run (sizes that are symbols of several kinds) is taken for right.
+"""
+
+from __future__ import annotations
+
+from tilewise.ir.lowering import Ref
+from tilewise.ir.program import Number, NumberLike, Operand, Source, times
+
+__all__ = ["has_rows", "is_divided"]
+
+
+def has_rows(ref: Ref, operand: Operand) -> bool:
+    """Whether rows that do not depend on the loop lie in a tensor, as far as its rows are known when planning."""
+    first, count = operand.part, operand.parts
+    if type(first) is not int or type(count) is not int or first < 0 or count < 1:
+        return False
+    return ref.extent.source != Source.NOTHING or first + count <= ref.extent.constant
+
+
+def is_divided(extent: Number, div: NumberLike, size: Number) -> bool:
+    """Whether a loop's rows, so many of them together, are as many as `size`, as far as that is known when planning."""
+    fixed, has_fixed_size = extent.source == Source.NOTHING, size.source == Source.NOTHING
+    if isinstance(div, int):
+        if div < 1:
+            return False
+        if fixed and has_fixed_size:
+            return -(-extent.constant // div) == size.constant
+        return times(size, div) == extent or (div > 1 and has_fixed_size and size.constant == 1)
+    if has_fixed_size and not fixed and div[2:] == extent[2:]:
+        return times(div, size.constant) == extent
+    return True

@@ -1,0 +1,253 @@
+"""What an op's class says, and what its `infer`, `factors` and `index_bounds` return, is held to the contract."""
+
+from __future__ import annotations
+
+import pytest
+
+from pure.plan.test_templates import plan_graph
+from tilewise.core.dims import BATCH
+from tilewise.core.dtypes import DTYPES
+from tilewise.core.errors import InternalError
+from tilewise.graph import GraphBuilder
+from tilewise.graph.ops.common import Elementwise
+from tilewise.ir import op as op_table
+from tilewise.ir.contractions import factors_of
+from tilewise.ir.graph import TensorSpec
+from tilewise.ir.layout import GROUPS
+from tilewise.ir.op import Factors, Partial, Signature, register
+from tilewise.session.inputs import index_bounds
+
+SPEC = TensorSpec((8, 6), DTYPES["f32"], (BATCH, None))
+DIMS = ("r", "d")
+
+
+@pytest.fixture(autouse=True)
+def same_ops():
+    """Ops that a test registers are gone after it."""
+    before = dict(op_table._OPS)
+    yield
+    op_table._OPS.clear()
+    op_table._OPS.update(before)
+
+
+def make(**members):
+    """An op of two operands and one output."""
+    return register(type("Odd", (Elementwise,), {"name": "odd", "num_inputs": 2, **members}))
+
+
+def build(**members):
+    """A graph with that op."""
+    make(**members)
+    graph = GraphBuilder("g")
+    a, b = (graph.input([8, 6], name=name, labels=[BATCH, None]) for name in "ab")
+    graph.output(graph.op("odd", [a, b])[0], "y")
+    return graph.freeze()
+
+
+MEMBERS = [
+    ({"signature": None}, "`signature` is a Signature; got None"),
+    ({"signature": 2}, "`signature` is a Signature; got 2"),
+    ({"signature": Signature("2")}, "`signature` has a number of operands.*got '2'"),
+    ({"signature": Signature(-1)}, "`signature` has a number of operands.*got -1"),
+    (
+        {"signature": Signature(2, absent=[0, "b"])},
+        "`signature` has positions of operands that may be absent",
+    ),
+    ({"signature": Signature(2, attributes={"k": "float"})}, "`signature` has a type for every attribute"),
+    ({"accumulates": 0}, "`accumulates` has positions of outputs, in a tuple; got 0"),
+    ({"accumulates": ("a",)}, r"`accumulates` has positions of outputs.*got \('a',\)"),
+    ({"accumulates": (-1,)}, r"`accumulates` has positions of outputs.*got \(-1,\)"),
+    ({"in_place": (0, 0)}, r"`in_place` has pairs of an output and an input of 2; got \(0, 0\)"),
+    ({"in_place": 0}, "`in_place` has pairs of an output and an input of 2; got 0"),
+    ({"in_place": ((0, 0, 1),)}, "`in_place` has pairs"),
+    ({"in_place": ((0, 9),)}, r"`in_place` has pairs of an output and an input of 2; got \(\(0, 9\),\)"),
+    ({"in_place": ((0, -1),)}, "`in_place` has pairs"),
+    ({"must_alias": True}, r"`in_place` says for each output that must lie.*once; got \(\)"),
+    (
+        {"must_alias": True, "in_place": ((0, 0), (0, 1))},
+        "`in_place` says for each output that must lie.*once",
+    ),
+    (
+        {"must_alias": True, "in_place": ((0, 0), (1, 0))},
+        "`in_place` says for each output that must lie.*once",
+    ),
+    ({"must_alias": 1}, "`must_alias` is True or False; got 1"),
+    ({"is_costly": 1}, "`is_costly` is True or False; got 1"),
+    ({"combine_rank": "x"}, "`combine_rank` is an integer; got 'x'"),
+    ({"passes_indices": (1,)}, r"`passes_indices` has pairs.*got \(1,\)"),
+    (
+        {"passes_indices": ((9, 9),)},
+        r"`passes_indices` has pairs of an output and an input of 2; got \(\(9, 9\),\)",
+    ),
+    ({"shape_of": [0]}, r"`shape_of` has positions of operands of 2, in a frozenset; got \[0\]"),
+    ({"shape_of": frozenset({9})}, "`shape_of` has positions of operands of 2"),
+    ({"shape_of": frozenset({"a"})}, "`shape_of` has positions of operands of 2"),
+    ({"takes_packed": None}, "`takes_packed` is a method; got None"),
+    ({"infer": [SPEC]}, "`infer` is a method"),
+]
+
+
+@pytest.mark.parametrize("members,words", MEMBERS, ids=lambda v: v if isinstance(v, str) else "")
+def test_members_that_cannot_be_registered(members, words):
+    """Each member of a class is held to its type and range; the table stays as it was."""
+    before = dict(op_table._OPS)
+    with pytest.raises(InternalError, match=rf"\[ir.register\] {words}.* of 'odd'; correct Odd\.") as error:
+        make(**members)
+    assert before == op_table._OPS and "\n" not in str(error.value)
+
+
+def test_every_op_that_there_is_can_be_registered():
+    """The rules are those that all ops follow; nothing of theirs is refused."""
+    found = dict(op_table._OPS)
+    op_table._OPS.clear()
+    for rule in found.values():
+        register(type(rule))
+    assert found.keys() == op_table._OPS.keys()
+
+
+INFERRED = [
+    ({"infer": lambda *_: None}, "`infer` returns a list with the TensorSpec of every output; got None"),
+    (
+        {"infer": lambda *_: SPEC},
+        "`infer` returns a list with the TensorSpec of every output; got TensorSpec",
+    ),
+    ({"infer": lambda *_: ["x"]}, r"`infer` returns a list.*got \['x'\]"),
+    ({"infer": lambda *_: "x"}, "`infer` returns a list.*got 'x'"),
+    (
+        {"in_place": ((9, 0),)},
+        r"`in_place` names operands and outputs that the op has; got \(\(9, 0\),\) with 2 op",
+    ),
+    ({"passes_indices": ((1, 0),)}, "`passes_indices` names operands and outputs that the op has"),
+    (
+        {"accumulates": (5,)},
+        r"`accumulates` names operands and outputs that the op has; got \(5,\) with 2 operands",
+    ),
+    (
+        {"in_place": ((0, 3),), "signature": Signature(None)},
+        "`in_place` names operands and outputs that the op has",
+    ),
+    (
+        {"shape_of": frozenset({3}), "signature": Signature(None)},
+        "`shape_of` names operands and outputs that the op has",
+    ),
+    (
+        {
+            "must_alias": True,
+            "in_place": ((0, 0),),
+            "infer": lambda *_: [TensorSpec((8, 7), DTYPES["f32"], (BATCH, None))],
+        },
+        r"an output that lies in an input's memory is like it; got output 0 f32\[8, 7\] rows, and input 0 f32\[8, 6\]",
+    ),
+]
+
+
+@pytest.mark.parametrize("members,words", INFERRED, ids=lambda v: v if isinstance(v, str) else "")
+def test_outputs_that_are_none(members, words):
+    """What `infer` returns, and what the class says of outputs that only it can count, when the op is first used."""
+    with pytest.raises(InternalError, match=rf"\[ir.odd\] {words}.*; correct Odd\."):
+        build(**members)
+
+
+def lowered(self, low, op):
+    a, b = op.given
+    x = low.tensor(a)
+    tiles = {"out": low.row(op.outputs[0]), "a": low.row(a), "b": low.row(b)}
+    low.emit("add", op, over=x, dtype=x.dtype, tiles=tiles)
+
+
+def test_outputs_in_a_tuple():
+    """Any sequence will do that can be counted, everywhere that the op is asked."""
+    plan_graph(build(infer=lambda *_: (SPEC,), lower=lowered), {})
+
+
+def one_partial(*args, **changes):
+    return Factors((DIMS, DIMS), (DIMS,), partials=(Partial(*args, **changes),))
+
+
+FACTORS = [
+    (None, "Factors; got None"),
+    (((DIMS, DIMS), (DIMS,)), r"Factors; got \(\("),
+    (Factors((DIMS,), (DIMS,)), "a tuple with names for each of 2 operands; got"),
+    (Factors((DIMS, DIMS, DIMS), (DIMS,)), "a tuple with names for each of 2 operands"),
+    (Factors([DIMS, DIMS], (DIMS,)), "a tuple with names for each of 2 operands"),
+    (Factors((DIMS, DIMS), ()), r"a tuple with names for each of 1 outputs; got \(\)"),
+    (Factors((DIMS, DIMS), (DIMS, DIMS)), "a tuple with names for each of 1 outputs"),
+    (Factors((DIMS, None), (DIMS,)), r"a name for each dim of operand 1, f32\[8, 6\]; got None"),
+    (Factors((("r",), DIMS), (DIMS,)), r"a name for each dim of operand 0, f32\[8, 6\]; got \('r',\)"),
+    (Factors(((*DIMS, "e"), DIMS), (DIMS,)), "a name for each dim of operand 0"),
+    (Factors((DIMS, DIMS), (("r",),)), "a name for each dim of output 0"),
+    (Factors(("rd", "rd"), ("rd",)), "a name for each dim of operand 0.*got 'rd'"),
+    (Factors(((0, 1), (0, 1)), ((0, 1),)), r"names that are text; got \[0, 1"),
+    (Factors(((None, []), DIMS), (DIMS,)), r"names that are text; got \[None"),
+    (Factors((DIMS, DIMS), (DIMS,), whole=["d"]), r"`whole` with names of dims, in a frozenset; got \['d'\]"),
+    (Factors((DIMS, DIMS), (DIMS,), whole=frozenset("z")), "`whole` with names of dims.*got frozenset"),
+    (Factors((DIMS, DIMS), (DIMS,), moved=frozenset("z")), "`moved` with names of dims"),
+    (Factors((DIMS, DIMS), (DIMS,), partials=("p",)), "`partials` that are Partial; got 'p'"),
+    (Factors((DIMS, DIMS), (DIMS,), partials=Partial("p", ("d",), (0,))), "`partials` in a tuple"),
+    (one_partial(5, ("d",), (0,)), "partials that have a name; got 5"),
+    (one_partial("p", ("z",), (0,)), r"partial 'p' with names of dims, in a tuple; got \('z',\)"),
+    (one_partial("p", "d", (0,)), "partial 'p' with names of dims, in a tuple; got 'd'"),
+    (one_partial("p", ("d",), (5,)), r"partial 'p' with positions of its 1 outputs, in a tuple; got \(5,\)"),
+    (one_partial("p", ("d",), 0), "partial 'p' with positions of its 1 outputs, in a tuple; got 0"),
+    (one_partial("p", ("d",), (0,), "avg"), "partial 'p' that is combined by one of sum, max, or; got 'avg'"),
+    (
+        one_partial("p", ("d",), (0,), tree="zz"),
+        "partial 'p' along one of the trees chunks, leaves, groups; got 'zz'",
+    ),
+    (
+        one_partial("p", ("d",), (0,), cut_by=(7,)),
+        r"partial 'p' cut by positions of its 2 operands.*got \(7,\)",
+    ),
+]
+
+
+@pytest.mark.parametrize("found,words", FACTORS, ids=lambda v: v if isinstance(v, str) else "")
+def test_factors_that_do_not_fit(found, words):
+    """Names for every dim of every operand and output, and partials of what is named: else planning stops."""
+    graph = build(factors=lambda *_: found)
+    with pytest.raises(
+        InternalError, match=rf"\[ir.odd\] `factors` returns .*{words}.*; correct Odd.factors"
+    ) as error:
+        plan_graph(graph, {"dp": 2})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("tree", ["chunks", GROUPS])
+def test_factors_that_fit(tree):
+    """A dim that stays whole, one whose axes may change, a partial of either tree."""
+    partial = Partial("p", ("d",), (0,), "max", tree, cut_by=(0, 1))
+    said = Factors((DIMS, DIMS), (DIMS,), frozenset("d"), (partial,), frozenset("r"))
+    graph = build(factors=lambda *_: said)
+    assert factors_of(graph, graph.ops[0]) is said
+
+
+BOUNDS = [
+    None,
+    [0],
+    {5: (0, 1, None)},
+    {-1: (0, 1, None)},
+    {0: (0, 1)},
+    {0: 1},
+    {"a": (0, 1, None)},
+    {0: ("0", 1, None)},
+]
+
+
+@pytest.mark.parametrize("found", BOUNDS, ids=repr)
+def test_index_bounds_that_are_none(found):
+    """A range for each position of an operand: anything else is refused before a run."""
+    graph = build(index_bounds=lambda *_: found)
+    with pytest.raises(
+        InternalError, match=r"\[ir.odd\] `index_bounds` returns \(low, high.*; correct Odd.index"
+    ):
+        index_bounds(graph)
+
+
+def test_indices_are_passed_on_by_an_op_that_holds_none_itself():
+    """What is asked of an output's indices is asked of the input that they come from."""
+    make(num_inputs=1, passes_indices=((0, 0),), infer=lambda self, inputs, attrs: [inputs[0]])
+    graph = GraphBuilder("g")
+    ids = graph.input([8], "i32", name="ids", storage="scalars")
+    (picked,) = graph.op("odd", [ids])
+    graph.output(graph.embedding(picked, graph.parameter([11, 4], name="table")), "y")
+    assert index_bounds(graph.freeze()) == {"ids": [(0, 11, None)]}
