@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from tilewise.core.border import shown
 from tilewise.core.errors import InternalError
+from tilewise.ir.loop_parts import has_rows, is_divided
 from tilewise.ir.lowering import Draft, Ref, Tiles
 from tilewise.ir.program import (
     Access,
@@ -30,7 +31,6 @@ from tilewise.ir.program import (
     upper,
 )
 from tilewise.kernels.table import KERNELS, IntSpec, KernelSpec, OperandSpec, kernel_spec
-from tilewise.plan.loop_parts import has_rows, is_divided
 
 __all__ = ["make_hold", "make_instruction", "repeat_instruction"]
 
