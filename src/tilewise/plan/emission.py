@@ -289,7 +289,7 @@ def _check_operand(call: _Call, spec: OperandSpec, operand: Operand, dtype: str)
     if operand.team >= 0:
         if spec.role != "in":
             call.refuse("a task writes its own device's memory", f"a peer's tile for operand {spec.name!r}")
-    else:
+    elif operand.mode != Mode.WHOLE:
         _check_part(call, spec, operand, ref)
 
 
@@ -305,11 +305,13 @@ def _check_part(call: _Call, spec: OperandSpec, operand: Operand, ref: Ref) -> N
         return
     if type(div) is not int and not isinstance(div, Number):
         call.refuse(f"operand {spec.name!r} is divided by an integer or a Number", shown(div))
-    if div == 1 and mode == Mode.ROW and ref.extent != extent:
-        call.refuse(
-            f"a tile of operand {spec.name!r} is cut from as many rows as the loop runs over",
-            f"{_many(ref.extent, 'rows')} under a loop over {_many(extent, 'rows')}",
-        )
+    if div == 1 and mode == Mode.ROW:
+        if ref.extent != extent:
+            call.refuse(
+                f"a tile of operand {spec.name!r} is cut from as many rows as the loop runs over",
+                f"{_many(ref.extent, 'rows')} under a loop over {_many(extent, 'rows')}",
+            )
+        return
     what, size = ("rows", ref.extent) if mode == Mode.ROW else ("columns", Number(ref.cols))
     if not is_divided(extent, div, size):
         call.refuse(
