@@ -23,7 +23,7 @@ from tilewise.session import verify_strategy
 MODEL = config(num_hidden_layers=1)
 BATCH = batches(MODEL, 1)[0]
 GRAPH = training_graph(MODEL, "f32")
-WIDTH = tw.DimLabel("width", 1)
+WIDTH = tw.DimLabel("width", 2)
 
 
 def _instantiate(**given):
@@ -190,7 +190,7 @@ def graph_of(
         ({"batch": 16}, r"input 'x' f32\[8, 4\], which is f32\[16, 4\] in 'g'"),
         ({"width": 12}, r"parameter 'w' f32\[6, 4\], which is f32\[12, 4\]"),
         ({"label": None}, "parameter 'w' of labels "),
-        ({"label": tw.DimLabel("width", 2)}, "parameter 'w' of labels "),
+        ({"label": tw.DimLabel("width", 3)}, "parameter 'w' of labels "),
         ({"dtype": "bf16"}, r"parameter 'w' f32\[6, 4\], which is bf16\[6, 4\]"),
         ({"layers": 2}, r"no 'w1', which is parameter f32\[6, 6\] in 'g'"),
         ({"scale": 3.0}, "constant 'c' of other values than in 'g'"),

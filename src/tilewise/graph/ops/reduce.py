@@ -48,7 +48,7 @@ class Sum(Op):
         dims = _dims(inputs[0])
         rows = tuple(d for d in dims if d != "d")
         partials = (Partial("total", rows, (0,), tree=LEAVES),)
-        return Factors((dims,), (("o",),), whole=frozenset("d"), partials=partials)
+        return Factors((dims,), (("o",),), whole=frozenset(dims) - frozenset(rows), partials=partials)
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """dy everywhere."""
