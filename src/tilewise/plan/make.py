@@ -52,6 +52,7 @@ def make_plan(
     overhead: Overhead = _no_overhead,
     pool: WorkerPool | None = None,
     ahead: LoweredAhead | None = None,
+    definition: str = "",
 ) -> Plan:
     """Lower, place and order a laid-out graph.
 
@@ -61,6 +62,7 @@ def make_plan(
             besides its arena, by category.
         pool: processes that lower templates, where they are many.
         ahead: what they are lowering already.
+        definition: the digest of what the graph's author defined.
 
     Raises:
         LayoutError: a device would get no part of a tensor, or sizes do not divide as the strategy needs.
@@ -113,6 +115,7 @@ def make_plan(
         tuple(variant.layout for variant in variants.variants),
         optimizer,
         overhead(*needs),
+        definition,
     )
     validate_plan(plan, {v.number: v.values for v in variants.variants if v.values is not None})
     return plan

@@ -73,6 +73,8 @@ class PlanTables:
         layouts: per template, from the first, the layout of the graph that it lowers; a last one of copies has none.
         optimizer: the optimizer whose update is in the graph, if any.
         overhead: bytes per device besides its arena: `scratch` of the workers, `signals`, the task `engine`.
+        definition: the digest of what the graph's author defined, before any pass; empty where only a graph with all
+            passes was given.
     """
 
     graph: Graph
@@ -89,6 +91,7 @@ class PlanTables:
     layouts: tuple[GraphLayout, ...]
     optimizer: object
     overhead: Mapping[str, int]
+    definition: str = ""
 
     def __post_init__(self) -> None:
         for name in ("outside", "regions", "overhead"):

@@ -55,7 +55,7 @@ from tilewise.session.assemble import device_overhead
 from tilewise.session.foresee import lower_ahead
 from tilewise.session.inputs import check_constants
 from tilewise.session.instance import GraphInstance
-from tilewise.session.own_plan import require_own
+from tilewise.session.own_plan import definition_of, require_own
 from tilewise.strategy import (
     DistributionStrategy,
     check_offload,
@@ -271,7 +271,15 @@ class ComputeGraph(GraphBuilder):
                     graph, layout = hold_ahead(graph, layout, held, batch)
             with seen.phase("plan"):
                 return make_plan(
-                    graph, layout, settings, one_stage, self._optimizer, device_overhead, pool, ahead
+                    graph,
+                    layout,
+                    settings,
+                    one_stage,
+                    self._optimizer,
+                    device_overhead,
+                    pool,
+                    ahead,
+                    definition_of(self),
                 )
 
     def estimate_memory_usage(
@@ -298,8 +306,8 @@ class ComputeGraph(GraphBuilder):
 
         Raises:
             ResourceError: not enough memory.
-            PlanError: no plan, that of another graph (other inputs, parameters, states, constants, outputs, chunks or
-                optimizer), or a limit or deadline that is none.
+            PlanError: no plan, that of another graph (other inputs, parameters, states, constants, ops, outputs, loss,
+                chunks, symbols or optimizer), or a limit or deadline that is none.
         """
         if plan is None:
             plan = self.plan()

@@ -32,7 +32,15 @@ def require_origin(plan: Plan) -> None:
     _border.instance("require_origin", "a plan", plan, Plan, "pass what Plan.load returned")
     rule, advice = "a plan must be what planning makes of its graph and layout", "plan the graph again"
     try:
-        made = make_plan(plan.graph, plan.layout, plan.settings, one_stage, plan.optimizer, device_overhead)
+        made = make_plan(
+            plan.graph,
+            plan.layout,
+            plan.settings,
+            one_stage,
+            plan.optimizer,
+            device_overhead,
+            definition=plan.definition,
+        )
         is_same = made.digest() == plan.digest()
     except TilewiseError as error:
         _border.refuse("require_origin", rule, f"none: {error}", advice)

@@ -1,13 +1,14 @@
 """Whether a plan is one of a graph: what a graph declares, held against what its plan runs.
 
-Passes rewrite ops, so those are not compared; what comes from outside, what leaves, and what fixes the bits of a sum
-stay as they were declared. A plan has more than its graph: what the backward pass and the optimizer have added.
+What comes from outside, what leaves, and what fixes the bits of a sum stay in a plan as they were declared, and are
+named where they differ. Passes rewrite ops, so of those a plan keeps a digest as the author defined them. A plan has
+more than its graph: what the backward pass and the optimizer have added.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +19,12 @@ from tilewise.core.errors import PlanError
 from tilewise.graph import GraphBuilder
 from tilewise.graph.builder import SEED
 from tilewise.graph.draft import GraphDraft
+from tilewise.ir.digest import digest_graph
 from tilewise.ir.graph import Graph, TensorSpec
 from tilewise.plan import Plan
 from tilewise.session.inputs import is_own_input
 
-__all__ = ["require_own"]
+__all__ = ["definition_of", "require_own"]
 
 _border = Border("session", PlanError)
 _GIVEN = {"input", "parameter", "state", "constant"}
@@ -31,6 +33,11 @@ _OPTIMIZER = "optimizer."  # of the names of its states and inputs
 _NORM = "grad_norm"
 
 Named = dict[str, tuple[str, TensorSpec]]  # kind and spec
+
+
+def definition_of(graph: GraphBuilder) -> str:
+    """The digest of what a graph computes: all of its definition but its name, and the layouts that change no bit."""
+    return digest_graph(replace(graph.freeze(), name="", hints={}), graph.draft.loss_id)
 
 
 def require_own(graph: GraphBuilder, optimizer: object, plan: Plan) -> None:
@@ -74,6 +81,8 @@ def _differences(graph: GraphBuilder, optimizer: object, plan: Plan) -> Iterator
     for name, value in _constants(graph.draft).items():
         if value is not values[name] and value.tobytes() != values[name].tobytes():
             yield f"constant {name!r} of other values than"
+    if plan.definition != definition_of(graph):
+        yield "other ops, symbols or loss than"
 
 
 def _named(graph: GraphDraft | Graph) -> Named:

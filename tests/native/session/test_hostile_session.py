@@ -163,22 +163,25 @@ def graph_of(
     init="normal",
     bias=False,
     output="y",
+    activation="relu",
+    loss="mean",
+    name="g",
     optimizer=tw.optim.SGD(),  # noqa: B008  # it never changes
 ):
     """A graph with something changed."""
-    g = tw.ComputeGraph("g", reduction_chunks=chunks)
+    g = tw.ComputeGraph(name, reduction_chunks=chunks)
     x = g.input([batch, 4], name="x", labels=[tw.BATCH, None])
     y = linear(g, x if dtype == "f32" else g.cast(x, dtype), first, width, out_label=label)
     for n in range(1, layers):
         y = linear(g, g.relu(y), f"w{n}", width)
     kept = getattr(g, kind)([8, width], name="kept")
-    g.output(g.relu(kept), "of_kept")
+    g.output(getattr(g, activation)(kept), "of_kept")
     c = g.constant(np.full((width,), scale, np.float32), name="c", storage="vector")
     y = g.add_bias(y if dtype == "f32" else g.cast(y, "f32"), c)
     if bias:
         y = g.add_bias(y, g.parameter([width], name="b", init=init))
     g.output(y, output)
-    g.loss(g.mean(y))
+    g.loss(getattr(g, loss)(y))
     if optimizer is not None:
         g.optimize(optimizer)
     return g
@@ -202,6 +205,8 @@ def graph_of(
         ({"optimizer": None}, r"optimizer SGD.*, which is None in 'g'"),
         ({"optimizer": tw.optim.SGD(momentum=0.5)}, "optimizer SGD.*, which is SGD"),
         ({"optimizer": tw.optim.AdamW()}, "optimizer SGD.*, which is AdamW"),
+        ({"activation": "silu"}, "other ops, symbols or loss than in 'g'"),
+        ({"loss": "sum"}, "other ops, symbols or loss than in 'g'"),
     ],
     ids=str,
 )
@@ -212,6 +217,13 @@ def test_a_plan_of_another_graph_is_refused(change, words):
         other.instantiate(one.plan())
     with pytest.raises(PlanError, match="a plan must be one of this graph"):
         one.instantiate(other.plan())
+
+
+def test_a_plan_fits_what_computes_the_same(tmp_path):
+    """Whatever it is called and however it is laid out; a plan from a file, too."""
+    graph_of(name="other").plan({"dp": 2}).save(tmp_path / "plan")
+    with graph_of().instantiate(tw.Plan.load(tmp_path / "plan")) as model:
+        assert model.parameter_names() == ["w"]
 
 
 def test_first_values_are_the_graph_s_own():
@@ -272,7 +284,8 @@ def test_sizes_that_a_plan_fixes_are_within_the_graph_s():
         return g
 
     build().instantiate(build().plan(sizes={"n": 4})).close()
-    build().instantiate(build(8, "n", "m").plan(sizes={"n": 4, "m": 4})).close()
+    with pytest.raises(PlanError, match="got that of 'g' with other ops, symbols or loss than in 'g'"):
+        build().instantiate(build(8, "n", "m").plan(sizes={"n": 4, "m": 4}))
     for odd in (
         build(8, "n", "m").plan(sizes={"n": 4, "m": 5}),
         build(16).plan(sizes={"n": 16}),
