@@ -21,7 +21,6 @@ from tilewise.ir.op import op_named
 __all__ = ["Declared", "DraftedLayer", "GraphDraft", "refuse_packed"]
 
 OPTIMIZER = "optimizer."
-_UNSAVED = "__metadata__"  # in safetensors no tensor has this name
 Declared = tuple[str, TensorFamily | None, int]
 """A tensor that every use of a layer declares: its kind, what it is but for the use's path (of a constant, which is the
 graph's, None), its id in the template."""
@@ -118,8 +117,6 @@ class GraphDraft:
         name = spec.name
         if name in self.names or name in self.outputs:
             _border.refuse(kind, "names must be unique", f"{name!r}, which is taken", "rename it")
-        if name == _UNSAVED and kind in ("parameter", "state"):
-            _border.refuse(kind, "a name must be one that files have for tensors", repr(name), "rename it")
         if name.startswith(OPTIMIZER) and self.phase != "update":
             _border.refuse(kind, f"names in {OPTIMIZER!r} are the optimizer's", repr(name), "rename it")
         node = TensorNode(len(self.tensors), spec, kind)

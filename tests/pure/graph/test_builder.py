@@ -32,7 +32,6 @@ def test_wrong_shapes_fail_at_the_call():
     ("make", "words"),
     [
         (lambda g: g.input([4], name="x"), "names must be unique; got 'x'"),
-        (lambda g: g.parameter([4], name="__metadata__"), "files have for tensors; got '__metadata__'"),
         (lambda g: g.parameter([2, 3, 4], name="w"), "one or two fixed dims"),
         (lambda g: g.input([0, 4], name="y"), "a size must lie in"),
         (lambda g: g.input([4], "f8", name="y"), "a dtype must be one of .*; got 'f8'"),
