@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import NoReturn
 
 from tilewise.core.border import Border, shown
 from tilewise.core.errors import LayoutError
@@ -80,16 +79,23 @@ class DeviceMesh:
             for i, (name, size) in enumerate(zip(self.names, self.sizes))
         }
 
+    def _known(self, axes: tuple[str, ...]) -> list[tuple[int, int]]:
+        """Size, and devices between neighbours, of each of these axes that the mesh has."""
+        known = []
+        for axis in axes:
+            if not isinstance(axis, str):
+                _border.refuse("mesh", "axes are names", shown(axes), 'pass "dp", "tp"')
+            if axis in self._axes:
+                known.append(self._axes[axis])
+        return known
+
     def size(self, *axes: str) -> int:
         """Devices along the product of some axes; an axis the mesh does not have has one.
 
         Raises:
             LayoutError: an axis is no name.
         """
-        try:
-            return prod(self._axes[axis][0] for axis in axes if axis in self._axes)
-        except TypeError:
-            _refuse_axes(axes)
+        return prod(size for size, _ in self._known(axes))
 
     def coordinate(self, device: int, *axes: str) -> int:
         """Position of `device` on the product of some axes, the first of them major.
@@ -99,13 +105,8 @@ class DeviceMesh:
         """
         _border.integer("mesh", "a device", device, 0, self.num_devices - 1)
         position = 0
-        try:
-            for axis in axes:
-                if axis in self._axes:
-                    size, stride = self._axes[axis]
-                    position = position * size + device // stride % size
-        except TypeError:
-            _refuse_axes(axes)
+        for size, stride in self._known(axes):
+            position = position * size + device // stride % size
         return position
 
     def first(self, device: int, *axes: str) -> int:
@@ -115,11 +116,7 @@ class DeviceMesh:
             LayoutError: there is no such device, or an axis is no name.
         """
         _border.integer("mesh", "a device", device, 0, self.num_devices - 1)
-        try:
-            known = [self._axes[axis] for axis in axes if axis in self._axes]
-        except TypeError:
-            _refuse_axes(axes)
-        return device - sum(device // stride % size * stride for size, stride in known)
+        return device - sum(device // stride % size * stride for size, stride in self._known(axes))
 
     def team(self, device: int, *axes: str) -> list[int]:
         """The devices that differ from `device` on these axes only (`device` among them), by their `coordinate`.
@@ -128,16 +125,9 @@ class DeviceMesh:
             LayoutError: there is no such device, or an axis is no name.
         """
         found = [self.first(device, *axes)]
-        for axis in axes:
-            if axis in self._axes:
-                size, stride = self._axes[axis]
-                found = [at + i * stride for at in found for i in range(size)]
+        for size, stride in self._known(axes):
+            found = [at + i * stride for at in found for i in range(size)]
         return found
 
     def __str__(self) -> str:
         return ",".join(f"{n}={s}" for n, s in zip(self.names, self.sizes)) or "one device"
-
-
-def _refuse_axes(axes: tuple[object, ...]) -> NoReturn:
-    """What cannot be looked up is no name; looking is quicker than asking each."""
-    _border.refuse("mesh", "axes are names", shown(axes), 'pass "dp", "tp"')

@@ -9,7 +9,10 @@ from __future__ import annotations
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Number, NumberLike, Operand, Source, times
 
-__all__ = ["has_rows", "is_divided"]
+__all__ = ["ALL_ROWS", "has_rows", "is_divided", "plain"]
+
+ALL_ROWS = 1 << 40
+"""Divides the rows of any loop, so that all of them go together."""
 
 
 def has_rows(ref: Ref, operand: Operand) -> bool:
@@ -22,13 +25,19 @@ def has_rows(ref: Ref, operand: Operand) -> bool:
 
 def is_divided(extent: Number, div: NumberLike, size: Number) -> bool:
     """Whether a loop's rows, so many of them together, are as many as `size`, as far as that is known when planning."""
+    div = plain(div)
     fixed, has_fixed_size = extent.source == Source.NOTHING, size.source == Source.NOTHING
     if isinstance(div, int):
         if div < 1:
             return False
         if fixed and has_fixed_size:
             return -(-extent.constant // div) == size.constant
-        return times(size, div) == extent or (div > 1 and has_fixed_size and size.constant == 1)
-    if has_fixed_size and not fixed and div[2:] == extent[2:]:
-        return times(div, size.constant) == extent
+        return times(size, div) == extent or (div >= ALL_ROWS and has_fixed_size and size.constant == 1)
+    if not fixed and div[2:] == extent[2:]:  # they grow alike, so the size does not grow with them
+        return size[2:] != extent[2:] and (not has_fixed_size or times(div, size.constant) == extent)
     return True
+
+
+def plain(number: NumberLike) -> NumberLike:
+    """An integer, where nothing that a run brings changes it."""
+    return number.constant if isinstance(number, Number) and number.source == Source.NOTHING else number

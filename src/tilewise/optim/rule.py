@@ -128,6 +128,7 @@ class Value:
     __floordiv__ = __rfloordiv__ = _refusal("//")
     __matmul__ = __rmatmul__ = _refusal("@")
     __abs__, __float__, __getitem__ = _refusal("abs"), _refusal("float"), _refusal("one element")
+    __array__ = __array_function__ = _refusal("a function of NumPy")
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:

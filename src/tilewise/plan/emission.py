@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from tilewise.core.border import shown
 from tilewise.core.errors import InternalError
-from tilewise.ir.loop_parts import has_rows, is_divided
+from tilewise.ir.loop_parts import has_rows, is_divided, plain
 from tilewise.ir.lowering import Draft, Ref, Tiles
 from tilewise.ir.program import (
     Access,
@@ -35,6 +35,7 @@ from tilewise.kernels.table import KERNELS, IntSpec, KernelSpec, OperandSpec, ke
 __all__ = ["make_hold", "make_instruction", "repeat_instruction"]
 
 _INT64 = 1 << 63
+_MAX_PRIORITY = 1 << 20
 _HOLD = KernelSpec("", (), (OperandSpec("operand", "in"),), (), (), (), lambda s: 0, lambda s: 0)
 Placed = tuple[OperandSpec, Operand | None]
 
@@ -87,7 +88,7 @@ def make_instruction(
     Raises:
         InternalError: something is missing, unknown, or of another kind than the table says.
     """
-    if kernel not in KERNELS:
+    if not isinstance(kernel, str) or kernel not in KERNELS:
         raise InternalError(
             f"[plan.emission] a kernel stands in the table; got {kernel!r} in {maker}; add it to kernels/table.py"
         )
@@ -226,15 +227,15 @@ def _check_loop(call: _Call, label: object, priority: object) -> None:
         call.refuse("rows per task are 1 or more, or 0 for one task over all", shown(step))
     if not isinstance(label, str):
         call.refuse("a label is text", shown(label))
-    if type(priority) is not int:
-        call.refuse("a priority is an integer", shown(priority))
+    if type(priority) is not int or abs(priority) > _MAX_PRIORITY:
+        call.refuse(f"a priority is an integer of at most {_MAX_PRIORITY}", shown(priority))
 
 
 def _check_names(call: _Call, what: str, given: Mapping[str, object], known: frozenset[str]) -> None:
     if not isinstance(given, Mapping):
         call.refuse(f"{what} are given by name, in a dictionary", shown(given))
     if not given.keys() <= known:
-        odd = sorted(set(given) - known)
+        odd = sorted(set(given) - known, key=str)
         call.refuse(f"{what} are {', '.join(sorted(known)) or 'none'}", repr(odd[0]))
 
 
@@ -305,6 +306,7 @@ def _check_part(call: _Call, spec: OperandSpec, operand: Operand, ref: Ref) -> N
         return
     if type(div) is not int and not isinstance(div, Number):
         call.refuse(f"operand {spec.name!r} is divided by an integer or a Number", shown(div))
+    div = plain(div)
     if div == 1 and mode == Mode.ROW:
         if ref.extent != extent:
             call.refuse(
@@ -352,23 +354,22 @@ def _check_sizes(call: _Call, placed: Sequence[Placed]) -> None:
 def _sizes(call: _Call, operand: Operand) -> tuple[_Size | None, _Size | None]:
     """Rows and columns of a task's view: a number, `a tile of the loop`, or None where the table cannot tell."""
     ref = call.ref_of(operand.slot)
-    loop: _Size = _plain(call.extent) if is_single(call.step) else "a tile of the loop"
+    loop: _Size = plain(call.extent) if is_single(call.step) else "a tile of the loop"
     match operand.mode:
         case Mode.ROW:
-            return (loop if operand.div == 1 else None), ref.cols
+            div = plain(operand.div)
+            if div == 1 or is_single(call.step):
+                return (loop if div == 1 else plain(ref.extent)), ref.cols
+            return f"a tile of the loop over {div}", ref.cols
         case Mode.WHOLE:
-            return _plain(ref.extent), ref.cols
+            return plain(ref.extent), ref.cols
         case Mode.COL | Mode.PANELCOLS:
-            return _plain(ref.extent), (loop if operand.div == 1 else None)
+            return plain(ref.extent), (loop if operand.div == 1 else None)
         case Mode.ROWCOLS:
             return None, upper(operand.parts)
         case Mode.ROWS:
             return upper(operand.parts), ref.cols
     return None, ref.cols
-
-
-def _plain(extent: Number) -> _Size:
-    return extent.constant if extent.source == Source.NOTHING else extent
 
 
 def _with_access(call: _Call, placed: Sequence[Placed]) -> list[Operand]:

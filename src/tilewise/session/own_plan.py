@@ -36,7 +36,8 @@ Named = dict[str, tuple[str, TensorSpec]]  # kind and spec
 
 
 def definition_of(graph: GraphBuilder) -> str:
-    """The digest of what a graph computes: all of its definition but its name, and the layouts that change no bit."""
+    """The digest of what a graph computes: of all its definition but its name, and the layouts that are asked for
+    outside layers, which change no bit."""
     return digest_graph(replace(graph.freeze(), name="", hints={}), graph.draft.loss_id)
 
 
@@ -75,8 +76,7 @@ def _differences(graph: GraphBuilder, optimizer: object, plan: Plan) -> Iterator
             yield from _of_tensor(name, (kind, spec), theirs[name], sizes)
     if graph.reduction_chunks != plan.graph.reduction_chunks:
         yield f"reduction_chunks={plan.graph.reduction_chunks}, which is {graph.reduction_chunks}"
-    if not _is_same(optimizer, plan.optimizer):
-        yield f"optimizer {shown(plan.optimizer)}, which is {shown(optimizer)}"
+    yield from _of_optimizer(optimizer, plan.optimizer)
     values = _constants(plan.graph)
     for name, value in _constants(graph.draft).items():
         if value is not values[name] and value.tobytes() != values[name].tobytes():
@@ -118,11 +118,16 @@ def _is_size_of(own: Size, other: Size, sizes: dict[Dim, Size]) -> bool:
     return own == other
 
 
-def _is_same(one: object, other: object) -> bool:
-    """Whether two optimizers are one, also where their class does not compare them."""
-    if one == other or type(one) is not type(other) or not is_dataclass(one):
-        return one == other
-    return all(getattr(one, f.name) == getattr(other, f.name) for f in fields(one))
+def _of_optimizer(mine: object, theirs: object) -> Iterator[str]:
+    """Differences of two optimizers, field by field where they are of one class; not every class compares them."""
+    if type(mine) is not type(theirs) or not is_dataclass(mine):
+        if mine != theirs:
+            yield f"optimizer {shown(theirs)}, which is {shown(mine)}"
+        return
+    for field in fields(mine):
+        own, other = getattr(mine, field.name), getattr(theirs, field.name)
+        if own != other:
+            yield f"optimizer {type(mine).__name__} of {field.name} {shown(other)}, which is {shown(own)}"
 
 
 def _constants(graph: GraphDraft | Graph) -> dict[str, NDArray[np.generic]]:

@@ -160,12 +160,11 @@ class DistributionStrategy:
         Raises:
             LayoutError: it is no name.
         """
-        try:
-            return self.rules.get(label, ())  # type: ignore[return-value]  # made tuples when it was declared
-        except TypeError:  # it cannot be looked up
+        if not isinstance(label, str):
             _border.refuse(
                 "axes_for", "a label is given by its name", shown(label), 'pass "mlp", for example'
             )
+        return self.rules.get(label, ())  # type: ignore[return-value]  # made tuples when it was declared
 
     @classmethod
     def single(cls) -> DistributionStrategy:

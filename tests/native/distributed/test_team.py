@@ -270,7 +270,7 @@ def test_memory_that_does_not_suffice(group):
 
 def test_a_worker_that_cannot_open_a_plan(group, monkeypatch):
     """What it raises is raised here, and the group goes on."""
-    monkeypatch.setattr("tilewise.session.assemble.encode_plan", lambda program: b"tilewise plan 1 nothing")
+    monkeypatch.setattr("tilewise.session.assemble.encode_plan", lambda program: b"tilewise plan 2 nothing")
     with pytest.raises(PlanError, match="a program must be as its leader has sent it"):
         running()
     monkeypatch.undo()

@@ -203,7 +203,7 @@ def graph_of(
         ({"output": "z"}, r"output 'y' f32\[8, 6\], where there is none in 'g'"),
         ({"chunks": 4}, "reduction_chunks=8, which is 4 in 'g'"),
         ({"optimizer": None}, r"optimizer SGD.*, which is None in 'g'"),
-        ({"optimizer": tw.optim.SGD(momentum=0.5)}, "optimizer SGD.*, which is SGD"),
+        ({"optimizer": tw.optim.SGD(momentum=0.5)}, "optimizer SGD of momentum 0.9, which is 0.5"),
         ({"optimizer": tw.optim.AdamW()}, "optimizer SGD.*, which is AdamW"),
         ({"activation": "silu"}, "other ops, symbols or loss than in 'g'"),
         ({"loss": "sum"}, "other ops, symbols or loss than in 'g'"),

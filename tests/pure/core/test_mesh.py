@@ -10,7 +10,7 @@ from tilewise.core.mesh import DeviceMesh
 from tilewise.strategy import DistributionStrategy, check_offload
 
 MESH = DeviceMesh({"dp": 2, "tp": 3})
-ODD = [[], {}, {"dp"}, [["dp"]], np.ones(2), np.array(1)]
+ODD = [[], {}, {"dp"}, [["dp"]], np.ones(2), np.array(1), ("dp", "tp"), None, 5]
 
 
 @pytest.mark.parametrize("odd", ODD, ids=str)

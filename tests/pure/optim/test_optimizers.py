@@ -92,6 +92,7 @@ def test_functions_of_an_update_take_values_and_numbers():
         (np.sqrt, "numpy.sqrt"),
         (np.abs, "numpy.absolute"),
         (np.add.reduce, "numpy.add"),
+        *((function, "a function of NumPy") for function in (np.mean, np.median, np.where, np.asarray)),
     ],
 )
 def test_operations_that_no_program_has_are_refused(operation, got):

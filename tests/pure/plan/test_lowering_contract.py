@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from pure.plan.test_templates import plan_graph
-from tilewise.core.dims import BATCH
+from tilewise.core.dims import BATCH, Dim
 from tilewise.core.errors import InternalError
 from tilewise.graph import GraphBuilder
 from tilewise.graph.ops.common import Elementwise
 from tilewise.ir import op as op_table
-from tilewise.ir.op import register
+from tilewise.ir.loop_parts import ALL_ROWS
+from tilewise.ir.op import Factors, Op, Signature, register
 from tilewise.ir.program import Number
 
 
@@ -23,12 +24,13 @@ def same_ops():
     op_table._OPS.update(before)
 
 
-def plan(lower, axes=None, **members):
-    """The plan of a graph with an op of two operands `[8, 6]` that is lowered so."""
+def plan(lower, axes=None, *, rows=(8,), **members):
+    """The plan of a graph with an op of two operands `[8, 6]`, or other rows of 6, that is lowered so."""
     found = {"name": "odd", "num_inputs": 2, "lower": lambda self, low, op: lower(low, op), **members}
     register(type("Odd", (Elementwise,), found))
     graph = GraphBuilder("g")
-    a, b = (graph.input([8, 6], name=name, labels=[BATCH, None]) for name in "ab")
+    labels = [BATCH, *[None] * len(rows)]
+    a, b = (graph.input([*rows, 6], name=name, labels=labels) for name in "ab")
     graph.output(graph.op("odd", [a, b])[0], "y")
     return plan_graph(graph.freeze(), axes or {})
 
@@ -76,6 +78,8 @@ PARTS = [
     ("a", lambda low, t: low.row(t, div=1000), "rows of operand 'a'.*div 1000"),
     ("a", lambda low, t: low.row(t, div=0), "div 0"),
     ("a", lambda low, t: low.row(t, div=-1), "div -1"),
+    ("a", lambda low, t: low.row(t, div=Number(2)), "rows of operand 'a'.*div 2"),
+    ("a", lambda low, t: low.row(t, div=Number(0)), "div 0"),
     ("a", lambda low, t: low.row(t, div="2"), "divided by an integer or a Number; got '2'"),
     ("a", lambda low, t: low.row(t, div=None), "divided by an integer or a Number; got None"),
     ("a", lambda low, t: low.rows_at(low.tensor(t), 10**7, 8), "lie in it; got 8 rows from 10000000 on, of {rows}"),
@@ -107,6 +111,92 @@ def test_parts_that_are_not_the_loops(names, view, words, axes):
         plan(adding(tiles), axes)
 
 
+def one_row(low, a):
+    """A temporary of one row, and what writes it."""
+    return low.temp(1, low.tensor(a).cols, "f32", tile_rows=1, name="row")
+
+
+GROWING = [
+    (lambda low, a: low.row(a, div=low.size(low.spec(a).shape[1])), "rows of operand 'a', times its `div`"),
+    (lambda low, a: low.row(a, div=Number(2)), "rows of operand 'a', times its `div`"),
+    (lambda low, a: low.row(one_row(low, a), div=8), "rows of operand 'a', times its `div`"),
+    (lambda low, a: low.row(one_row(low, a), div=ALL_ROWS), "'m' is one size; got a tile of the loop in .* loop over"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("axes", [{}, {"dp": 2}], ids=["one", "dp"])
+@pytest.mark.parametrize("view,words", GROWING, ids=lambda v: v if isinstance(v, str) else "")
+def test_parts_of_rows_that_a_run_brings(view, words, axes):
+    """A division comes out for every length or for none; a kernel reads as many rows of each operand."""
+    rows = (8, Dim("seq", 1, 12))
+    plan(adding(), axes, rows=rows)
+    op_table._OPS.pop("odd")
+    with pytest.raises(InternalError, match=rf"{words}.* in op 'odd' \(odd\); correct"):
+        plan(adding({"a": lambda low, a, out: view(low, a)}), axes, rows=rows)
+
+
+def over_an_operand(low, op):
+    """Right, but for one thing more."""
+    adding()(low, op)
+    adding({"out": lambda low, a, out: low.row(a)})(low, op)
+
+
+@pytest.mark.parametrize(
+    "lower,words",
+    [
+        (
+            lambda low, op: None,
+            r"every output is written; got none of 0 instructions that writes f32\[8, 6\]",
+        ),
+        (over_an_operand, r"operands only where `in_place` says so; got a write to f32\[8, 6\]"),
+    ],
+)
+def test_what_is_written_are_the_outputs(lower, words):
+    """All of them, and no operand."""
+    with pytest.raises(InternalError, match=rf"{words} in op 'odd' \(odd\); correct its lowering"):
+        plan(lower)
+
+
+class Two(Op):
+    """Two outputs, in place of two operands."""
+
+    name, signature = "odd", Signature(2)
+    in_place, must_alias = ((0, 0), (1, 1)), True
+
+    def infer(self, inputs, attrs):
+        return [*inputs]
+
+    def factors(self, inputs, attrs):
+        return Factors((("r", "d"),) * 2, (("r", "d"),) * 2)
+
+    def lower(self, low, op):
+        for out, given in zip(op.outputs, op.given):
+            tiles = {"out": low.row(out), "x": low.row(given)}
+            low.emit("scale", op, over=low.tensor(out), dtype="f32", tiles=tiles, floats={"factor": 2.0})
+
+
+def test_what_has_another_s_memory_may_be_read():
+    """An operand of which the shape counts, where the other operand lies in its memory."""
+    register(Two)
+    reads_other = lambda self, low, op: adding({"a": lambda low, a, out: low.row(op.given[1])})(low, op)  # noqa: E731
+    members = {"name": "seen", "num_inputs": 2, "shape_of": frozenset({0}), "lower": reads_other}
+    register(type("Seen", (Elementwise,), members))
+    graph = GraphBuilder("g")
+    x, other = (graph.state([8, 6], name=name) for name in ("x", "other"))
+    graph.output(graph.op("seen", [x, graph.op("odd", [x, other])[0]])[0], "y")
+    plan_graph(graph.freeze(), {})
+
+
+def test_an_operand_is_given_once_where_two_outputs_must_lie_in_it():
+    """One of them would have memory of its own."""
+    register(Two)
+    graph = GraphBuilder("g")
+    x = graph.input([8, 6], name="x")
+    graph.output(graph.op("odd", [x, x])[0], "y")
+    with pytest.raises(InternalError, match=r"one each; got 'x' twice in op 'odd' \(odd\); give it once"):
+        plan_graph(graph.freeze(), {})
+
+
 SETTINGS = [
     ({"over": 8}, "a loop runs over rows.*got 8 for kernel 'add'"),
     ({"over": None}, "a loop runs over rows.*got None"),
@@ -115,7 +205,7 @@ SETTINGS = [
     ({"step": "1"}, "rows per task.*got '1'"),
     ({"step": 1.0}, "rows per task.*got 1.0"),
     ({"label": 5}, "a label is text; got 5"),
-    ({"priority": "high"}, "a priority is an integer; got 'high'"),
+    ({"priority": "high"}, "a priority is an integer of at most 1048576; got 'high'"),
     ({"ints": [1]}, r"integers are given by name, in a dictionary; got \[1\]"),
     ({"floats": [1.0]}, r"floats are given by name, in a dictionary; got \[1.0\]"),
     ({"tiles": None}, "operands are given by name, in a dictionary; got None"),

@@ -69,7 +69,7 @@ def test_what_is_no_file_of_ours_is_refused(path):
 def test_a_file_of_the_future_says_so(path):
     """Another number of format, and records with other fields, are what another version writes."""
     body = small_file()[small_file().index(b"\n") + 1 :]
-    assert "it has format 2, and this version of Tilewise reads 1" in refusal(path, sealed(body, 2))
+    assert "it has format 3, and this version of Tilewise reads 2" in refusal(path, sealed(body, 3))
 
     def more(found):
         number, _ = place(found, "PlanSettings", "seq")

@@ -76,7 +76,7 @@ def test_equal_plans_have_equal_files():
 
 def test_the_first_line_says_the_digest():
     """`head -1` of a file tells which plan it is."""
-    assert small_file().split(b"\n")[0].decode() == f"tilewise plan 1 {small().digest()}"
+    assert small_file().split(b"\n")[0].decode() == f"tilewise plan 2 {small().digest()}"
 
 
 def test_every_field_is_written():

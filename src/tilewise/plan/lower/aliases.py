@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilewise.core.errors import InternalError
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.op import op_named
 
@@ -17,6 +18,9 @@ def alias_roots(graph: Graph, ops: Sequence[OpNode], keep: frozenset[int]) -> di
     that exclude each other, the first that is possible counts. Memory from outside is written by `must_alias` alone.
 
     `keep` are tensors that others still read (results, saved tensors, outputs).
+
+    Raises:
+        InternalError: two outputs must lie in the memory of one operand.
     """
     last: dict[int, int] = {}
     made: dict[int, int] = {}
@@ -41,6 +45,11 @@ def alias_roots(graph: Graph, ops: Sequence[OpNode], keep: frozenset[int]) -> di
         for result, given in rule.in_place:
             source, out = op.inputs[given], op.outputs[result]
             if source is None or source in paired or out in paired:
+                if rule.must_alias and source is not None:
+                    raise InternalError(
+                        f"[plan.lower] outputs that must lie in an operand's memory have one each; got "
+                        f"{graph.spec(source).name or source!r} twice in op {op.op!r} ({op.label}); give it once"
+                    )
                 continue
             first = root(source)
             free = (

@@ -14,14 +14,13 @@ from tilewise.core.mesh import Axes
 from tilewise.ir.contractions import factors_of
 from tilewise.ir.graph import Graph, OpNode, TensorSpec
 from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, in_space
+from tilewise.ir.loop_parts import ALL_ROWS
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Number, NumberLike, times, upper
 from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.shapes import LocalShapes
 
 __all__ = ["LocalView"]
-
-ALL_ROWS = 1 << 40
 
 
 class LocalView:
@@ -160,6 +159,8 @@ class LocalView:
 
     def records(self, op: OpNode, partial: str) -> tuple[Record, ...]:
         """What becomes of a value of which this op makes parts: a record per team, none where it is not shared."""
+        if not isinstance(op, OpNode):
+            self.refuse("a partial value is one of the op that is lowered", shown(op))
         known = [p.name for p in factors_of(self.graph, op).partials]
         if partial not in known:
             self.refuse(

@@ -16,6 +16,7 @@ from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, show_a
 from tilewise.ir.lowering import Accumulator, Draft, Ref, Tiles
 from tilewise.ir.op import op_named
 from tilewise.ir.program import (
+    Access,
     Completion,
     LoweredTemplate,
     Number,
@@ -318,6 +319,7 @@ class TemplateLowering(SlotTable):
             self._refuse_sums_in_shards(op)
             rule, first = op_named(op.op), len(self.instructions)
             rule.lower(self, op)
+            self._check_use(op, rule.accumulates, first)
             if rule.shape_of:
                 self._refuse_reads_of_shapes(op, rule.shape_of, first)
             if self._accumulated != {*rule.accumulates}:
@@ -343,11 +345,37 @@ class TemplateLowering(SlotTable):
             tuple(self.completions),
         )
 
+    def _check_use(self, op: OpNode, summed: Sequence[int], first: int) -> None:
+        """Instructions, from `first` on, write every output that is not summed over the batch (on one device of a
+        team, where they are collectives), and of operands only what shares memory with an output. Ops without outputs
+        are made to write an operand."""
+        roots, drafts = self.roots, self.instructions[first:]
+        written = {
+            self.keys[o.slot].id
+            for draft in drafts
+            for o in draft.instruction.operands
+            if (o.role or o.access) & Access.OUT
+            and not o.null
+            and self.keys[o.slot].kind in ("tensor", "flat")
+        }
+        outputs = {roots.get(o, o) for o in op.outputs}
+        given = {roots.get(i, i) for i in op.given}
+        if outputs and not written.isdisjoint(given - outputs):
+            odd = self.graph.spec(min(written & given - outputs))
+            self.refuse(
+                "an op writes its outputs, and operands only where `in_place` says so", f"a write to {odd}"
+            )
+        left = {roots.get(o, o) for n, o in enumerate(op.outputs) if n not in summed} - written - given
+        if left and not any(draft.waits or draft.notifies for draft in drafts):
+            self.refuse(
+                "every output is written",
+                f"none of {len(drafts)} instructions that writes {self.graph.spec(min(left))}",
+            )
+
     def _refuse_reads_of_shapes(self, op: OpNode, positions: frozenset[int], first: int) -> None:
         """What an op needs the shape of may not be there when its instructions, from `first` on, run."""
-        absent = {op.inputs[p] for p in positions} - {
-            t for p, t in enumerate(op.inputs) if p not in positions
-        }
+        others = {t for p, t in enumerate(op.inputs) if p not in positions} | {*op.outputs}
+        absent = {op.inputs[p] for p in positions} - {self.roots.get(t, t) for t in others if t is not None}
         slots = {i for i, key in enumerate(self.keys) if key.kind in ("tensor", "flat") and key.id in absent}
         if any(
             o.slot in slots and not o.null for d in self.instructions[first:] for o in d.instruction.operands
