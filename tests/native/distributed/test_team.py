@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tilewise as tw
-from native.distributed.test_group import are_gone, left_open
+from native.distributed.test_group import are_gone, left_open, shared_names
 from ranks.small_llama import batches, config, training_graph
 from tilewise.core import CommTimeout, PeerLost, PlanError, ResourceError, TaskFailed
 
@@ -281,7 +281,7 @@ def test_a_worker_that_cannot_open_a_plan(group, monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_leader_that_ends_during_a_run(number):
     """Its workers end within a second or two, and nothing is left of them."""
-    shared = sorted(os.listdir("/dev/shm"))
+    shared = shared_names()
     folder = Path(__file__).parents[2]
     script = TRAINING.format(paths=[str(folder), str(folder / "ranks")])
     leader = subprocess.Popen(
@@ -293,7 +293,7 @@ def test_a_leader_that_ends_during_a_run(number):
     leader.send_signal(number)
     assert leader.wait(30) != 0
     assert are_gone(workers, 2.0)
-    assert sorted(os.listdir("/dev/shm")) == shared
+    assert shared_names() == shared
     leader.stdout.close()
     leader.stderr.close()
 
