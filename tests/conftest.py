@@ -29,6 +29,17 @@ sys.path.insert(
 )  # helpers are imported by their folder: `from policy.source import ...`
 
 
+@pytest.fixture
+def same_ops():
+    """Ops that a test registers are gone after it."""
+    from tilewise.ir import op as op_table
+
+    before = dict(op_table._OPS)
+    yield
+    op_table._OPS.clear()
+    op_table._OPS.update(before)
+
+
 @pytest.fixture(autouse=True)
 def _plain_terminal(monkeypatch):
     """Help texts and progress are compared as plain text of a fixed width."""

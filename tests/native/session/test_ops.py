@@ -9,7 +9,6 @@ import torch
 import tilewise as tw
 from tilewise.core.errors import PlanError, ShapeError
 from tilewise.graph.ops.common import Elementwise
-from tilewise.ir import op as op_table
 from tilewise.ir.op import register
 from tilewise.models.decoder.rope import Rope, rope_table
 from tilewise.nn import linear
@@ -358,15 +357,6 @@ def test_elementwise_on_parameters():
 
 
 ALTERNATIVES = [(), ((0, 0),), ((0, 1),), ((0, 0), (0, 1)), ((0, 1), (0, 0))]
-
-
-@pytest.fixture
-def same_ops():
-    """Ops that a test registers are gone after it."""
-    before = dict(op_table._OPS)
-    yield
-    op_table._OPS.clear()
-    op_table._OPS.update(before)
 
 
 def lower_sum(self, low, op):

@@ -19,14 +19,7 @@ from tilewise.ir.op import Op, Signature, op_named, register
 from tilewise.ir.tape import Later, Term, terms_of
 from tilewise.nn import linear
 
-
-@pytest.fixture(autouse=True)
-def same_ops():
-    """Ops that a test registers are gone after it."""
-    before = dict(op_table._OPS)
-    yield
-    op_table._OPS.clear()
-    op_table._OPS.update(before)
+pytestmark = pytest.mark.usefixtures("same_ops")
 
 
 def make(name="odd", **members):

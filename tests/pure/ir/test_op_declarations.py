@@ -21,13 +21,7 @@ SPEC = TensorSpec((8, 6), DTYPES["f32"], (BATCH, None))
 DIMS = ("r", "d")
 
 
-@pytest.fixture(autouse=True)
-def same_ops():
-    """Ops that a test registers are gone after it."""
-    before = dict(op_table._OPS)
-    yield
-    op_table._OPS.clear()
-    op_table._OPS.update(before)
+pytestmark = pytest.mark.usefixtures("same_ops")
 
 
 def make(**members):

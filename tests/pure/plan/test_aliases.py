@@ -12,14 +12,7 @@ from tilewise.ir.graph import TensorSpec
 from tilewise.ir.op import register
 from tilewise.plan.lower import alias_roots
 
-
-@pytest.fixture(autouse=True)
-def same_ops():
-    """Ops that a test registers are gone after it."""
-    before = dict(op_table._OPS)
-    yield
-    op_table._OPS.clear()
-    op_table._OPS.update(before)
+pytestmark = pytest.mark.usefixtures("same_ops")
 
 
 def aliases(pairs, *, is_kept, num_outputs=1, shape=(4, 8), **members):

@@ -14,14 +14,7 @@ from tilewise.ir.loop_parts import ALL_ROWS
 from tilewise.ir.op import Factors, Op, Signature, register
 from tilewise.ir.program import Number
 
-
-@pytest.fixture(autouse=True)
-def same_ops():
-    """Ops that a test registers are gone after it."""
-    before = dict(op_table._OPS)
-    yield
-    op_table._OPS.clear()
-    op_table._OPS.update(before)
+pytestmark = pytest.mark.usefixtures("same_ops")
 
 
 def plan(lower, axes=None, *, rows=(8,), **members):
