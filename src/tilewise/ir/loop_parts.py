@@ -7,9 +7,9 @@ What depends on a run (sizes that are symbols of several kinds) is taken for rig
 from __future__ import annotations
 
 from tilewise.ir.lowering import Ref
-from tilewise.ir.program import Number, NumberLike, Operand, Source, times
+from tilewise.ir.program import Number, NumberLike, Operand, Source, plain, times
 
-__all__ = ["ALL_ROWS", "has_rows", "is_divided", "plain"]
+__all__ = ["ALL_ROWS", "has_rows", "is_divided"]
 
 ALL_ROWS = 1 << 40
 """Divides the rows of any loop, so that all of them go together."""
@@ -36,8 +36,3 @@ def is_divided(extent: Number, div: NumberLike, size: Number) -> bool:
     if not fixed and div[2:] == extent[2:]:  # they grow alike, so the size does not grow with them
         return size[2:] != extent[2:] and (not has_fixed_size or times(div, size.constant) == extent)
     return True
-
-
-def plain(number: NumberLike) -> NumberLike:
-    """An integer, where nothing that a run brings changes it."""
-    return number.constant if isinstance(number, Number) and number.source == Source.NOTHING else number

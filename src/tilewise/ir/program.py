@@ -37,6 +37,7 @@ __all__ = [
     "is_single",
     "known_part",
     "memory_kind",
+    "plain",
     "tiles_across",
     "times",
     "upper",
@@ -100,6 +101,11 @@ def times(number: NumberLike, factor: int) -> NumberLike:
     if isinstance(number, int):
         return number * factor
     return number._replace(constant=number.constant * factor, multiple=number.multiple * factor)
+
+
+def plain(number: NumberLike) -> NumberLike:
+    """An integer, where nothing that a device, a call or a run brings changes it."""
+    return number.constant if isinstance(number, Number) and number.source == Source.NOTHING else number
 
 
 def is_single(step: NumberLike) -> bool:

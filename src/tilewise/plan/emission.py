@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from tilewise.core.border import shown
 from tilewise.core.errors import InternalError
-from tilewise.ir.loop_parts import has_rows, is_divided, plain
+from tilewise.ir.loop_parts import has_rows, is_divided
 from tilewise.ir.lowering import Draft, Ref, Tiles
 from tilewise.ir.program import (
     Access,
@@ -28,6 +28,7 @@ from tilewise.ir.program import (
     Operand,
     Source,
     is_single,
+    plain,
     upper,
 )
 from tilewise.kernels.table import KERNELS, IntSpec, KernelSpec, OperandSpec, kernel_spec

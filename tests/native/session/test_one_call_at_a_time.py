@@ -316,5 +316,6 @@ sys.exit(status)
 
 def test_a_forked_child_ends_by_itself():
     """Its interpreter takes the copy of a model down without waiting for workers that it does not have."""
-    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")

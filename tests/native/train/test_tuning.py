@@ -94,7 +94,7 @@ def test_memory_is_saved_until_it_fits(monkeypatch, tmp_path):
     monkeypatch.setattr(plans, "memory_of_machine", lambda: need - 1)
     lines = []
     found = tune(config, seconds=0, lines=lines)
-    assert found.gain is None and all(t.memory_bytes < need for t in found.trials)
+    assert found.gain is None and found.trials and all(t.memory_bytes < need for t in found.trials)
     assert lines[0].startswith("refused: one device") and "must fit" in lines[0]
     monkeypatch.setattr(plans, "memory_of_machine", lambda: 1)
     with pytest.raises(ResourceError, match="must fit"):

@@ -105,7 +105,7 @@ def test_parts_that_are_not_the_loops(names, view, words, axes):
 
 
 def one_row(low, a):
-    """A temporary of one row, and what writes it."""
+    """A temporary of one row."""
     return low.temp(1, low.tensor(a).cols, "f32", tile_rows=1, name="row")
 
 
@@ -199,6 +199,7 @@ SETTINGS = [
     ({"step": 1.0}, "rows per task.*got 1.0"),
     ({"label": 5}, "a label is text; got 5"),
     ({"priority": "high"}, "a priority is an integer of at most 1048576; got 'high'"),
+    ({"priority": 1 << 70}, "a priority is an integer of at most 1048576; got 1180591620717411303424"),
     ({"ints": [1]}, r"integers are given by name, in a dictionary; got \[1\]"),
     ({"floats": [1.0]}, r"floats are given by name, in a dictionary; got \[1.0\]"),
     ({"tiles": None}, "operands are given by name, in a dictionary; got None"),
