@@ -30,6 +30,8 @@ template <>
 inline constexpr int64_t kRowBatchBytes<DotAmx> = 384 << 10;  // of 2 MiB
 template <>
 inline constexpr int64_t kPackedSteps<DotAmx> = 1024;  // a block has more than twice the rows
+template <>
+inline constexpr int64_t kUndividedSteps<DotAmx> = 1024;
 
 /// Tile registers have 16 rows of 64 bytes while this lives; a thread that left them so would switch more slowly.
 class AmxScope {

@@ -98,7 +98,7 @@ class Blocking {
 
  private:
   int64_t word_of(int64_t step) const {
-    if (layout_.layout == ALayout::kSteps16) return step * 16;
+    if (layout_.layout == ALayout::kSteps) return step * kStepWords;
     return step / kBlockSteps * layout_.block_words + step % kBlockSteps;
   }
   void add_copy(const Copy& c) {

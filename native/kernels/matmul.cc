@@ -9,7 +9,7 @@ namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
 // Steps of a forward product that are one window: at most so many where that is faster, and of a longer one.
-inline constexpr int64_t kDirectSteps = 3072, kWindowSteps = 1024;
+inline constexpr int64_t kDirectSteps = kMaxRows > 6 ? 3072 : 1024, kWindowSteps = kMaxRows > 6 ? 1024 : 512;
 inline constexpr int64_t kMostDirectSteps = 8192;
 
 /// Where finished blocks go: cast(block + residual), in dt or fp32. A residual of one row is added to every row.
@@ -163,11 +163,16 @@ struct Forward : RowProduct<D> {
   }
 };
 
+template <class Dot>
+int64_t most_packed_steps(int64_t steps) {
+  return steps <= kUndividedSteps<Dot> ? kUndividedSteps<Dot> : kPackedSteps<Dot>;
+}
+
 /// Panels of W are turned: lanes are its columns.
 template <class D>
 struct InputGradient : RowProduct<D> {
   static constexpr bool kPacksPanels = true;
-  static int64_t most_steps(int64_t, int64_t) { return kPackedSteps<typename D::Dot>; }
+  static int64_t most_steps(int64_t, int64_t steps) { return most_packed_steps<typename D::Dot>(steps); }
   void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
     const TileView& w = this->weight(c.term);
     for (int64_t p = 0; p < count; ++p)
@@ -182,7 +187,7 @@ template <class D>
 struct TurnedInputGradient : WeightProduct<D> {
   using T = typename D::T;
   static constexpr bool kPacksPanels = true;
-  static int64_t most_steps(int64_t, int64_t) { return kPackedSteps<typename D::Dot>; }
+  static int64_t most_steps(int64_t, int64_t steps) { return most_packed_steps<typename D::Dot>(steps); }
 
   template <class Start>
   void pack_blocks(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start, const Copy& c) {
@@ -291,7 +296,7 @@ struct Gemm {
   }
   template <class Start>
   void pack_blocks(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start, const Copy& c) {
-    if constexpr (L == ALayout::kSteps16) {
+    if constexpr (L == ALayout::kSteps) {
       pack_columns<D>(to, words, block, end, start, a, c.begin, c.end);
     } else {
       for (; block < end; ++block, to += words)
@@ -346,7 +351,7 @@ void gemm(const KernelArgs& args) {
   const bool trans_a = args.ints[0] != 0;
   const int64_t k = trans_a ? args.tiles[1].rows : args.tiles[1].cols;
   if (trans_a) {
-    run_gemm<D, ALayout::kSteps16>(args, k);
+    run_gemm<D, ALayout::kSteps>(args, k);
   } else {
     run_gemm<D, ALayout::kRows>(args, k);
   }

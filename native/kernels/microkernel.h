@@ -19,8 +19,14 @@ inline constexpr int kMaxRows = 6;  // 12 accumulators of 16 registers
 inline constexpr int kBlockSteps = 128;  // a row-major A pack is cut into blocks of so many steps
 inline constexpr int kRowStride = 144;   // words between its rows; 9 cache lines spread rows over the L1 sets
 inline constexpr int kBlockWords = kMaxRows * kRowStride;
+inline constexpr int kStepWords = kMaxRows <= 8 ? 8 : 16;  // a step of a step-major A pack
 inline constexpr int kFewRows = 4;           // so few are done with a panel sooner than it comes from L2
-inline constexpr int kTailSteps = 4, kTailRows = 2;
+// Steps between two looks at what is to be asked for. With 256-bit registers a step is 12 products, which leave the
+// processor room for 36 instructions, or for half of them where another thread runs on the core: 20 are products and
+// loads.
+inline constexpr int kStride = kMaxRows > 6 ? 1 : 16;
+// The last steps of a chunk run a few rows at a time, where accumulators are more than the processor can hold back.
+inline constexpr int kTailSteps = kMaxRows > 6 ? 4 : 0, kTailRows = kMaxRows > 6 ? 2 : kMaxRows;
 
 /// Rows of a block at most, by what multiplies (Dot).
 template <class Dot>
@@ -28,12 +34,14 @@ inline constexpr int kRowsOf = kMaxRows;
 /// So many steps are added up before they reach an accumulator; a sum may be cut between them, not inside.
 template <class Dot>
 inline constexpr int kGroupOf = 1;
-/// Row blocks packed together: they stay in L2, of 1 MiB at least.
+/// Row blocks packed together: they stay in L2, of 1 MiB at least where registers are many, and half of that elsewhere.
 template <class Dot>
 inline constexpr int64_t kRowBatchBytes = 256 << 10;
-/// Steps packed at a time where both operands are.
+/// Steps packed at a time where both operands are: of a longer contraction, and of one that is packed at once.
 template <class Dot>
-inline constexpr int64_t kPackedSteps = 2304;
+inline constexpr int64_t kPackedSteps = kMaxRows > 6 ? 2304 : 512;
+template <class Dot>
+inline constexpr int64_t kUndividedSteps = kMaxRows > 6 ? 2304 : 1024;
 /// What must live while micro-kernels run.
 template <class Dot>
 struct ScopeOf {
@@ -99,7 +107,26 @@ TILEWISE_INLINE void hold(Vector& x) {
 #endif
 }
 
-struct DotF32 {
+/// The same of all: what comes before is done in the registers it is in, and nothing that follows begins earlier.
+template <int R, int N>
+TILEWISE_INLINE void hold_all(NativeF (&x)[R][N]) {
+#pragma GCC unroll 14
+  for (int r = 0; r < R; ++r)
+    for (int j = 0; j < N; ++j) hold(x[r][j]);
+  __asm__ volatile("" ::: "memory");
+}
+
+/// A step of all rows: one by one. `a(r)` is what row r multiplies.
+template <class Dot>
+struct RowByRow {
+  template <int R, int N, class A>
+  TILEWISE_INLINE void block(NativeF (&acc)[R][N], const A& a, const NativeF (&b)[N]) {
+#pragma GCC unroll 14
+    for (int r = 0; r < R; ++r) Dot::step(acc[r], a(r), b);
+  }
+};
+
+struct DotF32 : RowByRow<DotF32> {
   template <int N>
   TILEWISE_INLINE void step(NativeF (&acc)[N], uint32_t a, const NativeF (&b)[N]) {
     const NativeF x = native_set(bits_of<float>(a));
@@ -108,7 +135,7 @@ struct DotF32 {
 };
 
 /// Two bf16 products per lane and step: the odd element first, then the even one, as the hardware does.
-struct DotBf16 {
+struct DotBf16 : RowByRow<DotBf16> {
   template <int N>
   TILEWISE_INLINE void step(NativeF (&acc)[N], uint32_t a, const NativeF (&b)[N]) {
 #if defined(__AVX512BF16__)
@@ -124,31 +151,58 @@ struct DotBf16 {
     }
 #endif
   }
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  /// All rows by the odd elements, then all by the even ones: the registers hold one half of a panel at a time.
+  template <int R, int N, class A>
+  TILEWISE_INLINE void block(NativeF (&acc)[R][N], const A& a, const NativeF (&b)[N]) {
+    half(acc, a, b, [](__m256i x) { return (NativeF)_mm256_and_si256(x, _mm256_set1_epi32(-0x10000)); });
+    half(acc, a, b, [](__m256i x) { return (NativeF)_mm256_slli_epi32(x, 16); });
+  }
+
+ private:
+  template <int R, int N, class A, class Widen>
+  TILEWISE_INLINE void half(NativeF (&acc)[R][N], const A& a, const NativeF (&b)[N], const Widen& widen) {
+    NativeF lanes[N];
+    for (int j = 0; j < N; ++j) lanes[j] = widen((__m256i)b[j]);
+#pragma GCC unroll 14
+    for (int r = 0; r < R; ++r) {
+      __m256i x = _mm256_set1_epi32(static_cast<int>(a(r)));
+      hold(x);
+      const NativeF factor = widen(x);
+      for (int j = 0; j < N; ++j) acc[r][j] = fused(factor, lanes[j], acc[r][j]);
+    }
+  }
+#endif
 };
 
 /// A element (row r, step s) lies at a + r * RowWords + s * StepWords.
 ///
-/// What leaves the registers at the end of a chunk are as many stores as the processor can hold back at most. So the
-/// last steps run a few rows at a time: the stores of these rows overlap with the products of the next ones.
+/// What leaves the registers at the end of a chunk are as many stores as a processor with many registers can hold back
+/// at most. So there the last steps run a few rows at a time: the stores of these rows overlap with the products of the
+/// next ones.
 template <class Dot, int R, int RowWords, int StepWords>
 void micro(const MicroArgs& x) {
   constexpr int kInto = R <= kFewRows ? 3 : 2;  // L1, L2
-  for (int lane = 0; lane < kPanel; lane += 2 * kNativeLanes) {
-    NativeF acc[R][2];
+  constexpr int kVectors = kMaxRows == 6 && R <= 2 ? 4 : 2;  // of a row at a time
+  for (int lane = 0; lane < kPanel; lane += kVectors * kNativeLanes) {
+    // All is asked for in the first pass.
+    const int32_t every_ahead = lane == 0 ? x.every_ahead : INT32_MAX;
+    const int32_t every_piece = lane == 0 ? x.every_piece : INT32_MAX;
+    NativeF acc[R][kVectors];
     const auto at = [lane](auto* block, int r, int j) { return block + r * kPanel + lane + j * kNativeLanes; };
     if (x.init && x.init_scale) {
 #pragma GCC unroll 14
       for (int r = 0; r < R; ++r)  // + 0: a product of -0 leaves no trace
-        for (int j = 0; j < 2; ++j)
+        for (int j = 0; j < kVectors; ++j)
           acc[r][j] = fused(native_set(x.init_scale[r]), native_load(at(x.init, r, j)), NativeF{});
     } else if (x.init) {
 #pragma GCC unroll 14
       for (int r = 0; r < R; ++r)
-        for (int j = 0; j < 2; ++j) acc[r][j] = native_load(at(x.init, r, j));
+        for (int j = 0; j < kVectors; ++j) acc[r][j] = native_load(at(x.init, r, j));
     } else {
 #pragma GCC unroll 14
       for (int r = 0; r < R; ++r)
-        for (int j = 0; j < 2; ++j) acc[r][j] = NativeF{};
+        for (int j = 0; j < kVectors; ++j) acc[r][j] = NativeF{};
     }
     float* stack = x.stack;
     const char* ahead = x.ahead;
@@ -160,22 +214,40 @@ void micro(const MicroArgs& x) {
       const float* b = reinterpret_cast<const float*>(x.b[s->term] + s->b) + lane;
       const bool leaves = s->ends || (is_last && x.out);
       const int32_t tail = leaves ? static_cast<int32_t>(smaller(s->steps, kTailSteps)) : 0;
-      const auto ask = [&](int32_t i) __attribute__((always_inline)) {
-        if ((i & x.every_ahead) == 0) {
+      const auto ask = [&](int32_t i, int32_t of_ahead, int32_t of_piece) __attribute__((always_inline)) {
+        if (__builtin_expect((i & of_ahead) == 0, 0)) {
           __builtin_prefetch(ahead, 0, kInto);
           __builtin_prefetch(ahead + x.beside, 0, kInto);
           ahead += x.pace;
         }
-        if ((i & x.every_piece) == 0) {
+        if (__builtin_expect((i & of_piece) == 0, 0)) {
           __builtin_prefetch(piece, 0, 2);
           piece += 64;
         }
       };
-      for (int32_t i = s->steps; i > tail; --i) {
-        ask(i);
-        const NativeF panel[2] = {native_load(b), native_load(b + kNativeLanes)};
-#pragma GCC unroll 14
-        for (int r = 0; r < R; ++r) Dot::step(acc[r], a[r * RowWords], panel);
+      const auto step = [&](int i) __attribute__((always_inline)) {
+        NativeF panel[kVectors];
+        for (int j = 0; j < kVectors; ++j) panel[j] = native_load(b + i * kPanel + j * kNativeLanes);
+        Dot::block(acc, [&](int r) __attribute__((always_inline)) { return a[r * RowWords + i * StepWords]; }, panel);
+      };
+      int32_t i = s->steps;
+      if constexpr (kStride > 1) {
+        for (; i >= kStride; i -= kStride) {
+          ask(i, every_ahead & -kStride, every_piece & -kStride);
+          for (int32_t j = every_ahead; j < kStride - 1; j += every_ahead + 1) ask(1, 0, 1);
+          for (int32_t j = every_piece; j < kStride - 1; j += every_piece + 1) ask(1, 1, 0);
+#pragma GCC unroll 16
+          for (int j = 0; j < kStride; ++j) {
+            step(j);
+            hold_all(acc);
+          }
+          a += kStride * StepWords;
+          b += kStride * kPanel;
+        }
+      }
+      for (; i > tail; --i) {
+        ask(i, every_ahead, every_piece);
+        step(0);
         a += StepWords;
         b += kPanel;
       }
@@ -191,17 +263,19 @@ void micro(const MicroArgs& x) {
         const int end = first + kTailRows < R ? first + kTailRows : R;
 #pragma GCC unroll 1
         for (int32_t i = 0; i < tail; ++i) {
-          if (first == 0) ask(tail - i);
-          NativeF panel[2] = {native_load(b + i * kPanel), native_load(b + i * kPanel + kNativeLanes)};
-          hold(panel[0]);
-          hold(panel[1]);
-#pragma GCC unroll 2
+          if (first == 0) ask(tail - i, every_ahead, every_piece);
+          NativeF panel[kVectors];
+          for (int j = 0; j < kVectors; ++j) {
+            panel[j] = native_load(b + i * kPanel + j * kNativeLanes);
+            hold(panel[j]);
+          }
+#pragma GCC unroll 14
           for (int r = first; r < end; ++r) Dot::step(acc[r], a[r * RowWords + i * StepWords], panel);
         }
         const auto each = [&](const auto& f) __attribute__((always_inline)) {
-#pragma GCC unroll 2
+#pragma GCC unroll 14
           for (int r = first; r < end; ++r)
-            for (int j = 0; j < 2; ++j) f(acc[r][j], r, j);
+            for (int j = 0; j < kVectors; ++j) f(acc[r][j], r, j);
         };
         if (addend) each([&](NativeF& v, int r, int j) { v = v + native_load(at(addend, r, j)); });
         for (int pop = 1; pop <= pops; ++pop)
@@ -214,17 +288,17 @@ void micro(const MicroArgs& x) {
     if (x.num_segments > 0 || !x.out) continue;
 #pragma GCC unroll 14
     for (int r = 0; r < R; ++r)
-      for (int j = 0; j < 2; ++j) native_store(at(x.out, r, j), acc[r][j]);
+      for (int j = 0; j < kVectors; ++j) native_store(at(x.out, r, j), acc[r][j]);
   }
 }
 
-/// Row-major A (kRowStride), step-major A in blocks of 16 columns, step-major A of 64 columns.
-enum class ALayout { kRows, kSteps16, kSteps64 };
+/// Row-major A (kRowStride), step-major A in blocks of kStepWords columns, step-major A of 64 columns.
+enum class ALayout { kRows, kSteps, kSteps64 };
 
 template <class Dot, ALayout L, int R>
 constexpr MicroFn micro_of() {
   if constexpr (L == ALayout::kRows) return micro<Dot, R, kRowStride, 1>;
-  if constexpr (L == ALayout::kSteps16) return micro<Dot, R, 1, 16>;
+  if constexpr (L == ALayout::kSteps) return micro<Dot, R, 1, kStepWords>;
   return micro<Dot, R, 1, 64>;
 }
 

@@ -57,7 +57,7 @@ TILEWISE_INLINE IntLanes step_words(const bf16* first, const bf16* second, int64
 /// Width columns of one step, all there.
 template <int Width>
 TILEWISE_INLINE void whole_step(uint32_t* to, const float* first, const float*) {
-  for (int c = 0; c < Width; c += kLanes) store_int(to + c, load_int(first + c));
+  __builtin_memcpy(to, first, Width * 4);
 }
 template <int Width>
 TILEWISE_INLINE void whole_step(uint32_t* to, const bf16* first, const bf16* second) {
@@ -72,9 +72,13 @@ TILEWISE_INLINE void whole_step(uint32_t* to, const bf16* first, const bf16* sec
     return _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
   };
   for (int c = 0; c < Width; c += kLanes) _mm512_storeu_si512(to + c, interleave<0>(half(first + c), half(second + c)));
-#else
-  for (int c = 0; c < Width; c += kLanes) store_int(to + c, step_words(first + c, second + c, kLanes));
+  return;
 #endif
+  if constexpr (Width < kLanes) {
+    for (int c = 0; c < Width; ++c) to[c] = first[c] | static_cast<uint32_t>(second[c]) << 16;
+  } else {
+    for (int c = 0; c < Width; c += kLanes) store_int(to + c, step_words(first + c, second + c, kLanes));
+  }
 }
 
 /// The same where columns or the second row may be missing: zeros.
@@ -82,11 +86,8 @@ template <int Width, class T>
 TILEWISE_INLINE void partial_step(uint32_t* to, const T* first, const T* second, int64_t columns) {
   for (int64_t c = 0; c < Width; c += kLanes) {
     const int64_t count = smaller(kLanes, columns - c);
-    if (count <= 0) {
-      store_int(to + c, set_int(0));
-    } else {
-      store_int(to + c, step_words(first + c, second ? second + c : nullptr, count));
-    }
+    const IntLanes words = count <= 0 ? set_int(0) : step_words(first + c, second ? second + c : nullptr, count);
+    __builtin_memcpy(to + c, &words, smaller(kLanes, Width) * 4);
   }
 }
 
@@ -110,7 +111,7 @@ TILEWISE_INLINE void pack_panel_along(uint32_t* to, const typename D::T* from, i
     partial_step<Width>(to, from + t * stride, t + 1 < end ? from + (t + 1) * stride : nullptr, columns);
 }
 
-/// Columns of x from start(block) on become the rows of blocks [block, end): to[block][step][16], rows [begin,
+/// Columns of x from start(block) on become the rows of blocks [block, end): to[block][step][kStepWords], rows [begin,
 /// end_row). Whole vectors: columns beyond a block are read by no row of it. All blocks of a row before the next row,
 /// so that memory is read in runs.
 template <class D, class Start>
@@ -119,20 +120,20 @@ TILEWISE_INLINE void pack_columns(uint32_t* to, int64_t words, int64_t block, in
   using T = typename D::T;
   const auto* data = static_cast<const T*>(x.data);
   const int64_t paired = end_row - (end_row - begin) % D::kPerStep;
-  int64_t whole = block;  // blocks that hold 16 columns
-  while (whole < end && start(whole) + 16 <= x.cols) ++whole;
-  for (int64_t t = begin, step = 0; t < paired; t += D::kPerStep, step += 16) {
+  int64_t whole = block;  // blocks whose vectors are all there
+  while (whole < end && start(whole) + kStepWords <= x.cols) ++whole;
+  for (int64_t t = begin, step = 0; t < paired; t += D::kPerStep, step += kStepWords) {
     const T *first = data + t * x.stride, *second = first + (D::kPerStep - 1) * x.stride;
     for (int64_t b = block; b < whole; ++b) {
       const int64_t column = start(b);
       prefetch_step<D, 4>(first + column, x.stride);
-      whole_step<16>(to + (b - block) * words + step, first + column, second + column);
+      whole_step<kStepWords>(to + (b - block) * words + step, first + column, second + column);
     }
   }
   for (int64_t b = block; b < end; ++b) {
     const int64_t from = b < whole ? paired : begin, column = start(b);
-    pack_panel_along<D, 16>(to + (b - block) * words + (from - begin) / D::kPerStep * 16, data + column, x.stride,
-                            x.cols - column, from, end_row);
+    pack_panel_along<D, kStepWords>(to + (b - block) * words + (from - begin) / D::kPerStep * kStepWords, data + column,
+                                    x.stride, x.cols - column, from, end_row);
   }
 }
 

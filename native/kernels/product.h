@@ -76,7 +76,7 @@ class Product {
     if (kept_) group_ = smaller(group_, larger(int64_t{1}, kStateBytes / state_per_panel));
     group_ = smaller(smaller(group_, panels_), op.max_group);
     a_words_ = Op::kLayout == ALayout::kRows ? divide_up(blocking.max_steps, kBlockSteps) * kMost * kRowStride
-                                             : blocking.max_steps * 16 + 16;
+                                             : blocking.max_steps * kStepWords + kStepWords;
     batch_ = kRowBatchBytes<typename Op::Dot> / (a_words_ * 4 + 1);
     const int64_t wanted = kGroupOf<typename Op::Dot> > 1 ? super_ / kMost : 3;
     if (!Op::kPacksPanels) batch_ = larger(batch_, smaller(wanted, kMostBatchBytes / (a_words_ * 4 + 1)));

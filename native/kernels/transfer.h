@@ -206,6 +206,26 @@ TILEWISE_INLINE void store(T* to, const Lanes& x, int64_t n) {
     _mm256_mask_storeu_epi16(to, mask, narrow(x));
   }
 #else
+#if defined(__AVX2__)
+  if constexpr (sizeof(T) == 4) {
+    if ((n & 8) != 0) _mm256_storeu_ps(to, (__m256)x.part[0]);
+    const auto rest = (__m256)((n & 8) != 0 ? x.part[1] : x.part[0]);
+    to += n & 8;
+    __m128 four = _mm256_castps256_ps128(rest);
+    if ((n & 4) != 0) {
+      _mm_storeu_ps(to, four);
+      four = _mm256_extractf128_ps(rest, 1);
+      to += 4;
+    }
+    if ((n & 2) != 0) {
+      _mm_storel_pi(reinterpret_cast<__m64*>(to), four);
+      four = _mm_movehl_ps(four, four);
+      to += 2;
+    }
+    if ((n & 1) != 0) _mm_store_ss(to, four);
+    return;
+  }
+#endif
   T buffer[kLanes];
   store(buffer, x);
   const T* from = buffer;

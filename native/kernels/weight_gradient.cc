@@ -17,7 +17,7 @@ template <class D>
 struct WeightGradient {
   using T = typename D::T;
   using Dot = typename D::Dot;
-  static constexpr ALayout kLayout = kGroupOf<Dot> > 1 ? ALayout::kRows : ALayout::kSteps16;
+  static constexpr ALayout kLayout = kGroupOf<Dot> > 1 ? ALayout::kRows : ALayout::kSteps;
   static constexpr bool kPacksPanels = true;
   TileView out, dy, x, ids, de;
   const TileView* carries;
