@@ -11,6 +11,8 @@ namespace {
 // Steps of a forward product that are one window: at most so many where that is faster, and of a longer one.
 inline constexpr int64_t kDirectSteps = kMaxRows > 6 ? 3072 : 1024, kWindowSteps = kMaxRows > 6 ? 1024 : 512;
 inline constexpr int64_t kMostDirectSteps = 8192;
+// Rows from the one that is packed to the one that is asked for, where that is faster: 2 to 5% of the demo's products.
+inline constexpr int64_t kRowsAhead = kMaxRows > 6 ? 0 : 4;
 
 /// Where finished blocks go: cast(block + residual), in dt or fp32. A residual of one row is added to every row.
 template <class D>
@@ -129,9 +131,14 @@ struct RowProduct : WeightProduct<D> {
   using T = typename D::T;
   template <class Start>
   void pack_blocks(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start, const Copy& c) {
-    for (; block < end; ++block, to += words)
-      for (int64_t row = start(block), r = 0; row + r < start(block + 1); ++r)
-        pack_row<D>(to + r * kRowStride, row_of<const T>(this->factor(c.term), row + r), c.begin, c.end);
+    const TileView& from = this->factor(c.term);
+    for (const int64_t after = start(end); block < end; ++block, to += words)
+      for (int64_t row = start(block), r = 0; row + r < start(block + 1); ++r) {
+        if (kRowsAhead > 0 && row + r + kRowsAhead < after)
+          for (int64_t i = c.begin; i < c.end; i += 64 / static_cast<int64_t>(sizeof(T)))
+            __builtin_prefetch(row_of<const T>(from, row + r + kRowsAhead) + i);
+        pack_row<D>(to + r * kRowStride, row_of<const T>(from, row + r), c.begin, c.end);
+      }
   }
   template <class Start>
   int64_t num_sources(const Copy&, int64_t block, int64_t end, const Start& start) const {

@@ -111,6 +111,9 @@ TILEWISE_INLINE void pack_panel_along(uint32_t* to, const typename D::T* from, i
     partial_step<Width>(to, from + t * stride, t + 1 < end ? from + (t + 1) * stride : nullptr, columns);
 }
 
+/// Steps that a block gets before the next block: where a step is half a cache line, so that lines are written whole.
+inline constexpr int64_t kStepsAtOnce = kMaxRows > 6 ? 1 : 4;
+
 /// Columns of x from start(block) on become the rows of blocks [block, end): to[block][step][kStepWords], rows [begin,
 /// end_row). Whole vectors: columns beyond a block are read by no row of it. All blocks of a row before the next row,
 /// so that memory is read in runs.
@@ -122,13 +125,21 @@ TILEWISE_INLINE void pack_columns(uint32_t* to, int64_t words, int64_t block, in
   const int64_t paired = end_row - (end_row - begin) % D::kPerStep;
   int64_t whole = block;  // blocks whose vectors are all there
   while (whole < end && start(whole) + kStepWords <= x.cols) ++whole;
-  for (int64_t t = begin, step = 0; t < paired; t += D::kPerStep, step += kStepWords) {
-    const T *first = data + t * x.stride, *second = first + (D::kPerStep - 1) * x.stride;
-    for (int64_t b = block; b < whole; ++b) {
-      const int64_t column = start(b);
-      prefetch_step<D, 4>(first + column, x.stride);
-      whole_step<kStepWords>(to + (b - block) * words + step, first + column, second + column);
+  const int64_t first_column = start(block), columns = start(whole) - first_column;
+  for (int64_t t = begin, step = 0; t < paired;) {
+    const int64_t steps = smaller(kStepsAtOnce, (paired - t) / D::kPerStep);
+    for (int64_t i = 0; i < steps * D::kPerStep; ++i) {
+      const auto* ahead = reinterpret_cast<const char*>(data + (t + 4 * D::kPerStep + i) * x.stride + first_column);
+      for (int64_t at = 0; at < static_cast<int64_t>(columns * sizeof(T)); at += 64) __builtin_prefetch(ahead + at);
     }
+    for (int64_t b = block; b < whole; ++b) {
+      const T* from = data + t * x.stride + start(b);
+      uint32_t* own = to + (b - block) * words + step;
+      for (int64_t i = 0; i < steps; ++i, from += D::kPerStep * x.stride, own += kStepWords)
+        whole_step<kStepWords>(own, from, from + (D::kPerStep - 1) * x.stride);
+    }
+    t += steps * D::kPerStep;
+    step += steps * kStepWords;
   }
   for (int64_t b = block; b < end; ++b) {
     const int64_t from = b < whole ? paired : begin, column = start(b);
