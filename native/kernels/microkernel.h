@@ -4,7 +4,7 @@
 // stay in registers over all segments of a chunk; finished chunks wait on a stack in L1 and are folded in the order
 // of the fixed tree, so one fp32 block leaves. Operands come packed (pack.h); the driver is product.h.
 #pragma once
-#include "kernels/transfer.h"
+#include "kernels/dot.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
@@ -21,12 +21,18 @@ inline constexpr int kRowStride = 144;   // words between its rows; 9 cache line
 inline constexpr int kBlockWords = kMaxRows * kRowStride;
 inline constexpr int kStepWords = kMaxRows <= 8 ? 8 : 16;  // a step of a step-major A pack
 inline constexpr int kFewRows = 4;           // so few are done with a panel sooner than it comes from L2
-// Steps between two looks at what is to be asked for. With 256-bit registers a step is 12 products, which leave the
-// processor room for 36 instructions, or for half of them where another thread runs on the core: 20 are products and
-// loads.
-inline constexpr int kStride = kMaxRows > 6 ? 1 : 16;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Steps between two looks at what is to be asked for. A step is 12 products, which leave the processor room for 36
+// instructions, or for half of them where another thread runs on the core: 20 are products and loads.
+inline constexpr int kStride = 16;
+inline constexpr int kTailSteps = 0, kTailRows = kMaxRows;  // it can hold back 12 stores
+inline constexpr int kWideRows = 2;  // so few rows take a whole panel at a time
+#else
+inline constexpr int kStride = 1;
 // The last steps of a chunk run a few rows at a time, where accumulators are more than the processor can hold back.
-inline constexpr int kTailSteps = kMaxRows > 6 ? 4 : 0, kTailRows = kMaxRows > 6 ? 2 : kMaxRows;
+inline constexpr int kTailSteps = 4, kTailRows = 2;
+inline constexpr int kWideRows = 0;
+#endif
 
 /// Rows of a block at most, by what multiplies (Dot).
 template <class Dot>
@@ -95,95 +101,14 @@ TILEWISE_INLINE void expect(const Rows (&expected)[2]) {
     }
 }
 
-/// Keeps x in one register: the compiler may not load it again for every use.
-template <class Vector>
-TILEWISE_INLINE void hold(Vector& x) {
-#if defined(__AVX512F__)
-  __asm__("" : "+v"(x));
-#elif defined(__x86_64__)
-  __asm__("" : "+x"(x));
-#elif defined(__aarch64__)
-  __asm__("" : "+w"(x));
-#endif
-}
-
-/// The same of all: what comes before is done in the registers it is in, and nothing that follows begins earlier.
-template <int R, int N>
-TILEWISE_INLINE void hold_all(NativeF (&x)[R][N]) {
-#pragma GCC unroll 14
-  for (int r = 0; r < R; ++r)
-    for (int j = 0; j < N; ++j) hold(x[r][j]);
-  __asm__ volatile("" ::: "memory");
-}
-
-/// A step of all rows: one by one. `a(r)` is what row r multiplies.
-template <class Dot>
-struct RowByRow {
-  template <int R, int N, class A>
-  TILEWISE_INLINE void block(NativeF (&acc)[R][N], const A& a, const NativeF (&b)[N]) {
-#pragma GCC unroll 14
-    for (int r = 0; r < R; ++r) Dot::step(acc[r], a(r), b);
-  }
-};
-
-struct DotF32 : RowByRow<DotF32> {
-  template <int N>
-  TILEWISE_INLINE void step(NativeF (&acc)[N], uint32_t a, const NativeF (&b)[N]) {
-    const NativeF x = native_set(bits_of<float>(a));
-    for (int j = 0; j < N; ++j) acc[j] = fused(x, b[j], acc[j]);
-  }
-};
-
-/// Two bf16 products per lane and step: the odd element first, then the even one, as the hardware does.
-struct DotBf16 : RowByRow<DotBf16> {
-  template <int N>
-  TILEWISE_INLINE void step(NativeF (&acc)[N], uint32_t a, const NativeF (&b)[N]) {
-#if defined(__AVX512BF16__)
-    __m512i x = _mm512_set1_epi32(static_cast<int>(a));
-    hold(x);
-    for (int j = 0; j < N; ++j) acc[j] = _mm512_dpbf16_ps(acc[j], (__m512bh)x, (__m512bh)b[j]);
-#else
-    const NativeF odd = native_set(bits_of<float>(a & 0xffff0000u));
-    const NativeF even = native_set(bits_of<float>(a << 16));
-    for (int j = 0; j < N; ++j) {
-      acc[j] = fused(odd, (NativeF)((NativeI)b[j] & static_cast<int32_t>(0xffff0000u)), acc[j]);
-      acc[j] = fused(even, (NativeF)((NativeI)b[j] << 16), acc[j]);
-    }
-#endif
-  }
-#if defined(__AVX2__) && !defined(__AVX512F__)
-  /// All rows by the odd elements, then all by the even ones: the registers hold one half of a panel at a time.
-  template <int R, int N, class A>
-  TILEWISE_INLINE void block(NativeF (&acc)[R][N], const A& a, const NativeF (&b)[N]) {
-    half(acc, a, b, [](__m256i x) { return (NativeF)_mm256_and_si256(x, _mm256_set1_epi32(-0x10000)); });
-    half(acc, a, b, [](__m256i x) { return (NativeF)_mm256_slli_epi32(x, 16); });
-  }
-
- private:
-  template <int R, int N, class A, class Widen>
-  TILEWISE_INLINE void half(NativeF (&acc)[R][N], const A& a, const NativeF (&b)[N], const Widen& widen) {
-    NativeF lanes[N];
-    for (int j = 0; j < N; ++j) lanes[j] = widen((__m256i)b[j]);
-#pragma GCC unroll 14
-    for (int r = 0; r < R; ++r) {
-      __m256i x = _mm256_set1_epi32(static_cast<int>(a(r)));
-      hold(x);
-      const NativeF factor = widen(x);
-      for (int j = 0; j < N; ++j) acc[r][j] = fused(factor, lanes[j], acc[r][j]);
-    }
-  }
-#endif
-};
-
 /// A element (row r, step s) lies at a + r * RowWords + s * StepWords.
 ///
-/// What leaves the registers at the end of a chunk are as many stores as a processor with many registers can hold back
-/// at most. So there the last steps run a few rows at a time: the stores of these rows overlap with the products of the
-/// next ones.
+/// What leaves many registers at the end of a chunk are as many stores as the processor can hold back at most. So there
+/// the last steps run a few rows at a time: the stores of these rows overlap with the products of the next ones.
 template <class Dot, int R, int RowWords, int StepWords>
 void micro(const MicroArgs& x) {
   constexpr int kInto = R <= kFewRows ? 3 : 2;  // L1, L2
-  constexpr int kVectors = kMaxRows == 6 && R <= 2 ? 4 : 2;  // of a row at a time
+  constexpr int kVectors = R <= kWideRows ? 4 : 2;  // of a row at a time
   for (int lane = 0; lane < kPanel; lane += kVectors * kNativeLanes) {
     // All is asked for in the first pass.
     const int32_t every_ahead = lane == 0 ? x.every_ahead : INT32_MAX;

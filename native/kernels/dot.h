@@ -1,0 +1,89 @@
+// One step of a register block: rows of broadcast words times lanes of a panel, in fp32 and bf16.
+//
+// A step is one 32-bit word along the contraction: one fp32 value, or a pair of neighbouring bf16 values.
+#pragma once
+#include "kernels/transfer.h"
+
+namespace tilewise::kernels::TILEWISE_ISA_NS {
+
+/// Keeps x in one register: the compiler may not load it again for every use.
+template <class Vector>
+TILEWISE_INLINE void hold(Vector& x) {
+#if defined(__AVX512F__)
+  __asm__("" : "+v"(x));
+#elif defined(__x86_64__)
+  __asm__("" : "+x"(x));
+#elif defined(__aarch64__)
+  __asm__("" : "+w"(x));
+#endif
+}
+
+/// The same of all: what comes before is done in the registers it is in, and nothing that follows begins earlier.
+template <int R, int N>
+TILEWISE_INLINE void hold_all(NativeF (&x)[R][N]) {
+#pragma GCC unroll 14
+  for (int r = 0; r < R; ++r)
+    for (int j = 0; j < N; ++j) hold(x[r][j]);
+  __asm__ volatile("" ::: "memory");
+}
+
+/// A step of all rows: one by one. `a(r)` is what row r multiplies.
+template <class Dot>
+struct RowByRow {
+  template <int R, int N, class A>
+  TILEWISE_INLINE void block(NativeF (&acc)[R][N], const A& a, const NativeF (&b)[N]) {
+#pragma GCC unroll 14
+    for (int r = 0; r < R; ++r) Dot::step(acc[r], a(r), b);
+  }
+};
+
+struct DotF32 : RowByRow<DotF32> {
+  template <int N>
+  TILEWISE_INLINE void step(NativeF (&acc)[N], uint32_t a, const NativeF (&b)[N]) {
+    const NativeF x = native_set(bits_of<float>(a));
+    for (int j = 0; j < N; ++j) acc[j] = fused(x, b[j], acc[j]);
+  }
+};
+
+/// Two bf16 products per lane and step: the odd element first, then the even one, as the hardware does.
+struct DotBf16 : RowByRow<DotBf16> {
+  template <int N>
+  TILEWISE_INLINE void step(NativeF (&acc)[N], uint32_t a, const NativeF (&b)[N]) {
+#if defined(__AVX512BF16__)
+    __m512i x = _mm512_set1_epi32(static_cast<int>(a));
+    hold(x);
+    for (int j = 0; j < N; ++j) acc[j] = _mm512_dpbf16_ps(acc[j], (__m512bh)x, (__m512bh)b[j]);
+#else
+    const NativeF odd = native_set(bits_of<float>(a & 0xffff0000u));
+    const NativeF even = native_set(bits_of<float>(a << 16));
+    for (int j = 0; j < N; ++j) {
+      acc[j] = fused(odd, (NativeF)((NativeI)b[j] & static_cast<int32_t>(0xffff0000u)), acc[j]);
+      acc[j] = fused(even, (NativeF)((NativeI)b[j] << 16), acc[j]);
+    }
+#endif
+  }
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  /// All rows by the odd elements, then all by the even ones: the registers hold one half of a panel at a time.
+  template <int R, int N, class A>
+  TILEWISE_INLINE void block(NativeF (&acc)[R][N], const A& a, const NativeF (&b)[N]) {
+    half(acc, a, b, [](__m256i x) { return (NativeF)_mm256_and_si256(x, _mm256_set1_epi32(-0x10000)); });
+    half(acc, a, b, [](__m256i x) { return (NativeF)_mm256_slli_epi32(x, 16); });
+  }
+
+ private:
+  template <int R, int N, class A, class Widen>
+  TILEWISE_INLINE void half(NativeF (&acc)[R][N], const A& a, const NativeF (&b)[N], const Widen& widen) {
+    NativeF lanes[N];
+    for (int j = 0; j < N; ++j) lanes[j] = widen((__m256i)b[j]);
+#pragma GCC unroll 14
+    for (int r = 0; r < R; ++r) {
+      __m256i x = _mm256_set1_epi32(static_cast<int>(a(r)));
+      hold(x);
+      const NativeF factor = widen(x);
+      for (int j = 0; j < N; ++j) acc[r][j] = fused(factor, lanes[j], acc[r][j]);
+    }
+  }
+#endif
+};
+
+}  // namespace tilewise::kernels::TILEWISE_ISA_NS
