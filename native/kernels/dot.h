@@ -27,26 +27,27 @@ TILEWISE_INLINE void hold_all(NativeF (&x)[R][N]) {
   __asm__ volatile("" ::: "memory");
 }
 
-/// A step of all rows: one by one. `a(r)` is what row r multiplies.
-template <class Dot>
-struct RowByRow {
-  template <int R, int N, class A>
-  TILEWISE_INLINE void block(NativeF (&acc)[R][N], const A& a, const NativeF (&b)[N]) {
+/// A step of all rows, one by one. `a(r)` is what row r multiplies.
+template <class Dot, int R, int N, class A>
+TILEWISE_INLINE void step_rows(NativeF (&acc)[R][N], const A& a, const NativeF (&b)[N]) {
 #pragma GCC unroll 14
-    for (int r = 0; r < R; ++r) Dot::step(acc[r], a(r), b);
-  }
-};
+  for (int r = 0; r < R; ++r) Dot::step(acc[r], a(r), b);
+}
 
-struct DotF32 : RowByRow<DotF32> {
+struct DotF32 {
   template <int N>
   TILEWISE_INLINE void step(NativeF (&acc)[N], uint32_t a, const NativeF (&b)[N]) {
     const NativeF x = native_set(bits_of<float>(a));
     for (int j = 0; j < N; ++j) acc[j] = fused(x, b[j], acc[j]);
   }
+  template <int R, int N, class A>
+  TILEWISE_INLINE void block(NativeF (&acc)[R][N], const A& a, const NativeF (&b)[N]) {
+    step_rows<DotF32>(acc, a, b);
+  }
 };
 
 /// Two bf16 products per lane and step: the odd element first, then the even one, as the hardware does.
-struct DotBf16 : RowByRow<DotBf16> {
+struct DotBf16 {
   template <int N>
   TILEWISE_INLINE void step(NativeF (&acc)[N], uint32_t a, const NativeF (&b)[N]) {
 #if defined(__AVX512BF16__)
@@ -82,6 +83,11 @@ struct DotBf16 : RowByRow<DotBf16> {
       const NativeF factor = widen(x);
       for (int j = 0; j < N; ++j) acc[r][j] = fused(factor, lanes[j], acc[r][j]);
     }
+  }
+#else
+  template <int R, int N, class A>
+  TILEWISE_INLINE void block(NativeF (&acc)[R][N], const A& a, const NativeF (&b)[N]) {
+    step_rows<DotBf16>(acc, a, b);
   }
 #endif
 };

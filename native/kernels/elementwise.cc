@@ -1,6 +1,6 @@
 // Elementwise kernels, copies and look-ups, one pass over memory each.
+#include "kernels/kernel.h"
 #include "kernels/math.h"
-#include "kernels/registry.h"
 #include "kernels/tree.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {

@@ -12,8 +12,8 @@
 #include <unordered_map>
 
 #include "base/check.h"
+#include "kernels/kernel.h"
 #include "kernels/loading/weights.h"
-#include "kernels/registry.h"
 #include "kernels/sampling/weigh.h"
 
 #define TILEWISE_DECLARE_STORE \

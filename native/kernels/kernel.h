@@ -37,6 +37,16 @@ struct KernelArgs {
 
 using KernelFn = void (*)(const KernelArgs&);
 
+/// What a kernel source contributes to the table, one list per source and instruction-set level.
+struct Entry {
+  const char* name;
+  KernelFn fn;
+};
+struct EntryList {
+  const Entry* entries;
+  int64_t count;
+};
+
 /// Scratch of a worker unless a plan says how much its kernels need; pages that no kernel touches cost nothing. A
 /// kernel that needs more throws.
 inline constexpr int64_t kScratchBytes = 64 << 20;

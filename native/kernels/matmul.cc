@@ -2,8 +2,8 @@
 //
 // matmul reads packed weights where they lie; matmul_dx turns them per task, or what is multiplied with them and the
 // result; gemm packs both plain operands.
+#include "kernels/kernel.h"
 #include "kernels/product.h"
-#include "kernels/registry.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {

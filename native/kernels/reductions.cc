@@ -1,6 +1,6 @@
 // Trees over leaves, of one call or resumed over several, and the gradient norm in fp64.
+#include "kernels/kernel.h"
 #include "kernels/math.h"
-#include "kernels/registry.h"
 #include "kernels/tree.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {

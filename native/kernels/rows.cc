@@ -1,8 +1,8 @@
 // Kernels that reduce along rows: norms, softmax, row sums, cross-entropy; and RoPE.
 //
 // A row reduction is 16 virtual lanes and a fixed tree; the last lanes of an edge hold the neutral element.
+#include "kernels/kernel.h"
 #include "kernels/math.h"
-#include "kernels/registry.h"
 #include "kernels/tree.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {

@@ -4,7 +4,7 @@
 // the weight and its states out, in one pass over memory. A program of a known shape (update_shapes.h) is one loop in
 // registers; any other is run block by block: a block of values stays in the first-level cache, so a step's dispatch is
 // paid once per block. Nothing is written when the clipping scale is NaN.
-#include "kernels/registry.h"
+#include "kernels/kernel.h"
 #include "kernels/tree.h"
 #include "kernels/update_shapes.h"
 

@@ -3,8 +3,8 @@
 // Lanes run along n, so finished blocks are panel rows as they stand. Rows of a block are columns of X. Where sequences
 // may end in padding, whose rows of dY are zeros, every sequence begins a step of its own (a step of bf16 takes two
 // tokens at once), and + 0 takes the sign of a zero away: then padding leaves no trace.
+#include "kernels/kernel.h"
 #include "kernels/product.h"
-#include "kernels/registry.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {

@@ -4,8 +4,8 @@
 // dQ += dS K, each with one fp32 accumulator per element. dK and dV of a KV head are a tree over its query heads. What
 // a query does not see is +0 in P and dS; pairs of granules without anything else are skipped.
 #include "kernels/attention/granules.h"
+#include "kernels/kernel.h"
 #include "kernels/math.h"
-#include "kernels/registry.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {

@@ -4,8 +4,8 @@
 // Masked scores are -inf, and +0 is added to the output before each granule and at the end, so masked lanes leave no
 // trace, whether they are computed or skipped: those behind a row, before its window, or behind its sequence's length.
 #include "kernels/attention/few_rows.h"
+#include "kernels/kernel.h"
 #include "kernels/math.h"
-#include "kernels/registry.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {

@@ -121,18 +121,12 @@ class Value:
     def __init__(self, tape: _Tape, place: tuple[str, int]) -> None:
         self.tape, self.place = tape, place
 
-    __eq__, __ne__ = _refusal("=="), _refusal("!=")
-    __lt__, __le__, __gt__, __ge__ = _refusal("<"), _refusal("<="), _refusal(">"), _refusal(">=")
-    __pow__ = __rpow__ = _refusal("**")
-    __mod__ = __rmod__ = _refusal("%")
-    __floordiv__ = __rfloordiv__ = _refusal("//")
-    __matmul__ = __rmatmul__ = _refusal("@")
-    __abs__, __float__, __getitem__ = _refusal("abs"), _refusal("float"), _refusal("one element")
-    __array__ = __array_function__ = _refusal("a function of NumPy")
-    __hash__ = object.__hash__
-
     def __repr__(self) -> str:
         return "a value of an update"
+
+    def __format__(self, how: str) -> str:
+        """As text, for messages; there are no digits to show."""
+        return repr(self) if not how else _refuse_operation(f"a format, {how!r}")
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *operands: object, **options: object) -> Value:
         """Operators with numbers of NumPy on their left; its functions are refused."""
@@ -175,6 +169,31 @@ class Value:
             "a condition on one",
             "use maximum, minimum or sign",
         )
+
+
+# What Python does with any object, or tries, and no program can: a comparison of objects would decide nothing.
+for _what, _names in {
+    "==": "eq",
+    "!=": "ne",
+    "<": "lt",
+    "<=": "le",
+    ">": "gt",
+    ">=": "ge",
+    "**": "pow rpow",
+    "%": "mod rmod",
+    "//": "floordiv rfloordiv",
+    "@": "matmul rmatmul",
+    "divmod": "divmod rdivmod",
+    "unary +": "pos",
+    "abs": "abs",
+    "round": "round",
+    "float": "float complex",
+    "int": "int index trunc floor ceil",
+    "one element": "getitem setitem len iter contains",
+    "a function of NumPy": "array array_function",
+}.items():
+    for _name in _names.split():
+        setattr(Value, f"__{_name}__", _refusal(_what))
 
 
 def _append(kind: str, *operands: Value | float) -> Value:

@@ -134,6 +134,28 @@ def over_an_operand(low, op):
     adding({"out": lambda low, a, out: low.row(a)})(low, op)
 
 
+def reading_another(low, op):
+    """An addition that also reads a tensor of the graph that the op was not given."""
+    adding({"b": lambda low, a, out: low.row(len(low.graph.tensors) - 1)})(low, op)
+
+
+def test_what_is_read_are_operands_and_outputs():
+    """Nothing orders a read of another tensor behind what writes it."""
+    register(
+        type(
+            "Odd",
+            (Elementwise,),
+            {"name": "odd", "num_inputs": 2, "lower": lambda _, *x: reading_another(*x)},
+        )
+    )
+    graph = GraphBuilder("g")
+    a, b = (graph.input([8, 6], name=name) for name in "ab")
+    graph.output(graph.op("odd", [a, b])[0], "y")
+    graph.input([8, 6], name="c")
+    with pytest.raises(InternalError, match=r"a use of another tensor, f32\[8, 6\] in op 'odd'"):
+        plan_graph(graph.freeze(), {})
+
+
 @pytest.mark.parametrize(
     "lower,words",
     [
@@ -263,6 +285,24 @@ ASKED = [
     (lambda low, op: low.row_step(op.given[0]), "rows per task are of a Ref.*got 0"),
     (lambda low, op: low.record(op, "zz"), "a partial value is one of the op's factors: none; got 'zz'"),
     (lambda low, op: low.repeat(None, {}), "an instruction is repeated that emit returned; got None"),
+    (lambda low, op: temp(low, tile_rows=Number(0)), r"tile_rows of a temporary are 1 or more; got Number\("),
+    (lambda low, op: low.accumulator(None, 0), "an instruction is for the op that is lowered; got None"),
+    (lambda low, op: low.first_of_sum(op, 7), "an output is one of 1, from 0 on; got 7"),
+    (
+        lambda low, op: low.finish_accumulation(op, None),
+        "a sum over the batch ends with what low.accumulator returned; got None",
+    ),
+    (lambda low, op: low.all_gather(None, 0, 1), "an instruction is for the op that is lowered; got None"),
+    (lambda low, op: low.all_gather(op, None, 1), "a tensor is an id.*got None"),
+    (lambda low, op: low.slice(op, 0, "y"), "a tensor is an id.*got 'y'"),
+    (lambda low, op: low.unshard(op, 999, 0), "a tensor is an id.*got 999"),
+    (lambda low, op: low.gather(op, -1, 0), "a tensor is an id.*got -1"),
+    (
+        lambda low, op: low.contraction_chunks(None, None),
+        "terms are .spec, label, dim. of each weight; got None",
+    ),
+    (lambda low, op: low.contraction_chunks([(0, None, 1)], None), "terms are .spec, label, dim.*got"),
+    (lambda low, op: low.label_chunks(None, 8, "dp"), "a record is what low.record gives.*got 'dp'"),
     (
         lambda low, op: low.all_reduce(op, op.given[0], op.outputs[0], None, None),
         "an all-reduce has a record.*got None",

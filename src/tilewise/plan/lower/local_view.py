@@ -147,6 +147,11 @@ class LocalView:
         self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], record: Record | None
     ) -> list[list[tuple[int, int]]]:
         """Per chunk, per term, the local range of the contracted dim (`dim` of each weight)."""
+        if not isinstance(terms, Sequence) or not all(
+            isinstance(t, tuple) and len(t) == 3 and isinstance(t[0], TensorSpec) for t in terms
+        ):
+            self.refuse("terms are (spec, label, dim) of each weight", shown(terms))
+        self._require_record(record)
         if all(label is None for _, label, _ in terms):
             return [[(0, _fixed(spec.shape[dim])) for spec, _, dim in terms]]
         columns = [self.shapes.chunk_ranges(spec, dim, _team(record)) for spec, _, dim in terms]
@@ -154,8 +159,13 @@ class LocalView:
 
     def label_chunks(self, label: DimLabel | None, size: int, record: Record | None) -> list[tuple[int, int]]:
         """Local ranges of the chunks of a labelled dim."""
+        self._require_record(record)
         spec = TensorSpec((size,), dtype_named("f32"), (label,))
         return self.shapes.chunk_ranges(spec, 0, _team(record))
+
+    def _require_record(self, record: Record | None) -> None:
+        if record is not None and not isinstance(record, Record):
+            self.refuse("a record is what low.record gives, or None where there is none", shown(record))
 
     def records(self, op: OpNode, partial: str) -> tuple[Record, ...]:
         """What becomes of a value of which this op makes parts: a record per team, none where it is not shared."""

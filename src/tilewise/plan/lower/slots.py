@@ -117,7 +117,9 @@ class SlotTable(LocalView):
     ) -> Ref:
         """A temporary that lives while this op runs."""
         for what, given, least in (("rows", rows, 0), ("cols", cols, 1), ("tile_rows", tile_rows, 1)):
-            is_symbol = isinstance(given, Number) and what != "cols"
+            is_symbol = (
+                isinstance(given, Number) and what != "cols" and (given.source or given.constant >= least)
+            )
             if not is_symbol and (type(given) is not int or given < least):
                 self.refuse(f"{what} of a temporary are {least} or more", f"{shown(given)} for {name!r}")
         if not isinstance(dtype, str) or dtype not in DTYPES:

@@ -16,7 +16,6 @@ from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, show_a
 from tilewise.ir.lowering import Accumulator, Draft, Ref, Tiles
 from tilewise.ir.op import op_named
 from tilewise.ir.program import (
-    Access,
     Completion,
     LoweredTemplate,
     Number,
@@ -32,6 +31,7 @@ from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.emission import make_hold, make_instruction, repeat_instruction
 from tilewise.plan.lower.blocks import emit_by_blocks, operands_of
 from tilewise.plan.lower.slots import SlotTable
+from tilewise.plan.lower.uses import check_use
 from tilewise.plan.shapes import LocalShapes, round_up
 
 __all__ = ["TemplateLowering", "trailing_ones"]
@@ -178,8 +178,9 @@ class TemplateLowering(SlotTable):
         What the sum is added to, `beside`, is one more carry where this device has all leaves. Where it has a part of
         them, that lies apart: the result may have the memory of `beside`, which the reduction over devices adds.
         """
+        self._maker(op)
         rule = op_named(op.op)
-        if output not in rule.accumulates:
+        if type(output) is not int or output not in rule.accumulates:
             raise InternalError(
                 f"[plan.lower] an output that is summed over the batch stands in `accumulates`; got output {output} of "
                 f"{op.op!r}, which has {rule.accumulates}; correct {type(rule).__name__}.accumulates"
@@ -225,11 +226,17 @@ class TemplateLowering(SlotTable):
 
     def first_of_sum(self, op: OpNode, output: int) -> NumberLike:
         """The first global row of what this device adds to a sum over the batch."""
+        self._maker(op)
+        if type(output) is not int or not 0 <= output < len(op.outputs):
+            self.refuse(f"an output is one of {len(op.outputs)}, from 0 on", shown(output))
         tensor = op.outputs[output]
         return self.numbers.first(self.spec(tensor), self._layout_of_sum(tensor), 0)
 
     def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
         """The sum over the devices that share the batch: after the last microbatch, or in each that they share."""
+        self._maker(op)
+        if not isinstance(target, Accumulator):
+            self.refuse("a sum over the batch ends with what low.accumulator returned", shown(target))
         for record in self.records_of_sum(op, target.output):
             if record.is_completed_per_microbatch and not record.arrives_in_shards:
                 collectives.add_microbatch(self, op, target.output, record)
@@ -292,18 +299,22 @@ class TemplateLowering(SlotTable):
 
     def all_gather(self, op: OpNode, source: int, target: int) -> None:
         """Bring the shards of `source` together on every device, along the axes that `target` lacks."""
+        self._maker(op), self.known(source), self.known(target)
         collectives.all_gather_columns(self, op, source, target)
 
     def slice(self, op: OpNode, source: int, target: int) -> None:
         """Keep this device's part of `source`, along the axes that `target` has more."""
+        self._maker(op), self.known(source), self.known(target)
         collectives.slice_columns(self, op, source, target)
 
     def unshard(self, op: OpNode, source: int, target: int) -> None:
         """Bring the parts of a weight together on every device, from the homes along the axes that `target` lacks."""
+        self._maker(op), self.known(source), self.known(target)
         collectives.unshard(self, op, source, target)
 
     def gather(self, op: OpNode, source: int, target: int) -> None:
         """Bring the column shards of `source` together in `target` on the first device of the axes that shard it."""
+        self._maker(op), self.known(source), self.known(target)
         collectives.gather(self, op, source, target)
 
     # ---- all ops ------------------------------------------------------------------------------------------
@@ -319,9 +330,7 @@ class TemplateLowering(SlotTable):
             self._refuse_sums_in_shards(op)
             rule, first = op_named(op.op), len(self.instructions)
             rule.lower(self, op)
-            self._check_use(op, rule.accumulates, first)
-            if rule.shape_of:
-                self._refuse_reads_of_shapes(op, rule.shape_of, first)
+            check_use(self, op, self.instructions[first:], rule)
             if self._accumulated != {*rule.accumulates}:
                 raise InternalError(
                     f"[plan.lower] an output in `accumulates` is written through low.accumulator or low.leaf_tree; got "
@@ -344,43 +353,6 @@ class TemplateLowering(SlotTable):
             tuple(self.ring_sites),
             tuple(self.completions),
         )
-
-    def _check_use(self, op: OpNode, summed: Sequence[int], first: int) -> None:
-        """Instructions, from `first` on, write every output that is not summed over the batch (on one device of a
-        team, where they are collectives), and of operands only what shares memory with an output. Ops without outputs
-        are made to write an operand."""
-        roots, drafts = self.roots, self.instructions[first:]
-        written = {
-            self.keys[o.slot].id
-            for draft in drafts
-            for o in draft.instruction.operands
-            if (o.role or o.access) & Access.OUT
-            and not o.null
-            and self.keys[o.slot].kind in ("tensor", "flat")
-        }
-        outputs = {roots.get(o, o) for o in op.outputs}
-        given = {roots.get(i, i) for i in op.given}
-        if outputs and not written.isdisjoint(given - outputs):
-            odd = self.graph.spec(min(written & given - outputs))
-            self.refuse(
-                "an op writes its outputs, and operands only where `in_place` says so", f"a write to {odd}"
-            )
-        left = {roots.get(o, o) for n, o in enumerate(op.outputs) if n not in summed} - written - given
-        if left and not any(draft.waits or draft.notifies for draft in drafts):
-            self.refuse(
-                "every output is written",
-                f"none of {len(drafts)} instructions that writes {self.graph.spec(min(left))}",
-            )
-
-    def _refuse_reads_of_shapes(self, op: OpNode, positions: frozenset[int], first: int) -> None:
-        """What an op needs the shape of may not be there when its instructions, from `first` on, run."""
-        others = {t for p, t in enumerate(op.inputs) if p not in positions} | {*op.outputs}
-        absent = {op.inputs[p] for p in positions} - {self.roots.get(t, t) for t in others if t is not None}
-        slots = {i for i, key in enumerate(self.keys) if key.kind in ("tensor", "flat") and key.id in absent}
-        if any(
-            o.slot in slots and not o.null for d in self.instructions[first:] for o in d.instruction.operands
-        ):
-            self.refuse("an op does not read what it needs the shape of", f"`shape_of` {sorted(positions)}")
 
     def _refuse_sums_in_shards(self, op: OpNode) -> None:
         for record in self.records_of(op):
