@@ -11,7 +11,7 @@ namespace {
 // Steps of a forward product that are one window: at most so many where that is faster, and of a longer one.
 inline constexpr int64_t kDirectSteps = kMaxRows > 6 ? 3072 : 1024, kWindowSteps = kMaxRows > 6 ? 1024 : 512;
 inline constexpr int64_t kMostDirectSteps = 8192;
-// Rows from the one that is packed to the one that is asked for, where that is faster: 2 to 5% of the demo's products.
+// Rows from the one that is packed to the one that is asked for, where that is faster.
 inline constexpr int64_t kRowsAhead = kMaxRows > 6 ? 0 : 4;
 
 /// Where finished blocks go: cast(block + residual), in dt or fp32. A residual of one row is added to every row.

@@ -139,16 +139,18 @@ void micro(const MicroArgs& x) {
       const float* b = reinterpret_cast<const float*>(x.b[s->term] + s->b) + lane;
       const bool leaves = s->ends || (is_last && x.out);
       const int32_t tail = leaves ? static_cast<int32_t>(smaller(s->steps, kTailSteps)) : 0;
+      const auto ask_ahead = [&]() __attribute__((always_inline)) {
+        __builtin_prefetch(ahead, 0, kInto);
+        __builtin_prefetch(ahead + x.beside, 0, kInto);
+        ahead += x.pace;
+      };
+      const auto ask_piece = [&]() __attribute__((always_inline)) {
+        __builtin_prefetch(piece, 0, 2);
+        piece += 64;
+      };
       const auto ask = [&](int32_t i, int32_t of_ahead, int32_t of_piece) __attribute__((always_inline)) {
-        if (__builtin_expect((i & of_ahead) == 0, 0)) {
-          __builtin_prefetch(ahead, 0, kInto);
-          __builtin_prefetch(ahead + x.beside, 0, kInto);
-          ahead += x.pace;
-        }
-        if (__builtin_expect((i & of_piece) == 0, 0)) {
-          __builtin_prefetch(piece, 0, 2);
-          piece += 64;
-        }
+        if (__builtin_expect((i & of_ahead) == 0, 0)) ask_ahead();
+        if (__builtin_expect((i & of_piece) == 0, 0)) ask_piece();
       };
       const auto step = [&](int i) __attribute__((always_inline)) {
         NativeF panel[kVectors];
@@ -159,8 +161,8 @@ void micro(const MicroArgs& x) {
       if constexpr (kStride > 1) {
         for (; i >= kStride; i -= kStride) {
           ask(i, every_ahead & -kStride, every_piece & -kStride);
-          for (int32_t j = every_ahead; j < kStride - 1; j += every_ahead + 1) ask(1, 0, 1);
-          for (int32_t j = every_piece; j < kStride - 1; j += every_piece + 1) ask(1, 1, 0);
+          for (int32_t j = every_ahead; j < kStride - 1; j += every_ahead + 1) ask_ahead();
+          for (int32_t j = every_piece; j < kStride - 1; j += every_piece + 1) ask_piece();
 #pragma GCC unroll 16
           for (int j = 0; j < kStride; ++j) {
             step(j);

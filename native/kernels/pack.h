@@ -72,13 +72,13 @@ TILEWISE_INLINE void whole_step(uint32_t* to, const bf16* first, const bf16* sec
     return _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
   };
   for (int c = 0; c < Width; c += kLanes) _mm512_storeu_si512(to + c, interleave<0>(half(first + c), half(second + c)));
-  return;
-#endif
+#else
   if constexpr (Width < kLanes) {
     for (int c = 0; c < Width; ++c) to[c] = first[c] | static_cast<uint32_t>(second[c]) << 16;
   } else {
     for (int c = 0; c < Width; c += kLanes) store_int(to + c, step_words(first + c, second + c, kLanes));
   }
+#endif
 }
 
 /// The same where columns or the second row may be missing: zeros.

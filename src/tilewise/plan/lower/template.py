@@ -136,10 +136,16 @@ class TemplateLowering(SlotTable):
         )
         return draft
 
-    def _maker(self, op: OpNode) -> str:
-        """An op's name in messages about what it emits."""
+    def _require(self, op: OpNode, *tensors: int) -> None:
+        """Refuse what is no op, and tensors that the graph does not have."""
         if not isinstance(op, OpNode):
             self.refuse("an instruction is for the op that is lowered", shown(op))
+        for tensor in tensors:
+            self.known(tensor)
+
+    def _maker(self, op: OpNode) -> str:
+        """An op's name in messages about what it emits."""
+        self._require(op)
         return f"op {op.op!r} ({op.label})"
 
     def _is_any_in_file(self, tiles: Tiles) -> bool:
@@ -178,7 +184,7 @@ class TemplateLowering(SlotTable):
         What the sum is added to, `beside`, is one more carry where this device has all leaves. Where it has a part of
         them, that lies apart: the result may have the memory of `beside`, which the reduction over devices adds.
         """
-        self._maker(op)
+        self._require(op)
         rule = op_named(op.op)
         if type(output) is not int or output not in rule.accumulates:
             raise InternalError(
@@ -226,7 +232,7 @@ class TemplateLowering(SlotTable):
 
     def first_of_sum(self, op: OpNode, output: int) -> NumberLike:
         """The first global row of what this device adds to a sum over the batch."""
-        self._maker(op)
+        self._require(op)
         if type(output) is not int or not 0 <= output < len(op.outputs):
             self.refuse(f"an output is one of {len(op.outputs)}, from 0 on", shown(output))
         tensor = op.outputs[output]
@@ -234,7 +240,7 @@ class TemplateLowering(SlotTable):
 
     def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
         """The sum over the devices that share the batch: after the last microbatch, or in each that they share."""
-        self._maker(op)
+        self._require(op)
         if not isinstance(target, Accumulator):
             self.refuse("a sum over the batch ends with what low.accumulator returned", shown(target))
         for record in self.records_of_sum(op, target.output):
@@ -299,22 +305,22 @@ class TemplateLowering(SlotTable):
 
     def all_gather(self, op: OpNode, source: int, target: int) -> None:
         """Bring the shards of `source` together on every device, along the axes that `target` lacks."""
-        self._maker(op), self.known(source), self.known(target)
+        self._require(op, source, target)
         collectives.all_gather_columns(self, op, source, target)
 
     def slice(self, op: OpNode, source: int, target: int) -> None:
         """Keep this device's part of `source`, along the axes that `target` has more."""
-        self._maker(op), self.known(source), self.known(target)
+        self._require(op, source, target)
         collectives.slice_columns(self, op, source, target)
 
     def unshard(self, op: OpNode, source: int, target: int) -> None:
         """Bring the parts of a weight together on every device, from the homes along the axes that `target` lacks."""
-        self._maker(op), self.known(source), self.known(target)
+        self._require(op, source, target)
         collectives.unshard(self, op, source, target)
 
     def gather(self, op: OpNode, source: int, target: int) -> None:
         """Bring the column shards of `source` together in `target` on the first device of the axes that shard it."""
-        self._maker(op), self.known(source), self.known(target)
+        self._require(op, source, target)
         collectives.gather(self, op, source, target)
 
     # ---- all ops ------------------------------------------------------------------------------------------
