@@ -3,12 +3,14 @@ goal 80% and 70%, for heads of 64 and 128.
 
 Multiply-adds of pairs of a query and a position that it sees are counted, and neither exponentials nor pairs that a
 block computes and drops. Prints the share per element type and head, causal and not, and of the shorter sequences of
-GPT-2 small; the ceiling is a loop of products on registers, measured before and after. The peer is PyTorch's
-scaled_dot_product_attention on one thread, whose backward figure is autograd's without the forward pass.
+GPT-2 small; the ceiling is a loop of products on registers. The peer is PyTorch's scaled_dot_product_attention on one
+thread, whose backward figure is autograd's without the forward pass.
 
-Time is that of the thread: a neighbour on the core does not count, one in the cache or on the memory does.
+Time is that of the thread: a program that takes the core's turns does not count, a neighbour in the cache, on the
+memory or on the core's other thread does. So every call takes turns with the ceiling, and a share is the median of all
+pairs; a call of one head takes some milliseconds.
 
-    python benchmarks/kernels/attention.py [--seconds 0.3]
+    python benchmarks/kernels/attention.py [--seconds 1]
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from torch.nn.functional import scaled_dot_product_attention
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all benchmarks share
 from figures import Figure, show
 from machine import machine
-from matmul import NUMPY, aligned, best_seconds, ceiling
+from matmul import NUMPY, aligned, ceiling_in_turns, in_turns
 from rest import Call, repeated
 
 from tilewise.kernels.isa import isa_in_use, run
@@ -55,7 +57,7 @@ class Shape:
         return f"{self.seq} tokens, heads of {self.dim}{'' if self.causal else ', not causal'}"
 
 
-SHAPES = [Shape(4, 64), Shape(4, 128), Shape(4, 64, causal=False), Shape(12, 64, 256)]
+SHAPES = [Shape(1, 64), Shape(1, 128), Shape(1, 64, causal=False), Shape(12, 64, 256)]
 
 
 def ours(shape: Shape, dt: str) -> dict[str, Call]:
@@ -95,26 +97,20 @@ def theirs(shape: Shape, dt: str) -> dict[str, Call]:
 def main() -> None:
     """Print a line per element type, shape and direction."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--seconds", type=float, default=0.3, help="time per figure")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time per figure")
     seconds = parser.parse_args().seconds
     torch.set_num_threads(1)
     print(f"{machine('torch')}; level {isa_in_use()}, 1 thread")
     for dt in ("f32", "bf16"):
-        found = []
-        before = ceiling(dt, seconds)
+        limit = ceiling_in_turns(dt)
         for shape in SHAPES:
             own, peer = ours(shape, dt), theirs(shape, dt)
             for way, products in (("forward", 2), ("backward", 5)):
                 flops = 2 * products * shape.pairs * shape.dim
-                found.append(
-                    (shape, way, *(flops / best_seconds(c[way], seconds) / 1e9 for c in (own, peer)))
-                )
-        limit = max(before, ceiling(dt, seconds))
-        print(f"{dt}: ceiling {limit:.0f} GFLOP/s")
-        for shape, way, mine, other in found:
-            asked = {"must": MUST[way], "goal": GOAL[way]} if shape.seq == Shape.seq else {}
-            what, peers = f"{dt}, {shape}: {way}, of the ceiling", {"torch": 100 * other / limit}
-            show(Figure(what, 100 * mine / limit, "%", peers=peers, limit=100, **asked))
+                mine, other = (100 * in_turns(flops, c[way], limit, seconds).share for c in (own, peer))
+                asked = {"must": MUST[way], "goal": GOAL[way]} if shape.seq == Shape.seq else {}
+                what = f"{dt}, {shape}: {way}, of the ceiling"
+                show(Figure(what, mine, "%", peers={"torch": other}, limit=100, **asked))
 
 
 if __name__ == "__main__":

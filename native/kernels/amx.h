@@ -151,11 +151,11 @@ template <bool kTall>
 void amx_micro(const MicroArgs& x) {
   using Block = AmxBlock<kTall>;
   const int64_t rows = x.rows;
-  if (x.init && x.init_scale) {
+  if (x.init && x.scales) {
     alignas(64) float scaled[(1 + kTall) * kAmxRows * kPanel];
     for (int64_t r = 0; r < rows; ++r)  // + 0: a product of -0 leaves no trace
       for (int64_t i = r * kPanel; i < (r + 1) * kPanel; i += kLanes)
-        store(scaled + i, fused(set(x.init_scale[r]), load(x.init + i), set(0.0f)));
+        store(scaled + i, fused(set(x.scales[r]), load(x.init + i), set(0.0f)));
     Block::load(scaled);
   } else if (x.init) {
     Block::load(x.init);
@@ -206,6 +206,8 @@ template <>
 struct MicroOf<DotAmx, ALayout::kRows> {
   static MicroFn of(int64_t rows) { return rows <= kAmxRows ? amx_micro<false> : amx_micro<true>; }
 };
+template <>
+struct MicroOf<DotAmx, ALayout::kScaledRows> : MicroOf<DotAmx, ALayout::kRows> {};  // of one segment
 
 }  // namespace tilewise::kernels::TILEWISE_ISA_NS
 

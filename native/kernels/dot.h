@@ -18,6 +18,18 @@ TILEWISE_INLINE void hold(Vector& x) {
 #endif
 }
 
+/// The same, and not before: a constant that is needed once takes no register from the loops around.
+template <class Vector>
+TILEWISE_INLINE void hold_here(Vector& x) {
+#if defined(__AVX512F__)
+  __asm__ volatile("" : "+v"(x));
+#elif defined(__x86_64__)
+  __asm__ volatile("" : "+x"(x));
+#elif defined(__aarch64__)
+  __asm__ volatile("" : "+w"(x));
+#endif
+}
+
 /// The same of all: what comes before is done in the registers it is in, and nothing that follows begins earlier.
 template <int R, int N>
 TILEWISE_INLINE void hold_all(NativeF (&x)[R][N]) {
@@ -83,6 +95,7 @@ struct DotBf16 {
       const NativeF factor = widen(x);
       for (int j = 0; j < N; ++j) acc[r][j] = fused(factor, lanes[j], acc[r][j]);
     }
+    hold_all(acc);
   }
 #else
   template <int R, int N, class A>

@@ -50,7 +50,7 @@ TILEWISE_INLINE V normal_share(const V& x) {
 /// Its slope: share + x density.
 template <class V>
 TILEWISE_INLINE V gelu_slope(const V& x) {
-  const V density = splat<V>(0.398942280401432678f) * exponential(splat<V>(-0.5f) * (x * x));
+  const V density = splat<V>(0.398942280401432678f) * decay(splat<V>(-0.5f) * (x * x));
   return fused(x, density, normal_share(x));
 }
 
@@ -77,7 +77,7 @@ template <class V>
 TILEWISE_INLINE Parts<V> gelu_tanh_parts(const V& x) {
   const V square = gelu_square(x), linear = splat<V>(kGeluLinear), one = splat<V>(1.0f);
   const V twice = x * fused(splat<V>(kGeluCubic), square, linear);
-  const V t = exponential(negate(magnitude(twice))), more = one / (one + t), less = t * more;
+  const V t = decay(negate(magnitude(twice))), more = one / (one + t), less = t * more;
   const V s = select_above(twice, 0.0f, more, less);
   return {s, fused(x * (more * less), fused(splat<V>(3 * kGeluCubic), square, linear), s)};
 }

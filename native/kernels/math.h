@@ -7,30 +7,38 @@ namespace tilewise::kernels::TILEWISE_ISA_NS {
 
 inline constexpr float kInfinity = __builtin_inff();
 
-/// y 2^n, rounded once also below the normal range; n = shifted - kRoundingShift, both integers.
+/// y 2^n, rounded once also below the normal range, for y near 1; n = shifted - kRoundingShift, both integers, and at
+/// most 60 where kIsSmall. Bits are added to an exponent, which would turn what is not a number into one: n - n is
+/// none.
 inline constexpr float kRoundingShift = 12582912.0f;
+template <bool kIsSmall>
 TILEWISE_INLINE Lanes times_power_of_two(Lanes y, const Lanes& n, const Lanes& shifted) {
 #if defined(__AVX512BW__)
   (void)shifted;
   y.part[0] = _mm512_scalef_ps(y.part[0], n.part[0]);
   return y;
 #else
-  (void)n;
-  const IntLanes whole = as_int(shifted) - as_int(set(kRoundingShift));
-  const IntLanes half = shift_right<1>(whole);  // in two steps: 2^n itself may lie outside the range
-  return y * as_float(shift_left<23>(half + set_int(127))) * as_float(shift_left<23>(whole - half + set_int(127)));
+  // In two steps, since 2^n itself may lie outside the range. Shifted by 23 bits nothing is left of kRoundingShift, nor
+  // of half of it.
+  const IntLanes one = as_int(set(1.0f));
+  if constexpr (kIsSmall) {
+    const IntLanes up = as_int(set(0x1p64f)) - one;
+    return fused(as_float(as_int(y) + (shift_left<23>(as_int(shifted)) + up)), set(0x1p-64f), n - n);
+  }
+  const IntLanes half = shift_right<1>(as_int(shifted)), other = as_int(shifted) - half;
+  return fused(as_float(as_int(y) + shift_left<23>(half)), as_float(shift_left<23>(other) + one), n - n);
 #endif
 }
-template <int N>
+template <bool kIsSmall, int N>
 TILEWISE_INLINE Many<N> times_power_of_two(Many<N> y, const Many<N>& n, const Many<N>& shifted) {
-  TILEWISE_EACH_OF y.at[i] = times_power_of_two(y.at[i], n.at[i], shifted.at[i]);
+  TILEWISE_EACH_OF y.at[i] = times_power_of_two<kIsSmall>(y.at[i], n.at[i], shifted.at[i]);
   return y;
 }
 
-/// e^x for Lanes or Many. Reduced by n ln 2.
-template <class V>
-TILEWISE_INLINE V exponential(V x) {
-  x = maximum(splat<V>(-105.0f), minimum(splat<V>(89.0f), x));
+/// e^x for Lanes or Many, x below 42 where kIsSmall and below 90 elsewhere. Reduced by n ln 2.
+template <bool kIsSmall, class V>
+TILEWISE_INLINE V exponential_within(V x) {
+  x = maximum(splat<V>(-105.0f), x);
   const V shifted = fused(x, splat<V>(1.44269504088896341f), splat<V>(kRoundingShift));
   const V n = shifted - splat<V>(kRoundingShift);
   V r = fused(n, splat<V>(-0.693359375f), x);
@@ -42,9 +50,21 @@ TILEWISE_INLINE V exponential(V x) {
   p = fused(p, r, splat<V>(1.6666665459e-1f));
   p = fused(p, r, splat<V>(5.0000001201e-1f));
   const V y = fused(p, r * r, r) + splat<V>(1.0f);
-  return times_power_of_two(y, n, shifted);
+  return times_power_of_two<kIsSmall>(y, n, shifted);
+}
+
+/// e^x for Lanes or Many.
+template <class V>
+TILEWISE_INLINE V exponential(const V& x) {
+  return exponential_within<false>(minimum(splat<V>(89.0f), x));
 }
 TILEWISE_INLINE float exponential(float x) { return exponential(set(x)).part[0][0]; }
+
+/// e^x of x <= 0, the same bits in fewer steps.
+template <class V>
+TILEWISE_INLINE V decay(const V& x) {
+  return exponential_within<true>(x);
+}
 
 /// Natural logarithm.
 TILEWISE_INLINE Lanes logarithm(const Lanes& x) {

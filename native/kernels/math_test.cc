@@ -6,7 +6,7 @@
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
-/// y = function of x, 16 at a time: e(xp), l(og), t(anh) or (er)f. With `many`, side by side.
+/// y = function of x, 16 at a time: e(xp), d(ecay), l(og), t(anh) or (er)f. With `many`, side by side.
 void apply(char function, bool many, const float* x, float* y, int64_t n) {
   const auto each = [&](const auto& of) {
     if (many) {
@@ -16,6 +16,7 @@ void apply(char function, bool many, const float* x, float* y, int64_t n) {
     }
   };
   if (function == 'e') each([](const auto& v) { return exponential(v); });
+  if (function == 'd') each([](const auto& v) { return decay(v); });
   if (function == 'l') each([](const auto& v) { return logarithm(v); });
   if (function == 't') each([](const auto& v) { return tanh(v); });
   if (function == 'f') each([](const auto& v) { return erf(v); });
@@ -23,6 +24,7 @@ void apply(char function, bool many, const float* x, float* y, int64_t n) {
 
 }  // namespace tilewise::kernels::TILEWISE_ISA_NS
 #else
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -78,6 +80,7 @@ struct Function {
   float begin, end;
 };
 const Function kFunctions[] = {{'e', std::exp, -87.0f, 88.7f},
+                               {'d', std::exp, -87.0f, 0.0f},
                                {'l', std::log, 1e-6f, 40.0f},
                                {'t', std::tanh, -11.0f, 11.0f},
                                {'f', std::erf, -5.0f, 5.0f}};
@@ -137,6 +140,20 @@ CASE("levels with fused multiply-add give the same bits") {
       const std::vector<float> x = inputs(f);
       EXPECT(same_bits(values(*first, f.name, true, x), values(level, f.name, true, x)));
     }
+  }
+}
+
+CASE("exp keeps what is not a number, and decay is exp of what is not above 0") {
+  std::vector<float> x = {
+      0.0f, -0.0f, -1e-45f, -87.5f, -103.2f, -103.9f, -105.0f, -3e38f, -std::numeric_limits<float>::infinity()};
+  for (uint32_t bits = 0x80000000u; bits < 0xff800000u; bits += 104729) x.push_back(std::bit_cast<float>(bits));
+  for (const uint32_t payload : {1u, 2u, 3u, 0x1000u, 0x3fffffu})
+    for (const uint32_t sign : {0u, 0x80000000u}) x.push_back(std::bit_cast<float>(sign | 0x7fc00000u | payload));
+  for (const Level& level : levels()) {
+    const std::vector<float> full = values(level, 'e', false, x), falling = values(level, 'd', false, x);
+    for (size_t i = 0; i < x.size(); ++i)
+      EXPECT(std::isnan(x[i]) ? std::isnan(full[i]) && std::isnan(falling[i])
+                              : std::bit_cast<uint32_t>(full[i]) == std::bit_cast<uint32_t>(falling[i]));
   }
 }
 

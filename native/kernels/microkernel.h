@@ -79,7 +79,8 @@ struct MicroArgs {
   const uint32_t* const* b;  // per term
   float* stack;              // top of the stack: the next free [R][32] entry
   const float* init;         // [R][32] to start from; nullptr: zero
-  const float* init_scale;   // per row: what init is multiplied with first; nullptr: one
+  const float* scales;  // per segment (kLanes apart) and row: what was added up before is multiplied with first,
+                        // where the micro-kernel is one for scaled sums
   const float* addend;
   float* out;  // [R][32]; nullptr: nothing is left outside the stack
   const char* ahead = nullptr;  // what is read later: in every step i with i & every_ahead = 0 a cache line is asked
@@ -105,7 +106,7 @@ TILEWISE_INLINE void expect(const Rows (&expected)[2]) {
 ///
 /// What leaves many registers at the end of a chunk are as many stores as the processor can hold back at most. So there
 /// the last steps run a few rows at a time: the stores of these rows overlap with the products of the next ones.
-template <class Dot, int R, int RowWords, int StepWords>
+template <class Dot, int R, int RowWords, int StepWords, bool kScales = false>
 void micro(const MicroArgs& x) {
   constexpr int kInto = R <= kFewRows ? 3 : 2;  // L1, L2
   constexpr int kVectors = R <= kWideRows ? 4 : 2;  // of a row at a time
@@ -115,12 +116,7 @@ void micro(const MicroArgs& x) {
     const int32_t every_piece = lane == 0 ? x.every_piece : INT32_MAX;
     NativeF acc[R][kVectors];
     const auto at = [lane](auto* block, int r, int j) { return block + r * kPanel + lane + j * kNativeLanes; };
-    if (x.init && x.init_scale) {
-#pragma GCC unroll 14
-      for (int r = 0; r < R; ++r)  // + 0: a product of -0 leaves no trace
-        for (int j = 0; j < kVectors; ++j)
-          acc[r][j] = fused(native_set(x.init_scale[r]), native_load(at(x.init, r, j)), NativeF{});
-    } else if (x.init) {
+    if (x.init) {
 #pragma GCC unroll 14
       for (int r = 0; r < R; ++r)
         for (int j = 0; j < kVectors; ++j) acc[r][j] = native_load(at(x.init, r, j));
@@ -136,6 +132,14 @@ void micro(const MicroArgs& x) {
       const char* piece = x.pieces ? x.pieces[s - x.segments] : nullptr;
       const bool is_last = s + 1 == x.segments + x.num_segments;
       if (is_last) expect(x.expected);
+      if constexpr (kScales) {
+        const float* scales = x.scales + (s - x.segments) * kLanes;
+        NativeF zero = {};
+        hold_here(zero);
+#pragma GCC unroll 14
+        for (int r = 0; r < R; ++r)  // + 0: a product of -0 leaves no trace
+          for (int j = 0; j < kVectors; ++j) acc[r][j] = fused(native_set(scales[r]), acc[r][j], zero);
+      }
       const float* b = reinterpret_cast<const float*>(x.b[s->term] + s->b) + lane;
       const bool leaves = s->ends || (is_last && x.out);
       const int32_t tail = leaves ? static_cast<int32_t>(smaller(s->steps, kTailSteps)) : 0;
@@ -219,12 +223,13 @@ void micro(const MicroArgs& x) {
   }
 }
 
-/// Row-major A (kRowStride), step-major A in blocks of kStepWords columns, step-major A of 64 columns.
-enum class ALayout { kRows, kSteps, kSteps64 };
+/// Row-major A (kRowStride), the same for scaled sums, step-major A in blocks of kStepWords columns, and of 64 columns.
+enum class ALayout { kRows, kScaledRows, kSteps, kSteps64 };
 
 template <class Dot, ALayout L, int R>
 constexpr MicroFn micro_of() {
   if constexpr (L == ALayout::kRows) return micro<Dot, R, kRowStride, 1>;
+  if constexpr (L == ALayout::kScaledRows) return micro<Dot, R, kRowStride, 1, true>;
   if constexpr (L == ALayout::kSteps) return micro<Dot, R, 1, kStepWords>;
   return micro<Dot, R, 1, 64>;
 }

@@ -212,7 +212,7 @@ template <class T, class Keep>
 TILEWISE_INLINE float sum_of_exp(const T* row, int64_t n, float shift, const Keep& keep) {
   Lanes sum = set(0.0f);
   each_column(n, [&](auto at) {
-    const auto powers = exponential(at.load(row, -kInfinity) - at.set(shift));
+    const auto powers = decay(at.load(row, -kInfinity) - at.set(shift));
     for (const Lanes& e : powers.at) sum = sum + e;
     keep(at, powers);
   });
@@ -328,7 +328,7 @@ void cross_entropy_grad(const KernelArgs& args) {
     const float inverse = 1.0f / sum;
     const float at_label = label < 0 ? 0.0f : (exponential(widen(from[label]) - top) * inverse - 1.0f) * inv_count;
     each_column(n, [&](auto at) {
-      const auto p = exponential(at.load(from) - at.set(top)) * at.set(inverse) * at.set(inv_count);
+      const auto p = decay(at.load(from) - at.set(top)) * at.set(inverse) * at.set(inv_count);
       at.store(to, ignored ? at.set(0.0f) : p);
     });
     if (label >= 0) narrow(at_label, to + label);

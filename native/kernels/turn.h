@@ -103,6 +103,14 @@ TILEWISE_INLINE void transpose_words(uint32_t* to, int64_t to_stride, const char
   for (int64_t c = 0; c < words; c += 8)
     for (int64_t i = 0; i < 16; i += 8) {
       __m256i r[8];
+      if (i + 8 <= rows && c + 8 <= words) {
+        const char* at = from + i * from_bytes + 4 * c;
+        for (int64_t j = 0; j < 8; ++j) r[j] = load8(at + j * from_bytes, 8);
+        transpose8(r);
+        for (int64_t j = 0; j < 8; ++j)
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + (c + j) * to_stride + i), r[j]);
+        continue;
+      }
       for (int64_t j = 0; j < 8; ++j)
         r[j] = i + j < rows ? load8(from + (i + j) * from_bytes + 4 * c, words - c) : _mm256_setzero_si256();
       transpose8(r);

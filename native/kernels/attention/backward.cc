@@ -11,7 +11,7 @@ namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
 template <class D>
-inline constexpr int64_t kRowBlocks = (kGranule + kAttentionRows<D> - 1) / kAttentionRows<D>;
+inline constexpr int64_t kRowBlocks = (kGranule + kRunRows<D> - 1) / kRunRows<D>;
 
 /// Granule rows of block b start here: as even as can be.
 template <class D>
@@ -70,20 +70,19 @@ template <class D>
 class Backward {
  public:
   using T = typename D::T;
-  static constexpr int kColumns = 4 / D::kPerStep;  // vectors of positions side by side
+  static constexpr int kColumns = (kParts == 1 ? 4 : 2) / D::kPerStep;  // vectors of positions side by side
 
   Backward(const Call& call, const Scratch& scratch) : c_(call), shape_(call.dim) {
     Carver carver(scratch);
     granules_ = divide_up(c_.seq, kGranule);
     across_words_ = 2 * kPanel * shape_.dim_steps;
     along_words_ = shape_.dim_panels * shape_.granule_steps * kPanel;
-    row_words_ = shape_.dim_blocks * shape_.block_words;
     block_floats_ = kGranule * shape_.dim_pad;
     k_across_ = carver.take<uint32_t>(granules_ * across_words_);
     v_across_ = carver.take<uint32_t>(granules_ * across_words_);
     k_along_ = carver.take<uint32_t>(granules_ * along_words_);
-    q_rows_ = carver.take<uint32_t>(kRowBlocks<D> * row_words_);
-    do_rows_ = carver.take<uint32_t>(kRowBlocks<D> * row_words_);
+    q_rows_ = carver.take<uint32_t>(shape_.dim_blocks * shape_.block_words);
+    do_rows_ = carver.take<uint32_t>(shape_.dim_blocks * shape_.block_words);
     q_along_ = carver.take<uint32_t>(along_words_);
     do_along_ = carver.take<uint32_t>(along_words_);
     p_steps_ = carver.take<uint32_t>(shape_.granule_steps * kGranule);
@@ -158,12 +157,10 @@ class Backward {
 
   void load_queries(int64_t head, int64_t g, int64_t count) {
     const int64_t row = row0_ + g * kGranule, column = head * c_.dim;
-    for (int64_t b = 0; b < kRowBlocks<D>; ++b)
-      for (int64_t r = block_start<D>(b); r < smaller(count, block_start<D>(b + 1)); ++r) {
-        const int64_t at = b * row_words_ + (r - block_start<D>(b)) * kRowStride;
-        shape_.pack_row_blocks(q_rows_ + at, row_of<const T>(c_.q, row + r) + column, c_.dim);
-        shape_.pack_row_blocks(do_rows_ + at, row_of<const T>(c_.dout, row + r) + column, c_.dim);
-      }
+    for (int64_t r = 0; r < count; ++r) {
+      shape_.pack_row_blocks(q_rows_ + r * kRowStride, row_of<const T>(c_.q, row + r) + column, c_.dim);
+      shape_.pack_row_blocks(do_rows_ + r * kRowStride, row_of<const T>(c_.dout, row + r) + column, c_.dim);
+    }
     shape_.pack_along(q_along_, row_of<const T>(c_.q, row) + column, c_.q.stride, c_.dim, count);
     shape_.pack_along(do_along_, row_of<const T>(c_.dout, row) + column, c_.dout.stride, c_.dim, count);
     for (int64_t r = 0; r < count; ++r) {
@@ -178,14 +175,18 @@ class Backward {
 
   /// P and dS of queries of granule g against positions of granule kv, in the orders that the products read.
   void rebuild(int64_t g, int64_t kv, int64_t count) {
-    for (int64_t b = 0; b < kRowBlocks<D> && block_start<D>(b) < count; ++b) {
-      const int64_t first = block_start<D>(b), rows = smaller(count, block_start<D>(b + 1)) - first;
-      for (int64_t half = 0; half * kPanel < sight_.end(g, kv, first + rows); ++half) {
-        const int64_t panel = kv * across_words_ + half * kPanel * shape_.dim_steps;
-        const int64_t to = (half * kGranule + first) * kPanel;
-        shape_.across_dim(rows, q_rows_ + b * row_words_, k_across_ + panel, s_ + to);
-        shape_.across_dim(rows, do_rows_ + b * row_words_, v_across_ + panel, dp_ + to);
-      }
+    for (int64_t half = 0; half < 2; ++half) {
+      const int64_t panel = kv * across_words_ + half * kPanel * shape_.dim_steps;
+      const auto across = [&](const uint32_t* rows_of, const uint32_t* panels, float* to) {
+        for (int64_t b = 0; b < kRowBlocks<D> && block_start<D>(b) < count; ++b) {
+          const int64_t first = block_start<D>(b), rows = smaller(count, block_start<D>(b + 1)) - first;
+          if (half * kPanel < sight_.end(g, kv, first + rows))
+            shape_.across_dim(rows, rows_of + first * kRowStride, panels + panel,
+                              to + (half * kGranule + first) * kPanel);
+        }
+      };
+      across(q_rows_, k_across_, s_);
+      across(do_rows_, v_across_, dp_);
     }
     const bool is_plain = c_.softcap == 0.0f && sight_.begin(g, kv, count - 1) <= 0;
     for (int64_t r = 0; r < count; r += D::kPerStep)
@@ -222,7 +223,7 @@ class Backward {
       }
       for (int c = 0; c < kColumns; ++c)
         for (int j = 0; j < J; ++j) p.at[c * J + j] = p.at[c * J + j] - set(lse_[r + j]);
-      p = exponential(p);
+      p = decay(p);
       ds = p * slope * splat<V>(c_.scale);
       for (int c = 0; c < kColumns; ++c)
         for (int j = 0; j < J; ++j) {
@@ -254,41 +255,39 @@ class Backward {
           transpose_words(turned_ + i * kRowStride + s, kRowStride,
                           reinterpret_cast<const char*>(steps + s * kGranule + i), kGranule * 4,
                           smaller(kLanes, end - s), kLanes);
-    for (int64_t b = 0; b < kRowBlocks<D>; ++b) {
-      constexpr int64_t kGroup = kGroupOf<typename D::Dot>;
-      const int64_t unseen = diagonal ? block_start<D>(b) / D::kPerStep / kGroup * kGroup : 0;
-      if (end <= unseen) continue;
-      const uint32_t* panels = along + unseen * kPanel;
-      if constexpr (kTurns<D>) {
-        accumulate<ALayout::kRows>(sums, b, turned_ + block_start<D>(b) * kRowStride + unseen, panels, end - unseen);
-      } else {
-        accumulate<ALayout::kSteps64>(sums, b, steps + unseen * kGranule + block_start<D>(b), panels, end - unseen);
+    constexpr int64_t kGroup = kGroupOf<typename D::Dot>;
+    for (int64_t panel = 0; panel < shape_.dim_panels; ++panel)
+      for (int64_t b = 0; b < kRowBlocks<D>; ++b) {
+        const int64_t first = block_start<D>(b), unseen = diagonal ? first / D::kPerStep / kGroup * kGroup : 0;
+        if (end <= unseen) continue;
+        const uint32_t* words = along + panel * shape_.granule_steps * kPanel + unseen * kPanel;
+        if constexpr (kTurns<D>) {
+          accumulate<ALayout::kRows>(sums, b, panel, turned_ + first * kRowStride + unseen, words, end - unseen);
+        } else {
+          accumulate<ALayout::kSteps64>(sums, b, panel, steps + unseen * kGranule + first, words, end - unseen);
+        }
       }
-    }
   }
 
   /// dQ of granule g: contracted with the positions of granule kv that a block's queries see.
   void accumulate_q(int64_t g, int64_t kv, int64_t count) {
-    for (int64_t b = 0; b < kRowBlocks<D> && block_start<D>(b) < count; ++b) {
-      const int64_t steps = divide_up(sight_.end(g, kv, smaller(count, block_start<D>(b + 1))), D::kPerStep);
-      accumulate<ALayout::kRows>(dq_, b, ds_rows_ + block_start<D>(b) * kRowStride, k_along_ + kv * along_words_,
-                                 steps);
-    }
+    for (int64_t panel = 0; panel < shape_.dim_panels; ++panel)
+      for (int64_t b = 0; b < kRowBlocks<D> && block_start<D>(b) < count; ++b) {
+        const int64_t steps = divide_up(sight_.end(g, kv, smaller(count, block_start<D>(b + 1))), D::kPerStep);
+        accumulate<ALayout::kRows>(dq_, b, panel, ds_rows_ + block_start<D>(b) * kRowStride,
+                                   k_along_ + kv * along_words_ + panel * shape_.granule_steps * kPanel, steps);
+      }
   }
 
-  /// sums[panel][64][32] += A B for the rows of block b.
+  /// One panel of sums[panel][64][32] += A B for the rows of block b.
   template <ALayout L>
-  void accumulate(float* sums, int64_t b, const uint32_t* a, const uint32_t* along, int64_t steps) {
+  void accumulate(float* sums, int64_t b, int64_t panel, const uint32_t* a, const uint32_t* words, int64_t steps) {
     const Segment segment = {0, 0, -1, 0, static_cast<int32_t>(steps), 0, 0, 0};
     const int64_t rows = block_start<D>(b + 1) - block_start<D>(b);
-    const MicroFn micro = micro_for<typename D::Dot, L>(rows);
-    for (int64_t panel = 0; panel < shape_.dim_panels; ++panel) {
-      const uint32_t* base = along + panel * shape_.granule_steps * kPanel;
-      float* block = sums + (panel * kGranule + block_start<D>(b)) * kPanel;
-      MicroArgs call = {&segment, 1, a, &base, nullptr, block, nullptr, nullptr, block};
-      call.rows = rows;
-      micro(call);
-    }
+    float* block = sums + (panel * kGranule + block_start<D>(b)) * kPanel;
+    MicroArgs call = {&segment, 1, a, &words, nullptr, block, nullptr, nullptr, block};
+    call.rows = rows;
+    micro_for<typename D::Dot, L>(rows)(call);
   }
 
   void write_kv(const TileView& tile, const float* sums, int64_t column) {
@@ -303,8 +302,8 @@ class Backward {
   }
 
   Call c_;
-  GranuleShape<D> shape_;
-  int64_t granules_, across_words_, along_words_, row_words_, block_floats_, row0_ = 0;
+  GranuleShape<D, kGranule> shape_;
+  int64_t granules_, across_words_, along_words_, block_floats_, row0_ = 0;
   Sight sight_ = {};
   uint32_t *k_across_, *v_across_, *k_along_, *q_rows_, *do_rows_, *q_along_, *do_along_;
   uint32_t *p_steps_, *ds_steps_, *ds_rows_, *turned_;

@@ -56,8 +56,11 @@ template <class D>
 class Forward {
  public:
   using T = typename D::T;
-  static constexpr int64_t kMaxRun = 1024;        // rows of state per pass
-  static constexpr int64_t kSpan = 16 * kGranule;  // positions packed at a time
+  static constexpr int64_t kMaxRun = 1024;  // rows of state per pass
+  /// Positions packed at a time: their panels stay in L2.
+  static constexpr int64_t kSpan = (kMaxRows > 6 ? 16 : 4) * kGranule;
+  /// Granules whose values are added up at a time, in the same registers; tile registers cannot be scaled.
+  static constexpr int64_t kTogether = kGroupOf<typename D::Dot> == 1 ? 2 : 1;
 
   Forward(const Heads& heads, const Scratch& scratch) : h_(heads), shape_(heads.dim) {
     Carver carver(scratch);
@@ -134,12 +137,7 @@ class Forward {
   void run_few(Pass pass, const KvRows<T>& kv, const Ahead& following) {
 #if defined(__AVX512BW__)
     const int64_t group = h_.heads / h_.kv_heads, rows = group * pass.count, width = sizeof(T);
-    int64_t last = 0;
-    for (int64_t r = 0; r < rows; ++r) {
-      last_[r] = pass.run.last_position(r / group, h_.causal);
-      last = larger(last, last_[r]);
-    }
-    const int64_t lowest = h_.window > 0 ? find_windows(rows) : 0;
+    const int64_t last = find_ends(pass, 0, rows), lowest = h_.window > 0 ? find_windows(rows) : 0;
     clear_blocks(h_.kv_heads);
     for (int64_t granule = lowest; granule <= last; granule += kGranule) {
       const int64_t count = smaller(kGranule, last + 1 - granule), next = granule + kGranule;
@@ -156,10 +154,10 @@ class Forward {
           const int64_t slot = granule % kSpan / kGranule;
           pack_few(shape_, k_panels_ + slot * k_words_, v_panels_ + slot * v_words_, k, kv.k_stride, v, kv.v_stride,
                    count, ahead);
-          run_granule(pass.kv_head, rows, granule, count);
+          run_granules(pass.kv_head, rows, granule, count);
         } else {
           Few<D>::kScore[rows - 1](q_, k, kv.k_stride, count, shape_.dim_steps, scores_, ahead.k);
-          soften_granule(pass.kv_head, rows, granule, count);
+          soften_granule(pass.kv_head, rows, granule, count, 0);
           Few<D>::kAdd[rows - 1](p_, v, kv.v_stride, count, count, shape_.dim_panels, correction_,
                                  sums_ + pass.kv_head * block_floats_, ahead.v);
         }
@@ -191,6 +189,19 @@ class Forward {
 
   /// The first position that a row sees whose last is `last`.
   int64_t first_position(int64_t last) const { return larger(last - h_.window + 1, int64_t{0}); }
+
+  /// Where rows [first, first + rows) of a pass end, which are a block's; the last of it.
+  int64_t find_ends(const Pass& pass, int64_t first, int64_t rows) {
+    const int64_t group = h_.heads / h_.kv_heads;
+    int64_t furthest = 0;
+    earliest_last_ = INT64_MAX;
+    for (int64_t r = 0; r < rows; ++r) {
+      last_[r] = pass.run.last_position(pass.first + (first + r) / group, h_.causal);
+      furthest = larger(furthest, last_[r]);
+      earliest_last_ = smaller(earliest_last_, last_[r]);
+    }
+    return furthest;
+  }
 
   /// Where the windows of a block's rows begin; the lowest of it.
   __attribute__((noinline)) int64_t find_windows(int64_t rows) {
@@ -229,36 +240,47 @@ class Forward {
 
   /// One block of rows over the granules packed, [span, end).
   void run_block(const Pass& pass, int64_t block, int64_t first, int64_t rows, int64_t span, int64_t end) {
-    const int64_t group = h_.heads / h_.kv_heads;
-    int64_t furthest = 0;
-    for (int64_t r = 0; r < rows; ++r) {
-      last_[r] = pass.run.last_position(pass.first + (first + r) / group, h_.causal);
-      furthest = larger(furthest, last_[r]);
-    }
-    const int64_t lowest = h_.window > 0 ? find_windows(rows) : 0;
+    const int64_t furthest = find_ends(pass, first, rows), lowest = h_.window > 0 ? find_windows(rows) : 0;
     if (furthest < span || lowest >= end) return;
     pack_queries(pass, first, rows);
-    for (int64_t granule = larger(span, lowest); granule < smaller(end, furthest + 1); granule += kGranule)
-      run_granule(block, rows, granule, smaller(kGranule, furthest + 1 - granule));
+    const int64_t last = smaller(end, furthest + 1);
+    for (int64_t granule = larger(span, lowest); granule < last; granule += kTogether * kGranule)
+      run_granules(block, rows, granule, smaller(kTogether * kGranule, last - granule));
   }
 
-  /// `visible`: positions of the granule that some row of the block sees. The others would add nothing.
-  void run_granule(int64_t block, int64_t rows, int64_t granule, int64_t visible) {
-    const int64_t slot = granule % kSpan / kGranule;
-    const uint32_t* k = k_panels_ + slot * k_words_;
-    shape_.across_dim(rows, q_, k, scores_);
-    if (visible > kPanel)
-      shape_.across_dim(rows, q_, k + kPanel * shape_.dim_steps, scores_ + kAttentionRows<D> * kPanel);
-    soften_granule(block, rows, granule, visible);
-    const MicroFn micro = micro_for<typename D::Dot, ALayout::kRows>(rows);
-    const Segment segment = {0, 0, -1, 0, static_cast<int32_t>(divide_up(visible, D::kPerStep)), 0, 0, 0};
-    for (int64_t panel = 0; panel < shape_.dim_panels; ++panel) {
-      float* sums = sums_ + block * block_floats_ + panel * kAttentionRows<D> * kPanel;
-      const uint32_t* base = v_panels_ + slot * v_words_ + panel * kPanel * shape_.granule_steps;
-      MicroArgs call = {&segment, 1, p_, &base, nullptr, sums, correction_, nullptr, sums};
-      call.rows = rows;
-      micro(call);
+  /// Granules from `granule` on, as many as are added up at a time. `visible`: positions of them that some row of the
+  /// block sees. The others would add nothing.
+  void run_granules(int64_t block, int64_t rows, int64_t granule, int64_t visible) {
+    Segment segments[kTogether];
+    int64_t count = 0;
+    for (; count * kGranule < visible; ++count) {
+      const int64_t first = granule + count * kGranule, positions = smaller(kGranule, visible - count * kGranule);
+      const int64_t slot = first % kSpan / kGranule;
+      for (int64_t half = 0; half * kPanel < positions; ++half)
+        each_run<D>(rows, [&](int64_t run, int64_t run_rows) {
+          shape_.across_dim(run_rows, q_ + run * kRowStride,
+                            k_panels_ + slot * k_words_ + half * kPanel * shape_.dim_steps,
+                            scores_ + (half * kAttentionRows<D> + run) * kPanel);
+        });
+      soften_granule(block, rows, first, positions, count);
+      segments[count] = {count * shape_.granule_steps,
+                         count * v_words_,
+                         -1,
+                         0,
+                         static_cast<int32_t>(divide_up(positions, D::kPerStep)),
+                         0,
+                         0,
+                         0};
     }
+    const uint32_t* values = v_panels_ + granule % kSpan / kGranule * v_words_;
+    for (int64_t panel = 0; panel < shape_.dim_panels; ++panel, values += kPanel * shape_.granule_steps)
+      each_run<D>(rows, [&](int64_t run, int64_t run_rows) {
+        float* sums = sums_ + block * block_floats_ + (panel * kAttentionRows<D> + run) * kPanel;
+        MicroArgs call = {segments, count, p_ + run * kRowStride, &values, nullptr, sums, correction_ + run,
+                          nullptr,  sums};
+        call.rows = run_rows;
+        micro_for<typename D::Dot, ALayout::kScaledRows>(run_rows)(call);
+      });
   }
 
   /// Vector i of a row's scores.
@@ -279,46 +301,65 @@ class Forward {
     return 1.0f;
   }
 
-  /// Scores of a granule, of which `visible` positions are seen, to probabilities.
-  void soften_granule(int64_t block, int64_t rows, int64_t granule, int64_t visible) {
-    const bool is_plain = h_.softcap == 0.0f && latest_first_ <= granule;
+  /// Scores of a granule, of which `visible` positions are seen, to probabilities: `place` is that of the granule among
+  /// those whose values are added up together.
+  void soften_granule(int64_t block, int64_t rows, int64_t granule, int64_t visible, int64_t place) {
     if (visible > kPanel) {
-      soften<2>(block, rows, granule, is_plain ? h_.scale : shape<2>(rows, granule));
+      soften_panels<2>(block, rows, granule, place);
     } else {
-      soften<1>(block, rows, granule, is_plain ? h_.scale : shape<1>(rows, granule));
+      soften_panels<1>(block, rows, granule, place);
     }
+  }
+  template <int Halves>
+  void soften_panels(int64_t block, int64_t rows, int64_t granule, int64_t place) {
+    const bool is_plain = h_.softcap == 0.0f && latest_first_ <= granule && h_.scale > 0.0f;
+    const float scale = is_plain ? h_.scale : shape<Halves>(rows, granule);
+    if (granule + Halves * kPanel - 1 > earliest_last_) hide<Halves>(rows, granule);
+    soften<Halves>(block, rows, scale, place);
+  }
+
+  /// Scores behind the rows become -inf.
+  template <int Halves>
+  __attribute__((noinline)) void hide(int64_t rows, int64_t granule) {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int i = 0; i < 2 * Halves; ++i)
+        store(score(r, i), mask_scores(load(score(r, i)), last_[r] - granule - i * kLanes, -kInfinity));
   }
 
   /// Scores of a block's rows to probabilities in p_, over `Halves` panels of positions; maxima and totals move on.
   template <int Halves>
-  void soften(int64_t block, int64_t rows, int64_t granule, float scale) {
+  void soften(int64_t block, int64_t rows, float scale, int64_t place) {
     constexpr int kVectors = 2 * Halves;
-    Lanes of_row[kLanes] = {};
+    constexpr int kBeside = kParts == 1 ? kVectors : 2;  // as the registers of the level allow
+    Lanes of_row[kLanes];
     for (int64_t r = 0; r < rows; ++r) {
-      Lanes s[kVectors];
-      for (int i = 0; i < kVectors; ++i) {
-        s[i] = mask_scores(load(score(r, i)) * set(scale), last_[r] - granule - i * kLanes, -kInfinity);
-        store(score(r, i), s[i]);
-      }
-      of_row[r] = maximum(s[0], s[1]);
-      if constexpr (Halves == 2) of_row[r] = maximum(of_row[r], maximum(s[2], s[3]));
+      of_row[r] = maximum(load(score(r, 0)) * set(scale), load(score(r, 1)) * set(scale));
+      if constexpr (Halves == 2)
+        of_row[r] = maximum(of_row[r], maximum(load(score(r, 2)) * set(scale), load(score(r, 3)) * set(scale)));
     }
+    for (int64_t r = rows; r < kLanes; ++r) of_row[r] = set(0.0f);
     const Lanes before = load(top_ + block * kLanes), top = maximum(before, reduce_rows<MaxOfLanes>(of_row, rows));
     // Rows that see nothing yet keep exp(-inf) = 0 instead of exp(-inf + inf).
     const Lanes shift = select(greater(top, set(-kInfinity)), top, set(0.0f));
-    const Lanes correction = exponential(before - shift);
+    const Lanes correction = decay(before - shift);
     store(shift_, shift);
     for (int64_t r = 0; r < rows; ++r) {
-      Many<kVectors> e;
-      for (int i = 0; i < kVectors; ++i) e.at[i] = load(score(r, i)) - set(shift_[r]);
-      e = exponential(e);
-      of_row[r] = e.at[0] + e.at[1];
-      if constexpr (Halves == 2) of_row[r] = of_row[r] + (e.at[2] + e.at[3]);
-      auto* p = reinterpret_cast<T*>(p_ + r * kRowStride);
-      for (int i = 0; i < kVectors; i += 2) store_factors(p + i * kLanes, e.at[i], e.at[i + 1]);
+      auto* p = reinterpret_cast<T*>(p_ + r * kRowStride + place * shape_.granule_steps);
+      Lanes pairs[Halves];
+      for (int i = 0; i < kVectors; i += kBeside) {
+        Many<kBeside> e;
+        for (int j = 0; j < kBeside; ++j) e.at[j] = load(score(r, i + j)) * set(scale) - set(shift_[r]);
+        e = decay(e);
+        for (int j = 0; j < kBeside; j += 2) {
+          pairs[(i + j) / 2] = e.at[j] + e.at[j + 1];
+          store_factors(p + (i + j) * kLanes, e.at[j], e.at[j + 1]);
+        }
+      }
+      of_row[r] = pairs[0];
+      if constexpr (Halves == 2) of_row[r] = of_row[r] + pairs[1];
     }
     store(top_ + block * kLanes, top);
-    store(correction_, correction);
+    store(correction_ + place * kLanes, correction);
     float* total = total_ + block * kLanes;
     store(total, fused(load(total), correction, reduce_rows<SumOfLanes>(of_row, rows)));
   }
@@ -346,9 +387,9 @@ class Forward {
   float *sums_, *top_, *total_;  // per block: outputs [panel][kAttentionRows<D>][32], maxima [16], sums of exp [16]
   uint32_t *q_, *k_panels_, *v_panels_, *p_;
   float* scores_;
-  float shift_[kLanes], correction_[kLanes];
+  float shift_[kLanes], correction_[kTogether * kLanes];  // the latter a row per granule
   int64_t first_[kLanes] = {}, last_[kLanes];  // visible positions of the block's rows
-  int64_t latest_first_ = 0;
+  int64_t latest_first_ = 0, earliest_last_ = 0;
 };
 
 template <class D>

@@ -9,9 +9,21 @@ namespace tilewise::kernels::TILEWISE_ISA_NS {
 
 inline constexpr int64_t kGranule = 64;
 
-/// Rows of a block at most: what is known of each lies in a lane.
+/// Rows of a product at most.
 template <class D>
-inline constexpr int64_t kAttentionRows = kRowsOf<typename D::Dot> < kLanes ? kRowsOf<typename D::Dot> : kLanes;
+inline constexpr int64_t kRunRows = kRowsOf<typename D::Dot> < kLanes ? kRowsOf<typename D::Dot> : kLanes;
+
+/// Rows of a block at most: what is known of each lies in a lane. As many runs of products as there is room for read a
+/// panel one after the other, the later ones from L1.
+template <class D>
+inline constexpr int64_t kAttentionRows = kLanes / kRunRows<D> * kRunRows<D>;
+
+/// run(first, count) for rows [0, rows) in runs of products, as even as can be.
+template <class D, class Run>
+TILEWISE_INLINE void each_run(int64_t rows, const Run& run) {
+  const int64_t runs = divide_up(rows, kRunRows<D>);
+  for (int64_t i = 0; i < runs; ++i) run(rows * i / runs, rows * (i + 1) / runs - rows * i / runs);
+}
 
 /// Lanes beyond `limit` (index of the last visible lane) become `fill`.
 TILEWISE_INLINE Lanes mask_scores(const Lanes& s, int64_t limit, float fill) {
@@ -29,11 +41,11 @@ TILEWISE_INLINE Lanes mask_before(const Lanes& s, int64_t begin, float fill) {
 
 /// Sum of the lanes of up to 16 vectors, each by sum_lanes' tree; lane r belongs to vector r.
 struct SumOfLanes {
-  static TILEWISE_MEMBER Lanes join(const Lanes& a, const Lanes& b) { return a + b; }
+  static TILEWISE_MEMBER NativeF of(NativeF a, NativeF b) { return a + b; }
   static TILEWISE_MEMBER float reduce(const Lanes& x) { return sum_lanes(x); }
 };
 struct MaxOfLanes {
-  static TILEWISE_MEMBER Lanes join(const Lanes& a, const Lanes& b) { return maximum(a, b); }
+  static TILEWISE_MEMBER NativeF of(NativeF a, NativeF b) { return native_max(a, b); }
   static TILEWISE_MEMBER float reduce(const Lanes& x) { return max_lanes(x); }
 };
 template <class Op>
@@ -41,19 +53,32 @@ TILEWISE_INLINE Lanes reduce_rows(const Lanes (&x)[kLanes], int64_t rows) {
 #if defined(__AVX512BW__)
   // Two vectors become one at every level of the tree; taken in this order the last level leaves them sorted.
   (void)rows;
-  Lanes a[8], b[4], c[2];
+  __m512 a[8], b[4], c[2];
   for (int i = 0; i < 8; ++i) {
     const __m512 even = x[i % 2 * 8 + i / 2].part[0], odd = x[i % 2 * 8 + i / 2 + 4].part[0];
-    a[i] = Op::join({_mm512_shuffle_f32x4(even, odd, 0x44)}, {_mm512_shuffle_f32x4(even, odd, 0xee)});
+    a[i] = Op::of(_mm512_shuffle_f32x4(even, odd, 0x44), _mm512_shuffle_f32x4(even, odd, 0xee));
   }
   for (int i = 0; i < 4; ++i)
-    b[i] = Op::join({_mm512_shuffle_f32x4(a[2 * i].part[0], a[2 * i + 1].part[0], 0x88)},
-                    {_mm512_shuffle_f32x4(a[2 * i].part[0], a[2 * i + 1].part[0], 0xdd)});
+    b[i] =
+        Op::of(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x88), _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xdd));
   for (int i = 0; i < 2; ++i)
-    c[i] = Op::join({_mm512_shuffle_ps(b[2 * i].part[0], b[2 * i + 1].part[0], 0x44)},
-                    {_mm512_shuffle_ps(b[2 * i].part[0], b[2 * i + 1].part[0], 0xee)});
-  return Op::join({_mm512_shuffle_ps(c[0].part[0], c[1].part[0], 0x88)},
-                  {_mm512_shuffle_ps(c[0].part[0], c[1].part[0], 0xdd)});
+    c[i] = Op::of(_mm512_shuffle_ps(b[2 * i], b[2 * i + 1], 0x44), _mm512_shuffle_ps(b[2 * i], b[2 * i + 1], 0xee));
+  return {Op::of(_mm512_shuffle_ps(c[0], c[1], 0x88), _mm512_shuffle_ps(c[0], c[1], 0xdd))};
+#elif defined(__AVX2__)
+  // The same for rows 0 to 7 and 8 to 15; row i + 4 is beside row i in the other half of a register.
+  Lanes all = set(0.0f);
+  for (int half = 0; half < 2 && half * 8 < rows; ++half) {
+    __m256 a[4], b[2];
+    for (int i = 0; i < 4; ++i) {
+      const Lanes *low = x + half * 8 + i, *high = low + 4;
+      const __m256 even = Op::of(low->part[0], low->part[1]), odd = Op::of(high->part[0], high->part[1]);
+      a[i] = Op::of(_mm256_permute2f128_ps(even, odd, 0x20), _mm256_permute2f128_ps(even, odd, 0x31));
+    }
+    for (int i = 0; i < 2; ++i)
+      b[i] = Op::of(_mm256_shuffle_ps(a[2 * i], a[2 * i + 1], 0x44), _mm256_shuffle_ps(a[2 * i], a[2 * i + 1], 0xee));
+    all.part[half] = Op::of(_mm256_shuffle_ps(b[0], b[1], 0x88), _mm256_shuffle_ps(b[0], b[1], 0xdd));
+  }
+  return all;
 #else
   float of[kLanes] = {};
   for (int64_t r = 0; r < rows; ++r) of[r] = Op::reduce(x[r]);
@@ -68,12 +93,12 @@ void clear_rows(const TileView& tile, int64_t first, int64_t end, int64_t column
     __builtin_memset(row_of<T>(tile, r) + column, 0, static_cast<size_t>(count) * sizeof(T));
 }
 
-/// Packed sizes for one head dimension.
-template <class D>
+/// Packed sizes for one head dimension and blocks of so many rows.
+template <class D, int64_t kRows = kAttentionRows<D>>
 struct GranuleShape {
   using T = typename D::T;
   static constexpr int64_t granule_steps = kGranule / D::kPerStep;
-  static constexpr int64_t block_words = kAttentionRows<D> * kRowStride;
+  static constexpr int64_t block_words = kRows * kRowStride;
   int64_t dim_steps = 0, dim_panels = 0, dim_pad = 0, dim_blocks = 0;
   Segment dim_segments[16];  // of a product over the head dimension
 
@@ -108,7 +133,7 @@ struct GranuleShape {
     }
   }
 
-  /// out[rows][32] = rows (packed by pack_row_blocks) times one panel, over the head dimension.
+  /// out[rows][32] = a run of rows (packed by pack_row_blocks) times one panel, over the head dimension.
   void across_dim(int64_t rows, const uint32_t* a, const uint32_t* panel, float* out) const {
     MicroArgs call = {dim_segments, dim_blocks, a, &panel, nullptr, nullptr, nullptr, nullptr, out};
     call.rows = rows;

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 __all__ = ["scratch_bytes"]
 
 _ROWS = 16  # of a block of attention, on the level that has most (native/kernels/attention/granules.h)
-_LEAST_ROWS = 6
+_LEAST_ROWS = 12
 _PANEL, _LANES, _GRANULE = 32, 16, 64
 _BLOCK_STEPS, _ROW_STRIDE = 128, 144
 _ROUNDING = 1 << 14  # every piece begins at a cache line
@@ -63,16 +63,16 @@ def _panels(dim: int) -> int:
     return -(-dim // _PANEL)
 
 
-def _row_blocks(dim: int) -> int:
+def _row_blocks(dim: int, rows: int) -> int:
     """Words of a block of rows, packed along the head size."""
-    return -(-dim // _BLOCK_STEPS) * _ROWS * _ROW_STRIDE
+    return -(-dim // _BLOCK_STEPS) * rows * _ROW_STRIDE
 
 
 def _attention(heads: int, kv_heads: int, dim: int) -> int:
     rows = max(1024, heads // kv_heads) + _ROWS
     sums = rows * _panels(dim) * _PANEL + 2 * (rows // _LEAST_ROWS + 1) * _LANES
     span = 16 * (2 * _PANEL * dim + _panels(dim) * _PANEL * _GRANULE)
-    words = sums + span + _row_blocks(dim) + _ROWS * _ROW_STRIDE + 2 * _ROWS * _PANEL
+    words = sums + span + _row_blocks(dim, _ROWS) + _ROWS * _ROW_STRIDE + 2 * _ROWS * _PANEL
     return 4 * words + _ROUNDING
 
 
@@ -83,6 +83,6 @@ def _attention_backward(seq: int, heads: int, kv_heads: int, dim: int) -> int:
     entries, group = 2, heads // kv_heads
     while group > 1:
         entries, group = entries + 1, (group + 1) // 2
-    rows = 2 * -(-_GRANULE // _LEAST_ROWS) * _row_blocks(dim)
-    own = rows + 2 * along + 4 * _GRANULE * _GRANULE + 2 * _GRANULE * _ROW_STRIDE + block
+    packed = 2 * (_row_blocks(dim, _GRANULE) + along + _GRANULE * _ROW_STRIDE)
+    own = packed + 4 * _GRANULE * _GRANULE + block
     return 4 * (granules * (2 * across + along + 2 * entries * block) + own) + _ROUNDING
