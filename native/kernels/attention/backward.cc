@@ -144,10 +144,13 @@ class Backward {
       load_queries(head, g, count);
       for (int64_t i = 0; i < block_floats_; i += kLanes) store(dq_ + i, set(0.0f));
       for (int64_t kv = sight_.first_granule(g); kv <= sight_.last_granule(g); ++kv) {
+        next_ = kv < sight_.last_granule(g) ? kv + 1 : smaller(kv, sight_.first_granule(g + 1));
         rebuild(g, kv, count);
         float* dk = sums + kv * block_floats_;
-        accumulate_kv(dk, ds_steps_, q_along_, c_.causal && kv == g, count);
-        accumulate_kv(dk + entry_floats() / 2, p_steps_, do_along_, c_.causal && kv == g, count);
+        float* dv = dk + entry_floats() / 2;
+        const int64_t to_next = (next_ - kv) * block_floats_;
+        accumulate_kv(dk, ds_steps_, q_along_, c_.causal && kv == g, count, dk + to_next);
+        accumulate_kv(dv, p_steps_, do_along_, c_.causal && kv == g, count, dv + to_next);
         accumulate_q(g, kv, count);
       }
       for (int64_t r = 0; r < count; ++r)
@@ -176,13 +179,14 @@ class Backward {
   /// P and dS of queries of granule g against positions of granule kv, in the orders that the products read.
   void rebuild(int64_t g, int64_t kv, int64_t count) {
     for (int64_t half = 0; half < 2; ++half) {
-      const int64_t panel = kv * across_words_ + half * kPanel * shape_.dim_steps;
+      const int64_t words = kPanel * shape_.dim_steps, panel = kv * across_words_ + half * words;
+      const int64_t later = next_ * across_words_ + half * words;
       const auto across = [&](const uint32_t* rows_of, const uint32_t* panels, float* to) {
         for (int64_t b = 0; b < kRowBlocks<D> && block_start<D>(b) < count; ++b) {
           const int64_t first = block_start<D>(b), rows = smaller(count, block_start<D>(b + 1)) - first;
           if (half * kPanel < sight_.end(g, kv, first + rows))
             shape_.across_dim(rows, rows_of + first * kRowStride, panels + panel,
-                              to + (half * kGranule + first) * kPanel);
+                              to + (half * kGranule + first) * kPanel, {panels + later, words * 4, b, kRowBlocks<D>});
         }
       };
       across(q_rows_, k_across_, s_);
@@ -246,8 +250,10 @@ class Backward {
                       ds.at[(c + 1) * J + j]);
   }
 
-  /// dK and dV of granule kv: rows are its positions, contracted with the queries of granule g that see them.
-  void accumulate_kv(float* sums, const uint32_t* steps, const uint32_t* along, bool diagonal, int64_t count) {
+  /// dK or dV of a granule: rows are its positions, contracted with the queries of a granule that see them. `later`:
+  /// that of the next one.
+  void accumulate_kv(float* sums, const uint32_t* steps, const uint32_t* along, bool diagonal, int64_t count,
+                     const float* later) {
     const int64_t end = divide_up(count, D::kPerStep);
     if constexpr (kTurns<D>)
       for (int64_t s = 0; s < end; s += kLanes)
@@ -261,32 +267,37 @@ class Backward {
         const int64_t first = block_start<D>(b), unseen = diagonal ? first / D::kPerStep / kGroup * kGroup : 0;
         if (end <= unseen) continue;
         const uint32_t* words = along + panel * shape_.granule_steps * kPanel + unseen * kPanel;
+        const Later asked = {later + panel * kGranule * kPanel, kGranule * kPanel * 4, b, kRowBlocks<D>};
         if constexpr (kTurns<D>) {
-          accumulate<ALayout::kRows>(sums, b, panel, turned_ + first * kRowStride + unseen, words, end - unseen);
+          accumulate<ALayout::kRows>(sums, b, panel, turned_ + first * kRowStride + unseen, words, end - unseen, asked);
         } else {
-          accumulate<ALayout::kSteps64>(sums, b, panel, steps + unseen * kGranule + first, words, end - unseen);
+          accumulate<ALayout::kSteps64>(sums, b, panel, steps + unseen * kGranule + first, words, end - unseen, asked);
         }
       }
   }
 
   /// dQ of granule g: contracted with the positions of granule kv that a block's queries see.
   void accumulate_q(int64_t g, int64_t kv, int64_t count) {
+    const int64_t words = shape_.granule_steps * kPanel;
     for (int64_t panel = 0; panel < shape_.dim_panels; ++panel)
       for (int64_t b = 0; b < kRowBlocks<D> && block_start<D>(b) < count; ++b) {
         const int64_t steps = divide_up(sight_.end(g, kv, smaller(count, block_start<D>(b + 1))), D::kPerStep);
+        const Later asked = {k_along_ + next_ * along_words_ + panel * words, words * 4, b, kRowBlocks<D>};
         accumulate<ALayout::kRows>(dq_, b, panel, ds_rows_ + block_start<D>(b) * kRowStride,
-                                   k_along_ + kv * along_words_ + panel * shape_.granule_steps * kPanel, steps);
+                                   k_along_ + kv * along_words_ + panel * words, steps, asked);
       }
   }
 
   /// One panel of sums[panel][64][32] += A B for the rows of block b.
   template <ALayout L>
-  void accumulate(float* sums, int64_t b, int64_t panel, const uint32_t* a, const uint32_t* words, int64_t steps) {
+  void accumulate(float* sums, int64_t b, int64_t panel, const uint32_t* a, const uint32_t* words, int64_t steps,
+                  const Later& asked) {
     const Segment segment = {0, 0, -1, 0, static_cast<int32_t>(steps), 0, 0, 0};
     const int64_t rows = block_start<D>(b + 1) - block_start<D>(b);
     float* block = sums + (panel * kGranule + block_start<D>(b)) * kPanel;
     MicroArgs call = {&segment, 1, a, &words, nullptr, block, nullptr, nullptr, block};
     call.rows = rows;
+    asked.ask(call, steps);
     micro_for<typename D::Dot, L>(rows)(call);
   }
 
@@ -304,6 +315,7 @@ class Backward {
   Call c_;
   GranuleShape<D, kGranule> shape_;
   int64_t granules_, across_words_, along_words_, block_floats_, row0_ = 0;
+  int64_t next_ = 0;  // the granule of positions after the one at hand
   Sight sight_ = {};
   uint32_t *k_across_, *v_across_, *k_along_, *q_rows_, *do_rows_, *q_along_, *do_along_;
   uint32_t *p_steps_, *ds_steps_, *ds_rows_, *turned_;

@@ -93,6 +93,25 @@ void clear_rows(const TileView& tile, int64_t first, int64_t end, int64_t column
     __builtin_memset(row_of<T>(tile, r) + column, 0, static_cast<size_t>(count) * sizeof(T));
 }
 
+/// What a later product reads, of which this one asks for a part while it computes: it lies further off than L2
+/// reaches.
+struct Later {
+  const void* data = nullptr;
+  int64_t bytes = 0, part = 0, parts = 1;
+
+  /// By a product of so many steps: two lines at a time.
+  void ask(MicroArgs& call, int64_t steps) const {
+    const int64_t lines = divide_up(divide_up(bytes, 64), parts), times = divide_up(lines, 2);
+    if (!data || times == 0 || times > steps) return;
+    call.ahead = static_cast<const char*>(data) + part * lines * 64;
+    call.beside = 64;
+    call.pace = 128;
+    int32_t every = 1;
+    while (2 * every * times <= steps) every *= 2;
+    call.every_ahead = every - 1;
+  }
+};
+
 /// Packed sizes for one head dimension and blocks of so many rows.
 template <class D, int64_t kRows = kAttentionRows<D>>
 struct GranuleShape {
@@ -134,9 +153,10 @@ struct GranuleShape {
   }
 
   /// out[rows][32] = a run of rows (packed by pack_row_blocks) times one panel, over the head dimension.
-  void across_dim(int64_t rows, const uint32_t* a, const uint32_t* panel, float* out) const {
+  void across_dim(int64_t rows, const uint32_t* a, const uint32_t* panel, float* out, const Later& later = {}) const {
     MicroArgs call = {dim_segments, dim_blocks, a, &panel, nullptr, nullptr, nullptr, nullptr, out};
     call.rows = rows;
+    later.ask(call, dim_steps);
     micro_for<typename D::Dot, ALayout::kRows>(rows)(call);
   }
 };
