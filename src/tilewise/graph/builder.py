@@ -149,7 +149,9 @@ class GraphBuilder(RowCalls):
         node = self.draft.declare(
             "constant", _spec("constant", value.shape, known[value.dtype], labels, name, storage)
         )
-        self.draft.constant_values[node.id] = value.copy()  # the caller may go on with its own
+        kept = value.copy()  # the caller may go on with its own
+        kept.flags.writeable = False
+        self.draft.constant_values[node.id] = kept
         return node
 
     def positions(self, tokens: TensorNode) -> TensorNode:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from tilewise.core.border import Border
 from tilewise.core.errors import ShapeError
+from tilewise.core.frozen import FrozenMap
 from tilewise.core.mesh import Axes
 from tilewise.graph.numbering import ValueNumbers
 from tilewise.ir.declared import outputs_of
@@ -139,7 +140,7 @@ class GraphDraft:
             key = function if number == 1 else f"{function}#{number}"
         self._layers_named[function] = number
         made = self.layers[signature] = DraftedLayer(
-            key, function, len(self.templates), {"template": key, "saved": ()}
+            key, function, len(self.templates), FrozenMap({"template": key, "saved": ()})
         )
         return made
 
@@ -210,11 +211,11 @@ class GraphDraft:
             name,
             tuple(self.tensors),
             tuple(self.ops),
-            dict(self.outputs),
+            self.outputs,
             reduction_chunks,
-            dict(self.constant_values),
-            dict(self.templates),
-            dict(self.hints),
+            self.constant_values,
+            self.templates,
+            self.hints,
         )
 
     @classmethod

@@ -18,6 +18,7 @@ import numpy as np
 from tilewise.core.border import Border, shown
 from tilewise.core.dtypes import DTYPES
 from tilewise.core.errors import InternalError, PlanError
+from tilewise.core.frozen import FrozenMap
 from tilewise.core.workers import ENOUGH, WorkerPool
 from tilewise.graph.builder import SEED, GraphBuilder
 from tilewise.graph.draft import GraphDraft
@@ -208,7 +209,9 @@ class BackwardTemplate:
         """The same, with another key for its template."""
         if key == self.template.key:
             return self
-        return replace(self, template=replace(self.template, key=key), attrs={**self.attrs, "template": key})
+        return replace(
+            self, template=replace(self.template, key=key), attrs=FrozenMap({**self.attrs, "template": key})
+        )
 
 
 def differentiate_template(forward: Template, choice: Choice = NONE) -> BackwardTemplate:
@@ -310,8 +313,8 @@ def _backward_of(forward: Template, again: frozenset[int]) -> BackwardTemplate:
         sources,
         saved,
         again,
-        {"template": forward.key, "saved": saved},
-        {"template": key, "saved": ()},
+        FrozenMap({"template": forward.key, "saved": saved}),
+        FrozenMap({"template": key, "saved": ()}),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from tilewise.core.border import Border, shown
 from tilewise.core.errors import ShapeError
+from tilewise.core.frozen import FrozenMap
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.draft import Declared, DraftedLayer, GraphDraft
 from tilewise.graph.numbering import is_equal
@@ -188,7 +189,7 @@ def call_outlined(
             name = f"{op}#{number}"
         arguments = tuple(t.id for t in formal if t is not None)
         draft.templates[name] = Template(name, inner.freeze(), arguments, ())
-        call = draft.outlined[key] = {"template": name, "saved": ()}
+        call = draft.outlined[key] = FrozenMap({"template": name, "saved": ()})
     draft.append("call", tuple(t.id for t in operands if t is not None), [], call, label=label)
     return call
 

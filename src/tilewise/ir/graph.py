@@ -13,10 +13,13 @@ from math import prod
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from tilewise.core.border import Border, shown
 from tilewise.core.dims import MAX_SIZE, Dim, DimLabel, Size, upper_bound
 from tilewise.core.dtypes import DType, dtype
 from tilewise.core.errors import ShapeError
+from tilewise.core.frozen import FrozenMap, freeze_maps
 from tilewise.core.kept import keep
 from tilewise.core.mesh import Axes
 
@@ -281,6 +284,10 @@ class OpNode:
     phase: str = "forward"
     label: str = ""
 
+    def __post_init__(self) -> None:
+        if type(self.attrs) is not FrozenMap:
+            _put(self, "attrs", FrozenMap(self.attrs))
+
     def __reduce__(self) -> tuple[Any, ...]:
         """As that of `TensorNode`."""
         return OpNode, (self.id, self.op, self.inputs, self.outputs, self.attrs, self.phase, self.label)
@@ -313,6 +320,11 @@ class Graph:
     constant_values: Mapping[int, Any] = field(default_factory=dict)
     templates: Mapping[str, Template] = field(default_factory=dict)
     hints: Mapping[int, tuple[Axes, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        values = FrozenMap({tensor: _read_only(value) for tensor, value in self.constant_values.items()})
+        _put(self, "constant_values", values)
+        freeze_maps(self, "outputs", "templates", "hints")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Graph):
@@ -351,6 +363,14 @@ class Graph:
     def spec(self, tensor: int) -> TensorSpec:
         """The spec of a tensor id."""
         return self.tensors[tensor].spec
+
+
+def _read_only(value: Any) -> Any:
+    """An array that nothing is written into; pickles and copies of one forget that."""
+    if isinstance(value, np.ndarray) and value.flags.writeable:
+        value = value.view()
+        value.flags.writeable = False
+    return value
 
 
 def _graph_of(name: str, forms: Any, tensors: Any, ops: Any, rest: tuple[Any, ...]) -> Graph:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tilewise.core.border import Border, shown
 from tilewise.core.errors import LayoutError
+from tilewise.core.frozen import FrozenMap
 from tilewise.core.mesh import MICRO, Axes
 
-__all__ = ["Hint", "Replicate", "Shard", "as_tensor_layout", "axes_in"]
+__all__ = ["Hint", "Replicate", "Shard", "as_kept_hint", "as_tensor_layout"]
 
 _border = Border("ir", LayoutError)
 _ADVICE = 'write ("dp", None, "tp"), or {"dp": Shard(0), "tp": Replicate()}'
@@ -77,14 +79,15 @@ def as_tensor_layout(call: str, hint: object, rank: int, name: str) -> tuple[Axe
     return (*dims, *((),) * (rank - len(dims)))
 
 
-def axes_in(call: str, hint: object, name: str) -> set[str]:
-    """The axes that a layout names.
+def as_kept_hint(call: str, hint: Hint, name: str) -> tuple[Hint, set[str]]:
+    """A layout for tensors that are not known yet, and the axes that it names; whoever wrote it may change its own.
 
     Raises:
         LayoutError: it has neither form.
     """
     dims = _by_axis(call, hint, name) if isinstance(hint, Mapping) else _by_dim(call, hint, name)
-    return {axis for axes in dims for axis in axes}
+    kept: Hint = FrozenMap(hint) if isinstance(hint, Mapping) else tuple(hint)
+    return kept, {axis for axes in dims for axis in axes}
 
 
 def _by_dim(call: str, hint: object, name: str) -> list[Axes]:
@@ -99,7 +102,7 @@ def _by_dim(call: str, hint: object, name: str) -> list[Axes]:
     return found
 
 
-def _by_axis(call: str, hint: Mapping[object, object], name: str) -> list[Axes]:
+def _by_axis(call: str, hint: Mapping[Any, object], name: str) -> list[Axes]:
     found: dict[int, Axes] = {}
     for axis, placed in hint.items():
         if not isinstance(axis, str) or not axis or not isinstance(placed, Shard | Replicate):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tilewise.core.dims import DimLabel
+from tilewise.core.frozen import freeze_maps
 from tilewise.core.mesh import MICRO, Axes, DeviceMesh
 from tilewise.core.tree import Interval
 
@@ -132,6 +133,9 @@ class GraphLayout:
     reshards: tuple[Reshard, ...] = ()
     home_axes: Axes = ()
     files: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        freeze_maps(self, "calls", "records")
 
 
 def in_space(axes: Axes) -> Axes:

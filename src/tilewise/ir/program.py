@@ -11,8 +11,9 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from tilewise.core.frozen import freeze_maps
 
 __all__ = [
     "POSITION",
@@ -362,12 +363,7 @@ class DeviceClass:
     calls: Mapping[str, tuple[Call, ...]]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "aliases", MappingProxyType(dict(self.aliases)))
-        object.__setattr__(self, "calls", MappingProxyType(dict(self.calls)))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """In a pickle and a copy, its fields; read-only mappings have no pickle."""
-        return DeviceClass, (self.templates, self.entries, dict(self.aliases), dict(self.calls))
+        freeze_maps(self, "aliases", "calls")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tilewise.core.border import Border, shown
 from tilewise.core.dtypes import DTYPES, MAX_F32
+from tilewise.core.frozen import freeze_maps
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.templates import call_outlined
 from tilewise.ir.graph import Graph, TensorFamily, TensorNode, TensorSpec
@@ -71,9 +72,8 @@ class ParameterGroup(Kind):
             _border.refuse("ParameterGroup", "names are patterns", shown(self.names), 'pass "*norm.weight"')
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "lr", _border.number("ParameterGroup", "lr", self.lr, 0.0, MAX_F32))
-        object.__setattr__(
-            self, "changes", dict(_border.mapping("ParameterGroup", "changes", self.changes, "settings"))
-        )
+        _border.mapping("ParameterGroup", "changes", self.changes, "settings")
+        freeze_maps(self, "changes")
 
     def matches(self, name: str) -> bool:
         """Whether a parameter belongs to the group."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 from tilewise.core.border import Border
 from tilewise.core.errors import PlanError
+from tilewise.core.frozen import FrozenMap, freeze_maps
 from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
@@ -94,13 +94,11 @@ class PlanTables:
     definition: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("outside", "regions", "overhead"):
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        freeze_maps(self, "outside", "regions", "overhead")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In a pickle and a copy, its fields; read-only mappings have no pickle, and what is worked out is not sent."""
-        values = (getattr(self, f.name) for f in fields(self))
-        return type(self), tuple(dict(v) if isinstance(v, MappingProxyType) else v for v in values)
+        """In a pickle and a copy, its fields; what is worked out is not sent."""
+        return type(self), tuple(getattr(self, f.name) for f in fields(self))
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -146,7 +144,7 @@ class PlanTables:
     @cached_property
     def homes(self) -> Mapping[int, tuple[Home, ...]]:
         """The parts of every tensor that training goes on from, by its id, and which device writes each."""
-        return MappingProxyType(share_homes(self.graph, self.layout, self.shapes))
+        return FrozenMap(share_homes(self.graph, self.layout, self.shapes))
 
     @cached_property
     def checkpoint_bytes(self) -> tuple[int, ...]:

@@ -10,8 +10,9 @@ from typing import Literal
 from tilewise.core.border import Border, shown
 from tilewise.core.dims import BATCH, MAX_SIZE
 from tilewise.core.errors import LayoutError
+from tilewise.core.frozen import FrozenMap
 from tilewise.core.mesh import MAX_DEVICES, Axes, DeviceMesh
-from tilewise.ir.hints import Hint, axes_in
+from tilewise.ir.hints import Hint, as_kept_hint
 
 __all__ = ["DistributionStrategy", "ParallelismMode", "StateSharding"]
 
@@ -113,12 +114,11 @@ class DistributionStrategy:
             label: _axes_of(label, given, mesh)
             for label, given in _border.mapping("strategy", "rules", self.rules, "axes").items()
         }
-        object.__setattr__(self, "axes", dict(zip(mesh.names, mesh.sizes)))  # the caller may change its own
-        object.__setattr__(self, "rules", rules)
-        layouts = dict(_border.mapping("strategy", "layouts", self.layouts, "layouts by name"))
-        for pattern, hint in layouts.items():
+        layouts = {}
+        for pattern, given in _border.mapping("strategy", "layouts", self.layouts, "layouts by name").items():
             _border.text("strategy", "a pattern of names", pattern)
-            unknown = sorted(axes_in("strategy", hint, pattern) - {*mesh.names})
+            layouts[pattern], axes = as_kept_hint("strategy", given, pattern)
+            unknown = sorted(axes - {*mesh.names})
             if unknown:
                 _border.refuse(
                     "strategy",
@@ -126,7 +126,10 @@ class DistributionStrategy:
                     f"{unknown[0]!r} for {pattern!r} over {mesh}",
                     "name its axes",
                 )
-        object.__setattr__(self, "layouts", layouts)
+        # the caller may change its own
+        object.__setattr__(self, "axes", FrozenMap(zip(mesh.names, mesh.sizes)))
+        object.__setattr__(self, "rules", FrozenMap(rules))
+        object.__setattr__(self, "layouts", FrozenMap(layouts))
         self._check_sharding(mesh)
 
     def _check_sharding(self, mesh: DeviceMesh) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
 from tilewise.core.mesh import DeviceMesh
 from tilewise.graph import GraphBuilder, differentiate, simplify
 from tilewise.ir.batch import cut_batch
+from tilewise.ir.hints import Hint
 from tilewise.models import build_training_graph
 from tilewise.models.llama import LlamaConfig
 from tilewise.optim import AdamW, Optimizer, ParameterGroup
@@ -31,8 +32,9 @@ def make(
     optimizer: Optimizer | None = None,
     name: str = "llama",
     seq: int = 8,
+    hints: Mapping[str, Hint] | None = None,
 ) -> Plan:
-    """A training step of a tiny Llama."""
+    """A training step of a tiny Llama; `hints` are layouts of tensors by name."""
     config = LlamaConfig(
         vocab_size=128,
         hidden_size=32,
@@ -44,6 +46,8 @@ def make(
     )
     builder = GraphBuilder(name)
     build_training_graph(builder, config, 4, seq, "f32")
+    for tensor, hint in (hints or {}).items():
+        builder.constrain(builder.find(tensor), hint)
     graph, gradients = differentiate(simplify(builder.freeze()), builder.draft.loss_id)
     thawed = GraphBuilder.thaw(graph)
     optimizer = AdamW(groups=GROUPS) if optimizer is None else optimizer

@@ -4,34 +4,110 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, fields, is_dataclass, replace
 
+import numpy as np
 import pytest
 
 from pure.plan.plan_bytes import make, small
-from tilewise.core.errors import PlanError
+from tilewise.core.errors import ConfigError, PlanError
+from tilewise.core.frozen import FrozenMap
+from tilewise.plan import Plan
 
 
-def test_mappings_of_a_plan_are_read_only():
-    """Its digest, its file and its memory stay what they were."""
-    plan = small()
+def parts_of(value: object) -> Iterator[object]:
+    """Everything that a record is made of, fields and items, itself first."""
+    yield value
+    if is_dataclass(value):
+        inside: Iterable[object] = [getattr(value, f.name) for f in fields(value)]
+    elif isinstance(value, Mapping):
+        inside = [*value.keys(), *value.values()]
+    else:
+        inside = value if isinstance(value, tuple | list | set | frozenset) else ()
+    for part in inside:
+        yield from parts_of(part)
+
+
+def laid_out() -> Plan:
+    """A plan with constants, attributes, templates, hints, records and calls."""
+    plan = make(mesh={"dp": 2, "tp": 2}, hints={"embed_tokens.weight": ("tp",)})
+    assert plan.graph.hints and plan.layout.records and plan.layout.calls
+    return plan
+
+
+def test_nothing_in_a_plan_can_be_changed():
+    """Its digest, its file and its memory stay what they were: mappings and arrays inside are read-only, too."""
+    plan = laid_out()
     before = plan.digest()
-    program = plan.program.classes[0]
-    for mapping in (plan.regions, plan.outside, plan.overhead, plan.homes, program.calls, program.aliases):
-        with pytest.raises(TypeError, match="does not support item assignment"):
+    found = [*parts_of(plan), *parts_of(plan.homes)]
+    assert not [part for part in found if isinstance(part, list | set | bytearray)]
+    mappings = {id(part): part for part in found if isinstance(part, Mapping)}.values()
+    graph, program = plan.graph, plan.program.classes[0]
+    for known in (
+        plan.regions,
+        program.calls,
+        graph.hints,
+        graph.templates,
+        graph.ops[0].attrs,
+        graph.outputs,
+    ):
+        assert any(known is mapping for mapping in mappings)
+    for mapping in mappings:
+        with pytest.raises(
+            ConfigError, match=r"\[core.FrozenMap\] mappings of graphs, layouts and plans are read"
+        ):
             mapping["zz"] = 1
+    arrays = [part for part in found if isinstance(part, np.ndarray)]
+    assert arrays
+    for array in arrays:
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
     assert plan.digest() == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.pop("a"),
+        lambda m: m.popitem(),
+        lambda m: m.clear(),
+        lambda m: m.update(b=1),
+        lambda m: m.setdefault("b", 1),
+        lambda m: m.__delitem__("a"),
+        lambda m: m.__ior__({"b": 1}),
+    ],
+)
+def test_no_way_leads_into_a_frozen_mapping(change):
+    """Whatever a dictionary can be changed by is refused; what is made of one is a dictionary."""
+    mapping = FrozenMap(a=1)
+    with pytest.raises(
+        ConfigError, match=r"are read-only; got a change of one with 1 entries; change dict\(mapping\)"
+    ):
+        change(mapping)
+    assert mapping == {"a": 1} == mapping.copy() and mapping | {"b": 2} == {"a": 1, "b": 2}
+    assert type(mapping.copy()) is type(mapping | {}) is dict
 
 
 @pytest.mark.parametrize("remade", [copy.deepcopy, copy.copy, lambda p: pickle.loads(pickle.dumps(p))])
 def test_copies_of_a_plan_are_read_only_and_equal(remade):
-    """In a pickle, too: read-only mappings have none of their own."""
+    """In a pickle, too."""
     plan = small()
     plan.homes  # noqa: B018  # it is kept once it is known
     other = remade(plan)
     assert other == plan and other.digest() == plan.digest() and other.homes == plan.homes
-    for mapping in (other.regions, other.homes, other.program.classes[0].calls):
-        with pytest.raises(TypeError, match="does not support item assignment"):
-            mapping["zz"] = 1
+    assert {type(part) for part in parts_of(other) if isinstance(part, Mapping)} == {FrozenMap}
+    assert not any(value.flags.writeable for value in other.graph.constant_values.values())
+
+
+def test_a_plan_is_a_dictionary_where_one_is_wanted():
+    """`dataclasses.asdict` takes it apart, mappings and all, and `replace` makes another of it."""
+    plan = small()
+    apart = asdict(plan)
+    assert apart["regions"] == plan.regions
+    assert apart["program"]["classes"][0]["aliases"] == plan.program.classes[0].aliases
+    assert apart["graph"]["ops"][0]["label"] == plan.graph.ops[0].label
+    assert replace(plan, regions=dict(plan.regions)).digest() == plan.digest()
 
 
 @pytest.mark.parametrize(

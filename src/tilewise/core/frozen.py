@@ -1,0 +1,51 @@
+"""`FrozenMap`: a dictionary that stays as it was made, for records that are frozen.
+
+It is a `dict`, so that reading it costs what reading one does, and `dataclasses.asdict`, `json` and copies take it for
+one. What would change it is refused; `dict(it)` is a dictionary that can be changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn, TypeVar
+
+from tilewise.core.border import Border
+
+__all__ = ["FrozenMap", "freeze_maps"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_border = Border("core")
+
+
+class FrozenMap(dict[K, V]):
+    """A mapping of a frozen record. Equal to any dictionary of the same keys and values.
+
+    Raises:
+        ConfigError: something is put into it or taken out of it.
+    """
+
+    __slots__ = ()
+
+    def _refuse(self, *given: object, **named: object) -> NoReturn:
+        _border.refuse(
+            "FrozenMap",
+            "mappings of graphs, layouts and plans are read-only",
+            f"a change of one with {len(self)} entries",
+            "change dict(mapping), and make another graph or plan of it",
+        )
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a pickle and a copy, a dictionary to make it of."""
+        return FrozenMap, (dict(self),)
+
+
+def freeze_maps(record: object, *names: str) -> None:
+    """Where a frozen dataclass is made: put read-only mappings in place of those that its fields were given."""
+    for name in names:
+        given: Mapping[Any, Any] = getattr(record, name)
+        if type(given) is not FrozenMap:
+            object.__setattr__(record, name, FrozenMap(given))
