@@ -22,7 +22,6 @@ __all__ = [
     "MAX_DIMS",
     "MAX_HEADER_BYTES",
     "MAX_SIZE",
-    "METADATA",
     "TensorEntry",
     "dtype_name",
     "header_end",
@@ -47,7 +46,6 @@ _DTYPES: dict[str, Any] = {
 }
 _LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-METADATA = "__metadata__"  # the one key that is no tensor's name
 MAX_DIMS = 32  # what every NumPy can hold
 MAX_SIZE = 1 << 62  # sizes and bytes lie below
 

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.checkpoint.boxes import Box, misfit
-from tilewise.checkpoint.header import MAX_DIMS, MAX_SIZE, METADATA, is_storable
+from tilewise.checkpoint.header import MAX_DIMS, MAX_SIZE, is_storable
 from tilewise.checkpoint.tensors import FileTensor, PartedTensor, TensorPart
 from tilewise.core import CheckpointError
 from tilewise.core.border import Border, shown
+from tilewise.ir.graph import METADATA
 
 __all__ = ["make_parts"]
 

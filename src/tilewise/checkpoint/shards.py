@@ -14,12 +14,13 @@ from typing import BinaryIO
 
 import numpy as np
 
-from tilewise.checkpoint.header import MAX_HEADER_BYTES, METADATA, dtype_name, is_storable
+from tilewise.checkpoint.header import MAX_HEADER_BYTES, dtype_name, is_storable
 from tilewise.checkpoint.tensors import FileTensor, LazyTensor, Tensor, read_array
 from tilewise.checkpoint.weights import INDEX, SINGLE
 from tilewise.core import CheckpointError
 from tilewise.core.border import Border, shown
 from tilewise.core.writing import HIDDEN, replace_file, replace_text, sync_directory, sync_file, writing
+from tilewise.ir.graph import METADATA
 
 __all__ = ["MAX_SHARD_BYTES", "save_tensors", "write_weights"]
 

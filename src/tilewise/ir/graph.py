@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from math import prod
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from tilewise.core.kept import keep
 from tilewise.core.mesh import Axes
 
 __all__ = [
+    "METADATA",
     "PANEL_ROWS",
     "Graph",
     "OpNode",
@@ -40,6 +41,7 @@ PANEL_ROWS = 32  # of a packed weight: what no cut separates, and what its stora
 STORAGES = ("rows", "scalars", "packed", "vector")
 INITS = ("normal", "ones", "zeros")
 MAX_BYTES = 1 << 60
+METADATA = "__metadata__"  # what safetensors' files keep for themselves: no tensor is called so
 
 _border = Border("ir", ShapeError)
 
@@ -168,6 +170,8 @@ class TensorSpec:
             _border.refuse("TensorSpec", "a name is text", shown(name), "pass a str")
         if type(name) is not str:
             name = str.__str__(name)
+        if name == METADATA:
+            _refuse_metadata()
         if tile_hint is not None:
             tile_hint = _border.integer("TensorSpec", "tile_hint", tile_hint, 1, MAX_SIZE)
         if type(storage) is not str or storage not in STORAGES:
@@ -199,6 +203,8 @@ class TensorSpec:
         """The same under another name."""
         if type(name) is not str or not name or not name.isprintable():
             _border.text("TensorSpec", "a name", name)
+        if name == METADATA:
+            _refuse_metadata()
         family = self.family
         if family.prefix or family.suffix:
             family = self.named("", "")
@@ -243,6 +249,15 @@ def _name_of(spec: TensorSpec) -> str:
 TensorSpec.name = property(_name_of)  # type: ignore[assignment]
 for _shared in ("shape", "dtype", "labels", "tile_hint", "storage", "init", "init_scale", "form"):
     setattr(TensorSpec, _shared, property(attrgetter(f"family.{_shared}")))
+
+
+def _refuse_metadata() -> NoReturn:
+    _border.refuse(
+        "TensorSpec",
+        "a tensor's name is none that files of weights keep for themselves",
+        repr(METADATA),
+        "rename it",
+    )
 
 
 def _size(size: object) -> Size:

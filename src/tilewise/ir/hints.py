@@ -80,7 +80,7 @@ def as_tensor_layout(call: str, hint: object, rank: int, name: str) -> tuple[Axe
 
 
 def as_kept_hint(call: str, hint: Hint, name: str) -> tuple[Hint, set[str]]:
-    """A layout for tensors that are not known yet, and the axes that it names; whoever wrote it may change its own.
+    """A layout for tensors that are not known yet, and the axes that it names, kept as it is now.
 
     Raises:
         LayoutError: it has neither form.

@@ -37,6 +37,18 @@ def test_wrong_shapes_fail_at_the_call():
         (lambda g: g.input([4], "f8", name="y"), "a dtype must be one of .*; got 'f8'"),
         (lambda g: g.constant(np.zeros(3), name="c"), "an array of float32 or int32"),
         (lambda g: g.input([4], name=""), "a name must be printable"),
+        (
+            lambda g: g.parameter([4], name="__metadata__"),
+            "files of weights keep for themselves; got '__metadata__'",
+        ),
+        (
+            lambda g: g.state([4], name="__metadata__"),
+            "files of weights keep for themselves; got '__metadata__'",
+        ),
+        (
+            lambda g: g.draft.declare("parameter", g.find("x").spec.renamed("__metadata__")),
+            "files of weights keep for themselves; got '__metadata__'",
+        ),
         (lambda g: g.loss(g.find("x")), "a loss is one f32, computed by the graph"),
         (lambda g: g.find("nonsense"), "must have the tensor; got 'nonsense'"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tilewise.core.errors import LayoutError
+from tilewise.core.errors import ConfigError, LayoutError
 from tilewise.graph import GraphBuilder, simplify
 from tilewise.ir.hints import Replicate, Shard, as_tensor_layout
 from tilewise.strategy import DistributionStrategy, ParallelismMode
@@ -78,3 +78,18 @@ def test_layouts_of_a_strategy_name_its_axes():
     ):
         with pytest.raises(LayoutError, match=words):
             DistributionStrategy(ParallelismMode.HYBRID, {"a": 2}, {}, layouts)
+
+
+def test_a_strategy_keeps_what_it_was_given():
+    """What was checked stays so when the caller goes on with its own lists and dictionaries, and nothing is put into
+    the strategy itself."""
+    by_dim, by_axis = ["tp", None], {"dp": Shard(0)}
+    layouts = {"a": by_dim, "b": by_axis}
+    strategy = DistributionStrategy(ParallelismMode.HYBRID, {"dp": 2, "tp": 2}, layouts=layouts)
+    by_dim.append("nonsense")
+    by_axis["nonsense"] = Shard(1)
+    layouts["c"] = ()
+    assert strategy.layouts == {"a": ("tp", None), "b": {"dp": Shard(0)}}
+    for mapping in (strategy.axes, strategy.rules, strategy.layouts, strategy.layouts["b"]):
+        with pytest.raises(ConfigError, match="are read-only"):
+            mapping["zz"] = 1
