@@ -54,6 +54,20 @@ def over_columns(low, op, **changes):
     )
 
 
+def by_quarters(*parts, over=1):
+    """A lowering that adds its operands in parts of fixed rows: so many quarters of them from each first one on."""
+
+    def lower(low, op):
+        refs = [low.tensor(t) for t in (op.outputs[0], *op.given)]
+        quarter = refs[0].extent.upper(low.shapes.bounds) // 4
+        for first, count in parts:
+            views = [low.rows_at(ref, first * quarter, count * quarter) for ref in refs]
+            tiles = dict(zip(("out", "a", "b"), views))
+            low.emit("add", op, over=Number(over), step=0, dtype="f32", tiles=tiles)
+
+    return lower
+
+
 RIGHT = {
     "rows": adding(),
     "one task": adding(step=0),
@@ -62,6 +76,7 @@ RIGHT = {
     "fixed rows": adding(
         {"a": lambda low, a, out: low.rows_at(low.tensor(a), 0, low.tensor(a).extent.constant)}, step=0
     ),
+    "all rows in fixed parts": by_quarters((2, 2), (0, 2), (1, 2)),
 }
 
 PARTS = [
@@ -170,6 +185,54 @@ def test_what_is_written_are_the_outputs(lower, words):
     """All of them, and no operand."""
     with pytest.raises(InternalError, match=rf"{words} in op 'odd' \(odd\); correct its lowering"):
         plan(lower)
+
+
+@pytest.mark.parametrize(
+    "parts,of_eight,of_four",
+    [
+        ([(0, 2)], "rows 4 to 7", "rows 2 to 3"),
+        ([(3, 1), (0, 1), (0, 2)], "rows 4 to 5", "row 2"),
+        ([(1, 1), (3, 1)], "rows 0 to 1, 4 to 5", "rows 0, 2"),
+        ([(1, 3)], "rows 0 to 1", "row 0"),
+    ],
+)
+def test_rows_that_no_instruction_writes(parts, of_eight, of_four):
+    """They would hold what lay there before: named by number, on the device that is lowered for."""
+    for axes, words in (({}, of_eight), ({"dp": 2}, of_four)):
+        with pytest.raises(
+            InternalError,
+            match=rf"every row of an output is written; got none of \d instructions that writes {words} of output 0, "
+            r"f32\[8, 6\] in op 'odd' \(odd\); correct its lowering",
+        ):
+            plan(by_quarters(*parts), axes)
+        op_table._OPS.pop("odd")
+
+
+def test_rows_of_any_length_are_written():
+    """Where a run brings how many rows there are, fixed ones reach to the bound or are refused."""
+    rows = (8, Dim("seq", 1, 12))
+    plan(by_quarters((0, 4)), rows=rows)
+    op_table._OPS.pop("odd")
+    with pytest.raises(InternalError, match="that writes rows 72 to 95 of output 0"):
+        plan(by_quarters((0, 3)), rows=rows)
+
+
+def test_a_loop_over_no_rows_writes_nothing():
+    """It has no task."""
+    with pytest.raises(InternalError, match=r"every output is written; got none of 1 instructions"):
+        plan(by_quarters((0, 4), over=0))
+
+
+def test_an_output_is_not_read_before_it_is_written():
+    """What lay there before would be a part of the result."""
+    reading = adding({"b": lambda low, a, out: low.row(out)})
+    with pytest.raises(
+        InternalError,
+        match=r"an output is written before it is read; got a read of f32\[8, 6\] before in op 'odd'",
+    ):
+        plan(reading)
+    op_table._OPS.pop("odd")
+    plan(lambda low, op: (adding()(low, op), reading(low, op)))
 
 
 class Two(Op):

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from tilewise.ir.graph import OpNode
 from tilewise.ir.lowering import Draft
 from tilewise.ir.op import Op
-from tilewise.ir.program import Access, Operand
+from tilewise.ir.program import Access, Mode, Number, Operand, Source
 from tilewise.plan.lower.slots import SlotTable
 
 __all__ = ["check_use"]
+
+_TENSORS = ("tensor", "flat")
+
+
+@dataclass
+class _Used:
+    """What instructions touch, by tensors whose memory it is.
+
+    Attributes:
+        early: what is read before anything has written it.
+        rows: of what has been written by fixed rows alone so far, slot and rows of each write.
+    """
+
+    touched: set[int] = field(default_factory=set)
+    written: set[int] = field(default_factory=set)
+    early: set[int] = field(default_factory=set)
+    rows: dict[int, list[Operand]] = field(default_factory=dict)
 
 
 def check_use(low: SlotTable, op: OpNode, drafts: Sequence[Draft], rule: Op) -> None:
     """Refuse instructions of an op, `drafts`, that are not what it says.
 
     They read its operands and outputs alone, and of operands only the shape where `shape_of` says so. They write
-    every output that is not summed over the batch (on one device of a team, where they are collectives), and of
-    operands only what shares memory with an output. Ops without outputs are made to write an operand.
+    every row of every output that is not summed over the batch (on one device of a team, where they are collectives)
+    before they read it, and of operands only what shares memory with an output. Ops without outputs are made to write
+    an operand.
 
     Raises:
         InternalError: they are not.
@@ -26,33 +45,105 @@ def check_use(low: SlotTable, op: OpNode, drafts: Sequence[Draft], rule: Op) -> 
     roots = low.roots
     outputs = {roots.get(o, o) for o in op.outputs}
     given = {roots.get(i, i) for i in op.given}
-    touched = {low.keys[o.slot].id for o in _operands(low, drafts)}
+    used = _use(low, drafts)
+    touched, written = used.touched, used.written
     if not touched <= outputs | given:
         other = low.graph.spec(min(touched - outputs - given))
         low.refuse("an op reads and writes its operands and outputs", f"a use of another tensor, {other}")
-    written = {low.keys[o.slot].id for o in _operands(low, drafts) if (o.role or o.access) & Access.OUT}
     if outputs and not written.isdisjoint(given - outputs):
         odd = low.graph.spec(min(written & given - outputs))
         low.refuse(
             "an op writes its outputs, and operands only where `in_place` says so", f"a write to {odd}"
         )
-    left = {roots.get(o, o) for n, o in enumerate(op.outputs) if n not in rule.accumulates} - written - given
-    if left and not any(draft.waits or draft.notifies for draft in drafts):
-        low.refuse(
-            "every output is written",
-            f"none of {len(drafts)} instructions that writes {low.graph.spec(min(left))}",
-        )
+    own = {roots.get(o, o) for n, o in enumerate(op.outputs) if n not in rule.accumulates} - given
+    if own and not any(draft.waits or draft.notifies for draft in drafts):
+        _check_outputs(low, op, own, used, len(drafts))
     others = {t for p, t in enumerate(op.inputs) if p not in rule.shape_of} | {*op.outputs}
     absent = {op.inputs[p] for p in rule.shape_of} - {roots.get(t, t) for t in others if t is not None}
     if not touched.isdisjoint(absent):
         low.refuse("an op does not read what it needs the shape of", f"`shape_of` {sorted(rule.shape_of)}")
 
 
-def _operands(low: SlotTable, drafts: Sequence[Draft]) -> Iterator[Operand]:
-    """Those that are tensors, all absent ones left out."""
-    return (
-        o
-        for draft in drafts
-        for o in draft.instruction.operands
-        if not o.null and low.keys[o.slot].kind in ("tensor", "flat")
-    )
+def _use(low: SlotTable, drafts: Sequence[Draft]) -> _Used:
+    used, keys = _Used(), low.keys
+    touched, written = used.touched, used.written
+    for draft in drafts:
+        instruction = draft.instruction
+        writes: list[tuple[int, Operand]] = []
+        for operand in instruction.operands:
+            if operand.null or keys[operand.slot].kind not in _TENSORS:
+                continue
+            tensor = keys[operand.slot].id
+            touched.add(tensor)
+            role = operand.role or operand.access
+            if role & Access.OUT:
+                writes.append((tensor, operand))  # whether it adds to what is there, the table cannot tell
+            elif tensor not in written:
+                used.early.add(tensor)
+        for tensor, operand in writes:
+            if operand.mode == Mode.ROWS and (tensor not in written or tensor in used.rows):
+                used.rows.setdefault(tensor, []).append(operand)
+            elif operand.mode != Mode.ROWS:
+                used.rows.pop(tensor, None)
+            if not _is_empty(instruction.extent) or _is_empty(low.views[operand.slot].extent):
+                written.add(tensor)
+    return used
+
+
+def _is_empty(rows: Number) -> bool:
+    return rows.source == Source.NOTHING and rows.constant == 0
+
+
+def _check_outputs(low: SlotTable, op: OpNode, own: set[int], used: _Used, count: int) -> None:
+    """Whatever an op makes has been written, in all its rows, before it is read."""
+    if not own <= used.written:
+        spec = low.graph.spec(min(own - used.written))
+        low.refuse("every output is written", f"none of {count} instructions that writes {spec}")
+    for tensor in sorted(own & used.rows.keys()):
+        missing = _missing_rows(low, used.rows[tensor])
+        if missing:
+            number = next(n for n, o in enumerate(op.outputs) if low.roots.get(o, o) == tensor)
+            low.refuse(
+                "every row of an output is written",
+                f"none of {count} instructions that writes {_in_words(missing)} of output {number}, "
+                f"{low.graph.spec(tensor)}",
+            )
+    if not own.isdisjoint(used.early):
+        spec = low.graph.spec(min(own & used.early))
+        low.refuse("an output is written before it is read", f"a read of {spec} before")
+
+
+def _missing_rows(low: SlotTable, writes: Iterable[Operand]) -> list[tuple[int, int]]:
+    """Rows `[begin, end)` of a tensor on this device that no write of fixed rows is for; views that have other rows
+    than the tensor are looked at by themselves, and one that is whole is enough."""
+    left: list[tuple[int, int]] = []
+    by_rows: dict[Number, list[tuple[int, int]]] = {}
+    for operand in writes:
+        assert isinstance(operand.part, int) and isinstance(
+            operand.parts, int
+        )  # of `rows_at`, held to its tensor
+        by_rows.setdefault(low.views[operand.slot].extent, []).append(
+            (operand.part, operand.part + operand.parts)
+        )
+    for extent, ranges in by_rows.items():
+        left = [*_gaps(sorted(ranges), extent.upper(low.shapes.bounds))]
+        if not left:
+            return []
+    return left
+
+
+def _gaps(ranges: Iterable[tuple[int, int]], rows: int) -> Iterator[tuple[int, int]]:
+    done = 0
+    for begin, end in ranges:
+        if begin > done:
+            yield done, begin
+        done = max(done, end)
+    if done < rows:
+        yield done, rows
+
+
+def _in_words(ranges: Sequence[tuple[int, int]]) -> str:
+    """Rows by number, from 0 on."""
+    words = [str(begin) if end == begin + 1 else f"{begin} to {end - 1}" for begin, end in ranges[:3]]
+    more = [f"{len(ranges) - 3} more stretches"] if len(ranges) > 3 else []
+    return f"{'row' if words == [str(ranges[0][0])] else 'rows'} {', '.join([*words, *more])}"
