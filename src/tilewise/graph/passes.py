@@ -31,15 +31,21 @@ def _uses(graph: Graph) -> Counter[int | None]:
     return uses
 
 
-def _with_ops(graph: Graph, ops: list[OpNode]) -> Graph:
-    """The graph with these ops, renumbered, and producers brought up to date."""
+def _with_ops(graph: Graph, ops: list[OpNode], fused: Mapping[int | None, int] | None = None) -> Graph:
+    """The graph with these ops, renumbered, and producers brought up to date. `fused` are results that are no more, and
+    what has been made in one with each: a layout that was asked for the one is asked for the other, unless that has
+    its own."""
     numbered = tuple(op if op.id == i else replace(op, id=i) for i, op in enumerate(ops))
     producer = {o: op.id for op in numbered for o in op.outputs}
     tensors = tuple(
         t if t.producer == producer.get(t.id) else replace(t, producer=producer.get(t.id))
         for t in graph.tensors
     )
-    return replace(graph, ops=numbered, tensors=tensors)
+    hints = dict(graph.hints)
+    for gone, whole in (fused or {}).items():
+        if gone is not None and gone in hints:
+            hints.setdefault(whole, hints.pop(gone))
+    return replace(graph, ops=numbered, tensors=tensors, hints=hints)
 
 
 _GATES = {"silu": "silu_gate", "gelu_tanh": "gelu_tanh_gate"}
@@ -48,7 +54,7 @@ _GATES = {"silu": "silu_gate", "gelu_tanh": "gelu_tanh_gate"}
 def fuse_gates(graph: Graph) -> Graph:
     """`multiply(silu(g), u)` becomes `silu_gate(g, u)` where no other op reads `silu(g)`; likewise `gelu_tanh`."""
     uses, ops = _uses(graph), {op.id: op for op in graph.ops}
-    result = []
+    result, gone = [], {}
     for op in graph.ops:
         if op.op == "multiply":
             for gate, up in (op.inputs, op.inputs[::-1]):
@@ -56,9 +62,10 @@ def fuse_gates(graph: Graph) -> Graph:
                 fused = _GATES.get(ops[producer].op) if producer is not None else None
                 if producer is not None and fused is not None and uses[gate] == 1:
                     op = replace(op, op=fused, inputs=(ops[producer].inputs[0], up), label=fused)
+                    gone[gate] = op.outputs[0]
                     break
         result.append(op)
-    return _with_ops(graph, result)
+    return _with_ops(graph, result, gone)
 
 
 _ADDED = {"add": "residual", "add_bias": "bias"}
@@ -68,7 +75,7 @@ def fuse_into_products(graph: Graph) -> Graph:
     """`add(linear(...), r)` becomes a `linear` that adds `r` while its tile is in cache; so does `add_bias`, whose bias
     is then added before the product is rounded. A product that adds a bias adds no residual besides."""
     uses = _uses(graph)
-    result, moved = [], set()
+    result, moved, gone = [], set(), {}
     for op in graph.ops:
         if op.op in _ADDED:
             for x, other in (op.inputs, op.inputs[::-1]) if op.op == "add" else (op.inputs,):
@@ -80,9 +87,10 @@ def fuse_into_products(graph: Graph) -> Graph:
                 attrs = {**linear.attrs, _ADDED[op.op]: True}
                 op = replace(linear, inputs=(*linear.inputs, other), outputs=op.outputs, attrs=attrs)
                 moved.add(linear.id)
+                gone[x] = op.outputs[0]
                 break
         result.append(op)
-    return _with_ops(graph, [op for i, op in enumerate(result) if i not in moved])
+    return _with_ops(graph, [op for i, op in enumerate(result) if i not in moved], gone)
 
 
 def fuse_into_table_gradients(graph: Graph) -> Graph:

@@ -3,7 +3,8 @@
 What is hashed are lines of plain tuples as `ascii` spells them: texts quoted and escaped, integers, floats, truth
 values and None each in their own way. So no name can pass for anything else, and no process or locale can change a
 letter. Layers are hashed once, by their templates; a graph of many calls costs what its calls and names cost. Order
-counts where it is kept: of tensors, ops, outputs, templates; not of hints and attributes.
+counts where it is kept: of tensors, ops, outputs, templates; not of hints and attributes. What a graph computes has a
+digest, too, in which neither layouts that are asked for count nor how templates are called.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from itertools import islice
 from types import NoneType
@@ -20,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from tilewise.core.dtypes import DType
+from tilewise.core.frozen import FrozenMap
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 
-__all__ = ["digest_graph", "digest_template"]
+__all__ = ["digest_computation", "digest_graph", "digest_template"]
 
 _AT_ONCE = 4096  # lines that are spelled together
 _PLAIN = {int, str, bool, float, NoneType}
@@ -38,6 +40,39 @@ def digest_graph(graph: Graph, loss: int | None = None) -> str:
         loss: the tensor that training is for, if there is one.
     """
     return _digest(graph, (("loss", loss),), {})
+
+
+def digest_computation(graph: Graph, loss: int | None = None) -> str:
+    """SHA-256 of what a graph computes: of all but its name, and the layouts that it and its layers ask for.
+
+    Args:
+        graph: layers that differ in those layouts alone are one.
+        loss: as for `digest_graph`.
+    """
+    return _digest(_without_layouts(graph, {}), (("loss", loss),), {})
+
+
+def _without_layouts(graph: Graph, done: dict[int, Graph]) -> Graph:
+    """A graph without a name or hints, and its layers so, too; those that are then equal are one, under a key that
+    says what they are."""
+    if id(graph) in done:
+        return done[id(graph)]
+    keys, templates, known = {}, {}, dict[int, str]()
+    for key, template in graph.templates.items():
+        bare = replace(template, key="", graph=_without_layouts(template.graph, done))
+        keys[key] = digest_template(bare, known)
+        templates[keys[key]] = replace(bare, key=keys[key])
+    attrs: dict[object, FrozenMap[str, Any]] = {}  # what calls of one layer share
+    ops = []
+    for op in graph.ops:
+        if op.op == "call":
+            key, saved = op.attrs["template"], op.attrs["saved"]
+            if (key, saved) not in attrs:
+                attrs[key, saved] = FrozenMap({"template": keys[key], "saved": saved})
+            op = replace(op, attrs=attrs[key, saved])
+        ops.append(op)
+    done[id(graph)] = replace(graph, name="", ops=tuple(ops), templates=templates, hints={})
+    return done[id(graph)]
 
 
 def digest_template(template: Template, known: dict[int, str]) -> str:

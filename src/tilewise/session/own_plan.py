@@ -8,7 +8,7 @@ more than its graph: what the backward pass and the optimizer have added.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from tilewise.core.errors import PlanError
 from tilewise.graph import GraphBuilder
 from tilewise.graph.builder import SEED
 from tilewise.graph.draft import GraphDraft
-from tilewise.ir.digest import digest_graph
+from tilewise.ir.digest import digest_computation
 from tilewise.ir.graph import Graph, TensorSpec
 from tilewise.plan import Plan
 from tilewise.session.inputs import is_own_input
@@ -36,9 +36,9 @@ Named = dict[str, tuple[str, TensorSpec]]  # kind and spec
 
 
 def definition_of(graph: GraphBuilder) -> str:
-    """The digest of what a graph computes: of all its definition but its name, and the layouts that are asked for
-    outside layers, which change no bit."""
-    return digest_graph(replace(graph.freeze(), name="", hints={}), graph.draft.loss_id)
+    """The digest of what a graph computes: of all its definition but its name and the layouts that are asked for, which
+    change no bit."""
+    return digest_computation(graph.freeze(), graph.draft.loss_id)
 
 
 def require_own(graph: GraphBuilder, optimizer: object, plan: Plan) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from tilewise.core.dims import DimLabel
 from tilewise.core.errors import LayoutError
@@ -31,10 +32,18 @@ def insert_reshards(graph: Graph, layout: GraphLayout, *, strict: bool = False) 
     return _Inserting(strict).insert(graph, layout)
 
 
+class _Resharded(NamedTuple):
+    """A template with its reshards, its layout, and which tensor stands for one that a hint has resharded."""
+
+    template: Template
+    layout: GraphLayout
+    now: Mapping[int, int]
+
+
 @dataclass
 class _Inserting:
     strict: bool
-    done: dict[tuple[str, int], tuple[Template, GraphLayout]] = field(default_factory=dict)
+    done: dict[tuple[str, int], _Resharded] = field(default_factory=dict)
 
     def insert(self, graph: Graph, layout: GraphLayout) -> tuple[Graph, GraphLayout]:
         """One graph, and the templates that it calls."""
@@ -44,12 +53,12 @@ class _Inserting:
             self._check(graph, reshard)
         return _Rewrite(self, graph, layout).run()
 
-    def template(self, template: Template, layout: GraphLayout) -> tuple[Template, GraphLayout]:
+    def template(self, template: Template, layout: GraphLayout) -> _Resharded:
         """A template with its reshards, under a name of its own where it has any."""
         key = template.key, id(layout)
         if key not in self.done:
             if not _has_reshards(layout):
-                self.done[key] = template, layout
+                self.done[key] = _Resharded(template, layout, {})
             else:
                 rewrite = _Rewrite(self, template.graph, layout)
                 for reshard in layout.reshards:
@@ -58,7 +67,7 @@ class _Inserting:
                 number = sum(k == template.key for k, _ in self.done) + 1
                 results = tuple(rewrite.now.get(r, r) for r in template.results)
                 renamed = Template(f"{template.key}+reshards{number}", graph, template.arguments, results)
-                self.done[key] = renamed, inner
+                self.done[key] = _Resharded(renamed, inner, rewrite.now)
         return self.done[key]
 
     def _check(self, graph: Graph, reshard: Reshard) -> None:
@@ -125,11 +134,11 @@ class _Rewrite:
         return self._frozen(numbers), self._laid_out(calls, numbers)
 
     def _call(self, op: OpNode, new: OpNode) -> tuple[OpNode, GraphLayout]:
-        template, inner = self.owner.template(
-            self.graph.templates[op.attrs["template"]], self.layout.calls[op.id]
-        )
-        self.templates[template.key] = template
-        return replace(new, attrs={**new.attrs, "template": template.key}), inner
+        """A call, which yields as saved what is read behind it: in the layout that a hint asked for."""
+        made = self.owner.template(self.graph.templates[op.attrs["template"]], self.layout.calls[op.id])
+        self.templates[made.template.key] = made.template
+        saved = tuple(made.now.get(tensor, tensor) for tensor in new.attrs["saved"])
+        return replace(new, attrs={"template": made.template.key, "saved": saved}), made.layout
 
     def _reshard(self, source: int, reshard: Reshard, op: OpNode) -> int:
         """The tensor in the layout that is wanted."""

@@ -274,6 +274,47 @@ def test_plans_of_an_equal_graph_are_taken(tmp_path, axes, options):
         graph.instantiate(same).close()
 
 
+def hinted(hints):
+    """A trained graph of three layers, each of which asks for its own layout of what it computes."""
+
+    @layer
+    def one(graph, x, *, hint=None):
+        """A layer whose attribute says its layout alone."""
+        y = linear(graph, x, "w", 64)
+        return graph.relu(y if hint is None else graph.constrain(y, hint))
+
+    g = tw.ComputeGraph("hinted")
+    x = g.input([8, 64], name="x", labels=[tw.BATCH, None])
+    for number, hint in enumerate(hints):
+        x = one(g, x, path=f"layers.{number}", **({} if hint is None else {"hint": hint}))
+    g.loss(g.mean(linear(g, x, "head", 32, out_label=tw.DimLabel("mlp"))))
+    g.optimize(tw.optim.AdamW())
+    return g
+
+
+HINTS = [(None,) * 3, (("dp", "tp"),) * 3, (None, ("dp", "tp"), ("dp",))]
+
+
+def test_layouts_that_layers_ask_for_are_no_part_of_what_is_computed(tmp_path):
+    """A plan is one of the graph with other hints in its layers, in all or in some, as it is with other hints outside;
+    so is a checkpoint, and every bit is the same."""
+    data = np.random.default_rng(0).standard_normal((8, 64), np.float32)
+    plans = [hinted(hints).plan({"dp": 2, "tp": 2}, leaves=4) for hints in HINTS]
+    assert len({plan.digest() for plan in plans}) == 3 and len({plan.definition for plan in plans}) == 1
+    seen = set()
+    for plan in plans:
+        plan.save(tmp_path / "hinted.plan")
+        with hinted(HINTS[0]).instantiate(tw.Plan.load(tmp_path / "hinted.plan")) as model:
+            model.initialize(seed=0)
+            model.step({"x": data}, lr=0.01)
+            result = model.step({"x": data}, lr=0.01)
+            weights = [model.get_tensor(name).tobytes() for name in model.parameter_names()]
+            seen.add((result.loss, result.grad_norm, *weights))
+    assert len(seen) == 1
+    other = hinted(HINTS[0]).digest()
+    assert hinted(HINTS[1]).digest() != other == hinted(HINTS[0]).digest()
+
+
 def test_sizes_that_a_plan_fixes_are_within_the_graph_s():
     """One number per symbol, in its bounds."""
 

@@ -229,3 +229,24 @@ def test_a_cache_is_read_as_it_was_written():
         g.kv_write(cache, x, ids[0], head_dim=8, block_size=48)
     with pytest.raises(ShapeError, match="heads of 5"):
         g.kv_write(cache, x, ids[0], head_dim=5)
+
+
+def test_layouts_of_results_that_are_fused_are_kept():
+    """What is computed in one with a hinted result is asked for as that was, unless it has a hint of its own."""
+
+    def build(*hinted):
+        g = GraphBuilder()
+        x, r = (g.input([4, 8], name=name) for name in "xr")
+        made = {"product": linear(g, x, "w", 8)}
+        made["sum"] = g.add(made["product"], r)
+        made["gate"] = g.silu(made["sum"])
+        made["gated"] = g.multiply(made["gate"], r)
+        g.output(g.scale(made["gated"], 2.0), "y")
+        for name, axis in hinted:
+            g.constrain(made[name], (axis,))
+        graph = simplify(g.freeze())
+        assert [op.op for op in graph.ops] == ["linear", "silu_gate", "scale"]
+        return {name: graph.hints[t.id][0] for name, t in made.items() if t.id in graph.hints}
+
+    assert build(("product", "a"), ("gate", "b")) == {"sum": ("a",), "gated": ("b",)}
+    assert build(("product", "a"), ("sum", "b"), ("gated", "c")) == {"sum": ("b",), "gated": ("c",)}
