@@ -102,8 +102,7 @@ def build(recipe):
     tensors = [linear(g, x, "first", WIDTH, in_label=first), linear(g, z, "second", WIDTH)]
     for i, (kind, a, b, is_cut, label, hint) in enumerate(ops):
         y = apply(g, kind, tensors[a % len(tensors)], tensors[b % len(tensors)], i, is_cut, label, t)
-        takes_hint = hint is not None and kind not in ("linear", "attention", "embedding")
-        tensors.append(g.constrain(y, hint) if takes_hint else y)
+        tensors.append(y if hint is None else g.constrain(y, hint))
     total = tensors[0]
     for y in tensors[1:]:
         total = g.add(total, y)
@@ -308,6 +307,59 @@ def test_a_sum_arrives_in_shards_of_its_last_dim_alone():
         PlanError, match=r"layouts change along the last dim .* from \(-, -, -\) to \(-, a, -\)"
     ):
         graph.plan()
+
+
+READERS = {
+    "linear": lambda g, x, t, w: g.matmul(x, w, transpose_b=True),
+    "embedding": lambda g, x, t, w: g.embedding(t, w),
+    "add": lambda g, x, t, w: g.add(w, g.parameter([16, 16], name="v")),
+}
+
+
+@pytest.mark.parametrize(
+    ("reader", "hint"),
+    [
+        *((reader, hint) for reader in READERS for hint in ((None, "a"), ("a", "b"))),
+        *((reader, hint) for reader in ("embedding", "add") for hint in (("a",), (("a", "b"),))),
+    ],
+    ids=str,
+)
+def test_a_hint_that_would_gather_a_weight_is_refused_by_name(reader, hint):
+    """In words about the hint, the weight and who reads it: no weight is cut or brought together on its way."""
+    graph = tw.ComputeGraph("g")
+    x = graph.input([4, 16], name="x", labels=[tw.BATCH, None])
+    t = graph.input([4], "i32", name="t", labels=[tw.BATCH], storage="scalars")
+    w = graph.parameter([16, 16], name="w", layout=hint)
+    graph.output(graph.scale(READERS[reader](graph, x, t, w), 2.0), "y")
+    graph.set_distribution(tw.DistributionStrategy(ParallelismMode.HYBRID, {"a": 2, "b": 2}))
+    with pytest.raises(
+        LayoutError,
+        match=rf"a weight is read as it lies.* of '{reader}:\w' .* the hint on w.*; drop the hint, or label",
+    ):
+        graph.plan()
+
+
+def test_a_hint_on_a_bias_is_all_that_strict_asks_for():
+    """Its gradient is gathered for the norm of all gradients, and no hint can be given there."""
+    label = tw.DimLabel("mlp")
+
+    def build():
+        graph = tw.ComputeGraph("g")
+        x = graph.input([8, 16], name="x", labels=[tw.BATCH, None])
+        bias = graph.parameter([16], name="b", layout=("a",))
+        y = graph.add_bias(linear(graph, x, "w", 16, out_label=label), bias)
+        graph.loss(graph.mean(linear(graph, y, "v", 8, in_label=label)))
+        graph.optimize(tw.optim.AdamW())
+        return graph
+
+    strategy = tw.DistributionStrategy(ParallelismMode.HYBRID, {"a": 2}, {"mlp": "a"})
+    graph = build()
+    graph.set_distribution(strategy)
+    (gathered,) = [op for op in graph.plan(strict=True).graph.ops if op.op == "all_gather"]
+    assert gathered.phase == "update"
+    data = {"x": np.random.default_rng(0).standard_normal((8, 16), np.float32)}
+    report = verify_strategy(build(), {"a": 2}, [data] * 2, strategy=strategy)
+    assert report.equal, report.text
 
 
 @pytest.mark.parametrize("op", ["add", "multiply", "matmul"])

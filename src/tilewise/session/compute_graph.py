@@ -201,8 +201,8 @@ class ComputeGraph(GraphBuilder):
                 whole sequences of one leaf, so that it is one sequence at least. It changes no bit.
             sizes: numbers for symbolic sizes by name, such as `{"seq": 40}`: a plan for these alone, with the memory
                 that they need. No result changes.
-            strict: refuse changes of layout between ops that no hint asks for. Outputs are gathered for the host in any
-                case.
+            strict: refuse changes of layout between ops that no hint asks for; what hints entail behind the forward
+                pass they ask for, too. Outputs are gathered for the host in any case.
             checkpoints: count the copy of parameters and optimizer states that is in memory while a checkpoint is
                 written and training goes on.
             pool: processes that work on templates beside this one, where many differ; the plan is the same.

@@ -36,11 +36,13 @@ ASKED, RULED, PASSED, CONTRACTED, FREE = range(5)
 
 @dataclass(frozen=True)
 class Choice:
-    """One dim's axes, the rank of who chose them, and in words where they came from."""
+    """One dim's axes, the rank of who chose them, in words where they came from, and whether a hint is behind them,
+    through however many ops."""
 
     axes: Axes
     rank: int
     origin: str
+    is_asked: bool = False
 
     def through(self, rank: int) -> Choice:
         """The same behind an op: no stronger than what passes through it."""

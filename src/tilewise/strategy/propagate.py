@@ -146,7 +146,9 @@ class _Propagation:
         labels = tensor.spec.labels
         placed = [self._timed(label, axes) for label, axes in zip(labels, asked)]
         origin = f"the hint on {name}"
-        return tuple(Choice(axes, ASKED, origin) for axes in require_unique(name, tuple(placed)))
+        return tuple(
+            Choice(axes, ASKED, origin, is_asked=True) for axes in require_unique(name, tuple(placed))
+        )
 
     def _timed(self, label: DimLabel | None, axes: Axes) -> Axes:
         sharding = self.strategy.sharding
@@ -228,7 +230,7 @@ class _Propagation:
         self, template: Template, given: tuple[Choices, ...]
     ) -> tuple[GraphLayout, dict[int, Choices]]:
         """The layout of a template for its arguments; of choices that differ in words alone, one."""
-        key = (template.key, tuple((c.axes, c.rank) for tensor in given for c in tensor))
+        key = (template.key, tuple((c.axes, c.rank, c.is_asked) for tensor in given for c in tensor))
         if key not in self.cache:
             counts.sharded += 1
             layout, found, fitting = lay_out_template(self.mesh, self.strategy, self.batch, template, given)
@@ -377,6 +379,8 @@ def _reshard(
         "; ".join(dict.fromkeys(b.origin for _, b in changed)),
     )
     asked = all(ASKED in (a.rank, b.rank) for a, b in changed)
+    if op.phase != "forward":  # no hint reaches these results, so those on the forward graph speak for them
+        asked = all(a.is_asked or b.is_asked for a, b in changed)
     return Reshard(op.id, position, tensor, as_layout(have), as_layout(want), tuple(labels), origins, asked)  # type: ignore[arg-type]
 
 

@@ -27,7 +27,8 @@ def insert_reshards(graph: Graph, layout: GraphLayout, *, strict: bool = False) 
         strict: refuse reshards that no hint asks for.
 
     Raises:
-        LayoutError: the batch is shared in two ways; with `strict`, an op's operands disagree.
+        LayoutError: the batch is shared in two ways, or a weight would have to change its layout; with `strict`,
+            an op's operands disagree.
     """
     return _Inserting(strict).insert(graph, layout)
 
@@ -84,6 +85,11 @@ class _Inserting:
                     f"[strategy.insert_reshards] all that counts the batch is shared alike; got {got}; drop the hint "
                     "on one of them"
                 )
+        if spec.storage == "packed":
+            raise LayoutError(
+                "[strategy.insert_reshards] a weight is read as it lies: no op cuts it or brings it together; got "
+                f"{got}; drop the hint, or label the dims of {spec.name!r} as those that they meet"
+            )
         if self.strict and not reshard.is_asked_for:
             raise LayoutError(
                 f"[strategy.insert_reshards] strict=True takes only reshards that a hint asks for; got {got}; label "
