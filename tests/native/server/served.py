@@ -20,6 +20,7 @@ from pathlib import Path
 from native.serve.serving_models import save_model
 
 TALK = [{"role": "user", "content": "hello"}]
+PATIENCE_S = 120  # with what no test passes or fails by
 _LISTENS = re.compile(r"listening on (\S+?)(?:,|$)")
 
 
@@ -52,7 +53,8 @@ class Served:
                 break
         else:
             raise AssertionError("".join(self.log))
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self):
         for line in self.process.stderr:
@@ -64,12 +66,13 @@ class Served:
 
     def wait_ready(self):
         """Until the model is loaded."""
-        for _ in range(3000):
-            if self.get("/health")[0] == 200:
-                return self
+
+        def is_ready():
             assert self.process.poll() is None, "".join(self.log)
-            time.sleep(0.02)
-        raise AssertionError("".join(self.log))
+            return self.get("/health")[0] == 200
+
+        until(is_ready, lambda: "".join(self.log))
+        return self
 
     def get(self, path, **headers):
         return self.ask(path, None, **headers)
@@ -99,22 +102,31 @@ class Served:
 
     def wait_idle(self):
         """Until no text is written or waits: what remains is held by none."""
-        for _ in range(500):
-            names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-            found = [self.metric(name) for name in names]
-            if not any(found):
-                return
-            time.sleep(0.01)
-        raise AssertionError(found)
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        until(lambda: not any(self.metric(name) for name in names), "a request or a block is held")
 
     def children(self):
         """Process ids of the engine, then of whatever else any of its threads has started."""
         return children_of(self.process.pid)
 
+    def wait_end(self):
+        """The exit code, once there is one and all that the server has said is in the log."""
+        code = self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        return code
+
     def close(self):
         with contextlib.suppress(ProcessLookupError):
             self.process.terminate()
-        return self.process.wait(30)
+        return self.process.wait(PATIENCE_S)
+
+
+def until(holds, told="it does not hold"):
+    """Wait for a condition: as long as it takes on a machine that has much else to do."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, told() if callable(told) else told
+        time.sleep(0.01)
 
 
 def children_of(process_id):
