@@ -61,6 +61,12 @@ def as_tensor_layout(call: str, hint: object, rank: int, name: str) -> tuple[Axe
             f"{shown(hint)} for {rank} dims",
             _ADVICE,
         )
+    _check_axes(call, hint, dims, name)
+    return (*dims, *((),) * (rank - len(dims)))
+
+
+def _check_axes(call: str, hint: object, dims: Sequence[Axes], name: str) -> list[str]:
+    """The axes of a layout, each of which stands in it once."""
     used = [axis for axes in dims for axis in axes]
     if MICRO in used:
         _border.refuse(
@@ -76,18 +82,18 @@ def as_tensor_layout(call: str, hint: object, rank: int, name: str) -> tuple[Axe
             f"{shown(hint)} for {name!r}",
             "drop one of them",
         )
-    return (*dims, *((),) * (rank - len(dims)))
+    return used
 
 
 def as_kept_hint(call: str, hint: Hint, name: str) -> tuple[Hint, set[str]]:
     """A layout for tensors that are not known yet, and the axes that it names, kept as it is now.
 
     Raises:
-        LayoutError: it has neither form.
+        LayoutError: it has neither form, or names time, or an axis twice.
     """
     dims = _by_axis(call, hint, name) if isinstance(hint, Mapping) else _by_dim(call, hint, name)
     kept: Hint = FrozenMap(hint) if isinstance(hint, Mapping) else tuple(hint)
-    return kept, {axis for axes in dims for axis in axes}
+    return kept, {*_check_axes(call, hint, dims, name)}
 
 
 def _by_dim(call: str, hint: object, name: str) -> list[Axes]:

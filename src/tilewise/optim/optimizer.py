@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tilewise.core.border import Border, shown
 from tilewise.core.dtypes import DTYPES, MAX_F32
-from tilewise.core.frozen import freeze_maps
+from tilewise.core.frozen import FrozenMap
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.templates import call_outlined
 from tilewise.ir.graph import Graph, TensorFamily, TensorNode, TensorSpec
@@ -58,7 +58,7 @@ class ParameterGroup(Kind):
         changes: settings of the optimizer that differ here, for example `{"weight_decay": 0.0}`.
 
     Raises:
-        ConfigError: no pattern, or a factor that is none.
+        ConfigError: no pattern, or a factor or setting that is no number.
     """
 
     names: str | tuple[str, ...]
@@ -72,8 +72,9 @@ class ParameterGroup(Kind):
             _border.refuse("ParameterGroup", "names are patterns", shown(self.names), 'pass "*norm.weight"')
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "lr", _border.number("ParameterGroup", "lr", self.lr, 0.0, MAX_F32))
-        _border.mapping("ParameterGroup", "changes", self.changes, "settings")
-        freeze_maps(self, "changes")
+        given = _border.mapping("ParameterGroup", "changes", self.changes, "settings")
+        changes = {name: _border.number("ParameterGroup", name, value) for name, value in given.items()}
+        object.__setattr__(self, "changes", FrozenMap(changes))
 
     def matches(self, name: str) -> bool:
         """Whether a parameter belongs to the group."""

@@ -72,6 +72,8 @@ def test_layouts_of_a_strategy_name_its_axes():
     """A pattern's layout is checked when the strategy is declared."""
     for layouts, words in (
         ({"w*": ("c",)}, "names axes of the strategy; got 'c' for 'w"),
+        ({"w*": ("a", "a")}, "names each axis of devices once; got .* for 'w"),
+        ({"w*": ("micro",)}, "does not name 'micro'"),
         ({"w*": "a"}, "one of two forms"),
         ({"": ("a",)}, "a pattern of names"),
         ([], "layouts"),

@@ -8,12 +8,14 @@ import operator
 import numpy as np
 import pytest
 
+from pure.plan.plan_bytes import make as make_plan
 from tilewise.core.dims import BATCH
 from tilewise.core.errors import ConfigError
 from tilewise.graph import GraphBuilder, differentiate
 from tilewise.nn import linear
-from tilewise.optim import SGD, Optimizer, ParameterGroup
+from tilewise.optim import SGD, AdamW, Optimizer, ParameterGroup
 from tilewise.optim.rule import fused, maximum, sqrt, take_down
+from tilewise.plan import Plan
 
 
 def make(update=lambda self, parameter: None, **members):
@@ -46,6 +48,21 @@ def test_a_group_has_patterns(names):
     """Text, or a sequence of texts that are not empty."""
     with pytest.raises(ConfigError, match=r"\[optim.ParameterGroup\] names"):
         ParameterGroup(names)
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), np.float64(0.5), np.int64(2), 2], ids=repr)
+def test_settings_of_a_group_are_plain_numbers(value, tmp_path):
+    """Any real number will do, and a plan with it can be saved; the caller's dictionary stays the caller's."""
+    changes = {"eps": value}
+    group = ParameterGroup("*norm.weight", changes=changes)
+    changes["eps"] = "nonsense"
+    assert group.changes == {"eps": float(value)} and type(group.changes["eps"]) is float
+    plan = make_plan(optimizer=AdamW(groups=(group,)))
+    plan.save(tmp_path / "a.plan")
+    assert Plan.load(tmp_path / "a.plan") == plan
+    for wrong in ("1", None, True, float("nan"), [1.0]):
+        with pytest.raises(ConfigError, match="eps must be a finite number"):
+            ParameterGroup("*norm.weight", changes={"eps": wrong})
 
 
 def test_a_group_without_parameters_is_refused():
