@@ -139,17 +139,17 @@ class GraphBuilder(RowCalls):
     ) -> TensorNode:
         """A tensor whose value is known now: RoPE tables, positions."""
         known = {np.dtype(np.float32): "f32", np.dtype(np.int32): "i32"}
-        if not isinstance(value, np.ndarray) or value.dtype not in known:
+        if not isinstance(value, np.ndarray) or value.dtype not in known or np.ma.is_masked(value):
             _border.refuse(
                 "constant",
-                "a constant is an array of float32 or int32",
+                "a constant is an array of float32 or int32 without a mask",
                 f"{shown(value)}, {name!r}",
                 "cast it",
             )
         node = self.draft.declare(
             "constant", _spec("constant", value.shape, known[value.dtype], labels, name, storage)
         )
-        kept = value.copy()  # the caller may go on with its own
+        kept = np.array(value, order="C")  # the caller may go on with its own
         kept.flags.writeable = False
         self.draft.constant_values[node.id] = kept
         return node

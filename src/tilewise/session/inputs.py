@@ -151,12 +151,18 @@ def is_own_input(name: str) -> bool:
 
 
 def as_array(call: str, name: str, value: object) -> NDArray[np.generic]:
-    """Anything that NumPy takes for an array."""
+    """Anything that NumPy takes for an array, all of whose elements are there."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        _border.refuse(call, f"{name!r} takes an array without a mask", "masked elements", "fill them")
     try:
         return np.asarray(value)
     except TilewiseError:  # a tensor of a file that cannot be read
         raise
-    except (TypeError, ValueError):  # lists of unequal lengths, for example
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ):  # lists of unequal lengths; a tensor that PyTorch does not give
         _border.refuse(call, f"{name!r} takes an array", shown(value), "pass numpy.asarray of it")
 
 

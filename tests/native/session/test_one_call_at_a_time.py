@@ -205,6 +205,13 @@ def test_a_step_that_is_not_finite_changes_nothing(dtype, axes):
         assert not model.step(BATCH, 1e-3).is_skipped and state_of(model) != after
 
 
+class NotGiven:
+    """As a tensor of PyTorch that needs a gradient."""
+
+    def __array__(self, *given, **named):
+        raise RuntimeError("use tensor.detach().numpy() instead")
+
+
 def test_what_to_do_with_such_a_step_is_one_of_two(model):
     """Any other word is refused before the step."""
     with pytest.raises(PlanError, match="stop, skip"):
@@ -222,6 +229,8 @@ def test_what_to_do_with_such_a_step_is_one_of_two(model):
         ("norm.weight", np.ones(64, object), "takes f32"),
         ("norm.weight", [[1, 2], [3]], "takes an array"),
         ("norm.weight", np.full(64, 1e300), "must fit f32"),
+        ("norm.weight", np.ma.masked_less(np.arange(64.0), 3), "takes an array without a mask"),
+        ("norm.weight", NotGiven(), "takes an array"),
         ("positions", np.zeros((16, 32), np.int32), "a constant"),
         ("loss", np.zeros(1, np.float32), "a result"),
         ("nonsense", np.zeros(1), "must have the tensor"),

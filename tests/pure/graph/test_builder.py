@@ -36,6 +36,10 @@ def test_wrong_shapes_fail_at_the_call():
         (lambda g: g.input([0, 4], name="y"), "a size must lie in"),
         (lambda g: g.input([4], "f8", name="y"), "a dtype must be one of .*; got 'f8'"),
         (lambda g: g.constant(np.zeros(3), name="c"), "an array of float32 or int32"),
+        (
+            lambda g: g.constant(np.ma.masked_less(np.arange(3, dtype=np.float32), 1), name="c"),
+            "an array of float32 or int32 without a mask",
+        ),
         (lambda g: g.input([4], name=""), "a name must be printable"),
         (
             lambda g: g.parameter([4], name="__metadata__"),
