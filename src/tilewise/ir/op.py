@@ -228,4 +228,8 @@ def _attribute(op: str, name: str, value: Any, kind: type) -> Any:
         return _border.truth(op, name, value)
     if not isinstance(value, kind):
         _border.refuse(op, f"{name} must be a {kind.__name__}", shown(value), "correct the call")
+    try:
+        hash(value)
+    except TypeError:
+        _border.refuse(op, f"{name} must be hashable: equal ops are one", shown(value), "pass a tuple")
     return value

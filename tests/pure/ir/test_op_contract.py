@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from pure.plan.test_templates import plan_graph
 from tilewise.core.dims import BATCH
-from tilewise.core.errors import InternalError, PlanError
+from tilewise.core.errors import InternalError, PlanError, ShapeError
 from tilewise.graph import GraphBuilder, differentiate
 from tilewise.graph.ops.common import Elementwise
 from tilewise.graph.ops.linear import LinearTerm, LinearWeightGradient
@@ -236,3 +237,19 @@ def test_a_later_contribution_is_a_tensor():
     assert backward.index("linear_dw") > max(i for i, name in enumerate(backward) if name == "linear")
     assert isinstance(Later("scale", (1,), {"factor": 2.0}), Later)
     assert op_named("linear_dw").signature == Signature(3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(list, [1]), (dict, {}), (tuple, ([1],)), (np.ndarray, np.ones(2)), (tuple, (np.ones(2),))],
+)
+def test_an_attribute_that_can_change_is_refused(kind, value):
+    """At the call: what is in a graph stays as it was, and equal ops are one."""
+    make(num_inputs=1, attributes={"given": kind})
+    graph = GraphBuilder("g")
+    x = graph.input([4, 8], name="x")
+    with pytest.raises(
+        ShapeError, match=r"\[graph.odd\] given must be hashable: equal ops are one; got .*; pass a tuple"
+    ):
+        graph.op("odd", [x], given=value)
+    assert not graph.draft.ops

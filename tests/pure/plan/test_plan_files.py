@@ -227,13 +227,32 @@ def test_a_name_that_another_class_has_taken_is_refused(tmp_path):
     assert replace(small(), optimizer=again()).digest() != small().digest()
 
 
+def nested(depth):
+    """A number in so many tuples."""
+    return 1 if depth == 0 else (nested(depth - 1),)
+
+
+def test_what_is_saved_can_be_loaded(tmp_path):
+    """Values of attributes as deep as a file has them, and mappings by text or number."""
+    value = {"a": nested(16), 1: {"b": (None, True, 0.5)}}
+    _with_attribute(value).save(tmp_path / "a.plan")
+    with pytest.raises(
+        PlanError, match="attributes are none"
+    ):  # read whole: an op's own rule is what refuses it
+        Plan.load(tmp_path / "a.plan")
+
+
 def _with_attribute(value):
     ops = list(small().graph.ops)
     ops[0] = replace(ops[0], attrs={**ops[0].attrs, "mine": value})
     return replace(small(), graph=replace(small().graph, ops=tuple(ops)))
 
 
-@pytest.mark.parametrize("value", [..., 1 << 64, float("nan"), [1], {1}, "a\nb", np.ones(2)], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [..., 1 << 64, float("nan"), [1], {1}, "a\nb", np.ones(2), {(1,): 2}, {0.5: 1}, {True: 1}, nested(18)],
+    ids=repr,
+)
 def test_what_is_no_plain_data_is_refused_with_its_op(value, tmp_path):
     """An attribute of a user's op that no file can hold; what stood there is kept."""
     small().save(tmp_path / "a.plan")

@@ -20,7 +20,7 @@ from tilewise.ir.graph import Graph
 from tilewise.ir.kinds import Kind
 from tilewise.ir.program import DeviceBinding
 
-__all__ = ["IN_ATTRIBUTES", "SharedInts", "fields_of", "is_record", "records_of", "settings_of"]
+__all__ = ["DEEPEST", "IN_ATTRIBUTES", "SharedInts", "fields_of", "is_record", "records_of", "settings_of"]
 
 
 class SharedInts(NamedTuple):
@@ -29,6 +29,7 @@ class SharedInts(NamedTuple):
     items: tuple[int, ...]
 
 
+DEEPEST = 16  # of values without a type: attributes of ops are flat
 IN_ATTRIBUTES = (Dim, DimLabel)
 """Records that fields without a type of their own may hold: attributes of ops, keys."""
 _SPECIAL: Mapping[tuple[type, str], Any] = {

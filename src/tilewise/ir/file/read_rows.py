@@ -19,14 +19,21 @@ from tilewise.core.dtypes import DTYPES, DType
 from tilewise.core.errors import TilewiseError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.core.reading import Unreadable
-from tilewise.ir.file.fields import IN_ATTRIBUTES, SharedInts, fields_of, is_record, records_of, settings_of
+from tilewise.ir.file.fields import (
+    DEEPEST,
+    IN_ATTRIBUTES,
+    SharedInts,
+    fields_of,
+    is_record,
+    records_of,
+    settings_of,
+)
 from tilewise.ir.kinds import kind_named
 
 __all__ = ["RowReader"]
 
 _Decode = Callable[[Any], Any]
 _INT64 = 1 << 63
-_DEEPEST = 16  # of values without a type: attributes of ops are flat
 
 
 class RowReader:
@@ -166,7 +173,7 @@ class RowReader:
         if type(value) is str:
             return _text(value)
         mark, *rest = _list(value) or [None]
-        if depth > _DEEPEST or type(mark) is not str or len(rest) != (2 if mark == "k" else 1):
+        if depth > DEEPEST or type(mark) is not str or len(rest) != (2 if mark == "k" else 1):
             raise Unreadable(f"it must be a value with a mark; got {shown(value)}")
         if mark == "t":
             return tuple(self._anything(v, depth + 1) for v in _list(rest[0]))

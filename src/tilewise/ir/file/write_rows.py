@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tilewise.core.border import shown
 from tilewise.core.dtypes import DTYPES, DType
-from tilewise.ir.file.fields import IN_ATTRIBUTES, SharedInts, fields_of, is_record, settings_of
+from tilewise.ir.file.fields import DEEPEST, IN_ATTRIBUTES, SharedInts, fields_of, is_record, settings_of
 from tilewise.ir.kinds import Kind, kind_named
 from tilewise.ir.program import Instruction
 
@@ -188,12 +188,14 @@ class RowWriter:
             self.arrays.append(content)
         return number
 
-    def _anything(self, value: Any) -> Plain:
+    def _anything(self, value: Any, depth: int = 0) -> Plain:
         """A value whose field does not say its type: it is written with a mark."""
         if value is None or type(value) is int:
             return value if value is None else _int(value)
         if isinstance(value, str):
             return _text(value)
+        if depth > DEEPEST:
+            raise Unwritable(f"values must stand at most {DEEPEST} deep in others; got {shown(value)}")
         if isinstance(value, bool | np.bool_):
             return "b", int(value)
         if isinstance(value, float):
@@ -203,18 +205,19 @@ class RowWriter:
         if isinstance(value, DType):
             return "d", _dtype(value)
         if isinstance(value, Kind):
-            return self._kind(value)
+            return self._kind(value, depth)
         if isinstance(value, tuple):
-            return "t", tuple(map(self._anything, value))
+            return "t", tuple(self._anything(item, depth + 1) for item in value)
         if isinstance(value, Mapping):
-            return "m", tuple((self._anything(k), self._anything(v)) for k, v in value.items())
+            return "m", tuple((_key(k), self._anything(v, depth + 1)) for k, v in value.items())
         return _int(value)
 
-    def _kind(self, value: Kind) -> Plain:
+    def _kind(self, value: Kind, depth: int) -> Plain:
         name = type(value).__name__
         if kind_named(name) is not type(value):
             raise Unwritable(f"a name must stand for one class; got {name!r}, which another class has taken")
-        return "k", name, tuple((n, self._anything(getattr(value, n))) for n in settings_of(type(value)))
+        settings = settings_of(type(value))
+        return "k", name, tuple((n, self._anything(getattr(value, n), depth + 1)) for n in settings)
 
 
 def _owner(value: Any) -> str:
@@ -226,6 +229,14 @@ def _owner(value: Any) -> str:
 
 def _field(name: str) -> Callable[[Any], tuple[Any]]:
     return lambda value: (getattr(value, name),)
+
+
+def _key(value: Any) -> Plain:
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, bool | float | tuple):
+        raise Unwritable(f"a key must be a text or an integer; got {shown(value)}")
+    return _int(value)
 
 
 def _int(value: Any) -> int:
