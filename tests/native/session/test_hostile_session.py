@@ -16,6 +16,7 @@ from small_llama import batches, config, training_graph
 
 import tilewise as tw
 from pure.hostile import HOSTILE, accepted
+from tilewise.checkpoint import TrainingState, load_checkpoint, save_checkpoint
 from tilewise.core import PlanError, TilewiseError
 from tilewise.nn import layer, linear
 from tilewise.session import verify_strategy
@@ -301,12 +302,15 @@ def test_layouts_that_layers_ask_for_are_no_part_of_what_is_computed(tmp_path):
     data = np.random.default_rng(0).standard_normal((8, 64), np.float32)
     plans = [hinted(hints).plan({"dp": 2, "tp": 2}, leaves=4) for hints in HINTS]
     assert len({plan.digest() for plan in plans}) == 3 and len({plan.definition for plan in plans}) == 1
+    with hinted(HINTS[0]).instantiate(plans[0]) as model:
+        model.initialize(seed=0)
+        model.step({"x": data}, lr=0.01)
+        saved = save_checkpoint(tmp_path, TrainingState(1, model.copy_state(), mesh={"dp": 2, "tp": 2}), {})
     seen = set()
     for plan in plans:
         plan.save(tmp_path / "hinted.plan")
         with hinted(HINTS[0]).instantiate(tw.Plan.load(tmp_path / "hinted.plan")) as model:
-            model.initialize(seed=0)
-            model.step({"x": data}, lr=0.01)
+            model.load_state_dict(load_checkpoint(saved, {}).tensors)
             result = model.step({"x": data}, lr=0.01)
             weights = [model.get_tensor(name).tobytes() for name in model.parameter_names()]
             seen.add((result.loss, result.grad_norm, *weights))
