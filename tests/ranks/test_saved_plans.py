@@ -1,8 +1,14 @@
-"""What a file's checks cannot know, planning again does: whether a program is that of its graph and layout."""
+"""Saved plans: each runs to the same bits in another process, which has never seen its graph; and what a file's checks
+cannot know, whether a program is that of its graph and layout, planning again does."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +17,42 @@ from ranks.saved_plans import NAMES, make, merge_terms
 from ranks.small_llama import change_first, halve_leaves, skip
 from tilewise.core.errors import PlanError
 from tilewise.session import require_origin
+
+
+def in_process(task: str, folder: Path, hash_seed: int) -> dict[str, list[str]]:
+    """What `saved_plans` prints in a process with that order of sets."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("saved_plans.py")), task, str(folder)],
+        env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The folder of plans that a first process saved, and what it ran."""
+    folder = tmp_path_factory.mktemp("plans")
+    return folder, in_process("make", folder, 1)
+
+
+def test_another_process_plans_and_runs_the_same(made):
+    """Training and decoding, on one device and several: digests of plans, and every bit of what runs leave."""
+    folder, found = made
+    assert sorted(p.name for p in folder.iterdir()) == sorted(f"{name}.plan" for name in NAMES)
+    assert in_process("load", folder, 2) == found
+
+
+def test_another_order_of_one_sum_is_seen(made):
+    """The twin: a loaded plan with one sum in another order runs to other bits."""
+    folder, found = made
+    changed = in_process("fault", folder, 3)
+    assert all(changed[name][0] == found[name][0] for name in NAMES)
+    assert all(changed[name][1] != found[name][1] for name in NAMES), changed
 
 
 def reloaded(plan, path):
