@@ -18,6 +18,7 @@ from tilewise.checkpoint import (
     write_weights,
 )
 from tilewise.checkpoint.boxes import misfit
+from tilewise.ir.graph import PANEL_ROWS
 from tilewise.strategy import DistributionStrategy
 
 STRATEGIES = {
@@ -59,7 +60,8 @@ def wrong_homes(plan, homes):
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("f32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_part_is_written_once_by_a_device_that_holds_it(strategy, dtype):
-    """Masters or fp32 weights, and both moments; devices write about as much as each other, all together once."""
+    """Masters or fp32 weights, and both moments; devices write about as much as each other, but for a panel of what is
+    cut at home; all together once."""
     _, plan = plan_of(strategy, dtype)
     names = {plan.graph.spec(tensor).name for tensor in plan.homes}
     parameters = [t.spec.name for t in plan.graph.of_kind("parameter")]
@@ -71,7 +73,10 @@ def test_every_part_is_written_once_by_a_device_that_holds_it(strategy, dtype):
     elements = sum(prod(t.shape) for t in plan.graph.of_kind("parameter"))
     assert sum(each) == 3 * 4 * elements
     shared = [part.num_bytes for parts in plan.homes.values() for part in parts]
-    assert max(each) - min(each) <= max(shared) and max(each) < 1.15 * sum(each) / len(each)
+    cut = [plan.graph.spec(t) for t in plan.homes if plan.layout.use[t][0][-1:] == ("fsdp",)]
+    panels = sum(PANEL_ROWS * spec.shape[1] * 4 for spec in cut)
+    assert max(each) - min(each) <= max(shared) + panels
+    assert cut or max(each) < 1.15 * sum(each) / len(each)
 
 
 def test_a_part_of_another_device_shows():

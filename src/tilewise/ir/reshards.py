@@ -71,11 +71,16 @@ def explain_homes(graph: Graph, layout: GraphLayout) -> list[str]:
     size = layout.mesh.size(*layout.home_axes)
     weights = graph.of_kind("parameter")
     at_home = [t for t in weights if cut & {*layout.use[t.id][0]}]
-    small = len(weights) - len(at_home)
+    vectors = len(weights) - len(at_home)
     lines = [
         f"{len(at_home)} weights, their gradients and optimizer states lie in {size} parts each, along "
-        f"{show_axes(layout.home_axes)}; {small} small ones are not cut so"
+        f"{show_axes(layout.home_axes)}; {vectors} vectors are whole on every device"
     ]
+    few = sum(_panels(graph, layout, t.id) < size for t in at_home)
+    if few:
+        lines.append(
+            f"{few} of the weights have fewer than {size} panels of {PANEL_ROWS} rows: some devices have no part"
+        )
     about = "" if all(_has_equal_homes(graph, layout, t.id) for t in at_home) else "about "
     for phase in ("forward", "backward"):
         calls = [op for op in graph.ops if op.phase == phase and brings_weights(graph, op, ("unshard",))]
@@ -87,6 +92,12 @@ def explain_homes(graph: Graph, layout: GraphLayout) -> list[str]:
                 f"{about}{total - total // size:,} of them from peers"
             )
     return lines
+
+
+def _panels(graph: Graph, layout: GraphLayout, weight: int) -> int:
+    """Of a weight, as a device uses it; where shares are unequal the mean."""
+    used = [axis for axis in layout.use[weight][0] if axis not in layout.home_axes]
+    return -(-upper_bound(graph.spec(weight).shape[0]) // (layout.mesh.size(*used) * PANEL_ROWS))
 
 
 def _has_equal_homes(graph: Graph, layout: GraphLayout, weight: int) -> bool:

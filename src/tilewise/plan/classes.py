@@ -63,18 +63,21 @@ def _in_lockstep(
 
 
 def _holders(cut: _Cut, shapes: LocalShapes) -> dict[int, list[int]]:
-    """Per device, those that hold the same part of a dim, where some part has several holders."""
+    """Per device, those that hold the same part of a dim, where some part has several. What is empty has none."""
     size, label, axes = cut
     spec = TensorSpec((size,), DTYPES["f32"], (label,))
     mesh = shapes.mesh
-    ranges = [shapes.on(d).range(spec, (axes,), 0) for d in mesh.team(0, *axes)]
-    if len(set(ranges)) == len(ranges):
+    places: dict[tuple[int, ...], list[int]] = {}
+    for place, device in enumerate(mesh.team(0, *axes)):
+        begin, end = shapes.on(device).range(spec, (axes,), 0)
+        places.setdefault((begin, end) if begin < end else (place,), []).append(place)
+    if len(places) == mesh.size(*axes):
         return {}
-    places = {r: [i for i, other in enumerate(ranges) if other == r] for r in ranges}
+    beside = {place: alike for alike in places.values() for place in alike}
     found = {}
     for device in range(mesh.num_devices):
         team = mesh.team(device, *axes)
-        found[device] = [team[i] for i in places[ranges[mesh.coordinate(device, *axes)]]]
+        found[device] = [team[i] for i in beside[mesh.coordinate(device, *axes)]]
     return found
 
 
@@ -104,7 +107,9 @@ def _relative(cut: _Cut, shapes: LocalShapes) -> object:
     spec = TensorSpec((size,), DTYPES["f32"], (label,))
     begin, end = shapes.range(spec, (axes,), 0)
     before = shapes.mesh.team(shapes.device, *axes)[: shapes.mesh.coordinate(shapes.device, *axes)]
-    is_copy = any(shapes.on(other).range(spec, (axes,), 0) == (begin, end) for other in before)
+    is_copy = begin < end and any(
+        shapes.on(other).range(spec, (axes,), 0) == (begin, end) for other in before
+    )
     return end - begin, tuple(shapes.chunk_ranges(spec, 0, axes)), is_copy
 
 

@@ -96,8 +96,7 @@ def _tiles(plan: PlanTables) -> Iterator[str]:
     said = []
     for of in plan.program.classes:
         tiles = [
-            max(1, -(-e.extent.upper(bounds) // upper(e.tile_rows, bounds))) * e.tiles_across
-            for e in of.entries
+            -(-e.extent.upper(bounds) // upper(e.tile_rows, bounds)) * e.tiles_across for e in of.entries
         ]
         said.append(f"{sum(tiles):,} tiles of {len(of.entries):,} tensors")
     yield from _per_device(plan, said)
@@ -202,6 +201,8 @@ def explain_tensor(plan: PlanTables, name: str) -> str:
     up_to = "" if isinstance(entry.tile_rows, int) else "up to "
     across = f" x {entry.tile_cols} columns" if entry.tile_cols else ""
     where += "; in the device's file" if found.id in plan.layout.files else ""
+    if rows == 0:
+        return f"{name} {found.spec}: {where}. Device 0 holds nothing of it: it has fewer panels than homes."
     return (
         f"{name} {found.spec}: {where}. Device 0 holds {bound}{rows} rows x "
         f"{entry.cols} columns in tiles of {up_to}{tile} rows{across} ({found.spec.storage} storage)."

@@ -98,4 +98,5 @@ def _parts(spec: TensorSpec, layout: TensorLayout, shapes: LocalShapes) -> Itera
     for first, devices in holders.items():
         own = shapes.on(first)
         spans = [own.range(spec, layout, dim) for dim in range(len(spec.shape))]
-        yield _Part(tuple(b for b, _ in spans), tuple(e - b for b, e in spans), tuple(devices))
+        if all(b < e for b, e in spans):  # nothing is written of an empty home
+            yield _Part(tuple(b for b, _ in spans), tuple(e - b for b, e in spans), tuple(devices))

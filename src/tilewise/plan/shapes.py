@@ -183,8 +183,9 @@ class LocalShapes:
                     )
                 result.append(size)
                 continue
+            used, home = self.split_axes(layout[d])
             begin, end = self.range(spec, layout, d)
-            if end <= begin:
+            if end <= begin and (not home or self.range(spec, (*layout[:d], used), d) == (begin, end)):
                 raise LayoutError(
                     f"[plan.shapes] every device needs a part; got {size} ({_what(spec, d)}) over "
                     f"{self.mesh.size(*layout[d])} devices for {spec.name or 'a result'}; choose fewer devices"
@@ -257,7 +258,7 @@ class LocalShapes:
             return spec.tile_hint
         if spec.storage == "packed":
             rows = extent.constant
-            return round_up(rows, 32) if rows <= 1024 else 512
+            return max(round_up(rows, PANEL_ROWS), PANEL_ROWS) if rows <= 1024 else 512
         if spec.storage == "vector" or kind in ("state", "constant"):
             return max(extent.constant, 1)
         return self.row_step(extent)

@@ -120,14 +120,15 @@ class TensorStore:
         self.executor.move("write", device, offset, memory)
 
     def places(self, tensor: int) -> Iterator[Place]:
-        """Every part once: on the first device that holds it. What lies in files, on each that does."""
+        """Every part but empty ones, once: on the first device that holds it. What lies in files, on each that does."""
         spec = self.plan.graph.spec(tensor)
         for device in range(self.plan.mesh.num_devices):
             for part in self._parts(tensor) if self._is_first(tensor, device) else ():
                 sizes, slices = self._local(self.plan.shapes.on(device), spec, tensor, part)
                 is_moved = self._is_moved(tensor, device)
                 memory = None if is_moved else self._bytes(device, tensor, part, sizes, spec)
-                yield Place(device, sizes, slices, memory, spec)
+                if all(sizes):
+                    yield Place(device, sizes, slices, memory, spec)
 
     def memory(self, tensor: int) -> list[NDArray[np.uint8]]:
         """Every device's part as it lies in memory, of those that are here."""

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tilewise.core.dims import UNLABELLED, shard_range
 from tilewise.core.errors import LayoutError
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.contractions import SeenLayouts, factors_of
-from tilewise.ir.graph import PANEL_ROWS, Graph, OpNode, TensorSpec
+from tilewise.ir.graph import Graph, OpNode, TensorSpec
 from tilewise.ir.layout import GraphLayout, Record, TensorLayout, show_layout
 from tilewise.ir.op import op_named
 from tilewise.strategy.prefetch import Prefetching, UnitChoice
@@ -31,7 +30,7 @@ def shard_states(
     """A graph laid out for use, with homes: gathers as calls, and the layouts of weights, gradients and states.
 
     Raises:
-        LayoutError: no weight is large enough to be cut, or a gradient is made by ops that cannot leave it in shards.
+        LayoutError: there is no weight to cut, or a gradient is made by ops that cannot leave it in shards.
     """
     axes = tuple(axis for axis in sharding.axes if layout.mesh.size(axis) > 1)
     if not axes:
@@ -55,9 +54,8 @@ class _Sharding(Prefetching):
         weights = [t.id for t in self.graph.of_kind("parameter") if self._is_cut(t.spec, self.use[t.id])]
         if not weights:
             raise LayoutError(
-                "[strategy.shard_states] a weight is cut in panels of 32 rows, one or more a device; got no weight of "
-                f"{self.graph.name!r} with {self.mesh.size(*self.sharding.axes)} of them; use fewer devices for "
-                f"{'*'.join(self.sharding.axes)}"
+                "[strategy.shard_states] weights are cut, in panels of 32 rows, and vectors stay whole; got no weight "
+                f"in {self.graph.name!r}; use a strategy that cuts no state"
             )
         self._give_homes(weights)
         return self.bring(weights)
@@ -65,9 +63,8 @@ class _Sharding(Prefetching):
     # ---- homes --------------------------------------------------------------------------------------------
 
     def _is_cut(self, spec: TensorSpec, use: TensorLayout) -> bool:
-        """Whether every device gets a panel or more; vectors and small weights stay whole."""
-        size = spec.shape[0]
-        if spec.storage != "packed" or not isinstance(size, int):
+        """Whether it has panels: few of them leave some devices an empty home. Vectors have none and stay whole."""
+        if spec.storage != "packed" or not isinstance(spec.shape[0], int):
             return False
         twice = [axis for axes in use for axis in axes if axis in self.sharding.axes]
         if twice:
@@ -75,16 +72,7 @@ class _Sharding(Prefetching):
                 "[strategy.shard_states] an axis that cuts weights at home cuts none where it is used; got "
                 f"{spec.name!r} as {show_layout(use)} with {twice[0]!r} for homes; drop the hint on it"
             )
-        return self._fewest_rows(spec, size, use) // PANEL_ROWS >= self.mesh.size(*self.sharding.axes)
-
-    def _fewest_rows(self, spec: TensorSpec, size: int, use: TensorLayout) -> int:
-        """Of a device, where it uses the weight: shares may be unequal."""
-        shards = self.mesh.size(*use[0])
-        if shards == 1:
-            return size
-        label, chunks = spec.labels[0] or UNLABELLED, self.graph.reduction_chunks
-        ranges = (shard_range(label, size, chunks, shards, s) for s in range(shards))
-        return min(end - begin for begin, end in ranges)
+        return True
 
     def _home(self, use: TensorLayout) -> TensorLayout:
         return ((*use[0], *self.sharding.axes), *use[1:])

@@ -36,8 +36,8 @@ def data(texts, tmp_path_factory):
 
 
 @contextmanager
-def trainer_on(texts, data, mesh):
-    config = make_config(texts, "unused", mesh, steps=END)
+def trainer_on(texts, data, mesh, **changes):
+    config = make_config(texts, "unused", mesh, steps=END, **changes)
     with Trainer(config, data, *make_plan(config)) as trainer:
         yield trainer
 
@@ -56,11 +56,11 @@ def never_stopped(texts, data):
         return [trainer.instance.state_dict()] + [run_to(trainer, n, n + 1) for n in range(END)]
 
 
-def write(texts, data, root, meshes):
+def write(texts, data, root, meshes, **changes):
     """A checkpoint after three steps on each mesh."""
     paths = []
     for number, mesh in enumerate(meshes):
-        with trainer_on(texts, data, mesh) as trainer:
+        with trainer_on(texts, data, mesh, **changes) as trainer:
             trainer.run(0, lambda done, result: done < STOP - 1)
             paths.append(trainer.save(root / str(number), STOP))
     return paths
@@ -103,11 +103,18 @@ def test_parts_that_change_places_show(texts, data, tmp_path, never_stopped):
         require_all_go_on(texts, data, [path], [mesh], never_stopped, STOP)
 
 
+WIDE = {
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_key_value_heads": 4,
+}  # four panels of each and more
+
+
 @pytest.mark.parametrize("mesh", EVERY_DAY, ids=str)
 def test_each_device_writes_its_own_and_all_write_alike(texts, data, tmp_path, mesh):
     """A file for each device of about equal size, each tensor once over all of them; a matrix that is cut at home lies
     in as many parts as it has homes."""
-    (path,) = write(texts, data, tmp_path, [mesh])
+    (path,) = write(texts, data, tmp_path, [mesh], model=WIDE)
     opened = open_checkpoint(path)
     assert opened.mesh == mesh and len(opened.files) == DeviceMesh(mesh).num_devices
     assert sorted(p.name for p in path.glob("*.safetensors")) == [file.name for file in opened.files]
@@ -117,7 +124,16 @@ def test_each_device_writes_its_own_and_all_write_alike(texts, data, tmp_path, m
     assert max(sizes) - min(sizes) <= largest and min(sizes) > 0.8 * max(sizes)
     weight = opened.tensors["layers.0.mlp.up_proj.weight"]
     parts = weight.parts if isinstance(weight, PartedTensor) else (weight,)
-    assert len(parts) == min(2, mesh.get("fsdp", 1) * mesh.get("tp", 1))  # of two panels
+    assert len(parts) == mesh.get("fsdp", 1) * mesh.get("tp", 1)
+
+
+def test_a_device_without_a_panel_writes_nothing_of_it(texts, data, tmp_path):
+    """Of a matrix of two panels two of four files have a part, of one of one panel one."""
+    (path,) = write(texts, data, tmp_path, [{"fsdp": 4}])
+    files = open_checkpoint(path).files
+    assert len(files) == 4
+    for name, count in (("layers.0.mlp.up_proj.weight", 2), ("layers.0.mlp.down_proj.weight", 1)):
+        assert sum(name in file.parts for file in files) == count
 
 
 def test_a_state_of_parts_is_the_state(texts, data):

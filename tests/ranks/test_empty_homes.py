@@ -1,0 +1,345 @@
+"""Weights with fewer panels than devices: who has none of a weight keeps, updates and sends nothing of it, and all is
+equal to one device, moved and kept as planned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from math import ceil, prod
+
+import numpy as np
+import pytest
+from small_llama import batches, change_first, config, drop_partial, swap_partials, training_graph
+from test_sharded_state import CHOICES, SEQ, compare, is_small, named
+
+import tilewise as tw
+from pure.pairwise import Case, pairwise_cases
+from tilewise.checkpoint import TrainingState, load_checkpoint, save_checkpoint
+from tilewise.core.errors import InternalError, LayoutError
+from tilewise.core.mesh import DeviceMesh
+from tilewise.models import llama
+from tilewise.nn import rms_norm
+from tilewise.plan.validate import validate_plan
+from tilewise.session import require_origin, verify_strategy
+from tilewise.strategy import DistributionStrategy
+
+PANEL = 32
+FEW = {
+    **CHOICES,
+    "mesh": [
+        (1, 3, 1),
+        (1, 4, 1),
+        (1, 5, 1),
+        (1, 6, 1),
+        (2, 3, 1),
+        (2, 4, 1),
+        (3, 3, 1),
+        (1, 8, 1),
+        (1, 12, 1),
+        (1, 3, 2),
+        (1, 4, 2),
+        (2, 3, 2),
+    ],
+    "microbatches": [1, 2, 3],
+}
+NOT_SMALL = [  # what everyday tests must have: reduce, recompute, offload, type; several microbatches, dp and tp
+    ((1, 5, 1), 1, "microbatch", True, 1, 1, "f32", False, "none", "none"),
+    ((1, 3, 2), 3, "microbatch", True, 1, 1, "bf16", True, "full", "none"),
+    ((2, 3, 1), 2, "step", False, 1, 1, "bf16", False, "selective", "optimizer"),
+    ((1, 6, 1), 2, "microbatch", True, 0, 1, "f32", True, "full", "parameters"),
+]
+
+
+@pytest.fixture(autouse=True)
+def small_transfers(monkeypatch):
+    """Tensors as small as here go to files too."""
+    monkeypatch.setattr("tilewise.strategy.offload._LEAST_BYTES", 256)
+
+
+def few_panels(tied: bool = False, **changes: object) -> llama.LlamaConfig:
+    """Weights of one panel of 32 rows (what projects back), two (keys, values), three (the MLP) and four."""
+    sizes = {"hidden_size": 32, "intermediate_size": 96, "vocab_size": 128, "head_dim": 16}
+    return config(**{**sizes, "tie_word_embeddings": tied, **changes})
+
+
+def planned(strategy: DistributionStrategy, batch: int = 8, dtype: str = "f32", **options: object):
+    """Graph and plan of a small training step."""
+    graph = training_graph(few_panels(), dtype, batch, SEQ)
+    graph.set_distribution(strategy)
+    return graph, graph.plan(**{"leaves": batch, "workers_per_device": 1, **options})
+
+
+@cache
+def pairwise() -> list[Case]:
+    """Few cases with every pair of values."""
+    return pairwise_cases(FEW, is_small)
+
+
+@pytest.mark.parametrize("case", NOT_SMALL, ids=named)
+def test_homes_without_a_panel_are_equal(case):
+    """Training over more devices than panels has the bits of one device."""
+    equal, text = compare(case, model=few_panels)
+    assert equal, text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", pairwise(), ids=named)
+def test_all_pairs_are_equal(case):
+    """Every pair of mesh, microbatches, reduction, units, workers, type, ties, recomputation and files."""
+    equal, text = compare(case, model=few_panels)
+    assert equal, text
+
+
+@pytest.mark.soak
+def test_the_whole_product_is_equal():
+    """Every combination but of prefetching, workers and files, which take turns."""
+    turns = {name: FEW[name] for name in ("prefetch", "workers", "offload")}
+    others = [[None] if name in turns else values for name, values in FEW.items()]
+    for number, combination in enumerate(product(*others)):
+        chosen = dict(zip(FEW, combination)) | {name: of[number % len(of)] for name, of in turns.items()}
+        case = tuple(chosen.values())
+        if is_small(case):
+            equal, text = compare(case, model=few_panels)
+            assert equal, f"{named(case)}: {text}"
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [DistributionStrategy.shard_optimizer_states(4), DistributionStrategy.shard_gradients(4)],
+    ids=["zero 1", "zero 2"],
+)
+def test_states_and_gradients_alone_are_equal(strategy):
+    """ZeRO 1 and 2 cut the same homes."""
+    model = few_panels()
+    report = verify_strategy(
+        training_graph(model, "bf16", 8, SEQ),
+        strategy.mesh(),
+        batches(model, 2, 8, SEQ),
+        strategy=strategy,
+        leaves=8,
+        accumulation=2,
+    )
+    assert report.equal, report.text
+
+
+@pytest.mark.parametrize("rows", [16, 80])
+def test_rows_that_fill_no_panel_are_padded_where_they_lie(rows):
+    """A panel that is not full belongs to one device, with its padding."""
+    model = few_panels(intermediate_size=rows, num_hidden_layers=1)
+    report = verify_strategy(
+        training_graph(model, "f32", 4, SEQ), DeviceMesh({"fsdp": 4}), batches(model, 2, 4, SEQ), leaves=4
+    )
+    assert report.equal, report.text
+
+
+# ---- what moves, and what is kept ------------------------------------------------------------------------
+
+
+def panels_of(plan: tw.Plan, tensor: int) -> list[int]:
+    """Of a weight or what goes with it, on every device."""
+    spec, layout = plan.graph.spec(tensor), plan.layout.use[tensor]
+    ranges = [plan.shapes.on(d).range(spec, layout, 0) for d in range(plan.mesh.num_devices)]
+    return [-(-(end - begin) // PANEL) for begin, end in ranges]
+
+
+@pytest.mark.parametrize("axes", [{"fsdp": 8}, {"dp": 2, "fsdp": 4}], ids=str)
+def test_who_has_no_panel_has_no_task(axes):
+    """Of a weight without a home on a device: no row, and no task that offers, adds or updates there; what a step does
+    and moves is what the plan says."""
+    strategy = DistributionStrategy.hybrid(**axes)
+    graph, plan = planned(strategy, dtype="bf16")
+    devices, degree = plan.mesh.num_devices, axes["fsdp"]
+    cut = [t for t in plan.graph.tensors if t.kind != "result" and "fsdp" in plan.layout.use[t.id][0]]
+    kept = [t for t in cut if t.spec.name.endswith("layers.0.self_attn.o_proj.weight")]
+    assert len(kept) == 4  # the weight, its master, two moments
+    for tensor in kept:
+        rows = [plan.entry(device, tensor.id).extent.constant for device in range(devices)]
+        assert rows == [PANEL * n for n in panels_of(plan, tensor.id)]
+        assert [bool(n) for n in rows[:degree]] == [False] * (degree - 1) + [True]
+    with graph.instantiate(plan) as run:
+        run.initialize(seed=0)
+        run.trace(True)
+        run.reset_transfers()
+        run.step(batches(few_panels(), 1, 8, SEQ)[0], 1e-3)
+        tasks, moved = run.timeline(), run.transfers()
+    assert moved == plan.traffic()
+    has = [bool(n) for n in rows]
+    for label in (
+        "unshard:self_attn.o_proj.weight/offer",
+        "linear_dw:self_attn.o_proj.weight/reduce_scatter",
+    ):
+        assert {task[0] for task in tasks if task[2] == label} == {d for d in range(devices) if has[d]}
+    for per_device in (of for label, of in moved.items() if "dw:self_attn.o_proj.weight/reduce" in label):
+        assert [bool(elements) for elements in per_device] == has
+    said = plan.explain()
+    for device in range(devices):
+        assert f"{sum(task[0] == device for task in tasks):,} tasks, reads " in said
+
+
+@pytest.mark.parametrize("degree", [2, 4, 8])
+def test_what_is_kept_is_the_largest_home(degree):
+    """In bf16 with AdamW 2 bytes an element of the weight and 12 of states, of the panels of the device that has most;
+    planned bytes are those allocated."""
+    graph, plan = planned(DistributionStrategy.fsdp(degree), dtype="bf16")
+    with graph.instantiate(plan) as run:
+        assert run.memory_usage() == plan.estimate_memory_usage()
+    weights = [t for t in plan.graph.of_kind("parameter") if t.spec.storage == "packed"]
+    homes = [max(panels_of(plan, t.id)) for t in weights]
+    assert homes == [ceil(ceil(t.shape[0] / PANEL) / degree) for t in weights]
+    share = sum(n * PANEL * t.shape[1] for n, t in zip(homes, weights))
+    vectors = [prod(t.shape) for t in plan.graph.of_kind("parameter") if t.spec.storage == "vector"]
+    usage = plan.estimate_memory_usage()[0]
+    assert usage["parameters"] == 2 * (share + sum(vectors))
+    assert usage["optimizer"] == 12 * (share + sum(vectors))
+    assert (
+        4 * (share + sum(vectors))
+        <= usage["gradients"]
+        < 4 * (share + sum(vectors)) + 64 * (len(vectors) + 2)
+    )
+
+
+def test_explanations_say_who_has_nothing():
+    """How many weights have fewer panels than homes, and of one what the first device has."""
+    _, plan = planned(DistributionStrategy.fsdp(4))
+    words = plan.explain()
+    assert (
+        "16 weights, their gradients and optimizer states lie in 4 parts each, along fsdp; 5 vectors are"
+        in words
+    )
+    assert "12 of the weights have fewer than 4 panels of 32 rows: some devices have no part" in words
+    assert "Device 0 holds nothing of it" in plan.why("layers.0.mlp.down_proj.weight")
+    assert "Device 0 holds 32 rows" in plan.why("layers.0.self_attn.q_proj.weight")
+    assert "fewer than" not in planned(DistributionStrategy.ddp(4))[1].explain()
+
+
+# ---- files -----------------------------------------------------------------------------------------------
+
+
+def test_a_plan_with_empty_homes_is_a_file(tmp_path):
+    """Saved, loaded and made again it is the same, and runs to the same bits; its picture is drawn."""
+    _, plan = planned(DistributionStrategy.fsdp(4), accumulation=2)
+    plan.save(tmp_path / "step.plan")
+    loaded = tw.Plan.load(tmp_path / "step.plan")
+    assert loaded.digest() == plan.digest() and loaded.explain() == plan.explain()
+    require_origin(loaded)
+    results = []
+    for given in (plan, loaded):
+        with tw.GraphInstance(given) as run:
+            run.initialize(seed=0)
+            run.trace(True)
+            results.append([run.step(b, 1e-3).grad_norm for b in batches(few_panels(), 2, 8, SEQ)])
+            given.save_picture(tmp_path / "step.html", run.timeline())
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("offload", ["none", "optimizer"])
+def test_a_checkpoint_goes_on_over_other_homes(offload, tmp_path):
+    """From one device to eight homes, on to three and six with `tp`, back to one: the bits of a run that never stopped;
+    a device writes no part of what it has nothing of."""
+    strategies = [
+        DistributionStrategy.single(),
+        DistributionStrategy.fsdp(8),
+        DistributionStrategy.hybrid(dp=2, fsdp=4),
+        DistributionStrategy.hybrid(fsdp=4, tp=2),
+        DistributionStrategy.single(),
+    ]
+    steps, state, found = batches(few_panels(), len(strategies), 8, SEQ), None, []
+    for number, strategy in enumerate(strategies):
+        graph, plan = planned(strategy, dtype="bf16", offload=offload if number else "none", checkpoints=True)
+        with graph.instantiate(plan) as run:
+            if state is None:
+                run.initialize(seed=0)
+            else:
+                run.load_state_dict(state.tensors)
+            found.append(run.step(steps[number], 1e-3).grad_norm)
+            parts, mesh = run.copy_state(), dict(zip(plan.mesh.names, plan.mesh.sizes))
+        for tensor, homes in plan.homes.items():
+            assert all(prod(home.sizes) for home in homes), plan.graph.spec(tensor).name
+        state = load_checkpoint(
+            save_checkpoint(tmp_path, TrainingState(number + 1, parts, mesh=mesh), {}), {}
+        )
+    graph, plan = planned(DistributionStrategy.single(), dtype="bf16")
+    with graph.instantiate(plan) as run:
+        run.initialize(seed=0)
+        assert [run.step(b, 1e-3).grad_norm for b in steps] == found
+        for name, value in run.state_dict().items():
+            assert np.array_equal(np.asarray(state.tensors[name]), value), name
+
+
+# ---- faults ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("label", "fault", "microbatches"),
+    [
+        ("linear_dw:self_attn.o_proj.weight/reduce_scatter", drop_partial, 1),
+        ("linear_dw:self_attn.o_proj.weight/reduce_scatter", swap_partials, 1),
+        ("linear_dw:self_attn.k_proj.weight/reduce_scatter", drop_partial, 2),
+    ],
+)
+def test_a_fault_on_the_one_who_has_a_panel_is_seen(label, fault, microbatches):
+    """With parts of the wrong devices on the only home the comparison fails."""
+    case = ((1, 3, 1), microbatches, "microbatch", True, 1, 1, "f32", False, "none", "none")
+    assert compare(case, model=few_panels)[0]
+    assert not compare(case, change_first(label, fault, device=-1), model=few_panels)[0]
+
+
+def copies_of(plan: tw.Plan, label: str, change) -> tw.Plan:  # type: ignore[no-untyped-def]
+    """A plan in which instructions of one label are changed, on all devices."""
+    classes = [
+        replace(
+            of,
+            templates=tuple(
+                replace(t, instructions=tuple(change(i) if i.label == label else i for i in t.instructions))
+                for t in of.templates
+            ),
+        )
+        for of in plan.program.classes
+    ]
+    return replace(plan, program=replace(plan.program, classes=tuple(classes)))
+
+
+def without_rows(instruction):
+    """A copy of a home that skips it, as if it were empty."""
+    return replace(instruction, extent=instruction.extent._replace(constant=0))
+
+
+def of_the_first(instruction):
+    """A copy from the first device, whose home is empty."""
+    operands = tuple(o._replace(member=0) if o.team >= 0 else o for o in instruction.operands)
+    return replace(instruction, operands=operands)
+
+
+@pytest.mark.parametrize(("change", "words"), [(without_rows, "homes"), (of_the_first, "acknowledged")])
+def test_a_home_taken_for_an_empty_one_is_refused(change, words):
+    """What plans are held to knows which homes have rows."""
+    _, plan = planned(DistributionStrategy.fsdp(3), batch=6)
+    validate_plan(plan)
+    with pytest.raises(InternalError, match=words):
+        validate_plan(copies_of(plan, "unshard:self_attn.o_proj.weight/all_gather", change))
+
+
+def test_homes_gathered_in_each_others_place_are_seen():
+    """Two devices of three have a panel of the keys; with one's in the other's place the comparison fails."""
+
+    def exchange(instruction):
+        operands = tuple(o._replace(member=3 - o.member) if o.member else o for o in instruction.operands)
+        return replace(instruction, operands=operands)
+
+    case = ((1, 3, 1), 1, "microbatch", True, 1, 1, "f32", False, "none", "none")
+    label = "unshard:self_attn.k_proj.weight/all_gather"
+    assert not compare(case, lambda plan: copies_of(plan, label, exchange), model=few_panels)[0]
+
+
+def test_a_graph_without_weights_is_refused():
+    """Vectors are not cut, so there must be something else."""
+    graph = tw.ComputeGraph("vectors")
+    x = graph.input([4, 64], "f32", name="x", labels=[tw.BATCH, None])
+    graph.loss(graph.mean(rms_norm(graph, x, "norm", eps=1e-6)))
+    graph.optimize(tw.optim.SGD())
+    graph.set_distribution(DistributionStrategy.fsdp(2))
+    with pytest.raises(
+        LayoutError, match=r"vectors stay whole; got no weight in 'vectors'; use a strategy that"
+    ):
+        graph.plan(leaves=4)
