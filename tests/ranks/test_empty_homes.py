@@ -145,8 +145,8 @@ def panels_of(plan: tw.Plan, tensor: int) -> list[int]:
 
 @pytest.mark.parametrize("axes", [{"fsdp": 8}, {"dp": 2, "fsdp": 4}], ids=str)
 def test_who_has_no_panel_has_no_task(axes):
-    """Of a weight without a home on a device: no row, and no task that offers, adds or updates there; what a step does
-    and moves is what the plan says."""
+    """Of a weight without a home on a device: no row, no task that offers, adds or updates there, no byte touched of
+    what the largest home takes; what a step does and moves is what the plan says."""
     strategy = DistributionStrategy.hybrid(**axes)
     graph, plan = planned(strategy, dtype="bf16")
     devices, degree = plan.mesh.num_devices, axes["fsdp"]
@@ -163,6 +163,11 @@ def test_who_has_no_panel_has_no_task(axes):
         run.reset_transfers()
         run.step(batches(few_panels(), 1, 8, SEQ)[0], 1e-3)
         tasks, moved = run.timeline(), run.transfers()
+        for tensor in kept:
+            size = PANEL * tensor.spec.shape[1] * tensor.spec.dtype.itemsize
+            for device in range(devices):
+                memory = np.asarray(run._executor.buffer(device, plan.entry(device, tensor.id).offset, size))
+                assert memory.any() == (device % degree == degree - 1)
     assert moved == plan.traffic()
     has = [bool(n) for n in rows]
     for label in (

@@ -87,7 +87,9 @@ def test_steps_are_equal_and_move_what_was_planned(dtype, options, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "strategy", [DistributionStrategy.ddp(2), DistributionStrategy.fsdp(2)], ids=["ddp", "fsdp"]
+    "strategy",
+    [DistributionStrategy.ddp(2), DistributionStrategy.fsdp(2), DistributionStrategy.fsdp(8)],
+    ids=["ddp", "fsdp", "empty homes"],
 )
 def test_every_device_has_a_file(strategy, tmp_path):
     """Several devices: what one reads and writes is its own share."""

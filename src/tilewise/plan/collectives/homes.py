@@ -1,6 +1,7 @@
 """Between homes and use: weights gathered from the devices that have a share each, sums that arrive in such shares.
 
 A home is a run of whole panels of dim 0, so the rows of all members of a team follow each other in what is used.
+Where panels are fewer than members some homes have no rows, so loops over them have no tasks, raises or waits.
 
     unshard      `offer` holds a home and raises `ready` on every peer, tile by tile; a copy per member waits for its
                  `ready` and raises `ack` on it; an empty task holds the home until all peers have read it
