@@ -144,7 +144,7 @@ def test_two_processes(kernels, tmp_path):
 
 
 def test_killed_workers(kernels, tmp_path):
-    """Killing the workers' process in the middle gives PeerLost within a second; the runtime can be closed."""
+    """Killing the workers' process in the middle gives PeerLost long before the task's end; the runtime can be closed."""
     path = tmp_path / "shared"
     workers = start_workers(path, kernels)
     try:
@@ -156,7 +156,7 @@ def test_killed_workers(kernels, tmp_path):
             begin = time.monotonic()
             with pytest.raises(PeerLost, match="workers' process"):
                 task.wait()
-            assert time.monotonic() - begin < 1
+            assert time.monotonic() - begin < 30
     finally:
         workers.kill()
         workers.wait()
