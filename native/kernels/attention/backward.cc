@@ -70,7 +70,7 @@ template <class D>
 class Backward {
  public:
   using T = typename D::T;
-  static constexpr int kColumns = (kParts == 1 ? 4 : 2) / D::kPerStep;  // vectors of positions side by side
+  static constexpr int kColumns = kParts == 1 ? 4 / D::kPerStep : 2;  // vectors of positions side by side
 
   Backward(const Call& call, const Scratch& scratch) : c_(call), shape_(call.dim) {
     Carver carver(scratch);
