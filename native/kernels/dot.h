@@ -1,6 +1,7 @@
 // One step of a register block: rows of broadcast words times lanes of a panel, in fp32 and bf16.
 //
-// A step is one 32-bit word along the contraction: one fp32 value, or a pair of neighbouring bf16 values.
+// A step is one 32-bit word along the contraction: one fp32 value, or a pair of neighbouring bf16 values. Where nothing
+// multiplies bf16 and registers are few, the rows' side of a pair is two words of fp32 (kWordsOf).
 #pragma once
 #include "kernels/transfer.h"
 
@@ -39,12 +40,18 @@ TILEWISE_INLINE void hold_all(NativeF (&x)[R][N]) {
   __asm__ volatile("" ::: "memory");
 }
 
-/// A step of all rows, one by one. `a(r)` is what row r multiplies.
-template <class Dot, int R, int N, class A>
-TILEWISE_INLINE void step_rows(NativeF (&acc)[R][N], const A& a, const NativeF (&b)[N]) {
+/// A step of all rows, one by one. `a(r)` is what row r multiplies, `b(j)` vector j of the panel.
+template <class Dot, int R, int N, class A, class B>
+TILEWISE_INLINE void step_rows(NativeF (&acc)[R][N], const A& a, const B& b) {
+  NativeF panel[N];
+  for (int j = 0; j < N; ++j) panel[j] = b(j);
 #pragma GCC unroll 14
-  for (int r = 0; r < R; ++r) Dot::step(acc[r], a(r), b);
+  for (int r = 0; r < R; ++r) Dot::step(acc[r], a(r), panel);
 }
+
+/// Words of a step of A, the rows' side: a pair of bf16 may be widened when it is packed, once for all panels.
+template <class Dot>
+inline constexpr int kWordsOf = 1;
 
 struct DotF32 {
   template <int N>
@@ -52,9 +59,9 @@ struct DotF32 {
     const NativeF x = native_set(bits_of<float>(a));
     for (int j = 0; j < N; ++j) acc[j] = fused(x, b[j], acc[j]);
   }
-  template <int R, int N, class A>
-  TILEWISE_INLINE void block(NativeF (&acc)[R][N], const A& a, const NativeF (&b)[N]) {
-    step_rows<DotF32>(acc, a, b);
+  template <int R, int N, class A, class B>
+  TILEWISE_INLINE void block(NativeF (&acc)[R][N], const A& a, const B& b) {
+    step_rows<DotF32>(acc, [&](int r) __attribute__((always_inline)) { return a(r, 0); }, b);
   }
 };
 
@@ -76,33 +83,42 @@ struct DotBf16 {
 #endif
   }
 #if defined(__AVX2__) && !defined(__AVX512F__)
-  /// All rows by the odd elements, then all by the even ones: the registers hold one half of a panel at a time.
-  template <int R, int N, class A>
-  TILEWISE_INLINE void block(NativeF (&acc)[R][N], const A& a, const NativeF (&b)[N]) {
-    half(acc, a, b, [](__m256i x) { return (NativeF)_mm256_and_si256(x, _mm256_set1_epi32(-0x10000)); });
-    half(acc, a, b, [](__m256i x) { return (NativeF)_mm256_slli_epi32(x, 16); });
+  /// All rows by the odd elements, then all by the even ones, which lie widened: a(r, 0) and a(r, 1). The registers
+  /// hold one half of a panel at a time, which is read twice: an accumulator in memory is one that every step waits
+  /// for.
+  template <int R, int N, class A, class B>
+  TILEWISE_INLINE void block(NativeF (&acc)[R][N], const A& a, const B& b) {
+    half<0>(acc, a, b, [](__m256i x) {  // no mask, which would take a register
+      x = _mm256_srli_epi32(x, 16);
+      hold(x);
+      return (NativeF)_mm256_slli_epi32(x, 16);
+    });
+    half<1>(acc, a, b, [](__m256i x) { return (NativeF)_mm256_slli_epi32(x, 16); });
   }
 
  private:
-  template <int R, int N, class A, class Widen>
-  TILEWISE_INLINE void half(NativeF (&acc)[R][N], const A& a, const NativeF (&b)[N], const Widen& widen) {
+  template <int Half, int R, int N, class A, class B, class Widen>
+  TILEWISE_INLINE void half(NativeF (&acc)[R][N], const A& a, const B& b, const Widen& widen) {
     NativeF lanes[N];
-    for (int j = 0; j < N; ++j) lanes[j] = widen((__m256i)b[j]);
+    for (int j = 0; j < N; ++j) lanes[j] = widen((__m256i)b(j));
 #pragma GCC unroll 14
     for (int r = 0; r < R; ++r) {
-      __m256i x = _mm256_set1_epi32(static_cast<int>(a(r)));
-      hold(x);
-      const NativeF factor = widen(x);
+      const NativeF factor = native_set(bits_of<float>(a(r, Half)));
       for (int j = 0; j < N; ++j) acc[r][j] = fused(factor, lanes[j], acc[r][j]);
     }
     hold_all(acc);
   }
 #else
-  template <int R, int N, class A>
-  TILEWISE_INLINE void block(NativeF (&acc)[R][N], const A& a, const NativeF (&b)[N]) {
-    step_rows<DotBf16>(acc, a, b);
+  template <int R, int N, class A, class B>
+  TILEWISE_INLINE void block(NativeF (&acc)[R][N], const A& a, const B& b) {
+    step_rows<DotBf16>(acc, [&](int r) __attribute__((always_inline)) { return a(r, 0); }, b);
   }
 #endif
 };
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+template <>
+inline constexpr int kWordsOf<DotBf16> = 2;
+#endif
 
 }  // namespace tilewise::kernels::TILEWISE_ISA_NS

@@ -102,7 +102,8 @@ TILEWISE_INLINE void expect(const Rows (&expected)[2]) {
     }
 }
 
-/// A element (row r, step s) lies at a + r * RowWords + s * StepWords.
+/// A element (row r, step s) lies at a + r * RowWords + s * StepWords. Where a step is two words, the second is
+/// StepWords behind the first, and all distances are twice as large but those between rows that are neighbours.
 ///
 /// What leaves many registers at the end of a chunk are as many stores as the processor can hold back at most. So there
 /// the last steps run a few rows at a time: the stores of these rows overlap with the products of the next ones.
@@ -110,6 +111,7 @@ template <class Dot, int R, int RowWords, int StepWords, bool kScales = false>
 void micro(const MicroArgs& x) {
   constexpr int kInto = R <= kFewRows ? 3 : 2;  // L1, L2
   constexpr int kVectors = R <= kWideRows ? 4 : 2;  // of a row at a time
+  constexpr int kWords = kWordsOf<Dot>, kRow = RowWords == 1 ? 1 : RowWords * kWords, kStep = StepWords * kWords;
   for (int lane = 0; lane < kPanel; lane += kVectors * kNativeLanes) {
     // All is asked for in the first pass.
     const int32_t every_ahead = lane == 0 ? x.every_ahead : INT32_MAX;
@@ -128,7 +130,7 @@ void micro(const MicroArgs& x) {
     float* stack = x.stack;
     const char* ahead = x.ahead;
     for (const Segment* s = x.segments; s != x.segments + x.num_segments; ++s) {
-      const uint32_t* a = x.a + s->a;
+      const uint32_t* a = x.a + s->a * kWords;
       const char* piece = x.pieces ? x.pieces[s - x.segments] : nullptr;
       const bool is_last = s + 1 == x.segments + x.num_segments;
       if (is_last) expect(x.expected);
@@ -157,9 +159,10 @@ void micro(const MicroArgs& x) {
         if (__builtin_expect((i & of_piece) == 0, 0)) ask_piece();
       };
       const auto step = [&](int i) __attribute__((always_inline)) {
-        NativeF panel[kVectors];
-        for (int j = 0; j < kVectors; ++j) panel[j] = native_load(b + i * kPanel + j * kNativeLanes);
-        Dot::block(acc, [&](int r) __attribute__((always_inline)) { return a[r * RowWords + i * StepWords]; }, panel);
+        Dot::block(
+            acc,
+            [&](int r, int word) __attribute__((always_inline)) { return a[r * kRow + i * kStep + word * StepWords]; },
+            [&](int j) __attribute__((always_inline)) { return native_load(b + i * kPanel + j * kNativeLanes); });
       };
       int32_t i = s->steps;
       if constexpr (kStride > 1) {
@@ -172,14 +175,14 @@ void micro(const MicroArgs& x) {
             step(j);
             hold_all(acc);
           }
-          a += kStride * StepWords;
+          a += kStride * kStep;
           b += kStride * kPanel;
         }
       }
       for (; i > tail; --i) {
         ask(i, every_ahead, every_piece);
         step(0);
-        a += StepWords;
+        a += kStep;
         b += kPanel;
       }
       if (!leaves) continue;
@@ -201,7 +204,7 @@ void micro(const MicroArgs& x) {
             hold(panel[j]);
           }
 #pragma GCC unroll 14
-          for (int r = first; r < end; ++r) Dot::step(acc[r], a[r * RowWords + i * StepWords], panel);
+          for (int r = first; r < end; ++r) Dot::step(acc[r], a[r * kRow + i * kStep], panel);
         }
         const auto each = [&](const auto& f) __attribute__((always_inline)) {
 #pragma GCC unroll 14

@@ -14,6 +14,26 @@ TILEWISE_INLINE void copy_words(uint32_t* to, const void* from, int64_t words) {
   for (; i < words; ++i) __builtin_memcpy(to + i, source + 4 * i, 4);
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+/// Words of a pack of A, of which there are eights, to two each: the odd element, then the even one. In row-major packs
+/// they are neighbours, in step-major ones those of a step follow each other.
+template <ALayout L>
+TILEWISE_INLINE void widen_words(uint32_t* to, const uint32_t* from, int64_t words) {
+  static_assert(L != ALayout::kSteps || kStepWords == 8);
+  for (int64_t i = 0; i < words; i += 8, to += 16) {
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i));
+    __m256i odd = _mm256_and_si256(x, _mm256_set1_epi32(-0x10000)), even = _mm256_slli_epi32(x, 16);
+    if constexpr (L != ALayout::kSteps) {
+      const __m256i low = _mm256_unpacklo_epi32(odd, even), high = _mm256_unpackhi_epi32(odd, even);
+      odd = _mm256_permute2x128_si256(low, high, 0x20);
+      even = _mm256_permute2x128_si256(low, high, 0x31);
+    }
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), odd);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 8), even);
+  }
+}
+#endif
+
 /// Elements [begin, end) of a row as words; an odd last bf16 element is paired with zero.
 template <class D>
 TILEWISE_INLINE void pack_row(uint32_t* to, const typename D::T* row, int64_t begin, int64_t end) {

@@ -75,13 +75,14 @@ class Product {
     if (Op::kPacksPanels) group_ = larger(int64_t{1}, kPanelGroupBytes / (longest * kPanel * 4));
     if (kept_) group_ = smaller(group_, larger(int64_t{1}, kStateBytes / state_per_panel));
     group_ = smaller(smaller(group_, panels_), op.max_group);
-    a_words_ = Op::kLayout == ALayout::kRows ? divide_up(blocking.max_steps, kBlockSteps) * kMost * kRowStride
-                                             : blocking.max_steps * kStepWords + kStepWords;
-    batch_ = kRowBatchBytes<typename Op::Dot> / (a_words_ * 4 + 1);
+    a_words_ = words_of(blocking.max_steps) + (Op::kLayout == ALayout::kRows ? 0 : kStepWords);
+    const int64_t block_bytes = a_words_ * kWords * 4;
+    batch_ = kRowBatchBytes<typename Op::Dot> / (block_bytes + 1);
     const int64_t wanted = kGroupOf<typename Op::Dot> > 1 ? super_ / kMost : 3;
-    if (!Op::kPacksPanels) batch_ = larger(batch_, smaller(wanted, kMostBatchBytes / (a_words_ * 4 + 1)));
+    if (!Op::kPacksPanels) batch_ = larger(batch_, smaller(wanted, kMostBatchBytes / (block_bytes + 1)));
     batch_ = larger(int64_t{1}, smaller(super_ / kMost, batch_));
-    a_pack_ = carver.take<uint32_t>(batch_ * a_words_);
+    a_pack_ = carver.take<uint32_t>(batch_ * a_words_ * kWords);
+    packed_ = kWords > 1 ? carver.take<uint32_t>(batch_ * a_words_) : a_pack_;
     panel_words_ = blocking.max_steps * kPanel + 32;
     b_pack_ = carver.take<uint32_t>(Op::kPacksPanels ? group_ * panel_words_ : 0);
     state_ = carver.take<float>(kept_ ? group_ * state_per_panel / 4 : entries_ * kEntry);
@@ -108,6 +109,7 @@ class Product {
  private:
   static constexpr int64_t kMost = kRowsOf<typename Op::Dot>;
   static constexpr int64_t kEntry = kMost * kPanel;
+  static constexpr int64_t kWords = kWordsOf<typename Op::Dot>;
 
   /// The first row of a block: heights differ by one at most. Where a block takes as long as a full one, all are full
   /// but the last.
@@ -115,6 +117,20 @@ class Product {
     int64_t row0, height, higher, end;
     int64_t operator()(int64_t block) const { return smaller(end, row0 + height * block + smaller(block, higher)); }
   };
+
+  /// Of a row block as it is packed.
+  static int64_t words_of(int64_t steps) {
+    return Op::kLayout == ALayout::kRows ? divide_up(steps, kBlockSteps) * kMost * kRowStride : steps * kStepWords;
+  }
+
+  /// The rows of a packed block, of which there are `height`, to words that need no widening in the loop.
+  void widen(int64_t block, int64_t height, int64_t words) {
+    const int64_t piece = Op::kLayout == ALayout::kRows ? kMost * kRowStride : words;
+    const int64_t used = Op::kLayout == ALayout::kRows ? height * kRowStride : words;
+    const uint32_t* from = packed_ + block * a_words_;
+    uint32_t* to = a_pack_ + block * a_words_ * kWords;
+    for (int64_t i = 0; i < words; i += piece) widen_words<Op::kLayout>(to + i * kWords, from + i, used);
+  }
 
   void run_window(int64_t w) {
     const Window& window = blocking_.windows[w];
@@ -125,7 +141,9 @@ class Product {
     for (int64_t block = 0; block < blocks_; block += batch_) {
       const int64_t end = smaller(block + batch_, blocks_);
       for (int64_t c = 0; c < window.num_copies; ++c)
-        op_.pack_blocks(a_pack_ + copies[c].a, a_words_, block, end, start_, copies[c]);
+        op_.pack_blocks(packed_ + copies[c].a, a_words_, block, end, start_, copies[c]);
+      if constexpr (kWords > 1)
+        for (int64_t b = block; b < end; ++b) widen(b - block, start_(b + 1) - start_(b), words_of(window.steps));
       const bool is_last = end == blocks_;
       const Window& following = is_last && w + 1 < blocking_.num_windows ? blocking_.windows[w + 1] : window;
       const int64_t next = is_last && w + 1 < blocking_.num_windows ? 0 : end;
@@ -158,7 +176,7 @@ class Product {
       MicroArgs call = {};
       call.segments = blocking_.segments + window.first_segment;
       call.num_segments = window.num_segments;
-      call.a = a_pack_ + (b - block) * a_words_;
+      call.a = a_pack_ + (b - block) * a_words_ * kWords;
       call.b = bases;
       call.stack = own + kEntry + window.depth * height * kPanel;
       call.init = w == 0 ? op_.initial(row, height, first_ + p, own) : window.resumes ? own : nullptr;
@@ -212,7 +230,7 @@ class Product {
   const Blocking& blocking_;
   int64_t panels_, group_, super_, batch_, entries_, a_words_, panel_words_;
   bool kept_;
-  uint32_t* a_pack_;
+  uint32_t *a_pack_, *packed_;  // the same memory where words are not widened
   uint32_t* b_pack_;
   float* state_;
   const char** pieces_;

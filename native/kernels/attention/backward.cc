@@ -23,6 +23,10 @@ constexpr int64_t block_start(int64_t b) {
 template <class D>
 inline constexpr bool kTurns = kGroupOf<typename D::Dot> > 1;
 
+/// Words of a step of P and dS.
+template <class D>
+inline constexpr int64_t kStepOf = kGranule * kWordsOf<typename D::Dot>;
+
 struct Call {
   TileView dq, dk, dv, dout, out, lse, q, k, v, lengths;
   int64_t seq, heads, kv_heads, dim;
@@ -54,6 +58,9 @@ template <class D>
 void store_words(uint32_t* to, const Lanes* x) {
   if constexpr (D::kPerStep == 1) {
     store_int(to, as_int(x[0]));
+  } else if constexpr (kWordsOf<typename D::Dot> > 1) {
+    store_int(to, shift_left<16>(round_to_bf16(x[1])));
+    store_int(to + kGranule, shift_left<16>(round_to_bf16(x[0])));
   } else {
     store_step(reinterpret_cast<bf16*>(to), x[0], x[1]);
   }
@@ -81,13 +88,13 @@ class Backward {
     k_across_ = carver.take<uint32_t>(granules_ * across_words_);
     v_across_ = carver.take<uint32_t>(granules_ * across_words_);
     k_along_ = carver.take<uint32_t>(granules_ * along_words_);
-    q_rows_ = carver.take<uint32_t>(shape_.dim_blocks * shape_.block_words);
-    do_rows_ = carver.take<uint32_t>(shape_.dim_blocks * shape_.block_words);
+    q_rows_ = carver.take<uint32_t>(shape_.dim_blocks * kGranule * kRowWords<D>);
+    do_rows_ = carver.take<uint32_t>(shape_.dim_blocks * kGranule * kRowWords<D>);
     q_along_ = carver.take<uint32_t>(along_words_);
     do_along_ = carver.take<uint32_t>(along_words_);
-    p_steps_ = carver.take<uint32_t>(shape_.granule_steps * kGranule);
-    ds_steps_ = carver.take<uint32_t>(shape_.granule_steps * kGranule);
-    ds_rows_ = carver.take<uint32_t>(kGranule * kRowStride);
+    p_steps_ = carver.take<uint32_t>(shape_.granule_steps * kStepOf<D>);
+    ds_steps_ = carver.take<uint32_t>(shape_.granule_steps * kStepOf<D>);
+    ds_rows_ = carver.take<uint32_t>(kGranule * kRowWords<D>);
     turned_ = carver.take<uint32_t>(kTurns<D> ? kGranule * kRowStride : 0);
     s_ = carver.take<float>(kGranule * kGranule);
     dp_ = carver.take<float>(kGranule * kGranule);
@@ -161,8 +168,8 @@ class Backward {
   void load_queries(int64_t head, int64_t g, int64_t count) {
     const int64_t row = row0_ + g * kGranule, column = head * c_.dim;
     for (int64_t r = 0; r < count; ++r) {
-      shape_.pack_row_blocks(q_rows_ + r * kRowStride, row_of<const T>(c_.q, row + r) + column, c_.dim);
-      shape_.pack_row_blocks(do_rows_ + r * kRowStride, row_of<const T>(c_.dout, row + r) + column, c_.dim);
+      shape_.pack_row_blocks(q_rows_ + r * kRowWords<D>, row_of<const T>(c_.q, row + r) + column, c_.dim);
+      shape_.pack_row_blocks(do_rows_ + r * kRowWords<D>, row_of<const T>(c_.dout, row + r) + column, c_.dim);
     }
     shape_.pack_along(q_along_, row_of<const T>(c_.q, row) + column, c_.q.stride, c_.dim, count);
     shape_.pack_along(do_along_, row_of<const T>(c_.dout, row) + column, c_.dout.stride, c_.dim, count);
@@ -185,7 +192,7 @@ class Backward {
         for (int64_t b = 0; b < kRowBlocks<D> && block_start<D>(b) < count; ++b) {
           const int64_t first = block_start<D>(b), rows = smaller(count, block_start<D>(b + 1)) - first;
           if (half * kPanel < sight_.end(g, kv, first + rows))
-            shape_.across_dim(rows, rows_of + first * kRowStride, panels + panel,
+            shape_.across_dim(rows, rows_of + first * kRowWords<D>, panels + panel,
                               to + (half * kGranule + first) * kPanel, {panels + later, words * 4, b, kRowBlocks<D>});
         }
       };
@@ -240,14 +247,14 @@ class Backward {
         }
     }
     for (int c = 0; c < kColumns; ++c) {
-      const int64_t at = r / J * kGranule + i + c * kLanes;
+      const int64_t at = r / J * kStepOf<D> + i + c * kLanes;
       store_words<D>(p_steps_ + at, p.at + c * J);
       store_words<D>(ds_steps_ + at, ds.at + c * J);
     }
     for (int c = 0; c < kColumns; c += 2)
       for (int j = 0; j < J; ++j)
-        store_factors(reinterpret_cast<T*>(ds_rows_ + (r + j) * kRowStride) + i + c * kLanes, ds.at[c * J + j],
-                      ds.at[(c + 1) * J + j]);
+        store_row_factors<D>(ds_rows_ + (r + j) * kRowWords<D>, i + c * kLanes, ds.at[c * J + j],
+                             ds.at[(c + 1) * J + j]);
   }
 
   /// dK or dV of a granule: rows are its positions, contracted with the queries of a granule that see them. `later`:
@@ -271,7 +278,8 @@ class Backward {
         if constexpr (kTurns<D>) {
           accumulate<ALayout::kRows>(sums, b, panel, turned_ + first * kRowStride + unseen, words, end - unseen, asked);
         } else {
-          accumulate<ALayout::kSteps64>(sums, b, panel, steps + unseen * kGranule + first, words, end - unseen, asked);
+          accumulate<ALayout::kSteps64>(sums, b, panel, steps + unseen * kStepOf<D> + first, words, end - unseen,
+                                        asked);
         }
       }
   }
@@ -283,7 +291,7 @@ class Backward {
       for (int64_t b = 0; b < kRowBlocks<D> && block_start<D>(b) < count; ++b) {
         const int64_t steps = divide_up(sight_.end(g, kv, smaller(count, block_start<D>(b + 1))), D::kPerStep);
         const Later asked = {k_along_ + next_ * along_words_ + panel * words, words * 4, b, kRowBlocks<D>};
-        accumulate<ALayout::kRows>(dq_, b, panel, ds_rows_ + block_start<D>(b) * kRowStride,
+        accumulate<ALayout::kRows>(dq_, b, panel, ds_rows_ + block_start<D>(b) * kRowWords<D>,
                                    k_along_ + kv * along_words_ + panel * words, steps, asked);
       }
   }

@@ -52,6 +52,33 @@ struct QueryRun {
   }
 };
 
+/// What the rows of a block see.
+struct RowSight {
+  int64_t window;                           // as in Heads
+  int64_t first[kLanes] = {}, last[kLanes] = {};  // visible positions of each row
+  int64_t lowest = 0, furthest = 0;         // of all of them, the former that of a granule
+  int64_t latest_first = 0, earliest_last = 0;
+
+  /// The first position that a row sees whose last is `end`.
+  int64_t first_of(int64_t end) const { return window > 0 ? larger(end - window + 1, int64_t{0}) : 0; }
+
+  template <class LastOf>
+  void look(int64_t rows, const LastOf& last_of) {
+    furthest = 0;
+    lowest = earliest_last = INT64_MAX;
+    latest_first = 0;
+    for (int64_t r = 0; r < rows; ++r) {
+      last[r] = last_of(r);
+      first[r] = first_of(last[r]);
+      furthest = larger(furthest, last[r]);
+      lowest = smaller(lowest, first[r]);
+      latest_first = larger(latest_first, first[r]);
+      earliest_last = smaller(earliest_last, last[r]);
+    }
+    lowest -= lowest % kGranule;
+  }
+};
+
 template <class D>
 class Forward {
  public:
@@ -62,7 +89,7 @@ class Forward {
   /// Granules whose values are added up at a time, in the same registers; tile registers cannot be scaled.
   static constexpr int64_t kTogether = kGroupOf<typename D::Dot> == 1 ? 2 : 1;
 
-  Forward(const Heads& heads, const Scratch& scratch) : h_(heads), shape_(heads.dim) {
+  Forward(const Heads& heads, const Scratch& scratch) : h_(heads), shape_(heads.dim), sight_{heads.window} {
     Carver carver(scratch);
     const int64_t run = larger(kMaxRun, h_.heads / h_.kv_heads);
     num_blocks_ = divide_up(run, kAttentionRows<D>);
@@ -70,12 +97,12 @@ class Forward {
     sums_ = carver.take<float>(num_blocks_ * block_floats_);
     top_ = carver.take<float>(num_blocks_ * kLanes);
     total_ = carver.take<float>(num_blocks_ * kLanes);
-    q_ = carver.take<uint32_t>(kAttentionRows<D> * kRowStride * shape_.dim_blocks);
+    q_ = carver.take<uint32_t>(kAttentionRows<D> * kRowWords<D> * shape_.dim_blocks);
     k_words_ = 2 * kPanel * shape_.dim_steps;
     v_words_ = shape_.dim_panels * kPanel * shape_.granule_steps;
     k_panels_ = carver.take<uint32_t>(kSpan / kGranule * k_words_);
     v_panels_ = carver.take<uint32_t>(kSpan / kGranule * v_words_);
-    p_ = carver.take<uint32_t>(kAttentionRows<D> * kRowStride);
+    p_ = carver.take<uint32_t>(kAttentionRows<D> * kRowWords<D>);
     scores_ = carver.take<float>(2 * kAttentionRows<D> * kPanel);
   }
 
@@ -112,7 +139,7 @@ class Forward {
     if (h_.window > 0) {
       lowest = last;
       for (int64_t i = 0; i < pass.count; ++i)
-        lowest = smaller(lowest, first_position(pass.run.last_position(pass.first + i, h_.causal)));
+        lowest = smaller(lowest, sight_.first_of(pass.run.last_position(pass.first + i, h_.causal)));
       lowest -= lowest % kGranule;
     }
     clear_blocks(blocks);
@@ -137,9 +164,10 @@ class Forward {
   void run_few(Pass pass, const KvRows<T>& kv, const Ahead& following) {
 #if defined(__AVX512BW__)
     const int64_t group = h_.heads / h_.kv_heads, rows = group * pass.count, width = sizeof(T);
-    const int64_t last = find_ends(pass, 0, rows), lowest = h_.window > 0 ? find_windows(rows) : 0;
+    look(pass, 0, rows);
+    const int64_t last = sight_.furthest;
     clear_blocks(h_.kv_heads);
-    for (int64_t granule = lowest; granule <= last; granule += kGranule) {
+    for (int64_t granule = sight_.lowest; granule <= last; granule += kGranule) {
       const int64_t count = smaller(kGranule, last + 1 - granule), next = granule + kGranule;
       for (pass.kv_head = 0; pass.kv_head < h_.kv_heads; ++pass.kv_head) {
         Ahead ahead = following;
@@ -182,37 +210,15 @@ class Forward {
     const int64_t group = h_.heads / h_.kv_heads;
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t query = pass.first + (first + r) / group, head = pass.kv_head * group + (first + r) % group;
-      shape_.pack_row_blocks(q_ + r * kRowStride, row_of<const T>(pass.q, pass.run.first_row + query) + head * h_.dim,
+      shape_.pack_row_blocks(q_ + r * kRowWords<D>, row_of<const T>(pass.q, pass.run.first_row + query) + head * h_.dim,
                              h_.dim);
     }
   }
 
-  /// The first position that a row sees whose last is `last`.
-  int64_t first_position(int64_t last) const { return larger(last - h_.window + 1, int64_t{0}); }
-
-  /// Where rows [first, first + rows) of a pass end, which are a block's; the last of it.
-  int64_t find_ends(const Pass& pass, int64_t first, int64_t rows) {
+  /// What rows [first, first + rows) of a pass see.
+  void look(const Pass& pass, int64_t first, int64_t rows) {
     const int64_t group = h_.heads / h_.kv_heads;
-    int64_t furthest = 0;
-    earliest_last_ = INT64_MAX;
-    for (int64_t r = 0; r < rows; ++r) {
-      last_[r] = pass.run.last_position(pass.first + (first + r) / group, h_.causal);
-      furthest = larger(furthest, last_[r]);
-      earliest_last_ = smaller(earliest_last_, last_[r]);
-    }
-    return furthest;
-  }
-
-  /// Where the windows of a block's rows begin; the lowest of it.
-  __attribute__((noinline)) int64_t find_windows(int64_t rows) {
-    int64_t lowest = first_position(last_[0]);
-    latest_first_ = 0;
-    for (int64_t r = 0; r < rows; ++r) {
-      first_[r] = first_position(last_[r]);
-      lowest = smaller(lowest, first_[r]);
-      latest_first_ = larger(latest_first_, first_[r]);
-    }
-    return lowest - lowest % kGranule;
+    sight_.look(rows, [&](int64_t r) { return pass.run.last_position(pass.first + (first + r) / group, h_.causal); });
   }
 
   /// Asks for what is packed after the granule at hand: a few lines of each of many rows, which no processor foresees.
@@ -240,11 +246,11 @@ class Forward {
 
   /// One block of rows over the granules packed, [span, end).
   void run_block(const Pass& pass, int64_t block, int64_t first, int64_t rows, int64_t span, int64_t end) {
-    const int64_t furthest = find_ends(pass, first, rows), lowest = h_.window > 0 ? find_windows(rows) : 0;
-    if (furthest < span || lowest >= end) return;
+    look(pass, first, rows);
+    if (sight_.furthest < span || sight_.lowest >= end) return;
     pack_queries(pass, first, rows);
-    const int64_t last = smaller(end, furthest + 1);
-    for (int64_t granule = larger(span, lowest); granule < last; granule += kTogether * kGranule)
+    const int64_t last = smaller(end, sight_.furthest + 1);
+    for (int64_t granule = larger(span, sight_.lowest); granule < last; granule += kTogether * kGranule)
       run_granules(block, rows, granule, smaller(kTogether * kGranule, last - granule));
   }
 
@@ -258,7 +264,7 @@ class Forward {
       const int64_t slot = first % kSpan / kGranule;
       for (int64_t half = 0; half * kPanel < positions; ++half)
         each_run<D>(rows, [&](int64_t run, int64_t run_rows) {
-          shape_.across_dim(run_rows, q_ + run * kRowStride,
+          shape_.across_dim(run_rows, q_ + run * kRowWords<D>,
                             k_panels_ + slot * k_words_ + half * kPanel * shape_.dim_steps,
                             scores_ + (half * kAttentionRows<D> + run) * kPanel);
         });
@@ -276,7 +282,7 @@ class Forward {
     for (int64_t panel = 0; panel < shape_.dim_panels; ++panel, values += kPanel * shape_.granule_steps)
       each_run<D>(rows, [&](int64_t run, int64_t run_rows) {
         float* sums = sums_ + block * block_floats_ + (panel * kAttentionRows<D> + run) * kPanel;
-        MicroArgs call = {segments, count, p_ + run * kRowStride, &values, nullptr, sums, correction_ + run,
+        MicroArgs call = {segments, count, p_ + run * kRowWords<D>, &values, nullptr, sums, correction_ + run,
                           nullptr,  sums};
         call.rows = run_rows;
         micro_for<typename D::Dot, ALayout::kScaledRows>(run_rows)(call);
@@ -296,7 +302,7 @@ class Forward {
       for (int i = 0; i < kVectors; ++i) s.at[i] = load(score(r, i)) * set(h_.scale);
       if (h_.softcap > 0.0f) s = splat<V>(h_.softcap) * tanh(s / splat<V>(h_.softcap));
       for (int i = 0; i < kVectors; ++i)
-        store(score(r, i), mask_before(s.at[i], first_[r] - granule - i * kLanes, -kInfinity));
+        store(score(r, i), mask_before(s.at[i], sight_.first[r] - granule - i * kLanes, -kInfinity));
     }
     return 1.0f;
   }
@@ -312,9 +318,9 @@ class Forward {
   }
   template <int Halves>
   void soften_panels(int64_t block, int64_t rows, int64_t granule, int64_t place) {
-    const bool is_plain = h_.softcap == 0.0f && latest_first_ <= granule && h_.scale > 0.0f;
+    const bool is_plain = h_.softcap == 0.0f && sight_.latest_first <= granule && h_.scale > 0.0f;
     const float scale = is_plain ? h_.scale : shape<Halves>(rows, granule);
-    if (granule + Halves * kPanel - 1 > earliest_last_) hide<Halves>(rows, granule);
+    if (granule + Halves * kPanel - 1 > sight_.earliest_last) hide<Halves>(rows, granule);
     soften<Halves>(block, rows, scale, place);
   }
 
@@ -323,7 +329,7 @@ class Forward {
   __attribute__((noinline)) void hide(int64_t rows, int64_t granule) {
     for (int64_t r = 0; r < rows; ++r)
       for (int i = 0; i < 2 * Halves; ++i)
-        store(score(r, i), mask_scores(load(score(r, i)), last_[r] - granule - i * kLanes, -kInfinity));
+        store(score(r, i), mask_scores(load(score(r, i)), sight_.last[r] - granule - i * kLanes, -kInfinity));
   }
 
   /// Scores of a block's rows to probabilities in p_, over `Halves` panels of positions; maxima and totals move on.
@@ -344,7 +350,7 @@ class Forward {
     const Lanes correction = decay(before - shift);
     store(shift_, shift);
     for (int64_t r = 0; r < rows; ++r) {
-      auto* p = reinterpret_cast<T*>(p_ + r * kRowStride + place * shape_.granule_steps);
+      uint32_t* p = p_ + r * kRowWords<D> + place * shape_.granule_steps * kWordsOf<typename D::Dot>;
       Lanes pairs[Halves];
       for (int i = 0; i < kVectors; i += kBeside) {
         Many<kBeside> e;
@@ -352,7 +358,7 @@ class Forward {
         e = decay(e);
         for (int j = 0; j < kBeside; j += 2) {
           pairs[(i + j) / 2] = e.at[j] + e.at[j + 1];
-          store_factors(p + (i + j) * kLanes, e.at[j], e.at[j + 1]);
+          store_row_factors<D>(p, (i + j) * kLanes, e.at[j], e.at[j + 1]);
         }
       }
       of_row[r] = pairs[0];
@@ -388,8 +394,7 @@ class Forward {
   uint32_t *q_, *k_panels_, *v_panels_, *p_;
   float* scores_;
   float shift_[kLanes], correction_[kTogether * kLanes];  // the latter a row per granule
-  int64_t first_[kLanes] = {}, last_[kLanes];  // visible positions of the block's rows
-  int64_t latest_first_ = 0, earliest_last_ = 0;
+  RowSight sight_;
 };
 
 template <class D>

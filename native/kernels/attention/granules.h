@@ -18,6 +18,32 @@ inline constexpr int64_t kRunRows = kRowsOf<typename D::Dot> < kLanes ? kRowsOf<
 template <class D>
 inline constexpr int64_t kAttentionRows = kLanes / kRunRows<D> * kRunRows<D>;
 
+/// Words from a packed row to the next.
+template <class D>
+inline constexpr int64_t kRowWords = kRowStride * kWordsOf<typename D::Dot>;
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+/// 16 neighbouring values of a packed row whose steps are two words.
+TILEWISE_INLINE void store_widened(uint32_t* to, const Lanes& x) {
+  constexpr int kOddFirst = 0xb1;
+  TILEWISE_EACH_PART native_store(reinterpret_cast<float*>(to) + p * kNativeLanes,
+                                  _mm256_permute_ps(x.part[p], kOddFirst));
+}
+#endif
+
+/// 32 factors of a packed row, from element `at` on.
+template <class D>
+TILEWISE_INLINE void store_row_factors(uint32_t* row, int64_t at, const Lanes& low, const Lanes& high) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  if constexpr (kWordsOf<typename D::Dot> > 1) {
+    store_widened(row + at, as_float(shift_left<16>(round_to_bf16(low))));
+    store_widened(row + at + kLanes, as_float(shift_left<16>(round_to_bf16(high))));
+    return;
+  }
+#endif
+  store_factors(reinterpret_cast<typename D::T*>(row) + at, low, high);
+}
+
 /// run(first, count) for rows [0, rows) in runs of products, as even as can be.
 template <class D, class Run>
 TILEWISE_INLINE void each_run(int64_t rows, const Run& run) {
@@ -136,8 +162,16 @@ struct GranuleShape {
   /// One row along the head dimension, cut into the blocks of a row-major pack.
   void pack_row_blocks(uint32_t* to, const T* row, int64_t dim) const {
     constexpr int64_t kLength = kBlockSteps * D::kPerStep;
-    for (int64_t b = 0; b < dim_blocks; ++b)
-      pack_row<D>(to + b * block_words, row, b * kLength, smaller(dim, (b + 1) * kLength));
+    for (int64_t b = 0; b < dim_blocks; ++b, to += block_words * kWordsOf<typename D::Dot>) {
+      const int64_t begin = b * kLength, end = smaller(dim, begin + kLength);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+      if constexpr (kWordsOf<typename D::Dot> > 1) {
+        for (int64_t i = begin; i < end; i += kLanes) store_widened(to + i - begin, load(row + i, end - i));
+        continue;
+      }
+#endif
+      pack_row<D>(to, row, begin, end);
+    }
   }
 
   /// `count` rows of a granule with the head dimension on lanes: [panel][granule step][32]; zero beyond `count`, or

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 __all__ = ["scratch_bytes"]
 
 _ROWS = 16  # of a block of attention, on the level that has most (native/kernels/attention/granules.h)
+_PACKED_ROWS = 24  # the same in words of packs: 12 rows of two words a step
 _LEAST_ROWS = 12
 _PANEL, _LANES, _GRANULE = 32, 16, 64
 _BLOCK_STEPS, _ROW_STRIDE = 128, 144
@@ -64,15 +65,15 @@ def _panels(dim: int) -> int:
 
 
 def _row_blocks(dim: int, rows: int) -> int:
-    """Words of a block of rows, packed along the head size."""
-    return -(-dim // _BLOCK_STEPS) * rows * _ROW_STRIDE
+    """Words of a block of rows, packed along the head size: of one word an element, or of two for two elements."""
+    return 2 * -(-dim // (2 * _BLOCK_STEPS)) * rows * _ROW_STRIDE
 
 
 def _attention(heads: int, kv_heads: int, dim: int) -> int:
     rows = max(1024, heads // kv_heads) + _ROWS
     sums = rows * _panels(dim) * _PANEL + 2 * (rows // _LEAST_ROWS + 1) * _LANES
     span = 16 * (2 * _PANEL * dim + _panels(dim) * _PANEL * _GRANULE)
-    words = sums + span + _row_blocks(dim, _ROWS) + _ROWS * _ROW_STRIDE + 2 * _ROWS * _PANEL
+    words = sums + span + _row_blocks(dim, _ROWS) + _PACKED_ROWS * _ROW_STRIDE + 2 * _ROWS * _PANEL
     return 4 * words + _ROUNDING
 
 
