@@ -209,13 +209,16 @@ def test_explanations_say_who_has_nothing():
     _, plan = planned(DistributionStrategy.fsdp(4))
     words = plan.explain()
     assert (
-        "16 weights, their gradients and optimizer states lie in 4 parts each, along fsdp; 5 vectors are"
+        "16 weights, their gradients and optimizer states lie in 4 parts each, along fsdp; 5 vectors are not"
         in words
     )
     assert "12 of the weights have fewer than 4 panels of 32 rows: some devices have no part" in words
     assert "Device 0 holds nothing of it" in plan.why("layers.0.mlp.down_proj.weight")
     assert "Device 0 holds 32 rows" in plan.why("layers.0.self_attn.q_proj.weight")
     assert "fewer than" not in planned(DistributionStrategy.ddp(4))[1].explain()
+    uneven = training_graph(few_panels(vocab_size=199), "f32", 8, SEQ).plan({"fsdp": 4, "tp": 2}, leaves=8)
+    assert 0 in panels_of(uneven, next(t.id for t in uneven.graph.tensors if "embed" in t.spec.name))
+    assert "16 of the weights have fewer than 4 panels" in uneven.explain()
 
 
 # ---- files -----------------------------------------------------------------------------------------------

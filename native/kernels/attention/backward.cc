@@ -78,6 +78,7 @@ class Backward {
  public:
   using T = typename D::T;
   static constexpr int kColumns = kParts == 1 ? 4 / D::kPerStep : 2;  // vectors of positions side by side
+  static_assert(kColumns % 2 == 0);                                   // they are stored in pairs
 
   Backward(const Call& call, const Scratch& scratch) : c_(call), shape_(call.dim) {
     Carver carver(scratch);

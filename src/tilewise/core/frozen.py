@@ -31,9 +31,9 @@ class FrozenMap(dict[K, V]):
     def _refuse(self, *given: object, **named: object) -> NoReturn:
         _border.refuse(
             "FrozenMap",
-            "mappings of graphs, layouts and plans are read-only",
+            "mappings of frozen records are read-only",
             f"a change of one with {len(self)} entries",
-            "change dict(mapping), and make another graph or plan of it",
+            "change dict(mapping), and make another record with it",
         )
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse

@@ -144,7 +144,7 @@ class GraphBuilder(RowCalls):
                 "constant",
                 "a constant is an array of float32 or int32 without a mask",
                 f"{shown(value)}, {name!r}",
-                "cast it",
+                "cast it, or fill what is masked",
             )
         node = self.draft.declare(
             "constant", _spec("constant", value.shape, known[value.dtype], labels, name, storage)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tilewise.core.dims import upper_bound
+from tilewise.core.dims import UNLABELLED, shard_range, upper_bound
 from tilewise.core.mesh import MICRO
 from tilewise.ir.graph import PANEL_ROWS, Graph, OpNode
 from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, show_axes, show_layout
@@ -74,7 +74,7 @@ def explain_homes(graph: Graph, layout: GraphLayout) -> list[str]:
     vectors = len(weights) - len(at_home)
     lines = [
         f"{len(at_home)} weights, their gradients and optimizer states lie in {size} parts each, along "
-        f"{show_axes(layout.home_axes)}; {vectors} vectors are whole on every device"
+        f"{show_axes(layout.home_axes)}; {vectors} vectors are not cut so"
     ]
     few = sum(_panels(graph, layout, t.id) < size for t in at_home)
     if few:
@@ -95,9 +95,14 @@ def explain_homes(graph: Graph, layout: GraphLayout) -> list[str]:
 
 
 def _panels(graph: Graph, layout: GraphLayout, weight: int) -> int:
-    """Of a weight, as a device uses it; where shares are unequal the mean."""
-    used = [axis for axis in layout.use[weight][0] if axis not in layout.home_axes]
-    return -(-upper_bound(graph.spec(weight).shape[0]) // (layout.mesh.size(*used) * PANEL_ROWS))
+    """Of a weight, as the device with the smallest share uses it."""
+    spec = graph.spec(weight)
+    rows, label = upper_bound(spec.shape[0]), spec.labels[0] or UNLABELLED
+    shards = layout.mesh.size(*(axis for axis in layout.use[weight][0] if axis not in layout.home_axes))
+    if shards > 1:
+        ranges = (shard_range(label, rows, graph.reduction_chunks, shards, s) for s in range(shards))
+        rows = min(end - begin for begin, end in ranges)
+    return -(-rows // PANEL_ROWS)
 
 
 def _has_equal_homes(graph: Graph, layout: GraphLayout, weight: int) -> bool:

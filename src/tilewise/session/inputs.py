@@ -152,17 +152,13 @@ def is_own_input(name: str) -> bool:
 
 def as_array(call: str, name: str, value: object) -> NDArray[np.generic]:
     """Anything that NumPy takes for an array, all of whose elements are there."""
-    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+    if any(np.ma.is_masked(v) for v in (value, *(value if isinstance(value, list | tuple) else ()))):
         _border.refuse(call, f"{name!r} takes an array without a mask", "masked elements", "fill them")
     try:
         return np.asarray(value)
     except TilewiseError:  # a tensor of a file that cannot be read
         raise
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ):  # lists of unequal lengths; a tensor that PyTorch does not give
+    except (TypeError, ValueError, RuntimeError):  # unequal lengths; a tensor that PyTorch does not give
         _border.refuse(call, f"{name!r} takes an array", shown(value), "pass numpy.asarray of it")
 
 

@@ -125,10 +125,11 @@ class TensorStore:
         for device in range(self.plan.mesh.num_devices):
             for part in self._parts(tensor) if self._is_first(tensor, device) else ():
                 sizes, slices = self._local(self.plan.shapes.on(device), spec, tensor, part)
+                if not all(sizes):
+                    continue
                 is_moved = self._is_moved(tensor, device)
                 memory = None if is_moved else self._bytes(device, tensor, part, sizes, spec)
-                if all(sizes):
-                    yield Place(device, sizes, slices, memory, spec)
+                yield Place(device, sizes, slices, memory, spec)
 
     def memory(self, tensor: int) -> list[NDArray[np.uint8]]:
         """Every device's part as it lies in memory, of those that are here."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tilewise.core.dims import DimLabel
 from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import Axes
-from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
+from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 from tilewise.ir.layout import GraphLayout, Reshard, TensorLayout, show_layout
 
 __all__ = ["insert_reshards"]
@@ -75,7 +75,7 @@ class _Inserting:
         op, spec = graph.ops[reshard.op], graph.spec(reshard.tensor)
         what = "result" if reshard.position is None else f"operand {reshard.position}"
         got = (
-            f"{what} of {op.label!r} ({op.op}), {spec.name or f'result {reshard.tensor}'} {spec}, as "
+            f"{what} of {op.label!r} ({op.op}), {_called(spec, reshard)} {spec}, as "
             f"{show_layout(reshard.before)} from {reshard.origins[0]} and as {show_layout(reshard.after)} from "
             f"{reshard.origins[1]}"
         )
@@ -87,14 +87,19 @@ class _Inserting:
                 )
         if spec.storage == "packed":
             raise LayoutError(
-                "[strategy.insert_reshards] a weight is read as it lies: no op cuts it or brings it together; got "
-                f"{got}; drop the hint, or label the dims of {spec.name!r} as those that they meet"
+                "[strategy.insert_reshards] a weight or its gradient is read as it lies: no op cuts it or brings "
+                f"it together; got {got}; drop the hint, or label the dims of {_called(spec, reshard)} as those that "
+                "they meet"
             )
         if self.strict and not reshard.is_asked_for:
             raise LayoutError(
                 f"[strategy.insert_reshards] strict=True takes only reshards that a hint asks for; got {got}; label "
                 "both dims alike, or ask for one of the layouts"
             )
+
+
+def _called(spec: TensorSpec, reshard: Reshard) -> str:
+    return spec.name or f"result {reshard.tensor}"
 
 
 def _has_reshards(layout: GraphLayout) -> bool:

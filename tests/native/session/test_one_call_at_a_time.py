@@ -230,6 +230,7 @@ def test_what_to_do_with_such_a_step_is_one_of_two(model):
         ("norm.weight", [[1, 2], [3]], "takes an array"),
         ("norm.weight", np.full(64, 1e300), "must fit f32"),
         ("norm.weight", np.ma.masked_less(np.arange(64.0), 3), "takes an array without a mask"),
+        ("tokens", [np.ma.masked_less(np.arange(32), 3)] * 16, "takes an array without a mask"),
         ("norm.weight", NotGiven(), "takes an array"),
         ("positions", np.zeros((16, 32), np.int32), "a constant"),
         ("loss", np.zeros(1, np.float32), "a result"),

@@ -144,7 +144,7 @@ def test_two_processes(kernels, tmp_path):
 
 
 def test_killed_workers(kernels, tmp_path):
-    """Killing the workers' process in the middle gives PeerLost long before the task's end; the runtime can be closed."""
+    """Killing the workers' process gives PeerLost long before the task's end; the runtime can be closed."""
     path = tmp_path / "shared"
     workers = start_workers(path, kernels)
     try:
