@@ -32,6 +32,9 @@ TILEWISE_INLINE void widen_words(uint32_t* to, const uint32_t* from, int64_t wor
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 8), even);
   }
 }
+#else
+template <ALayout L>
+void widen_words(uint32_t* to, const uint32_t* from, int64_t words) = delete;  // a step is one word
 #endif
 
 /// Elements [begin, end) of a row as words; an odd last bf16 element is paired with zero.
