@@ -54,9 +54,7 @@ def test_nothing_in_a_plan_can_be_changed():
     ):
         assert any(known is mapping for mapping in mappings)
     for mapping in mappings:
-        with pytest.raises(
-            ConfigError, match=r"\[core.FrozenMap\] mappings of graphs, layouts and plans are read"
-        ):
+        with pytest.raises(ConfigError, match=r"\[core.FrozenMap\] mappings of frozen records are read"):
             mapping["zz"] = 1
     arrays = [part for part in found if isinstance(part, np.ndarray)]
     assert arrays
