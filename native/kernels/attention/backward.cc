@@ -59,8 +59,8 @@ void store_words(uint32_t* to, const Lanes* x) {
   if constexpr (D::kPerStep == 1) {
     store_int(to, as_int(x[0]));
   } else if constexpr (kWordsOf<typename D::Dot> > 1) {
-    store_int(to, shift_left<16>(round_to_bf16(x[1])));
-    store_int(to + kGranule, shift_left<16>(round_to_bf16(x[0])));
+    store_int(to, rounded_words(x[1]));
+    store_int(to + kGranule, rounded_words(x[0]));
   } else {
     store_step(reinterpret_cast<bf16*>(to), x[0], x[1]);
   }

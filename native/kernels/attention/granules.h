@@ -22,6 +22,9 @@ inline constexpr int64_t kAttentionRows = kLanes / kRunRows<D> * kRunRows<D>;
 template <class D>
 inline constexpr int64_t kRowWords = kRowStride * kWordsOf<typename D::Dot>;
 
+/// bf16 values as the words of fp32 that they are.
+TILEWISE_INLINE IntLanes rounded_words(const Lanes& x) { return shift_left<16>(round_to_bf16(x)); }
+
 #if defined(__AVX2__) && !defined(__AVX512F__)
 /// 16 neighbouring values of a packed row whose steps are two words.
 TILEWISE_INLINE void store_widened(uint32_t* to, const Lanes& x) {
@@ -36,8 +39,8 @@ template <class D>
 TILEWISE_INLINE void store_row_factors(uint32_t* row, int64_t at, const Lanes& low, const Lanes& high) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
   if constexpr (kWordsOf<typename D::Dot> > 1) {
-    store_widened(row + at, as_float(shift_left<16>(round_to_bf16(low))));
-    store_widened(row + at + kLanes, as_float(shift_left<16>(round_to_bf16(high))));
+    store_widened(row + at, as_float(rounded_words(low)));
+    store_widened(row + at + kLanes, as_float(rounded_words(high)));
     return;
   }
 #endif

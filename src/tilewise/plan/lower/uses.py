@@ -119,12 +119,9 @@ def _missing_rows(low: SlotTable, writes: Iterable[Operand]) -> list[tuple[int, 
     left: list[tuple[int, int]] = []
     by_rows: dict[Number, list[tuple[int, int]]] = {}
     for operand in writes:
-        assert isinstance(operand.part, int) and isinstance(
-            operand.parts, int
-        )  # of `rows_at`, held to its tensor
-        by_rows.setdefault(low.views[operand.slot].extent, []).append(
-            (operand.part, operand.part + operand.parts)
-        )
+        part, parts = operand.part, operand.parts
+        assert isinstance(part, int) and isinstance(parts, int)  # of `rows_at`, held to its tensor
+        by_rows.setdefault(low.views[operand.slot].extent, []).append((part, part + parts))
     for extent, ranges in by_rows.items():
         left = [*_gaps(sorted(ranges), extent.upper(low.shapes.bounds))]
         if not left:
