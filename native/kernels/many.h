@@ -7,8 +7,8 @@
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
-/// Vectors side by side, as the registers of the level allow.
-inline constexpr int kMany = kParts == 1 ? 4 : 1;
+/// Vectors side by side, as the registers of the level allow: 4 registers, or 6 of AVX2's, by a tenth faster than 4 and 8.
+inline constexpr int kMany = kParts == 1 ? 4 : kParts == 2 ? 3 : 1;
 
 template <int N>
 struct Many {

@@ -194,6 +194,13 @@ TILEWISE_INLINE IntLanes shift_right(IntLanes a) {
   TILEWISE_EACH_PART a.part[p] = a.part[p] >> N;
   return a;
 }
+/// Logical shift: zeros move in.
+template <int N>
+TILEWISE_INLINE IntLanes shift_right_zeros(IntLanes a) {
+  typedef uint32_t NativeU __attribute__((vector_size(kVectorBytes)));
+  TILEWISE_EACH_PART a.part[p] = (NativeI)((NativeU)a.part[p] >> N);
+  return a;
+}
 /// Comparisons give all ones or all zeros per lane; false where a NaN takes part.
 TILEWISE_INLINE IntLanes greater(const Lanes& a, const Lanes& b) {
   IntLanes r;

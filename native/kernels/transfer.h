@@ -16,16 +16,16 @@ TILEWISE_INLINE bf16 round_to_bf16(float x) {
   if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<bf16>((u >> 16) | 0x40);
   return static_cast<bf16>((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
-/// The rounded value in the low half of every lane, the high half zero.
-TILEWISE_INLINE IntLanes round_to_bf16(const Lanes& x) {
+/// The rounded value in the low half of every lane, the high half zero; what a NaN becomes may be none.
+TILEWISE_INLINE IntLanes round_number_to_bf16(const Lanes& x) {
   const IntLanes u = as_int(x);
-  const IntLanes upper = shift_right<16>(u);
-  const IntLanes rounded = shift_right<16>(u + set_int(0x7fff) + (upper & set_int(1)));
-  IntLanes r;
-  TILEWISE_EACH_PART {
-    const NativeI nan = x.part[p] != x.part[p];
-    r.part[p] = (nan ? (upper.part[p] | 0x40) : rounded.part[p]) & 0xffff;
-  }
+  return shift_right_zeros<16>(u + set_int(0x7fff) + (shift_right_zeros<16>(u) & set_int(1)));
+}
+/// The same, and a NaN stays one.
+TILEWISE_INLINE IntLanes round_to_bf16(const Lanes& x) {
+  IntLanes r = round_number_to_bf16(x);
+  const IntLanes upper = shift_right_zeros<16>(as_int(x));
+  TILEWISE_EACH_PART r.part[p] = x.part[p] != x.part[p] ? (upper.part[p] | 0x40) : r.part[p];
   return r;
 }
 TILEWISE_INLINE void narrow(float x, float* to) { *to = x; }
@@ -80,16 +80,21 @@ TILEWISE_INLINE __m256i narrow(const Lanes& x) {
 #endif
   return _mm512_cvtepi32_epi16((__m512i)round_to_bf16(x).part[0]);
 }
+#elif defined(__AVX2__)
+/// 16 bf16. One comparison tells that neither part of a lane is NaN, which is rare.
+TILEWISE_INLINE __m256i narrow(const Lanes& x) {
+  IntLanes r = round_number_to_bf16(x);
+  const int nan = _mm256_movemask_ps(_mm256_cmp_ps(x.part[0], x.part[1], _CMP_UNORD_Q));
+  if (__builtin_expect(nan != 0, 0)) r = round_to_bf16(x);
+  return _mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)r.part[0], (__m256i)r.part[1]), 0xD8);
+}
 #endif
 TILEWISE_INLINE void store(bf16* to, const Lanes& x) {
-#if defined(__AVX512BW__)
+#if defined(__AVX2__)
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), narrow(x));
 #else
   const IntLanes r = round_to_bf16(x);
-#if defined(__AVX2__)
-  const __m256i packed = _mm256_packus_epi32((__m256i)r.part[0], (__m256i)r.part[1]);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(packed, 0xD8));
-#elif defined(__aarch64__)
+#if defined(__aarch64__)
   for (int p = 0; p < kParts; p += 2)
     vst1q_u16(to + p * kNativeLanes, vuzp1q_u16((uint16x8_t)r.part[p], (uint16x8_t)r.part[p + 1]));
 #else
