@@ -7,7 +7,7 @@
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
-/// Vectors side by side, as the registers of the level allow: 4 registers, or 6 of AVX2's, by a tenth faster than 4 and 8.
+/// Vectors side by side, as registers allow: 4 registers, or 6 of the 16 of AVX2, faster by a tenth than 4 or 8.
 inline constexpr int kMany = kParts == 1 ? 4 : kParts == 2 ? 3 : 1;
 
 template <int N>
