@@ -198,7 +198,13 @@ def test_cast_rounds_to_nearest_even_and_keeps_nan(isa):
     np.testing.assert_array_equal(bits(back)[number], bits(every)[number])
     assert np.isnan(back.astype(np.float32)[~number]).all()
     gen = rng(1)
-    x = gen.integers(0, 1 << 32, (7, 1001), dtype=np.uint32).view(np.float32)
+    x = gen.integers(0, 1 << 32, (7, 1001), dtype=np.uint32)
+    lost = np.array(
+        [0x7F800001, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF], np.uint32
+    )  # rounded as numbers, none stays NaN
+    for row, lane in enumerate((3, 12)):  # alone among the 16 of a vector, in either half
+        x[row, lane : 16 * len(lost) : 16] = lost
+    x = x.view(np.float32)
     y = np.empty(x.shape, ml_dtypes.bfloat16)
     run("cast_f32_bf16", [y, x], isa=isa)
     number = ~np.isnan(x)
