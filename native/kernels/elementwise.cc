@@ -6,41 +6,54 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
+/// Bytes from what a long chain of operations computes to what it asks for. Where one vector holds 16 values, chains
+/// overlap by themselves.
+inline constexpr int64_t kAsksAhead = kParts == 2 ? 1024 : 0;
+
 /// out = fn(in...) lane by lane; tiles: out, in_0 .. in_{N-1}. fn takes and gives Many of any count.
-template <class Out, class In, int N, class Fn>
+template <class Out, class In, int N, int64_t kAhead = 0, class Fn>
 TILEWISE_INLINE void map_rows(const TileView& out, const TileView* in, const Fn& fn) {
+  const int64_t ahead = smaller(kAhead / static_cast<int64_t>(sizeof(In)), out.cols);
   for (int64_t r = 0; r < out.rows; ++r) {
-    const In* from[N];
-    for (int i = 0; i < N; ++i) from[i] = row_of<const In>(in[i], r);
-    Out* to = row_of<Out>(out, r);
-    each_column(out.cols, [&](auto at) {
+    const In *from[N], *behind[N];
+    for (int i = 0; i < N; ++i) from[i] = row_of<const In>(in[i], r), behind[i] = row_behind<const In>(in[i], r);
+    Out *to = row_of<Out>(out, r), *to_behind = row_behind<Out>(out, r);
+    each_column(out.cols, [&](auto at) TILEWISE_INLINED {
       decltype(at.set(0.0f)) x[N];
       for (int i = 0; i < N; ++i) x[i] = at.load(from[i]);
+      if constexpr (kAhead > 0) {
+        for (int i = 0; i < N; ++i) at.template ask_ahead<false>(from[i], behind[i], ahead);
+        at.template ask_ahead<true>(to, to_behind, ahead);
+      }
       at.store(to, fn(x));
     });
   }
 }
 
-#define TILEWISE_MAP(name, inputs, expression)                                                       \
-  template <class T>                                                                                 \
-  void name(const KernelArgs& args) {                                                                \
-    map_rows<T, T, inputs>(args.tiles[0], args.tiles + 1, [](const auto* x) { return expression; }); \
+#define TILEWISE_MAP_AHEAD(name, inputs, ahead, expression)                                   \
+  template <class T>                                                                          \
+  void name(const KernelArgs& args) {                                                         \
+    map_rows<T, T, inputs, ahead>(args.tiles[0], args.tiles + 1,                              \
+                                  [](const auto* x) TILEWISE_INLINED { return expression; }); \
   }
+#define TILEWISE_MAP(name, inputs, expression) TILEWISE_MAP_AHEAD(name, inputs, 0, expression)
+/// With a chain as long as an exponential.
+#define TILEWISE_MAP_LONG(name, inputs, expression) TILEWISE_MAP_AHEAD(name, inputs, kAsksAhead, expression)
 TILEWISE_MAP(add, 2, x[0] + x[1])
 TILEWISE_MAP(multiply, 2, x[0] * x[1])
 TILEWISE_MAP(relu, 1, maximum(splat_like(x[0], 0.0f), x[0]))
 TILEWISE_MAP(relu_backward, 2, select_above(x[1], 0.0f, x[0], splat_like(x[0], 0.0f)))
-TILEWISE_MAP(silu, 1, x[0] * sigmoid(x[0]))
-TILEWISE_MAP(silu_gate, 2, x[0] * sigmoid(x[0]) * x[1])
-TILEWISE_MAP(exponential_of, 1, exponential(x[0]))
-TILEWISE_MAP(logarithm_of, 1, logarithm(x[0]))
+TILEWISE_MAP_LONG(silu, 1, x[0] * sigmoid(x[0]))
+TILEWISE_MAP_LONG(silu_gate, 2, x[0] * sigmoid(x[0]) * x[1])
+TILEWISE_MAP_LONG(exponential_of, 1, exponential(x[0]))
+TILEWISE_MAP_LONG(logarithm_of, 1, logarithm(x[0]))
 
 /// d silu(x) / dx = s (1 + x (1 - s)) with s = sigmoid(x).
 template <class V>
 TILEWISE_INLINE V silu_slope(const V& x, const V& s) {
   return s * fused(x, splat<V>(1.0f) - s, splat<V>(1.0f));
 }
-TILEWISE_MAP(silu_backward, 2, x[0] * silu_slope(x[1], sigmoid(x[1])))
+TILEWISE_MAP_LONG(silu_backward, 2, x[0] * silu_slope(x[1], sigmoid(x[1])))
 
 /// The share of the normal distribution that lies below x: what gelu multiplies x by.
 template <class V>
@@ -81,12 +94,12 @@ TILEWISE_INLINE Parts<V> gelu_tanh_parts(const V& x) {
   const V s = select_above(twice, 0.0f, more, less);
   return {s, fused(x * (more * less), fused(splat<V>(3 * kGeluCubic), square, linear), s)};
 }
-TILEWISE_MAP(gelu, 1, x[0] * normal_share(x[0]))
-TILEWISE_MAP(gelu_backward, 2, x[0] * gelu_slope(x[1]))
-TILEWISE_MAP(gelu_tanh, 1, x[0] * gelu_tanh_share(x[0]))
-TILEWISE_MAP(gelu_tanh_backward, 2, x[0] * gelu_tanh_parts(x[1]).slope)
-TILEWISE_MAP(gelu_tanh_gate, 2, x[0] * gelu_tanh_share(x[0]) * x[1])
-TILEWISE_MAP(tanh_of, 1, tanh(x[0]))
+TILEWISE_MAP_LONG(gelu, 1, x[0] * normal_share(x[0]))
+TILEWISE_MAP_LONG(gelu_backward, 2, x[0] * gelu_slope(x[1]))
+TILEWISE_MAP_LONG(gelu_tanh, 1, x[0] * gelu_tanh_share(x[0]))
+TILEWISE_MAP_LONG(gelu_tanh_backward, 2, x[0] * gelu_tanh_parts(x[1]).slope)
+TILEWISE_MAP_LONG(gelu_tanh_gate, 2, x[0] * gelu_tanh_share(x[0]) * x[1])
+TILEWISE_MAP_LONG(tanh_of, 1, tanh(x[0]))
 
 /// From the result: dy (1 - y^2).
 TILEWISE_MAP(tanh_backward, 2, x[0] * fused(negate(x[1]), x[1], splat_like(x[1], 1.0f)))
@@ -95,7 +108,7 @@ TILEWISE_MAP(tanh_backward, 2, x[0] * fused(negate(x[1]), x[1], splat_like(x[1],
 template <class T>
 void softcap(const KernelArgs& args) {
   const auto cap = static_cast<float>(args.floats[0]);
-  map_rows<T, T, 1>(args.tiles[0], args.tiles + 1, [cap](const auto* x) {
+  map_rows<T, T, 1, kAsksAhead>(args.tiles[0], args.tiles + 1, [cap](const auto* x) TILEWISE_INLINED {
     const auto whole = splat_like(x[0], cap);
     return whole * tanh(x[0] / whole);
   });
@@ -105,7 +118,7 @@ void softcap(const KernelArgs& args) {
 template <class T>
 void softcap_backward(const KernelArgs& args) {
   const auto cap = static_cast<float>(args.floats[0]);
-  map_rows<T, T, 2>(args.tiles[0], args.tiles + 1, [cap](const auto* x) {
+  map_rows<T, T, 2, kAsksAhead>(args.tiles[0], args.tiles + 1, [cap](const auto* x) TILEWISE_INLINED {
     const auto t = tanh(x[1] / splat_like(x[1], cap));
     return x[0] * fused(negate(t), t, splat_like(t, 1.0f));
   });
@@ -114,7 +127,8 @@ void softcap_backward(const KernelArgs& args) {
 template <class T>
 void scale(const KernelArgs& args) {
   const auto s = static_cast<float>(args.floats[0]);
-  map_rows<T, T, 1>(args.tiles[0], args.tiles + 1, [s](const auto* x) { return x[0] * splat_like(x[0], s); });
+  map_rows<T, T, 1>(args.tiles[0], args.tiles + 1,
+                    [s](const auto* x) TILEWISE_INLINED { return x[0] * splat_like(x[0], s); });
 }
 
 /// The same vector added to every row.
@@ -125,7 +139,7 @@ void add_bias(const KernelArgs& args) {
   for (int64_t r = 0; r < out.rows; ++r) {
     const T* from = row_of<const T>(x, r);
     T* to = row_of<T>(out, r);
-    each_column(out.cols, [&](auto at) { at.store(to, at.load(from) + at.load(bias)); });
+    each_column(out.cols, [&](auto at) TILEWISE_INLINED { at.store(to, at.load(from) + at.load(bias)); });
   }
 }
 
@@ -135,7 +149,7 @@ void silu_gate_backward(const KernelArgs& args) {
   for (int64_t r = 0; r < t[0].rows; ++r) {
     T *dg = row_of<T>(t[0], r), *du = row_of<T>(t[1], r);
     const T *dh_row = row_of<const T>(t[2], r), *g_row = row_of<const T>(t[3], r), *u_row = row_of<const T>(t[4], r);
-    each_column(t[0].cols, [&](auto at) {
+    each_column(t[0].cols, [&](auto at) TILEWISE_INLINED {
       const auto g = at.load(g_row), s = sigmoid(g), dh = at.load(dh_row), u = at.load(u_row);
       at.store(dg, dh * u * silu_slope(g, s));
       at.store(du, dh * (g * s));
@@ -149,7 +163,7 @@ void gelu_tanh_gate_backward(const KernelArgs& args) {
   for (int64_t r = 0; r < t[0].rows; ++r) {
     T *dg = row_of<T>(t[0], r), *du = row_of<T>(t[1], r);
     const T *dh_row = row_of<const T>(t[2], r), *g_row = row_of<const T>(t[3], r), *u_row = row_of<const T>(t[4], r);
-    each_column(t[0].cols, [&](auto at) {
+    each_column(t[0].cols, [&](auto at) TILEWISE_INLINED {
       const auto g = at.load(g_row), dh = at.load(dh_row), u = at.load(u_row);
       const auto parts = gelu_tanh_parts(g);
       at.store(dg, dh * u * parts.slope);
@@ -159,10 +173,10 @@ void gelu_tanh_gate_backward(const KernelArgs& args) {
 }
 
 void cast_f32_bf16(const KernelArgs& args) {
-  map_rows<bf16, float, 1>(args.tiles[0], args.tiles + 1, [](const auto* x) { return x[0]; });
+  map_rows<bf16, float, 1>(args.tiles[0], args.tiles + 1, [](const auto* x) TILEWISE_INLINED { return x[0]; });
 }
 void cast_bf16_f32(const KernelArgs& args) {
-  map_rows<float, bf16, 1>(args.tiles[0], args.tiles + 1, [](const auto* x) { return x[0]; });
+  map_rows<float, bf16, 1>(args.tiles[0], args.tiles + 1, [](const auto* x) TILEWISE_INLINED { return x[0]; });
 }
 
 template <class T>

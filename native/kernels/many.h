@@ -59,6 +59,25 @@ TILEWISE_INLINE Many<N> select_above(const Many<N>& a, float limit, Many<N> yes,
   return yes;
 }
 
+/// Whether |x| <= limit in every lane, where none is NaN.
+template <int N>
+TILEWISE_INLINE bool all_within(const Lanes (&x)[N], float limit) {
+  NativeI most = {};
+  TILEWISE_EACH_OF TILEWISE_EACH_PART {
+    const NativeI bits = magnitude_bits(x[i].part[p]);
+    most = most > bits ? most : bits;
+  }
+  return all_at_most(most, limit);
+}
+template <int N>
+TILEWISE_INLINE bool all_within(const Many<N>& x, float limit) {
+  return all_within(x.at, limit);
+}
+TILEWISE_INLINE bool all_within(const Lanes& x, float limit) {
+  const Lanes one[1] = {x};
+  return all_within(one, limit);
+}
+
 /// The same value in every lane of a V, which is Lanes or Many.
 template <class V>
 struct Splat;
@@ -88,6 +107,7 @@ TILEWISE_INLINE V splat_like(const V&, float value) {
 /// Columns [c, c + 16 N) of a row; with N = 1 the last `left` columns may be fewer than 16.
 template <int N>
 struct Columns {
+  static constexpr int kCount = N;
   int64_t c, left;
 
   template <class T>
@@ -109,6 +129,17 @@ struct Columns {
     }
   }
   TILEWISE_MEMBER Many<N> set(float x) const { return splat<Many<N>>(x); }
+
+  /// Asks for these columns of a row that is read or written later: long chains of operations leave memory idle.
+  template <bool kWrites, class T>
+  TILEWISE_MEMBER void ask(const T* row) const {
+    for (int64_t i = 0; i < N * kLanes; i += 64 / sizeof(T)) __builtin_prefetch(row + c + i, kWrites);
+  }
+  /// The same of those that lie so many elements behind them, where `row` ends in `next`.
+  template <bool kWrites, class T>
+  TILEWISE_MEMBER void ask_ahead(const T* row, const T* next, int64_t distance) const {
+    ask<kWrites>((distance < left ? row : next - c - left) + distance);
+  }
 };
 
 /// body(Columns) over a row of n columns, ascending.

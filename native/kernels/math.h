@@ -29,16 +29,24 @@ TILEWISE_INLINE Lanes times_power_of_two(Lanes y, const Lanes& n, const Lanes& s
   return fused(as_float(as_int(y) + shift_left<23>(half)), as_float(shift_left<23>(other) + one), n - n);
 #endif
 }
+/// y 2^n where both are far from the ends of the range.
+TILEWISE_INLINE Lanes add_to_exponent(const Lanes& y, const Lanes& shifted) {
+  return as_float(as_int(y) + shift_left<23>(as_int(shifted)));
+}
+template <int N>
+TILEWISE_INLINE Many<N> add_to_exponent(Many<N> y, const Many<N>& shifted) {
+  TILEWISE_EACH_OF y.at[i] = add_to_exponent(y.at[i], shifted.at[i]);
+  return y;
+}
 template <bool kIsSmall, int N>
 TILEWISE_INLINE Many<N> times_power_of_two(Many<N> y, const Many<N>& n, const Many<N>& shifted) {
   TILEWISE_EACH_OF y.at[i] = times_power_of_two<kIsSmall>(y.at[i], n.at[i], shifted.at[i]);
   return y;
 }
 
-/// e^x for Lanes or Many, x below 42 where kIsSmall and below 90 elsewhere. Reduced by n ln 2.
-template <bool kIsSmall, class V>
-TILEWISE_INLINE V exponential_within(V x) {
-  x = maximum(splat<V>(-105.0f), x);
+/// e^x for Lanes or Many, reduced by n ln 2; scale(y, n, n + kRoundingShift) is y 2^n for y near 1.
+template <class V, class Scale>
+TILEWISE_INLINE V exponential_scaled(const V& x, const Scale& scale) {
   const V shifted = fused(x, splat<V>(1.44269504088896341f), splat<V>(kRoundingShift));
   const V n = shifted - splat<V>(kRoundingShift);
   V r = fused(n, splat<V>(-0.693359375f), x);
@@ -50,12 +58,27 @@ TILEWISE_INLINE V exponential_within(V x) {
   p = fused(p, r, splat<V>(1.6666665459e-1f));
   p = fused(p, r, splat<V>(5.0000001201e-1f));
   const V y = fused(p, r * r, r) + splat<V>(1.0f);
-  return times_power_of_two<kIsSmall>(y, n, shifted);
+  return scale(y, n, shifted);
+}
+
+/// e^x for Lanes or Many, x below 42 where kIsSmall and below 90 elsewhere.
+template <bool kIsSmall, class V>
+TILEWISE_INLINE V exponential_within(const V& x) {
+  return exponential_scaled(maximum(splat<V>(-105.0f), x),
+                            [](const V& y, const V& n, const V& shifted)
+                                __attribute__((always_inline)) { return times_power_of_two<kIsSmall>(y, n, shifted); });
 }
 
 /// e^x for Lanes or Many.
 template <class V>
 TILEWISE_INLINE V exponential(const V& x) {
+#if !defined(__AVX512BW__)
+  // So far from the ends of the range nothing is to be cut off, and one step scales: the same bits, in 14 operations
+  // instead of 23.
+  if (__builtin_expect(all_within(x, 86.0f), 1))
+    return exponential_scaled(x, [](const V& y, const V&, const V& shifted)
+                                     __attribute__((always_inline)) { return add_to_exponent(y, shifted); });
+#endif
   return exponential_within<false>(minimum(splat<V>(89.0f), x));
 }
 TILEWISE_INLINE float exponential(float x) { return exponential(set(x)).part[0][0]; }

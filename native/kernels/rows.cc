@@ -8,34 +8,31 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
-/// gamma, or gamma and an offset. Without one nothing is added, so that a gain of -0 keeps its sign.
-template <bool kHasOffset, class T>
-TILEWISE_INLINE Lanes load_gain(const T* gamma, int64_t n, const Lanes& offset) {
-  const Lanes gain = load(gamma, n);
-  return kHasOffset ? gain + offset : gain;
-}
-
 /// A row is as many groups as rstd has columns, each normalised alone and as wide as gamma: the row, or its heads.
+/// Without an offset nothing is added to gamma, so that a gain of -0 keeps its sign.
 template <class T, bool kHasOffset>
 TILEWISE_INLINE void norm_groups(const KernelArgs& args) {
   const TileView &y = args.tiles[0], &rstd = args.tiles[1], &x = args.tiles[2];
   const T* gamma = static_cast<const T*>(args.tiles[3].data);
   const int64_t d = args.tiles[3].cols, groups = smaller(rstd.cols, x.cols / d);
-  const Lanes offset = set(static_cast<float>(args.floats[1]));
+  const auto offset = static_cast<float>(args.floats[1]);
   for (int64_t r = 0; r < x.rows; ++r)
     for (int64_t group = 0; group < groups; ++group) {
       const T* from = row_of<const T>(x, r) + group * d;
+      const T* next = group + 1 < groups ? from + d : row_behind<const T>(x, r);
       T* to = row_of<T>(y, r) + group * d;
       Lanes squares = set(0.0f);
-      for (int64_t c = 0; c < d; c += kLanes) {
-        const Lanes v = load(from + c, d - c);
-        squares = fused(v, v, squares);
-      }
+      each_column(d, [&](auto at) TILEWISE_INLINED {
+        for (const Lanes& v : at.load(from).at) squares = fused(v, v, squares);
+      });
       const float mean = sum_lanes(squares) / static_cast<float>(d);
       const float scale = 1.0f / __builtin_sqrtf(mean + static_cast<float>(args.floats[0]));
       row_of<float>(rstd, r)[group] = scale;
-      for (int64_t c = 0; c < d; c += kLanes)
-        store(to + c, load(from + c, d - c) * set(scale) * load_gain<kHasOffset>(gamma + c, d - c, offset), d - c);
+      each_column(d, [&](auto at) TILEWISE_INLINED {
+        at.template ask<false>(next);
+        const auto gain = at.load(gamma);
+        at.store(to, at.load(from) * at.set(scale) * (kHasOffset ? gain + at.set(offset) : gain));
+      });
     }
 }
 
@@ -54,6 +51,14 @@ TILEWISE_INLINE float* leaf_row(const KernelArgs& args, const TileView& leaf, in
   return to + SequenceChunks{args.ints[3], args.ints[2]}.place_of(row % length) * cols;
 }
 
+/// gamma, or gamma and an offset; see norm_groups.
+template <bool kHasOffset, class T>
+TILEWISE_INLINE Lanes load_gain(const T* gamma, int64_t n, const Lanes& offset) {
+  const Lanes gain = load(gamma, n);
+  return kHasOffset ? gain + offset : gain;
+}
+
+/// A vector at a time: several side by side are slower here.
 template <class T, bool kHasOffset>
 TILEWISE_INLINE void norm_groups_backward(const KernelArgs& args) {
   const TileView *t = args.tiles, &dy = t[2], &x = t[3], &rstd = t[4], &residual = t[6];
@@ -102,11 +107,11 @@ void layer_norm(const KernelArgs& args) {
   for (int64_t r = 0; r < x.rows; ++r) {
     const T* from = row_of<const T>(x, r);
     Lanes sum = set(0.0f), squares = set(0.0f);
-    each_column(d, [&](auto at) {
+    each_column(d, [&](auto at) TILEWISE_INLINED {
       for (const Lanes& v : at.load(from).at) sum = sum + v;
     });
     const float mean = sum_lanes(sum) / static_cast<float>(d);
-    each_column(d, [&](auto at) {
+    each_column(d, [&](auto at) TILEWISE_INLINED {
       for (const Lanes& v : (at.load(from, mean) - at.set(mean)).at) squares = fused(v, v, squares);
     });
     const float variance = sum_lanes(squares) / static_cast<float>(d);
@@ -114,7 +119,7 @@ void layer_norm(const KernelArgs& args) {
     row_of<float>(stats, r)[0] = mean;
     row_of<float>(stats, r)[1] = scale;
     T* to = row_of<T>(y, r);
-    each_column(d, [&](auto at) {
+    each_column(d, [&](auto at) TILEWISE_INLINED {
       at.store(to, fused((at.load(from) - at.set(mean)) * at.set(scale), at.load(gamma), at.load(beta)));
     });
   }
@@ -132,7 +137,7 @@ void layer_norm_backward(const KernelArgs& args) {
     float* dbeta = leaf_row(args, t[2], args.row_begin + r, d);
     const float mean = row_of<const float>(t[5], r)[0], scale = row_of<const float>(t[5], r)[1];
     Lanes sum = set(0.0f), dot = set(0.0f);
-    each_column(d, [&](auto at) {
+    each_column(d, [&](auto at) TILEWISE_INLINED {
       const auto g = at.load(gamma) * at.load(gradient);
       const auto normal = (at.load(value, mean) - at.set(mean)) * at.set(scale);
       for (const Lanes& v : g.at) sum = sum + v;
@@ -141,7 +146,7 @@ void layer_norm_backward(const KernelArgs& args) {
     const float shift = sum_lanes(sum) / static_cast<float>(d), tilt = -sum_lanes(dot) / static_cast<float>(d);
     const T* beside = residual.data ? row_of<const T>(residual, r) : nullptr;
     T* to = row_of<T>(t[0], r);
-    each_column(d, [&](auto at) {
+    each_column(d, [&](auto at) TILEWISE_INLINED {
       const auto g = at.load(gradient), normal = (at.load(value) - at.set(mean)) * at.set(scale);
       at.store(dgamma, fused(g, normal, at.load(dgamma)));
       at.store(dbeta, at.load(dbeta) + g);
@@ -159,7 +164,7 @@ void column_sum_leaf(const KernelArgs& args) {
   for (int64_t r = 0; r < x.rows; ++r) {
     const T* row = row_of<const T>(x, r);
     float* leaf = leaf_row(args, args.tiles[0], args.row_begin + r, x.cols);
-    each_column(x.cols, [&](auto at) { at.store(leaf, at.load(leaf) + at.load(row)); });
+    each_column(x.cols, [&](auto at) TILEWISE_INLINED { at.store(leaf, at.load(leaf) + at.load(row)); });
   }
 }
 
@@ -195,7 +200,7 @@ template <class T>
 TILEWISE_INLINE float row_max(const T* row, int64_t n) {
   Many<kMany> tops = splat<Many<kMany>>(-kInfinity);
   Lanes top = set(-kInfinity);
-  each_column(n, [&](auto at) {
+  each_column(n, [&](auto at) TILEWISE_INLINED {
     const auto x = at.load(row, -kInfinity);
     if constexpr (sizeof x == sizeof tops) {
       tops = maximum(tops, x);
@@ -211,7 +216,7 @@ TILEWISE_INLINE float row_max(const T* row, int64_t n) {
 template <class T, class Keep>
 TILEWISE_INLINE float sum_of_exp(const T* row, int64_t n, float shift, const Keep& keep) {
   Lanes sum = set(0.0f);
-  each_column(n, [&](auto at) {
+  each_column(n, [&](auto at) TILEWISE_INLINED {
     const auto powers = decay(at.load(row, -kInfinity) - at.set(shift));
     for (const Lanes& e : powers.at) sum = sum + e;
     keep(at, powers);
@@ -227,17 +232,13 @@ void softmax(const KernelArgs& args) {
     const T* from = row_of<const T>(x, r);
     T* to = row_of<T>(y, r);
     const float top = row_max(from, x.cols);
-    const T* next = from + (r + 1 < x.rows ? x.stride : 0);
-    const float total = sum_of_exp(from, x.cols, top, [&](auto at, const auto& e) {
+    const float total = sum_of_exp(from, x.cols, top, [&](auto at, const auto& e) TILEWISE_INLINED {
       at.store(powers, e);
-      // exponentials leave memory idle: what is written and read next is asked for meanwhile
-      for (int64_t c = 0; c < static_cast<int64_t>(sizeof e.at / sizeof e.at[0]) * kLanes; c += 64 / sizeof(T)) {
-        __builtin_prefetch(to + at.c + c, 1);
-        __builtin_prefetch(next + at.c + c);
-      }
+      at.template ask<true>(to);
+      at.template ask<false>(row_behind<const T>(x, r));
     });
     const float inverse = 1.0f / total;
-    each_column(x.cols, [&](auto at) { at.store(to, at.load(powers) * at.set(inverse)); });
+    each_column(x.cols, [&](auto at) TILEWISE_INLINED { at.store(to, at.load(powers) * at.set(inverse)); });
   }
 }
 
@@ -246,13 +247,18 @@ void softmax_backward(const KernelArgs& args) {
   const TileView &dx = args.tiles[0], &dy = args.tiles[1], &y = args.tiles[2];
   for (int64_t r = 0; r < y.rows; ++r) {
     const T *g = row_of<const T>(dy, r), *p = row_of<const T>(y, r);
+    T* to = row_of<T>(dx, r);
     Lanes dot = set(0.0f);
-    for (int64_t c = 0; c < y.cols; c += kLanes) dot = fused(load(g + c, y.cols - c), load(p + c, y.cols - c), dot);
-    const Lanes mean = set(sum_lanes(dot));
-    for (int64_t c = 0; c < y.cols; c += kLanes) {
-      const int64_t n = y.cols - c;
-      store(row_of<T>(dx, r) + c, load(p + c, n) * (load(g + c, n) - mean), n);
-    }
+    each_column(y.cols, [&](auto at) TILEWISE_INLINED {
+      const auto gradient = at.load(g), probability = at.load(p);
+      for (int i = 0; i < at.kCount; ++i) dot = fused(gradient.at[i], probability.at[i], dot);
+    });
+    const float mean = sum_lanes(dot);
+    each_column(y.cols, [&](auto at) TILEWISE_INLINED {
+      at.template ask<false>(row_behind<const T>(dy, r));
+      at.template ask<false>(row_behind<const T>(y, r));
+      at.store(to, at.load(p) * (at.load(g) - at.set(mean)));
+    });
   }
 }
 
@@ -327,7 +333,7 @@ void cross_entropy_grad(const KernelArgs& args) {
     const int64_t n = logits.cols, label = local_label(args, t[5], r, n);
     const float inverse = 1.0f / sum;
     const float at_label = label < 0 ? 0.0f : (exponential(widen(from[label]) - top) * inverse - 1.0f) * inv_count;
-    each_column(n, [&](auto at) {
+    each_column(n, [&](auto at) TILEWISE_INLINED {
       const auto p = decay(at.load(from) - at.set(top)) * at.set(inverse) * at.set(inv_count);
       at.store(to, ignored ? at.set(0.0f) : p);
     });

@@ -15,6 +15,8 @@
 #endif
 
 #define TILEWISE_INLINE static inline __attribute__((always_inline))
+/// Of a lambda, between its parameters and its body: a call would pass vectors through memory.
+#define TILEWISE_INLINED __attribute__((always_inline))
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
@@ -232,6 +234,22 @@ TILEWISE_INLINE Lanes maximum(Lanes a, const Lanes& b) {
 TILEWISE_INLINE Lanes minimum(Lanes a, const Lanes& b) {
   TILEWISE_EACH_PART a.part[p] = native_min(a.part[p], b.part[p]);
   return a;
+}
+/// Magnitudes as integers, which order them as they are, with NaN behind infinity.
+TILEWISE_INLINE NativeI magnitude_bits(NativeF x) { return (NativeI)x & 0x7fffffff; }
+/// Whether the largest of them in `bits`, over all lanes, is at most `limit`.
+TILEWISE_INLINE bool all_at_most(NativeI bits, float limit) {
+  const NativeI beyond = bits > bits_of<int32_t>(limit);
+#if defined(__AVX512BW__)
+  return _mm512_movepi32_mask((__m512i)beyond) == 0;
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps((__m256)beyond) == 0;
+#elif defined(__aarch64__)
+  return vmaxvq_u32((uint32x4_t)beyond) == 0;
+#else
+  NativeI any = beyond | __builtin_shufflevector(beyond, beyond, 2, 3, 0, 1);
+  return (any[0] | any[1]) == 0;
+#endif
 }
 /// Lane indices 0..15.
 TILEWISE_INLINE IntLanes lane_index() {

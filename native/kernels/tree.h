@@ -91,5 +91,10 @@ template <class T>
 TILEWISE_INLINE T* row_of(const TileView& tile, int64_t row) {
   return static_cast<T*>(tile.data) + row * tile.stride;
 }
+/// The row behind it, and behind the last one itself: what may be asked for.
+template <class T>
+TILEWISE_INLINE T* row_behind(const TileView& tile, int64_t row) {
+  return row_of<T>(tile, smaller(row + 1, tile.rows - 1));
+}
 
 }  // namespace tilewise::kernels::TILEWISE_ISA_NS
