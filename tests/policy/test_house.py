@@ -14,7 +14,7 @@ MAX_LINES = {"": 600, ".cc": 550, "_test.cc": 600, ".h": 300, ".hpp": 300}  # by
 MAX_MEMBERS, MAX_FILES = 40, 25
 HEAVY = "torch transformers matplotlib pydantic tokenizers safetensors huggingface_hub jinja2 typer rich"
 RIDDLES = ("who" + "ever", "some" + "body", "no" + "body", "any" + "body")  # which thread, task or person?
-CALLED = re.compile(r"\[[&=\w, ]*\]\((?:auto at\b|const auto[&*])[^()]*\)\s*\{")  # no TILEWISE_INLINED behind it
+CALLED = re.compile(r"\[[&=\w, ]*\]\((?:auto at\b|const auto[&*])[^()]*\)\s*\{")  # nothing inlines it
 LEFTOVERS = ("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")
 
 
