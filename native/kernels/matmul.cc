@@ -37,6 +37,11 @@ class Output {
     expected[1] = {reinterpret_cast<const char*>(row_of<const T>(residual, row) + column), height,
                    static_cast<int64_t>(residual.stride * sizeof(T)), static_cast<int64_t>(width * sizeof(T))};
   }
+  /// Where a block can be left as it is: whole rows of fp32 to which nothing is added. nullptr: nowhere.
+  float* place(int64_t row, int64_t panel) const {
+    const bool whole = (panel + 1) * kPanel <= out.cols && (out_is_f32 || sizeof(T) == 4);
+    return whole && !residual.data ? row_of<float>(out, row) + panel * kPanel : nullptr;
+  }
   void write(int64_t row, int64_t rows, int64_t panel, const float* block) const {
     if (out_is_f32) {
       write_as<float>(row, rows, panel, block);
@@ -121,6 +126,7 @@ struct WeightProduct {
   const float* initial(int64_t, int64_t, int64_t, float*) { return nullptr; }
   const float* addend(int64_t, int64_t) { return nullptr; }
   float* target(int64_t, int64_t, float* block) const { return block; }
+  static int64_t pitch() { return kPanel; }
   const TileView& factor(int64_t term) const { return terms[2 * term]; }
   const TileView& weight(int64_t term) const { return terms[2 * term + 1]; }
 };
@@ -152,8 +158,14 @@ struct RowProduct : WeightProduct<D> {
   void expect(int64_t row, int64_t count, int64_t panel, Rows (&expected)[2]) const {
     this->output.expect(row, count, panel * kPanel, kPanel, expected);
   }
+  /// Tiles of registers leave one way, to a block.
+  float* target(int64_t row, int64_t panel, float* block) const {
+    float* const place = kGroupOf<typename D::Dot> == 1 ? this->output.place(row, panel) : nullptr;
+    return place ? place : block;
+  }
+  int64_t pitch() const { return this->output.out.stride; }
   void finish(int64_t row, int64_t count, int64_t panel, const float* block) {
-    this->output.write(row, count, panel, block);
+    if (block != this->output.place(row, panel)) this->output.write(row, count, panel, block);
   }
 };
 
@@ -293,6 +305,7 @@ struct Gemm {
   void begin_group(int64_t, int64_t) {}
   const float* addend(int64_t, int64_t) { return nullptr; }
   float* target(int64_t, int64_t, float* block) const { return block; }
+  static int64_t pitch() { return kPanel; }
   const float* initial(int64_t row, int64_t count, int64_t panel, float* block) {
     if (!accumulate) return nullptr;
     const int64_t column = panel * kPanel, width = smaller(kPanel, lanes - column);

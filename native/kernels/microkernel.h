@@ -83,6 +83,7 @@ struct MicroArgs {
                         // where the micro-kernel is one for scaled sums
   const float* addend;
   float* out;  // [R][32]; nullptr: nothing is left outside the stack
+  int64_t out_pitch = kPanel;  // floats between its rows
   const char* ahead = nullptr;  // what is read later: in every step i with i & every_ahead = 0 a cache line is asked
                                 // for, and the one `beside` bytes behind it; the next time, those `pace` bytes further
   int64_t beside = 0, pace = 64;
@@ -192,6 +193,7 @@ void micro(const MicroArgs& x) {
       const float* const top = stack;
       stack -= pops * R * kPanel;
       float* const to = pushes ? stack : is_last ? x.out : nullptr;
+      const int64_t pitch = pushes ? kPanel : x.out_pitch;
 #pragma GCC unroll 7
       for (int first = 0; first < R; first += kTailRows) {
         const int end = first + kTailRows < R ? first + kTailRows : R;
@@ -214,7 +216,7 @@ void micro(const MicroArgs& x) {
         if (addend) each([&](NativeF& v, int r, int j) { v = v + native_load(at(addend, r, j)); });
         for (int pop = 1; pop <= pops; ++pop)
           each([&](NativeF& v, int r, int j) { v = native_load(at(top - pop * R * kPanel, r, j)) + v; });
-        if (to) each([&](NativeF& v, int r, int j) { native_store(at(to, r, j), v); });
+        if (to) each([&](NativeF& v, int r, int j) { native_store(to + r * pitch + lane + j * kNativeLanes, v); });
         if (pushes) each([&](NativeF& v, int, int) { v = NativeF{}; });
       }
       if (pushes) stack += R * kPanel;
@@ -222,7 +224,7 @@ void micro(const MicroArgs& x) {
     if (x.num_segments > 0 || !x.out) continue;
 #pragma GCC unroll 14
     for (int r = 0; r < R; ++r)
-      for (int j = 0; j < kVectors; ++j) native_store(at(x.out, r, j), acc[r][j]);
+      for (int j = 0; j < kVectors; ++j) native_store(x.out + r * x.out_pitch + lane + j * kNativeLanes, acc[r][j]);
   }
 }
 

@@ -183,6 +183,7 @@ class Product {
       call.addend = op_.addend(row, p);
       float* const out = is_last ? op_.target(row, first_ + p, own) : own;
       call.out = keeps ? out : nullptr;
+      if (out != own) call.out_pitch = op_.pitch();
       call.ahead = ahead + (b - block) * divide_up(window.steps, static_cast<int64_t>(every_ahead) + 1) * 64;
       call.every_ahead = every_ahead;
       if (is_stream) {

@@ -89,6 +89,7 @@ struct WeightGradient {
   }
   /// Packed weights lie as blocks do, so blocks are finished in place; but a carry may lie where the result goes.
   float* target(int64_t row, int64_t panel, float* block) const { return num_carries > 0 ? block : place(row, panel); }
+  static int64_t pitch() { return kPanel; }
   float* place(int64_t row, int64_t panel) const {
     return static_cast<float*>(out.data) + (panel * out.stride + column + row) * kPanel;
   }
