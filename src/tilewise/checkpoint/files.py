@@ -117,9 +117,14 @@ def remove_directory(path: Path) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove what killed writers left in `directory`."""
-    for path in directory.glob(f"{HIDDEN}*"):
-        _discard(path)
+    """Remove what killed writers left in `directory`.
+
+    Raises:
+        ResourceError: it cannot be listed or written to.
+    """
+    with writing(directory):
+        for path in directory.glob(f"{HIDDEN}*"):
+            _discard(path)
 
 
 def _discard(path: Path) -> None:

@@ -266,17 +266,22 @@ def _remove_older(root: Path, newest: Path, num_kept: int) -> None:
 
 
 def has_checkpoints(directory: str | Path) -> bool:
-    """Whether there are checkpoints, whole or not."""
+    """Whether there are checkpoints, whole or not; errors as of `checkpoint_paths`."""
     return bool(_steps(_border.path("has_checkpoints", "a directory", directory)))
 
 
 def checkpoint_paths(directory: str | Path) -> list[Path]:
-    """All checkpoints in a directory, whole or not, oldest first."""
+    """All checkpoints in a directory, whole or not, oldest first; none where there is no directory.
+
+    Raises:
+        ResourceError: it cannot be listed.
+    """
     return _steps(_border.path("checkpoint_paths", "a directory", directory))
 
 
 def latest_checkpoint(directory: str | Path) -> Path | None:
-    """The newest checkpoint whose metadata, names and sizes are whole; its content is looked at when it is loaded."""
+    """The newest checkpoint whose metadata, names and sizes are whole; its content is looked at when it is loaded.
+    Errors as of `checkpoint_paths`."""
     root = _border.path("latest_checkpoint", "a directory", directory)
     return next((path for path in reversed(_steps(root)) if _is_listed(path)), None)
 
@@ -425,10 +430,19 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _steps(root: Path) -> list[Path]:
-    """All `step-N` directories, oldest first."""
+    """All `step-N` directories, oldest first.
+
+    Raises:
+        ResourceError: the directory cannot be listed, so whether there are some cannot be seen.
+    """
     try:
         names = os.listdir(root)
-    except (OSError, ValueError):  # not there, or no name that the system takes: what is saved there says so
+    except (FileNotFoundError, NotADirectoryError):
         names = []
+    except OSError as error:
+        raise ResourceError(
+            f"[checkpoint.checkpoint_paths] a directory must be listed to find its checkpoints; got {str(root)!r}: "
+            f"{error.strerror}; check its permissions and the limit of open files (ulimit -n)"
+        ) from None
     found = [(int(match[1]), root / name) for name in names if (match := _STEP.fullmatch(name))]
     return [path for _, path in sorted(found)]

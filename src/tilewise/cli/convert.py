@@ -50,10 +50,12 @@ def find_checkpoints(path: Path) -> list[Path]:
 
     Raises:
         CheckpointError: there is none.
+        ResourceError: a directory cannot be listed.
     """
     from tilewise.checkpoint import checkpoint_paths
 
-    if os.path.lexists(path / "checkpoint.json") or path in checkpoint_paths(path.parent):
+    is_named_so = path.name.startswith("step-")  # others' directories above need not be listed
+    if os.path.lexists(path / "checkpoint.json") or (is_named_so and path in checkpoint_paths(path.parent)):
         return [path]
     found = checkpoint_paths(path) or checkpoint_paths(path / "checkpoints")
     if not found:

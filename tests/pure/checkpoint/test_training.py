@@ -452,3 +452,38 @@ def test_an_older_checkpoint_that_is_a_link_leaves_nothing(tmp_path):
     (root / "step-00000001").symlink_to(real)
     path = save_checkpoint(root, _state(2), CONFIG, keep_last=1)
     assert os.listdir(root) == [path.name] and (real / "precious").exists()
+
+
+NO_DESCRIPTOR = """
+import os, resource, sys
+import numpy as np
+from tilewise.checkpoint import TrainingState, has_checkpoints, latest_checkpoint, load_latest, save_checkpoint
+from tilewise.core import ResourceError
+
+root, state = sys.argv[1], TrainingState(2, {"w": np.ones(2)})
+calls = (
+    lambda: has_checkpoints(root),
+    lambda: latest_checkpoint(root),
+    lambda: load_latest(root, {}, print),
+    lambda: save_checkpoint(root, state, {}),
+)
+free = os.open(root, os.O_RDONLY)
+os.close(free)
+resource.setrlimit(resource.RLIMIT_NOFILE, (free, free))
+for call in calls:
+    try:
+        print("returned", call())
+    except ResourceError as error:
+        print(error)
+"""
+
+
+def test_a_directory_that_cannot_be_listed_is_not_empty(tmp_path):
+    """It was once said to have no checkpoints, so that a new run would have begun there."""
+    path = save_checkpoint(tmp_path, _state(1), CONFIG)
+    words = [sys.executable, "-c", NO_DESCRIPTOR, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4 and all("Too many open files; " in line for line in lines), lines
+    assert os.listdir(tmp_path) == [path.name]
