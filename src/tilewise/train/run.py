@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -94,8 +95,11 @@ class StopRequest:
 @contextmanager
 def stop_on_interrupt() -> Iterator[StopRequest]:
     """Turn the first Ctrl-C into a request, so that a step is never cut in two; the second raises as
-    usual."""
+    usual. Python tells the main thread alone of signals, so in another there is no request."""
     request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
 
     def handle(signal_number: int, frame: FrameType | None) -> None:
         if request.is_set:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -403,6 +404,13 @@ def test_interrupt_writes_a_checkpoint(texts, tmp_path):
     assert rest.endswith("tilewise: interrupted\n")
     found = latest_checkpoint(tmp_path / "out" / "checkpoints")
     assert found is not None and int(found.name.removeprefix("step-")) >= 1
+
+
+def test_a_run_may_have_a_thread_of_its_own(texts, whole_run, tmp_path):
+    """Signals reach the main thread alone; a run in another is the same run."""
+    with ThreadPoolExecutor(1) as threads:
+        result = threads.submit(run, make_config(texts, tmp_path)).result()
+    assert not result.interrupted and is_same(weights(tmp_path), weights(whole_run))
 
 
 def test_other_texts_are_another_run(texts, whole_run, tmp_path):
