@@ -46,6 +46,7 @@ _STEP = "optimizer.step"
 _MAX_STEPS = 1 << 53
 _MAX_BYTES = 1 << 62
 _LONGEST_S = 1e9
+_FARTHEST = 16.0  # standard deviations: no first value lies so far out
 _border = Border("session", PlanError)
 
 
@@ -164,20 +165,23 @@ class GraphInstance:
 
         Args:
             seed: of the generator.
-            scale: the weights' standard deviation, times each one's `init_scale` (`GraphBuilder.parameter`).
+            scale: the weights' standard deviation, times each one's `init_scale` (`GraphBuilder.parameter`); so small
+                that every value is finite in fp32.
 
         Raises:
             PlanError: seed or scale is none; a call of another thread is under way.
         """
         _border.integer("initialize", "seed", seed, 0, (1 << 64) - 1)
-        _border.number("initialize", "scale", scale, 0.0, MAX_F32)
+        specs = self._tensors.parameter_specs().values()
+        widest = max((1.0, *(s.init_scale for s in specs)))
+        _border.number("initialize", "scale", scale, 0.0, MAX_F32 / _FARTHEST / widest)
         with self._alone("initialize"):
             self._write_all(
                 {
                     s.name: LazyTensor(
                         _fixed_shape(s), np.dtype(np.float32), partial(_random, s, seed, scale)
                     )
-                    for s in self._tensors.parameter_specs().values()
+                    for s in specs
                 }
             )
 

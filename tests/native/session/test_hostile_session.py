@@ -227,6 +227,17 @@ def test_a_plan_fits_what_computes_the_same(tmp_path):
         assert model.parameter_names() == ["w"]
 
 
+def test_first_values_are_finite(model):
+    """A spread that fp32 does not hold is refused; the widest that is taken gives numbers."""
+    for scale in (3.4e38, 1e38):
+        with pytest.raises(PlanError, match="scale must lie in"):
+            model.initialize(0, scale)
+    model.initialize(0, 2e37)
+    found = model.get_tensor("layers.0.mlp.up_proj.weight")
+    assert np.isfinite(found).all() and np.abs(found).max() > 1e37
+    model.initialize(0)
+
+
 def test_first_values_are_the_graph_s_own():
     """A plan says what `initialize` gives."""
     with pytest.raises(PlanError, match="parameter 'b' of init 'normal', which is 'zeros'"):
