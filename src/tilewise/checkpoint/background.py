@@ -32,6 +32,7 @@ class CheckpointWriter:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
+        self._is_written = threading.Event()  # a join that Ctrl-C interrupts takes its thread for ended
         self._error: BaseException | None = None
         self._is_given_up = False
         self._done = (0, 0)
@@ -62,13 +63,15 @@ class CheckpointWriter:
         self.wait()
         self._is_given_up, self._done = False, (0, 0)
         path = checkpoint_path(directory, state.step)
+        work = directory, state, config, keep_last
+        self._is_written.clear()
         self._thread = threading.Thread(
-            target=self._write,
-            args=(directory, state, config, keep_last),
-            name=f"write {path.name}",
-            daemon=True,
+            target=self._write, args=work, name=f"write {path.name}", daemon=True
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system gives no more threads: this one does it
+            self._write(*work)
         return path
 
     def check(self) -> None:
@@ -92,19 +95,19 @@ class CheckpointWriter:
         """
         _border.function("wait", "on_progress", on_progress)
         while self._thread is not None:
-            self._thread.join(None if on_progress is None else _PATIENCE_S)
+            is_written = self._is_written.wait(None if on_progress is None else _PATIENCE_S)
             if on_progress is not None:
                 on_progress(*self._done)
-            if not self._thread.is_alive():
+            if is_written:
                 self._thread = None
         self.check()
 
     def give_up(self) -> None:
         """Leave what is being written unwritten; returns when nothing is being written any more."""
         self._is_given_up = True
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self.is_busy:
+            self._is_written.wait()
+        self._thread = None
 
     def _write(
         self, directory: str | Path, state: TrainingState, config: Mapping[str, Any], keep_last: int
@@ -115,6 +118,8 @@ class CheckpointWriter:
             pass
         except BaseException as error:  # whatever it is, the caller's thread raises it
             self._error = error.with_traceback(None)  # the frames hold the state
+        finally:
+            self._is_written.set()
 
     def _progress(self, done: int, total: int) -> None:
         self._done = done, total

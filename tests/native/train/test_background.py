@@ -2,8 +2,10 @@
 goes wrong is said."""
 
 import io
+import signal
 import threading
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -217,6 +219,34 @@ def test_a_second_interrupt_leaves_nothing_half(texts, data, tmp_path, held):
         threading.Timer(0.05, held.released.set).start()  # the disk answers while it is being given up
         raise KeyboardInterrupt
     assert [path.name for path in checkpoints.iterdir()] == ["step-00000001"]
+
+
+def test_who_is_interrupted_while_waiting_knows_that_it_is_being_written(tmp_path, held):
+    """Ctrl-C while the last checkpoint is waited for, then giving it up: that returns when nothing is written."""
+    writer = CheckpointWriter()
+    writer.write(tmp_path, TrainingState(1, {"w": np.ones(3)}), {}, 1)
+    assert held.begun.wait(60)
+    interrupt = partial(signal.pthread_kill, threading.get_ident(), signal.SIGINT)
+    threading.Timer(0.05, interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        writer.wait()
+    assert writer.is_busy
+    threading.Timer(0.05, held.released.set).start()
+    writer.give_up()
+    assert held.released.is_set() and not writer.is_busy and not list(tmp_path.iterdir())
+
+
+def test_without_a_thread_a_checkpoint_is_written_at_once(tmp_path, monkeypatch):
+    """Where the system gives no more threads."""
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    writer = CheckpointWriter()
+    path = writer.write(tmp_path, TrainingState(1, {"w": np.ones(3)}), {}, 1)
+    assert not writer.is_busy and open_checkpoint(path).step == 1
+    writer.wait()
 
 
 def test_a_directory_is_held_as_long_as_it_is_written_to(texts, tmp_path, held):
