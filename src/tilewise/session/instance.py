@@ -6,7 +6,7 @@ and the checks of what is written to them, are in `session/tensors.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -225,13 +225,7 @@ class GraphInstance:
             weights = source if isinstance(source, Mapping) else _open(Path(source))
             names = self.parameter_names()
             found = {name: name if name in weights else f"model.{name}" for name in names}
-            known = set(found.values())
-            odd = [name for name in weights if name not in known]
-            if odd:
-                raise CheckpointError(
-                    f"[session.load_parameters] what is stored must be the graph's parameters; got {odd[0]!r} besides; "
-                    "load the model it belongs to, or drop it"
-                )
+            _refuse_others("load_parameters", "the graph's parameters", weights, found.values())
             return self._load("load_parameters", weights, found, on_progress)
 
     def _load(
@@ -243,10 +237,7 @@ class GraphInstance:
     ) -> LoadReport:
         """Check everything, then write everything."""
         for name, key in found.items():
-            if key not in stored:
-                raise CheckpointError(
-                    f"[session.{call}] every entry is needed; got none for {name!r}; add it"
-                )
+            _require_entry(call, stored, name, key)
             value = stored[key]
             if not isinstance(value, (FileTensor, PartedTensor)) or not is_read_in_place(
                 self._tensors, name, value
@@ -290,12 +281,13 @@ class GraphInstance:
         are read as `load_parameters` reads them, of tensors in parts each device its own region.
 
         Raises:
-            CheckpointError: an entry is missing, has another shape or kind, or is not finite. Nothing is changed then,
-                but by what is not finite in a file.
+            CheckpointError: an entry is missing, is of another model or optimizer, has another shape or kind, or is not
+                finite. Nothing is changed then, but by what is not finite in a file.
         """
         _border.mapping("load_state_dict", "a state", state, "arrays")
         with self._alone("load_state_dict"):
-            count = as_array("load_state_dict", _STEP, state.get(_STEP, ()))
+            _require_entry("load_state_dict", state, _STEP, _STEP)
+            count = as_array("load_state_dict", _STEP, state[_STEP])
             if count.shape != (1,) or count.dtype.kind not in "iu" or not 0 <= count[0] < _MAX_STEPS:
                 raise CheckpointError(
                     f"[session.load_state_dict] {_STEP!r} must be one count of steps; got {shown(count)}; nothing was "
@@ -303,6 +295,7 @@ class GraphInstance:
                 )
             names = self._tensors.parameter_names()
             wanted = [n for p in names for n in (p, *self._tensors.state_names(p))]
+            _refuse_others("load_state_dict", "this model's state", state, (*wanted, _STEP))
             self._load("load_state_dict", state, {name: name for name in wanted})
             self.step_count = int(count[0])
 
@@ -496,6 +489,21 @@ def _require_program(plan: Plan, name: str) -> None:
         raise PlanError(
             f"[session.{name}] this plan has no such program; got programs {', '.join(plan.programs)}; "
             "a step needs a loss and an optimizer, forward and backward alone need accumulation 1"
+        )
+
+
+def _require_entry(call: str, stored: Mapping[str, Tensor], name: str, key: str) -> None:
+    if key not in stored:
+        raise CheckpointError(f"[session.{call}] every entry is needed; got none for {name!r}; add it")
+
+
+def _refuse_others(call: str, what: str, stored: Mapping[str, Tensor], known: Collection[str]) -> None:
+    known = {*known}
+    odd = next((name for name in stored if name not in known), None)
+    if odd is not None:
+        raise CheckpointError(
+            f"[session.{call}] what is stored must be {what}; got {odd!r} besides; load the model it belongs to, or "
+            "drop it"
         )
 
 

@@ -158,6 +158,19 @@ def test_loading_is_all_or_nothing(model):
     assert all(np.array_equal(before[n], model.get_tensor(n)) for n in before)
 
 
+@pytest.mark.parametrize("name", ["layers.2.mlp.up_proj.weight", "optimizer.velocity.norm.weight"])
+def test_a_state_of_something_else_is_refused(model, name):
+    """Of a model with more layers, or of another optimizer: what is besides was once left out in silence."""
+    before = model.state_dict()
+    other = {key: value + 1 for key, value in before.items()} | {name: np.ones((2, 2), np.float32)}
+    with pytest.raises(CheckpointError, match=f"must be this model's state; got '{name}' besides"):
+        model.load_state_dict(other)
+    with pytest.raises(CheckpointError, match=r"got none for 'optimizer.step'"):
+        model.load_state_dict({})
+    after = model.state_dict()
+    assert all(after[key].tobytes() == before[key].tobytes() for key in before)
+
+
 def test_a_model_without_an_optimizer_has_a_state(model):
     """Its parameters and a step count of zero; loading it gives the same bits."""
     graph = tw.ComputeGraph("llama")
