@@ -35,21 +35,26 @@ def make_parts(
             parts that do not make their tensor.
     """
     found: dict[str, PartedTensor] = {}
-    for name, tensor in _border.mapping("save_checkpoint", "tensors", tensors, "arrays").items():
+    for name, given in _border.mapping("save_checkpoint", "tensors", tensors, "arrays").items():
         _check_name(name)
-        if isinstance(tensor, (np.ndarray, FileTensor)):
-            part = TensorPart(Box.whole(tensor.shape), tensor, 0)
-            tensor = PartedTensor(tensor.shape, tensor.dtype, (part,))
+        tensor = given
+        if isinstance(given, (np.ndarray, FileTensor)):
+            part = TensorPart(Box.whole(given.shape), given, 0)
+            tensor = PartedTensor(given.shape, given.dtype, (part,))
         if not _is_of_parts(tensor) or not is_storable(tensor.dtype) or not _is_small(tensor):
             _border.refuse(
                 "save_checkpoint",
                 f"tensors are arrays of numbers that safetensors can hold, of {MAX_DIMS} dims at most",
-                f"{shown(tensor)} for {shown(name)}",
+                f"{_in_words(given)} for {shown(name)}",
                 "convert it",
             )
         _check_parts(name, tensor, num_devices)
         found[name] = tensor
     return found
+
+
+def _in_words(given: object) -> str:
+    return f"{given.dtype} {list(given.shape)}" if isinstance(given, (np.ndarray, FileTensor)) else shown(given)
 
 
 def _check_name(name: str) -> None:
@@ -106,5 +111,5 @@ def _check_parts(name: str, tensor: PartedTensor, num_devices: int) -> None:
             "save_checkpoint",
             f"parts of a tensor are of different devices among {num_devices}, and hold each element once",
             f"{wrong.words if wrong else [(p.device, p.values.shape) for p in tensor.parts]} for {shown(name)}",
-            "copy the state of one model",
+            "copy the state of one model, and give the state the axes of that model's mesh",
         )

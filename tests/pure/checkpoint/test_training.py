@@ -412,6 +412,16 @@ def test_parts_of_something_else_are_refused(tmp_path, changes):
     save_checkpoint(tmp_path, TrainingState(1, {"w": _parted()}), {})
 
 
+def test_what_is_refused_is_shown_as_it_was_given(tmp_path):
+    """An array by its type and shape; parts of two devices without a mesh by what is missing."""
+    with pytest.raises(CheckpointError, match=r"got complex128 \[2\] for 'w'; convert it"):
+        save_checkpoint(tmp_path, TrainingState(1, {"w": np.ones(2, np.complex128)}), {})
+    parts = tuple(TensorPart(Box((0, i), (2, 1)), WHOLE[:, i : i + 1], i) for i in range(2))
+    with pytest.raises(CheckpointError, match="give the state the axes of that model's mesh"):
+        save_checkpoint(tmp_path, TrainingState(1, {"w": _parted(parts=parts)}), {})
+    save_checkpoint(tmp_path, TrainingState(1, {"w": _parted(parts=parts)}, mesh={"dp": 2}), {})
+
+
 def test_numbers_of_numpy_are_numbers_of_devices(tmp_path):
     """A mesh whose sizes come from an array is written as any other."""
     path = save_checkpoint(tmp_path, TrainingState(1, {"w": WHOLE}, None, {"dp": np.int64(2)}), {})
