@@ -88,6 +88,11 @@ class ComputeGraph(GraphBuilder):
         self._strategy = DistributionStrategy.single()
         self._optimizer: Optimizer | None = None
 
+    @property
+    def distribution(self) -> DistributionStrategy:
+        """How the graph is spread; `set_distribution` changes it."""
+        return self._strategy
+
     def set_distribution(self, strategy: DistributionStrategy) -> None:
         """Choose how the graph is spread.
 

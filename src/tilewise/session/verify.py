@@ -71,7 +71,7 @@ def verify_strategy(
     """Run the same steps on one device and over `mesh`, and compare every bit.
 
     Args:
-        graph: with a loss and an optimizer, and no strategy of its own.
+        graph: with a loss and an optimizer; it keeps the strategy that it has.
         mesh: the devices to compare with one.
         strategy: how they are used; by default what the mesh's axes stand for (`dp`, `fsdp`, `tp`).
         batches: inputs of one step each.
@@ -101,13 +101,15 @@ def verify_strategy(
             _border.refuse("verify", f"{name} must be callable", shown(function), "leave it out")
     if strategy is None:
         strategy = DistributionStrategy.for_mesh(given)
-    one = graph.plan({}, leaves=leaves)
-    graph.set_distribution(strategy)
+    own = graph.distribution
     try:
+        graph.set_distribution(DistributionStrategy.single())
+        one = graph.plan({}, leaves=leaves)
+        graph.set_distribution(strategy)
         asked = {"accumulation": accumulation, "leaves": leaves, "recompute": recompute, "offload": offload}
         spread = change(graph.plan(given, **asked))  # type: ignore[arg-type]
     finally:
-        graph.set_distribution(DistributionStrategy.single())
+        graph.set_distribution(own)
     compared = 0
     with (
         graph.instantiate(one) as expected,

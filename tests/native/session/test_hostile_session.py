@@ -141,6 +141,17 @@ def test_comparing_strategies_refuses_in_its_own_words(monkeypatch):
             verify_strategy(**given, **{argument: 3})
 
 
+def test_comparing_strategies_leaves_a_graph_its_own():
+    """Whatever it is, and however the comparison ends; it was once lost, or in the way of the plan for one device."""
+    graph = training_graph(MODEL, "f32")
+    for own in (tw.DistributionStrategy.ddp(2), tw.DistributionStrategy.fsdp(2)):
+        graph.set_distribution(own)
+        assert verify_strategy(graph, {"fsdp": 2}, [BATCH]).equal
+        with pytest.raises(TilewiseError, match="parts of a sum"):
+            verify_strategy(graph, {"dp": 3}, [BATCH])
+        assert graph.distribution == own
+
+
 def test_integers_of_numpy_plan_what_integers_plan():
     """Accumulation, leaves, workers and sizes of axes may come out of arrays."""
     plain = GRAPH.plan({"dp": 2}, accumulation=2, leaves=8, workers_per_device=1)
