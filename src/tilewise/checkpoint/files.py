@@ -7,6 +7,7 @@ knows no formats.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -30,7 +31,7 @@ def check_writable(directory: Path) -> None:
     """Refuse a directory that cannot be made or written to; leaves nothing behind.
 
     Raises:
-        ConfigError: a file is in the way, or there is no permission.
+        ConfigError: a file or a link that leads nowhere is in the way, or there is no permission.
     """
     try:
         with tempfile.TemporaryFile(dir=_nearest_existing(directory)):
@@ -59,11 +60,17 @@ def check_replaceable(path: Path, *, is_directory: bool) -> None:
 
 
 def _nearest_existing(path: Path) -> Path:
-    """The path itself, or the closest directory above it that is there."""
+    """The path itself, or the closest directory above it that is there.
+
+    Raises:
+        OSError: it cannot be looked at, or a link on the way leads nowhere.
+    """
     for candidate in (path, *path.parents):
         try:
             candidate.stat()
         except FileNotFoundError:
+            if candidate.is_symlink():  # what no directory can be made over
+                raise FileNotFoundError(errno.ENOENT, "a link that leads nowhere", str(candidate)) from None
             continue
         return candidate
     return Path()

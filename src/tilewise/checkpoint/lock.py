@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tilewise.core import ConfigError, get_logger
+from tilewise.core import Border, ConfigError, get_logger
 from tilewise.core.writing import writing
 
 __all__ = ["lock_directory"]
 
+_border = Border("checkpoint")
 _NAME = ".tilewise-lock"
 _ATTEMPTS = 1000
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -28,11 +29,12 @@ def lock_directory(directory: Path) -> Iterator[None]:
     """Hold `directory` for one run; it is made when it is not there, and removed again when it stays empty.
 
     Raises:
-        ConfigError: another run holds it; names the process if it is known.
+        ConfigError: another run holds it; names the process if it is known. Or it is no path.
         ResourceError: the lock file cannot be written.
     """
-    made = [path for path in (directory, *directory.parents) if not path.exists()]
+    directory = _border.path("lock_directory", "a directory", directory)
     with writing(directory / _NAME):
+        made = [path for path in (directory, *directory.parents) if not path.exists()]
         descriptor = _acquire(directory / _NAME)
     try:
         yield

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tilewise.checkpoint import check_replaceable, lock_directory
+from tilewise.checkpoint import check_replaceable, check_writable, lock_directory
 from tilewise.checkpoint.files import replace_directory
 from tilewise.core import ConfigError, ResourceError
 from tilewise.core.writing import replace_file, replace_text
@@ -177,3 +177,21 @@ def test_a_lock_that_cannot_be_written_is_one_error(tmp_path):
     assert (tmp_path / "precious").read_text() == "x"
     with pytest.raises(ResourceError, match="No such file"), lock_directory(Path("/proc/absent/out")):
         pass
+
+
+def test_links_that_lead_nowhere_are_no_place_for_output(tmp_path):
+    """Nothing can be made over one: a run would train until its first checkpoint, and then lose it."""
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "good").symlink_to(tmp_path)
+    for place in ("link", "link/below"):
+        with pytest.raises(ConfigError, match="link that leads nowhere"):
+            check_writable(tmp_path / place)
+    check_writable(tmp_path / "good" / "below")
+
+
+def test_what_is_no_place_for_a_lock_is_refused(tmp_path):
+    """A name that the system does not take, and what is no name, in the words of the house."""
+    for place, kind in (("x" * 300, ResourceError), ("x\0y", ConfigError), (5, ConfigError)):
+        with pytest.raises(kind), lock_directory(tmp_path / place if isinstance(place, str) else place):
+            pass
+    assert not os.listdir(tmp_path)
