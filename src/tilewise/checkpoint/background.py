@@ -65,9 +65,7 @@ class CheckpointWriter:
         path = checkpoint_path(directory, state.step)
         work = directory, state, config, keep_last
         self._is_written.clear()
-        self._thread = threading.Thread(
-            target=self._write, args=work, name=f"write {path.name}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._write, args=work, name=f"write {path.name}", daemon=True)
         try:
             self._thread.start()
         except RuntimeError:  # the system gives no more threads: this one does it

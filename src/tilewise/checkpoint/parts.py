@@ -53,8 +53,9 @@ def make_parts(
     return found
 
 
-def _in_words(given: object) -> str:
-    return f"{given.dtype} {list(given.shape)}" if isinstance(given, (np.ndarray, FileTensor)) else shown(given)
+def _in_words(given: Any) -> str:
+    is_array = isinstance(given, (np.ndarray, FileTensor))
+    return f"{given.dtype} {list(given.shape)}" if is_array else shown(given)
 
 
 def _check_name(name: str) -> None:
