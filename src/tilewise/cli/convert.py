@@ -123,7 +123,15 @@ def _open(source: Path, part: str | None, show: Callable[[int, int], object]) ->
     _refuse_part(source, part)
     if has_torch_weights(source):
         return _Source(open_torch_directory(source), model_dir=source)
-    return _open_training(find_checkpoints(source)[-1], show)
+    try:
+        newest = find_checkpoints(source)[-1]
+    except CheckpointError:
+        raise CheckpointError(
+            "[cli.convert] a source that is a directory must be a training checkpoint, a run's output, a distributed "
+            f"checkpoint of PyTorch, or hold pytorch_model.bin; got {str(source)!r}, which is none; where its weights "
+            "are safetensors, name their file"
+        ) from None
+    return _open_training(newest, show)
 
 
 def _refuse_part(source: Path, part: str | None) -> None:

@@ -387,3 +387,11 @@ def test_options_of_no_use_are_refused(command, trained, tmp_path):
         code, _, err = command("convert", *arguments)
         assert code == 2 and words in err and err.count("\n") == 1, err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_is_no_source_is_told_what_one_is(command, trained, tmp_path):
+    """A model directory has safetensors already, an empty one nothing: not only runs are sources."""
+    for source in (trained / "model", tmp_path):
+        code, _, err = command("convert", source, tmp_path / "new")
+        assert code == 2 and "PyTorch" in err and "name their file" in err and err.count("\n") == 1, err
+    assert not list(tmp_path.iterdir())
