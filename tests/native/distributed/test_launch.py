@@ -11,6 +11,8 @@ import pytest
 
 from native.distributed.test_group import are_gone
 from native.server.served import Served, small_model
+from tilewise.cli.launch import restart
+from tilewise.core.errors import LOST
 
 CONFIGURATION = """
 [model]
@@ -169,6 +171,16 @@ def test_a_launch_that_restarts_can_be_paused(tmp_path):
     assert not state(run.pid, False) and not state(leader, False)
     run.communicate(timeout=60)
     assert run.returncode == 0
+
+
+@pytest.mark.parametrize("given", [["run.toml"], ["--", "run.toml"], ["run.toml", "--auto-resume"]], ids=" ".join)
+def test_training_that_is_started_again_goes_on(monkeypatch, given):
+    """The option that says so is one wherever the command's arguments end."""
+    started, ends = [], iter([(LOST, False), (LOST, False), (0, False)])
+    monkeypatch.setattr(restart, "_run_once", lambda words: started.append(words) or next(ends))
+    assert restart.run_again(["-n", "2"], ["train", *given], 2) == 0
+    before = ["launch", "-n", "2", "--", "train"]
+    assert started == [[*before, *given], *[[*before, "--auto-resume", *given]] * 2]
 
 
 def test_the_last_code_is_the_launchs(tmp_path):

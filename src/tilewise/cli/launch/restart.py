@@ -36,7 +36,8 @@ def run_again(options: Sequence[str], command: Sequence[str], times: int) -> int
     Returns:
         Its last exit code; 128 and the signal's number where one ended it.
     """
-    arguments = ["launch", *options, "--", *command]
+    before = ["launch", *options, "--"]
+    arguments = [*before, *command]
     resumes = command[0] == "train" and "--resume" not in command
     for left in range(times, -1, -1):
         code, is_asked = _run_once(arguments)
@@ -47,7 +48,7 @@ def run_again(options: Sequence[str], command: Sequence[str], times: int) -> int
         done = f"{times - left + 1} of {times}"
         print(f"tilewise: [cli.launch] ended by {how}; starting again ({done})", file=sys.stderr, flush=True)
         if resumes:
-            arguments, resumes = [*arguments, "--auto-resume"], False
+            arguments, resumes = [*before, "train", "--auto-resume", *command[1:]], False
     raise AssertionError("the last attempt returns")
 
 
