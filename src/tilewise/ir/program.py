@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+from tilewise.core.dims import MAX_SIZE
 from tilewise.core.frozen import freeze_maps
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "TileProgram",
     "Wait",
     "is_single",
+    "is_size",
     "known_part",
     "memory_kind",
     "plain",
@@ -95,6 +97,15 @@ NumberLike = int | Number
 def upper(number: NumberLike, bounds: tuple[int, ...] = ()) -> int:
     """The value of a constant or, with every symbol at its bound, of a number of a symbol."""
     return number if isinstance(number, int) else number.upper(bounds)
+
+
+def is_size(number: object, least: int = 0) -> bool:
+    """Whether it says how many there are: an integer from `least` to `MAX_SIZE`, or a `Number` made of such."""
+    if not isinstance(number, Number):
+        return type(number) is int and least <= number <= MAX_SIZE
+    parts = (number.constant, number.multiple)
+    is_within = all(type(n) is int and abs(n) <= MAX_SIZE for n in parts)
+    return is_within and (number.source != Source.NOTHING or number.constant >= least)
 
 
 def times(number: NumberLike, factor: int) -> NumberLike:

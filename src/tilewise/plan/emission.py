@@ -28,6 +28,7 @@ from tilewise.ir.program import (
     Operand,
     Source,
     is_single,
+    is_size,
     plain,
     upper,
 )
@@ -222,12 +223,12 @@ def _suffix(spec: KernelSpec, name: str) -> str:
 def _check_loop(call: _Call, label: object, priority: object) -> None:
     """What a loop is made of: rows, rows per task, a name and a priority."""
     extent, step = call.extent, call.step
-    if not isinstance(extent, Number) or (extent.source == Source.NOTHING and extent.constant < 0):
-        call.refuse("a loop runs over rows: a Number, or in emit a tensor's Ref", shown(extent))
-    if not isinstance(step, Number) and (type(step) is not int or step < 0):
-        call.refuse("rows per task are 1 or more, or 0 for one task over all", shown(step))
-    if not isinstance(label, str):
-        call.refuse("a label is text", shown(label))
+    if not isinstance(extent, Number) or not is_size(extent):
+        call.refuse("a loop runs over rows, below 2^40: a Number, or in emit a tensor's Ref", shown(extent))
+    if not is_size(step):
+        call.refuse("rows per task are 1 or more, or 0 for one task over all, and below 2^40", shown(step))
+    if not isinstance(label, str) or not label.isprintable():
+        call.refuse("a label is printable text", shown(label))
     if type(priority) is not int or abs(priority) > _MAX_PRIORITY:
         call.refuse(f"a priority is an integer of at most {_MAX_PRIORITY}", shown(priority))
 

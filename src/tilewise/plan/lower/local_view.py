@@ -148,7 +148,12 @@ class LocalView:
     ) -> list[list[tuple[int, int]]]:
         """Per chunk, per term, the local range of the contracted dim (`dim` of each weight)."""
         if not isinstance(terms, Sequence) or not all(
-            isinstance(t, tuple) and len(t) == 3 and isinstance(t[0], TensorSpec) for t in terms
+            isinstance(t, tuple)
+            and len(t) == 3
+            and isinstance(t[0], TensorSpec)
+            and type(t[2]) is int
+            and 0 <= t[2] < len(t[0].shape)
+            for t in terms
         ):
             self.refuse("terms are (spec, label, dim) of each weight", shown(terms))
         self._require_record(record)

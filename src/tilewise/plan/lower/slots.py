@@ -13,7 +13,7 @@ from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout, Record, TensorLayout
 from tilewise.ir.lowering import Ref
-from tilewise.ir.program import Mode, Number, NumberLike, Operand, Slot, TempSpec, memory_kind
+from tilewise.ir.program import Mode, Number, NumberLike, Operand, Slot, TempSpec, is_size, memory_kind
 from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.lower.local_view import LocalView
 from tilewise.plan.shapes import LocalShapes, bytes_of, round_up
@@ -117,11 +117,10 @@ class SlotTable(LocalView):
     ) -> Ref:
         """A temporary that lives while this op runs."""
         for what, given, least in (("rows", rows, 0), ("cols", cols, 1), ("tile_rows", tile_rows, 1)):
-            is_symbol = (
-                isinstance(given, Number) and what != "cols" and (given.source or given.constant >= least)
-            )
-            if not is_symbol and (type(given) is not int or given < least):
-                self.refuse(f"{what} of a temporary are {least} or more", f"{shown(given)} for {name!r}")
+            if not is_size(given, least) or (what == "cols" and isinstance(given, Number)):
+                self.refuse(
+                    f"{what} of a temporary are {least} or more and below 2^40", f"{shown(given)} for {name!r}"
+                )
         if not isinstance(dtype, str) or dtype not in DTYPES:
             self.refuse(f"a temporary's dtype is one of {', '.join(DTYPES)}", f"{shown(dtype)} for {name!r}")
         extent = rows if isinstance(rows, Number) else Number(rows)
@@ -137,6 +136,7 @@ class SlotTable(LocalView):
         """A temporary with the rows and columns of another tensor; with a record, of all its team's shards."""
         if not isinstance(ref, Ref) or memory_kind(self.keys[ref.slot].kind) == "temp":
             self.refuse("a temporary is shaped as a tensor, whose Ref low.tensor returns", shown(ref))
+        self._require_record(record)
         key = self.keys[ref.slot]
         spec, layout = self.spec(key.id), self.layout(key.id)
         cols = ref.cols
