@@ -7,7 +7,7 @@ registered, of what `infer`, `factors` and `index_bounds` return where they are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -190,7 +190,8 @@ def outputs_of(rule: Op, inputs: Sequence[TensorSpec | None], attrs: Mapping[str
         _refuse_positions(rule, "shape_of", rule.shape_of, specs, inputs)
     if rule.must_alias:
         _check_aliases(rule, inputs, specs)
-    return list(specs)
+    # an operand's spec may be an output's, its name may not: it would stand for the tensor that has it
+    return [replace(spec, name="") if spec.name else spec for spec in specs]
 
 
 def _check_aliases(rule: Op, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec]) -> None:

@@ -151,8 +151,10 @@ def register(cls: AnyOp) -> AnyOp:
             f"{title} without {missing}",
             "write it",
         )
-    if not isinstance(cls.name, str) or not cls.name:
-        _author.refuse("register", "an op has a name", f"{title} with {shown(cls.name)}", "set `name`")
+    if not isinstance(cls.name, str) or not cls.name or not cls.name.isprintable():
+        _author.refuse(
+            "register", "an op has a printable name", f"{title} with {shown(cls.name)}", "set `name`"
+        )
     if cls.name in _OPS or cls.name == "call":
         _author.refuse(
             "register",
@@ -198,6 +200,7 @@ def check_call(name: str, operands: Sequence[object | None], attrs: Mapping[str,
     Raises:
         ShapeError: no such op, another number of operands, one that is missing, an attribute that is missing, unknown
             or of another type.
+        InternalError: the op's own count of its operands is none.
     """
     if not isinstance(name, str) or name not in _OPS:
         _border.choice("op", "an op's name", name, sorted(_OPS))
@@ -207,8 +210,7 @@ def check_call(name: str, operands: Sequence[object | None], attrs: Mapping[str,
         wanted = ", ".join(signature.attributes) or "none"
         _border.refuse(name, f"attributes are {wanted}", f"{odd[0]!r} missing or unknown", "correct the call")
     checked = {a: _attribute(name, a, attrs[a], kind) for a, kind in signature.attributes.items()}
-    wanted_operands = signature.operands
-    count = wanted_operands(checked) if callable(wanted_operands) else wanted_operands
+    count = _count_operands(name, signature, checked)
     if len(operands) != count and (count is not None or not operands):
         _border.refuse(
             name, f"takes {count or 'at least one'} operands", str(len(operands)), "correct the call"
@@ -217,6 +219,22 @@ def check_call(name: str, operands: Sequence[object | None], attrs: Mapping[str,
         if operand is None and position not in signature.absent:
             _border.refuse(name, f"operand {position} must be given", "None", "pass a tensor of the graph")
     return checked
+
+
+def _count_operands(name: str, signature: Signature, attrs: Mapping[str, Any]) -> int | None:
+    """How many operands a call with these attributes takes; None for any number from one on."""
+    count = signature.operands
+    if not callable(count):
+        return count
+    found = count(attrs)
+    if type(found) is not int or found < 0:
+        _author.refuse(
+            name,
+            "the function that `signature` has for operands gives their number",
+            shown(found),
+            f"correct {type(_OPS[name]).__name__}.signature",
+        )
+    return found
 
 
 def _attribute(op: str, name: str, value: Any, kind: type) -> Any:

@@ -154,6 +154,24 @@ def test_outputs_in_a_tuple():
     plan_graph(build(infer=lambda *_: (SPEC,), lower=lowered), {})
 
 
+def test_an_output_does_not_take_the_name_of_an_operand():
+    """Its spec may be an operand's as it is; the optimizer updates the parameter that bears the name, no result."""
+    make(infer=lambda self, inputs, attrs: [inputs[0]], lower=lowered)
+    graph = GraphBuilder("g")
+    a, b = (graph.parameter([8], name=name) for name in "ab")
+    (y,) = graph.op("odd", [a, b])
+    assert y.spec.name == "" and y.spec.shape == (8,)
+    graph.output(y, "y")
+    assert GraphBuilder.thaw(graph.freeze()).find("a").kind == "parameter"
+
+
+@pytest.mark.parametrize("count", [None, "2", -1, True, 2.0], ids=repr)
+def test_a_count_of_operands_that_is_none(count):
+    """The op's author is told, not the one who calls it."""
+    with pytest.raises(InternalError, match=r"\[ir.odd\] the function that `signature` has.*correct Odd.signature"):
+        build(signature=Signature(lambda attrs: count))
+
+
 def one_partial(*args, **changes):
     return Factors((DIMS, DIMS), (DIMS,), partials=(Partial(*args, **changes),))
 
