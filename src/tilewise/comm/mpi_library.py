@@ -8,6 +8,7 @@ itself libmpi_abi.so.1; pip's mpich brings one.
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -56,7 +57,7 @@ def find_mpi() -> MpiLibrary:
         ConfigError: there is none, or TILEWISE_MPI names no file.
     """
     if named := read("TILEWISE_MPI", ""):
-        if not Path(named).is_file():
+        if not os.path.isfile(named):  # which no length is too much for
             raise ConfigError(
                 "[comm.mpi] TILEWISE_MPI must name a file that `tilewise build-mpi` has built; got "
                 f"{named!r}, which is no file; build it, or unset the variable"

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tilewise.core.border import shown
+from tilewise.core.environment import read
 from tilewise.core.errors import ConfigError
 from tilewise.core.limits import core_quota, memory_of_machine, num_cores
 from tilewise.kernels.isa import isa_in_use, isa_levels
@@ -223,7 +225,11 @@ def _mpi(_: Path) -> Iterator[Finding]:
     try:
         mpi = find_mpi()
     except ConfigError:
-        yield Finding("MPI", "ok", "none; only several hosts need it (pip install mpich)")
+        if named := read("TILEWISE_MPI", ""):
+            advice = "build it with `tilewise build-mpi`, or unset the variable"
+            yield Finding("MPI", "warning", f"none: TILEWISE_MPI is {shown(named)}, which is no file", advice)
+        else:
+            yield Finding("MPI", "ok", "none; only several hosts need it (pip install mpich)")
         return
     beside = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
     mpiexec = beside or shutil.which("mpiexec")

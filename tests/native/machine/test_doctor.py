@@ -179,6 +179,16 @@ def test_which_mpi(machine, monkeypatch, library, absent, state, said):
     assert "trusted networks only" in found["MPI's ports"].advice
 
 
+@pytest.mark.parametrize("named", ["/absent/table.so", "/", "x" * 5000], ids=["absent", "a folder", "too long"])
+def test_a_variable_that_names_no_mpi(machine, monkeypatch, named):
+    """It is why there is none, and installing one would not help."""
+    monkeypatch.undo()
+    monkeypatch.setenv("TILEWISE_MPI", named)
+    found = machine({})["MPI"]
+    assert found.state == "warning" and "TILEWISE_MPI is" in found.found and "unset" in found.advice
+    assert len(found.found) < 200
+
+
 def test_nothing_can_be_read(tmp_path, monkeypatch):
     """A container may hide it all: only what the process itself knows is said."""
     give_mpi(monkeypatch, None)
