@@ -110,11 +110,14 @@ class Optimizer(Kind, ABC):
         kind = type(self).__name__
         for what, names in (("states", self.states), ("per_step", self.per_step)):
             own = _border.sequence(kind, what, names, "names")
-            are_names = all(isinstance(n, str) and n for n in own) and len({*own}) == len(own)
-            if not are_names or (what == "states" and MASTER in own):
-                _border.refuse(
-                    kind, f"{what} are names, each once, and none is {MASTER!r}", shown(names), "rename them"
-                )
+            are_names = all(isinstance(n, str) and n and n.isprintable() for n in own)
+            if not are_names or len({*own}) != len(own):
+                _border.refuse(kind, f"{what} are names, each once", shown(names), "rename them")
+        taken = [n for n in self.states if n == MASTER or is_hyper(state_name(n, ""))]
+        if taken:  # of the tensors of masters, and of the numbers of a step
+            _border.refuse(
+                kind, "states are called neither 'master' nor 'hyper'", shown(taken[0]), "rename it"
+            )
         if not self.per_step:
             _border.refuse(
                 kind, "per_step names a number that each step brings, or more", "none", 'keep ("lr",)'

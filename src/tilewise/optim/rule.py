@@ -14,6 +14,7 @@ from typing import NoReturn
 import numpy as np
 
 from tilewise.core.border import Border, shown
+from tilewise.core.dtypes import MAX_F32
 from tilewise.kernels import REFERENCES, UPDATE_STEPS
 
 __all__ = [
@@ -91,7 +92,7 @@ class _Tape:
             if given.tape is not self:
                 _border.refuse("rule", "values belong to one parameter", "another's", "use this update's own")
             return given
-        number = _border.number("rule", "a constant", given)
+        number = _border.number("rule", "a constant", given, -MAX_F32, MAX_F32)
         if number not in self.constants:
             self.constants.append(number)
         return Value(self, ("constant", self.constants.index(number)))

@@ -23,12 +23,17 @@ def make(update=lambda self, parameter: None, **members):
     return type("Own", (Optimizer,), {"update": update, **members})()
 
 
-@pytest.mark.parametrize("names", [("master",), ("a", "a"), (5,), ([1],), ("",), "ab", None], ids=str)
+@pytest.mark.parametrize(
+    "names",
+    [("master",), ("hyper",), ("a", "hyper.1"), ("a", "a"), (5,), ([1],), ("",), ("a\nb",), "ab", None],
+    ids=str,
+)
 def test_states_have_names_of_their_own(names):
-    """`master` is taken: session would read that state where it asks for the weight."""
+    """`master` and `hyper` are taken: session would read that state where it asks for the weight, or write a step's
+    numbers to that of a parameter called `1`."""
     with pytest.raises(ConfigError, match=r"\[optim.Own\] states"):
         make(states=names)
-    if names != ("master",):
+    if names not in (("master",), ("hyper",), ("a", "hyper.1")):
         with pytest.raises(ConfigError, match=r"\[optim.Own\] per_step"):
             make(per_step=names)
 
@@ -85,6 +90,9 @@ def test_functions_of_an_update_take_values_and_numbers():
         parameter.weight = fused(0.5, parameter.weight, maximum(0.0, parameter.gradient))
 
     assert len(take_down(update, (), ("lr",)).steps) == 8
+    for odd in (1e39, -1e39, float("nan")):  # infinite in fp32, or none
+        with pytest.raises(ConfigError, match=r"\[optim.rule\] a constant must"):
+            take_down(lambda parameter, odd=odd: parameter.weight * odd, (), ("lr",))
     with pytest.raises(ConfigError, match=r"sqrt takes a value .*; got 4.0"):
         take_down(lambda parameter: sqrt(4.0), (), ())
 
