@@ -250,8 +250,9 @@ class GraphBuilder(RowCalls):
                 residual=residual is not None,
                 bias=False,
             )[0]
-        out = self.op("matmul", [a, b], transpose_a=transpose_a, transpose_b=transpose_b)[0]
-        return out if residual is None else self.add(out, residual)
+        with self.all_or_nothing():
+            out = self.op("matmul", [a, b], transpose_a=transpose_a, transpose_b=transpose_b)[0]
+            return out if residual is None else self.add(out, residual)
 
     def embedding(self, ids: TensorNode, table: TensorNode) -> TensorNode:
         """Rows of `table` `[vocab, hidden]` at `ids` (i32)."""
@@ -363,6 +364,13 @@ class GraphBuilder(RowCalls):
                 f"a {labels.kind}",
                 "pass an input",
             )
+        if self.has(INV_COUNT):
+            _border.refuse(
+                "mean_cross_entropy",
+                "one loss of a graph is a mean over labels that each step counts",
+                f"a second in {self.name!r}",
+                "take cross_entropy with an inv_count of your own",
+            )
         with self.all_or_nothing():
             spec = TensorSpec((1,), _dtype("f32"), name=INV_COUNT, storage="vector")
             inv_count = self.draft.declare("input", spec)
@@ -399,8 +407,9 @@ class GraphBuilder(RowCalls):
                 f"[graph.loss] a loss is one f32, computed by the graph; got a {tensor.kind} {tensor.spec}; take "
                 "cross_entropy, mean or sum"
             )
+        self.output(tensor, "loss")  # which refuses where another output is called so
         self.draft.loss_id = tensor.id
-        return self.output(tensor, "loss")
+        return tensor
 
     # ---- the finished thing -------------------------------------------------------------------------------
 

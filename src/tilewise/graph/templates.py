@@ -95,7 +95,7 @@ def trace_layer(
     gives it a key of its own.
 
     Raises:
-        ShapeError: it declares an input of its own, or returns no tensor of its graph.
+        ShapeError: it declares an input or an output of its own, or returns no tensor of its graph.
     """
     counts.traced += 1
     inner = GraphBuilder(layer.__name__, reduction_chunks=reduction_chunks)
@@ -105,6 +105,13 @@ def trace_layer(
     if own:
         _border.refuse(
             "layer", "a layer takes its inputs as operands", f"an input {own[0]!r} of its own", "pass it in"
+        )
+    if inner.draft.outputs:
+        _border.refuse(
+            "layer",
+            "a layer returns its result; outputs and the loss are the graph's",
+            f"an output {next(iter(inner.draft.outputs))!r} of its own",
+            "declare it of what the layer returns",
         )
     inner.output(result, "result")
     frozen = simplify(inner.freeze())

@@ -36,7 +36,7 @@ class Signature:
     Attributes:
         operands: how many, or a function of the attributes; None for any number from one on.
         absent: positions of operands that may be None.
-        attributes: type per attribute; all must be given. Integers lie in 32 bits, floats are finite.
+        attributes: type per attribute; all must be given. Integers lie in 32 bits, floats in fp32.
     """
 
     operands: int | Callable[[Mapping[str, Any]], int] | None

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 from tilewise.core.border import Border, shown
 from tilewise.core.dims import Size
+from tilewise.core.dtypes import MAX_F32
 from tilewise.core.errors import InternalError, PlanError, ShapeError
 from tilewise.ir.declared import Factors, Partial, Signature, check_members
 from tilewise.ir.graph import OpNode, TensorSpec
@@ -239,7 +240,7 @@ def _count_operands(name: str, signature: Signature, attrs: Mapping[str, Any]) -
 
 def _attribute(op: str, name: str, value: Any, kind: type) -> Any:
     if kind is float:
-        return _border.number(op, name, value)
+        return _border.number(op, name, value, -MAX_F32, MAX_F32)
     if kind is int:
         return _border.integer(op, name, value, -_MAX_INT - 1, _MAX_INT)
     if kind is bool:

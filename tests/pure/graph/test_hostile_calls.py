@@ -238,6 +238,58 @@ def test_a_layer_takes_its_inputs_as_operands():
     assert show_graph(graph.freeze()) == before
 
 
+def test_a_layer_has_no_outputs_of_its_own():
+    """Nothing could read them, and a loss declared inside would be none of the graph's."""
+
+    @layer
+    def seen(graph, x):
+        return graph.output(graph.silu(x), "seen")
+
+    @layer
+    def judged(graph, x):
+        graph.loss(graph.sum(x))
+        return x
+
+    graph, t = described()
+    before = show_graph(graph.freeze())
+    for made, name in ((seen, "seen"), (judged, "loss")):
+        with pytest.raises(TilewiseError, match=f"outputs and the loss are the graph's; got an output '{name}'"):
+            made(graph, t["x"], path="p")
+    assert show_graph(graph.freeze()) == before
+
+
+def test_what_fails_in_its_second_half_leaves_nothing():
+    """A residual that does not fit the product; a loss whose name an output has."""
+    graph, t = described()
+    graph.output(graph.silu(t["x"]), "loss")
+    total, square = graph.sum(t["x"]), graph.input([8, 8], name="square")
+    before = show_graph(graph.freeze())
+    for residual in (total, "x"):
+        with pytest.raises(TilewiseError):
+            graph.matmul(t["rows"], square, residual=residual)
+        assert show_graph(graph.freeze()) == before
+    with pytest.raises(TilewiseError, match="output names must be unique; got 'loss'"):
+        graph.loss(total)
+    assert graph.draft.loss_id is None and show_graph(graph.freeze()) == before
+
+
+def test_numbers_beyond_fp32():
+    """Kernels compute in it: such an attribute would be infinite."""
+    graph, t = described()
+    for factor in (1e39, -1e39, 10**400):
+        with pytest.raises(TilewiseError, match=r"\[graph.scale\] factor must"):
+            graph.scale(t["x"], factor)
+
+
+def test_a_second_mean_over_labels():
+    """The count of labels is one input, which no one can rename: what to take instead is said."""
+    graph = GraphBuilder("g")
+    x, labels = graph.input([4, 8], name="x"), graph.input([4], "i32", name="labels")
+    graph.mean_cross_entropy(x, labels)
+    with pytest.raises(TilewiseError, match="got a second in 'g'; take cross_entropy with an inv_count"):
+        graph.mean_cross_entropy(graph.silu(x), labels)
+
+
 def test_attributes_that_look_alike_are_two_templates():
     """Equal text is not equality: each layer is traced with its own attribute."""
 

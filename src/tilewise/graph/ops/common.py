@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from tilewise.core.border import Border
 from tilewise.core.dims import Size
 from tilewise.core.errors import PlanError, ShapeError
 from tilewise.ir.graph import OpNode, TensorSpec
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 FLOATS = ("f32", "bf16")
+_border = Border("graph", ShapeError)
 
 
 def require(
@@ -68,7 +70,8 @@ def require_indices(op: str, what: str, spec: TensorSpec, *specs: TensorSpec) ->
 def require_positive(op: str, **values: float) -> None:
     """Attributes that must be above 0."""
     for name, value in values.items():
-        require(value > 0, op, f"{name} must be above 0, not {value}", advice="correct it")
+        if value <= 0:
+            _border.refuse(op, f"{name} must be above 0", f"{value}", "correct it")
 
 
 def leading(spec: TensorSpec) -> tuple[str, ...]:
