@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from tilewise._native.wire import World as Native
 from tilewise.comm.facts import own_command, own_facts, own_host, require_equal
 from tilewise.comm.links import BUSY_S, Link, bandwidth, clock_offset, round_trip
-from tilewise.comm.peer import JoinedPeer, Peer, SpawnedPeer, error_of, watched
+from tilewise.comm.peer import JoinedPeer, Peer, SpawnedPeer, error_of, watched, watched_too
 from tilewise.comm.world import World
 from tilewise.core.border import Border
 from tilewise.core.errors import CommError, ConfigError, PeerLost, PlanError, TilewiseError
@@ -139,7 +139,7 @@ class Group:
                 self.hosts = [seen.index(name) for name in names]
                 self._ends = [watched(self._owner)]
                 for peer in self._peers:
-                    self._ends.append(os.dup(peer.ended) if peer.ended >= 0 else -1)
+                    self._ends.append(watched_too(peer.ended))
                 for peer in self._peers:
                     begin = {"process": peer.number, "pids": self.pids, "hosts": self.hosts}
                     peer.channel.send(begin, () if self._world else self._ends)
@@ -197,8 +197,10 @@ class Group:
         """The process of each device: blocks of neighbours, as equal as can be.
 
         Raises:
+            ConfigError: it is no number of devices.
             PlanError: a process would have none.
         """
+        num_devices = _border.integer("ProcessGroup", "num_devices", num_devices, 0, MAX_DEVICES)
         if num_devices < self.num_processes:
             raise PlanError(
                 f"[comm.ProcessGroup] every process needs a device; got {num_devices} devices for "

@@ -18,7 +18,7 @@ from tilewise.core import errors
 from tilewise.core.errors import CommError, InternalError, PeerLost, ResourceError, TilewiseError
 from tilewise.core.spawn import Spawned
 
-__all__ = ["JoinedPeer", "Peer", "SpawnedPeer", "error_of", "row_of_error", "watched"]
+__all__ = ["JoinedPeer", "Peer", "SpawnedPeer", "error_of", "row_of_error", "watched", "watched_too"]
 
 
 class Peer:
@@ -168,10 +168,26 @@ def watched(pid: int) -> int:
             "see what it printed, and whether memory is short"
         ) from None
     except OSError as error:
-        raise ResourceError(
-            f"[comm.ProcessGroup] a process must be watched; got {error.strerror!r}; raise the limit of open files "
-            "(ulimit -n)"
-        ) from None
+        raise _no_descriptor(error) from None
+
+
+def watched_too(ended: int) -> int:
+    """Another descriptor for what `watched` has returned, to be closed by itself; -1 for none.
+
+    Raises:
+        ResourceError: the system gives none.
+    """
+    try:
+        return os.dup(ended) if ended >= 0 else -1
+    except OSError as error:
+        raise _no_descriptor(error) from None
+
+
+def _no_descriptor(error: OSError) -> ResourceError:
+    return ResourceError(
+        f"[comm.ProcessGroup] a process must be watched; got {error.strerror!r}; raise the limit of open files "
+        "(ulimit -n)"
+    )
 
 
 def row_of_error(error: BaseException) -> list[str]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tilewise._native.programs import Executor, Program
 from tilewise._native.wire import Wire
 from tilewise.comm.memory import shared_content
+from tilewise.comm.peer import watched_too
 from tilewise.comm.team_memory import executor_files, make_memory, needed_memory
 from tilewise.core.errors import CommError, InternalError
 
@@ -76,7 +77,7 @@ class Team:
             made = make_memory(needed, [group.hosts[process] == 0 for process in processes], own)
             self._ends = [-1]
             for end in ends[1:]:  # the group may be over before this is closed
-                self._ends.append(os.dup(end) if end >= 0 else -1)
+                self._ends.append(watched_too(end))
                 if end >= 0:
                     kept.callback(os.close, self._ends[-1])
             spread = {**options, "processes": list(processes)}

@@ -92,6 +92,9 @@ def test_devices_are_spread_evenly():
         assert group.processes_of(8) == [0, 0, 0, 1, 1, 1, 2, 2]
         with pytest.raises(ValueError, match="got 2 devices for 3 processes"):
             group.processes_of(2)
+        for odd in ("4", 4.0, None, True):
+            with pytest.raises(ConfigError, match="num_devices must be an integer"):
+                group.processes_of(odd)
 
 
 @pytest.mark.parametrize(

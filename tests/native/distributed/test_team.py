@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -264,6 +265,25 @@ def test_memory_that_does_not_suffice(group):
         with pytest.raises(ResourceError, match=str(2 * plan.device_bytes)):
             graph.instantiate(plan, memory_limit_bytes=limit)
     with graph.instantiate(plan, memory_limit_bytes=2 * plan.device_bytes) as model:
+        model.initialize(0)
+        model.step(STEP, 1e-3)
+
+
+def test_descriptors_that_do_not_suffice(group):
+    """However many there are: one kind of error that names the limit, nothing left open, and the group goes on."""
+    graph = training_graph(MODEL, "bf16")
+    plan = graph.plan({"dp": 2})
+    before, limits = left_open(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    for more in range(8):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(before[0]) + more, limits[1]))
+        try:
+            graph.instantiate(plan).close()
+        except ResourceError as error:
+            assert "ulimit -n" in str(error)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert left_open() == before
+    with graph.instantiate(plan) as model:
         model.initialize(0)
         model.step(STEP, 1e-3)
 
