@@ -180,6 +180,24 @@ def test_signals_are_passed_on(tmp_path, number):
     assert is_gone(str(tmp_path))
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_launch_that_is_ended_before_a_host_answers(tmp_path, number):
+    """What waits for the host ends with it: ssh would wait for minutes."""
+    waiting, begun = tmp_path / "ssh", tmp_path / "begun"
+    waiting.write_text(
+        f"#!{sys.executable} -IS\nimport time; open('{begun}/waits', 'w').close(); time.sleep(60)\n"
+    )
+    waiting.chmod(0o755)
+    begun.mkdir()
+    run = start("", placed=[("absent", 1)], launcher=waiting)
+    wait_for(begun, 1)
+    run.send_signal(number)
+    err = run.communicate(timeout=30)[1]
+    assert run.returncode == 128 + number
+    assert err == (b"tilewise: interrupted\n" if number == signal.SIGINT else b"")
+    assert is_gone(str(waiting))
+
+
 @pytest.mark.slow
 def test_the_launchers_own_failures(tmp_path):
     """Its words and exit code 1; a process that never begins is named."""

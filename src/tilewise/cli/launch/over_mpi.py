@@ -163,6 +163,7 @@ class _Run:
         self._reports = Reports(word)
         self._processes = processes
         self._asked: int | None = None
+        self._is_given_up = False  # it was to end before the first process had begun
         self._is_cut = False  # mpiexec has ended before the first process
         self._first_s = self._loss_s = self._end_s = 0.0  # when that was heard
         libc = ctypes.CDLL(None)  # loaded here: between fork and exec little may be done
@@ -191,7 +192,7 @@ class _Run:
         if 0 in self._reports.begun:
             self._process.send_signal(TOLD[signal.Signals(number)])
         else:
-            self._process.kill()
+            self._is_given_up = True
 
     def _hear(self) -> None:
         """Until mpiexec has closed its standard error, or is not worth waiting for."""
@@ -236,6 +237,8 @@ class _Run:
         _write(text.encode())
 
     def _is_over(self) -> bool:
+        if self._is_given_up:
+            return True
         begun, ended, now = self._reports.begun, self._reports.ended, time.monotonic()
         self._first_s = self._first_s or (now if begun else 0.0)
         self._loss_s = self._loss_s or (now if any(ended.values()) else 0.0)
@@ -270,7 +273,7 @@ class _Run:
         self._process.kill()
         self._process.wait()
         self._pass_on_rest()
-        until = time.monotonic() + _END_S
+        until = time.monotonic() + (_LEAVE_S if self._is_given_up else _END_S)
         while (left := [child for child in children if _is_running(child)]) and time.monotonic() < until:
             time.sleep(0.01)
         for child in left:
