@@ -173,7 +173,9 @@ def test_a_launch_that_restarts_can_be_paused(tmp_path):
     assert run.returncode == 0
 
 
-@pytest.mark.parametrize("given", [["run.toml"], ["--", "run.toml"], ["run.toml", "--auto-resume"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "given", [["run.toml"], ["--", "run.toml"], ["run.toml", "--auto-resume"]], ids=" ".join
+)
 def test_training_that_is_started_again_goes_on(monkeypatch, given):
     """The option that says so is one wherever the command's arguments end."""
     started, ends = [], iter([(LOST, False), (LOST, False), (0, False)])

@@ -179,7 +179,9 @@ def test_which_mpi(machine, monkeypatch, library, absent, state, said):
     assert "trusted networks only" in found["MPI's ports"].advice
 
 
-@pytest.mark.parametrize("named", ["/absent/table.so", "/", "x" * 5000], ids=["absent", "a folder", "too long"])
+@pytest.mark.parametrize(
+    "named", ["/absent/table.so", "/", "x" * 5000], ids=["absent", "a folder", "too long"]
+)
 def test_a_variable_that_names_no_mpi(machine, monkeypatch, named):
     """It is why there is none, and installing one would not help."""
     monkeypatch.undo()

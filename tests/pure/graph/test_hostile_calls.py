@@ -253,7 +253,9 @@ def test_a_layer_has_no_outputs_of_its_own():
     graph, t = described()
     before = show_graph(graph.freeze())
     for made, name in ((seen, "seen"), (judged, "loss")):
-        with pytest.raises(TilewiseError, match=f"outputs and the loss are the graph's; got an output '{name}'"):
+        with pytest.raises(
+            TilewiseError, match=f"outputs and the loss are the graph's; got an output '{name}'"
+        ):
             made(graph, t["x"], path="p")
     assert show_graph(graph.freeze()) == before
 

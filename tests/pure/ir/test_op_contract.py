@@ -49,7 +49,10 @@ def trained(name="odd"):
         (lambda: None, "derives from ir.op.Op"),
         (type("Bare", (Op,), {"name": "bare"}), "Bare without factors, infer, lower, signature"),
         (type("Nameless", (Elementwise,), {}), "an op has a printable name; got Nameless"),
-        (type("Line", (Elementwise,), {"name": "a\nb"}), r"an op has a printable name; got Line with 'a\\nb'"),
+        (
+            type("Line", (Elementwise,), {"name": "a\nb"}),
+            r"an op has a printable name; got Line with 'a\\nb'",
+        ),
         (type("Again", (Elementwise,), {"name": "add"}), "'add' of Again, which is taken"),
         (type("Call", (Elementwise,), {"name": "call"}), "'call' of Call, which is taken"),
     ],

@@ -168,7 +168,9 @@ def test_an_output_does_not_take_the_name_of_an_operand():
 @pytest.mark.parametrize("count", [None, "2", -1, True, 2.0], ids=repr)
 def test_a_count_of_operands_that_is_none(count):
     """The op's author is told, not the one who calls it."""
-    with pytest.raises(InternalError, match=r"\[ir.odd\] the function that `signature` has.*correct Odd.signature"):
+    with pytest.raises(
+        InternalError, match=r"\[ir.odd\] the function that `signature` has.*correct Odd.signature"
+    ):
         build(signature=Signature(lambda attrs: count))
 
 

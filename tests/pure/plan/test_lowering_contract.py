@@ -321,7 +321,10 @@ ASKED = [
     (lambda low, op: low.rows_at("a", 0, 1), "a tensor is an id.*got 'a'"),
     (lambda low, op: temp(low, tile_rows=0), "tile_rows of a temporary are 1 or more.*got 0 for 't'"),
     (lambda low, op: temp(low, tile_rows="4"), "tile_rows of a temporary.*got '4' for 't'"),
-    (lambda low, op: temp(low, tile_rows=1 << 70), "tile_rows of a temporary are 1 or more and below 2.40; got"),
+    (
+        lambda low, op: temp(low, tile_rows=1 << 70),
+        "tile_rows of a temporary are 1 or more and below 2.40; got",
+    ),
     (lambda low, op: temp(low, rows=Number(8.0)), "rows of a temporary are 0 or more and below"),
     (lambda low, op: temp(low, cols=0), "cols of a temporary are 1 or more.*got 0"),
     (lambda low, op: temp(low, rows=-8), "rows of a temporary are 0 or more.*got -8"),

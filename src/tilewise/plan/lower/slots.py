@@ -119,7 +119,8 @@ class SlotTable(LocalView):
         for what, given, least in (("rows", rows, 0), ("cols", cols, 1), ("tile_rows", tile_rows, 1)):
             if not is_size(given, least) or (what == "cols" and isinstance(given, Number)):
                 self.refuse(
-                    f"{what} of a temporary are {least} or more and below 2^40", f"{shown(given)} for {name!r}"
+                    f"{what} of a temporary are {least} or more and below 2^40",
+                    f"{shown(given)} for {name!r}",
                 )
         if not isinstance(dtype, str) or dtype not in DTYPES:
             self.refuse(f"a temporary's dtype is one of {', '.join(DTYPES)}", f"{shown(dtype)} for {name!r}")
