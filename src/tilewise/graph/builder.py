@@ -47,7 +47,8 @@ class GraphBuilder(RowCalls):
             share such a dim if n is 1 or C / n a power of two: with 8 chunks 1, 2, 4, 8; with 12 chunks 1, 3, 6, 12.
 
     Shapes: sizes are `int` or `Dim`; row-major, last dim fastest. Every operation raises ShapeError at the call, with
-    the operands' shapes, when they do not fit, are of another type, or belong to another graph.
+    the operands' shapes, when they do not fit, are of another type, or belong to another graph. One thread at a time
+    describes a graph; several describe layers beside one another with `ParallelGraphBuilder`.
     """
 
     def __init__(self, name: str = "graph", *, reduction_chunks: int = 8) -> None:

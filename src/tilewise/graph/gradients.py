@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from tilewise.core.border import Border, shown
 from tilewise.core.dtypes import DTYPES
-from tilewise.core.errors import InternalError, PlanError
+from tilewise.core.errors import InternalError, PlanError, ShapeError
 from tilewise.core.frozen import FrozenMap
 from tilewise.core.workers import ENOUGH, WorkerPool
 from tilewise.graph.builder import SEED, GraphBuilder
@@ -25,7 +25,7 @@ from tilewise.graph.draft import GraphDraft
 from tilewise.graph.recompute import NONE, SAVE_ALL, Choice, Recomputation, choose_ops
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
-from tilewise.ir.op import Op, import_ops, modules_of_ops, op_named
+from tilewise.ir.op import Op, check_call, import_ops, modules_of_ops, op_named
 from tilewise.ir.tape import Gradient, Later, Term
 from tilewise.ir.validate import validate_graph
 
@@ -49,20 +49,49 @@ _author = Border("graph", InternalError)
 
 
 class _Tape:
-    """`ir.tape.Tape` over a draft of the backward graph."""
+    """`ir.tape.Tape` over a draft of the backward graph.
+
+    Attributes:
+        author: whose method is asked, and its name: what an error names.
+    """
 
     def __init__(self, graph: Graph, draft: GraphDraft, use: Callable[[int], int]) -> None:
         self.draft = draft
-        self.use = use
+        self._use = use
         self.flow = _Contributions(graph, self)
+        self.author: tuple[Op, str] | None = None
+
+    def refuse(self, rule: str, got: str) -> NoReturn:
+        """Raise an error that names the op and what its author must correct."""
+        op, method = self.author or (None, "gradient")
+        title = "gradients" if op is None else op.name
+        _author.refuse(title, rule, got, f"correct {type(op).__name__}.{method}")
+
+    def use(self, tensor: int) -> int:
+        if not _is_id(tensor, self.flow.graph.tensors):
+            self.refuse("a tensor that is used is one of the forward graph", shown(tensor))
+        return self._use(tensor)
 
     def op(self, name: str, inputs: Sequence[int | None], **attrs: Any) -> list[int]:
-        return list(self.draft.op(name, tuple(inputs), attrs))
+        asked = self.later(name, inputs, **attrs)
+        try:
+            return list(self.draft.op(name, asked.inputs, asked.attrs))
+        except ShapeError as error:
+            self.refuse("operands of what is appended fit together", str(error))
 
     def later(self, name: str, inputs: Sequence[int | None], **attrs: Any) -> Later:
-        return Later(name, tuple(inputs), attrs)
+        tensors = self.draft.tensors
+        if not isinstance(inputs, list | tuple) or not all(i is None or _is_id(i, tensors) for i in inputs):
+            self.refuse(f"operands of {shown(name)} are tensors' ids, in a list", shown(inputs))
+        try:
+            return Later(name, tuple(inputs), check_call(name, inputs, attrs))
+        except ShapeError as error:
+            self.refuse("what is appended is called as its op says", str(error))
 
     def contribute(self, tensor: int, contribution: Gradient) -> None:
+        if not _is_id(tensor, self.flow.graph.tensors):
+            self.refuse("a contribution is to a tensor of the forward graph", shown(tensor))
+        _check_contribution(self, tensor, contribution, f"tensor {tensor}")
         self.flow.add(tensor, contribution)
 
     def add(self, a: int, b: int) -> int:
@@ -110,16 +139,20 @@ class _Contributions:
         self.waiting = []
 
     def _emit(self, waiting: Later) -> int:
-        return self.tape.op(waiting.op, waiting.inputs, **waiting.attrs)[0]
+        try:
+            return self.tape.draft.op(waiting.op, waiting.inputs, waiting.attrs)[0]
+        except ShapeError as error:  # of some op before, which has asked for it
+            advice = f"correct the gradient that asks for {waiting.op!r}"
+            _author.refuse("gradients", "operands of what is appended fit together", str(error), advice)
 
     def total(self, tensor: int) -> int | None:
         """The gradient of a tensor; None when nothing flows there."""
         if tensor not in self.done:
             self.done[tensor] = None  # no contribution may come while its own terms are combined
-            self.done[tensor] = self._sum(self.lists.get(tensor, []))
+            self.done[tensor] = self._sum(tensor, self.lists.get(tensor, []))
         return self.done[tensor]
 
-    def _sum(self, given: list[Gradient]) -> int | None:
+    def _sum(self, tensor: int, given: list[Gradient]) -> int | None:
         """Tensors in reverse order of use, then the terms, op by op."""
         total: int | None = None
         for i, c in enumerate(given):
@@ -132,7 +165,12 @@ class _Contributions:
             if isinstance(c, Term):
                 terms.setdefault(c.combined_by, []).append(c)
         for op in sorted((op_named(name) for name in terms), key=lambda op: (op.combine_rank, op.name)):
+            before, self.tape.author = self.tape.author, (op, "combine")
             total = op.combine(self.tape, terms[op.name], total)
+            if not _is_id(total, self.tape.draft.tensors):
+                self.tape.refuse("what terms are combined to is a tensor's id", shown(total))
+            _check_contribution(self.tape, tensor, total, f"tensor {tensor}")
+            self.tape.author = before
         return total
 
 
@@ -150,38 +188,43 @@ def _run_backward(
             given = on_call(op, grads)
         else:
             rule = op_named(op.op)
+            tape.author = rule, "gradient"
             given = rule.gradient(tape, op, grads)
-            _check_contributions(rule, tape, op, given)
+            _check_contributions(tape, op, given)
         for tensor, contribution in zip(op.inputs, given):
             if tensor is not None and contribution is not None:
                 tape.flow.add(tensor, contribution)
 
 
-def _check_contributions(rule: Op, tape: _Tape, op: OpNode, given: object) -> None:
+def _is_id(given: object, tensors: Sequence[TensorNode]) -> bool:
+    return type(given) is int and 0 <= given < len(tensors)
+
+
+def _check_contributions(tape: _Tape, op: OpNode, given: object) -> None:
     """Hold what a gradient rule returned to the contract.
 
     Raises:
         InternalError: names the op and what its author must correct.
     """
-    advice = f"correct {type(rule).__name__}.gradient"
     if not isinstance(given, list | tuple) or len(given) != len(op.inputs):
         got = f"{len(given)} for {len(op.inputs)} inputs" if isinstance(given, list | tuple) else shown(given)
-        _author.refuse(
-            rule.name, "a gradient has one contribution per input, None where nothing flows", got, advice
-        )
+        tape.refuse("a gradient has one contribution per input, None where nothing flows", got)
     for position, (tensor, c) in enumerate(zip(op.inputs, given)):
-        if c is None or isinstance(c, Later | Term):
-            continue
-        where = f"{shown(c)} for input {position}"
-        known = tape.draft.tensors
-        if type(c) is not int or not 0 <= c < len(known):
-            _author.refuse(
-                rule.name, "a contribution is a tensor's id, a Later, a Term or None", where, advice
-            )
-        wanted = tape.flow.graph.spec(tensor) if tensor is not None else None
-        if wanted is None or known[c].spec.shape != wanted.shape:
-            got = f"{known[c].spec} for input {position}, {wanted}"
-            _author.refuse(rule.name, "a gradient has the shape of its tensor", got, advice)
+        _check_contribution(tape, tensor, c, f"input {position}")
+
+
+def _check_contribution(tape: _Tape, tensor: int | None, c: object, place: str) -> None:
+    """Hold one contribution, to a tensor of the forward graph, to the same."""
+    if isinstance(c, Later):
+        tape.later(c.op, c.inputs, **c.attrs)  # which may have been made by hand
+    if c is None or isinstance(c, Later | Term):
+        return
+    known = tape.draft.tensors
+    if type(c) is not int or not 0 <= c < len(known):
+        tape.refuse("a contribution is a tensor's id, a Later, a Term or None", f"{shown(c)} for {place}")
+    wanted = tape.flow.graph.spec(tensor) if tensor is not None else None
+    if wanted is None or known[c].spec.shape != wanted.shape:
+        tape.refuse("a gradient has the shape of its tensor", f"{known[c].spec} for {place}, {wanted}")
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,50 @@ def test_contributions_that_break_the_contract(given, words):
         trained()
 
 
+ASKED = [
+    (lambda tape, dy: tape.use(10**6), "used is one of the forward graph; got 1000000"),
+    (lambda tape, dy: tape.use(None), "used is one of the forward graph; got None"),
+    (lambda tape, dy: tape.add(dy, 10**6), r"operands of 'add' are tensors' ids.*1000000\]"),
+    (lambda tape, dy: tape.add(dy, -1), r"operands of 'add' are tensors' ids.*-1\]"),
+    (lambda tape, dy: tape.multiply(dy, "dy"), r"operands of 'multiply' are tensors' ids.*'dy'\]"),
+    (lambda tape, dy: tape.add(dy, None), "operand 1 must be given"),
+    (lambda tape, dy: tape.scale(dy, "2"), "factor must be a finite number; got '2'"),
+    (lambda tape, dy: tape.op("scale", None), "operands of 'scale' are tensors' ids, in a list; got None"),
+    (lambda tape, dy: tape.op("scale", [dy]), "'factor' missing"),
+    (lambda tape, dy: tape.op("add", [dy]), "takes 2 operands; got 1"),
+    (lambda tape, dy: tape.op("fly", [dy]), "an op's name must be one of"),
+    (lambda tape, dy: tape.matmul(dy, dy, False, False), "fit together; got .*two dims"),
+    (lambda tape, dy: tape.later("scale", [dy], speed=2.0), "'factor' missing"),
+    (lambda tape, dy: Later("scale", (dy,), {"factor": [2.0]}), "factor must be a finite number"),
+    (lambda tape, dy: tape.contribute(10**6, dy), "to a tensor of the forward graph; got 1000000"),
+    (lambda tape, dy: tape.contribute(None, dy), "to a tensor of the forward graph; got None"),
+    (lambda tape, dy: tape.contribute(0, True), "a tensor's id, a Later, a Term or None; got True"),
+]
+
+
+@pytest.mark.parametrize("ask,words", ASKED, ids=lambda v: v if isinstance(v, str) else "")
+def test_what_a_gradient_cannot_ask(ask, words):
+    """The op whose gradient asks is named, and nothing that it asks for is passed over."""
+    make(gradient=lambda self, tape, op, grads: [ask(tape, grads[0])])
+    with pytest.raises(InternalError, match=rf"\[graph.odd\].*{words}.*; correct Odd.gradient"):
+        trained()
+
+
+@pytest.mark.parametrize("total", [None, "x", 10**6, True, [1], 1], ids=repr)
+def test_what_terms_are_combined_to(total):
+    """A tensor's id, of its shape; without one, the parameters behind would be said not to count."""
+    make(gradient=lambda self, tape, op, grads: [OwnTerm()], combine=lambda *_: total)
+    with pytest.raises(InternalError, match=r"\[graph.odd\].*; correct Odd.combine"):
+        trained()
+
+
+def test_what_is_appended_later_and_does_not_fit():
+    """It is known when it is appended, and named."""
+    make(gradient=lambda self, tape, op, grads: [tape.later("matmul", [grads[0]] * 2, **NOT_TURNED)])
+    with pytest.raises(InternalError, match=r"two dims.*correct the gradient that asks for 'matmul'"):
+        trained()
+
+
 def test_an_op_without_a_gradient():
     """A loss that depends on it is refused; nothing is silently left out of the gradient."""
     make()
@@ -109,6 +153,9 @@ def test_a_by_product_has_no_gradient():
     frozen = graph.freeze()
     with pytest.raises(PlanError, match=r"on the first output of 'cross_entropy' only.*output 1"):
         differentiate(frozen, rows.id)
+
+
+NOT_TURNED = {"transpose_a": False, "transpose_b": False}
 
 
 class OwnTerm(Term):
