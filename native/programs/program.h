@@ -113,7 +113,9 @@ struct Instr {
 };
 
 /// Iterations over an extent. A step of 0 makes exactly one, also over an extent of 0.
-inline int64_t num_iterations(int64_t rows, int64_t step) { return step <= 0 ? 1 : (rows + step - 1) / step; }
+inline int64_t num_iterations(int64_t rows, int64_t step) {
+  return step <= 0 ? 1 : rows / step + (rows % step > 0 ? 1 : 0);
+}
 
 struct Template {
   std::string name;

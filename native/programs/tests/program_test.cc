@@ -68,6 +68,14 @@ std::string handles(Operand operand, int64_t extent, int64_t step, int64_t index
 
 }  // namespace
 
+CASE("a loop has its last, shorter iteration, however long a step is") {
+  EXPECT_EQ(num_iterations(6, 3), 2);
+  EXPECT_EQ(num_iterations(7, 3), 3);
+  EXPECT_EQ(num_iterations(0, 3), 0);
+  EXPECT_EQ(num_iterations(0, 0), 1);
+  EXPECT_EQ(num_iterations(5, INT64_MAX), 1);
+}
+
 CASE("ROW views the iteration's rows, the last one smaller") {
   EXPECT_EQ(views({0, Mode::kRow}, 10, 4), "0.0+4x4@0 4.0+4x4@4 8.0+2x4@8 ");
 }

@@ -281,9 +281,13 @@ def test_what_is_none_is_refused():
     builder = ParallelGraphBuilder()
     with pytest.raises(ShapeError, match="described by a function"):
         builder.specify(3, [1])
+    with pytest.raises(ShapeError, match="items can be walked"):
+        builder.specify(print, 5)
     with pytest.raises(ShapeError, match="layer"):
         builder.specify(lambda handle, n: handle.layer(print, path="a"), [1]).result()
     with pytest.raises(ShapeError):
         builder.assemble(3)
+    with pytest.raises(ShapeError, match="a group must be a sequence of specifications"):
+        builder.assemble(own.start(), None)
     with pytest.raises(ShapeError, match="belong to the graph"):
         builder.assemble(own.start(), named={"y": own.start().find("x")})

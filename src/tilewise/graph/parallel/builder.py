@@ -76,6 +76,8 @@ class ParallelGraphBuilder:
             _border.refuse(
                 "specify", "items are described by a function", shown(describe), "pass describe(handle, item)"
             )
+        if not isinstance(items, Iterable):
+            _border.refuse("specify", "items can be walked", shown(items), "pass range(num_layers) or a list")
         given = list(items)
         runner = ThreadPoolExecutor(1, thread_name_prefix=f"specify {kind}")
         try:
@@ -106,8 +108,11 @@ class ParallelGraphBuilder:
                 specification. What a group's future raises.
         """
         _border.instance("assemble", "the first argument", graph, GraphBuilder, "pass the graph")
+        found = [group.result() if isinstance(group, Future) else group for group in groups]
         specs = [
-            spec for group in groups for spec in (group.result() if isinstance(group, Future) else group)
+            spec
+            for group in found
+            for spec in _border.sequence("assemble", "a group", group, "specifications")
         ]
         for spec in specs:
             _border.instance("assemble", "a specification", spec, LayerSpec, "pass what specify returned")
