@@ -6,8 +6,8 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
-/// Bytes from what a long chain of operations computes to what it asks for. Where one vector holds 16 values, chains
-/// overlap by themselves.
+/// Bytes from what a long chain of operations computes to what it asks for. Measured where vectors hold 8 values;
+/// levels with other vectors ask for nothing.
 inline constexpr int64_t kAsksAhead = kParts == 2 ? 1024 : 0;
 
 /// out = fn(in...) lane by lane; tiles: out, in_0 .. in_{N-1}. fn takes and gives Many of any count.

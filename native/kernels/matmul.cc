@@ -158,7 +158,7 @@ struct RowProduct : WeightProduct<D> {
   void expect(int64_t row, int64_t count, int64_t panel, Rows (&expected)[2]) const {
     this->output.expect(row, count, panel * kPanel, kPanel, expected);
   }
-  /// Tiles of registers leave one way, to a block.
+  /// Where it lies, unless tiles of registers multiply (kGroupOf > 1), which leave a block's rows side by side alone.
   float* target(int64_t row, int64_t panel, float* block) const {
     float* const place = kGroupOf<typename D::Dot> == 1 ? this->output.place(row, panel) : nullptr;
     return place ? place : block;

@@ -82,8 +82,8 @@ struct MicroArgs {
   const float* scales;  // per segment (kLanes apart) and row: what was added up before is multiplied with first,
                         // where the micro-kernel is one for scaled sums
   const float* addend;
-  float* out;  // [R][32]; nullptr: nothing is left outside the stack
-  int64_t out_pitch = kPanel;  // floats between its rows
+  float* out;  // R rows of 32; nullptr: nothing is left outside the stack
+  int64_t out_pitch = kPanel;  // floats between its rows; tiles of registers (amx.h) know no other
   const char* ahead = nullptr;  // what is read later: in every step i with i & every_ahead = 0 a cache line is asked
                                 // for, and the one `beside` bytes behind it; the next time, those `pace` bytes further
   int64_t beside = 0, pace = 64;

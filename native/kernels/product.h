@@ -1,8 +1,9 @@
 // The driver of every contraction: packs what a window of it needs (Blocking), and runs register blocks.
 //
-// A product supplies packing, panel addresses, where blocks are packed from and what to do with a finished one; see
-// Forward in matmul.cc. What later calls of the micro-kernel read comes into L2 while earlier ones compute: the next
-// panel, and the memory from which the next row blocks are packed, each call asking for its share of both.
+// A product supplies packing, panel addresses, where blocks are packed from, where a finished one is left (target: in
+// the block's own memory, or where rows lie `pitch` apart) and what to do with it; see Forward in matmul.cc. What later
+// calls of the micro-kernel read comes into L2 while earlier ones compute: the next panel, and the memory from which
+// the next row blocks are packed, each call asking for its share of both.
 #pragma once
 #include "kernels/blocking.h"
 

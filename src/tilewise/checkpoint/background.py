@@ -68,7 +68,9 @@ class CheckpointWriter:
         self._thread = threading.Thread(target=self._write, args=work, name=f"write {path.name}", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError:  # the system gives no more threads: this one does it
+        except (
+            RuntimeError
+        ):  # the system gives no more threads: this one does it; `wait` raises what it raises
             self._write(*work)
         return path
 
@@ -93,19 +95,23 @@ class CheckpointWriter:
         """
         _border.function("wait", "on_progress", on_progress)
         while self._thread is not None:
-            is_written = self._is_written.wait(None if on_progress is None else _PATIENCE_S)
+            is_over = self._is_over(self._thread)
             if on_progress is not None:
                 on_progress(*self._done)
-            if is_written:
+            if is_over:
                 self._thread = None
         self.check()
 
     def give_up(self) -> None:
         """Leave what is being written unwritten; returns when nothing is being written any more."""
         self._is_given_up = True
-        if self.is_busy:
-            self._is_written.wait()
-        self._thread = None
+        while self._thread is not None:
+            if self._is_over(self._thread):
+                self._thread = None
+
+    def _is_over(self, thread: threading.Thread) -> bool:
+        """Whether it is written, which is waited for a while: a thread that has not begun by then never does."""
+        return self._is_written.wait(_PATIENCE_S) or thread.ident is None
 
     def _write(
         self, directory: str | Path, state: TrainingState, config: Mapping[str, Any], keep_last: int

@@ -169,12 +169,17 @@ class GraphDraft:
         key = _key(name, ids, attrs, self.phase)
         if key in self._cache:
             return self._cache[key]
-        given = [None if i is None else self.tensors[i].spec for i in ids]
-        refuse_packed(name, given, attrs)
-        specs = outputs_of(op_named(name), given, attrs)
-        outputs = self.append(name, ids, specs, attrs)
+        outputs = self.append(name, ids, self.specs_of(name, ids, attrs), attrs)
         self._cache[key] = outputs
         return outputs
+
+    def specs_of(
+        self, name: str, ids: tuple[int | None, ...], attrs: Mapping[str, Any]
+    ) -> Sequence[TensorSpec]:
+        """What such an op would give."""
+        given = [None if i is None else self.tensors[i].spec for i in ids]
+        refuse_packed(name, given, attrs)
+        return outputs_of(op_named(name), given, attrs)
 
     def share_ops(self) -> None:
         """Let ops that follow be one with equal ops that are there, where these were not appended one by one."""

@@ -45,6 +45,7 @@ Foresee = Callable[[], OnMade]
 """What prepares that while gradients are made."""
 _Wanted = tuple[str, Choice]  # a template's key, and what of it is computed again
 
+_FITS = "operands of what is appended fit together"
 _author = Border("graph", InternalError)
 
 
@@ -73,16 +74,32 @@ class _Tape:
         return self._use(tensor)
 
     def op(self, name: str, inputs: Sequence[int | None], **attrs: Any) -> list[int]:
-        asked = self.later(name, inputs, **attrs)
-        try:
-            return list(self.draft.op(name, asked.inputs, asked.attrs))
-        except ShapeError as error:
-            self.refuse("operands of what is appended fit together", str(error))
+        return self.append(self.checked(name, inputs, attrs))
 
     def later(self, name: str, inputs: Sequence[int | None], **attrs: Any) -> Later:
+        return self.checked(name, inputs, attrs)
+
+    def append(self, asked: Later) -> list[int]:
+        """Append what is checked; its outputs."""
+        try:
+            return list(self.draft.op(asked.op, asked.inputs, asked.attrs))
+        except ShapeError as error:
+            self.refuse(_FITS, str(error))
+
+    def result_of(self, asked: Later) -> TensorSpec:
+        """What it will be."""
+        try:
+            return self.draft.specs_of(asked.op, asked.inputs, asked.attrs)[0]
+        except ShapeError as error:
+            self.refuse(_FITS, str(error))
+
+    def checked(self, name: str, inputs: object, attrs: object) -> Later:
+        """What is asked for, called as its op says."""
         tensors = self.draft.tensors
         if not isinstance(inputs, list | tuple) or not all(i is None or _is_id(i, tensors) for i in inputs):
             self.refuse(f"operands of {shown(name)} are tensors' ids, in a list", shown(inputs))
+        if not isinstance(attrs, Mapping):
+            self.refuse(f"attributes of {shown(name)} are values by name", shown(attrs))
         try:
             return Later(name, tuple(inputs), check_call(name, inputs, attrs))
         except ShapeError as error:
@@ -139,11 +156,7 @@ class _Contributions:
         self.waiting = []
 
     def _emit(self, waiting: Later) -> int:
-        try:
-            return self.tape.draft.op(waiting.op, waiting.inputs, waiting.attrs)[0]
-        except ShapeError as error:  # of some op before, which has asked for it
-            advice = f"correct the gradient that asks for {waiting.op!r}"
-            _author.refuse("gradients", "operands of what is appended fit together", str(error), advice)
+        return self.tape.append(self.tape.checked(waiting.op, waiting.inputs, waiting.attrs))[0]
 
     def total(self, tensor: int) -> int | None:
         """The gradient of a tensor; None when nothing flows there."""
@@ -215,16 +228,18 @@ def _check_contributions(tape: _Tape, op: OpNode, given: object) -> None:
 
 def _check_contribution(tape: _Tape, tensor: int | None, c: object, place: str) -> None:
     """Hold one contribution, to a tensor of the forward graph, to the same."""
-    if isinstance(c, Later):
-        tape.later(c.op, c.inputs, **c.attrs)  # which may have been made by hand
-    if c is None or isinstance(c, Later | Term):
+    if c is None or isinstance(c, Term):
         return
     known = tape.draft.tensors
-    if type(c) is not int or not 0 <= c < len(known):
+    if isinstance(c, Later):
+        found = tape.result_of(tape.checked(c.op, c.inputs, c.attrs))
+    elif type(c) is int and _is_id(c, known):
+        found = known[c].spec
+    else:
         tape.refuse("a contribution is a tensor's id, a Later, a Term or None", f"{shown(c)} for {place}")
     wanted = tape.flow.graph.spec(tensor) if tensor is not None else None
-    if wanted is None or known[c].spec.shape != wanted.shape:
-        tape.refuse("a gradient has the shape of its tensor", f"{known[c].spec} for {place}, {wanted}")
+    if wanted is None or found.shape != wanted.shape:
+        tape.refuse("a gradient has the shape of its tensor", f"{found} for {place}, {wanted}")
 
 
 @dataclass(frozen=True)

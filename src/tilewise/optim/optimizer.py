@@ -112,11 +112,14 @@ class Optimizer(Kind, ABC):
             own = _border.sequence(kind, what, names, "names")
             are_names = all(isinstance(n, str) and n and n.isprintable() for n in own)
             if not are_names or len({*own}) != len(own):
-                _border.refuse(kind, f"{what} are names, each once", shown(names), "rename them")
+                _border.refuse(kind, f"{what} are printable names, each once", shown(names), "rename them")
         taken = [n for n in self.states if n == MASTER or is_hyper(state_name(n, ""))]
         if taken:  # of the tensors of masters, and of the numbers of a step
             _border.refuse(
-                kind, "states are called neither 'master' nor 'hyper'", shown(taken[0]), "rename it"
+                kind,
+                "states are called neither 'master' nor 'hyper', nor begin with 'hyper.'",
+                shown(taken[0]),
+                "rename it",
             )
         if not self.per_step:
             _border.refuse(

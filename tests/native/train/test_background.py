@@ -227,8 +227,8 @@ def test_who_is_interrupted_while_waiting_knows_that_it_is_being_written(tmp_pat
     writer.write(tmp_path, TrainingState(1, {"w": np.ones(3)}), {}, 1)
     assert held.begun.wait(60)
     interrupt = partial(signal.pthread_kill, threading.get_ident(), signal.SIGINT)
-    threading.Timer(0.05, interrupt).start()
     with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.05, interrupt).start()
         writer.wait()
     assert writer.is_busy
     threading.Timer(0.05, held.released.set).start()
@@ -247,6 +247,22 @@ def test_without_a_thread_a_checkpoint_is_written_at_once(tmp_path, monkeypatch)
     path = writer.write(tmp_path, TrainingState(1, {"w": np.ones(3)}), {}, 1)
     assert not writer.is_busy and open_checkpoint(path).step == 1
     writer.wait()
+
+
+def test_a_thread_that_never_begins_is_not_waited_for(tmp_path, monkeypatch):
+    """Where its start raises what no lack of threads does."""
+
+    def refuse(thread):
+        raise MemoryError
+
+    writer = CheckpointWriter()
+    with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        patched.setattr(threading.Thread, "start", refuse)
+        writer.write(tmp_path, TrainingState(1, {"w": np.ones(3)}), {}, 1)
+    writer.wait()
+    path = writer.write(tmp_path, TrainingState(2, {"w": np.ones(3)}), {}, 1)
+    writer.wait()
+    assert open_checkpoint(path).step == 2
 
 
 def test_a_directory_is_held_as_long_as_it_is_written_to(texts, tmp_path, held):

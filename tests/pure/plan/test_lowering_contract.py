@@ -326,7 +326,7 @@ ASKED = [
         "tile_rows of a temporary are 1 or more and below 2.40; got",
     ),
     (lambda low, op: temp(low, rows=Number(8.0)), "rows of a temporary are 0 or more and below"),
-    (lambda low, op: temp(low, cols=0), "cols of a temporary are 1 or more.*got 0"),
+    (lambda low, op: temp(low, cols=0), "cols of a temporary are a fixed number, 1 or more.*got 0"),
     (lambda low, op: temp(low, rows=-8), "rows of a temporary are 0 or more.*got -8"),
     (
         lambda low, op: temp(low, dtype="f99"),

@@ -76,9 +76,11 @@ class ParallelGraphBuilder:
             _border.refuse(
                 "specify", "items are described by a function", shown(describe), "pass describe(handle, item)"
             )
-        if not isinstance(items, Iterable):
+        try:
+            walked = iter(items)
+        except TypeError:
             _border.refuse("specify", "items can be walked", shown(items), "pass range(num_layers) or a list")
-        given = list(items)
+        given = list(walked)
         runner = ThreadPoolExecutor(1, thread_name_prefix=f"specify {kind}")
         try:
             return runner.submit(self._specify, describe, given, kind)

@@ -118,8 +118,9 @@ class SlotTable(LocalView):
         """A temporary that lives while this op runs."""
         for what, given, least in (("rows", rows, 0), ("cols", cols, 1), ("tile_rows", tile_rows, 1)):
             if not is_size(given, least) or (what == "cols" and isinstance(given, Number)):
+                are = "a fixed number, " if what == "cols" else ""
                 self.refuse(
-                    f"{what} of a temporary are {least} or more and below 2^40",
+                    f"{what} of a temporary are {are}{least} or more and below 2^40",
                     f"{shown(given)} for {name!r}",
                 )
         if not isinstance(dtype, str) or dtype not in DTYPES:
