@@ -273,7 +273,7 @@ def test_changed_fields_are_refused(what, path):
 
 
 UNUSED = {  # nothing is looked up, reserved or counted with these
-    "Number.multiple", "Number.which",  # of a constant
+    "Number.which",  # of a constant
     "TensorEntry.tile_rows",  # more rows than there are are all rows
     "Slot.level", "Buffer.first", "Buffer.last", "TempSpec.cols", "TempSpec.tile_rows", "TempSpec.max_bytes",
     "TempSpec.op",  # what planning went by
