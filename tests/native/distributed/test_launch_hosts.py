@@ -288,7 +288,7 @@ def test_a_launch_starts_again_over_hosts(tmp_path):
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 75 and done.stderr.count("starting again") == 2
     starts = (tmp_path / "starts").read_text().splitlines()
-    assert [line.endswith("--auto-resume") for line in starts] == [False, True, True]
+    assert [line.endswith("train --auto-resume x.toml") for line in starts] == [False, True, True]
 
 
 @pytest.mark.slow
