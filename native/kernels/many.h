@@ -61,22 +61,15 @@ TILEWISE_INLINE Many<N> select_above(const Many<N>& a, float limit, Many<N> yes,
 
 /// Whether |x| <= limit in every lane, where none is NaN.
 template <int N>
-TILEWISE_INLINE bool all_within(const Lanes (&x)[N], float limit) {
+TILEWISE_INLINE bool all_within(const Many<N>& x, float limit) {
   NativeI most = {};
   TILEWISE_EACH_OF TILEWISE_EACH_PART {
-    const NativeI bits = magnitude_bits(x[i].part[p]);
+    const NativeI bits = magnitude_bits(x.at[i].part[p]);
     most = most > bits ? most : bits;
   }
   return all_at_most(most, limit);
 }
-template <int N>
-TILEWISE_INLINE bool all_within(const Many<N>& x, float limit) {
-  return all_within(x.at, limit);
-}
-TILEWISE_INLINE bool all_within(const Lanes& x, float limit) {
-  const Lanes one[1] = {x};
-  return all_within(one, limit);
-}
+TILEWISE_INLINE bool all_within(const Lanes& x, float limit) { return all_within(Many<1>{{x}}, limit); }
 
 /// The same value in every lane of a V, which is Lanes or Many.
 template <class V>

@@ -68,9 +68,7 @@ class CheckpointWriter:
         self._thread = threading.Thread(target=self._write, args=work, name=f"write {path.name}", daemon=True)
         try:
             self._thread.start()
-        except (
-            RuntimeError
-        ):  # the system gives no more threads: this one does it; `wait` raises what it raises
+        except RuntimeError:  # no more threads: this one does it, and `wait` raises what goes wrong
             self._write(*work)
         return path
 

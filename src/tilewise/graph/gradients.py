@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
 
@@ -209,7 +209,7 @@ def _run_backward(
                 tape.flow.add(tensor, contribution)
 
 
-def _is_id(given: object, tensors: Sequence[TensorNode]) -> bool:
+def _is_id(given: object, tensors: Sequence[TensorNode]) -> TypeGuard[int]:
     return type(given) is int and 0 <= given < len(tensors)
 
 
@@ -233,7 +233,7 @@ def _check_contribution(tape: _Tape, tensor: int | None, c: object, place: str) 
     known = tape.draft.tensors
     if isinstance(c, Later):
         found = tape.result_of(tape.checked(c.op, c.inputs, c.attrs))
-    elif type(c) is int and _is_id(c, known):
+    elif _is_id(c, known):
         found = known[c].spec
     else:
         tape.refuse("a contribution is a tensor's id, a Later, a Term or None", f"{shown(c)} for {place}")
