@@ -9,7 +9,14 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
-inline constexpr int64_t kWholeSteps = 512, kWindowSteps = 256;
+// A contraction of so many steps is packed at once, a longer one half as many at a time, so many panels together: what
+// L2 holds, of 1 MiB at least where registers are many.
+template <class Dot>
+inline constexpr bool kIsLarge = kMaxRows > 6 && kGroupOf<Dot> == 1;
+template <class Dot>
+inline constexpr int64_t kWholeSteps = kIsLarge<Dot> ? 1024 : 512;
+template <class Dot>
+inline constexpr int64_t kWindowPanels = kIsLarge<Dot> ? int64_t{1} << 30 : 8;
 inline constexpr int64_t kMaxColumns = 2016;  // columns of k per pass
 inline constexpr int64_t kScatterBytes = 1 << 20;
 
@@ -245,7 +252,8 @@ void matmul_dw(const KernelArgs& args) {
   Carver carver(args.scratch);
   const int64_t steps = contracts ? divide_up(tokens, D::kPerStep) : 0;
   // At once if blocks of whole rows of X fit L2 so; else in windows so short that they do.
-  const int64_t most = steps <= kWholeSteps ? kWholeSteps : kWindowSteps;
+  using Dot = typename D::Dot;
+  const int64_t most = steps <= kWholeSteps<Dot> ? kWholeSteps<Dot> : kWholeSteps<Dot> / 2;
   Blocking blocking(carver, StepLayout::of<D>(WeightGradient<D>::kLayout), most, false, steps,
                     (contracts ? divide_up(tokens, run) : op.num_leaves) + 1);
   const int64_t widest = smaller(op.out.cols, kMaxColumns);
@@ -265,7 +273,7 @@ void matmul_dw(const KernelArgs& args) {
   blocking.close();
 
   op.columns = columns;
-  op.max_group = blocking.num_windows > 1 ? 8 : int64_t{1} << 30;
+  op.max_group = blocking.num_windows > 1 ? kWindowPanels<Dot> : int64_t{1} << 30;
   const int64_t panel_floats = op.num_leaves * columns * kPanel;
   if (op.ids.data) {
     op.max_group = larger(int64_t{1}, smaller(8, kScatterBytes / (panel_floats * 4)));
