@@ -376,6 +376,27 @@ def test_a_length_that_is_found_out_is_kept_to(texts, tmp_path):
     assert rates[0] == top and rates[-1] == pytest.approx(least) and len(said) == len(rates) == 5
 
 
+def test_a_run_that_has_finished_is_left_as_it_is(texts, whole_run, tmp_path):
+    """`--resume` of it says so, with exit code 0, and writes nothing, not even over a model that its user has changed
+    since; a model that is missing is written from the last checkpoint."""
+    shutil.copytree(whole_run, tmp_path / "out")
+    (tmp_path / "out" / "model" / "README.md").write_text("of the user\n")
+
+    def stand():
+        paths = sorted(path for path in (tmp_path / "out").rglob("*"))
+        return [(path, path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in paths]
+
+    config = make_config(texts, tmp_path / "out")
+    file, before = write_toml(config, tmp_path / "train.toml"), stand()
+    for flag in ("--resume", "--auto-resume"):
+        done = tilewise("train", file, flag)
+        assert done.returncode == 0 and done.stdout == f"{tmp_path / 'out' / 'model'}\n"
+        assert f"all {STEPS} steps are done" in done.stderr and stand() == before
+    shutil.rmtree(tmp_path / "out" / "model")
+    assert run(config, resume=True).model_dir == tmp_path / "out" / "model"
+    assert is_same(weights(tmp_path / "out"), weights(whole_run))
+
+
 def test_checkpoints_are_not_mixed(texts, whole_run, tmp_path):
     """A new run does not write over checkpoints; a resumed one needs a checkpoint of its configuration."""
     with pytest.raises(ConfigError, match="--resume"):
