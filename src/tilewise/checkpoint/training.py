@@ -38,7 +38,7 @@ from tilewise.checkpoint.tensors import FileTensor, PartedTensor
 from tilewise.core import CheckpointError, ResourceError
 from tilewise.core.border import Border, bare, shown
 from tilewise.core.mesh import MAX_DEVICES
-from tilewise.core.reading import Unreadable, read_whole
+from tilewise.core.reading import Forbidden, Unreadable, read_whole
 from tilewise.core.writing import writing
 
 __all__ = [
@@ -281,7 +281,7 @@ def checkpoint_paths(directory: str | Path) -> list[Path]:
 
 def latest_checkpoint(directory: str | Path) -> Path | None:
     """The newest checkpoint whose metadata, names and sizes are whole; its content is looked at when it is loaded.
-    Errors as of `checkpoint_paths`."""
+    Errors as of `checkpoint_paths`, and ResourceError as of `open_checkpoint`."""
     root = _border.path("latest_checkpoint", "a directory", directory)
     return next((path for path in reversed(_steps(root)) if _is_listed(path)), None)
 
@@ -291,16 +291,17 @@ def open_checkpoint(path: str | Path) -> OpenCheckpoint:
 
     Raises:
         DamagedCheckpoint: missing, truncated or changed files; names what is wrong.
+        ResourceError: a file may not be read, or no further one opened; it may be whole.
     """
     path = _border.path("open_checkpoint", "a checkpoint", path)
     try:
         meta = read_manifest(path)
     except Unreadable as error:
-        raise DamagedCheckpoint(path, f"{MANIFEST}: {error}") from None
+        raise _not_whole(path, error, f"{MANIFEST}: ") from None
     try:
         files = open_device_files(path, meta)
     except Unreadable as error:
-        raise DamagedCheckpoint(path, str(error)) from None
+        raise _not_whole(path, error) from None
     tensors = assemble(files, meta)
     problem = _wrong_step(meta, path, tensors)
     if problem is not None:
@@ -320,6 +321,7 @@ def load_checkpoint(
     Raises:
         DamagedCheckpoint: missing, truncated or changed files; names what is wrong.
         CheckpointError: another configuration; names what differs.
+        ResourceError: as `open_checkpoint`.
     """
     path = _border.path("load_checkpoint", "a checkpoint", path)
     _border.json("load_checkpoint", "a configuration", config)
@@ -352,6 +354,7 @@ def load_latest(
 
     Raises:
         CheckpointError: none is whole, or the newest one that is belongs to another configuration.
+        ResourceError: as `open_checkpoint`; what may be whole is not passed over.
     """
     damaged: list[str] = []
     if not callable(report):
@@ -377,7 +380,17 @@ def _checksum_of_file(path: Path) -> str:
     try:
         return hashlib.sha256(read_whole(path / _TOKENIZER, _MAX_TOKENIZER_BYTES)).hexdigest()
     except Unreadable as error:
-        raise DamagedCheckpoint(path, f"{_TOKENIZER}: {error}") from None
+        raise _not_whole(path, error, f"{_TOKENIZER}: ") from None
+
+
+def _not_whole(path: Path, error: Unreadable, where: str = "") -> DamagedCheckpoint | ResourceError:
+    """What a file of a checkpoint that was not read comes to: what may not be read may be whole."""
+    if isinstance(error, Forbidden):
+        return ResourceError(
+            "[checkpoint.load_checkpoint] a checkpoint must be readable before it is judged; got "
+            f"{str(path)!r}: {where}{error}; check its permissions"
+        )
+    return DamagedCheckpoint(path, f"{where}{error}")
 
 
 def _wrong_step(meta: Manifest, path: Path, tensors: Mapping[str, FileTensor | PartedTensor]) -> str | None:
@@ -405,7 +418,7 @@ def _holds(path: Path, meta: Manifest) -> bool:
         if read_manifest(path).digest != meta.digest:
             return False
         open_checkpoint(path).verify()
-    except (CheckpointError, Unreadable):
+    except (CheckpointError, ResourceError, Unreadable):
         return False
     return True
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
 __all__ = [
+    "Forbidden",
     "Unreadable",
     "decode_text",
     "first_problem",
@@ -54,11 +55,16 @@ class Unreadable(ValueError):
     """Content from outside that is refused; the text continues `got FILE: `."""
 
 
+class Forbidden(Unreadable):
+    """The system does not let this process read it, which says nothing of its content."""
+
+
 def open_regular(path: str | Path) -> BinaryIO:
     """Open a regular file for reading; never waits.
 
     Raises:
-        Unreadable: it is not there, is no regular file, or may not be read.
+        Unreadable: it is not there or is no regular file.
+        Forbidden: it may not be read.
         ResourceError: this process may open no further file, which says nothing of this one.
     """
     try:
@@ -74,7 +80,8 @@ def open_regular(path: str | Path) -> BinaryIO:
                 f"[core.reading] a file must be opened to be read; got {error.strerror!r} for {str(path)!r}; raise the "
                 "limit of open files (ulimit -n)"
             ) from None
-        raise Unreadable(_reason(error)) from None
+        refusal = Forbidden if isinstance(error, PermissionError) else Unreadable
+        raise refusal(_reason(error)) from None
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)

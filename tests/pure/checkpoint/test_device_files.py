@@ -1,5 +1,6 @@
 """Checkpoints of several devices: a file each, and whatever happens to one is said of that one."""
 
+import errno
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -392,6 +394,30 @@ def test_a_killed_writer_of_several_files_leaves_a_whole_checkpoint(tmp_path):
         assert loaded.step > reached
         assert bytes_of(loaded.tensors) == bytes_of(state(loaded.step).tensors)
         reached = loaded.step
+
+
+@pytest.mark.parametrize("name", ["checkpoint.json", "device-00002.safetensors", "tokenizer.json"])
+def test_a_file_that_may_not_be_read_is_no_damage(tmp_path, monkeypatch, name):
+    """It is named with the system's reason, no older checkpoint is taken for it, and it stays when others go."""
+    for step in (1, 2):
+        save_checkpoint(tmp_path, replace(state(step), tokenizer=b"{}"), CONFIG)
+    opens = os.open
+
+    def open_others(path, *arguments, **options):
+        if str(path).endswith(f"step-00000002/{name}"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return opens(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", open_others)
+    for look in (
+        lambda: load_checkpoint(tmp_path / "step-00000002", CONFIG),
+        lambda: load_latest(tmp_path, CONFIG, pytest.fail),
+        lambda: open_checkpoint(tmp_path / "step-00000002").verify(),
+    ):
+        with pytest.raises(ResourceError, match=f"{name}: Permission denied; check its permissions"):
+            look()
+    save_checkpoint(tmp_path, state(3), CONFIG, keep_last=3)
+    assert sorted(os.listdir(tmp_path)) == ["step-00000001", "step-00000002", "step-00000003"]
 
 
 SHORT_OF_FILES = """

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from tilewise.core import reading
-from tilewise.core.reading import Unreadable, decode_text, parse_json, read_json, read_whole, shown
+from tilewise.core.reading import Forbidden, Unreadable, decode_text, parse_json, read_json, read_whole, shown
 
 VALUES = st.recursive(
     st.none()
@@ -167,7 +167,7 @@ def test_a_file_without_permission_is_refused(tmp_path):
     (tmp_path / "f").touch(mode=0)
     if os.access(tmp_path / "f", os.R_OK):
         pytest.skip("this user may read everything")
-    with pytest.raises(Unreadable, match="Permission"):
+    with pytest.raises(Forbidden, match="Permission"):
         read_whole(tmp_path / "f")
 
 
