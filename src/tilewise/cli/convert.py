@@ -81,8 +81,8 @@ def convert_checkpoint(
         console: for progress and what is to be said.
 
     Raises:
-        ConfigError: the target is there already, no config.json is known for a directory, or an option is given that
-            this source or target has no use for.
+        ConfigError: the target is there already or lies among the checkpoints of its source, no config.json is known
+            for a directory, or an option is given that this source or target has no use for.
         CheckpointError: the source is damaged, or is not what the configuration describes.
         ResourceError: the target cannot be written; nothing is left of it then.
     """
@@ -101,7 +101,7 @@ def convert_checkpoint(
             f"{str(model_dir)!r} for {str(target)!r}; {'leave it out' if is_file else 'name one that is there'}"
         )
     with track_work(console, "checking") as progress:
-        found = _open(source, part, progress.show)
+        found = _open(source, target, part, progress.show)
     with track_work(console, "writing") as progress:
         if is_file:
             _write_file(target, found, progress.show)
@@ -109,7 +109,7 @@ def convert_checkpoint(
             _write_directory(target, found, model_dir, console, progress.show)
 
 
-def _open(source: Path, part: str | None, show: Callable[[int, int], object]) -> _Source:
+def _open(source: Path, target: Path, part: str | None, show: Callable[[int, int], object]) -> _Source:
     from tilewise.checkpoint import is_distributed, open_distributed, open_state_dict, open_weights
     from tilewise.checkpoint.torch_files import has_torch_weights, is_torch_file, open_torch_directory
 
@@ -131,7 +131,22 @@ def _open(source: Path, part: str | None, show: Callable[[int, int], object]) ->
             f"checkpoint of PyTorch, or hold pytorch_model.bin; got {str(source)!r}, which is none; where its weights "
             "are safetensors, name their file"
         ) from None
+    _refuse_among(newest, target)
     return _open_training(newest, show)
+
+
+def _refuse_among(checkpoint: Path, target: Path) -> None:
+    """What lies among a run's checkpoints is the run's: it would take the target for one of them, and it removes them.
+    Beside a checkpoint that was copied elsewhere every other name is free."""
+    folder, place = (Path(os.path.realpath(path)) for path in (checkpoint.parent, target))
+    if folder not in place.parents:
+        return
+    first = place.relative_to(folder).parts[0]
+    if folder.name == "checkpoints" or first.startswith("step-"):
+        raise ConfigError(
+            "[cli.convert] the target must not lie among the checkpoints that it is made from; got "
+            f"{str(target)!r} in {str(folder)!r}; choose another directory"
+        )
 
 
 def _refuse_part(source: Path, part: str | None) -> None:

@@ -288,6 +288,32 @@ def test_a_distributed_checkpoint_becomes_a_model_directory(command, pretrained,
     )
 
 
+def test_a_target_among_the_checkpoints_of_its_source_is_refused(command, trained, tmp_path):
+    """The run would take it for one of them; nothing is written. Elsewhere in the output is room, and so is beside a
+    checkpoint that was copied away."""
+    newest = _copy(trained, tmp_path / "run")
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    for source in (newest.parent.parent, newest.parent, newest):
+        for target in (
+            "run/checkpoints/step-00000009",
+            "link/checkpoints/new",
+            f"run/checkpoints/{newest.name}/a/new",
+        ):
+            before = sorted(tmp_path.rglob("*"))
+            code, _, err = command("convert", source, tmp_path / target)
+            assert code == 2 and "must not lie among the checkpoints" in err.splitlines()[-1], (
+                source,
+                target,
+                err,
+            )
+            assert sorted(tmp_path.rglob("*")) == before
+    newest.rename(tmp_path / newest.name)
+    code, _, err = command("convert", tmp_path / newest.name, tmp_path / "step-00000009")
+    assert code == 2 and "must not lie among the checkpoints" in err.splitlines()[-1]
+    assert command("convert", tmp_path / newest.name, tmp_path / "new")[0] == 0
+    assert command("convert", tmp_path / "run", tmp_path / "run" / "new.safetensors")[0] == 0
+
+
 def test_conversions_that_cannot_be_are_refused(command, pretrained, trained, tmp_path):
     """A target that is there, no configuration, another model's, a damaged source, code: one line, nothing written."""
     _, model = pretrained
