@@ -40,6 +40,7 @@ class AdamW(Optimizer):
     weight_decay: float = 0.1
 
     states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    nonnegative: ClassVar[tuple[str, ...]] = ("exp_avg_sq",)
     per_step: ClassVar[tuple[str, ...]] = ("lr", "correction1", "correction2")
 
     def __post_init__(self) -> None:

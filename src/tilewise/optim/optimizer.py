@@ -86,7 +86,8 @@ class ParameterGroup(Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(Kind, ABC):
-    """Base of optimizers. A subclass is a frozen dataclass of its settings, with `states`, `per_step` and two methods.
+    """Base of optimizers. A subclass is a frozen dataclass of its settings, with `states`, `per_step` and two methods;
+    states that are never negative, as means of squares, it names in `nonnegative`, too: others are refused there.
 
     Args:
         weight_decay: decoupled, for weights; vectors (norms, biases) are not decayed unless a group says so.
@@ -104,6 +105,7 @@ class Optimizer(Kind, ABC):
     groups: tuple[ParameterGroup, ...] = ()
 
     states: ClassVar[tuple[str, ...]] = ()
+    nonnegative: ClassVar[tuple[str, ...]] = ()
     per_step: ClassVar[tuple[str, ...]] = ("lr",)
 
     def __post_init__(self) -> None:
@@ -121,6 +123,8 @@ class Optimizer(Kind, ABC):
                 shown(taken[0]),
                 "rename it",
             )
+        for name in _border.sequence(kind, "nonnegative", self.nonnegative, "names", in_any_order=True):
+            _border.choice(kind, "a state in nonnegative", name, self.states)
         if not self.per_step:
             _border.refuse(
                 kind, "per_step names a number that each step brings, or more", "none", 'keep ("lr",)'

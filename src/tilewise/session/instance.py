@@ -144,8 +144,8 @@ class GraphInstance:
         """Write a whole tensor from outside: input, parameter (its master along with it) or state.
 
         Raises:
-            ShapeError: no such tensor, or a value of another shape or kind, beyond the dtype's range, or with an index
-                that names nothing.
+            ShapeError: no such tensor, or a value of another shape or kind, beyond the dtype's range, with an index
+                that names nothing, or negative for a mean of squares.
         """
         with self._alone("set_tensor"):
             self._tensors.set(name, value)

@@ -271,6 +271,27 @@ def test_weights_that_are_none_are_refused_whole(model, change, words):
     assert state_of(model) == before
 
 
+@pytest.mark.parametrize("odd", [-1e-6, np.nan])
+def test_means_of_squares_are_not_negative(model, odd):
+    """A step takes their roots: one below 0 became a weight that is no number, in a step that was said to be whole."""
+    model.step(BATCH, 1e-3)
+    before, name = state_of(model), "optimizer.exp_avg_sq.layers.1.mlp.up_proj.weight"
+    wrong = model.get_tensor(name).copy()
+    wrong[-1, -1] = odd
+    with pytest.raises(ShapeError, match=f"never negative; got others in '{name}'"):
+        model.set_tensor(name, wrong)
+    with pytest.raises(
+        CheckpointError, match=f"(never negative|finite in f32); got others in '{name}'; nothing was"
+    ):
+        model.load_state_dict({**model.state_dict(), name: wrong})
+    assert state_of(model) == before
+    model.set_tensor(
+        name.replace("_sq", ""), -np.abs(wrong, where=~np.isnan(wrong), out=np.zeros_like(wrong))
+    )
+    model.set_tensor(name, np.zeros_like(wrong))
+    model.load_state_dict(model.copy_state())
+
+
 def test_what_belongs_to_no_parameter_is_refused(model):
     """A third layer in the file is another model."""
     stored = {name: model.get_tensor(name) for name in model.parameter_names()}

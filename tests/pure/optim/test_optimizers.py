@@ -38,6 +38,14 @@ def test_states_have_names_of_their_own(names):
             make(per_step=names)
 
 
+def test_what_is_never_negative_is_a_state():
+    """Another name would be held to nothing."""
+    with pytest.raises(
+        ConfigError, match=r"\[optim.Own\] a state in nonnegative must be one of a, b; got 'c'"
+    ):
+        make(states=("a", "b"), nonnegative=("b", "c"))
+
+
 @pytest.mark.parametrize(
     "values", [(0.1,), (0.1, 0.2, 0.3), "ab", (0.1, float("nan")), (0.1, 1e300), (0.1, "b"), None], ids=str
 )
