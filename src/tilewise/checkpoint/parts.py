@@ -48,6 +48,7 @@ def make_parts(
                 f"{_in_words(given)} for {shown(name)}",
                 "convert it",
             )
+        _border.without_mask("save_checkpoint", shown(name), *(part.values for part in tensor.parts))
         _check_parts(name, tensor, num_devices)
         found[name] = tensor
     return found

@@ -112,6 +112,7 @@ def _named(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
                 f"{shown(tensor)} for {shown(name)}",
                 "correct it",
             )
+        _border.without_mask("write_weights", shown(name), tensor)
         found[name] = tensor
     return list(found.items())
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from tilewise.checkpoint.boxes import Box
 from tilewise.checkpoint.header import TensorEntry, header_end, parse_header
 from tilewise.core import CheckpointError
-from tilewise.core.border import shown
+from tilewise.core.border import Border, shown
 from tilewise.core.reading import Unreadable, open_regular
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "read_array",
 ]
 
+_border = Border("checkpoint", CheckpointError)
 _CHUNK_BYTES = 4 << 20
 _FOREIGN = {
     b"PK\x03\x04": "an archive of torch.save",
@@ -364,7 +365,7 @@ def read_array(tensor: Tensor) -> NDArray[Any]:
     """A tensor's elements in memory.
 
     Raises:
-        CheckpointError: it does not have the shape or dtype that it said.
+        CheckpointError: it does not have the shape or dtype that it said, or has a mask.
     """
     if isinstance(tensor, (FileTensor, PartedTensor)):
         return tensor.read()
@@ -374,6 +375,7 @@ def read_array(tensor: Tensor) -> NDArray[Any]:
             f"[checkpoint.read] a tensor must be what was said of it, {tensor.dtype} {list(tensor.shape)}; got "
             f"{array.dtype} {list(array.shape)}; fetch the same tensor"
         )
+    _border.without_mask("read", "a tensor", array)
     return array
 
 

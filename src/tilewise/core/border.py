@@ -110,6 +110,13 @@ class Border:
             self.refuse(call, f"{name} must be a {kind.__name__}", shown(value), advice)
         return value
 
+    def without_mask(self, call: str, name: str, *values: Any) -> None:
+        """Arrays all of whose elements are there: of NumPy's masked ones, code that knows no masks reads what lies
+        below the mask."""
+        odd = (value for value in values if isinstance(value, np.ndarray) and type(value) is not np.ndarray)
+        if any(np.ma.is_masked(value) for value in odd):  # NumPy reads that module where it is first used
+            self.refuse(call, f"{name} takes an array without a mask", "masked elements", "fill them")
+
     def sequence(
         self, call: str, name: str, value: Any, what: str, *, in_any_order: bool = False
     ) -> Sequence[Any]:

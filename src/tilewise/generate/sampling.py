@@ -248,6 +248,7 @@ def pick_token(
         or not is_float(logits.dtype)
     ):
         _border.refuse("sampling", "logits are one row of numbers", shown(logits), "pass a row of them")
+    _border.without_mask("sampling", "logits", logits)
     given = _border.sequence("sampling", "end_ids", end_ids, "ids", in_any_order=True)
     ends = [_border.integer("sampling", "an id of end_ids", id_, 0, _LARGEST_ID) for id_ in given]
     batch = Batch([Pick(sampling, history, ends, choice)])

@@ -35,6 +35,7 @@ def array_of(source: object) -> Array:
             checks.shown(source),
             "pass numpy.asarray(x), and keep what it returns",
         )
+    checks.without_mask("register", "memory", array)
     if not array.flags.c_contiguous or array.nbytes == 0 or array.dtype.hasobject:
         checks.refuse(
             "register",

@@ -45,6 +45,7 @@ __all__ = [
     "tile",
     "tiles",
     "truth",
+    "without_mask",
     "worker_type",
 ]
 
@@ -58,6 +59,7 @@ truth = _border.truth
 instance = _border.instance
 sequence = _border.sequence
 text = _border.text
+without_mask = _border.without_mask
 
 
 def scalar(call: str, value: Any) -> NoReturn:

@@ -152,8 +152,7 @@ def is_own_input(name: str) -> bool:
 
 def as_array(call: str, name: str, value: object) -> NDArray[np.generic]:
     """Anything that NumPy takes for an array, all of whose elements are there."""
-    if any(np.ma.is_masked(v) for v in (value, *(value if isinstance(value, list | tuple) else ()))):
-        _border.refuse(call, f"{name!r} takes an array without a mask", "masked elements", "fill them")
+    _border.without_mask(call, repr(name), value, *(value if isinstance(value, list | tuple) else ()))
     try:
         return np.asarray(value)
     except TilewiseError:  # a tensor of a file that cannot be read

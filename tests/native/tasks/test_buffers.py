@@ -69,6 +69,12 @@ def test_refused_memory(runtime, bad):
         runtime.register(bad)
 
 
+def test_masked_memory_is_refused(runtime):
+    """Kernels would work on what lies under the mask."""
+    with pytest.raises(ValueError, match="memory takes an array without a mask"):
+        runtime.register(np.ma.masked_less(np.arange(4.0), 2))
+
+
 def test_registered_twice(runtime):
     """Two handles of one memory would not see each other's tasks."""
     x = np.zeros(4)

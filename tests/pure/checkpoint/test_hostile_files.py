@@ -7,6 +7,10 @@ import pytest
 
 from pure.hostile import accepted
 from tilewise.checkpoint import (
+    Box,
+    LazyTensor,
+    PartedTensor,
+    TensorPart,
     TrainingState,
     has_checkpoints,
     latest_checkpoint,
@@ -120,6 +124,29 @@ def test_what_a_file_cannot_hold_is_refused_before_it_is_written(tensor, tmp_pat
         save_checkpoint(tmp_path, TrainingState(2, {"w": tensor}), {})
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
     np.testing.assert_array_equal(open_weights(tmp_path)["w"], TENSORS["w"])
+
+
+def test_masked_arrays_are_refused_before_anything_is_written(tmp_path):
+    """What lies under a mask was written as if it were there: of whole arrays, of parts, of what is fetched later."""
+    masked = np.ma.masked_less(np.arange(4, dtype=np.float32), 2)
+    save_checkpoint(tmp_path, TrainingState(1, TENSORS), {})
+    write_weights(tmp_path, [("w", TENSORS["w"])])
+    before = sorted(tmp_path.rglob("*"))
+    part = PartedTensor((4,), masked.dtype, (TensorPart(Box.whole((4,)), masked, 0),))
+    lazy = LazyTensor((4,), masked.dtype, lambda: masked)
+    for write in (
+        lambda: save_checkpoint(tmp_path, TrainingState(2, {"a mask": masked}), {}),
+        lambda: save_checkpoint(tmp_path, TrainingState(2, {"a mask": part}), {}),
+        lambda: write_weights(tmp_path, [("a mask", masked)]),
+        lambda: write_weights(tmp_path, [("w", lazy)]),
+    ):
+        with pytest.raises(CheckpointError, match=r"(a mask'|a tensor) takes an array without a mask"):
+            write()
+    assert sorted(tmp_path.rglob("*")) == before
+    np.testing.assert_array_equal(open_weights(tmp_path)["w"], TENSORS["w"])
+    save_checkpoint(
+        tmp_path, TrainingState(2, {"whole": np.ma.asarray(TENSORS["w"])}), {}
+    )  # nothing is masked
 
 
 def test_a_name_that_comes_twice_is_refused(tmp_path):

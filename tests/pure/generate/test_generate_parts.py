@@ -84,6 +84,12 @@ def test_logits_that_are_no_numbers_pick_nothing(bad, temperature):
         pick_token(logits, Sampling(temperature=temperature), History([0] * 9))
 
 
+def test_masked_logits_pick_nothing():
+    """A token below the mask could come; `Sampling` and grammars say which may not."""
+    with pytest.raises(ConfigError, match="logits takes an array without a mask"):
+        pick_token(np.ma.masked_less(LOGITS, 0), Sampling(), History([0] * 9))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
