@@ -6,6 +6,7 @@ what users describe, layer templates and gradients what follows from it; `freeze
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -40,7 +41,8 @@ class DraftedLayer(NamedTuple):
 
 
 class GraphDraft:
-    """What a graph consists of so far. Ids are positions: of `tensors`, of `ops`.
+    """What a graph consists of so far. Ids are positions: of `tensors`, of `ops`. One thread at a time: while one
+    writes, another that would is refused before it has changed anything.
 
     Attributes:
         layers: templates of layers, by all that they depend on: function, operands and attributes (`values`).
@@ -69,10 +71,35 @@ class GraphDraft:
         self._cache: dict[Any, tuple[int, ...]] = {}
         self._layers_named: dict[str, int] = {}  # how many templates of layers have a function's name
         self._hints_before: list[tuple[int, tuple[Axes, ...] | None]] = []  # what each `hint` replaced
+        self._writer = threading.RLock()  # held by the thread that writes
+
+    def __getstate__(self) -> dict[str, Any]:
+        """In a pickle and a copy, all but who is writing."""
+        return {name: value for name, value in vars(self).items() if name != "_writer"}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state, _writer=threading.RLock())
+
+    def _begin_writing(self, call: str) -> None:
+        """Let no other thread write until `_writer` is released as often."""
+        if not self._writer.acquire(blocking=False):
+            _border.refuse(
+                call,
+                "one thread at a time describes a graph",
+                "a call during another thread's",
+                "wait for that one, or describe layers with a ParallelGraphBuilder",
+            )
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
         """A block whose declarations and ops stay together: when it raises, none of them has happened."""
+        self._begin_writing("all_or_nothing")
+        try:
+            yield from self._kept_or_undone()
+        finally:
+            self._writer.release()
+
+    def _kept_or_undone(self) -> Iterator[None]:
         tensors, ops = len(self.tensors), len(self.ops)
         grown = [(d, len(d)) for d in (self.outputs, self.templates)]  # what is in them stays
         loss_id, layers, hints = self.loss_id, len(self.layers), len(self._hints_before)
@@ -120,9 +147,13 @@ class GraphDraft:
             _border.refuse(kind, "names must be unique", f"{name!r}, which is taken", "rename it")
         if name.startswith(OPTIMIZER) and self.phase != "update":
             _border.refuse(kind, f"names in {OPTIMIZER!r} are the optimizer's", repr(name), "rename it")
-        node = TensorNode(len(self.tensors), spec, kind)
-        self.tensors.append(node)
-        self.names[name] = node.id
+        self._begin_writing(kind)
+        try:
+            node = TensorNode(len(self.tensors), spec, kind)
+            self.tensors.append(node)
+            self.names[name] = node.id
+        finally:
+            self._writer.release()
         return node
 
     def hint(self, tensor: int, layout: tuple[Axes, ...]) -> None:
@@ -197,10 +228,16 @@ class GraphDraft:
         label: str = "",
     ) -> tuple[int, ...]:
         """Append an op whose output specs are known; the attributes are its own from now on, or those of many."""
-        op_id, first = len(self.ops), len(self.tensors)
-        outputs = tuple(range(first, first + len(specs)))
-        self.tensors += [TensorNode(i, s, "result", op_id) for i, s in zip(outputs, specs)]
-        self.ops.append(OpNode(op_id, name, ids, outputs, attrs, self.phase, label or self._label(name, ids)))
+        self._begin_writing(name)
+        try:
+            op_id, first = len(self.ops), len(self.tensors)
+            outputs = tuple(range(first, first + len(specs)))
+            self.tensors += [TensorNode(i, s, "result", op_id) for i, s in zip(outputs, specs)]
+            self.ops.append(
+                OpNode(op_id, name, ids, outputs, attrs, self.phase, label or self._label(name, ids))
+            )
+        finally:
+            self._writer.release()
         return outputs
 
     def _label(self, name: str, ids: tuple[int | None, ...]) -> str:
@@ -212,16 +249,17 @@ class GraphDraft:
 
     def freeze(self, name: str, reduction_chunks: int) -> Graph:
         """The graph as data."""
-        return Graph(
-            name,
-            tuple(self.tensors),
-            tuple(self.ops),
-            self.outputs,
-            reduction_chunks,
-            self.constant_values,
-            self.templates,
-            self.hints,
-        )
+        with self._writer:  # several may read, one behind the other
+            return Graph(
+                name,
+                tuple(self.tensors),
+                tuple(self.ops),
+                self.outputs,
+                reduction_chunks,
+                self.constant_values,
+                self.templates,
+                self.hints,
+            )
 
     @classmethod
     def of(cls, graph: Graph) -> GraphDraft:

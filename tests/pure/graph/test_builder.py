@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+
 import numpy as np
 import pytest
 
@@ -79,6 +83,30 @@ def test_a_name_means_one_tensor():
     g.input([4, 8], name="z")
     with pytest.raises(ShapeError, match="unique"):
         g.output(y, "z")
+
+
+def test_a_second_thread_is_refused_while_one_describes():
+    """Both once wrote at the same places, which was found when the graph was planned, as a defect to report."""
+    g = GraphBuilder("g")
+    x = g.input([4, 8], name="x")
+    calls = (
+        lambda: g.input([4, 8], name="y"),
+        lambda: g.parameter([8, 8], name="w"),
+        lambda: g.silu(x),
+        lambda: linear(g, x, "w", 8),
+    )
+    with ThreadPoolExecutor(1) as other:
+        with g.all_or_nothing():
+            g.scale(x, 2.0)
+            for call in calls:
+                with pytest.raises(ShapeError, match="one thread at a time describes a graph"):
+                    other.submit(call).result()
+            reader = other.submit(g.freeze)  # sees all of the block or nothing
+            g.silu(x)
+        assert len(reader.result().ops) == len(g.draft.ops) == 2 and g.draft.names == {"x": x.id}
+        assert other.submit(calls[0]).result() is g.find("y")
+    for copied in (deepcopy(g), pickle.loads(pickle.dumps(g))):
+        assert copied.freeze() == g.freeze() and copied.silu(copied.find("y")).shape == (4, 8)
 
 
 def test_a_weight_called_like_a_gradient_is_refused_when_planned():
