@@ -161,16 +161,24 @@ class GraphBuilder(RowCalls):
         With a fixed `seq` it is a constant; with a symbolic one the instance fills it in at every run.
 
         Raises:
-            ShapeError: the tokens are another graph's, or have another number of dims.
+            ShapeError: the tokens are another graph's, or have another number of dims; the graph has positions already.
         """
         spec = self.draft.own("positions", tokens).spec
         batch, length = (*spec.shape, 1, 1)[:2]
         if len(spec.shape) != 2 or isinstance(batch, Dim):
             _border.refuse("positions", "tokens are [batch, seq]", f"{spec}", "reshape them")
+        name = POSITIONS if isinstance(length, Dim) else "positions"
+        if self.has(name):
+            _border.refuse(
+                "positions",
+                f"a graph has one tensor {name!r}",
+                f"a second for {spec} beside {self.find(name).spec}",
+                f"take graph.find({name!r}) if it is of the tokens' shape, else an i32 input or constant of your own",
+            )
         if not isinstance(length, Dim):
             value = np.tile(np.arange(length, dtype=np.int32), (batch, 1))
-            return self.constant(value, name="positions", labels=spec.labels, storage="scalars")
-        own = TensorSpec(spec.shape, _dtype("i32"), spec.labels, POSITIONS, storage="scalars")
+            return self.constant(value, name=name, labels=spec.labels, storage="scalars")
+        own = TensorSpec(spec.shape, _dtype("i32"), spec.labels, name, storage="scalars")
         return self.draft.declare("input", own)
 
     def constrain(self, tensor: TensorNode, layout: Hint) -> TensorNode:

@@ -9,6 +9,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 
+from tilewise.core.dims import Dim
 from tilewise.core.errors import InternalError, PlanError, ShapeError
 from tilewise.graph import GraphBuilder, differentiate, layer, simplify
 from tilewise.ir.graph import TensorSpec
@@ -107,6 +108,23 @@ def test_a_second_thread_is_refused_while_one_describes():
         assert other.submit(calls[0]).result() is g.find("y")
     for copied in (deepcopy(g), pickle.loads(pickle.dumps(g))):
         assert copied.freeze() == g.freeze() and copied.silu(copied.find("y")).shape == (4, 8)
+
+
+@pytest.mark.parametrize(("seq", "name"), [(8, "positions"), (Dim("seq", 1, 8), "rows.positions")])
+def test_a_second_tensor_of_positions_is_refused_with_what_to_do(seq, name):
+    """Its name is not the caller's to change: the first is taken again, or one of the caller's own."""
+    g = GraphBuilder()
+    tokens = g.input([2, seq], "i32", name="tokens", storage="scalars")
+    first = g.positions(tokens)
+    with pytest.raises(
+        ShapeError, match=rf"\[graph.positions\] .* take graph.find\('{name}'\) if it .* your own"
+    ):
+        g.positions(tokens)
+    assert g.find(name) is first
+    own = g.input([2, seq], "i32", name="places", storage="scalars")
+    table = g.constant(np.zeros((8, 4), np.float32), name="table")
+    for places in (first, own):
+        g.rope(g.input([2, seq, 8], name=f"x of {places.spec.name}"), places, table, head_dim=4)
 
 
 def test_a_weight_called_like_a_gradient_is_refused_when_planned():
