@@ -8,7 +8,6 @@ the next one. The thread never holds up the end of the process: what it had not 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,11 @@ from typing import Any
 from tilewise.checkpoint.training import TrainingState, checkpoint_path, save_checkpoint
 from tilewise.core import CheckpointError
 from tilewise.core.border import Border
+from tilewise.core.ending import EndingThread
 
 __all__ = ["CheckpointWriter"]
 
 _border = Border("checkpoint", CheckpointError)
-_PATIENCE_S = 0.1  # between two looks at how far it is
 
 
 class _Given(BaseException):
@@ -31,8 +30,7 @@ class CheckpointWriter:
     """Writes checkpoints of one run; used from one thread."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._is_written = threading.Event()  # a join that Ctrl-C interrupts takes its thread for ended
+        self._thread: EndingThread | None = None
         self._error: BaseException | None = None
         self._is_given_up = False
         self._done = (0, 0)
@@ -64,8 +62,7 @@ class CheckpointWriter:
         self._is_given_up, self._done = False, (0, 0)
         path = checkpoint_path(directory, state.step)
         work = directory, state, config, keep_last
-        self._is_written.clear()
-        self._thread = threading.Thread(target=self._write, args=work, name=f"write {path.name}", daemon=True)
+        self._thread = EndingThread(self._write, work, f"write {path.name}")
         try:
             self._thread.start()
         except RuntimeError:  # no more threads: this one does it, and `wait` raises what goes wrong
@@ -93,7 +90,7 @@ class CheckpointWriter:
         """
         _border.function("wait", "on_progress", on_progress)
         while self._thread is not None:
-            is_over = self._is_over(self._thread)
+            is_over = self._thread.is_over()
             if on_progress is not None:
                 on_progress(*self._done)
             if is_over:
@@ -104,12 +101,8 @@ class CheckpointWriter:
         """Leave what is being written unwritten; returns when nothing is being written any more."""
         self._is_given_up = True
         while self._thread is not None:
-            if self._is_over(self._thread):
+            if self._thread.is_over():
                 self._thread = None
-
-    def _is_over(self, thread: threading.Thread) -> bool:
-        """Whether it is written, which is waited for a while: a thread that has not begun by then never does."""
-        return self._is_written.wait(_PATIENCE_S) or thread.ident is None
 
     def _write(
         self, directory: str | Path, state: TrainingState, config: Mapping[str, Any], keep_last: int
@@ -120,8 +113,6 @@ class CheckpointWriter:
             pass
         except BaseException as error:  # whatever it is, the caller's thread raises it
             self._error = error.with_traceback(None)  # the frames hold the state
-        finally:
-            self._is_written.set()
 
     def _progress(self, done: int, total: int) -> None:
         self._done = done, total

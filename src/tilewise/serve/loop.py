@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from tilewise.core import ConfigError, InternalError, PlanError, TilewiseError, get_logger
+from tilewise.core import ConfigError, InternalError, PlanError, ResourceError, TilewiseError, get_logger
+from tilewise.core.ending import EndingThread
 from tilewise.serve.core import EngineCore, Event
 from tilewise.serve.outputs import Piece
 from tilewise.serve.request import Request
@@ -54,28 +54,43 @@ class Close:
 Command = Add | Abort | Call | Close
 
 
-def start_thread(loop: Loop, commands: SimpleQueue[Command]) -> threading.Thread:
+def start_thread(loop: Loop, commands: SimpleQueue[Command]) -> EndingThread:
     """The thread that runs a loop. A program that ends waits for it, also where its engine was not closed: the
     interpreter would else stop it within a step, in native code that cannot be left so.
 
     Args:
         loop: to run.
         commands: that it takes.
+
+    Raises:
+        ResourceError: the system has no more threads.
     """
 
     def end() -> None:
         if os.getpid() == process:
             commands.put(Close())
-            thread.join()
+            thread.await_end()
 
     def run() -> None:
-        loop.run()
-        atexit.unregister(end)
+        try:
+            loop.run()
+        finally:
+            atexit.unregister(end)
 
     process = os.getpid()
-    thread = threading.Thread(target=run, name="tilewise-engine", daemon=True)
+    thread = EndingThread(run, name="tilewise-engine")
     atexit.register(end)
-    thread.start()
+    try:
+        thread.start()
+    except BaseException as error:  # also Ctrl-C, behind which the thread may have begun
+        end()
+        atexit.unregister(end)
+        if isinstance(error, RuntimeError):
+            raise ResourceError(
+                f"[serve.engine] an engine needs a thread of its own; got none: {error}; raise the limit of processes "
+                "(ulimit -u)"
+            ) from None
+        raise
     return thread
 
 

@@ -24,6 +24,7 @@ class Replica:
 
     Raises:
         ConfigError, CheckpointError, ResourceError: of the draft model that its settings name.
+        ResourceError: the system has no more threads.
     """
 
     def __init__(self, model: ServedModel) -> None:
@@ -40,7 +41,11 @@ class Replica:
                 model.close()
                 raise
         self._core = EngineCore(self._runner, model.limits, model.tokenizer, guessing, self._draft_model)
-        self._thread = start_thread(Loop(self._core, self.commands), self.commands)
+        try:
+            self._thread = start_thread(Loop(self._core, self.commands), self.commands)
+        except BaseException:
+            self.free()
+            raise
         weakref.finalize(self, self.commands.put, Close()).atexit = False
 
     @property
@@ -61,7 +66,7 @@ class Replica:
     def close(self) -> None:
         """End all requests with an error, stop the devices and free their memory, when the step at hand is done."""
         self.commands.put(Close())
-        self._thread.join()
+        self._thread.await_end()
         self.free()
 
     def free(self) -> None:

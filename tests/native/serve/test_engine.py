@@ -1,14 +1,17 @@
 """The engine with its thread: callers that come, go and fail, and what is left of them."""
 
 import asyncio
+import atexit
 import gc
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from queue import SimpleQueue
 
@@ -18,7 +21,15 @@ import pytest
 from native.serve.serving_models import TEXTS, save_model
 from pure.hostile import HOSTILE
 from tilewise.checkpoint import open_weights, write_weights
-from tilewise.core import CheckpointError, ConfigError, LayoutError, PlanError, TaskFailed, TilewiseError
+from tilewise.core import (
+    CheckpointError,
+    ConfigError,
+    LayoutError,
+    PlanError,
+    ResourceError,
+    TaskFailed,
+    TilewiseError,
+)
 from tilewise.generate import Sampling
 from tilewise.serve import Engine, RequestOutputKind, SamplingParams
 from tilewise.serve import core as core_module
@@ -302,6 +313,58 @@ def test_closing_tells_callers(model_dir):
         list(pieces)
     with pytest.raises(PlanError, match="engine must be open"):
         next(engine.stream(TEXTS[:1], WAY))
+
+
+def test_closing_waits_again_when_it_was_interrupted(model_dir, monkeypatch):
+    """Ctrl-C while a step is waited for: the second `close` once freed the devices under that step."""
+    engine = Engine(model_dir)
+    core, begun, released = engine._replicas[0]._core, threading.Event(), threading.Event()
+    step = core.step
+
+    def held(tell):
+        begun.set()
+        assert released.wait(60)
+        step(tell)
+
+    monkeypatch.setattr(core, "step", held)
+    pieces = engine.stream(TEXTS[:1], WAY)
+    asking = threading.Thread(target=lambda: next(pieces, None), daemon=True)
+    asking.start()
+    assert begun.wait(60)
+    interrupt = partial(signal.pthread_kill, threading.get_ident(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.05, interrupt).start()
+        engine.close()
+    assert not engine.model.instance._alone.is_closed
+    threading.Timer(0.3, released.set).start()
+    engine.close()
+    assert released.is_set() and engine.model.instance._alone.is_closed
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(RuntimeError("can't start new thread"), ResourceError), (MemoryError(), MemoryError)],
+)
+def test_without_a_thread_nothing_is_left(model_dir, thread_count, monkeypatch, error, raised):
+    """Where the system gives none the model's own end, and at the end of the program there is nothing to wait for."""
+    gc.collect()
+    threads, start = thread_count(), threading.Thread.start
+    left = []
+    monkeypatch.setattr(atexit, "unregister", lambda function: left.append(function))
+
+    def refuse(thread):
+        if thread.name == "tilewise-engine":
+            raise error
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(raised):
+        Engine(model_dir)
+    monkeypatch.undo()
+    assert left and thread_count(threads) <= threads
+    for end in left:
+        end()  # which raised once: a thread that never began cannot be joined
+        atexit.unregister(end)
 
 
 def test_an_engine_that_is_dropped_ends_its_thread(model_dir, thread_count):

@@ -2,10 +2,13 @@
 
 import math
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -276,6 +279,27 @@ def test_who_has_nothing_to_do_sleeps(pool, monkeypatch):
         asked.clear()
         assert shared.finish() != [os.getpid()]
     assert len(asked) < 5
+
+
+def test_an_interrupted_wait_leaves_no_thread(pool, monkeypatch):
+    """Ctrl-C when all is done but that the threads which feed others end: they still do before their pipes go."""
+    serve, served, released = Shared._serve, threading.Event(), threading.Event()
+
+    def linger(self, worker, link):
+        serve(self, worker, link)
+        served.set()
+        assert released.wait(60)
+
+    monkeypatch.setattr(Shared, "_serve", linger)
+    interrupt = partial(signal.pthread_kill, threading.get_ident(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), pool.begin(where, [(0.01,)] * 8) as shared:
+        assert served.wait(60)
+        threading.Timer(0.1, interrupt).start()
+        threading.Timer(0.5, released.set).start()
+        shared.finish()
+    assert released.is_set()
+    monkeypatch.undo()
+    assert pool.map(math.factorial, [(4,)]) == [24]
 
 
 def test_results_that_are_wanted_no_more(pool):
