@@ -36,7 +36,7 @@ def matmul(dt, a, w, ranges, isa="", f32=1, residual=None, name="matmul"):
 
 def weight_gradient(dt, dy, x, ids, de, leaf_rows, carries=(), isa=""):
     """One call of matmul_dw; the flat packed result."""
-    n, k = 40, de.shape[1]
+    n, k = dy.shape[1], x.shape[1]
     out = packed_out(n, k)
     tiles = [out, dy, x, ids, de, *((c, n, k) for c in carries)]
     run(f"matmul_dw_{dt}", tiles, [leaf_rows, len(carries), 0, 0], isa=isa)
@@ -287,6 +287,25 @@ def test_weight_gradient_by_carries_equals_one_call(isa, dt):
     assert (bits(dropped) != bits(whole)).any(), "a dropped carry must show"
     swapped = weight_gradient(dt, *part[3], 24, [first, third], isa=isa)
     assert (bits(swapped) != bits(whole)).any(), "carries out of order must show"
+
+
+@every_level
+@every_dtype
+@pytest.mark.parametrize("tokens", [960, 2400])
+def test_weight_gradient_does_not_depend_on_windows_and_panel_groups(isa, dt, tokens):
+    """Many panels over many leaves equal one panel alone, and the tree over halves that are packed at once."""
+    gen, leaf = rng(20), tokens // 8
+    dy, x = random(gen, tokens, 1100, dt), random(gen, tokens, 30, dt)
+    whole = weight_gradient(dt, dy, x, None, None, leaf, isa=isa)
+    one = weight_gradient(dt, dy[:, 64:96], x, None, None, leaf, isa=isa)
+    assert_same_bits(one, whole[2 * one.size : 3 * one.size])
+    halves = [
+        weight_gradient(dt, dy[part], x[part], None, None, leaf, isa=isa)
+        for part in (slice(tokens // 2), slice(tokens // 2, tokens))
+    ]
+    assert_same_bits(tree_add([h.reshape(1, -1) for h in halves])[0], whole)
+    other = weight_gradient(dt, dy, x, None, None, 2 * leaf, isa=isa)
+    assert (bits(other) != bits(whole)).any(), "other leaves must show"
 
 
 @every_dtype

@@ -74,6 +74,12 @@ def weight_gradient(dt, tokens, rows, cols, leaves):
     return "matmul_dw", tiles, [tokens // leaves, 0, 0, 0], []
 
 
+def plain_weight_gradient(dt, tokens, rows, cols, leaves):
+    """The same of a weight that embeds nothing."""
+    base, tiles, ints, floats = weight_gradient(dt, tokens, rows, cols, leaves)
+    return base, [*tiles[:3], None, None], ints, floats
+
+
 def plain(dt, rows, width, inner):
     """A product of two results."""
     tiles = [np.empty((rows, width), NUMPY[dt]), array(dt, rows, inner), array(dt, inner, width)]
@@ -93,6 +99,9 @@ CALLS = [
     (input_gradient, (600, 1100, 6200, 8)),
     (weight_gradient, (4096, 64, 300, 16)),
     (weight_gradient, (512, 33, 40, 512)),
+    (plain_weight_gradient, (1024, 1100, 40, 4)),
+    (plain_weight_gradient, (4096, 1100, 600, 16)),
+    (plain_weight_gradient, (2048, 1100, 2100, 128)),
     (plain, (2030, 70, 900)),
 ]
 
