@@ -1,0 +1,18 @@
+"""Child processes that run one module's `main`."""
+
+import sys
+
+from tilewise.core.spawn import Spawned
+
+MODULE = "import socket\n\ndef main(number):\n    socket.socket(fileno=number).sendall(__file__.encode())\n"
+
+
+def test_a_child_finds_what_its_parent_finds(tmp_path, monkeypatch):
+    """Of two modules of one name it runs the one that comes first for its parent, not the one that is installed."""
+    wanted = tmp_path / "this.py"  # the standard library has one, too
+    wanted.write_text(MODULE)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    spawned = Spawned("this", is_heard=False)
+    found = spawned.link.makefile("rb").read()
+    spawned.end()
+    assert found.decode() == str(wanted)
