@@ -92,5 +92,5 @@ def _save(path: Path, vectors: np.ndarray) -> None:
 
 
 def _lines() -> list[str]:
-    """Of standard input, which the caller may have closed."""
-    return [line.rstrip("\n") for line in sys.stdin or () if line.strip()]
+    """Of standard input."""
+    return [line.rstrip("\n") for line in sys.stdin if line.strip()]

@@ -344,7 +344,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(arguments: list[str]) -> int:
     """The exit code of one command line; mistakes become one line."""
     try:
-        _make_output_safe()
+        _make_streams_safe()
         configure_logging()
         code = _run_command(arguments)
         if code == _INTERRUPTED:  # typer has made an exit code of Ctrl-C
@@ -396,14 +396,17 @@ def _say(text: str, code: int) -> int:
     return code
 
 
-def _make_output_safe() -> None:
-    """Text that the console's encoding lacks is written as escapes, and none where the caller has closed the output."""
-    if sys.stdout is None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.set_inheritable(nowhere, True)  # programs started here have it where theirs is closed
-        sys.stdout = os.fdopen(nowhere, "w", encoding="utf-8")
-    elif sys.stdout.errors in ("strict", "surrogateescape") and isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+def _make_streams_safe() -> None:
+    """What the caller has closed is empty, or leads nowhere; what the console's encoding lacks is written as escapes;
+    bytes that are no text of it are refused where text is used."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDONLY if mode == "r" else os.O_WRONLY)
+            os.set_inheritable(nowhere, True)  # programs started here have it where theirs is closed
+            setattr(sys, name, os.fdopen(nowhere, mode, encoding="utf-8"))
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
+        if isinstance(stream, TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors=errors)
 
 
 def _print_path(path: Path | None) -> None:

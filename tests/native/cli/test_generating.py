@@ -33,10 +33,12 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def run(capsys, monkeypatch):
-    """Run `generate` in this process, with text on standard input; returns standard output and standard error."""
+    """Run `generate` in this process, with text on standard input, None where that is closed; returns standard output
+    and standard error."""
 
     def call(*arguments, typed=b"", code=0):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed), encoding="utf-8"))
+        stdin = None if typed is None else io.TextIOWrapper(io.BytesIO(typed), encoding="utf-8")
+        monkeypatch.setattr(sys, "stdin", stdin)
         got = _run(["generate", *map(str, arguments)])
         output = capsys.readouterr()
         assert got == code, output.err
@@ -60,6 +62,12 @@ def test_prompts_come_from_arguments_files_and_standard_input(model, run, tmp_pa
     assert run(model, "-", "--max-tokens", 6, typed="def ü(x):\n".encode())[0] == one
     assert run(model, "--prompt-file", tmp_path / "prompt", "--max-tokens", 7)[0] != one
     assert "byte 1 is not UTF-8" in run(model, "-", typed=b"a\xff", code=2)[1]
+
+
+def test_a_closed_input_is_empty(model, run):
+    """Where the caller has closed standard input, a prompt from there is empty, and a conversation over at once."""
+    assert run(model, "-", "--max-tokens", 6, typed=None)[0] == run(model, "", "--max-tokens", 6)[0]
+    assert run(model, "--chat", typed=None)[0] == ""
 
 
 def test_the_settings_of_the_model_count(model, run, tmp_path):
@@ -208,6 +216,8 @@ def test_messages_that_cannot_be_answered_are_said(model, run):
     assert out == _answers(model, [{"role": "user", "content": "one"}]) + "\n"
     assert "must leave room" in err
     assert "no systems" in run(model, "--chat", "--system", "no", code=2)[1]
+    again, err = run(model, "--chat", "--max-tokens", 6, typed=b"\xff\none\n")
+    assert again == out and r"got {'role': 'user', 'content': '\udcff'}" in err
 
 
 @pytest.mark.usefixtures("no_collection")

@@ -190,13 +190,16 @@ def test_llm_encodes_with_encoders(encoder, tokenizer):
 
 
 def test_encode_reads_lines(encoder, run, monkeypatch):
-    """Without texts, lines of standard input; empty ones are left out, and no text at all is refused."""
+    """Without texts, lines of standard input; empty ones are left out, no text at all and what is none are refused."""
     monkeypatch.setattr("sys.stdin", io.StringIO("a\n\nb\n"))
     assert len(run("encode", encoder[0])[1].splitlines()) == 2
     for nothing in (io.StringIO("\n"), None):  # None: the caller has closed it
         monkeypatch.setattr("sys.stdin", nothing)
         code, _, err = run("encode", encoder[0])
         assert code == 2 and "there must be texts" in err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\n\xff\n"), encoding="utf-8"))
+    code, _, err = run("encode", encoder[0])
+    assert code == 2 and "a prompt must be UTF-8 text" in err
 
 
 def test_encode_makes_the_folder_of_its_file(encoder, run, tmp_path):

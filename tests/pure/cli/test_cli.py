@@ -186,6 +186,13 @@ def test_a_closed_output_is_no_mistake():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_mistake_is_never_among_results():
+    """Where the caller has closed standard error, its exit code says it, and standard output stays empty."""
+    words = f"'{sys.executable}' -m tilewise --nonsense 2>&-"
+    done = subprocess.run(["/bin/sh", "-c", words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+
+
 def test_a_line_is_harmless_and_has_an_end(capsys):
     """Names with escapes or of any length make one short, printable line."""
     code, _, err = _run(["generate", "x\x1b[2J\n\udcff" + "y" * 10**5, "hello"], capsys)
