@@ -101,7 +101,7 @@ def _listening(settings: ServerSettings) -> Iterator[tuple[socket.socket, str]]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(place)
         listener.listen(BACKLOG)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # names that no name service takes are the latter
         raise _unbound(f"{settings.host}:{settings.port}", error) from None
     with listener:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host

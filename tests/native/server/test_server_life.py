@@ -228,6 +228,11 @@ def test_what_cannot_be_served_is_one_line(tmp_path):
     with taken:
         done = run(small_model(), "--port", taken.getsockname()[1])
         assert done.returncode == 1 and "address must be free" in done.stderr
+    for name in ("a..b", "a" * 64):  # what no name service is asked for
+        done = run(small_model(), "--port", "0", "--host", name)
+        assert (
+            done.returncode == 1 and "address must be free" in done.stderr and "Traceback" not in done.stderr
+        )
 
 
 @pytest.mark.slow

@@ -139,7 +139,13 @@ def test_figures_of_known_times():
     assert found["request_throughput"] == 0.25
 
 
-@pytest.mark.parametrize("url", ["", "127.0.0.1:80", "ftp://x", "http://", "http://x:y", "http://x:99999"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "127.0.0.1:80", "ftp://x", "http://", "http://x:y", "http://x:99999"),
+        *("http://a..b", f"http://{'a' * 64}", "http://x/a b", "http://x/ü", "http://ü", "http://x/\udcff"),
+    ],
+)
 def test_what_is_no_server_is_refused(url):
     """Before anything is sent."""
     with pytest.raises(ConfigError, match="address"):

@@ -21,6 +21,7 @@ __all__ = ["BadAnswer", "Target", "require_answer"]
 _border = Border("server.load")
 _MOST_LINE = 1 << 24
 _READ_BYTES = 1 << 16
+_URL = re.compile(r"[!-~]+")  # what a request's first line and headers can hold
 _NAME, _VALUE = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII), re.compile(r"[!-~](?:[ -~]*[!-~])?")
 
 
@@ -48,8 +49,9 @@ class Target:
         try:
             parts = urlsplit(self.url)
             is_known = (
-                parts.scheme in ("http", "https")
-                and parts.hostname
+                _URL.fullmatch(self.url)
+                and parts.scheme in ("http", "https")
+                and (parts.hostname or "").encode("idna")  # an error where no name service takes it
                 and (parts.port is None or parts.port > 0)
             )
         except ValueError:
