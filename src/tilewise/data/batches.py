@@ -21,6 +21,7 @@ __all__ = ["IGNORED", "Batches", "PaddedBatches"]
 
 IGNORED = -100  # the label of what is not counted
 _MOST = (1 << 63) - 1
+_MOST_ID = (1 << 31) - 1
 _border = Border("data")
 
 
@@ -35,7 +36,7 @@ class Batches:
         seed: of the order.
 
     Raises:
-        ConfigError: the stream is shorter than one window.
+        ConfigError: the stream is shorter than one window, or holds what is no id.
     """
 
     stream: NDArray[np.int32]
@@ -47,6 +48,9 @@ class Batches:
         stream = _border.instance("batches", "a stream", self.stream, np.ndarray, "pass an array of ids")
         if stream.ndim != 1 or stream.dtype.kind not in "iu":
             _border.refuse("batches", "a stream is one row of integers", shown(stream), "flatten it")
+        if not np.can_cast(stream.dtype, np.int32) and stream.size:
+            for id_ in (stream.min(), stream.max()):
+                _border.integer("batches", "an id of a stream", id_, 0, _MOST_ID)
         for name, low in (("batch", 1), ("context", 1), ("seed", 0)):
             value = _border.integer("batches", name, getattr(self, name), low, _MOST)
             object.__setattr__(self, name, value)
@@ -70,8 +74,8 @@ class Batches:
         rows = self._windows(step)
         both = np.stack([self.stream[w * self.context : (w + 1) * self.context + 1] for w in rows])
         return {
-            "tokens": np.ascontiguousarray(both[:, :-1]),
-            "labels": np.ascontiguousarray(both[:, 1:]),
+            "tokens": np.ascontiguousarray(both[:, :-1], np.int32),
+            "labels": np.ascontiguousarray(both[:, 1:], np.int32),
         }
 
     def _windows(self, step: int) -> list[int]:
@@ -104,7 +108,7 @@ class PaddedBatches(Batches):
     end: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "end", _border.integer("batches", "end", self.end, 0, _MOST))
+        object.__setattr__(self, "end", _border.integer("batches", "end", self.end, 0, _MOST_ID))
         super().__post_init__()
 
     @property

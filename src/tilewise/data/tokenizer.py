@@ -23,6 +23,8 @@ __all__ = ["END_OF_TEXT", "MASK", "encode_files", "special_id", "train_tokenizer
 END_OF_TEXT = "<|endoftext|>"
 MASK = "[MASK]"
 _BATCH = 64
+# of any model; the library makes room for all of them at once, and ends the process where there is none
+_MOST_IDS = 1 << 20
 _border = Border("data")
 
 
@@ -37,13 +39,15 @@ def train_tokenizer(
         special_tokens: from id 0 on.
 
     Raises:
-        ConfigError: a vocabulary too small for all bytes and the special tokens.
+        ConfigError: a vocabulary too small for all bytes and the special tokens, or larger than any; what is no text.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if isinstance(texts, (str, bytes, np.ndarray)) or not isinstance(texts, Iterable):
         _border.refuse("tokenizer", "texts must be an iterable of them", shown(texts), "pass a list")
-    vocab_size = _border.integer("tokenizer", "vocab_size", vocab_size, 0, 1 << 31)
+    vocab_size = _border.integer("tokenizer", "vocab_size", vocab_size, 0, _MOST_IDS)
+    for token in _border.sequence("tokenizer", "special_tokens", special_tokens, "texts"):
+        _border.text("tokenizer", "a special token", token)
     if vocab_size < 256 + len(special_tokens):
         raise ConfigError(
             f"[data.tokenizer] a vocabulary must hold 256 bytes and {' and '.join(special_tokens)}; got "
@@ -65,7 +69,14 @@ def train_tokenizer(
 def _each_text(texts: Iterable[str]) -> Iterator[str]:
     """The texts, held to be some; what refuses one in the library's hands comes out of it as it is."""
     for text in texts:
-        yield _border.instance("tokenizer", "a text", text, str, "decode it")
+        _border.instance("tokenizer", "a text", text, str, "decode it")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            _border.refuse(
+                "tokenizer", "a text must be UTF-8", shown(text[error.start : error.end]), "convert it"
+            )
+        yield text
 
 
 def special_id(tokenizer: Tokenizer, *tokens: str) -> int:
@@ -95,10 +106,15 @@ def encode_files(
         texts: to encode.
         end: id behind each.
         show: called with the files done and all files, now and then.
+
+    Raises:
+        ConfigError: an end that is no id, what is no text.
     """
+    texts = _border.sequence("tokenizer", "texts", texts, "texts")
+    end = _border.integer("tokenizer", "end", end, 0, (1 << 31) - 1)
     parts: list[NDArray[np.int32]] = []
     for first in range(0, len(texts), _BATCH):
-        batch = list(texts[first : first + _BATCH])
+        batch = list(_each_text(texts[first : first + _BATCH]))
         parts += [
             np.array([*encoded.ids, end], np.int32)
             for encoded in tokenizer.encode_batch(batch, add_special_tokens=False)

@@ -220,6 +220,28 @@ def test_small_vocabulary_is_refused():
         train_tokenizer(["x"], vocab_size=100)
 
 
+def test_a_vocabulary_beyond_all_is_refused():
+    """The library would make room for it at once, and end the process where there is none."""
+    with pytest.raises(ConfigError, match=re.escape("vocab_size must lie in [0, 1048576]")):
+        train_tokenizer(["x"], vocab_size=1 << 31)
+
+
+@pytest.mark.parametrize("text", ["a\ud800", 1, None, ("a", "b")], ids=repr)
+def test_what_is_no_text_gets_no_ids(tokenizer, text):
+    """Half a character, numbers and pairs are refused in our own words, learning and encoding."""
+    with pytest.raises(ConfigError, match="a text must be"):
+        train_tokenizer(["x", text])
+    with pytest.raises(ConfigError, match="a text must be"):
+        encode_files(tokenizer, ["x", text], 0)
+
+
+@pytest.mark.parametrize("tokens", ["abc", [1], None, ["\ud800"], [""]], ids=repr)
+def test_what_is_no_special_token_is_refused(tokens):
+    """One text is not a sequence of its letters."""
+    with pytest.raises(ConfigError, match="special"):
+        train_tokenizer(["x"], special_tokens=tokens)
+
+
 def test_stream_ends_every_file(tokenizer):
     """Each file is followed by the end token, and progress counts files."""
     seen = []
@@ -308,6 +330,19 @@ def test_a_stream_is_one_row_of_ids(stream):
         Batches(stream, 2, 8)
 
 
+@pytest.mark.parametrize("kind", [Batches, PaddedBatches])
+def test_ids_of_every_type_are_ids(kind):
+    """Tokens and labels are int32 whatever the stream is; numbers that are no ids are refused before any step."""
+    for dtype in (np.uint16, np.int64, np.uint64):
+        found = kind(np.arange(40, dtype=dtype), 2, 8).at(0)
+        assert found["tokens"].dtype == found["labels"].dtype == np.int32
+    for wrong in (-1, 1 << 31, 1 << 40):
+        with pytest.raises(ConfigError, match="an id of a stream must lie in"):
+            kind(np.array([*range(40), wrong]), 2, 8)
+    with pytest.raises(ConfigError, match="end must lie in"):
+        PaddedBatches(np.arange(40), 2, 8, end=1 << 31)
+
+
 def test_too_little_data_is_refused():
     """Less than one window of text is one clear error."""
     with pytest.raises(ConfigError, match="at least context"):
@@ -326,7 +361,14 @@ CALLS = {
         {"stream": np.arange(40, dtype=np.int32), "batch": 2, "context": 8, "seed": 0, "end": 0},
     ),
     "at": (Batches(np.arange(40, dtype=np.int32), 2, 8).at, {"step": 3}),
-    "train_tokenizer": (train_tokenizer, {"texts": ["a"], "vocab_size": 300}),
+    "train_tokenizer": (
+        train_tokenizer,
+        {"texts": ["a"], "vocab_size": 300, "special_tokens": (END_OF_TEXT,)},
+    ),
+    "encode_files": (
+        lambda **given: encode_files(train_tokenizer(["a"], 257), **given),
+        {"texts": ["a"], "end": 0},
+    ),
 }
 
 
@@ -336,7 +378,8 @@ TAKEN = {
     "Batches": {"seed": {"0"}},
     "PaddedBatches": {"seed": {"0"}, "end": {"0"}},
     "at": {"step": {"0"}},
-    "train_tokenizer": {"texts": {"()", "[]", "{}", "{'a': 1}"}},
+    "train_tokenizer": {"texts": {"()", "[]", "{}", "{'a': 1}"}, "special_tokens": {"()", "[]"}},
+    "encode_files": {"texts": {"()", "[]"}, "end": {"0"}},
 }
 
 
