@@ -38,6 +38,10 @@ WRONG = [
     (json.dumps(_line(9, CHAT, messages="x")), "messages: "),
     (json.dumps(_line(10, COMPLETION, prompt="x", logit_bias={"a": 1})), "keys of logit_bias"),
     (json.dumps(_line(11, COMPLETION)), "prompt: Field required"),
+    (  # which is found out while it is written
+        json.dumps(_line(12, COMPLETION, prompt="x", structured_outputs={"regex": "(a{1000}){1000}"})),
+        "must be simple enough",
+    ),
 ]
 
 
