@@ -134,6 +134,9 @@ class ServedModel:
             _border.refuse("engine", rule, shown(on_progress), advice)
         self.settings = settings
         self.config: ModelConfig = models.open(model_dir)
+        if models.is_encoder(self.config):  # which has no cache to be measured
+            got = f"a {self.config.architecture}, which only encodes"
+            _border.refuse("engine", "generation needs a model that writes", got, "use tilewise encode")
         self.dtype = choose_dtype(settings.dtype, self.config.dtype)
         self.tokenizer = load_tokenizer(model_dir, self.config.vocab_size)
         uses_file = settings.generation_config

@@ -159,6 +159,25 @@ def test_encode_agrees_with_transformers(encoder, run, tmp_path, tokenizer, mode
     assert np.array_equal(np.load(file), vectors)
 
 
+def test_encoders_do_not_write(encoder, run, tmp_path):
+    """Every command that writes with a model says so in one line, before any work, and so does an engine."""
+    words = (
+        "generation needs a model that writes; got a BertForMaskedLM, which only encodes; use tilewise encode"
+    )
+    (tmp_path / "asked").write_text("{}\n")
+    for command in (
+        ("generate", encoder[0], "x"),
+        ("run-batch", encoder[0], tmp_path / "asked", "-o", tmp_path / "answers"),
+        ("bench", "latency", encoder[0], "--input-len", 4, "--output-len", 4),
+        ("bench", "throughput", encoder[0], "--random-input-len", 4, "--random-output-len", 4),
+    ):
+        code, out, err = run(*command)
+        assert (code, out) == (2, "") and words in err
+    with pytest.raises(ConfigError, match=words):
+        LLM(encoder[0])
+    assert not (tmp_path / "answers").exists()
+
+
 def test_threads_share_an_encoder(encoder):
     """Each gets its own texts' vectors, as one thread alone does."""
     with Encoder(encoder[0]) as shared:
