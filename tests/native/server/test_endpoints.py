@@ -348,7 +348,7 @@ def test_vectors():
 
 @pytest.mark.slow
 def test_an_encoder_is_served_without_being_told(tmp_path):
-    """Its vectors are `LLM.encode`'s, many texts at once; it has no text to give."""
+    """Its vectors are `LLM.encode`'s, many texts at once; it has no text to give, and takes no setting of writing."""
     import transformers
 
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -366,3 +366,6 @@ def test_an_encoder_is_served_without_being_told(tmp_path):
         assert server.ask(CHAT, {"messages": TALK})[0] == 400
     finally:
         assert server.close() == 0
+    for option in (("--max-model-len", "8"), ("--data-parallel-size", "2"), ("--kv-cache-memory", "1G")):
+        refused = Served(tmp_path, *option)  # what nothing would depend on
+        assert refused.wait_end() == 2 and "a setting of an encoder must be" in refused.log[-1]

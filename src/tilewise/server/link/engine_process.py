@@ -21,11 +21,12 @@ from functools import partial
 from typing import Any
 
 from tilewise import models
-from tilewise.core import PeerLost, TilewiseError, configure_logging, get_logger
+from tilewise.core import Border, PeerLost, TilewiseError, configure_logging, get_logger
 from tilewise.core.frames import HEAD, MOST_BYTES, pack, unpack
 from tilewise.distributed import ProcessGroup
 from tilewise.encode import Encoder
 from tilewise.serve import Engine, Piece, SamplingParams, StructuredOutputsParams
+from tilewise.serve.model import EngineSettings
 from tilewise.server.link.rows import row_of
 
 __all__ = ["EngineProcess", "Outbox", "main"]
@@ -34,6 +35,8 @@ _MOST_WAITING = 1 << 14  # messages that the parent has not taken; then the engi
 _MOST_FIGURES = 1 << 15  # of a frame that another message may still be added to
 _PREPARERS = 2
 _OF_ENCODERS = {"tensor_parallel_size": "tp", "dtype": "dtype", "max_num_seqs": "batch"}
+_OF_ANY = (*_OF_ENCODERS, "runner")  # encoders make vectors, whatever that says
+_border = Border("server")
 
 
 class Outbox:
@@ -200,6 +203,9 @@ def main(descriptor: int) -> None:
 
 def _load(model: str, settings: dict[str, Any], outbox: Outbox) -> Engine | Encoder:
     if models.is_encoder(models.open(model)):
+        for name, value in settings.items():
+            if name not in _OF_ANY and value != getattr(EngineSettings, name, None):
+                _border.choice("serve", "a setting of an encoder", name, [*_OF_ENCODERS])
         given = {ours: settings[name] for name, ours in _OF_ENCODERS.items() if name in settings}
         return Encoder(model, **given)
     return Engine(model, on_progress=lambda done, total: outbox.put("progress", done, total), **settings)
