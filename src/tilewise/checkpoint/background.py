@@ -90,7 +90,7 @@ class CheckpointWriter:
         """
         _border.function("wait", "on_progress", on_progress)
         while self._thread is not None:
-            is_over = self._thread.is_over()
+            is_over = self._thread.await_briefly()
             if on_progress is not None:
                 on_progress(*self._done)
             if is_over:
@@ -101,7 +101,7 @@ class CheckpointWriter:
         """Leave what is being written unwritten; returns when nothing is being written any more."""
         self._is_given_up = True
         while self._thread is not None:
-            if self._thread.is_over():
+            if self._thread.await_briefly():
                 self._thread = None
 
     def _write(

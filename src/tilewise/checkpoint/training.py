@@ -42,6 +42,7 @@ from tilewise.core.reading import Forbidden, Unreadable, read_whole
 from tilewise.core.writing import writing
 
 __all__ = [
+    "STEP_NAME",
     "DamagedCheckpoint",
     "OpenCheckpoint",
     "Progress",
@@ -60,9 +61,9 @@ Progress = Callable[[int, int], object]
 
 _TOKENIZER = "tokenizer.json"
 _MAX_TOKENIZER_BYTES = 512 << 20
-_STEP = re.compile(r"step-([0-9]{8,18})")
+STEP_NAME = re.compile(r"step-([0-9]{8,18})")
 _STEP_TENSOR = "optimizer.step"
-_LAST_STEP = 10**18 - 1  # the longest name that `_STEP` matches
+_LAST_STEP = 10**18 - 1  # the longest name that `STEP_NAME` matches
 _border = Border("checkpoint", CheckpointError)
 
 
@@ -297,11 +298,11 @@ def open_checkpoint(path: str | Path) -> OpenCheckpoint:
     try:
         meta = read_manifest(path)
     except Unreadable as error:
-        raise _not_whole(path, error, f"{MANIFEST}: ") from None
+        raise _error_of(path, error, f"{MANIFEST}: ") from None
     try:
         files = open_device_files(path, meta)
     except Unreadable as error:
-        raise _not_whole(path, error) from None
+        raise _error_of(path, error) from None
     tensors = assemble(files, meta)
     problem = _wrong_step(meta, path, tensors)
     if problem is not None:
@@ -380,14 +381,14 @@ def _checksum_of_file(path: Path) -> str:
     try:
         return hashlib.sha256(read_whole(path / _TOKENIZER, _MAX_TOKENIZER_BYTES)).hexdigest()
     except Unreadable as error:
-        raise _not_whole(path, error, f"{_TOKENIZER}: ") from None
+        raise _error_of(path, error, f"{_TOKENIZER}: ") from None
 
 
-def _not_whole(path: Path, error: Unreadable, where: str = "") -> DamagedCheckpoint | ResourceError:
-    """What a file of a checkpoint that was not read comes to: what may not be read may be whole."""
+def _error_of(path: Path, error: Unreadable, where: str = "") -> DamagedCheckpoint | ResourceError:
+    """What to raise where a file of a checkpoint was refused: one that may not be read may be whole."""
     if isinstance(error, Forbidden):
         return ResourceError(
-            "[checkpoint.load_checkpoint] a checkpoint must be readable before it is judged; got "
+            "[checkpoint.open] a checkpoint must be readable before it is judged; got "
             f"{str(path)!r}: {where}{error}; check its permissions"
         )
     return DamagedCheckpoint(path, f"{where}{error}")
@@ -457,5 +458,5 @@ def _steps(root: Path) -> list[Path]:
             f"[checkpoint.checkpoint_paths] a directory must be listed to find its checkpoints; got {str(root)!r}: "
             f"{error.strerror}; check its permissions and the limit of open files (ulimit -n)"
         ) from None
-    found = [(int(match[1]), root / name) for name in names if (match := _STEP.fullmatch(name))]
+    found = [(int(match[1]), root / name) for name in names if (match := STEP_NAME.fullmatch(name))]
     return [path for _, path in sorted(found)]

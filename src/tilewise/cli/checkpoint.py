@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewise.core import ResourceError
 from tilewise.core.border import bare
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ _PATH = typer.Argument(
 def inspect(path: Annotated[Path, _PATH]) -> None:
     """Say what checkpoints hold: step, configuration, tensors, bytes, the files of devices.
 
-    Reads metadata and headers; `tilewise checkpoint verify` reads every byte. Exit code 1 when one is damaged.
+    Reads metadata and headers; `tilewise checkpoint verify` reads every byte. Exit code 1 when one is damaged or cannot
+    be read.
 
     Example: `tilewise checkpoint inspect runs/train`
     """
@@ -51,7 +53,7 @@ def inspect(path: Annotated[Path, _PATH]) -> None:
     for place in find_checkpoints(path):
         try:
             newest = open_checkpoint(place)
-        except DamagedCheckpoint as error:
+        except (DamagedCheckpoint, ResourceError) as error:
             num_damaged += _count_damaged(place, error)
         else:
             print(f"{place}: whole, as far as metadata, names and sizes say")
@@ -61,11 +63,13 @@ def inspect(path: Annotated[Path, _PATH]) -> None:
         raise typer.Exit(1)
 
 
-def _count_damaged(place: Path, error: DamagedCheckpoint) -> int:
-    """Say what is wrong; 1 if it is damage, 0 where a run that goes on has removed an old checkpoint meanwhile."""
-    is_damaged = os.path.lexists(place)
-    print(f"{place}: damaged: {error.reason}" if is_damaged else f"{place}: was removed meanwhile")
-    return int(is_damaged)
+def _count_damaged(place: Path, error: DamagedCheckpoint | ResourceError) -> int:
+    """Say what is wrong; 1 if it is damaged or cannot be read, 0 where a run that goes on has removed an old checkpoint
+    meanwhile."""
+    is_there = os.path.lexists(place)
+    problem = f"cannot be read: {error}" if isinstance(error, ResourceError) else f"damaged: {error.reason}"
+    print(f"{place}: {problem if is_there else 'was removed meanwhile'}")
+    return int(is_there)
 
 
 def _describe(opened: OpenCheckpoint) -> Iterator[str]:
@@ -101,7 +105,8 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def verify(path: Annotated[Path, _PATH]) -> None:
     """Read every byte of checkpoints and compare it with what was saved.
 
-    Exit code 0 when all are whole, 1 when one is damaged; says which device's file and which tensor is wrong.
+    Exit code 0 when all are whole, 1 when one is damaged or cannot be read; says which device's file and which tensor
+    is wrong.
 
     Example: `tilewise checkpoint verify runs/train`
     """
@@ -115,7 +120,7 @@ def verify(path: Annotated[Path, _PATH]) -> None:
             opened = open_checkpoint(place)
             with track_work(_console(), place.name) as progress:
                 opened.verify(progress.show)
-        except DamagedCheckpoint as error:
+        except (DamagedCheckpoint, ResourceError) as error:
             num_damaged += _count_damaged(place, error)
         else:
             print(f"{place}: whole, {len(opened.tensors)} tensors, {opened.nbytes:,} bytes")

@@ -131,18 +131,20 @@ def _open(source: Path, target: Path, part: str | None, show: Callable[[int, int
             f"checkpoint of PyTorch, or hold pytorch_model.bin; got {str(source)!r}, which is none; where its weights "
             "are safetensors, name their file"
         ) from None
-    _refuse_among(newest, target)
+    _refuse_place_of_checkpoints(newest, target)
     return _open_training(newest, show)
 
 
-def _refuse_among(checkpoint: Path, target: Path) -> None:
+def _refuse_place_of_checkpoints(checkpoint: Path, target: Path) -> None:
     """What lies among a run's checkpoints is the run's: it would take the target for one of them, and it removes them.
-    Beside a checkpoint that was copied elsewhere every other name is free."""
+    Beside a checkpoint that was copied elsewhere every name that no checkpoint has is free."""
+    from tilewise.checkpoint.training import STEP_NAME
+
     folder, place = (Path(os.path.realpath(path)) for path in (checkpoint.parent, target))
     if folder not in place.parents:
         return
     first = place.relative_to(folder).parts[0]
-    if folder.name == "checkpoints" or first.startswith("step-"):
+    if folder.name == "checkpoints" or STEP_NAME.fullmatch(first):
         raise ConfigError(
             "[cli.convert] the target must not lie among the checkpoints that it is made from; got "
             f"{str(target)!r} in {str(folder)!r}; choose another directory"

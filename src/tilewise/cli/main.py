@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
-from io import TextIOWrapper
+from contextlib import suppress
+from io import TextIOWrapper, UnsupportedOperation
 from pathlib import Path
 from typing import Annotated
 
@@ -405,8 +406,9 @@ def _make_streams_safe() -> None:
             os.set_inheritable(nowhere, True)  # programs started here have it where theirs is closed
             setattr(sys, name, os.fdopen(nowhere, mode, encoding="utf-8"))
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
-        if isinstance(stream, TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
-            stream.reconfigure(errors=errors)
+        if isinstance(stream, TextIOWrapper) and stream.errors in {"strict", "surrogateescape"} - {errors}:
+            with suppress(UnsupportedOperation):  # a caller in Python has read of it already
+                stream.reconfigure(errors=errors)
 
 
 def _print_path(path: Path | None) -> None:

@@ -31,17 +31,23 @@ class EndingThread(threading.Thread):
         self._has_ended = threading.Event()
 
     def run(self) -> None:
-        """Its life."""
+        """Do the work, then say that it has ended."""
         try:
             super().run()
         finally:
             self._has_ended.set()
 
-    def is_over(self) -> bool:
-        """Whether it has ended, which is waited for a while: a thread that has not begun by then never does."""
+    def await_briefly(self) -> bool:
+        """Whether it has ended after a while at most; a thread that has not begun by then never does."""
         return self._has_ended.wait(_PATIENCE_S) or self.ident is None
 
     def await_end(self) -> None:
-        """Wait until it has ended, or is known never to begin. Ctrl-C interrupts that; asked again, it waits again."""
-        while not self.is_over():
+        """Wait until it has ended, or is known never to begin. Ctrl-C interrupts that; asked again, it waits again.
+
+        Raises:
+            RuntimeError: the thread itself asks, as of `join`.
+        """
+        if threading.current_thread() is self:
+            raise RuntimeError("a thread cannot wait for its own end")
+        while not self.await_briefly():
             pass

@@ -28,6 +28,7 @@ Declared = tuple[str, TensorFamily | None, int]
 graph's, None), its id in the template."""
 
 _border = Border("graph", ShapeError)
+_READING_S = 10.0  # for which planning waits for another thread's
 
 
 class DraftedLayer(NamedTuple):
@@ -38,6 +39,33 @@ class DraftedLayer(NamedTuple):
     function: str
     number: int
     attrs: Mapping[str, Any]
+
+
+class _Turn:
+    """Which thread describes a graph: one at a time, another is refused. A copy is free."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __reduce__(self) -> tuple[type[_Turn], tuple[()]]:
+        return _Turn, ()
+
+    def of(self, call: str, patience_s: float = 0.0) -> _Turn:
+        """The calling thread's turn, until the block ends; refused where another thread's lasts longer than that."""
+        if not self._lock.acquire(timeout=patience_s):
+            _border.refuse(
+                call,
+                "one thread at a time describes a graph",
+                "a call during another thread's",
+                "wait for that one, or describe layers with a ParallelGraphBuilder",
+            )
+        return self
+
+    def __enter__(self) -> None:
+        """It has begun."""
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()
 
 
 class GraphDraft:
@@ -71,33 +99,13 @@ class GraphDraft:
         self._cache: dict[Any, tuple[int, ...]] = {}
         self._layers_named: dict[str, int] = {}  # how many templates of layers have a function's name
         self._hints_before: list[tuple[int, tuple[Axes, ...] | None]] = []  # what each `hint` replaced
-        self._writer = threading.RLock()  # held by the thread that writes
-
-    def __getstate__(self) -> dict[str, Any]:
-        """In a pickle and a copy, all but who is writing."""
-        return {name: value for name, value in vars(self).items() if name != "_writer"}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state, _writer=threading.RLock())
-
-    def _begin_writing(self, call: str) -> None:
-        """Let no other thread write until `_writer` is released as often."""
-        if not self._writer.acquire(blocking=False):
-            _border.refuse(
-                call,
-                "one thread at a time describes a graph",
-                "a call during another thread's",
-                "wait for that one, or describe layers with a ParallelGraphBuilder",
-            )
+        self._turn = _Turn()
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
         """A block whose declarations and ops stay together: when it raises, none of them has happened."""
-        self._begin_writing("all_or_nothing")
-        try:
+        with self._turn.of("all_or_nothing"):
             yield from self._kept_or_undone()
-        finally:
-            self._writer.release()
 
     def _kept_or_undone(self) -> Iterator[None]:
         tensors, ops = len(self.tensors), len(self.ops)
@@ -143,23 +151,21 @@ class GraphDraft:
     def declare_renamed(self, kind: str, spec: TensorSpec) -> TensorNode:
         """As `declare`, of what was held to all rules of a spec under another name, as a layer's parameters were."""
         name = spec.name
-        if name in self.names or name in self.outputs:
-            _border.refuse(kind, "names must be unique", f"{name!r}, which is taken", "rename it")
-        if name.startswith(OPTIMIZER) and self.phase != "update":
-            _border.refuse(kind, f"names in {OPTIMIZER!r} are the optimizer's", repr(name), "rename it")
-        self._begin_writing(kind)
-        try:
+        with self._turn.of(kind):
+            if name in self.names or name in self.outputs:
+                _border.refuse(kind, "names must be unique", f"{name!r}, which is taken", "rename it")
+            if name.startswith(OPTIMIZER) and self.phase != "update":
+                _border.refuse(kind, f"names in {OPTIMIZER!r} are the optimizer's", repr(name), "rename it")
             node = TensorNode(len(self.tensors), spec, kind)
             self.tensors.append(node)
             self.names[name] = node.id
-        finally:
-            self._writer.release()
         return node
 
     def hint(self, tensor: int, layout: tuple[Axes, ...]) -> None:
         """Ask for a layout of a tensor; the last one counts."""
-        self._hints_before.append((tensor, self.hints.get(tensor)))
-        self.hints[tensor] = layout
+        with self._turn.of("constrain"):
+            self._hints_before.append((tensor, self.hints.get(tensor)))
+            self.hints[tensor] = layout
 
     def new_layer(self, signature: object, function: str) -> DraftedLayer:
         """The next template of a layer: the function's own name; in one graph, every further signature gets a number
@@ -177,9 +183,12 @@ class GraphDraft:
 
     def name_output(self, name: str, tensor: int) -> None:
         """Make a tensor readable by name after a run."""
-        if name in self.outputs or self.names.get(name, tensor) != tensor:
-            _border.refuse("output", "output names must be unique", f"{name!r}, which is taken", "rename it")
-        self.outputs[name] = tensor
+        with self._turn.of("output"):
+            if name in self.outputs or self.names.get(name, tensor) != tensor:
+                _border.refuse(
+                    "output", "output names must be unique", f"{name!r}, which is taken", "rename it"
+                )
+            self.outputs[name] = tensor
 
     def own(self, call: str, tensor: TensorNode) -> TensorNode:
         """A tensor of this graph; another graph's would stand for whatever has its number here."""
@@ -228,16 +237,13 @@ class GraphDraft:
         label: str = "",
     ) -> tuple[int, ...]:
         """Append an op whose output specs are known; the attributes are its own from now on, or those of many."""
-        self._begin_writing(name)
-        try:
+        with self._turn.of(name):
             op_id, first = len(self.ops), len(self.tensors)
             outputs = tuple(range(first, first + len(specs)))
             self.tensors += [TensorNode(i, s, "result", op_id) for i, s in zip(outputs, specs)]
             self.ops.append(
                 OpNode(op_id, name, ids, outputs, attrs, self.phase, label or self._label(name, ids))
             )
-        finally:
-            self._writer.release()
         return outputs
 
     def _label(self, name: str, ids: tuple[int | None, ...]) -> str:
@@ -249,7 +255,7 @@ class GraphDraft:
 
     def freeze(self, name: str, reduction_chunks: int) -> Graph:
         """The graph as data."""
-        with self._writer:  # several may read, one behind the other
+        with self._turn.of("plan", _READING_S):  # several may read, one behind the other
             return Graph(
                 name,
                 tuple(self.tensors),

@@ -24,7 +24,7 @@ from tilewise.serve import Engine, Piece
 from tilewise.serve.request import Request
 from tilewise.server.endpoints.chat import open_turn, plan, take, whole_chat
 from tilewise.server.endpoints.completions import Asking, prompts_of, whole_completion
-from tilewise.server.errors import ApiError, engine_error, error_body, validation_error
+from tilewise.server.errors import ApiError, error_body, of_exception, validation_error
 from tilewise.server.requests.bodies import BodyModel, ChatBody, CompletionBody
 from tilewise.server.requests.model_files import ModelFiles
 from tilewise.server.requests.params import sampling_params
@@ -75,7 +75,7 @@ def answer_lines(
             if index in answers:  # of a prompt whose neighbour has failed
                 continue
             if isinstance(event, BaseException):
-                told = engine_error(type(event).__name__, str(event))
+                told = of_exception(event)
                 answers[index] = _answer(asked.line, told.status, told.body)
                 continue
             asked.take(event)

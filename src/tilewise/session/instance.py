@@ -281,8 +281,9 @@ class GraphInstance:
         are read as `load_parameters` reads them, of tensors in parts each device its own region.
 
         Raises:
-            CheckpointError: an entry is missing, is of another model or optimizer, has another shape or kind, or is not
-                finite. Nothing is changed then, but by what is not finite in a file.
+            CheckpointError: an entry is missing, is of another model or optimizer, has another shape or kind, is not
+                finite, or is an array with negative means of squares. Nothing is changed then, but by what is not
+                finite in a file.
         """
         _border.mapping("load_state_dict", "a state", state, "arrays")
         with self._alone("load_state_dict"):

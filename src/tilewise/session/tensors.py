@@ -186,7 +186,7 @@ class NamedTensors:
         sizes = [s.min for s in self.plan.shapes.symbols] if node.kind == "state" else self.store.symbols
         symbols = dict(zip(self.plan.shapes.symbols, sizes))
         check_value("set_tensor", node.spec, array, self._bounds.get(name, []), symbols)
-        if not self._has_its_sign(name, array):
+        if not self._is_nonnegative_where_due(name, array):
             raise ShapeError(f"[session.set_tensor] {_sign_of(name)}; correct it")
         self.write(name, array)
 
@@ -227,19 +227,21 @@ class NamedTensors:
             problem = f"weights are floating-point numbers; got {value.dtype} for {name!r}"
         elif not isinstance(value, (FileTensor, PartedTensor)) and not is_finite(value, spec.dtype):
             problem = f"weights must be finite in {spec.dtype}; got others in {name!r}"
-        elif not isinstance(value, (FileTensor, PartedTensor)) and not self._has_its_sign(name, value):
+        elif not isinstance(value, (FileTensor, PartedTensor)) and not self._is_nonnegative_where_due(
+            name, value
+        ):
             problem = _sign_of(name)
         if problem:
             raise CheckpointError(f"[session.{call}] {problem}; nothing was changed")
 
-    def _has_its_sign(self, name: str, value: Array) -> bool:
+    def _is_nonnegative_where_due(self, name: str, value: Array) -> bool:
         """Whether a value for a state of which the optimizer takes roots has some: one below 0 would be no number in
         the weight after a step, whose loss and gradients are as they should be."""
         optimizer = self.plan.optimizer
         rooted = optimizer.nonnegative if isinstance(optimizer, Optimizer) else ()
-        if not value.size or not name.startswith(tuple(state_name(state, "") for state in rooted)):
-            return True
-        return bool(value.min() >= 0)  # not where one is no number
+        begins = [state_name(state, "") for state in rooted]
+        is_due = any(name.startswith(begin) and name[len(begin) :] in self.ids for begin in begins)
+        return not is_due or not value.size or bool(value.min() >= 0)  # not where one is no number
 
     def first_nonfinite(self) -> str:
         """The first tensor that holds what is no finite number: weights, then the loss, then gradients, as declared."""
@@ -255,4 +257,4 @@ class NamedTensors:
 
 
 def _sign_of(name: str) -> str:
-    return f"states that are means of squares are never negative; got others in {name!r}"
+    return f"states that are means of squares are numbers, and none negative; got others in {name!r}"

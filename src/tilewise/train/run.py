@@ -172,8 +172,9 @@ def _run_alone(run: PlannedRun, output: Path, console: Console) -> RunResult:
     console.print(run.plan.explain(), highlight=False, markup=False)
     with Trainer(config, data, run.graph, run.plan) as trainer:
         first_step = _restore(trainer, output / _CHECKPOINTS, console) if run.resume else 0
-        if first_step == config.train.steps and (output / _MODEL).is_dir():
-            _say(console, f"all {first_step} steps are done, and {output / _MODEL} is left as it is")
+        if first_step == config.train.steps and (output / _MODEL / "config.json").is_file():
+            left = f"{output / _MODEL} is left as it is; tilewise evaluate measures it"
+            _say(console, f"all {first_step} steps are done, and {left}")
             return RunResult(first_step, False, output / _MODEL)
         num_steps = train_steps(trainer, first_step, output, console)
         losses = [line["loss"] for line in read_metrics(output / _METRICS) if line["loss"] is not None]

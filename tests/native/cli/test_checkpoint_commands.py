@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import warnings
 import weakref
@@ -288,6 +290,25 @@ def test_a_distributed_checkpoint_becomes_a_model_directory(command, pretrained,
     )
 
 
+def test_one_that_may_not_be_read_does_not_hide_the_others(command, trained, tmp_path, monkeypatch):
+    """Each checkpoint has its line, and the exit code says that not all were looked at."""
+    newest = _copy(trained, tmp_path / "run")
+    shutil.copytree(newest, newest.with_name("step-00000001"))
+    opens = os.open
+
+    def open_others(path, *arguments, **options):
+        if "step-00000001/" in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return opens(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", open_others)
+    for look in ("inspect", "verify"):
+        code, out, _ = command(look, tmp_path / "run")
+        first, *others = out.splitlines()
+        assert code == 1 and "step-00000001: cannot be read: " in first and "Permission denied" in first
+        assert any(line.startswith(f"{newest}: whole") for line in others)
+
+
 def test_a_target_among_the_checkpoints_of_its_source_is_refused(command, trained, tmp_path):
     """The run would take it for one of them; nothing is written. Elsewhere in the output is room, and so is beside a
     checkpoint that was copied away."""
@@ -310,7 +331,8 @@ def test_a_target_among_the_checkpoints_of_its_source_is_refused(command, traine
     newest.rename(tmp_path / newest.name)
     code, _, err = command("convert", tmp_path / newest.name, tmp_path / "step-00000009")
     assert code == 2 and "must not lie among the checkpoints" in err.splitlines()[-1]
-    assert command("convert", tmp_path / newest.name, tmp_path / "new")[0] == 0
+    for free in ("new", f"{newest.name}.safetensors"):
+        assert command("convert", tmp_path / newest.name, tmp_path / free)[0] == 0
     assert command("convert", tmp_path / "run", tmp_path / "run" / "new.safetensors")[0] == 0
 
 

@@ -278,10 +278,10 @@ def test_means_of_squares_are_not_negative(model, odd):
     before, name = state_of(model), "optimizer.exp_avg_sq.layers.1.mlp.up_proj.weight"
     wrong = model.get_tensor(name).copy()
     wrong[-1, -1] = odd
-    with pytest.raises(ShapeError, match=f"never negative; got others in '{name}'"):
+    with pytest.raises(ShapeError, match=f"none negative; got others in '{name}'"):
         model.set_tensor(name, wrong)
     with pytest.raises(
-        CheckpointError, match=f"(never negative|finite in f32); got others in '{name}'; nothing was"
+        CheckpointError, match=f"(none negative|finite in f32); got others in '{name}'; nothing was"
     ):
         model.load_state_dict({**model.state_dict(), name: wrong})
     assert state_of(model) == before

@@ -193,6 +193,15 @@ def test_a_mistake_is_never_among_results():
     assert (done.returncode, done.stdout) == (2, "")
 
 
+def test_a_program_that_has_read_its_input_may_call_commands():
+    """What the input's encoding does with odd bytes can no longer be changed then, and need not be."""
+    words = "import sys; sys.stdin.readline(); from tilewise.cli.main import main; main(['--version'])"
+    done = subprocess.run(
+        [sys.executable, "-c", words], input="a\nb\n", capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "") and "tilewise" in done.stdout
+
+
 def test_a_line_is_harmless_and_has_an_end(capsys):
     """Names with escapes or of any length make one short, printable line."""
     code, _, err = _run(["generate", "x\x1b[2J\n\udcff" + "y" * 10**5, "hello"], capsys)

@@ -95,6 +95,8 @@ def test_a_second_thread_is_refused_while_one_describes():
         lambda: g.parameter([8, 8], name="w"),
         lambda: g.silu(x),
         lambda: linear(g, x, "w", 8),
+        lambda: g.output(x, "o"),
+        lambda: g.constrain(x, ("dp", None)),
     )
     with ThreadPoolExecutor(1) as other:
         with g.all_or_nothing():

@@ -206,6 +206,7 @@ def _load(model: str, settings: dict[str, Any], outbox: Outbox) -> Engine | Enco
         for name, value in settings.items():
             if name not in _OF_ANY and value != getattr(EngineSettings, name, None):
                 _border.choice("serve", "a setting of an encoder", name, [*_OF_ENCODERS])
+        _border.choice("serve", "runner", settings.get("runner", "pooling"), ("generate", "pooling"))
         given = {ours: settings[name] for name, ours in _OF_ENCODERS.items() if name in settings}
         return Encoder(model, **given)
     return Engine(model, on_progress=lambda done, total: outbox.put("progress", done, total), **settings)
