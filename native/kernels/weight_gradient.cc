@@ -9,8 +9,8 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
-// A contraction of so many steps is packed at once, a longer one half as many at a time, so many panels together: what
-// L2 holds, of 1 MiB at least where registers are many.
+// Up to kWholeSteps are packed at once. A longer contraction is packed half as many steps at a time, for kWindowPanels
+// panels together. L2 holds that: it has 1 MiB at least where registers are many.
 template <class Dot>
 inline constexpr bool kIsLarge = kMaxRows > 6 && kGroupOf<Dot> == 1;
 template <class Dot>
@@ -251,8 +251,8 @@ void matmul_dw(const KernelArgs& args) {
 
   Carver carver(args.scratch);
   const int64_t steps = contracts ? divide_up(tokens, D::kPerStep) : 0;
-  // At once if blocks of whole rows of X fit L2 so; else in windows so short that they do.
   using Dot = typename D::Dot;
+  // At once if blocks of whole rows of X fit L2 so; else in windows so short that they do.
   const int64_t most = steps <= kWholeSteps<Dot> ? kWholeSteps<Dot> : kWholeSteps<Dot> / 2;
   Blocking blocking(carver, StepLayout::of<D>(WeightGradient<D>::kLayout), most, false, steps,
                     (contracts ? divide_up(tokens, run) : op.num_leaves) + 1);

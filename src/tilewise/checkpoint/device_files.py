@@ -29,7 +29,7 @@ from tilewise.checkpoint.tensors import (
 )
 from tilewise.core import CheckpointError
 from tilewise.core.border import shown
-from tilewise.core.reading import Forbidden, Unreadable, open_regular
+from tilewise.core.reading import Forbidden, Unreadable
 from tilewise.core.writing import sync_file
 
 __all__ = ["DeviceFile", "assemble", "damages", "describe", "open_device_files", "write_device_files"]
@@ -149,7 +149,8 @@ def open_device_files(directory: Path, manifest: Manifest) -> tuple[DeviceFile, 
         try:
             file = WeightsFile(directory / name)
         except CheckpointError as error:
-            _require_permission(directory / name)
+            if isinstance(error.__cause__, Forbidden):
+                raise Forbidden(f"{name}: {error.__cause__}") from None
             wrong.append(f"{name}: {error}")
             continue
         odd = _first_odd(file, records, manifest)
@@ -160,16 +161,6 @@ def open_device_files(directory: Path, manifest: Manifest) -> tuple[DeviceFile, 
     if wrong:
         raise Unreadable(_joined(wrong))
     return tuple(found)
-
-
-def _require_permission(path: Path) -> None:
-    """Of what could not be opened: tell what is wrong with a file from what is wrong with its permissions."""
-    try:
-        open_regular(path).close()
-    except Forbidden as error:
-        raise Forbidden(f"{path.name}: {error}") from None
-    except Unreadable:
-        pass
 
 
 def _first_odd(file: WeightsFile, records: Mapping[str, PartRecord], manifest: Manifest) -> str | None:

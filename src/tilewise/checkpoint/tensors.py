@@ -397,7 +397,7 @@ class WeightsFile(Mapping[str, FileTensor]):
             raise CheckpointError(
                 f"[checkpoint.open_weights] weights must be a whole safetensors file; got {str(path)!r}: {error}; "
                 "check the path, download or write it again"
-            ) from None
+            ) from error
 
     def __getitem__(self, name: str) -> FileTensor:
         entry = self.entries[name]

@@ -49,7 +49,7 @@ class Batches:
         if stream.ndim != 1 or stream.dtype.kind not in "iu":
             _border.refuse("batches", "a stream is one row of integers", shown(stream), "flatten it")
         if not np.can_cast(stream.dtype, np.int32) and stream.size:
-            for id_ in (stream.min(), stream.max()):  # read whole, as it would be
+            for id_ in (stream.min(), stream.max()):
                 _border.integer("batches", "an id of a stream", id_, 0, _MOST_ID)
         for name, low in (("batch", 1), ("context", 1), ("seed", 0)):
             value = _border.integer("batches", name, getattr(self, name), low, _MOST)

@@ -5,7 +5,7 @@ Training, generation, encoding and the command line go through here and know no 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from inspect import signature
 from math import prod
 from pathlib import Path
@@ -34,6 +34,7 @@ __all__ = [
     "file_layout",
     "is_encoder",
     "kv_elements_per_token",
+    "maker_of",
     "max_context",
     "model_parts",
     "num_parameters",
@@ -160,6 +161,24 @@ def is_encoder(config: ModelConfig) -> bool:
     return _family_of("is_encoder", config).encoding is not None
 
 
+def maker_of(config: ModelConfig, purpose: str) -> Callable[..., ModelParts]:
+    """What makes a model's parts for a purpose.
+
+    Raises:
+        ConfigError: the model is none for that purpose.
+    """
+    _border.choice("model_parts", "a purpose", purpose, PURPOSES)
+    family = _family_of(f"build_{purpose}_graph", config)
+    make: Callable[..., ModelParts] | None = getattr(family, purpose)
+    if make is None:
+        wrong = {
+            "decoding": "generation needs a model that writes; got a {}, which only encodes; use tilewise encode",
+            "encoding": "encoding needs an encoder; got a {}, which writes text; use tilewise generate",
+        }
+        raise ConfigError(f"[models.{family.name}] {wrong[purpose].format(config.architecture)}")
+    return make
+
+
 def model_parts(config: ModelConfig, purpose: str, *sizes: Any, **named: Any) -> ModelParts:
     """A model cut where its layers begin and end, for `training`, `decoding` or `encoding`.
 
@@ -174,15 +193,7 @@ def model_parts(config: ModelConfig, purpose: str, *sizes: Any, **named: Any) ->
         ConfigError: the model is none for that purpose, or the sizes are not what it takes.
         ShapeError: a size that no graph has.
     """
-    _border.choice("model_parts", "a purpose", purpose, PURPOSES)
-    family = _family_of(f"build_{purpose}_graph", config)
-    make = getattr(family, purpose)
-    if make is None:
-        wrong = {
-            "decoding": "generation needs a model that writes; got a {}, which only encodes; use tilewise encode",
-            "encoding": "encoding needs an encoder; got a {}, which writes text; use tilewise generate",
-        }
-        raise ConfigError(f"[models.{family.name}] {wrong[purpose].format(config.architecture)}")
+    make = maker_of(config, purpose)
     try:
         signature(make).bind(config, *sizes, **named)
     except TypeError as error:
@@ -190,8 +201,7 @@ def model_parts(config: ModelConfig, purpose: str, *sizes: Any, **named: Any) ->
             f"[models.model_parts] sizes must be those of build_{purpose}_graph; got {shown(sizes)} and "
             f"{shown(named)}: {error}; pass what it takes behind the configuration"
         ) from None
-    found: ModelParts = make(config, *sizes, **named)
-    return found
+    return make(config, *sizes, **named)
 
 
 def build_training_graph(

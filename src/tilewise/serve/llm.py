@@ -16,12 +16,12 @@ from tilewise.generate import ChatTemplate, encode_prompt
 from tilewise.graph.parallel import ProgressTracker
 from tilewise.serve.collector import Collector
 from tilewise.serve.engine import Engine, Prompt, prompt_form
+from tilewise.serve.model import encoder_settings
 from tilewise.serve.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput, RequestOutputKind
 from tilewise.serve.sampling_params import SamplingParams
 
 __all__ = ["LLM"]
 
-_OF_ENCODERS = {"tensor_parallel_size": "tp", "dtype": "dtype", "max_num_seqs": "batch"}
 _FROM_FILE = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
 _border = Border("serve")
 Messages = Sequence[Mapping[str, Any]]
@@ -47,9 +47,7 @@ class LLM:
         self._engine: Engine | None = None
         self._encoder: Encoder | None = None
         if settings.get("runner") == "pooling" and models.is_encoder(models.open(self._model_dir)):
-            for name in settings:
-                _border.choice("llm", "a setting of an encoder", name, ["runner", *_OF_ENCODERS])
-            given = {ours: settings[name] for name, ours in _OF_ENCODERS.items() if name in settings}
+            given = encoder_settings("llm", settings)
             self._encoder = Encoder(self._model_dir, **{"dtype": "auto", **given})
         else:
             self._engine = Engine(self._model_dir, **{"enable_prompt_pacing": False, **settings})

@@ -18,6 +18,7 @@ from tilewise.checkpoint import load_generation_config, load_tokenizer
 from tilewise.core import MAX_DEVICES, Border, choose_dtype, dtype, shown
 from tilewise.core.limits import num_cores
 from tilewise.models import BLOCK_SIZE
+from tilewise.models.registry import maker_of
 from tilewise.serve.scheduler import Limits, num_blocks_for
 from tilewise.serve.speculation import SpeculativeConfig
 
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
     from tilewise.models import ModelConfig
     from tilewise.session import GraphInstance
 
-__all__ = ["EngineSettings", "ServedModel", "end_ids"]
+__all__ = ["ENCODER_SETTINGS", "EngineSettings", "ServedModel", "encoder_settings", "end_ids"]
 
 _MOST = 1 << 20
 _MOST_BYTES = 1 << 62
 _FEWEST_ROWS = 16
 _USUAL_CACHE_BYTES = 1 << 30
-_LOAD_FORMATS = ("auto", "dummy")
+_LOAD_FORMATS, _RUNNERS = ("auto", "dummy"), ("generate", "pooling")
+_OF_ENCODERS = {"tensor_parallel_size": "tp", "dtype": "dtype", "max_num_seqs": "batch"}
+ENCODER_SETTINGS = ("runner", *_OF_ENCODERS)
 _border = Border("serve")
 
 
@@ -92,7 +95,7 @@ class EngineSettings:
             object.__setattr__(self, name, value)
         for name in ("enable_prompt_pacing", "enable_prefix_caching", "generation_config"):
             _border.truth("engine", name, getattr(self, name))
-        _border.choice("engine", "runner", self.runner, ("generate", "pooling"))
+        _border.choice("engine", "runner", self.runner, _RUNNERS)
         _border.choice("engine", "load_format", self.load_format, _LOAD_FORMATS)
         choose_dtype(self.dtype, None)
         given = self.speculative_config
@@ -107,6 +110,22 @@ class EngineSettings:
         given = self.speculative_config
         assert given is None or isinstance(given, SpeculativeConfig)  # made one above
         return given
+
+
+def encoder_settings(call: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of an engine as those of an `Encoder`.
+
+    Args:
+        call: that they were given to.
+        given: fields of `EngineSettings` by name.
+
+    Raises:
+        ConfigError: one means nothing to encoders.
+    """
+    for name in given:
+        _border.choice(call, "a setting of an encoder", name, ENCODER_SETTINGS)
+    _border.choice(call, "runner", given.get("runner", "pooling"), _RUNNERS)
+    return {ours: given[name] for name, ours in _OF_ENCODERS.items() if name in given}
 
 
 class ServedModel:
@@ -134,9 +153,7 @@ class ServedModel:
             _border.refuse("engine", rule, shown(on_progress), advice)
         self.settings = settings
         self.config: ModelConfig = models.open(model_dir)
-        if models.is_encoder(self.config):  # which has no cache to be measured
-            got = f"a {self.config.architecture}, which only encodes"
-            _border.refuse("engine", "generation needs a model that writes", got, "use tilewise encode")
+        maker_of(self.config, "decoding")  # refuses an encoder, which has no cache to be measured
         self.dtype = choose_dtype(settings.dtype, self.config.dtype)
         self.tokenizer = load_tokenizer(model_dir, self.config.vocab_size)
         uses_file = settings.generation_config

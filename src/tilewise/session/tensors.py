@@ -225,11 +225,11 @@ class NamedTensors:
             problem = f"shapes must agree; got {value.shape} for {name!r} {spec.shape}"
         elif not is_float(value.dtype):
             problem = f"weights are floating-point numbers; got {value.dtype} for {name!r}"
-        elif not isinstance(value, (FileTensor, PartedTensor)) and not is_finite(value, spec.dtype):
+        elif isinstance(value, (FileTensor, PartedTensor)):
+            pass
+        elif not is_finite(value, spec.dtype):
             problem = f"weights must be finite in {spec.dtype}; got others in {name!r}"
-        elif not isinstance(value, (FileTensor, PartedTensor)) and not self._is_nonnegative_where_due(
-            name, value
-        ):
+        elif not self._is_nonnegative_where_due(name, value):
             problem = _sign_of(name)
         if problem:
             raise CheckpointError(f"[session.{call}] {problem}; nothing was changed")

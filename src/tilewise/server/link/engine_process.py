@@ -21,12 +21,12 @@ from functools import partial
 from typing import Any
 
 from tilewise import models
-from tilewise.core import Border, PeerLost, TilewiseError, configure_logging, get_logger
+from tilewise.core import PeerLost, TilewiseError, configure_logging, get_logger
 from tilewise.core.frames import HEAD, MOST_BYTES, pack, unpack
 from tilewise.distributed import ProcessGroup
 from tilewise.encode import Encoder
 from tilewise.serve import Engine, Piece, SamplingParams, StructuredOutputsParams
-from tilewise.serve.model import EngineSettings
+from tilewise.serve.model import ENCODER_SETTINGS, EngineSettings, encoder_settings
 from tilewise.server.link.rows import row_of
 
 __all__ = ["EngineProcess", "Outbox", "main"]
@@ -34,9 +34,6 @@ __all__ = ["EngineProcess", "Outbox", "main"]
 _MOST_WAITING = 1 << 14  # messages that the parent has not taken; then the engine waits
 _MOST_FIGURES = 1 << 15  # of a frame that another message may still be added to
 _PREPARERS = 2
-_OF_ENCODERS = {"tensor_parallel_size": "tp", "dtype": "dtype", "max_num_seqs": "batch"}
-_OF_ANY = (*_OF_ENCODERS, "runner")  # encoders make vectors, whatever that says
-_border = Border("server")
 
 
 class Outbox:
@@ -203,12 +200,12 @@ def main(descriptor: int) -> None:
 
 def _load(model: str, settings: dict[str, Any], outbox: Outbox) -> Engine | Encoder:
     if models.is_encoder(models.open(model)):
-        for name, value in settings.items():
-            if name not in _OF_ANY and value != getattr(EngineSettings, name, None):
-                _border.choice("serve", "a setting of an encoder", name, [*_OF_ENCODERS])
-        _border.choice("serve", "runner", settings.get("runner", "pooling"), ("generate", "pooling"))
-        given = {ours: settings[name] for name, ours in _OF_ENCODERS.items() if name in settings}
-        return Encoder(model, **given)
+        told = {  # the command line gives all
+            name: value
+            for name, value in settings.items()
+            if name in ENCODER_SETTINGS or value != getattr(EngineSettings, name, None)
+        }
+        return Encoder(model, **encoder_settings("serve", told))
     return Engine(model, on_progress=lambda done, total: outbox.put("progress", done, total), **settings)
 
 
