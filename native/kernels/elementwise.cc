@@ -184,18 +184,44 @@ TILEWISE_INLINE void copy_row(T* to, const T* from, int64_t n) {
   if (n > 0) __builtin_memmove(to, from, static_cast<size_t>(n) * sizeof(T));
 }
 
+/// Bytes of one run from which a copy goes past the caches: it would drive much else out of the second level, and is
+/// read when it is no longer there.
+inline constexpr int64_t kLongCopy = int64_t{256} << 10;
+inline constexpr int64_t kCopyAhead = 2048;  // bytes of it that are asked for before they are needed
+
+/// Elements that follow each other in memory, of two runs that share none.
 template <class T>
-void copy_rows(const KernelArgs& args) {
-  const TileView &to = args.tiles[0], &from = args.tiles[1];
+TILEWISE_INLINE void copy_run(T* to, const T* from, int64_t n) {
+  const int64_t bytes = n * static_cast<int64_t>(sizeof(T));
+  if (bytes < kLongCopy) return copy_row(to, from, n);
+  auto* left = reinterpret_cast<char*>(to);
+  const auto* right = reinterpret_cast<const char*>(from);
+  const auto begin = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) % 64);
+  copy_row(left, right, begin);
+  int64_t i = begin;
+  for (; i + 64 <= bytes; i += 64) {
+    __builtin_prefetch(right + i + kCopyAhead);
+    stream(left + i, load_int(right + i));
+  }
+  copy_row(left + i, right + i, bytes - i);
+  finish_streams();
+}
+
+template <class T>
+TILEWISE_INLINE void copy_tile(const TileView& to, const TileView& from) {
+  if (to.stride == to.cols && from.stride == to.cols)
+    return copy_run(row_of<T>(to, 0), row_of<const T>(from, 0), to.rows * to.cols);
   for (int64_t r = 0; r < to.rows; ++r) copy_row(row_of<T>(to, r), row_of<const T>(from, r), to.cols);
 }
 
 template <class T>
+void copy_rows(const KernelArgs& args) {
+  copy_tile<T>(args.tiles[0], args.tiles[1]);
+}
+
+template <class T>
 void copy_pairs(const KernelArgs& args) {
-  for (int64_t i = 0; i + 1 < args.num_tiles; i += 2) {
-    const TileView &to = args.tiles[i], &from = args.tiles[i + 1];
-    for (int64_t r = 0; r < to.rows; ++r) copy_row(row_of<T>(to, r), row_of<const T>(from, r), to.cols);
-  }
+  for (int64_t i = 0; i + 1 < args.num_tiles; i += 2) copy_tile<T>(args.tiles[i], args.tiles[i + 1]);
 }
 
 /// In a block of the cache every head has its rows to itself: a head's keys are read as one run.

@@ -43,6 +43,34 @@ TILEWISE_INLINE IntLanes load_int(const void* from) {
 }
 TILEWISE_INLINE void store_int(void* to, const IntLanes& x) { __builtin_memcpy(to, &x, sizeof x); }
 
+/// 16 lanes past the caches, where they fill a cache line: for what is written whole and read much later. Memory need not
+/// be fetched first, and nothing that is still wanted has to leave.
+TILEWISE_INLINE void stream(void* to, const IntLanes& x) {
+#if defined(__x86_64__)
+  if (reinterpret_cast<uintptr_t>(to) % 64 == 0) {
+    TILEWISE_EACH_PART {
+      auto* part = static_cast<char*>(to) + p * kVectorBytes;
+#if defined(__AVX512BW__)
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(part), (__m512i)x.part[p]);
+#elif defined(__AVX2__)
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(part), (__m256i)x.part[p]);
+#else
+      _mm_stream_si128(reinterpret_cast<__m128i*>(part), (__m128i)x.part[p]);
+#endif
+    }
+    return;
+  }
+#endif
+  store_int(to, x);
+}
+
+/// At the end of a kernel that streams: who sees that it is done sees what it stored.
+TILEWISE_INLINE void finish_streams() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
 TILEWISE_INLINE Lanes load(const bf16* from) {
   IntLanes r;
 #if defined(__aarch64__)

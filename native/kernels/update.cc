@@ -47,34 +47,6 @@ struct Call {
   }
 };
 
-/// 16 lanes past the caches, where they fill a cache line: the copy is written whole and read in the next step, so
-/// memory need not be fetched first, and nothing that is still wanted has to leave.
-TILEWISE_INLINE void stream(void* to, const IntLanes& x) {
-#if defined(__x86_64__)
-  if (reinterpret_cast<uintptr_t>(to) % 64 == 0) {
-    TILEWISE_EACH_PART {
-      auto* part = static_cast<char*>(to) + p * kVectorBytes;
-#if defined(__AVX512BW__)
-      _mm512_stream_si512(reinterpret_cast<__m512i*>(part), (__m512i)x.part[p]);
-#elif defined(__AVX2__)
-      _mm256_stream_si256(reinterpret_cast<__m256i*>(part), (__m256i)x.part[p]);
-#else
-      _mm_stream_si128(reinterpret_cast<__m128i*>(part), (__m128i)x.part[p]);
-#endif
-    }
-    return;
-  }
-#endif
-  store_int(to, x);
-}
-
-/// At the end of a kernel that streams: who sees that it is done sees what it stored.
-TILEWISE_INLINE void finish_streams() {
-#if defined(__x86_64__)
-  _mm_sfence();
-#endif
-}
-
 /// bf16 panels pair neighbours along k: a row of 32 and the next one.
 TILEWISE_INLINE void put_pair(bf16* to, const Lanes& even, const Lanes& odd) {
   stream(to, round_to_bf16(even) | shift_left<16>(round_to_bf16(odd)));

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import Slot, memory_kind
 from tilewise.ir.reshards import brings_weights
 from tilewise.plan.accumulation import BatchSums
-from tilewise.plan.memory import FILE_PAGE, Buffer
+from tilewise.plan.memory import FILE_PAGE, Buffer, place_lingering
 from tilewise.plan.rings import place_of_use
 from tilewise.plan.segments import Segment, tensors_seen
 from tilewise.plan.shapes import LocalShapes, bytes_of, round_up
@@ -231,9 +232,22 @@ def result_buffers(tensors: RootTensors, segments: Sequence[Segment]) -> list[Bu
     ]
 
 
-def template_buffers(variant: Variant, base: int) -> list[Buffer]:
-    """Temporaries of one template, from byte `base` on."""
-    return [
-        Buffer((b.key[0], variant.number, b.key[1]), b.bytes, b.category, b.first, b.last, base + b.offset)
-        for b in variant.temporaries
-    ]
+def template_buffers(variant: Variant, base: int, room: int = 0) -> list[Buffer]:
+    """Temporaries of one template, from byte `base` on.
+
+    Args:
+        variant: of the template.
+        base: where they begin.
+        room: so many bytes are theirs, whether or not they need them: what other devices read lingers there.
+    """
+    placed = [replace(b) for b in variant.temporaries]
+    read = _read_by_others(variant)
+    place_lingering(placed, [b for b in placed if b.key in read], room)
+    return [replace(b, key=(b.key[0], variant.number, b.key[1]), offset=base + b.offset) for b in placed]
+
+
+def _read_by_others(variant: Variant) -> set[Key]:
+    """Keys of what is read in other devices' memory."""
+    slots = {o.slot for t in variant.templates for i in t.instructions for o in i.operands if o.team >= 0}
+    kinds = {slot: memory_kind(variant.slots[slot].kind) for slot in slots}
+    return {("inner" if kind == "tensor" else kind, variant.slots[slot].id) for slot, kind in kinds.items()}

@@ -68,8 +68,9 @@ class Calls:
 
     def take_all(self, variants: Variants) -> None:
         """All uses at once."""
+        room = max((b.end for variant in variants.variants for b in variant.temporaries), default=0)
         for variant in variants.variants:
-            self._place(variant)
+            self._place(variant, room)
         if self._kept or self._stored:
             self.placed()
             self.binder.add([*self._kept, *self._stored])
@@ -88,9 +89,10 @@ class Calls:
         regions["files"] = place_buffers(self._stored, place_in_sequence(self._kept, begin)) - begin
         return [*self._lasting, *self._results, *self._temporaries, *self._kept, *self._stored], regions
 
-    def _place(self, variant: Variant) -> None:
-        """Templates run one after the other, so the temporaries of all lie at one place."""
-        own = template_buffers(variant, self._end)
+    def _place(self, variant: Variant, room: int = 0) -> None:
+        """Templates run one after the other, so the temporaries of all lie at one place; `room` is that of the largest
+        of them, where it is known."""
+        own = template_buffers(variant, self._end, room)
         self._workspace_end = max(self._workspace_end, *(b.end for b in own)) if own else self._workspace_end
         self._temporaries += own
         self.binder.add(own, [variant])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewise.plan.shapes import round_up
 
@@ -20,6 +20,7 @@ __all__ = [
     "most_at_one_time",
     "place_buffers",
     "place_in_sequence",
+    "place_lingering",
     "shared_bytes",
 ]
 
@@ -81,6 +82,40 @@ def place_buffers(buffers: Sequence[Buffer], base: int) -> int:
     for buffer, offset in zip(buffers, offsets):
         buffer.offset = base + offset
     return base + end
+
+
+def place_lingering(buffers: Sequence[Buffer], lingering: Sequence[Buffer], room: int) -> None:
+    """Give buffers that are placed from 0 on other offsets, so that some keep their bytes beyond their last use.
+
+    What other devices read is free when the slowest of them has read it. Where it is written anew right behind its last
+    use here, devices go in step, and each little delay of one is the others'. So it lingers for as many positions as
+    there is room for; what lingers beyond the last position does so into the next use of the same bytes.
+
+    Args:
+        buffers: with offsets.
+        lingering: those of them that others read.
+        room: where the last of them may end.
+    """
+    if not lingering:
+        return
+    others, end = {*map(id, lingering)}, max(b.last for b in buffers)
+
+    def longer(buffer: Buffer, positions: int) -> Buffer:
+        if id(buffer) not in others:
+            return replace(buffer)
+        last = buffer.last + positions
+        return replace(buffer, last=last) if last <= end else replace(buffer, first=0, last=end)
+
+    fewest, most = 0, end + 1
+    while fewest < most:
+        positions = (fewest + most + 1) // 2
+        placed = [longer(b, positions) for b in buffers]
+        if place_buffers(placed, 0) > room:
+            most = positions - 1
+            continue
+        fewest = positions
+        for buffer, of in zip(buffers, placed):
+            buffer.offset = of.offset
 
 
 def gap_for(buffer: Buffer, placed: Sequence[Buffer], base: int) -> int:
