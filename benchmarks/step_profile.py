@@ -1,10 +1,10 @@
 """Where a training step spends its time: a row per kernel, beside the limit of the same run.
 
 Claim: kernels fill the step, and matmuls, nine tenths of them, reach 90% of what registers alone could. Models and
-batches are those of demo_step.py, by default GPT-2 small's shape; meshes are data parallel, by default two devices of
-one worker. Kernels' time is the fastest run of every task in some steps, which other programs disturb less than any
-whole step; what a kernel computes and moves follows from the operands of its instructions. Idleness is that of the
-fastest step: waiting for tasks, and what lies between and around them.
+batches are those of demo_step.py, by default GPT-2 small's shape; meshes have one axis, by default two data-parallel
+devices of one worker. Kernels' time is the fastest run of every task in some steps, which other programs disturb less
+than any whole step; what a kernel computes and moves follows from the operands of its instructions. Idleness is that of
+the fastest step: waiting for tasks, and what lies between and around them.
 Limits, measured on as many threads right before and after: multiply-adds that touch no memory, and copying (read and
 written bytes). Operands that a kernel finds in a cache may pass the latter. A weight's `linear` is its forward product
 and the input gradient that ends with it (that of q, k and v under v, of gate and up under up), `linear_dw` its
@@ -13,7 +13,7 @@ gradient.
 The last line says what the step would take if every matmul ran at its limit and the rest as it does, and if all of
 the step were nothing but these multiply-adds: no kernel can make it faster than that on this processor.
 
-Run: python benchmarks/step_profile.py [--shape gpt2] [--on 2x1] [--dtype f32 bf16] [--steps 4]
+Run: python benchmarks/step_profile.py [--shape gpt2] [--on 2x1] [--axis fsdp] [--dtype f32 bf16] [--steps 4]
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tilewise.kernels.table import kernel_spec
 from tilewise.models import llama
 from tilewise.plan import Plan
 
-DEFAULT = ("gpt2", "2x1")
+DEFAULT = ("gpt2", "2x1", "dp")
 ITEM_BYTES = {"f32": 4, "i32": 4, "bf16": 2, "f64": 8}
 LEAST_SHARE = 0.002
 
@@ -113,13 +113,13 @@ class Profile:
     between: float
 
 
-def profile(shape: str, dtype: str, devices: int, workers: int, steps: int) -> Profile:
+def profile(shape: str, dtype: str, axis: str, devices: int, workers: int, steps: int) -> Profile:
     """The fastest run of every task in some steps, and of a step."""
     config, batch = SHAPES[shape].model, SHAPES[shape].batch
     graph = tw.ComputeGraph("llama")
     models.build_training_graph(graph, llama.LlamaConfig(**config), batch, CONTEXT, dtype=dtype)
     graph.optimize(tw.optim.AdamW())
-    mesh = {"dp": devices} if devices > 1 else {}
+    mesh = {axis: devices} if devices > 1 else {}
     plan = graph.plan(mesh, accumulation=1, workers_per_device=workers)
     model = graph.instantiate(plan)
     model.initialize(seed=0)
@@ -158,20 +158,20 @@ def idleness(tasks: list[tuple[Any, ...]], whole: float) -> tuple[float, float]:
     return waiting / whole, 1 - (busy + waiting) / whole
 
 
-def show_profile(shape: str, mesh: str, dtype: str, steps: int) -> None:
+def show_profile(shape: str, mesh: str, axis: str, dtype: str, steps: int) -> None:
     """Limits, rows by their share, and what they add up to."""
     devices, workers = (int(n) for n in mesh.split("x"))
     threads = devices * workers
     peak = measure_peak(f"peak_{dtype}", threads)
     copied = 2 * threads * copy_bandwidth()
-    found = profile(shape, dtype, devices, workers, steps)
+    found = profile(shape, dtype, axis, devices, workers, steps)
     peak = max(peak, measure_peak(f"peak_{dtype}", threads))
     copied = max(copied, 2 * threads * copy_bandwidth())
     rows, busy = found.rows, sum(row.seconds for row in found.rows.values())
-    title = f"{dtype}" if (shape, mesh) == DEFAULT else f"{shape}, {mesh}, {dtype}"
+    title = f"{dtype}" if (shape, mesh, axis) == DEFAULT else f"{shape}, {mesh}, {axis}, {dtype}"
     print(
-        f"\n{shape}, {devices} device(s) x {workers} worker(s), {dtype}: step {found.seconds:.3f} s, of which workers "
-        f"wait for tasks {found.waiting:.1%} and are between, before or behind them {found.between:.1%}; "
+        f"\n{shape}, {devices} device(s) x {workers} worker(s) by {axis}, {dtype}: step {found.seconds:.3f} s, of which "
+        f"workers wait for tasks {found.waiting:.1%} and are between, before or behind them {found.between:.1%}; "
         f"the fastest of each task {busy / threads:.3f} s a worker"
     )
     print(f"limits: {peak / 1e9:.0f} GFLOP/s and {copied / 1e9:.0f} GB/s on {threads} threads")
@@ -204,6 +204,7 @@ def main() -> None:
     parser.add_argument(
         "--on", nargs="+", choices=("2x1", "1x2"), default=[DEFAULT[1]], help="devices x workers"
     )
+    parser.add_argument("--axis", choices=("dp", "tp", "fsdp"), default=DEFAULT[2], help="of several devices")
     parser.add_argument("--dtype", nargs="+", choices=("f32", "bf16"), default=["f32", "bf16"])
     parser.add_argument("--steps", type=int, default=4)
     options = parser.parse_args()
@@ -211,7 +212,7 @@ def main() -> None:
     for shape in options.shape:
         for mesh in options.on:
             for dtype in options.dtype:
-                show_profile(shape, mesh, dtype, options.steps)
+                show_profile(shape, mesh, options.axis, dtype, options.steps)
 
 
 if __name__ == "__main__":

@@ -278,6 +278,14 @@ void embedding(const KernelArgs& args) {
   }
 }
 
+/// What a reduction writes: past the caches where it is long, as a long copy is.
+template <class T>
+TILEWISE_INLINE void put_sum(T* to, const Lanes& sum, int64_t n, bool is_long) {
+  if constexpr (sizeof(T) == sizeof(float))
+    if (is_long && n >= kLanes) return stream(to, as_int(sum));
+  store(to, sum, n);
+}
+
 /// tiles: out, residual or null, in_0 ..; out = cast(tree over the inputs + residual). Of one row: added to all.
 template <class T>
 void tree_add(const KernelArgs& args) {
@@ -285,23 +293,43 @@ void tree_add(const KernelArgs& args) {
   TileView residual = args.tiles[1];
   if (residual.rows == 1) residual.stride = 0;
   const int64_t inputs = args.num_tiles - 2;
+  const bool is_long = out.rows * out.cols * static_cast<int64_t>(sizeof(T)) >= kLongCopy;
   ChunkTree tree;
   uint8_t pops[4096];
   for (int64_t i = 0; i < inputs; ++i)
     pops[i] = static_cast<uint8_t>(tree.add(i, i + 1) + (i + 1 == inputs ? tree.finish() : 0));
-  for (int64_t r = 0; r < out.rows; ++r)
+  const auto load_ahead = [](const auto* from, int64_t n) TILEWISE_INLINED {
+    __builtin_prefetch(reinterpret_cast<const char*>(from) + kCopyAhead);
+    return load(from, n);
+  };
+  const auto input = [&](int64_t i, int64_t r, int64_t c, int64_t n) TILEWISE_INLINED {
+    return load_ahead(row_of<const float>(args.tiles[2 + i], r) + c, n);
+  };
+  const auto put = [&](Lanes sum, int64_t r, int64_t c, int64_t n) TILEWISE_INLINED {
+    if (residual.data) sum = sum + load_ahead(row_of<const T>(residual, r) + c, n);
+    put_sum(row_of<T>(out, r) + c, sum, n, is_long);
+  };
+  for (int64_t r = 0; r < out.rows; ++r) {
+    if (inputs == 2) {  // of two devices, which memory limits
+      for (int64_t c = 0; c < out.cols; c += kLanes) {
+        const int64_t n = out.cols - c;
+        put(input(0, r, c, n) + input(1, r, c, n), r, c, n);
+      }
+      continue;
+    }
     for (int64_t c = 0; c < out.cols; c += kLanes) {
       const int64_t n = out.cols - c;
       Lanes stack[16], sum = set(0.0f);
       int depth = 0;
       for (int64_t i = 0; i < inputs; ++i) {
-        sum = load(row_of<const float>(args.tiles[2 + i], r) + c, n);
+        sum = input(i, r, c, n);
         for (int p = 0; p < pops[i]; ++p) sum = stack[--depth] + sum;
         stack[depth++] = sum;
       }
-      if (residual.data) sum = sum + load(row_of<const T>(residual, r) + c, n);
-      store(row_of<T>(out, r) + c, sum, n);
+      put(sum, r, c, n);
     }
+  }
+  finish_streams();
 }
 
 void tree_max(const KernelArgs& args) {

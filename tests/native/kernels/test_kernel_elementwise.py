@@ -251,6 +251,50 @@ def test_copies_keep_bits(dt, name):
         np.testing.assert_array_equal(outs[1], x)
 
 
+LONG = (
+    70_001,
+    65_536,
+)  # elements of four bytes of which a run goes past the caches (elementwise.cc: kLongCopy)
+
+
+@every_level
+@every_dtype
+@pytest.mark.parametrize("begin", [0, 1, 15, 16])
+def test_long_copies_keep_bits(isa, dt, begin):
+    """Runs that go past the caches are copied to the last element, from anywhere to anywhere, and no further."""
+    kind = {4: np.uint32, 2: np.uint16}[np.dtype(NUMPY[dt]).itemsize]
+    for count in LONG:
+        x = rng(count).integers(0, np.iinfo(kind).max, (1, 4 // kind().itemsize * count), dtype=kind)
+        memory = np.full((1, x.shape[1] + 2 * 64), 7, kind)
+        out = memory[:, begin : begin + x.shape[1]]
+        run(f"copy_pairs_{dt}", [out.view(NUMPY[dt]), x.view(NUMPY[dt])], isa=isa)
+        np.testing.assert_array_equal(out, x)
+        assert (memory[:, :begin] == 7).all() and (memory[:, begin + x.shape[1] :] == 7).all()
+
+
+@every_level
+@pytest.mark.parametrize("begin", [0, 1, 16])
+@pytest.mark.parametrize("inputs", [2, 3])
+def test_long_sums_keep_bits(isa, inputs, begin):
+    """What is written past the caches has the bits of what is not, with a residual in its place, and ends there."""
+    gen = rng(inputs)
+    for rows, cols in ((257, 272), (300, 219)):
+        parts = [random(gen, rows, cols) for _ in range(inputs)]
+        memory = np.full(rows * cols + 2 * 16, 7, np.float32)
+        out = memory[begin : begin + rows * cols].reshape(rows, cols)
+        out[:] = random(gen, rows, cols)
+        expected = out.copy()
+        for r in range(rows):  # a row alone is short
+            run(
+                "tree_add_f32",
+                [expected[r : r + 1], expected[r : r + 1], *(p[r : r + 1] for p in parts)],
+                isa=isa,
+            )
+        run("tree_add_f32", [out, out, *parts], isa=isa)
+        assert_same_bits(out, expected)
+        assert (memory[:begin] == 7).all() and (memory[begin + rows * cols :] == 7).all()
+
+
 def test_copy_pairs_of_f64():
     """Eight-byte elements are copied as well."""
     x, out = rng().standard_normal((3, 5)), np.zeros((3, 5))

@@ -21,7 +21,7 @@ from tilewise.models import build_training_graph, config_from_dict
 from tilewise.nn import linear, rms_norm
 from tilewise.optim import AdamW
 from tilewise.plan import make_plan, settings_for
-from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts
+from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts, shard_states
 
 SIZES = {
     "vocab_size": 257,
@@ -56,7 +56,10 @@ def planned(recompute, axes=None, family="llama", layers=3, accumulation=1):
     AdamW().add_to(builder, gradients)
     graph, mesh = builder.freeze(), DeviceMesh(axes or {})
     batch = cut_batch(graph, accumulation)
-    layout = propagate_layouts(graph, mesh, DistributionStrategy.for_mesh(mesh), batch)
+    strategy = DistributionStrategy.for_mesh(mesh)
+    layout = propagate_layouts(graph, mesh, strategy, batch)
+    if strategy.sharding is not None:
+        graph, layout = shard_states(graph, layout, strategy.sharding, batch)
     return make_plan(graph, layout, settings_for(graph, layout, batch, 1), one_stage)
 
 

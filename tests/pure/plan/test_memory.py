@@ -5,7 +5,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewise.plan.memory import ALIGNMENT, Buffer, place_buffers, place_in_sequence, shared_bytes
+from pure.graph import test_recompute
+from pure.graph.test_recompute import planned
+from tilewise.ir.program import memory_kind
+from tilewise.plan import buffers as of_plans
+from tilewise.plan.memory import (
+    ALIGNMENT,
+    Buffer,
+    place_buffers,
+    place_in_sequence,
+    place_lingering,
+    shared_bytes,
+)
 
 lifetimes = st.tuples(st.integers(1, 5000), st.integers(0, 20), st.integers(0, 6))
 
@@ -56,3 +67,59 @@ def test_lasting_buffers_follow_each_other():
     made = [Buffer((i,), 100, "parameters") for i in range(3)]
     assert place_in_sequence(made, 64) == 64 + 3 * 128
     assert [b.offset for b in made] == [64, 192, 320]
+
+
+@given(st.lists(st.tuples(lifetimes, st.booleans()), min_size=1, max_size=30), st.integers(0, 40_000))
+def test_what_others_read_lingers_where_there_is_room(specs, more):
+    """Lives are kept apart as before and nothing ends behind the room; with room for all, nothing shares with it."""
+    made = buffers([spec for spec, _ in specs])
+    tight = place_buffers(made, 0)
+    before, room = [b.offset for b in made], tight + more
+    lingering = [b for b, (_, is_read) in zip(made, specs) if is_read]
+    place_lingering(made, lingering, room)
+    assert all(b.end <= room for b in made)
+    for i, a in enumerate(made):
+        for b in made[:i]:
+            meet = a.first <= b.last and b.first <= a.last
+            assert not meet or a.end <= b.offset or b.end <= a.offset
+    if not lingering:
+        assert [b.offset for b in made] == before
+    place_lingering(made, lingering, sum(b.end - b.offset for b in made))
+    shared = shared_bytes(made)
+    assert not any(shared.get(made.index(b)) for b in lingering)
+
+
+def test_without_room_nothing_moves():
+    """Placed tightly, two after one another share their bytes, and the room is what they have."""
+    made = buffers([(1000, 0, 0), (1000, 1, 0), (1000, 2, 0)])
+    place_buffers(made, 0)
+    place_lingering(made, made[:2], 1024)
+    assert [b.offset for b in made] == [0, 0, 0]
+    place_lingering(made, made[:1], 2048)
+    assert made[1].offset == made[2].offset != made[0].offset
+
+
+def read_by_others_and_shared(plan):
+    """Temporaries of a layer's backward pass that other devices read, and those of them that share bytes there."""
+    templates = plan.program.classes[0].templates
+    number, template = next((n, t) for n, t in enumerate(templates) if t.name.endswith("layer.backward"))
+    own = [b for b in plan.buffers if b.category == "temporaries" and b.key[1] == number]
+    operands = [o for i in template.instructions for o in i.operands if o.team >= 0]
+    slots = [template.slots[o.slot] for o in operands]
+    read = {s.id for s in slots if memory_kind(s.kind) == "temp"}
+    shared = shared_bytes(own)
+    keys = [(b.key[2], bool(shared.get(i))) for i, b in enumerate(own) if b.key[0] == "temp"]
+    return read, {key for key, is_shared in keys if is_shared and key in read}
+
+
+def test_parts_of_gradients_linger_in_room_that_others_need(monkeypatch):
+    """Behind a large embedding, whose gradient takes the room, no part of a layer's is written anew in its own use, and
+    the plan takes no more memory; placed tightly, they are."""
+    monkeypatch.setitem(test_recompute.SIZES, "vocab_size", 4096)
+    plan = planned("none", {"fsdp": 2})
+    read, shared = read_by_others_and_shared(plan)
+    assert len(read) == 7 and not shared
+    monkeypatch.setattr(of_plans, "place_lingering", lambda *given: None)
+    tight = planned("none", {"fsdp": 2})
+    assert read_by_others_and_shared(tight) == (read, read)
+    assert tight.regions == plan.regions
