@@ -170,8 +170,8 @@ def show_profile(shape: str, mesh: str, axis: str, dtype: str, steps: int) -> No
     rows, busy = found.rows, sum(row.seconds for row in found.rows.values())
     title = f"{dtype}" if (shape, mesh, axis) == DEFAULT else f"{shape}, {mesh}, {axis}, {dtype}"
     print(
-        f"\n{shape}, {devices} device(s) x {workers} worker(s) by {axis}, {dtype}: step {found.seconds:.3f} s, of which "
-        f"workers wait for tasks {found.waiting:.1%} and are between, before or behind them {found.between:.1%}; "
+        f"\n{shape}, {devices} device(s) x {workers} worker(s) by {axis}, {dtype}: step {found.seconds:.3f} s, of "
+        f"which workers wait for tasks {found.waiting:.1%} and are between, before or behind them {found.between:.1%}; "
         f"the fastest of each task {busy / threads:.3f} s a worker"
     )
     print(f"limits: {peak / 1e9:.0f} GFLOP/s and {copied / 1e9:.0f} GB/s on {threads} threads")

@@ -302,9 +302,8 @@ void tree_add(const KernelArgs& args) {
     __builtin_prefetch(reinterpret_cast<const char*>(from) + kCopyAhead);
     return load(from, n);
   };
-  const auto input = [&](int64_t i, int64_t r, int64_t c, int64_t n) TILEWISE_INLINED {
-    return load_ahead(row_of<const float>(args.tiles[2 + i], r) + c, n);
-  };
+  const auto input = [&](int64_t i, int64_t r, int64_t c, int64_t n)
+                         TILEWISE_INLINED { return load_ahead(row_of<const float>(args.tiles[2 + i], r) + c, n); };
   const auto put = [&](Lanes sum, int64_t r, int64_t c, int64_t n) TILEWISE_INLINED {
     if (residual.data) sum = sum + load_ahead(row_of<const T>(residual, r) + c, n);
     put_sum(row_of<T>(out, r) + c, sum, n, is_long);

@@ -43,8 +43,8 @@ TILEWISE_INLINE IntLanes load_int(const void* from) {
 }
 TILEWISE_INLINE void store_int(void* to, const IntLanes& x) { __builtin_memcpy(to, &x, sizeof x); }
 
-/// 16 lanes past the caches, where they fill a cache line: for what is written whole and read much later. Memory need not
-/// be fetched first, and nothing that is still wanted has to leave.
+/// 16 lanes past the caches, where they fill a cache line: for what is written whole and read much later. Memory need
+/// not be fetched first, and nothing that is still wanted has to leave.
 TILEWISE_INLINE void stream(void* to, const IntLanes& x) {
 #if defined(__x86_64__)
   if (reinterpret_cast<uintptr_t>(to) % 64 == 0) {
