@@ -1,10 +1,10 @@
 """Where a training step spends its time: a row per kernel, beside the limit of the same run.
 
 Claim: kernels fill the step, and matmuls, nine tenths of them, reach 90% of what registers alone could. Models and
-batches are those of demo_step.py, by default GPT-2 small's shape; meshes have one axis, by default two data-parallel
-devices of one worker. Kernels' time is the fastest run of every task in some steps, which other programs disturb less
-than any whole step; what a kernel computes and moves follows from the operands of its instructions. Idleness is that of
-the fastest step: waiting for tasks, and what lies between and around them.
+batches are those of demo_step.py, by default GPT-2 small's shape; meshes have one axis at most, by default two
+data-parallel devices of one worker. Kernels' time is the fastest run of every task in some steps, which other programs
+disturb less than any whole step; what a kernel computes and moves follows from the operands of its instructions.
+Idleness is that of the fastest step: waiting for tasks, and what lies between and around them.
 Limits, measured on as many threads right before and after: multiply-adds that touch no memory, and copying (read and
 written bytes). Operands that a kernel finds in a cache may pass the latter. A weight's `linear` is its forward product
 and the input gradient that ends with it (that of q, k and v under v, of gate and up under up), `linear_dw` its
@@ -168,9 +168,10 @@ def show_profile(shape: str, mesh: str, axis: str, dtype: str, steps: int) -> No
     peak = max(peak, measure_peak(f"peak_{dtype}", threads))
     copied = max(copied, 2 * threads * copy_bandwidth())
     rows, busy = found.rows, sum(row.seconds for row in found.rows.values())
-    title = f"{dtype}" if (shape, mesh, axis) == DEFAULT else f"{shape}, {mesh}, {axis}, {dtype}"
+    by = f" by {axis}" if devices > 1 else ""
+    title = f"{dtype}" if (shape, mesh, axis) == DEFAULT else f"{shape}, {mesh}{by}, {dtype}"
     print(
-        f"\n{shape}, {devices} device(s) x {workers} worker(s) by {axis}, {dtype}: step {found.seconds:.3f} s, of "
+        f"\n{shape}, {devices} device(s) x {workers} worker(s){by}, {dtype}: step {found.seconds:.3f} s, of "
         f"which workers wait for tasks {found.waiting:.1%} and are between, before or behind them {found.between:.1%}; "
         f"the fastest of each task {busy / threads:.3f} s a worker"
     )

@@ -184,9 +184,9 @@ TILEWISE_INLINE void copy_row(T* to, const T* from, int64_t n) {
   if (n > 0) __builtin_memmove(to, from, static_cast<size_t>(n) * sizeof(T));
 }
 
-/// Bytes of one run from which a copy goes past the caches: it would drive much else out of the second level, and is
-/// read when it is no longer there.
-inline constexpr int64_t kLongCopy = int64_t{256} << 10;
+/// Bytes of a tile from which a copy of it, or a sum, goes past the caches: it would drive half of a second level out.
+/// Weights and gradients are read long after; of activations, which are read at once, a tile rarely is so large.
+inline constexpr int64_t kLongCopy = int64_t{512} << 10;
 inline constexpr int64_t kCopyAhead = 2048;  // bytes of it that are asked for before they are needed
 
 /// Elements that follow each other in memory, of two runs that share none.
@@ -278,7 +278,7 @@ void embedding(const KernelArgs& args) {
   }
 }
 
-/// What a reduction writes: past the caches where it is long, as a long copy is.
+/// fp32 sums of a long tile go past the caches, where lanes fill a cache line; others do not.
 template <class T>
 TILEWISE_INLINE void put_sum(T* to, const Lanes& sum, int64_t n, bool is_long) {
   if constexpr (sizeof(T) == sizeof(float))
@@ -309,7 +309,7 @@ void tree_add(const KernelArgs& args) {
     put_sum(row_of<T>(out, r) + c, sum, n, is_long);
   };
   for (int64_t r = 0; r < out.rows; ++r) {
-    if (inputs == 2) {  // of two devices, which memory limits
+    if (inputs == 2) {  // the same tree without a stack, so that memory is its limit
       for (int64_t c = 0; c < out.cols; c += kLanes) {
         const int64_t n = out.cols - c;
         put(input(0, r, c, n) + input(1, r, c, n), r, c, n);

@@ -9,8 +9,8 @@ from tilewise.core.dtypes import dtype
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import TensorLayout
 from tilewise.ir.lowering import Ref
-from tilewise.ir.program import Call, LoweredTemplate, Number, Slot, memory_kind, upper
-from tilewise.plan.buffers import RootTensors, category_of, kept_key
+from tilewise.ir.program import Call, LoweredTemplate, Number, Slot, upper
+from tilewise.plan.buffers import RootTensors, category_of, kept_key, own_key
 from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.collectives import broadcast_instructions
 from tilewise.plan.entries import Cut, EntryTable
@@ -201,9 +201,8 @@ class Binder:
         variant = self.variants[use.variant]
         own: dict[int, Buffer] = {}
         for position in self._bindings[use.variant].own:
-            slot = variant.slots[position]
-            kind = memory_kind(slot.kind)
-            own[position] = self.buffers["inner" if kind == "tensor" else kind, variant.number, slot.id]
+            kind, number = own_key(variant.slots[position])
+            own[position] = self.buffers[kind, variant.number, number]
         sizes: list[dict[int, int]] = []  # per class, bytes that every use writes
         for table, written in zip(self.table.tables, variant.written):
             entries = {position: table[call.binding[position]] for position in own}

@@ -25,6 +25,7 @@ __all__ = [
     "kept_buffers",
     "kept_key",
     "lasting_buffers",
+    "own_key",
     "result_buffers",
     "template_buffers",
 ]
@@ -249,5 +250,10 @@ def template_buffers(variant: Variant, base: int, room: int = 0) -> list[Buffer]
 def _read_by_others(variant: Variant) -> set[Key]:
     """Keys of what is read in other devices' memory."""
     slots = {o.slot for t in variant.templates for i in t.instructions for o in i.operands if o.team >= 0}
-    kinds = {slot: memory_kind(variant.slots[slot].kind) for slot in slots}
-    return {("inner" if kind == "tensor" else kind, variant.slots[slot].id) for slot, kind in kinds.items()}
+    return {own_key(variant.slots[slot]) for slot in slots}
+
+
+def own_key(slot: Slot) -> Key:
+    """The key, within its variant, of the temporary that a slot of a template stands for."""
+    kind = memory_kind(slot.kind)
+    return "inner" if kind == "tensor" else kind, slot.id

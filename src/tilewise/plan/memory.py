@@ -88,8 +88,8 @@ def place_lingering(buffers: Sequence[Buffer], lingering: Sequence[Buffer], room
     """Give buffers that are placed from 0 on other offsets, so that some keep their bytes beyond their last use.
 
     What other devices read is free when the slowest of them has read it. Where it is written anew right behind its last
-    use here, devices go in step, and each little delay of one is the others'. So it lingers for as many positions as
-    there is room for; what lingers beyond the last position does so into the next use of the same bytes.
+    use here, devices go in step, and each little delay of one is the others'. So it lingers for about as many
+    positions as there is room for; beyond the last position it does so into the next use of the same bytes.
 
     Args:
         buffers: with offsets.

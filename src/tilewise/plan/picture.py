@@ -14,7 +14,7 @@ from tilewise.ir.program import Call, DeviceClass
 from tilewise.observe import CallPicture, PlanPicture, TaskRecord
 from tilewise.plan.buffers import OFFLOADED
 from tilewise.plan.explain import name_devices, num_tasks, short_name
-from tilewise.plan.memory import ALIGNMENT
+from tilewise.plan.memory import ALIGNMENT, Buffer, most_at_one_time
 from tilewise.plan.segments import Segment, cut_segments
 from tilewise.plan.shapes import round_up
 from tilewise.plan.tables import PlanTables
@@ -151,18 +151,16 @@ class _Lives:
 
     def __init__(self, plan: PlanTables) -> None:
         self.changes: list[tuple[int, str, int]] = []
-        ends: dict[int, tuple[int, int]] = {}
+        own: dict[int, list[Buffer]] = {}
         for b in plan.buffers:
             if b.category == "temporaries":
                 number = b.key[1]
                 assert isinstance(number, int)
-                low, high = ends.get(number, (b.offset, b.end))
-                ends[number] = min(low, b.offset), max(high, b.end)
+                own.setdefault(number, []).append(b)
             elif b.first >= 0 and b.category != OFFLOADED:
                 size = round_up(b.bytes, ALIGNMENT)
                 self.changes += [(b.first, b.category, size), (b.last + 1, b.category, -size)]
-        base = plan.regions["lasting"] + plan.regions["activations"]
-        self.temporaries = {number: high - base for number, (_, high) in ends.items()}
+        self.temporaries = {number: most_at_one_time(of) for number, of in own.items()}
         self.at: list[dict[str, int]] = []
         now: dict[str, int] = dict.fromkeys((category for _, category, _ in self.changes), 0)
         self.changes.sort()

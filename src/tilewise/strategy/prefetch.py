@@ -165,7 +165,8 @@ class Prefetching:
             if pattern not in self.fitting:
                 raise LayoutError(
                     "[strategy.prefetch] a unit is of layers whose weights all fit its pattern; got "
-                    f"{pattern!r}, which fits no layer of {self.graph.name!r}; see the names in print(graph)"
+                    f"{pattern!r}, which fits no layer of {self.graph.name!r} that no pattern before it fits; see the "
+                    "names in print(graph)"
                 )
         return groups
 

@@ -251,10 +251,8 @@ def test_copies_keep_bits(dt, name):
         np.testing.assert_array_equal(outs[1], x)
 
 
-LONG = (
-    70_001,
-    65_536,
-)  # elements of four bytes of which a run goes past the caches (elementwise.cc: kLongCopy)
+# elements of four bytes of which a tile goes past the caches (elementwise.cc: kLongCopy)
+LONG = (140_001, 131_072)
 
 
 @every_level
@@ -278,7 +276,7 @@ def test_long_copies_keep_bits(isa, dt, begin):
 def test_long_sums_keep_bits(isa, inputs, begin):
     """What is written past the caches has the bits of what is not, with a residual in its place, and ends there."""
     gen = rng(inputs)
-    for rows, cols in ((257, 272), (300, 219)):
+    for rows, cols in ((513, 272), (600, 219)):
         parts = [random(gen, rows, cols) for _ in range(inputs)]
         memory = np.full(rows * cols + 2 * 16, 7, np.float32)
         out = memory[begin : begin + rows * cols].reshape(rows, cols)

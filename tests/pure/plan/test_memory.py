@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,37 +90,45 @@ def test_what_others_read_lingers_where_there_is_room(specs, more):
     assert not any(shared.get(made.index(b)) for b in lingering)
 
 
-def test_without_room_nothing_moves():
-    """Placed tightly, two after one another share their bytes, and the room is what they have."""
-    made = buffers([(1000, 0, 0), (1000, 1, 0), (1000, 2, 0)])
+def test_it_lingers_as_long_as_room_permits():
+    """In the room of one nothing moves; in that of two, with three to linger, each does for one position, and one alone
+    for good."""
+    made = buffers([(1000, at, 0) for at in range(4)])
     place_buffers(made, 0)
-    place_lingering(made, made[:2], 1024)
-    assert [b.offset for b in made] == [0, 0, 0]
+    place_lingering(made, made[:3], 1024)
+    assert [b.offset for b in made] == [0, 0, 0, 0]
+    place_lingering(made, made[:3], 2048)
+    assert [b.offset for b in made] == [0, 1024, 0, 1024]
     place_lingering(made, made[:1], 2048)
-    assert made[1].offset == made[2].offset != made[0].offset
+    assert made[1].offset == made[2].offset == made[3].offset != made[0].offset
 
 
-def read_by_others_and_shared(plan):
-    """Temporaries of a layer's backward pass that other devices read, and those of them that share bytes there."""
+def read_and_shared(plan):
+    """Temporaries of a layer's backward pass that other devices read, and all of them that share bytes there."""
     templates = plan.program.classes[0].templates
-    number, template = next((n, t) for n, t in enumerate(templates) if t.name.endswith("layer.backward"))
+    number, template = next(
+        (n, t) for n, t in enumerate(templates) if "layer" in t.name and ".backward" in t.name
+    )
     own = [b for b in plan.buffers if b.category == "temporaries" and b.key[1] == number]
-    operands = [o for i in template.instructions for o in i.operands if o.team >= 0]
-    slots = [template.slots[o.slot] for o in operands]
-    read = {s.id for s in slots if memory_kind(s.kind) == "temp"}
+    slots = [template.slots[o.slot] for i in template.instructions for o in i.operands if o.team >= 0]
+    kinds = {"temp": "temp", "tensor": "inner"}
+    seen = {(kinds.get(memory_kind(slot.kind)), slot.id) for slot in slots}
+    keys = [(b.key[0], b.key[2]) for b in own]
     shared = shared_bytes(own)
-    keys = [(b.key[2], bool(shared.get(i))) for i, b in enumerate(own) if b.key[0] == "temp"]
-    return read, {key for key, is_shared in keys if is_shared and key in read}
+    return seen & {*keys}, {key for i, key in enumerate(keys) if shared.get(i)}
 
 
-def test_parts_of_gradients_linger_in_room_that_others_need(monkeypatch):
-    """Behind a large embedding, whose gradient takes the room, no part of a layer's is written anew in its own use, and
-    the plan takes no more memory; placed tightly, they are."""
-    monkeypatch.setitem(test_recompute.SIZES, "vocab_size", 4096)
-    plan = planned("none", {"fsdp": 2})
-    read, shared = read_by_others_and_shared(plan)
-    assert len(read) == 7 and not shared
+@pytest.mark.parametrize(
+    ("axes", "kinds"), [({"fsdp": 2}, {"temp"}), ({"fsdp": 2, "tp": 2}, {"temp", "inner"})]
+)
+def test_what_others_read_lingers_in_room_that_another_template_needs(monkeypatch, axes, kinds):
+    """Behind a large embedding, whose gradient takes the room, nothing that peers read is written anew in the same use
+    of a layer, and other temporaries share as before; the arena is as large as where all is placed tightly."""
+    monkeypatch.setitem(test_recompute.SIZES, "vocab_size", 8192)
+    plan = planned("full", axes)
+    read, shared = read_and_shared(plan)
+    assert {kind for kind, _ in read} == kinds and not read & shared and shared
     monkeypatch.setattr(of_plans, "place_lingering", lambda *given: None)
-    tight = planned("none", {"fsdp": 2})
-    assert read_by_others_and_shared(tight) == (read, read)
+    tight = planned("full", axes)
+    assert {kind for kind, _ in read & read_and_shared(tight)[1]} == kinds
     assert tight.regions == plan.regions
