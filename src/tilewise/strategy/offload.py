@@ -34,10 +34,10 @@ def check_offload(offload: str | Collection[str]) -> frozenset[str]:
     Raises:
         PlanError: something that is none of `OFFLOADS`.
     """
-    given = offload
     if isinstance(offload, str):
-        given = () if offload == "none" else (offload,)
-    given = _border.sequence("plan", "offload", given, ", ".join(OFFLOADS), in_any_order=True)
+        _border.choice("plan", "what is offloaded", offload, ("none", *OFFLOADS))
+        return frozenset() if offload == "none" else frozenset((offload,))
+    given = _border.sequence("plan", "offload", offload, ", ".join(OFFLOADS), in_any_order=True)
     return frozenset(_border.choice("plan", "what is offloaded", kind, OFFLOADS) for kind in given)
 
 
