@@ -423,6 +423,7 @@ constexpr Entry kEntries[] = {
     {"copy_pairs_f32", copy_pairs<uint32_t>},
     {"copy_pairs_bf16", copy_pairs<uint16_t>},
     {"copy_pairs_f64", copy_pairs<uint64_t>},
+    {"copy_pairs_i32", copy_pairs<uint32_t>},
 };
 
 }  // namespace

@@ -19,6 +19,7 @@ template <class Dot>
 inline constexpr int64_t kWindowPanels = kIsLarge<Dot> ? int64_t{1} << 30 : 8;
 inline constexpr int64_t kMaxColumns = 2016;  // columns of k per pass
 inline constexpr int64_t kScatterBytes = 1 << 20;
+inline constexpr int64_t kPanelAhead = 512;  // floats from what is read of a panel to what is asked for
 
 template <class D>
 struct WeightGradient {
@@ -146,6 +147,7 @@ class ScatteredRows {
   void run() {
     for (int64_t row = 0; row < out_.rows; row += kPanel) {
       const uint32_t lanes = find(first_id_ + row, smaller(kPanel, out_.rows - row));
+      if (lanes == 0 && out_.rows - row >= kPanel && stays(row)) continue;
       for (int64_t column = 0; column < out_.cols; column += columns_)
         run_panel(row, lanes, column, smaller(columns_, out_.cols - column));
       float* const end = place(row, out_.cols);
@@ -170,6 +172,24 @@ class ScatteredRows {
       lanes |= uint32_t{1} << lane;
     }
     return lanes;
+  }
+
+  /// Whether a panel that no token names is left as it lies: the one carry lies there, and + 0 changes none of its
+  /// values (-0 it would, and what signals as NaN). Reading alone takes half the time of writing it back.
+  bool stays(int64_t row) const {
+    if (num_carries_ != 1 || carries_[0].data != out_.data) return false;
+    const float* from = place(row, 0);
+    IntLanes changed = set_int(0);
+    for (int64_t i = 0; i < out_.stride * kPanel; i += kLanes) {
+      __builtin_prefetch(from + i + kPanelAhead);
+      const Lanes v = load(from + i);
+      const IntLanes before = as_int(v), after = as_int(v + set(0.0f));
+      TILEWISE_EACH_PART changed.part[p] |= before.part[p] ^ after.part[p];
+    }
+    int32_t bits[kLanes], any = 0;
+    __builtin_memcpy(bits, &changed, sizeof bits);
+    for (int32_t b : bits) any |= b;
+    return any == 0;
   }
 
   /// Zeros hold for rows without a token: every leaf of theirs is +0, and so is their tree.

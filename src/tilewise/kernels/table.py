@@ -545,7 +545,7 @@ _SPECS = [
         "m d",
         lambda s: 0,
         lambda s: 2 * s["item"] * s["m"] * s["d"],
-        dtypes=("f32", "bf16", "f64"),
+        dtypes=("f32", "bf16", "f64", "i32"),
     ),
     _spec("peak", "out ops_per_step:f32", "steps", lambda s: 0, lambda s: 0, ints="steps"),
 ]

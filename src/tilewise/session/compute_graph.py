@@ -59,6 +59,7 @@ from tilewise.session.own_plan import definition_of, require_own
 from tilewise.strategy import (
     DistributionStrategy,
     check_offload,
+    gather_table_rows,
     hold_ahead,
     insert_reshards,
     offload_tensors,
@@ -267,6 +268,7 @@ class ComputeGraph(GraphBuilder):
                     batch = replace(cut_batch(graph, accumulation, leaves), bound=batch.bound)
                 layout = propagate_layouts(graph, used, strategy, batch)
                 graph, layout = insert_reshards(graph, layout, strict=strict)
+                graph, layout = gather_table_rows(graph, layout, batch)
                 if strategy.sharding is not None:
                     graph, layout = shard_states(graph, layout, strategy.sharding, batch)
                 graph, layout = offload_tensors(graph, layout, offloaded, batch)

@@ -7,6 +7,7 @@ from tilewise.strategy.reshard import insert_reshards
 from tilewise.strategy.schedule import one_stage
 from tilewise.strategy.sharding import shard_states
 from tilewise.strategy.strategy import DistributionStrategy, ParallelismMode, StateSharding
+from tilewise.strategy.tables import gather_table_rows
 
 __all__ = [
     "OFFLOADS",
@@ -14,6 +15,7 @@ __all__ = [
     "ParallelismMode",
     "StateSharding",
     "check_offload",
+    "gather_table_rows",
     "hold_ahead",
     "insert_reshards",
     "lay_out_alone",

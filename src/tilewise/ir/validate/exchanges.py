@@ -56,12 +56,14 @@ class Home(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """A slot made of homes: the axes that cut them, their slot, the number of their team, the rows of each so far."""
+    """A slot made of homes, or of rows of a batch: the axes that cut them, their slot, the number of their team, the
+    rows of each so far, and whether those are padded to whole panels."""
 
     axes: Axes
     source: int
     team: int
     rows: list[int]
+    in_panels: bool
 
 
 class Exchange(NamedTuple):
@@ -183,11 +185,12 @@ def confirm_homes(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh: D
                     _refuse_homes(flow, device, f"first row, rows and share {found} of {rows} in {whole}")
             for slot, of in flow.collected.items():
                 team = mesh.team(device, *of.axes)
-                rows = [_entry_rows(program, other, number, of.source) for other in team]
+                unit = PANEL_ROWS if of.in_panels else 1
+                rows = [_entry_rows(program, other, number, of.source, unit) for other in team]
                 if (
                     own.teams[of.team] != tuple(team)
                     or of.rows != rows
-                    or sum(rows) != _entry_rows(program, device, number, slot)
+                    or sum(rows) != _entry_rows(program, device, number, slot, unit)
                 ):
                     _refuse_homes(flow, device, f"rows {of.rows} of {rows}")
 
@@ -199,14 +202,15 @@ def _refuse_homes(flow: Flow, device: int, got: str) -> NoReturn:
     )
 
 
-def _entry_rows(program: TileProgram, device: int, number: int, slot: int) -> int:
-    """Rows in memory of what a template's slot is bound to on a device, panels padded; 0 if nothing calls it."""
+def _entry_rows(program: TileProgram, device: int, number: int, slot: int, unit: int = PANEL_ROWS) -> int:
+    """Rows in memory of what a template's slot is bound to on a device, padded to whole panels; 0 if nothing calls
+    it."""
     of = program.classes[program.devices[device].class_id]
     call = next((c for calls in of.calls.values() for c in calls if c.template == number), None)
     if call is None:
         return 0
     rows = of.entries[call.binding[slot]].extent.constant
-    return -(-rows // PANEL_ROWS) * PANEL_ROWS
+    return -(-rows // unit) * unit
 
 
 def _columns_of(program: TileProgram, class_id: int, number: int, slot: int) -> int | None:

@@ -291,7 +291,9 @@ class _Flow:
         before, after = (self.layout.use[self.template.slots[o.slot].id][0] for o in (src, dst))
         known = self.collected.get(slot)
         if known is None:
-            known = self.collected[slot] = Collected(before[len(after) :], self._same[src.slot], src.team, [])
+            in_panels = self.template.slots[src.slot].kind == "flat"  # else it is a batch, in rows
+            axes = before[len(after) :]
+            known = self.collected[slot] = Collected(axes, self._same[src.slot], src.team, [], in_panels)
         end = sum(known.rows)
         fits = (
             before[: len(after)] == after

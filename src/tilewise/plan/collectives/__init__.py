@@ -14,6 +14,7 @@ are never reset; one device raises each, and its tasks do so in the order of sub
 A peer is a place in a team, so that one lowering serves all devices of a class.
 """
 
+from tilewise.plan.collectives.all_gather import all_gather_batch
 from tilewise.plan.collectives.all_reduce import all_reduce, all_reduce_in_place
 from tilewise.plan.collectives.broadcast import broadcast_instructions
 from tilewise.plan.collectives.columns import all_gather_columns, slice_columns
@@ -32,6 +33,7 @@ from tilewise.plan.collectives.over_time import add_microbatch
 __all__ = [
     "ClassLowering",
     "add_microbatch",
+    "all_gather_batch",
     "all_gather_columns",
     "all_reduce",
     "all_reduce_in_place",

@@ -1,10 +1,20 @@
-"""All-gather along rows: every device copies the parts of a tile that its peers have made."""
+"""All-gathers along rows: of what each device has made of every tile, or of what each has, one behind the other.
+
+collect      `offer` holds a device's rows and raises `ready` on every peer, tile by tile; a copy per member waits
+             for its `ready` and raises `ack` on it; an empty task holds the rows until all peers have read them
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tilewise.core.errors import PlanError
+from tilewise.core.mesh import Axes
 from tilewise.ir.graph import OpNode
+from tilewise.ir.layout import in_space, show_layout
 from tilewise.ir.lowering import Ref, Tiles
-from tilewise.ir.program import Mode, NumberLike, Operand, is_single
+from tilewise.ir.program import Mode, Notify, Number, NumberLike, Operand, Source, Wait, is_single, upper
 from tilewise.plan.classes import Team
 from tilewise.plan.collectives.handshake import (
     ClassLowering,
@@ -15,7 +25,20 @@ from tilewise.plan.collectives.handshake import (
     raise_on_peers,
 )
 
-__all__ = ["all_gather_rows"]
+__all__ = ["Rows", "all_gather_batch", "all_gather_rows", "collect_rows"]
+
+
+class Rows(NamedTuple):
+    """A member's rows of what is brought together: the first, how many, rows per tile."""
+
+    first: int
+    rows: int
+    step: int
+
+    @property
+    def tiles(self) -> int:
+        """Tasks of a loop over them."""
+        return -(-self.rows // self.step)
 
 
 def all_gather_rows(
@@ -45,3 +68,62 @@ def all_gather_rows(
     await_peers(gather, team, done, tiles, dst, per_index=per_index)
     raise_on_peers(gather, team, ack, tiles, dst, per_index=per_index)
     acknowledge(low, op, dst, team, ack, tiles, step)
+
+
+def collect_rows(
+    low: ClassLowering, op: OpNode, src: Ref, dst: Ref, axes: Axes, members: Sequence[Rows]
+) -> None:
+    """Copy the rows of all members of a team, one behind the other.
+
+    Args:
+        low: takes the instructions.
+        op: for whom.
+        src: this device's rows.
+        dst: those of all.
+        axes: of the team.
+        members: what each has.
+    """
+    team, most = low.numbers.team(axes), max(member.tiles for member in members)
+    ready, ack = low.signals(team.size * most), low.signals(team.size * most)
+    step = upper(src.tile_rows)
+    offer = low.hold(op, src.extent, step, Operand(src.slot, Mode.ROW), f"{op.label}/offer")
+    raise_on_peers(offer, team, ready, most, src, per_index=True)
+    read = Number(ack, most * team.me.multiple, team.me.source, team.me.which)
+    for number, member in enumerate(members):
+        views: Tiles = {
+            "dst": [Operand(dst.slot, Mode.ROWPART, offset=member.first)],
+            "src": [Operand(src.slot, Mode.ROW, team=team.number, member=number)],
+        }
+        copy = low.emit(
+            "copy_pairs",
+            op,
+            over=Number(member.rows),
+            step=member.step,
+            dtype=dst.dtype,
+            tiles=views,
+            priority=2,
+            label=gather_label(op.label),
+        )
+        copy.waits.append(Wait(ready + number * most, True, 1, team.number, number, src.slot))
+        copy.notifies.append(Notify(team.number, number, read, True, src.slot))
+    acknowledge(low, op, src, team, ack, most, step)
+
+
+def all_gather_batch(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
+    """Copy the rows of all devices that share the batch, in the order in which they do.
+
+    Raises:
+        PlanError: more than the batch would change, or it is cut in time, or of unknown size.
+    """
+    src, dst = low.tensor(source), low.tensor(target)
+    before, after = low.layout(source), low.layout(target)
+    count = low.mesh.size(*in_space(before[0]))
+    rows = src.extent.constant
+    fits = before[1:] == after[1:] and not after[0] and src.extent.source == Source.NOTHING
+    if not fits or dst.extent != Number(count * rows):
+        raise PlanError(
+            "[plan.reshards] rows of a batch are gathered from all devices that share it; got "
+            f"{low.spec(source)} from {show_layout(before)} to {show_layout(after)} at {op.label!r}; please report it"
+        )
+    step = upper(src.tile_rows)
+    collect_rows(low, op, src, dst, before[0], [Rows(i * rows, rows, step) for i in range(count)])

@@ -3,8 +3,7 @@
 A home is a run of whole panels of dim 0, so the rows of all members of a team follow each other in what is used.
 Where panels are fewer than members some homes have no rows, so loops over them have no tasks, raises or waits.
 
-    unshard      `offer` holds a home and raises `ready` on every peer, tile by tile; a copy per member waits for its
-                 `ready` and raises `ack` on it; an empty task holds the home until all peers have read it
+    unshard      copies the homes of all members (all_gather.py)
     reduce       for each home an empty task waits for the rows of it that this device has written into its part, and
                  raises `ready` on the home's owner; the owner adds the parts of ITS rows along the tree and raises
                  `ack`; empty tasks hold the part until all owners have read it
@@ -20,13 +19,11 @@ from tilewise.ir.graph import PANEL_ROWS, OpNode
 from tilewise.ir.layout import Record, TensorLayout
 from tilewise.ir.lowering import Ref, Tiles
 from tilewise.ir.program import Completion, Mode, Notify, Number, Operand, Wait, upper
-from tilewise.plan.collectives.all_gather import all_gather_rows
+from tilewise.plan.collectives.all_gather import Rows, all_gather_rows, collect_rows
 from tilewise.plan.collectives.handshake import (
     TREES,
     ClassLowering,
-    acknowledge,
     await_peers,
-    gather_label,
     note_completion,
     num_tiles,
     raise_on_peers,
@@ -48,33 +45,8 @@ def unshard(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
         source: a weight at home.
         target: the same weight without the axes that cut homes.
     """
-    src, dst = low.flat(source), low.flat(target)
     _, axes = low.shapes.split_axes(low.layout(source)[0])
-    team, homes = low.numbers.team(axes), _homes(low, source, axes)
-    most = max(home.tiles for home in homes)
-    ready, ack = low.signals(team.size * most), low.signals(team.size * most)
-    step = upper(src.tile_rows)
-    offer = low.hold(op, src.extent, step, Operand(src.slot, Mode.ROW), f"{op.label}/offer")
-    raise_on_peers(offer, team, ready, most, src, per_index=True)
-    read = Number(ack, most * team.me.multiple, team.me.source, team.me.which)
-    for member, home in enumerate(homes):
-        views: Tiles = {
-            "dst": [Operand(dst.slot, Mode.ROWPART, offset=home.first)],
-            "src": [Operand(src.slot, Mode.ROW, team=team.number, member=member)],
-        }
-        copy = low.emit(
-            "copy_pairs",
-            op,
-            over=Number(home.rows),
-            step=home.step,
-            dtype=dst.dtype,
-            tiles=views,
-            priority=2,
-            label=gather_label(op.label),
-        )
-        copy.waits.append(Wait(ready + member * most, True, 1, team.number, member, src.slot))
-        copy.notifies.append(Notify(team.number, member, read, True, src.slot))
-    acknowledge(low, op, src, team, ack, most, step)
+    collect_rows(low, op, low.flat(source), low.flat(target), axes, _homes(low, source, axes))
 
 
 def reduce_to_homes(
@@ -162,19 +134,8 @@ def reduce_to_homes(
         held.waits += [Wait(ack + m * most, True, 1, team.number, m, src.slot) for m in owners[number]]
 
 
-class _Home:
-    """A member's rows of what is used: the first, how many, rows per tile. Panels are padded, as in memory."""
-
-    def __init__(self, first: int, rows: int, step: int) -> None:
-        self.first, self.rows, self.step = first, rows, step
-
-    @property
-    def tiles(self) -> int:
-        return -(-self.rows // self.step)
-
-
-def _homes(low: ClassLowering, tensor: int, axes: Axes) -> list[_Home]:
-    """The homes of all members along some axes, in order."""
+def _homes(low: ClassLowering, tensor: int, axes: Axes) -> list[Rows]:
+    """The homes of all members along some axes, in order. Panels are padded, as in memory."""
     spec, layout = low.spec(tensor), low.layout(tensor)
     kind = low.graph.tensors[tensor].kind
     found = []
@@ -182,7 +143,7 @@ def _homes(low: ClassLowering, tensor: int, axes: Axes) -> list[_Home]:
         shapes = low.shapes.on(device)
         begin, end = shapes.range(spec, layout, 0)
         step = upper(shapes.tile_rows(spec, kind, Number(end - begin)))
-        found.append(_Home(_first_of_home(low, tensor, device), round_up(end - begin, PANEL_ROWS), step))
+        found.append(Rows(_first_of_home(low, tensor, device), round_up(end - begin, PANEL_ROWS), step))
     return found
 
 

@@ -236,7 +236,9 @@ class TemplateLowering(SlotTable):
         if type(output) is not int or not 0 <= output < len(op.outputs):
             self.refuse(f"an output is one of {len(op.outputs)}, from 0 on", shown(output))
         tensor = op.outputs[output]
-        return self.numbers.first(self.spec(tensor), self._layout_of_sum(tensor), 0)
+        arrives = any(record.arrives_in_shards for record in self.records_of_sum(op, output))
+        layout = self._layout_of_sum(tensor) if arrives else self.layout(tensor)
+        return self.numbers.first(self.spec(tensor), layout, 0)
 
     def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
         """The sum over the devices that share the batch: after the last microbatch, or in each that they share."""
@@ -306,7 +308,9 @@ class TemplateLowering(SlotTable):
     def all_gather(self, op: OpNode, source: int, target: int) -> None:
         """Bring the shards of `source` together on every device, along the axes that `target` lacks."""
         self._require(op, source, target)
-        collectives.all_gather_columns(self, op, source, target)
+        of_batch = self.layout(source)[0] != self.layout(target)[0]
+        gather = collectives.all_gather_batch if of_batch else collectives.all_gather_columns
+        gather(self, op, source, target)
 
     def slice(self, op: OpNode, source: int, target: int) -> None:
         """Keep this device's part of `source`, along the axes that `target` has more."""
