@@ -149,7 +149,7 @@ def test_the_whole_product_is_equal():
 
 @pytest.mark.parametrize(
     "label",
-    ["linear_dw:mlp.up_proj.weight", "rms_norm_backward:norm.weight", "embedding_dw:embed_tokens.weight"],
+    ["linear_dw:mlp.up_proj.weight", "rms_norm_backward:norm.weight", "linear_dw:embed_tokens.weight"],
 )
 def test_a_fault_in_any_pair_is_seen(label):
     """With a part of the wrong device, the same comparison fails."""

@@ -226,15 +226,29 @@ def moved(
 
 
 @pytest.mark.parametrize(
-    ("degree", "reshard", "microbatches"),
-    [(2, True, 1), (2, False, 1), (3, True, 1), (2, True, 2), (4, True, 2), (8, True, 1)],
+    ("degree", "reshard", "microbatches", "vocab"),
+    [
+        (2, True, 1, 448),
+        (2, False, 1, 448),
+        (3, True, 1, 448),
+        (2, True, 1, 96),  # fewer rows than tokens
+        (2, True, 2, 448),
+        (4, True, 2, 448),
+        (8, True, 1, 448),
+    ],
 )
-def test_transfers_are_those_of_theory(degree, reshard, microbatches):
+def test_transfers_are_those_of_theory(degree, reshard, microbatches, vocab):
     """Per microbatch and device, a layer's weights are gathered twice (once without resharding) and their gradients
-    come home once: three transfers of what is not its own; of embedding and head two."""
+    come home once: three transfers of what is not its own; of embedding and head two. Where the step is one microbatch
+    of fewer tokens than the embedding has rows, these and their ids cross instead of its gradient."""
     counted, plan = moved(
-        DistributionStrategy.fsdp(degree, reshard_after_forward=reshard), microbatches, num_key_value_heads=8
+        DistributionStrategy.fsdp(degree, reshard_after_forward=reshard),
+        microbatches,
+        num_key_value_heads=8,
+        vocab_size=vocab,
     )
+    tokens = (12 if degree == 3 else 8) * SEQ
+    is_by_rows = microbatches == 1 and tokens < vocab
     layers = plan.graph.of_kind("parameter")
     cut = [t for t in layers if plan.layout.use[t.id][0]]
     assert len(cut) >= 2 * 5
@@ -249,6 +263,13 @@ def test_transfers_are_those_of_theory(degree, reshard, microbatches):
             own = (end - begin) * weight.shape[1]
             expected[name, "gather", device] += gathers * microbatches * (size - own)
             expected[name, "reduce", device] += microbatches * (degree - 1) * own
+            if is_by_rows and name == "embed_tokens.weight":
+                expected[name, "reduce", device] = 0
+                for of, elements in (("tokens", 1), (f"embedding_dw:{name}", weight.shape[1])):
+                    part = tokens * elements // degree
+                    expected[f"all_gather:{of}", "gather", device] = part * (degree - 1)
+    assert not any(label.startswith("all_gather") for label, _, _ in counted.keys() - expected.keys())
+    expected = +expected  # what is none
     assert {k: v for k, v in counted.items() if k in expected} == dict(expected)
 
 
@@ -367,7 +388,8 @@ def test_explanations_say_what_lives_where():
     assert "16 weights, their gradients and optimizer states lie in 2 parts each, along fsdp" in words
     assert re.search(r"forward: gathers [0-9,]+ elements in 4 calls", words)
     assert re.search(r"gathered +[0-9.]+ MiB", words)
-    assert "changes of layout" not in words
+    changes = re.findall(r"all_gather:(\S+) .*: reads ([0-9,]+) elements", words)
+    assert changes == [("embedding_dw:embed_tokens.weight", "2,048"), ("tokens", "32")]
     assert "dim 0 (mlp) on fsdp" in plan.why("layers.0.mlp.up_proj.weight")
 
 

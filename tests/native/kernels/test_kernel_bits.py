@@ -359,3 +359,24 @@ def test_embedding_rows_alone_have_the_bits_of_the_tree(isa, dt, carries):
     assert_same_bits(alone, beside)
     moved, _ = scattered(dt, slice(None, None, -1), isa, carries)
     assert (bits(moved) != bits(alone)).any(), "another order of tokens must show"
+
+
+@every_level
+@every_dtype
+def test_panels_that_no_token_names_stay_as_they_lie(isa, dt):
+    """Written over its only carry, a gradient has the bits that it has beside it: -0 becomes +0 and a NaN a quiet one,
+    in panels that need no other change too."""
+    gen, n, k = rng(29), 160, 70
+    ids = gen.integers(33, 60, (20, 1)).astype(np.int32)
+    de = random(gen, 20, k, dt)
+    carry = packed_out(n, k)
+    carry[0][...] = random(gen, carry[0].size // 32, 32).reshape(-1)
+    panel = 32 * k  # values of a panel; the second is named, the others are not
+    carry[0][2 * panel + 5] = -0.0
+    carry[0].view(np.uint32)[4 * panel - 1] = 0x7FA00000
+    beside, over = packed_out(n, k), (carry[0].copy(), n, k)
+    run(f"matmul_dw_{dt}", [beside, None, None, ids, de, carry], [10, 1, 0, 0], isa=isa)
+    run(f"matmul_dw_{dt}", [over, None, None, ids, de, over], [10, 1, 0, 0], isa=isa)
+    assert_same_bits(over[0], beside[0])
+    changed = (bits(over[0]) != bits(carry[0])).reshape(5, panel).sum(1)
+    assert changed[1] > 0 and [*changed[[0, 2, 3, 4]]] == [0, 1, 1, 0]

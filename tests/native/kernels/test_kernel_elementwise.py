@@ -293,11 +293,13 @@ def test_long_sums_keep_bits(isa, inputs, begin):
         assert (memory[:begin] == 7).all() and (memory[begin + rows * cols :] == 7).all()
 
 
-def test_copy_pairs_of_f64():
-    """Eight-byte elements are copied as well."""
-    x, out = rng().standard_normal((3, 5)), np.zeros((3, 5))
-    run("copy_pairs_f64", [out, x])
-    assert_same_bits(out, x)
+@pytest.mark.parametrize("dtype", ["f64", "i32"])
+def test_copy_pairs_of_other_types(dtype):
+    """Eight-byte elements and ids are copied as well."""
+    x = (1e8 * rng().standard_normal((3, 5))).astype({"f64": np.float64, "i32": np.int32}[dtype])
+    out = np.zeros_like(x)
+    run(f"copy_pairs_{dtype}", [out, x])
+    assert (out == x).all()
 
 
 @every_dtype

@@ -1,0 +1,211 @@
+"""A table's ids and rows, gathered where devices share a batch: when, to which bits, and that faults in it are seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from small_llama import batches, change_first, config, training_graph
+
+import tilewise as tw
+from tilewise import models
+from tilewise.core.errors import InternalError
+from tilewise.core.mesh import DeviceMesh
+from tilewise.plan.validate import validate_plan
+from tilewise.session import verify_strategy
+from tilewise.strategy import DistributionStrategy
+
+SEQ, VOCAB = 8, 448
+MESHES = [
+    {"dp": 2},
+    {"dp": 3},
+    {"dp": 4, "tp": 2},
+    {"fsdp": 2},
+    {"fsdp": 3},
+    {"fsdp": 6},
+    {"dp": 2, "fsdp": 2},
+    {"fsdp": 2, "tp": 2},
+    {"dp": 2, "fsdp": 2, "tp": 2},
+]
+
+
+def batch_of(axes) -> int:
+    """Sequences, and leaves, that devices share as they must."""
+    return 12 if axes.get("dp", 1) * axes.get("fsdp", 1) % 3 == 0 else 8
+
+
+def model_of(**changes: object):
+    """Fewer tokens than the table has rows."""
+    return config(**{"vocab_size": VOCAB, "num_hidden_layers": 1, **changes})
+
+
+def repeated(axes, steps: int = 2):
+    """Tokens of few different ids, so that a row gets some of every device."""
+    given = batches(model_of(), steps, batch_of(axes), SEQ)
+    return [{**data, "tokens": data["tokens"] % 5 * 89} for data in given]
+
+
+def compare(axes, change=lambda plan: plan, **changes: object):
+    """Whether some steps equal one device, and what was found."""
+    batch = batch_of(axes)
+    graph = training_graph(model_of(**changes), "f32", batch, SEQ)
+    return verify_strategy(graph, DeviceMesh(axes), repeated(axes), leaves=batch, change=change)
+
+
+def planned(axes, *, accumulation=1, **changes: object) -> tw.Plan:
+    """The plan of a mesh."""
+    graph = training_graph(model_of(**changes), "f32", batch_of(axes), SEQ)
+    graph.set_distribution(DistributionStrategy.for_mesh(DeviceMesh(axes)))
+    return graph.plan(axes, leaves=batch_of(axes), accumulation=accumulation, workers_per_device=1)
+
+
+def gathers(plan: tw.Plan) -> list[str]:
+    """What is gathered."""
+    return [op.label for op in plan.graph.ops if op.op == "all_gather"]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+def test_rows_cross_instead_of_the_table(axes, tied):
+    """Ids and rows are gathered, nothing of the table's own gradient crosses, and bits are those of one device."""
+    plan = planned(axes, tie_word_embeddings=tied)
+    assert gathers(plan) == ["all_gather:tokens", "all_gather:embedding_dw:embed_tokens.weight"]
+    assert not any(label.startswith("embedding_dw") for label in plan.traffic())
+    report = compare(axes, tie_word_embeddings=tied)
+    assert report.equal, report.text
+
+
+@pytest.mark.parametrize("axes", [{"dp": 2}, {"fsdp": 2}], ids=str)
+def test_several_tables(axes):
+    """GPT-2 has a table of tokens and one of positions, which are fewer than the tokens of a step."""
+    model = models.config_from_dict(
+        {
+            "model_type": "gpt2",
+            "vocab_size": VOCAB,
+            "n_positions": SEQ,
+            "n_embd": 64,
+            "n_layer": 1,
+            "n_head": 4,
+        }
+    )
+    graph = training_graph(model, "bf16", batch_of(axes), SEQ)
+    report = verify_strategy(graph, DeviceMesh(axes), repeated(axes), leaves=batch_of(axes))
+    assert report.equal, report.text
+
+
+@pytest.mark.parametrize(
+    ("axes", "changes"),
+    [
+        ({"dp": 2}, {"accumulation": 2}),  # no sum has all tokens
+        ({"dp": 2}, {"vocab_size": 64}),  # as many bytes
+        ({"fsdp": 2}, {"vocab_size": 64}),
+        (
+            {"dp": 2, "tp": 8},
+            {"vocab_size": 512, "num_key_value_heads": 8},
+        ),  # a device has an eighth of the table
+        ({"tp": 2}, {}),  # the batch is whole
+        ({}, {}),
+    ],
+    ids=str,
+)
+def test_the_table_crosses_where_that_is_less(axes, changes):
+    """With as many tokens as rows on a device, with several microbatches, and where no device shares the batch."""
+    assert gathers(planned(axes, **changes)) == []
+
+
+def test_a_part_of_the_table_takes_no_memory():
+    """A device that shares a batch needs no memory for its part of the table's gradient."""
+    large = 64 * VOCAB
+    parts = [planned({"dp": 2}, vocab_size=large, accumulation=m, tie_word_embeddings=False) for m in (1, 2)]
+    assert gathers(parts[0]) and not gathers(parts[1])
+    table = large * model_of().hidden_size * 4
+    few, many = (p.estimate_memory_usage()[0] for p in parts)
+    assert few["temporaries"] < table // 4 and many["temporaries"] + many["carries"] + many["rings"] >= table
+
+
+def other_member(instruction):
+    """What is copied from a peer are another one's rows."""
+    dst, src = instruction.operands
+    return replace(instruction, operands=(dst, src._replace(member=0)))
+
+
+def other_place(instruction):
+    """They are copied to the first rows."""
+    dst, src = instruction.operands
+    return replace(instruction, operands=(dst._replace(offset=0), src))
+
+
+@pytest.mark.parametrize("fault", [other_member, other_place])
+@pytest.mark.parametrize("what", ["all_gather:tokens", "all_gather:embedding_dw:embed_tokens.weight"])
+@pytest.mark.parametrize("axes", [{"dp": 2}, {"fsdp": 3}], ids=str)
+def test_a_fault_in_what_is_gathered_is_seen(axes, what, fault):
+    """With another device's rows, or rows in another's place: by validation, and in what runs."""
+
+    def change(plan: tw.Plan) -> tw.Plan:
+        return every_copy(plan, f"{what}/all_gather", fault)
+
+    plan = planned(axes)
+    validate_plan(plan)
+    with pytest.raises(InternalError, match=r"\[ir\.validate\]"):
+        validate_plan(change(plan))
+    assert not compare(axes, change).equal
+
+
+def every_copy(plan: tw.Plan, label: str, fault) -> tw.Plan:
+    """A fault in every copy from a peer that is not the first."""
+    classes = []
+    for of in plan.program.classes:
+        templates = []
+        for template in of.templates:
+            listed = tuple(
+                fault(i) if i.label == label and i.operands[1].member != 0 else i
+                for i in template.instructions
+            )
+            templates.append(replace(template, instructions=listed))
+        classes.append(replace(of, templates=tuple(templates)))
+    return replace(plan, program=replace(plan.program, classes=tuple(classes)))
+
+
+def test_rows_of_another_home_are_noticed():
+    """A device that adds tokens to its home as if it began elsewhere is found."""
+
+    def begin_elsewhere(instruction):
+        leaf_rows, carries, _, padded = instruction.ints
+        return replace(instruction, ints=(leaf_rows, carries, 32, padded))
+
+    change = change_first("embedding_dw", begin_elsewhere, kernel="matmul_dw_f32")
+    assert not compare({"fsdp": 2}, change).equal
+
+
+def test_a_row_has_the_sum_of_all_its_tokens():
+    """The gradient of a row that every device names is what NumPy adds up."""
+    graph = tw.ComputeGraph("table")
+    ids = graph.input([8, SEQ], "i32", name="ids", labels=[tw.BATCH, None], storage="scalars")
+    table = graph.parameter([VOCAB, 32], "f32", name="table", labels=[tw.DimLabel("vocab"), None])
+    labels = graph.input([8, SEQ], "i32", name="labels", labels=[tw.BATCH, None], storage="scalars")
+    head = graph.parameter([16, 32], "f32", name="head", labels=[tw.DimLabel("classes"), None])
+    loss, _ = graph.mean_cross_entropy(
+        graph.matmul(graph.embedding(ids, table), head, transpose_b=True), labels
+    )
+    graph.loss(loss)
+    graph.optimize(tw.optim.AdamW())
+    rng = np.random.default_rng(3)
+    data = {
+        "ids": rng.integers(0, 4, (8, SEQ)).astype(np.int32) * 100,
+        "labels": rng.integers(0, 16, (8, SEQ)).astype(np.int32),
+    }
+    with graph.instantiate(graph.plan({"fsdp": 2}, leaves=8, workers_per_device=1)) as run:
+        run.initialize(seed=0, scale=0.5)
+        weights = {n: run.get_tensor(n).astype(np.float64) for n in ("table", "head")}
+        run.step(data, 0.0)
+        found = run.get_tensor("table.grad")
+    x = weights["table"][data["ids"].ravel()]
+    logits = x @ weights["head"].T
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    p[np.arange(len(p)), data["labels"].ravel()] -= 1
+    expected = np.zeros_like(weights["table"])
+    np.add.at(expected, data["ids"].ravel(), p @ weights["head"] / len(p))
+    assert np.abs(found - expected).max() < 1e-6
+    assert (found[1:100] == 0).all() and np.abs(found[100]).max() > 0
