@@ -178,12 +178,13 @@ def test_rows_of_another_home_are_noticed():
     assert not compare({"fsdp": 2}, change).equal
 
 
-def test_a_row_has_the_sum_of_all_its_tokens():
+@pytest.mark.parametrize("shape", [(8, SEQ), (96,), (8, 2, 3)], ids=str)
+def test_a_row_has_the_sum_of_all_its_tokens(shape):
     """The gradient of a row that every device names is what NumPy adds up."""
-    graph = tw.ComputeGraph("table")
-    ids = graph.input([8, SEQ], "i32", name="ids", labels=[tw.BATCH, None], storage="scalars")
+    graph, counts = tw.ComputeGraph("table"), [tw.BATCH, *[None] * (len(shape) - 1)]
+    ids = graph.input(shape, "i32", name="ids", labels=counts, storage="scalars")
     table = graph.parameter([VOCAB, 32], "f32", name="table", labels=[tw.DimLabel("vocab"), None])
-    labels = graph.input([8, SEQ], "i32", name="labels", labels=[tw.BATCH, None], storage="scalars")
+    labels = graph.input(shape, "i32", name="labels", labels=counts, storage="scalars")
     head = graph.parameter([16, 32], "f32", name="head", labels=[tw.DimLabel("classes"), None])
     loss, _ = graph.mean_cross_entropy(
         graph.matmul(graph.embedding(ids, table), head, transpose_b=True), labels
@@ -192,8 +193,8 @@ def test_a_row_has_the_sum_of_all_its_tokens():
     graph.optimize(tw.optim.AdamW())
     rng = np.random.default_rng(3)
     data = {
-        "ids": rng.integers(0, 4, (8, SEQ)).astype(np.int32) * 100,
-        "labels": rng.integers(0, 16, (8, SEQ)).astype(np.int32),
+        "ids": rng.integers(0, 4, shape).astype(np.int32) * 100,
+        "labels": rng.integers(0, 16, shape).astype(np.int32),
     }
     with graph.instantiate(graph.plan({"fsdp": 2}, leaves=8, workers_per_device=1)) as run:
         run.initialize(seed=0, scale=0.5)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import tilewise as tw
-from ranks.saved_plans import NAMES, make, merge_terms
 from ranks.small_llama import change_first, halve_leaves, skip
+from support.saved_plans import NAMES, make, merge_terms
 from tilewise.core.errors import PlanError
 from tilewise.session import require_origin
 
@@ -22,7 +22,7 @@ from tilewise.session import require_origin
 def in_process(task: str, folder: Path, hash_seed: int) -> dict[str, list[str]]:
     """What `saved_plans` prints in a process with that order of sets."""
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("saved_plans.py")), task, str(folder)],
+        [sys.executable, str(Path(__file__).parents[1] / "support" / "saved_plans.py"), task, str(folder)],
         env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
         capture_output=True,
         text=True,

@@ -308,9 +308,12 @@ class TemplateLowering(SlotTable):
     def all_gather(self, op: OpNode, source: int, target: int) -> None:
         """Bring the shards of `source` together on every device, along the axes that `target` lacks."""
         self._require(op, source, target)
-        of_batch = self.layout(source)[0] != self.layout(target)[0]
-        gather = collectives.all_gather_batch if of_batch else collectives.all_gather_columns
-        gather(self, op, source, target)
+        label = self.spec(source).labels[0]
+        of_batch = label is not None and label.is_summed_by_leaves
+        if of_batch and self.layout(source)[0] != self.layout(target)[0]:
+            collectives.all_gather_batch(self, op, source, target)
+        else:
+            collectives.all_gather_columns(self, op, source, target)
 
     def slice(self, op: OpNode, source: int, target: int) -> None:
         """Keep this device's part of `source`, along the axes that `target` has more."""
