@@ -1,7 +1,8 @@
 """All-gathers along rows: of what each device has made of every tile, or of what each has, one behind the other.
 
-collect      `offer` holds a device's rows and raises `ready` on every peer, tile by tile; a copy per member waits
-             for its `ready` and raises `ack` on it; an empty task holds the rows until all peers have read them
+In the first every device copies what its peers have made once they raise `done`. In the second a task `offer` holds
+a device's rows and raises `ready` on every peer, tile by tile; a copy per member waits for its `ready` and raises `ack`
+on it; an empty task holds the rows until all peers have read them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tilewise.core.errors import PlanError
+from tilewise.core.errors import InternalError
 from tilewise.core.mesh import Axes
 from tilewise.ir.graph import OpNode
 from tilewise.ir.layout import in_space, show_layout
@@ -113,7 +114,7 @@ def all_gather_batch(low: ClassLowering, op: OpNode, source: int, target: int) -
     """Copy the rows of all devices that share the batch, in the order in which they do.
 
     Raises:
-        PlanError: more than the batch would change, or it is cut in time, or of unknown size.
+        InternalError: more than the batch would change, or it is cut in time, or of unknown size.
     """
     src, dst = low.tensor(source), low.tensor(target)
     before, after = low.layout(source), low.layout(target)
@@ -121,7 +122,7 @@ def all_gather_batch(low: ClassLowering, op: OpNode, source: int, target: int) -
     rows = src.extent.constant
     fits = before[1:] == after[1:] and not after[0] and src.extent.source == Source.NOTHING
     if not fits or dst.extent != Number(count * rows):
-        raise PlanError(
+        raise InternalError(
             "[plan.reshards] rows of a batch are gathered from all devices that share it; got "
             f"{low.spec(source)} from {show_layout(before)} to {show_layout(after)} at {op.label!r}; please report it"
         )
