@@ -10,8 +10,9 @@ from small_llama import batches, change_first, config, training_graph
 
 import tilewise as tw
 from tilewise import models
-from tilewise.core.errors import InternalError
+from tilewise.core.errors import InternalError, LayoutError
 from tilewise.core.mesh import DeviceMesh
+from tilewise.ir.program import Number
 from tilewise.plan.validate import validate_plan
 from tilewise.session import verify_strategy
 from tilewise.strategy import DistributionStrategy
@@ -114,14 +115,58 @@ def test_the_table_crosses_where_that_is_less(axes, changes):
     assert gathers(planned(axes, **changes)) == []
 
 
-def test_a_part_of_the_table_takes_no_memory():
-    """A device that shares a batch needs no memory for its part of the table's gradient."""
-    large = 64 * VOCAB
-    parts = [planned({"dp": 2}, vocab_size=large, accumulation=m, tie_word_embeddings=False) for m in (1, 2)]
-    assert gathers(parts[0]) and not gathers(parts[1])
-    table = large * model_of().hidden_size * 4
-    few, many = (p.estimate_memory_usage()[0] for p in parts)
-    assert few["temporaries"] < table // 4 and many["temporaries"] + many["carries"] + many["rings"] >= table
+def test_a_part_of_a_tied_table_takes_no_memory(monkeypatch):
+    """With data parallelism a device added up a part of the table beside the head's gradient; rows need none."""
+    few = planned({"dp": 2}, vocab_size=64 * VOCAB).estimate_memory_usage()[0]["temporaries"]
+    monkeypatch.setattr(
+        "tilewise.session.compute_graph.gather_table_rows", lambda graph, layout, _: (graph, layout)
+    )
+    many = planned({"dp": 2}, vocab_size=64 * VOCAB).estimate_memory_usage()[0]["temporaries"]
+    table = 64 * VOCAB * model_of().hidden_size * 4
+    assert many >= table and few < table // 4
+
+
+def table_graph(shape, length=None) -> tw.ComputeGraph:
+    """One embedding and a head of sixteen classes."""
+    graph, counts = tw.ComputeGraph("table"), [tw.BATCH, *[None] * (len(shape) - 1)]
+    shape = shape if length is None else (shape[0], length)
+    ids, labels = (
+        graph.input(shape, "i32", name=n, labels=counts, storage="scalars") for n in ("ids", "labels")
+    )
+    table = graph.parameter([VOCAB, 32], "f32", name="table", labels=[tw.DimLabel("vocab"), None])
+    head = graph.parameter([16, 32], "f32", name="head", labels=[tw.DimLabel("classes"), None])
+    logits = graph.matmul(graph.embedding(ids, table), head, transpose_b=True)
+    graph.output(logits, "logits")
+    loss, _ = graph.mean_cross_entropy(logits, labels)
+    graph.loss(loss)
+    return graph
+
+
+def test_lengths_that_steps_bring_are_left_to_sums():
+    """A plan gathers where it knows how many tokens there are."""
+    graph = table_graph((8, SEQ), tw.Dim("length", 1, 16))
+    graph.optimize(tw.optim.AdamW())
+    assert gathers(graph.plan({"dp": 2}, leaves=8)) == []
+    assert len(gathers(graph.plan({"dp": 2}, leaves=8, sizes={"length": SEQ}))) == 2
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rules": {"batch": "dp", "vocab": "dp"}},
+        {"rules": {"batch": "dp"}, "layouts": {"table": ("dp", None)}},
+    ],
+    ids=str,
+)
+def test_an_axis_shares_the_batch_or_the_vocabulary(given, is_trained):
+    """A device that has some tokens and some rows cannot tell others which of these they name."""
+    graph = table_graph((8, SEQ))
+    if is_trained:
+        graph.optimize(tw.optim.AdamW())
+    graph.set_distribution(DistributionStrategy(tw.ParallelismMode.HYBRID, {"dp": 2}, **given))
+    with pytest.raises(LayoutError, match=r"axis 'dp', which cuts the result of .*embedding.*'selected'"):
+        graph.plan({"dp": 2}, leaves=8)
 
 
 def other_member(instruction):
@@ -150,6 +195,18 @@ def test_a_fault_in_what_is_gathered_is_seen(axes, what, fault):
     with pytest.raises(InternalError, match=r"\[ir\.validate\]"):
         validate_plan(change(plan))
     assert not compare(axes, change).equal
+
+
+@pytest.mark.parametrize("what", ["all_gather:tokens", "all_gather:embedding_dw:embed_tokens.weight"])
+def test_rows_that_no_one_copies_are_seen(what):
+    """The rows of all members are all there."""
+
+    def fewer(instruction):
+        return replace(instruction, extent=Number(instruction.extent.constant - 8))
+
+    plan = planned({"fsdp": 2})
+    with pytest.raises(InternalError, match="rows of a batch, follow each other"):
+        validate_plan(every_copy(plan, f"{what}/all_gather", fewer))
 
 
 def every_copy(plan: tw.Plan, label: str, fault) -> tw.Plan:
@@ -181,15 +238,7 @@ def test_rows_of_another_home_are_noticed():
 @pytest.mark.parametrize("shape", [(8, SEQ), (96,), (8, 2, 3)], ids=str)
 def test_a_row_has_the_sum_of_all_its_tokens(shape):
     """The gradient of a row that every device names is what NumPy adds up."""
-    graph, counts = tw.ComputeGraph("table"), [tw.BATCH, *[None] * (len(shape) - 1)]
-    ids = graph.input(shape, "i32", name="ids", labels=counts, storage="scalars")
-    table = graph.parameter([VOCAB, 32], "f32", name="table", labels=[tw.DimLabel("vocab"), None])
-    labels = graph.input(shape, "i32", name="labels", labels=counts, storage="scalars")
-    head = graph.parameter([16, 32], "f32", name="head", labels=[tw.DimLabel("classes"), None])
-    loss, _ = graph.mean_cross_entropy(
-        graph.matmul(graph.embedding(ids, table), head, transpose_b=True), labels
-    )
-    graph.loss(loss)
+    graph = table_graph(shape)
     graph.optimize(tw.optim.AdamW())
     rng = np.random.default_rng(3)
     data = {

@@ -94,7 +94,7 @@ class Flow(Protocol):
         template: that is read.
         columns: what is cut into columns for the value of a slot.
         homes: whose rows of a slot are added for the value of another.
-        collected: slots that are copied together from the homes of a team.
+        collected: slots that are copied together from the homes of a team, or from its parts of a batch.
     """
 
     template: LoweredTemplate
@@ -197,7 +197,7 @@ def confirm_homes(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh: D
 
 def _refuse_homes(flow: Flow, device: int, got: str) -> NoReturn:
     refuse(
-        "homes follow each other along their team and are all there",
+        "homes, and rows of a batch, follow each other along their team and are all there",
         f"{got} in template {flow.template.name!r} on device {device}",
     )
 

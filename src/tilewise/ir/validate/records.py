@@ -19,7 +19,7 @@ from tilewise.ir.contractions import (
     is_covered_by,
 )
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.layout import GROUPS, GraphLayout, Record, in_space, show_axes
+from tilewise.ir.layout import CHUNKS, GROUPS, GraphLayout, Record, in_space, show_axes
 from tilewise.ir.op import Factors
 
 __all__ = ["validate_records"]
@@ -53,6 +53,7 @@ def _validate(graph: Graph, layout: GraphLayout, seen: set[int]) -> None:
             _require_record(graph, op, factors, contraction, layout)
     for records in layout.records.values():
         for record in records:
+            _require_same_rows(graph, record)
             _fold(graph, layout, record)
 
 
@@ -74,6 +75,22 @@ def _require_record(
                     f"{partial.name!r} of {op.label!r} ({op.op}) on {show_axes(contraction.axes)}; please report the "
                     "layout"
                 )
+
+
+def _require_same_rows(graph: Graph, record: Record) -> None:
+    """Parts of a sum over chunks, or what devices tell each other, are of the same rows on all of them."""
+    for layout in record.arrives if record.tree == CHUNKS else ():
+        dims = (
+            layout[:-1] if record.combine == "sum" else layout
+        )  # a sum may arrive in shards of its last dim
+        twice = [axis for axes in dims for axis in axes if axis in record.team]
+        if twice:
+            op = graph.ops[record.op]
+            raise LayoutError(
+                f"[ir.validate] devices that complete a value have the same rows of it; got axis {twice[0]!r}, which "
+                f"cuts the result of {op.label!r} ({op.op}) as well as what its {record.partial!r} runs over; map "
+                "their labels to different axes, or drop the hint"
+            )
 
 
 def _is_record_of(record: Record, contraction: Contraction) -> bool:

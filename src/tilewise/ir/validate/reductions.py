@@ -162,7 +162,7 @@ class _Flow:
         stacks: slots that take a microbatch: which, and of how many.
         columns: what is cut into columns for the value of a slot.
         homes: whose rows of a slot are added for the value of another.
-        collected: slots that are copied together from the homes of a team.
+        collected: slots that are copied together from the homes of a team, or from its parts of a batch.
     """
 
     def __init__(self, template: LoweredTemplate, layout: GraphLayout | None) -> None:
@@ -202,7 +202,7 @@ class _Flow:
         for slot, home in self.collected.items():
             if self._state[slot] != _COMPLETE:
                 refuse(
-                    "homes are gathered from all members",
+                    "homes, or rows of a batch, are gathered from all members",
                     f"{len(home.rows)} for slot {slot} in template {self.template.name!r}",
                 )
         for slot, completion in (*self._open.items(), *self._halves.items()):
@@ -280,7 +280,7 @@ class _Flow:
         return True
 
     def _collects(self, instruction: Instruction) -> bool:
-        """One member's home, copied behind those of the members before it."""
+        """One member's home, or its rows of a batch, copied behind those of the members before it."""
         pairs = _pairs(instruction)
         if len(pairs) != 1 or self.layout is None:
             return False
@@ -302,7 +302,7 @@ class _Flow:
             and instruction.extent.source == Source.NOTHING
         )
         if not fits:
-            self._wrong(instruction, "homes are copied one behind the other, in the team's order")
+            self._wrong(instruction, "members' rows are copied one behind the other, in the team's order")
         self._read(instruction, known.source)
         known.rows.append(instruction.extent.constant)
         self._state[slot] = _SHARE

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tilewise.core.errors import InternalError
 from tilewise.core.mesh import Axes
 from tilewise.ir.graph import OpNode
-from tilewise.ir.layout import in_space, show_layout
 from tilewise.ir.lowering import Ref, Tiles
-from tilewise.ir.program import Mode, Notify, Number, NumberLike, Operand, Source, Wait, is_single, upper
+from tilewise.ir.program import Mode, Notify, Number, NumberLike, Operand, Wait, is_single, upper
 from tilewise.plan.classes import Team
 from tilewise.plan.collectives.handshake import (
     ClassLowering,
@@ -111,20 +109,8 @@ def collect_rows(
 
 
 def all_gather_batch(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
-    """Copy the rows of all devices that share the batch, in the order in which they do.
-
-    Raises:
-        InternalError: more than the batch would change, or it is cut in time, or of unknown size.
-    """
-    src, dst = low.tensor(source), low.tensor(target)
-    before, after = low.layout(source), low.layout(target)
-    count = low.mesh.size(*in_space(before[0]))
-    rows = src.extent.constant
-    fits = before[1:] == after[1:] and not after[0] and src.extent.source == Source.NOTHING
-    if not fits or dst.extent != Number(count * rows):
-        raise InternalError(
-            "[plan.reshards] rows of a batch are gathered from all devices that share it; got "
-            f"{low.spec(source)} from {show_layout(before)} to {show_layout(after)} at {op.label!r}; please report it"
-        )
-    step = upper(src.tile_rows)
-    collect_rows(low, op, src, dst, before[0], [Rows(i * rows, rows, step) for i in range(count)])
+    """Copy the rows of all devices that share a batch of known size, in the order in which they do."""
+    src, axes = low.tensor(source), low.layout(source)[0]
+    rows, step = src.extent.constant, upper(src.tile_rows)
+    members = [Rows(place * rows, rows, step) for place in range(low.mesh.size(*axes))]
+    collect_rows(low, op, src, low.tensor(target), axes, members)

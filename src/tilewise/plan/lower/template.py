@@ -306,11 +306,12 @@ class TemplateLowering(SlotTable):
         collectives.all_reduce(self, op, source, target, residual, record, step=step, producer=producer)
 
     def all_gather(self, op: OpNode, source: int, target: int) -> None:
-        """Bring the shards of `source` together on every device, along the axes that `target` lacks."""
+        """Bring the shards of `source` together on every device, along the axes that `target` lacks: rows of a batch,
+        or columns."""
         self._require(op, source, target)
         label = self.spec(source).labels[0]
-        of_batch = label is not None and label.is_summed_by_leaves
-        if of_batch and self.layout(source)[0] != self.layout(target)[0]:
+        counts_batch = label is not None and label.is_summed_by_leaves
+        if counts_batch and self.layout(source)[0] != self.layout(target)[0]:
             collectives.all_gather_batch(self, op, source, target)
         else:
             collectives.all_gather_columns(self, op, source, target)
