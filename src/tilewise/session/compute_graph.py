@@ -208,8 +208,8 @@ class ComputeGraph(GraphBuilder):
             sizes: numbers for symbolic sizes by name, such as `{"seq": 40}`: a plan for these alone, with the memory
                 that they need. No result changes.
             strict: refuse changes of layout between ops that no hint asks for; what hints entail behind the forward
-                pass they ask for, too. Outputs are gathered for the host in any case, and ids and rows for the gradients
-                of tables where that is less than what else would cross.
+                pass they ask for, too. Outputs are gathered for the host in any case, and for gradients of tables ids
+                and rows, where that is less than what else would cross.
             checkpoints: count the copy of parameters and optimizer states that is in memory while a checkpoint is
                 written and training goes on.
             pool: processes that work on templates beside this one, where many differ; the plan is the same.
