@@ -175,7 +175,7 @@ class ScatteredRows {
   }
 
   /// Whether a panel that no token names is left as it lies: the one carry lies there, and + 0 changes none of its
-  /// values (-0 it would, and what signals as NaN). Reading alone takes half the time of writing it back.
+  /// values (-0 it would, and what signals as NaN). Then it is read and not written.
   bool stays(int64_t row) const {
     if (num_carries_ != 1 || carries_[0].data != out_.data) return false;
     const float* from = place(row, 0);

@@ -96,6 +96,22 @@ def change_first(
     return apply
 
 
+def change_every(label: str, change: Callable[[Instruction], Instruction]) -> Callable[[Plan], Plan]:
+    """The same fault in all instructions with that label, on every device."""
+
+    def apply(plan: Plan) -> Plan:
+        classes = []
+        for of in plan.program.classes:
+            templates = [
+                replace(t, instructions=tuple(change(i) if i.label == label else i for i in t.instructions))
+                for t in of.templates
+            ]
+            classes.append(replace(of, templates=tuple(templates)))
+        return replace(plan, program=replace(plan.program, classes=tuple(classes)))
+
+    return apply
+
+
 def drop_partial(instruction: Instruction) -> Instruction:
     """One partial is counted twice, in another's place."""
     operands = list(instruction.operands)

@@ -11,7 +11,15 @@ from math import prod
 
 import numpy as np
 import pytest
-from small_llama import batches, change_first, config, drop_partial, swap_partials, training_graph
+from small_llama import (
+    batches,
+    change_every,
+    change_first,
+    config,
+    drop_partial,
+    swap_partials,
+    training_graph,
+)
 
 import tilewise as tw
 from pure.pairwise import Case, pairwise_cases
@@ -177,25 +185,7 @@ def test_a_fault_in_what_comes_home_is_seen(label, fault, microbatches):
 def test_a_fault_in_what_is_gathered_is_seen():
     """With one device's home in another's place the comparison fails."""
     case = ((1, 2, 1), 1, "microbatch", True, 1, 1, "f32", False, "none", "none")
-
-    def change(plan: tw.Plan) -> tw.Plan:
-        program = plan.program
-        classes = []
-        for of in program.classes:
-            templates = [
-                replace(
-                    t,
-                    instructions=tuple(
-                        shift(i) if i.label == "unshard:lm_head.weight/all_gather" else i
-                        for i in t.instructions
-                    ),
-                )
-                for t in of.templates
-            ]
-            classes.append(replace(of, templates=tuple(templates)))
-        return replace(plan, program=replace(program, classes=tuple(classes)))
-
-    assert not compare(case, change)[0]
+    assert not compare(case, change_every("unshard:lm_head.weight/all_gather", shift))[0]
 
 
 # ---- what moves, and what is kept ------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from tilewise.core.dims import Dim, upper_bound
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.graph import Graph, OpNode, TensorNode
 from tilewise.ir.layout import GraphLayout, in_space
@@ -34,7 +35,8 @@ def gather_table_rows(graph: Graph, layout: GraphLayout, batch: BatchCut) -> tup
     for op in graph.ops:
         inputs = op.inputs
         if op.id in chosen:
-            for tensor in op.given[1:3]:
+            table, ids, rows = op.given[:3]
+            for tensor in (ids, rows):
                 if tensor in gathered:
                     continue
                 spec = graph.spec(tensor)
@@ -43,7 +45,6 @@ def gather_table_rows(graph: Graph, layout: GraphLayout, batch: BatchCut) -> tup
                 ops.append(OpNode(len(ops), "all_gather", (tensor,), (len(tensors),), {}, op.phase, label))
                 tensors.append(TensorNode(len(tensors), replace(spec, name=""), "result", -1))
                 use.append(((), *layout.use[tensor][1:]))
-            table, ids, rows = op.given[:3]
             inputs = (table, gathered[ids], gathered[rows], op.inputs[3])
         numbers[op.id] = len(ops)
         ops.append(replace(op, id=len(ops), inputs=inputs))
@@ -65,12 +66,10 @@ def _is_gathered(graph: Graph, layout: GraphLayout, op: OpNode) -> bool:
     if op.op != "embedding_dw":
         return False
     table, ids, rows = op.given[:3]
-    tokens, (height, width) = graph.spec(ids).shape, graph.spec(table).shape
-    sizes = [size for size in (*tokens, height, width) if isinstance(size, int)]
-    if not in_space(layout.use[ids][0]) or len(sizes) < len(tokens) + 2:
+    sizes = (*graph.spec(ids).shape, *graph.spec(table).shape)
+    if not in_space(layout.use[ids][0]) or any(isinstance(size, Dim) for size in sizes):
         return False
-    *counts, height, width = sizes
+    *tokens, height, width = map(upper_bound, sizes)  # all are numbers
+    token_bytes = _ID_BYTES + width * graph.spec(rows).dtype.itemsize
     held = height / layout.mesh.size(*layout.use[table][0])
-    return (
-        prod(counts) * (_ID_BYTES + width * graph.spec(rows).dtype.itemsize) < held * width * _GRADIENT_BYTES
-    )
+    return prod(tokens) * token_bytes < held * width * _GRADIENT_BYTES

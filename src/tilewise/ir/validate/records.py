@@ -78,11 +78,10 @@ def _require_record(
 
 
 def _require_same_rows(graph: Graph, record: Record) -> None:
-    """Parts of a sum over chunks, or what devices tell each other, are of the same rows on all of them."""
+    """Parts of a sum over chunks, or what devices tell each other, are of the same rows on all of them. A sum may
+    arrive in shards of its last dim."""
     for layout in record.arrives if record.tree == CHUNKS else ():
-        dims = (
-            layout[:-1] if record.combine == "sum" else layout
-        )  # a sum may arrive in shards of its last dim
+        dims = layout[:-1] if record.combine == "sum" else layout
         twice = [axis for axes in dims for axis in axes if axis in record.team]
         if twice:
             op = graph.ops[record.op]

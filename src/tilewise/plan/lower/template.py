@@ -42,6 +42,11 @@ def trailing_ones(value: int) -> int:
     return (value ^ (value + 1)).bit_length() - 1
 
 
+def _arrive_at_home(records: Sequence[Record]) -> bool:
+    """Whether a sum over the batch comes together at the homes of what it is a sum for."""
+    return any(record.arrives_in_shards for record in records)
+
+
 class TemplateLowering(SlotTable):
     """Lowers the ops of one template (or of a run of root ops) for one class of devices and one microbatch position.
 
@@ -194,7 +199,7 @@ class TemplateLowering(SlotTable):
         self._accumulated.add(output)
         tensor = op.outputs[output]
         records = self.records_of_sum(op, output)
-        at_home = any(r.arrives_in_shards for r in records)
+        at_home = _arrive_at_home(records)
         per_microbatch = any(r.is_completed_per_microbatch for r in records)
         base = self.local_ref(tensor, self._layout_of_sum(tensor), -1) if at_home else self.tensor(tensor)
         total = self.shapes.settings.accumulation
@@ -236,8 +241,8 @@ class TemplateLowering(SlotTable):
         if type(output) is not int or not 0 <= output < len(op.outputs):
             self.refuse(f"an output is one of {len(op.outputs)}, from 0 on", shown(output))
         tensor = op.outputs[output]
-        arrives = any(record.arrives_in_shards for record in self.records_of_sum(op, output))
-        layout = self._layout_of_sum(tensor) if arrives else self.layout(tensor)
+        at_home = _arrive_at_home(self.records_of_sum(op, output))
+        layout = self._layout_of_sum(tensor) if at_home else self.layout(tensor)
         return self.numbers.first(self.spec(tensor), layout, 0)
 
     def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
