@@ -1,17 +1,13 @@
-"""The house: sizes, docstrings, leftovers, folders on the map, environment variables on their page, a quick
+"""The house: docstrings, leftovers, folders on the map, environment variables on their page, a quick
 import."""
 
 import ast
 import re
 import subprocess
 import sys
-from collections import Counter
 
-from policy.members import native_classes, python_classes
 from policy.source import NATIVE, PACKAGE, ROOT, native_files, python_files, relative, tracked_files, tree_of
 
-MAX_LINES = {"": 600, ".cc": 550, "_test.cc": 600, ".h": 300, ".hpp": 300}  # by the end of the name
-MAX_MEMBERS, MAX_FILES = 40, 25
 HEAVY = "torch transformers matplotlib pydantic tokenizers safetensors huggingface_hub jinja2 typer rich"
 RIDDLES = ("who" + "ever", "some" + "body", "no" + "body", "any" + "body")  # which thread, task or person?
 CALLED = re.compile(r"\[[&=\w, ]*\]\((?:auto at\b|const auto[&*])[^()]*\)\s*\{")  # nothing inlines it
@@ -24,47 +20,6 @@ def _code_files():
     roots = [ROOT / name for name in (*folders, "native")]
     others = [path for root in roots for path in root.rglob("*") if path.suffix in suffixes]
     return python_files(*folders) + others
-
-
-def _limit(name):
-    """The most lines that a file may have: of the longest ending that fits."""
-    return MAX_LINES[max((end for end in MAX_LINES if name.endswith(end)), key=len)]
-
-
-def test_no_file_is_too_long():
-    """Files keep to the limits of CONTRIBUTING.md."""
-    lengths = {relative(path): len(path.read_text(encoding="utf-8").splitlines()) for path in _code_files()}
-    assert not {name: length for name, length in lengths.items() if length > _limit(name)}
-
-
-def _classes(path):
-    """Name and number of members of every class in a file."""
-    is_python = path.suffix == ".py"
-    return python_classes(tree_of(path)) if is_python else native_classes(path.read_text(encoding="utf-8"))
-
-
-def test_no_class_has_too_many_members():
-    """A class whose members fall into groups is several classes."""
-    big = [
-        f"{relative(path)}: {name} has {count}"
-        for path in _code_files()
-        for name, count in _classes(path)
-        if count > MAX_MEMBERS
-    ]
-    assert not big, f"over {MAX_MEMBERS} members:\n" + "\n".join(big)
-
-
-def test_no_room_has_too_many_files():
-    """A folder has one subject, hence few files of its own."""
-    roots = [ROOT / name for name in ("src", "native", "tests", "benchmarks")]
-    counts = Counter(
-        relative(path.parent)
-        for root in roots
-        for path in root.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    )
-    big = {name: count for name, count in counts.items() if count > MAX_FILES}
-    assert not big
 
 
 def test_tests_lie_in_folders_of_what_they_test():
