@@ -75,19 +75,48 @@ void forget_accesses(Engine& engine, Handle& handle, uint32_t seat_index) {
   handle.state = {};
 }
 
-void give_handle(Engine& engine, uint32_t index, uint32_t seat_index) {
+void reclaim_chunks(Engine& engine, uint32_t seat_index, bool holds_boxes_lock) {
+  Header& header = *engine.store.header;
+  SeatPool pool{engine, engine.seat(seat_index)};
+  const uint32_t parent = running.engine == &engine ? running.parent : 0;
+  std::unique_lock boxes_guard(header.boxes_lock, std::defer_lock);
+  if (!holds_boxes_lock) boxes_guard.lock();
+  header.wants_chunks.store(0, std::memory_order_relaxed);
+  for (uint32_t h = 0; h < header.pools.fresh_handles.load(std::memory_order_relaxed); ++h) {
+    Handle& handle = engine.store.handles[h];
+    const uint32_t flags = handle.flags;
+    if ((flags & kUsed) == 0 || handle.owner != parent) continue;
+    if ((flags & kHasRegions) != 0) {
+      engine.boxes.for_each(handle.tree, [&](uint32_t node) { prune(engine.boxes[node].state, pool); });
+    } else {
+      prune(handle.state, pool);
+    }
+  }
+  pool.shrink();
+  // Where most are in use by live tasks, the next look is due when half of the rest is taken.
+  std::lock_guard guard(header.pools.lock);
+  header.pools.reclaim_below = std::min(header.max_chunks / 2, header.pools.num_spare_chunks(header.max_chunks) / 2);
+}
+
+namespace {
+
+/// Needs the submission lock: others look at the states of buffers outside tasks, and rounds of recordings at those
+/// that they use. A buffer of a task's children is that task's alone.
+bool is_shared(const Handle& handle) {
+  return (handle.flags & kHasOwner) == 0 || (handle.flags & (kReplayed | kFrozen)) != 0;
+}
+
+void forget_buffer(Engine& engine, Handle& handle, uint32_t seat_index) {
+  if ((handle.flags & (kReplayed | kFrozen)) != 0) ++engine.num_freezes;
+  settle_buffer(engine, handle, seat_index);
+  forget_accesses(engine, handle, seat_index);
+}
+
+// The generation moves on at once, so that a thread that still names the buffer gets an error.
+void give_index(Engine& engine, uint32_t index, uint32_t seat_index) {
   Handle& handle = engine.store.handles[index];
   Header& header = *engine.store.header;
   Seat& me = engine.seat(seat_index);
-  {
-    // A submitter that sweeps the failures looks at the states of buffers outside tasks.
-    const bool is_seen = engine.has_failures() && (handle.flags & kHasOwner) == 0;
-    const bool is_replayed = (handle.flags & (kReplayed | kFrozen)) != 0;
-    const SubmitGuard guard(header, seat_index, engine.fences, !is_seen && !is_replayed);
-    if (is_replayed) ++engine.num_freezes;
-    settle_buffer(engine, handle, seat_index);
-    forget_accesses(engine, handle, seat_index);
-  }
   handle.generation.store(handle.generation.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   handle.flags = 0;
   handle.next = me.free_handles;
@@ -111,12 +140,33 @@ void give_handle(Engine& engine, uint32_t index, uint32_t seat_index) {
   if (is_short) wake_waiters(engine);
 }
 
+}  // namespace
+
+void give_handle(Engine& engine, uint32_t index, uint32_t seat_index) {
+  Handle& handle = engine.store.handles[index];
+  {
+    const SubmitGuard guard(*engine.store.header, seat_index, engine.fences, !is_shared(handle));
+    forget_buffer(engine, handle, seat_index);
+  }
+  give_index(engine, index, seat_index);
+}
+
 void close_scope(Engine& engine, uint32_t seat_index) {
   Seat& me = engine.seat(seat_index);
   Scope& scope = me.scopes[me.depth];
+  bool needs_lock = false;
+  for (uint32_t h = scope.first_handle; h != 0; h = engine.store.handles[h - 1].next) {
+    needs_lock |= is_shared(engine.store.handles[h - 1]);
+  }
+  if (scope.first_handle != 0) {
+    const SubmitGuard guard(*engine.store.header, seat_index, engine.fences, !needs_lock);
+    for (uint32_t h = scope.first_handle; h != 0; h = engine.store.handles[h - 1].next) {
+      forget_buffer(engine, engine.store.handles[h - 1], seat_index);
+    }
+  }
   for (uint32_t h = scope.first_handle; h != 0;) {
     const uint32_t next = engine.store.handles[h - 1].next;
-    give_handle(engine, h - 1, seat_index);
+    give_index(engine, h - 1, seat_index);
     h = next;
   }
   if (release_runs(engine.store, scope)) wake_waiters(engine);

@@ -35,6 +35,13 @@ uint32_t try_take_handle(Engine& engine, uint32_t seat_index);
 
 /// Its generation moves on at once: a thread that still names it is told.
 void give_handle(Engine& engine, uint32_t index, uint32_t seat_index);
+/// Takes back the chunks that name only tasks which have ended, from every buffer that this thread may look at: inside
+/// a task the buffers of its children, elsewhere all others. Called under the submission lock, except inside a task.
+void reclaim_chunks(Engine& engine, uint32_t seat_index, bool holds_boxes_lock);
+[[gnu::always_inline]] inline void reclaim_chunks_if_few(Engine& engine, uint32_t seat_index, bool holds_boxes_lock) {
+  if (engine.store.header->wants_chunks.load(std::memory_order_relaxed) != 0) [[unlikely]]
+    reclaim_chunks(engine, seat_index, holds_boxes_lock);
+}
 /// The buffer as if no task had ever used it.
 void forget_accesses(Engine& engine, Handle& handle, uint32_t seat_index);
 /// The innermost scope of a seat ends, and with it its handles and its memory, as soon as no task uses them.

@@ -48,6 +48,7 @@ struct SeatPool {
       uint32_t index = header.pools.free_chunks;
       if (index != 0) {
         header.pools.free_chunks = chunk(index).next;
+        --header.pools.num_free_chunks;
       } else if (header.pools.fresh_chunks < header.max_chunks) {
         index = ++header.pools.fresh_chunks;
       } else {
@@ -57,10 +58,15 @@ struct SeatPool {
       seat.free_chunks = index;
       ++seat.num_free_chunks;
     }
+    if (header.pools.num_spare_chunks(header.max_chunks) < header.pools.reclaim_below) {
+      header.wants_chunks.store(1, std::memory_order_relaxed);
+    }
     if (seat.free_chunks == 0) {
       raise(PTO_NO_MEMORY,
-            "[runtime.submit] the edges between live tasks must fit the runtime's tables; got more than ",
-            header.max_chunks * 7ull, " references; use a smaller window, or fewer readers between two writers");
+            "[runtime.submit] the dependencies between tasks that have not ended must fit the runtime's table; got "
+            "more than ",
+            uint64_t{header.max_chunks} * kRefsPerChunk,
+            " references to tasks; use a smaller window, or fewer readers between two writers");
     }
   }
 
@@ -73,6 +79,7 @@ struct SeatPool {
       --seat.num_free_chunks;
       chunk(index).next = header.pools.free_chunks;
       header.pools.free_chunks = index;
+      ++header.pools.num_free_chunks;
     }
   }
 };

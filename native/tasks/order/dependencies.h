@@ -98,7 +98,7 @@ void give_chunks(Pool& pool, uint32_t& chunks) {
 
 template <class Pool>
 void push_ref(Pool& pool, uint32_t& chunks, TaskRef ref) {
-  if (chunks == 0 || pool.chunk(chunks).count == 7) {
+  if (chunks == 0 || pool.chunk(chunks).count == kRefsPerChunk) {
     const uint32_t fresh = pool.take();
     Chunk& chunk = pool.chunk(fresh);
     chunk.next = chunks;
@@ -109,27 +109,49 @@ void push_ref(Pool& pool, uint32_t& chunks, TaskRef ref) {
   chunk.refs[chunk.count++] = ref;
 }
 
+/// Drops the settled references of a list and moves the others together; `flag` is set in each before it is asked
+/// for. Returns how many are left. Takes no chunk, so it cannot fail.
+template <class Pool>
+uint32_t prune_chunks(Pool& pool, uint32_t& chunks, TaskRef flag) {
+  uint32_t kept = 0;  // the new list; only its first chunk has room
+  uint32_t num_kept = 0;
+  while (chunks != 0) {
+    const uint32_t index = chunks;
+    Chunk& chunk = pool.chunk(index);
+    chunks = chunk.next;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < chunk.count; ++i) {
+      if (!pool.is_settled(chunk.refs[i] | flag)) chunk.refs[count++] = chunk.refs[i];
+    }
+    num_kept += count;
+    while (count > 0 && kept != 0 && pool.chunk(kept).count < kRefsPerChunk) {
+      Chunk& first = pool.chunk(kept);
+      first.refs[first.count++] = chunk.refs[--count];
+    }
+    if (count == 0) {
+      pool.give(index);
+      continue;
+    }
+    chunk.count = count;
+    chunk.next = kept;
+    kept = index;
+  }
+  chunks = kept;
+  return num_kept;
+}
+
 /// Drops the settled members of more_now. Called each time their number has doubled, so that it costs O(1) a member.
 template <class Pool>
 void prune_now(AccessState& state, Pool& pool) {
-  uint32_t kept = 0;
-  uint32_t num_kept = 0;
-  const TaskRef flag = state.kind == Kind::kRead ? 0 : kCarriesPoison;
-  uint32_t old = state.more_now;
-  try {
-    for_each_in(pool, old, [&](TaskRef ref) {
-      if (pool.is_settled(ref | flag)) return;
-      push_ref(pool, kept, ref);
-      ++num_kept;
-    });
-  } catch (...) {
-    give_chunks(pool, kept);
-    throw;
-  }
-  give_chunks(pool, old);
-  state.more_now = kept;
-  state.num_more = num_kept;
-  state.limit = static_cast<uint16_t>(std::min<uint32_t>(std::max<uint32_t>(14, 2 * num_kept), 0xFFFF));
+  state.num_more = prune_chunks(pool, state.more_now, state.kind == Kind::kRead ? 0 : kCarriesPoison);
+  state.limit = static_cast<uint16_t>(std::min<uint32_t>(std::max<uint32_t>(14, 2 * state.num_more), 0xFFFF));
+}
+
+/// Drops all settled members that take chunks.
+template <class Pool>
+void prune(AccessState& state, Pool& pool) {
+  if (state.more_now != 0) prune_now(state, pool);
+  if (state.more_before != 0) prune_chunks(pool, state.more_before, 0);  // these say themselves whether they wrote
 }
 
 template <class Pool>

@@ -255,6 +255,7 @@ void submit_recording(Engine& engine, Recording& recording, std::vector<pto_hand
   }
   run.tasks.resize(recording.tasks.size());
   const SubmitGuard guard(*engine.store.header, seat_index, engine.fences);
+  reclaim_chunks_if_few(engine, seat_index, false);
   for (Handle* handle : run.handles) {
     if (handle != nullptr) settle_buffer(engine, *handle, seat_index);
   }

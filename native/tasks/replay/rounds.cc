@@ -45,6 +45,7 @@ bool enter(Engine& engine, KeptRecording& kept, std::vector<pto_handle> names, u
   const Recording& recording = kept.recording;
   settle_round(engine, kept, seat_index);
   if (engine.has_failures()) sweep_failures_if_many(engine, false);
+  reclaim_chunks_if_few(engine, seat_index, false);
   std::vector<Handle*> handles;
   for (size_t b = 0; b < names.size(); ++b) {
     Handle& handle = resolve(engine, names[b], "replay");

@@ -20,7 +20,7 @@ namespace tilewise::tasks {
 
 namespace {
 
-constexpr uint64_t kMagic = 0x345f4f54505f5754;  // a layout that another version must not read
+constexpr uint64_t kMagic = 0x355f4f54505f5754;  // a layout that another version must not read
 
 /// Offsets handed out one after the other, page aligned so that untouched parts stay untouched.
 struct Cursor {
@@ -166,6 +166,7 @@ Store make_store(const Options& options) {
                        header.total_bytes, " bytes; use a smaller heap, window or fewer lanes");
   std::memcpy(static_cast<void*>(base), &header, offsetof(Header, submit_lock));
   const Store store = locate(base);
+  store.header->pools.reclaim_below = header.max_chunks / 2;
   for (uint64_t q = 0; q < header.num_queues; ++q) {
     store.queues[q].entries_offset = header.at.entries + q * header.num_slots * sizeof(OrderedEntry);
   }

@@ -128,7 +128,7 @@ struct FailedTask {
 };
 
 /// What a worker in another process has done, while tracing.
-inline constexpr uint64_t kSharedTraceTasks = 1 << 16;
+inline constexpr uint64_t kSharedTraceTasks = 1 << 15;
 struct SharedTrace {
   std::atomic<uint64_t> num_tasks;
   pto_trace_task tasks[kSharedTraceTasks];  // the newest
@@ -153,7 +153,11 @@ struct alignas(128) Pools {
   uint32_t num_free_handles;
   std::atomic<uint32_t> fresh_handles;  // ever taken: the high-water mark
   uint32_t free_chunks;  // + 1
-  uint32_t fresh_chunks;
+  uint32_t num_free_chunks;
+  uint32_t fresh_chunks;  // ever taken: the high-water mark
+  uint32_t reclaim_below;  // chunks that no seat has; with fewer, buffers are asked for those of ended tasks
+
+  uint32_t num_spare_chunks(uint32_t max_chunks) const { return num_free_chunks + max_chunks - fresh_chunks; }
 };
 
 /// Which segments of the heap are used; see heap.h.
@@ -204,6 +208,7 @@ struct Header {
 
   alignas(128) protocols::BiasedLock<protocols::StdMemory> submit_lock;  // owner: the first lane
   std::atomic<uint64_t> sequence;  // written under submit_lock
+  std::atomic<uint32_t> wants_chunks;  // few are left: the next submission reclaims those of ended tasks
   protocols::SpinLock boxes_lock;  // the RegionIndex; taken after submit_lock, or alone by a task's children
   Pools pools;
   HeapUse heap_use;
@@ -266,7 +271,7 @@ struct Options {
   uint32_t num_workers = 1;
   uint32_t window = 1024;
   uint32_t max_lanes = 16;
-  uint32_t max_handles = 8192;
+  uint32_t max_handles = 1 << 15;
   uint32_t max_regions = 4096;
   uint32_t max_events = 1024;
   uint32_t max_chunks = 0;  // 0: by the number of slots and handles

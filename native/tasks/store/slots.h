@@ -167,16 +167,17 @@ enum HandleFlags : uint32_t {
   kReplayed = 32
 };
 
-/// Flags that others may look at while their owner, one at a time, changes them; under a lock they look again.
-struct SharedFlags {
+/// A word that one thread at a time changes while others may look at it; under a lock they look again. Publishes what
+/// was written before it: a thread that sees kUsed sees the state of that use.
+struct SharedWord {
   std::atomic<uint32_t> word;
-  operator uint32_t() const { return word.load(std::memory_order_relaxed); }
-  SharedFlags& operator=(uint32_t value) {
-    word.store(value, std::memory_order_relaxed);
+  operator uint32_t() const { return word.load(std::memory_order_acquire); }
+  SharedWord& operator=(uint32_t value) {
+    word.store(value, std::memory_order_release);
     return *this;
   }
-  SharedFlags& operator|=(uint32_t mask) { return *this = *this | mask; }
-  SharedFlags& operator&=(uint32_t mask) { return *this = *this & mask; }
+  SharedWord& operator|=(uint32_t mask) { return *this = *this | mask; }
+  SharedWord& operator&=(uint32_t mask) { return *this = *this & mask; }
 };
 
 /// A buffer. Written by submitters only, under the submission lock (or, inside a task, by that task alone); except
@@ -185,10 +186,10 @@ struct alignas(128) Handle {
   AccessState state;
   uint64_t address;  // distance from the store's base
   std::atomic<uint32_t> generation;
-  SharedFlags flags;
+  SharedWord flags;
   // second line: what plain tasks do not ask for
   Tokens::Token token;  // [held 1 | first waiter + 1]: commuting tasks, one at a time
-  uint32_t owner;  // parent slot + 1 whose children use it; 0: outside any task
+  SharedWord owner;  // parent slot + 1 whose children use it; 0: outside any task
   uint64_t bytes;
   uint32_t next;  // + 1: in its scope, or free
   RegionTree tree;  // boxes, when kHasRegions
@@ -196,9 +197,10 @@ struct alignas(128) Handle {
 };
 static_assert(sizeof(Handle) == 128 && offsetof(Handle, token) == 64);
 
-/// Seven further references of a group or of a task's producers.
+/// Further references of a group or of a task's producers.
+inline constexpr uint32_t kRefsPerChunk = 7;
 struct alignas(64) Chunk {
-  TaskRef refs[7];
+  TaskRef refs[kRefsPerChunk];
   uint32_t next;
   uint32_t count;
 };

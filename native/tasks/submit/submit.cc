@@ -154,13 +154,14 @@ inline void link(Engine& engine, uint32_t slot, TaskRef self, const pto_task_spe
   const bool is_child = task.parent != 0;
   const bool is_observed = engine.num_observers.load(std::memory_order_relaxed) != 0;
   bool has_boxes = (traits & kHasBoxes) != 0 || engine.graph != nullptr;
+  SubmitGuard guard(header, seat_index, engine.fences, is_child, has_boxes);
+  reclaim_chunks_if_few(engine, seat_index, has_boxes);
   if ((traits & kHasMore) != 0) {
     for (uint32_t w = 0; w < spec.num_waits; ++w) {
       add_producer(engine, task, spec.waits[w].value, seat_index);
       add_producer(engine, task, (spec.waits[w].event & 0xFFFFFFFF) << 32 | kIsEvent, seat_index);
     }
   }
-  SubmitGuard guard(header, seat_index, engine.fences, is_child, has_boxes);
   const auto settle = [&] {
     for (uint32_t p = 0; p < spec.num_params; ++p) {
       if (buffers.handles[p] != nullptr && !is_child) settle_buffer(engine, *buffers.handles[p], seat_index);

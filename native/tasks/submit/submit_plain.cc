@@ -102,6 +102,7 @@ int plain_mode(const pto_param& param) {
   const uint32_t num_params = spec.num_params;
   const pto_param* const params = spec.params;
   const SubmitGuard guard(header, seat_index, engine.fences);
+  reclaim_chunks_if_few(engine, seat_index, false);
   const uint64_t sequence = header.sequence.load(std::memory_order_relaxed) + 1;
   task.sequence.store(sequence, std::memory_order_relaxed);
   header.sequence.store(sequence, std::memory_order_release);

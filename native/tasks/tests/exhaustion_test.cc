@@ -1,4 +1,7 @@
-// When the references between live tasks run out: submissions and replays are refused, and no order is lost.
+// When tables run out. References to ended tasks are reclaimed; when those to live ones do not fit, submissions and
+// replays are refused, and no order is lost. Too many buffers: the error says what is full.
+#include <random>
+
 #include "tasks/api/inside.h"
 #include "tasks/engine/handles.h"
 #include "tasks/open.h"
@@ -8,6 +11,7 @@
 #include "tasks/submit/submit.h"
 #include "tasks/tests/testing_runtime.h"
 #include "tasks/wait/wait.h"
+#include "tilewise/pto.hpp"
 
 using namespace tilewise::tasks::testing;
 using tilewise::tasks::Engine;
@@ -80,7 +84,8 @@ CASE("more live edges than the tables hold: the task is refused, and those accep
       }
     }
     EXPECT(is_refused && accepted > 20);
-    const pto_task behind = submit(copy, {param(PTO_OUTPUT, hseen), param(PTO_INPUT, hsum)}, {});
+    // Without the predicate, whose readers would need another reference.
+    const pto_task behind = submit_to(*engine, copy, {param(PTO_OUTPUT, hseen), param(PTO_INPUT, hsum)});
     EXPECT_EQ(wait(*engine, behind, 0.01, true), PTO_TIMEOUT);  // behind all that were accepted
     gate.open();
     EXPECT_EQ(wait_all(*engine, 30, false), PTO_OK);
@@ -237,6 +242,201 @@ CASE("a round that could not begin leaves no failure behind") {
   EXPECT_EQ(status_of([&] { wait_all(*engine, 30, false); }), PTO_OK);
   EXPECT_EQ(x, 16);
   tilewise::tasks::close_engine(*engine);
+}
+
+namespace {
+
+/// One thread's random program of readers and writers on buffers of its own. Each task checks that its buffer holds
+/// what the last writer before it has left there.
+struct ReadersAndWriters {
+  Engine& engine;
+  pto_kernel check;
+  std::atomic<int>& num_wrong;
+  uint64_t seed;
+
+  static int kernel(void* const* buffers, const uint64_t* scalars) {
+    int64_t* const halves = static_cast<int64_t*>(buffers[0]);
+    if (halves[0] != static_cast<int64_t>(scalars[0])) pointer<std::atomic<int>>(scalars[2])->fetch_add(1);
+    if (scalars[1] != scalars[0]) halves[0] = static_cast<int64_t>(scalars[1]);  // a writer
+    const uint64_t microseconds = 2;  // longer than a submission, so that readers of one buffer pile up
+    return busy_kernel(nullptr, &microseconds);
+  }
+
+  /// Half of the buffers are used by boxes of 8 bytes, which have states of their own.
+  void run(int num_tasks) {
+    std::mt19937_64 random(seed);
+    std::vector<std::array<int64_t, 2>> memory(300);
+    std::vector<std::array<uint64_t, 2>> expected(memory.size());
+    std::vector<pto_handle> handles;
+    for (auto& buffer : memory) handles.push_back(register_buffer(engine, buffer.data(), 16));
+    size_t at = 0;
+    for (int t = 0; t < num_tasks; ++t) {
+      if (random() % 32 == 0) at = random() % memory.size();  // mostly the buffer of the task before
+      const size_t half = at % 2 == 0 ? 0 : random() % 2;
+      const pto_region box = {8 * half, 1, {8}, {1}};
+      pto_param access = param(PTO_INPUT, handles[at]);
+      if (at % 2 != 0) access.region = &box;
+      const uint64_t before = expected[at][half];
+      const uint64_t kind = random() % 32;
+      if (kind < 2) access.mode = PTO_INOUT;
+      const uint64_t after = kind < 2 ? before + 1 : before;
+      expected[at][half] = after;
+      submit_to(engine, check, {access}, {before, after, scalar(&num_wrong)});
+      if (random() % 64 == 0) wait_all(engine, PTO_FOREVER, true);
+    }
+    EXPECT_EQ(wait_all(engine, 60, false), int{PTO_OK});
+    for (const pto_handle handle : handles) unregister(engine, handle, PTO_FOREVER, true);
+  }
+};
+
+/// A task that reads many buffers of its own many times.
+struct Nested {
+  Engine* engine;
+  pto_kernel empty;
+
+  static int kernel(void* const*, const uint64_t* scalars) {
+    const Nested& self = *pointer<Nested>(scalars[0]);
+    return status_of([&] {
+      begin_scope(*self.engine);
+      for (int b = 0; b < 120; ++b) {
+        const pto_handle own = allocate(*self.engine, 8);
+        for (int r = 0; r < 20; ++r) submit_to(*self.engine, self.empty, {param(PTO_INPUT, own)});
+        wait_all(*self.engine, PTO_FOREVER, true);
+      }
+      end_scope(*self.engine);
+    });
+  }
+};
+
+}  // namespace
+
+CASE("references to ended tasks are reclaimed, on several threads, for whole buffers, boxes and nested tasks") {
+  for (const int num_lanes : {1, 3}) {
+    tilewise::tasks::Options options;
+    options.window = 64;
+    options.num_workers = 2;
+    options.max_lanes = 4;
+    options.max_chunks = 600;  // of which the buffers' readers would take some thousand
+    std::fill_n(options.worker_types, 2, uint8_t{0xF});
+    const auto engine = tilewise::tasks::open_engine(options);
+    std::atomic<int> num_wrong{0};
+    const pto_kernel check = engine->kernels.add("check", ReadersAndWriters::kernel, 0);
+    Nested nested{engine.get(), engine->kernels.add("empty", empty_kernel, 0)};
+    const pto_kernel nests = engine->kernels.add("nests", Nested::kernel, PTO_SUBMITS);
+    std::vector<std::thread> threads;
+    for (int l = 0; l < num_lanes; ++l) {
+      threads.emplace_back([&, l] {
+        ReadersAndWriters{*engine, check, num_wrong, uint64_t(l)}.run(20'000 / kSlowdown);
+        int64_t declared = 0;
+        const pto_handle buffer = register_buffer(*engine, &declared, 8);
+        submit_to(*engine, nests, {param(PTO_INOUT, buffer)}, {scalar(&nested)});
+        EXPECT_EQ(wait_all(*engine, 60, false), int{PTO_OK});
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(num_wrong.load(), 0);
+    tilewise::tasks::close_engine(*engine);
+  }
+}
+
+CASE("a blocked LU factorisation of 16,384 tiles runs with the usual options and has the bits of loops") {
+  namespace pto = tilewise::pto;
+  constexpr size_t kBlock = 8, kTiles = kSlowdown == 1 ? 128 : 24, kWords = kBlock * kBlock;
+  const auto factor = [](void* const* b, const uint64_t*) {
+    auto* a = static_cast<double*>(b[0]);
+    for (size_t k = 0; k < kBlock; ++k) {
+      for (size_t i = k + 1; i < kBlock; ++i) {
+        a[i * kBlock + k] /= a[k * kBlock + k];
+        for (size_t j = k + 1; j < kBlock; ++j) a[i * kBlock + j] -= a[i * kBlock + k] * a[k * kBlock + j];
+      }
+    }
+  };
+  const auto solve_row = [](void* const* b, const uint64_t*) {  // x := L^-1 x
+    auto* x = static_cast<double*>(b[0]);
+    const auto* l = static_cast<const double*>(b[1]);
+    for (size_t k = 0; k < kBlock; ++k) {
+      for (size_t i = k + 1; i < kBlock; ++i) {
+        for (size_t j = 0; j < kBlock; ++j) x[i * kBlock + j] -= l[i * kBlock + k] * x[k * kBlock + j];
+      }
+    }
+  };
+  const auto solve_column = [](void* const* b, const uint64_t*) {  // x := x U^-1
+    auto* x = static_cast<double*>(b[0]);
+    const auto* u = static_cast<const double*>(b[1]);
+    for (size_t i = 0; i < kBlock; ++i) {
+      for (size_t k = 0; k < kBlock; ++k) {
+        x[i * kBlock + k] /= u[k * kBlock + k];
+        for (size_t j = k + 1; j < kBlock; ++j) x[i * kBlock + j] -= x[i * kBlock + k] * u[k * kBlock + j];
+      }
+    }
+  };
+  const auto update = [](void* const* b, const uint64_t*) {
+    auto* c = static_cast<double*>(b[0]);
+    const auto *x = static_cast<const double*>(b[1]), *y = static_cast<const double*>(b[2]);
+    for (size_t i = 0; i < kBlock; ++i) {
+      for (size_t k = 0; k < kBlock; ++k) {
+        for (size_t j = 0; j < kBlock; ++j) c[i * kBlock + j] -= x[i * kBlock + k] * y[k * kBlock + j];
+      }
+    }
+  };
+  std::mt19937_64 random(1);
+  std::vector<double> tiles(kTiles * kTiles * kWords);
+  for (double& value : tiles) value = static_cast<double>(random() % 1000) / 1000;
+  for (size_t d = 0; d < kTiles * kBlock; ++d) {  // dominant, so that it needs no pivots
+    const size_t tile = d / kBlock, in = d % kBlock;
+    tiles[(tile * kTiles + tile) * kWords + in * kBlock + in] += kTiles * kBlock;
+  }
+  std::vector<double> expected = tiles;
+  const auto sweep = [&](auto&& run) {  // run(kernel, tiles of its operands)
+    for (size_t k = 0; k < kTiles; ++k) {
+      run(0, {k * kTiles + k});
+      for (size_t j = k + 1; j < kTiles; ++j) run(1, {k * kTiles + j, k * kTiles + k});
+      for (size_t i = k + 1; i < kTiles; ++i) {
+        run(2, {i * kTiles + k, k * kTiles + k});
+        for (size_t j = k + 1; j < kTiles; ++j) run(3, {i * kTiles + j, i * kTiles + k, k * kTiles + j});
+      }
+    }
+  };
+  using Tiles = std::initializer_list<size_t>;
+  sweep([&](int kernel, Tiles operands) {
+    void* addresses[3];
+    size_t p = 0;
+    for (const size_t tile : operands) addresses[p++] = &expected[tile * kWords];
+    kernel == 0   ? factor(addresses, nullptr)
+    : kernel == 1 ? solve_row(addresses, nullptr)
+    : kernel == 2 ? solve_column(addresses, nullptr)
+                  : update(addresses, nullptr);
+  });
+  pto::Runtime runtime({.num_workers = 2});
+  const auto named = std::array{runtime.kernel("factor", factor), runtime.kernel("solve_row", solve_row),
+                                runtime.kernel("solve_column", solve_column), runtime.kernel("update", update)};
+  std::vector<pto::Buffer> buffers;
+  for (size_t tile = 0; tile < kTiles * kTiles; ++tile) {
+    buffers.push_back(runtime.buffer(&tiles[tile * kWords], kWords * sizeof(double)));
+  }
+  sweep([&](int kernel, Tiles operands) {
+    const size_t* tile = operands.begin();
+    if (kernel == 0) return void(runtime.submit(named[0], {pto::inout(buffers[tile[0]])}));
+    if (kernel < 3) {
+      return void(runtime.submit(named[static_cast<size_t>(kernel)],
+                                 {pto::inout(buffers[tile[0]]), pto::input(buffers[tile[1]])}));
+    }
+    runtime.submit(named[3],
+                   {pto::inout(buffers[tile[0]]), pto::input(buffers[tile[1]]), pto::input(buffers[tile[2]])});
+  });
+  runtime.wait_all();
+  EXPECT(tiles == expected);
+}
+
+CASE("more buffers than handles: the error says what is full and which option to raise") {
+  pto_config config = Runtime::config(1);
+  config.max_handles = 20;
+  Runtime runtime(config);
+  std::vector<int64_t> cells(20);
+  for (int64_t& cell : cells) EXPECT(runtime.add(cell) != 0);
+  EXPECT_EQ(runtime.add(cells), pto_handle{0});
+  EXPECT(has(pto_last_error(), "20") && has(pto_last_error(), "raise max_handles"));
+  EXPECT(!has(pto_last_error(), "depth 0"));
 }
 
 TILEWISE_TEST_MAIN

@@ -54,7 +54,7 @@ CASE("tasks without end: chains, readers, boxes, outputs, failures, events, in c
     }
     EXPECT_EQ(pto_scope_end(runtime), 0);
     submitted += 4;
-    if (warm == 0 && submitted > num_tasks / 10) warm = resident_bytes();
+    if (warm == 0 && submitted > num_tasks / 4) warm = resident_bytes();
   }
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
   EXPECT(resident_bytes() - warm < (kSlowdown > 1 ? 64 : 2) << 20);

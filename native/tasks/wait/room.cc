@@ -205,16 +205,31 @@ void raise_deadlock(Engine& engine, uint32_t seat_index, Resource resource, uint
     who << "the oldest task, number " << task.sequence.load() << " ("
         << (task.kernel >= 0 ? engine.kernels.name_of(task.kernel) : "empty") << "), waits for this submitter";
   }
-  static constexpr const char* kNames[] = {"task slots of the window", "bytes of the heap", "handles", "boxes"};
-  static constexpr const char* kKnobs[] = {"window", "heap_bytes", "max_handles", "max_regions"};
-  const uint64_t total = resource == Resource::kWindow    ? header.window
-                         : resource == Resource::kHeap    ? uint64_t{header.num_segments} * kSegmentBytes
-                         : resource == Resource::kHandles ? header.max_handles
-                                                          : header.max_regions;
-  const auto which = static_cast<size_t>(resource);
-  raise(PTO_DEADLOCK, "[runtime.submit] open scopes must leave room for the next task; got a deadlock: ", size, " ",
-        kNames[which], " wanted, all ", total, " held by open scopes (depth ", engine.store.seats[seat_index].depth,
-        "), and ", who.str(), "; end scopes earlier, or raise ", kKnobs[which]);
+  const uint32_t depth = engine.store.seats[seat_index].depth;
+  const auto fail = [&](const char* rule, const char* unit, uint64_t total, const auto&... advice) {
+    raise(PTO_DEADLOCK, "[runtime.submit] ", rule, "; got a request for ", size, " ", unit, " with no room left for it",
+          " among ", total, ", and ", who.str(), "; ", advice...);
+  };
+  switch (resource) {
+    case Resource::kWindow:
+      return fail("the window must have a free slot for each task", "slots", header.window, "raise window");
+    case Resource::kHeap:
+      return fail("outputs of tasks must fit the heap", "bytes", uint64_t{header.num_segments} * kSegmentBytes,
+                  "end scopes earlier, since outputs live as long as theirs (this thread has ", depth,
+                  " open), or raise heap_bytes");
+    case Resource::kHandles: {
+      uint64_t num_outputs = 0;
+      for (uint32_t h = 0; h < header.max_handles; ++h) {
+        num_outputs += (engine.store.handles[h].flags & kOwnedByHeap) != 0 ? 1 : 0;
+      }
+      return fail("buffers must fit the table of handles", "handles", header.max_handles, "unregister buffers (",
+                  header.max_handles - num_outputs, " are registered), end scopes earlier (", num_outputs,
+                  " are outputs of tasks, and this thread has ", depth, " open scopes), or raise max_handles");
+    }
+    case Resource::kRegions:
+      return fail("boxes of buffers must fit their table", "boxes", header.max_regions,
+                  "wait for tasks before more are submitted, or raise max_regions");
+  }
 }
 
 bool wait_for_room(Engine& engine, uint32_t seat_index, Resource resource, uint64_t size) {

@@ -81,7 +81,7 @@ class Runtime:
         window: int = 1024,
         heap_bytes: int = 64 << 20,
         max_lanes: int = 16,
-        max_handles: int = 8192,
+        max_handles: int = 1 << 15,
         max_regions: int = 4096,
         max_events: int = 1024,
         worker_types: Sequence[Iterable[WorkerType]] | None = None,

@@ -148,7 +148,7 @@ typedef struct pto_config {
   uint32_t num_workers; /* threads; default: processors - 1, at least 1 (the submitter helps); PTO_NO_WORKERS: none */
   uint32_t window; /* tasks of one lane between submission and completion; default 1024 */
   uint32_t max_lanes; /* threads that submit; default 16 */
-  uint32_t max_handles; /* buffers known at once; default 8192 */
+  uint32_t max_handles; /* buffers known at once; default 32768 */
   uint32_t max_regions; /* distinct boxes in use at once; default 4096 */
   uint32_t max_events; /* default 1024 */
   uint64_t heap_bytes; /* runtime-owned outputs; default 64 MiB; pages cost nothing until used */
