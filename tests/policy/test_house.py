@@ -86,6 +86,26 @@ def test_actors_are_named():
     assert not bad, "name who it is:\n" + "\n".join(sorted(bad))
 
 
+def test_background_threads_are_stopped_at_exit():
+    """No daemon thread but `BackgroundThread`, except in processes that end without taking the interpreter down, and
+    timers that run Python alone."""
+    may = {
+        "core/threads.py",
+        "core/worker_child.py",
+        "distributed/worker.py",
+        "server/link/engine_process.py",
+        "comm/world.py",
+        "graph/parallel/progress.py",
+    }
+    pattern = re.compile(r"\bdaemon\s*=\s*True")
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in python_files("src")
+        if pattern.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == may
+
+
 def _folders():
     """Folders that hold sources, as docs/layout.md writes them."""
     roots = [PACKAGE, NATIVE, *(ROOT / name for name in ("tests", "benchmarks", "examples", "docs"))]

@@ -3,7 +3,7 @@
 Owns one thread while there is something to write. The caller hands over a state that nothing changes any more (the
 copy that `GraphInstance.state_dict` returns) and goes on; the thread describes, writes and renames it as
 `save_checkpoint` does. What goes wrong there is raised in the caller's thread: when it asks, and when it hands over
-the next one. The thread never holds up the end of the process: what it had not finished then was never there.
+the next one. A checkpoint that is not complete when the process ends is given up, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tilewise.checkpoint.beside import EXIT_PATIENCE_S
 from tilewise.checkpoint.training import TrainingState, checkpoint_path, save_checkpoint
 from tilewise.core import CheckpointError
 from tilewise.core.border import Border
-from tilewise.core.ending import EndingThread
+from tilewise.core.threads import BackgroundThread
 
 __all__ = ["CheckpointWriter"]
 
@@ -30,7 +31,7 @@ class CheckpointWriter:
     """Writes checkpoints of one run; used from one thread."""
 
     def __init__(self) -> None:
-        self._thread: EndingThread | None = None
+        self._thread: BackgroundThread | None = None
         self._error: BaseException | None = None
         self._is_given_up = False
         self._done = (0, 0)
@@ -62,7 +63,9 @@ class CheckpointWriter:
         self._is_given_up, self._done = False, (0, 0)
         path = checkpoint_path(directory, state.step)
         work = directory, state, config, keep_last
-        self._thread = EndingThread(self._write, work, f"write {path.name}")
+        self._thread = BackgroundThread(
+            self._write, work, f"write {path.name}", stop=self._ask_to_stop, patience_s=EXIT_PATIENCE_S
+        )
         try:
             self._thread.start()
         except RuntimeError:  # no more threads: this one does it, and `wait` raises what goes wrong
@@ -90,7 +93,7 @@ class CheckpointWriter:
         """
         _border.function("wait", "on_progress", on_progress)
         while self._thread is not None:
-            is_over = self._thread.await_briefly()
+            is_over = self._thread.wait_briefly()
             if on_progress is not None:
                 on_progress(*self._done)
             if is_over:
@@ -99,10 +102,13 @@ class CheckpointWriter:
 
     def give_up(self) -> None:
         """Leave what is being written unwritten; returns when nothing is being written any more."""
+        self._ask_to_stop()
+        if self._thread is not None:
+            self._thread.wait()
+            self._thread = None
+
+    def _ask_to_stop(self) -> None:
         self._is_given_up = True
-        while self._thread is not None:
-            if self._thread.await_briefly():
-                self._thread = None
 
     def _write(
         self, directory: str | Path, state: TrainingState, config: Mapping[str, Any], keep_last: int

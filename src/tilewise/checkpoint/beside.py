@@ -1,7 +1,7 @@
-"""Work for several threads: hashing, reading and writing the files of devices beside one another.
+"""Hashes, reads and writes the files of several devices at a time, on as many threads as there are cores.
 
-The threads never hold up the end of the process, as those of `concurrent.futures` would: what a checkpoint's writer
-has not finished then was never there.
+Unlike those of `concurrent.futures`, the threads leave the work that is queued undone when the process ends: a
+checkpoint that is not complete then is given up.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from tilewise.core.limits import num_cores
+from tilewise.core.threads import BackgroundThread
 
-__all__ = ["do_beside"]
+__all__ = ["EXIT_PATIENCE_S", "do_beside"]
+
+EXIT_PATIENCE_S = 2.0
+"""How long the end of a program waits for a thread that reads or writes a file."""
 
 
 def do_beside(work: Sequence[Callable[[], object]]) -> None:
@@ -24,7 +28,7 @@ def do_beside(work: Sequence[Callable[[], object]]) -> None:
     crew = _Crew(work)
     cores = num_cores()
     threads = [
-        threading.Thread(target=crew.work, name=f"checkpoint {i}", daemon=True)
+        BackgroundThread(crew.work, name=f"checkpoint {i}", stop=crew.stop, patience_s=EXIT_PATIENCE_S)
         for i in range(min(cores, len(work)))
     ]
     started = []
@@ -38,7 +42,7 @@ def do_beside(work: Sequence[Callable[[], object]]) -> None:
         if not started:
             crew.work()
         for thread in started:
-            thread.join()
+            thread.wait()
     finally:  # an interrupt of the caller's: what is not begun is not
         crew.stop()
     if crew.error is not None:

@@ -178,6 +178,11 @@ class Channel:
             "whether it is stopped, or the machine has more to do than it can"
         )
 
+    def shut(self) -> None:
+        """End the connection from any thread; one that waits in `receive` finds the peer lost."""
+        with suppress(OSError):  # the peer has ended it
+            self._link.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Let go of the socket, and of descriptors that belong to no message."""
         self._link.close()

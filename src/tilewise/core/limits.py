@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores and memory, as affinity and control groups (containers) say.
+"""Cores and memory that this process may use, as the system, affinity and control groups (containers) say.
 
 A process sees all cores of its host also where its container may use two of them at a time: threads beyond that are
 stopped in the middle of their work. So threads are counted here, and nowhere by the system's own count of cores.
@@ -12,10 +12,21 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["core_quota", "memory_of_machine", "num_cores"]
+__all__ = ["available_memory", "core_quota", "memory_of_machine", "num_cores"]
 
 _ROOT = Path("/")
 _MEMORY = ("memory.max", "memory/memory.limit_in_bytes")
+# Of a control group: its limit, what it uses, and the fields of its statistics that count page cache, which the kernel
+# drops when memory is short.
+_USE = (
+    ("memory.max", "memory.current", "memory.stat", ("inactive_file", "active_file")),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        ("total_inactive_file", "total_active_file"),
+    ),
+)
 _UNSAID = (OSError, ValueError, ZeroDivisionError)  # not there, the word "max", or nonsense
 _LEAST_QUOTA = 0.01  # of a core, where a file says less
 
@@ -61,6 +72,29 @@ def memory_of_machine(root: Path = _ROOT) -> int:
             with suppress(*_UNSAID):
                 limits.append(int((folder / name).read_text(encoding="ascii")))
     return min(limits)
+
+
+def available_memory(root: Path = _ROOT) -> int:
+    """Bytes that this process can allocate now without swapping: what the system calls available, or what is left of
+    the limit of a control group if that is less. Page cache counts as available.
+
+    Args:
+        root: where the system's files are.
+    """
+    found = memory_of_machine(root)
+    with suppress(*_UNSAID):
+        for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                found = min(found, int(line.split()[1]) << 10)
+    for folder in _groups(root):
+        for limit, usage, statistics, caches in _USE:
+            with suppress(*_UNSAID):
+                left = int((folder / limit).read_text(encoding="ascii"))
+                left -= int((folder / usage).read_text(encoding="ascii"))
+                lines = (folder / statistics).read_text(encoding="ascii").splitlines()
+                left += sum(int(value) for name, value in map(str.split, lines) if name in caches)
+                found = min(found, max(left, 0))
+    return found
 
 
 def _groups(root: Path) -> Iterator[Path]:

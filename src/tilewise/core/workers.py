@@ -19,9 +19,9 @@ from types import ModuleType, TracebackType
 from typing import Any, Generic, TypeVar
 
 from tilewise.core.border import Border
-from tilewise.core.ending import EndingThread
 from tilewise.core.errors import ResourceError
 from tilewise.core.limits import num_cores
+from tilewise.core.threads import BackgroundThread
 from tilewise.core.worker_link import WorkerLink
 
 __all__ = ["ENOUGH", "Shared", "WorkerPool", "is_portable"]
@@ -228,14 +228,14 @@ class Shared(Generic[Result]):
         self._turns = _Turns(_homes(links, about, len(calls)), len(links))
         self._results: dict[int, Result] = {}
         self._failures: dict[int, BaseException] = {}
-        self._feeders: list[EndingThread] = []
+        self._feeders: list[BackgroundThread] = []
         self._news = threading.Event()  # results, a failure, or the end of a feeder
         self.is_done = not calls
 
     def start(self) -> None:
         """Have others begin."""
         for number, link in enumerate(self._links if self._calls else ()):
-            feeder = EndingThread(self._serve, (number, link))
+            feeder = BackgroundThread(self._serve, (number, link), stop=link.kill)
             self._feeders.append(feeder)
             feeder.start()
 
@@ -262,7 +262,7 @@ class Shared(Generic[Result]):
                 break
             yield self._results[number]
         for feeder in self._feeders:
-            feeder.await_end()
+            feeder.wait()
         if self._failures:
             raise self._failures[min(self._failures)]
         self.is_done = True
@@ -271,7 +271,7 @@ class Shared(Generic[Result]):
         """Begin nothing more; the workers have ended."""
         self._failures.setdefault(len(self._calls), ResourceError("[core.WorkerPool] calls were given up"))
         for feeder in self._feeders:
-            feeder.await_end()
+            feeder.wait()
 
     def _try(self, work: Callable[..., bool], *of: Any) -> bool:
         """What goes wrong besides calls is a failure behind those of all calls that have begun."""

@@ -20,7 +20,7 @@ from typing import Literal
 from tilewise.core.border import shown
 from tilewise.core.environment import read
 from tilewise.core.errors import ConfigError
-from tilewise.core.limits import core_quota, memory_of_machine, num_cores
+from tilewise.core.limits import available_memory, core_quota, memory_of_machine, num_cores
 from tilewise.kernels.isa import isa_in_use, isa_levels
 
 __all__ = ["Finding", "check_machine"]
@@ -146,14 +146,8 @@ def _has_memory(node: Path) -> bool:
 
 
 def _memory(root: Path) -> Iterator[Finding]:
-    fields = dict(
-        line.split(":", 1) for line in (_read(root / "proc/meminfo") or "").splitlines() if ":" in line
-    )
-    limit = memory_of_machine(root)
-    found = f"{limit / _GIB:.1f} GiB"
-    if "MemAvailable" in fields:
-        free = int(fields["MemAvailable"].split()[0]) << 10
-        found += f", {min(limit, free) / _GIB:.1f} GiB of them free"
+    limit, free = memory_of_machine(root), available_memory(root)
+    found = f"{limit / _GIB:.1f} GiB" + (f", {free / _GIB:.1f} GiB available" if free < limit else "")
     yield Finding("memory", "ok", found)
     if _read(root / "proc/sys/vm/overcommit_memory") == "2":
         advice = "memory is reserved before it is used; as root: sysctl vm.overcommit_memory=0"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tilewise.core.border import Border
 from tilewise.core.errors import PlanError, ResourceError
-from tilewise.core.limits import memory_of_machine
+from tilewise.core.limits import available_memory
 from tilewise.core.reading import Unreadable
 from tilewise.core.writing import replace_file, replace_text
 from tilewise.ir.file import Unwritable
@@ -34,13 +34,13 @@ class Plan(PlanTables):
         """Refuse a plan that cannot be allocated, before anything is; checkpoints count where they were planned.
 
         Args:
-            limit_bytes: over all devices; 0 for what this machine, or the control group of this process, has.
+            limit_bytes: over all devices; 0 for what is available now (`core.limits.available_memory`).
 
         Raises:
             ResourceError: the devices together need more.
         """
         _border.integer("require_memory", "limit_bytes", limit_bytes, 0, _MAX_BYTES)
-        limit = limit_bytes or memory_of_machine()
+        limit = limit_bytes or available_memory()
         copies = sum(self.checkpoint_bytes)
         need = self.device_bytes * self.mesh.num_devices + copies
         if need > limit:

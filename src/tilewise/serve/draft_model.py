@@ -16,6 +16,7 @@ import numpy as np
 
 from tilewise import models
 from tilewise.core import Border, TilewiseError, dtype, get_logger
+from tilewise.core.limits import available_memory
 from tilewise.kernels.sampling import draw_tokens
 from tilewise.models import BLOCK_SIZE
 from tilewise.serve.model import ServedModel
@@ -62,12 +63,14 @@ class DraftModel:
                 kv_cache_memory_bytes=target.limits.num_blocks * per_block,
                 speculative_config=None,
             ),
+            memory_bytes=available_memory() - target.cache_bytes,
         )
-        self._runner = Runner(self._model.instance, self._model.max_blocks)
+        self._runner = Runner(self._model.instance, self._model.limits)
         self._limits, self._longest, self._count = self._model.limits, longest, count
 
     def close(self) -> None:
         """Stop the devices and free their memory."""
+        self._runner.close()
         self._model.close()
 
     def guess(self, sequences: Iterable[Sequence]) -> None:

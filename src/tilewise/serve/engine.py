@@ -22,6 +22,7 @@ from zlib import crc32
 
 from tilewise.core import Border, PlanError
 from tilewise.core.border import shown
+from tilewise.core.limits import available_memory
 from tilewise.generate import Sampling, check_prompt, encode_prompt, word_ids
 from tilewise.serve.collector import Collector
 from tilewise.serve.core import EngineCore
@@ -69,8 +70,9 @@ class Engine:
         made = EngineSettings(**settings)
         self._replicas: list[Replica] = []
         try:
-            for _ in range(made.data_parallel_size):
-                self._replicas.append(Replica(ServedModel(model_dir, made, on_progress)))
+            for left in range(made.data_parallel_size, 0, -1):
+                available = available_memory() - sum(r.model.cache_bytes for r in self._replicas)
+                self._replicas.append(Replica(ServedModel(model_dir, made, on_progress, available // left)))
         except BaseException:
             for replica in self._replicas:
                 replica.close()

@@ -6,14 +6,12 @@ error ends the thread: one that is not of a request's step is told to all reques
 
 from __future__ import annotations
 
-import atexit
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from tilewise.core import ConfigError, InternalError, PlanError, ResourceError, TilewiseError, get_logger
-from tilewise.core.ending import EndingThread
+from tilewise.core.threads import BackgroundThread
 from tilewise.serve.core import EngineCore, Event
 from tilewise.serve.outputs import Piece
 from tilewise.serve.request import Request
@@ -54,9 +52,9 @@ class Close:
 Command = Add | Abort | Call | Close
 
 
-def start_thread(loop: Loop, commands: SimpleQueue[Command]) -> EndingThread:
-    """The thread that runs a loop. A program that ends waits for it, also where its engine was not closed: the
-    interpreter would else stop it within a step, in native code that cannot be left so.
+def start_thread(loop: Loop, commands: SimpleQueue[Command]) -> BackgroundThread:
+    """Start the thread that runs a loop. A program that ends without closing its engine ends the loop after the step
+    under way.
 
     Args:
         loop: to run.
@@ -65,32 +63,14 @@ def start_thread(loop: Loop, commands: SimpleQueue[Command]) -> EndingThread:
     Raises:
         ResourceError: the system has no more threads.
     """
-
-    def end() -> None:
-        if os.getpid() == process:
-            commands.put(Close())
-            thread.await_end()
-
-    def run() -> None:
-        try:
-            loop.run()
-        finally:
-            atexit.unregister(end)
-
-    process = os.getpid()
-    thread = EndingThread(run, name="tilewise-engine")
-    atexit.register(end)
+    thread = BackgroundThread(loop.run, name="tilewise-engine", stop=lambda: commands.put(Close()))
     try:
         thread.start()
-    except BaseException as error:  # also Ctrl-C, behind which the thread may have begun
-        end()
-        atexit.unregister(end)
-        if isinstance(error, RuntimeError):
-            raise ResourceError(
-                f"[serve.engine] an engine needs a thread of its own; got none: {error}; raise the limit of processes "
-                "(ulimit -u)"
-            ) from None
-        raise
+    except RuntimeError as error:
+        raise ResourceError(
+            f"[serve.engine] an engine needs a thread of its own; got none: {error}; raise the limit of processes "
+            "(ulimit -u)"
+        ) from None
     return thread
 
 

@@ -7,16 +7,17 @@ frequencies are chosen in some models) decide what is written.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tilewise as tw
 from tilewise import models
 from tilewise.checkpoint import load_generation_config, load_tokenizer
-from tilewise.core import MAX_DEVICES, Border, choose_dtype, dtype, shown
-from tilewise.core.limits import num_cores
+from tilewise.core import MAX_DEVICES, Border, ResourceError, choose_dtype, dtype, get_logger, shown
+from tilewise.core.limits import available_memory, num_cores
 from tilewise.models import BLOCK_SIZE
 from tilewise.models.registry import maker_of
 from tilewise.serve.scheduler import Limits, num_blocks_for
@@ -24,6 +25,7 @@ from tilewise.serve.speculation import SpeculativeConfig
 
 if TYPE_CHECKING:
     from tilewise.models import ModelConfig
+    from tilewise.plan import Plan
     from tilewise.session import GraphInstance
 
 __all__ = ["ENCODER_SETTINGS", "EngineSettings", "ServedModel", "encoder_settings", "end_ids"]
@@ -32,6 +34,8 @@ _MOST = 1 << 20
 _MOST_BYTES = 1 << 62
 _FEWEST_ROWS = 16
 _USUAL_CACHE_BYTES = 1 << 30
+_SHORTEST_CONTEXT = 2048  # a model whose cache has no room for this is refused rather than shortened
+_SHARE_TO_FILL = 0.9  # of the available memory, where the size of the cache is chosen by it
 _LOAD_FORMATS, _RUNNERS = ("auto", "dummy"), ("generate", "pooling")
 _OF_ENCODERS = {"tensor_parallel_size": "tp", "dtype": "dtype", "max_num_seqs": "batch"}
 ENCODER_SETTINGS = ("runner", *_OF_ENCODERS)
@@ -55,7 +59,8 @@ class EngineSettings:
         enable_prompt_pacing: where texts are written in the same call, read so little of prompts that these hardly
             wait. False: as much as fits, so that all that was asked for is answered soonest, which `LLM` does.
         kv_cache_memory_bytes: for keys and values over all devices of a copy. By default room for `max_num_seqs`
-            sequences of full length, but no more than 1 GiB where one of them fits that.
+            sequences of full length, but no more than 1 GiB where one of them fits that, and no more than is available.
+            It is reserved; pages are allocated as texts fill them.
         workers_per_device: threads that compute, of each device; None: as many as the processor has room for, shared
             by all copies.
         enable_prefix_caching: keep blocks of prompts and texts, to be found again by other requests.
@@ -135,6 +140,11 @@ class ServedModel:
         model_dir: a Hugging Face directory (config.json, weights, tokenizer files).
         settings: of the engine.
         on_progress: called with the bytes of weights read so far and in all.
+        memory_bytes: that the model may use, KV cache included; None: what is available now.
+
+    Attributes:
+        cache_bytes: of the KV cache, over all devices. They are reserved when the model is loaded, and allocated as
+            texts fill them.
 
     Raises:
         ConfigError, CheckpointError: the directory is not a model we can run, or a setting has no such value.
@@ -147,6 +157,7 @@ class ServedModel:
         model_dir: str | Path,
         settings: EngineSettings,
         on_progress: Callable[[int, int], object] | None = None,
+        memory_bytes: int | None = None,
     ) -> None:
         if on_progress is not None and not callable(on_progress):
             rule, advice = "on_progress must be a function", "pass one of two numbers"
@@ -163,32 +174,15 @@ class ServedModel:
         self.end_ids = end_ids(self.generation_config, self.config)
         self.max_model_len, self.limits = _sizes(self.config, settings, self.dtype)
         self.name = f"{model_dir} {self.dtype} {self.max_model_len}".encode("utf-8", "surrogatepass")
-        self.max_blocks = num_blocks_for(self.limits.max_context)
         is_dummy = settings.load_format == "dummy"
         weights = {} if is_dummy else models.open_weights(model_dir, self.config)
         self.stored_dtypes = frozenset(str(tensor.dtype) for tensor in weights.values())
-        graph = tw.ComputeGraph(self.config.model_type)
-        models.build_decoding_graph(
-            graph,
-            self.config,
-            self.limits.max_num_batched_tokens,
-            self.limits.max_num_seqs,
-            self.limits.num_blocks,
-            self.dtype,
-            context=self.max_model_len,
-            num_positions=self.limits.max_context,
-            max_rows=self.limits.max_rows,
-            with_head=settings.runner == "generate",
-        )
-        tp, copies = settings.tensor_parallel_size, settings.data_parallel_size
-        workers = settings.workers_per_device
-        if workers is None and copies > 1:
-            workers = max(1, num_cores() // (tp * copies))
-        strategy = tw.DistributionStrategy.tensor_parallel(tp) if tp > 1 else tw.DistributionStrategy.single()
-        graph.set_distribution(strategy)
-        self.instance: GraphInstance = graph.instantiate(graph.plan(workers_per_device=workers))
+        memory_bytes = available_memory() if memory_bytes is None else memory_bytes
+        plan = self._plan_within(memory_bytes)
+        self.max_blocks = num_blocks_for(self.limits.max_context)
+        self.cache_bytes = _cache_bytes(plan)
+        self.instance: GraphInstance = tw.GraphInstance(plan, memory_limit_bytes=memory_bytes)
         try:
-            self.instance.populate_states()
             if is_dummy:
                 self.instance.initialize(0, self.config.initializer_range)
             else:
@@ -203,6 +197,77 @@ class ServedModel:
     def close(self) -> None:
         """Stop the devices and free their memory."""
         self.instance.close()
+
+    def _plan(self) -> Plan:
+        """The decoding plan for the model's limits."""
+        settings, limits = self.settings, self.limits
+        graph = tw.ComputeGraph(self.config.model_type)
+        models.build_decoding_graph(
+            graph,
+            self.config,
+            limits.max_num_batched_tokens,
+            limits.max_num_seqs,
+            limits.num_blocks,
+            self.dtype,
+            context=self.max_model_len,
+            num_positions=limits.max_context,
+            max_rows=limits.max_rows,
+            with_head=settings.runner == "generate",
+        )
+        tp, copies = settings.tensor_parallel_size, settings.data_parallel_size
+        workers = settings.workers_per_device
+        if workers is None and copies > 1:
+            workers = max(1, num_cores() // (tp * copies))
+        strategy = tw.DistributionStrategy.tensor_parallel(tp) if tp > 1 else tw.DistributionStrategy.single()
+        graph.set_distribution(strategy)
+        return graph.plan(workers_per_device=workers)
+
+    def _plan_within(self, memory_bytes: int) -> Plan:
+        """The decoding plan, whose memory must fit. Where no setting gives the length of a text or the size of the
+        cache, a cache that does not fit is shortened to what does, and so is the longest text.
+
+        Raises:
+            ResourceError: it does not fit; names the settings to lower.
+        """
+        settings, limits = self.settings, self.limits
+        is_free = (settings.max_model_len, settings.max_context, settings.kv_cache_memory_bytes) == (
+            None,
+        ) * 3
+        plan = self._plan()
+        needed = plan.device_bytes * plan.mesh.num_devices
+        excess = needed - int(memory_bytes * (_SHARE_TO_FILL if is_free else 1))
+        if excess <= 0:
+            return plan
+        per_block = _cache_bytes(plan) / limits.num_blocks
+        num_blocks = limits.num_blocks - math.ceil(excess / per_block)
+        if not is_free or num_blocks * BLOCK_SIZE < min(_SHORTEST_CONTEXT, limits.max_context):
+            raise ResourceError(
+                f"[serve.engine] the weights and the KV cache must fit the available memory; got {_gib(needed)}, "
+                f"{_gib(_cache_bytes(plan))} of them for the cache, with {_gib(memory_bytes)} available; lower "
+                "--max-model-len (max_model_len), --kv-cache-memory (kv_cache_memory_bytes) or --max-num-seqs "
+                "(max_num_seqs), or take a smaller model"
+            )
+        context = min(limits.max_context, num_blocks * BLOCK_SIZE)
+        if context < limits.max_context:
+            get_logger("serve").warning(
+                "a text may have %d positions, since the KV cache of the model's %d would need %s with %s available "
+                "for all; --max-model-len and --kv-cache-memory choose other sizes",
+                context,
+                limits.max_context,
+                _gib(num_blocks_for(limits.max_context) * int(per_block)),
+                _gib(memory_bytes),
+            )
+        self.limits = replace(limits, num_blocks=num_blocks, max_context=context)
+        return self._plan()
+
+
+def _cache_bytes(plan: Plan) -> int:
+    """Bytes of keys and values over all devices, which are reserved, and allocated as texts fill them."""
+    return sum(usage["state"] for usage in plan.estimate_memory_usage())
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
 
 
 def _sizes(config: ModelConfig, settings: EngineSettings, dtype_name: str) -> tuple[int, Limits]:

@@ -32,7 +32,7 @@ class Replica:
         self.commands: SimpleQueue[Command] = SimpleQueue()
         settings = model.settings
         output = "logits" if settings.runner == "generate" else "hidden"
-        self._runner = Runner(model.instance, model.max_blocks, output)
+        self._runner = Runner(model.instance, model.limits, output)
         guessing, self._draft_model = settings.speculation, None
         if guessing is not None and guessing.model is not None:
             try:
@@ -66,11 +66,12 @@ class Replica:
     def close(self) -> None:
         """End all requests with an error, stop the devices and free their memory, when the step at hand is done."""
         self.commands.put(Close())
-        self._thread.await_end()
+        self._thread.wait()
         self.free()
 
     def free(self) -> None:
         """Stop the devices and free their memory; the thread has ended, or is another process's."""
+        self._runner.close()
         self.model.close()
         if self._draft_model is not None:
             self._draft_model.close()

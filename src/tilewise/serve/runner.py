@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.models import BLOCK_SIZE
+from tilewise.runtime import populate
 from tilewise.serve.outputs import StepTimes
-from tilewise.serve.scheduler import Scheduled
+from tilewise.serve.scheduler import Limits, Scheduled, num_blocks_for
 from tilewise.session import GraphInstance
 
 __all__ = ["Runner", "call_inputs"]
@@ -81,18 +82,30 @@ def _inputs_of_writing(
 class Runner:
     """Calls a decoding graph. One thread at a time.
 
+    The pages of the KV cache are allocated ahead of the blocks that calls write, as many as one call can fill, while
+    the devices compute. So no worker waits for the system to find memory, and what no text has filled is not taken.
+
     Args:
         instance: of the graph.
-        max_blocks: columns of its block table.
+        limits: of a step and of the cache.
         output: of the graph, which has the rows: `logits` or `hidden`.
     """
 
-    def __init__(self, instance: GraphInstance, max_blocks: int, output: str = "logits") -> None:
+    def __init__(self, instance: GraphInstance, limits: Limits, output: str = "logits") -> None:
         self._output = output
         self._instance = instance
-        self._max_blocks = max_blocks
+        self._max_blocks = num_blocks_for(limits.max_context)
+        self._num_blocks = limits.num_blocks
+        self._blocks_of_a_call = num_blocks_for(limits.max_num_batched_tokens) + limits.max_num_seqs
+        self._cache = instance.state_memory()
+        self._num_allocated = 0  # blocks whose pages are there
+        self._allocate(self._blocks_of_a_call)
         self._prepared: tuple[list[Scheduled], dict[str, NDArray[np.int32]]] = [], {}
         self._steps: deque[StepTimes] = deque(maxlen=_KEPT_STEPS)
+
+    def close(self) -> None:
+        """Let go of the cache's memory, before the instance is closed."""
+        self._cache = []
 
     @property
     def steps(self) -> tuple[StepTimes, ...]:
@@ -130,8 +143,15 @@ class Runner:
             prepared, inputs = self._prepared
             assert prepared is parts
             inputs["tokens"][:] = tokens
+        ahead = int(inputs["slots"].max()) // BLOCK_SIZE + 1 + self._blocks_of_a_call
+
+        def beside() -> None:
+            self._allocate(ahead)
+            if meanwhile is not None:
+                meanwhile()
+
         begin = time.monotonic()
-        self._instance.forward(meanwhile, **inputs)
+        self._instance.forward(beside, **inputs)
         seconds = time.monotonic() - begin
         rows_RX = self._instance.get_tensor(self._output, copy=False)
         if tokens is None:
@@ -139,3 +159,13 @@ class Runner:
         num_rows = len(rows_RX)
         self._steps.append(StepTimes(begin, seconds, len(inputs["tokens"]) - num_rows, num_rows))
         return rows_RX
+
+    def _allocate(self, num_blocks: int) -> None:
+        """Have the system provide the pages of the first blocks of every layer's cache."""
+        first, last = self._num_allocated, min(num_blocks, self._num_blocks)
+        if last <= first:
+            return
+        for memory in self._cache:
+            size = len(memory) // self._num_blocks
+            populate(memory[first * size : last * size])
+        self._num_allocated = last

@@ -36,7 +36,6 @@ from tilewise.session.assemble import assemble_program, make_executor
 from tilewise.session.inputs import as_array, check_constants
 from tilewise.session.loading import LoadReport, Progress, is_read_in_place, load_tensors
 from tilewise.session.one_call import OneCall
-from tilewise.session.populate import populate_beside
 from tilewise.session.tensors import NamedTensors
 
 __all__ = ["GraphInstance", "StepResult"]
@@ -393,12 +392,11 @@ class GraphInstance:
             self._writes_at_forward = None
             self._run("backward")
 
-    def populate_states(self) -> None:
-        """Begin to have the system find the memory of all states, which is else found where they are first written: of
-        a cache that is filled over hours, in the middle of many runs. A thread does it beside whatever comes, and ends
-        by itself."""
-        with self._alone("populate_states"):
-            populate_beside([memory for state in self._tensors.states() for memory in state])
+    def state_memory(self) -> list[NDArray[np.uint8]]:
+        """The bytes of every state on every device of this process, as they lie in memory; a device's rows follow one
+        another. The arrays stay valid when the model is closed."""
+        with self._alone("state_memory"):
+            return [memory for state in self._tensors.states() for memory in state]
 
     # ---- looking inside -----------------------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from operator import add
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from tilewise.checkpoint import Box, FileTensor, PartedTensor, Tensor
 from tilewise.core import get_logger
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import CheckpointError
-from tilewise.core.limits import memory_of_machine, num_cores
+from tilewise.core.limits import available_memory, num_cores
 from tilewise.kernels.loading import (
     Destination,
     Outcome,
@@ -309,7 +308,7 @@ def _read_all(pieces: Sequence[_Piece], num_devices: int, on_progress: Progress 
     """Read pieces on a few threads; returns the bytes read per device."""
     bytes_read = [0] * num_devices
     total = sum(sum(piece.num_bytes.values()) for piece in pieces)
-    behind = _Behind(pieces) if total * _LARGE_SHARE > _free_memory() else None
+    behind = _Behind(pieces) if total * _LARGE_SHARE > available_memory() else None
     threads = min(_MOST_THREADS, num_cores(), max(1, len(pieces)))
     pool = ThreadPoolExecutor(threads, thread_name_prefix="tilewise-load")
     try:
@@ -347,13 +346,3 @@ class _Behind:
                 descriptor, begin, end = key
                 with suppress(OSError):  # advice that a file system does not take
                     os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
-
-
-def _free_memory() -> int:
-    """Bytes that could be used without taking any from running programs, of those that this process may have; 0 when
-    the system does not say."""
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return min(int(line.split()[1]) << 10, memory_of_machine())
-    return 0

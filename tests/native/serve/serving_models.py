@@ -59,7 +59,7 @@ def core_of(
     free_tokens: int | None = None,
 ) -> EngineCore:
     """An engine without a thread, which reads prompts in the same chunks every time."""
-    runner = Runner(model.instance, model.max_blocks)
+    runner = Runner(model.instance, model.limits)
     core = EngineCore(runner, limits or model.limits, model.tokenizer, speculation, draft_model)
     core._pace = StillPace()
     core._pace.free_tokens = free_tokens or core.scheduler.limits.max_num_batched_tokens

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from tilewise.core.limits import core_quota, memory_of_machine, num_cores
+from tilewise.core.limits import available_memory, core_quota, memory_of_machine, num_cores
 
 ALL = len(os.sched_getaffinity(0))
 
@@ -74,6 +74,34 @@ def test_memory_is_what_a_group_may_use(tmp_path):
     assert memory_of_machine(tmp_path) == 1 << 29
 
 
+def test_available_memory_is_what_the_system_and_its_groups_have_left(tmp_path):
+    """The least of them; page cache counts as available, and a file that says nothing as no limit."""
+    assert available_memory(tmp_path) == memory_of_machine(tmp_path)
+    write(tmp_path, {"proc/meminfo": f"MemFree: 1 kB\nMemAvailable: {3 << 20} kB\n"})
+    assert available_memory(tmp_path) == 3 << 30
+    write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/one\n",
+            f"{GROUP}/one/memory.max": f"{2 << 30}\n",
+            f"{GROUP}/one/memory.current": f"{1 << 30}\n",
+            f"{GROUP}/one/memory.stat": f"anon 5\ninactive_file {1 << 28}\nactive_file {1 << 27}\n",
+        },
+    )
+    assert available_memory(tmp_path) == (1 << 30) + (1 << 28) + (1 << 27)
+    write(tmp_path, {f"{GROUP}/one/memory.stat": "nonsense\n"})
+    assert available_memory(tmp_path) == 3 << 30
+    write(
+        tmp_path,
+        {
+            f"{GROUP}/memory/memory.limit_in_bytes": f"{1 << 30}\n",
+            f"{GROUP}/memory/memory.usage_in_bytes": f"{2 << 30}\n",
+            f"{GROUP}/memory/memory.stat": f"total_inactive_file {1 << 20}\n",
+        },
+    )
+    assert available_memory(tmp_path) == 0
+
+
 def test_here():
     """This process's own files say something that can be."""
-    assert 1 <= num_cores() <= ALL and memory_of_machine() > 1 << 26
+    assert 1 <= num_cores() <= ALL and memory_of_machine() >= available_memory() > 1 << 26

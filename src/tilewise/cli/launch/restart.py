@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from tilewise.core.errors import LOST, CommError, PeerLost
 from tilewise.core.spawn import Spawned
+from tilewise.core.threads import BackgroundThread
 
 if TYPE_CHECKING:
     from tilewise.comm.channel import Channel
@@ -98,17 +99,24 @@ def main(descriptor: int) -> None:
     except PeerLost:
         os._exit(1)
     try:
-        threading.Thread(target=_hear, args=(channel,), daemon=True).start()
+        is_over = threading.Event()
+
+        def stop() -> None:
+            is_over.set()
+            channel.shut()
+
+        BackgroundThread(_hear, (channel, is_over), stop=stop).start()
         run(message["arguments"])
     except KeyboardInterrupt:  # before the command line hears of it
         print("tilewise: interrupted", file=sys.stderr)
         sys.exit(130)
 
 
-def _hear(channel: Channel) -> None:
-    """Do what signals do that the other end tells of, and at its end as Ctrl-C does."""
+def _hear(channel: Channel, is_over: threading.Event) -> None:
+    """Send this process the signals that the parent reports, and SIGINT when the parent is gone."""
     with suppress(PeerLost):
         while True:
             message, _ = channel.receive()
             os.kill(os.getpid(), message["signal"])
-    os.kill(os.getpid(), signal.SIGINT)
+    if not is_over.is_set():
+        os.kill(os.getpid(), signal.SIGINT)

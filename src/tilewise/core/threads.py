@@ -1,0 +1,97 @@
+"""`BackgroundThread`: the one kind of thread that works next to the caller without being joined in the same function.
+
+The interpreter must not end while a thread is inside native code. Up to Python 3.13 such a thread is unwound when it
+asks for the interpreter's lock again, which aborts the process in C++ and Rust. So each thread is registered with
+`atexit`: it is asked to stop, and joined. A non-daemon thread would be joined too, but never asked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["BackgroundThread"]
+
+_POLL_S = 0.1
+
+
+class BackgroundThread(threading.Thread):
+    """A thread that is asked to stop and joined when the program ends, if not before.
+
+    Args:
+        target: the function to run.
+        args: its arguments.
+        name: of the thread.
+        stop: asks `target` to return soon; called at the end of the program, from another thread.
+        patience_s: how long the end of the program waits for it at most; finite only where `target` waits for files or
+            other processes, never inside native code of ours.
+    """
+
+    def __init__(
+        self,
+        target: Callable[..., object],
+        args: tuple[Any, ...] = (),
+        name: str | None = None,
+        *,
+        stop: Callable[[], object],
+        patience_s: float = math.inf,
+    ) -> None:
+        super().__init__(target=target, args=args, name=name, daemon=True)
+        self._stop_target, self._patience_s = stop, patience_s
+        self._process = os.getpid()
+        self._has_ended = threading.Event()
+
+    def start(self) -> None:
+        """Start the thread.
+
+        Raises:
+            RuntimeError: the system has no more threads.
+        """
+        atexit.register(self.stop)
+        try:
+            super().start()
+        except RuntimeError:
+            atexit.unregister(self.stop)
+            raise
+        except BaseException:  # Ctrl-C, after which the thread may have begun
+            self.stop()
+            raise
+
+    def run(self) -> None:
+        """Run the target."""
+        try:
+            super().run()
+        finally:
+            atexit.unregister(self.stop)
+            self._has_ended.set()
+
+    def stop(self) -> None:
+        """Ask the target to return, and wait until it has, or until the patience is over. In a forked child, which
+        lacks the thread, does nothing."""
+        if os.getpid() == self._process:
+            self._stop_target()
+            until = time.monotonic() + self._patience_s
+            while not self.wait_briefly() and time.monotonic() < until:
+                pass
+        atexit.unregister(self.stop)
+
+    def wait_briefly(self) -> bool:
+        """Wait a tenth of a second at most; whether the thread has ended, or has never begun."""
+        return self._has_ended.wait(_POLL_S) or self.ident is None
+
+    def wait(self) -> None:
+        """Wait until the thread has ended. Unlike `join`, it can be called again after Ctrl-C has interrupted it: in
+        Python 3.11 an interrupted `join` takes the thread for ended.
+
+        Raises:
+            RuntimeError: called by the thread itself.
+        """
+        if threading.current_thread() is self:
+            raise RuntimeError("a thread cannot wait for its own end")
+        while not self.wait_briefly():
+            pass
