@@ -311,11 +311,11 @@ def test_a_run_whose_copy_does_not_fit_is_refused_before_it_starts(texts, tmp_pa
     config = make_config(texts, tmp_path / "out", {"tp": 2})
     _, plan = make_plan(config)
     need = 2 * plan.device_bytes + sum(plan.checkpoint_bytes)
-    monkeypatch.setattr(planning, "memory_of_machine", lambda: need - 1)
+    monkeypatch.setattr(planning, "available_memory", lambda: need - 1)
     with pytest.raises(ResourceError, match=f"of that {sum(plan.checkpoint_bytes)} for checkpoints"):
         plan_run(config, resume=False)
     assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(planning, "memory_of_machine", lambda: need)
+    monkeypatch.setattr(planning, "available_memory", lambda: need)
     plan_run(config, resume=False)
 
 

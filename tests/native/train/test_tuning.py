@@ -91,12 +91,12 @@ def test_memory_is_saved_until_it_fits(monkeypatch, tmp_path):
     config = make_config(tmp_path, tmp_path, batch=8, leaves=8, data={"context": 64})
     need = make_plan(config)[1]
     need = need.device_bytes + sum(need.checkpoint_bytes)
-    monkeypatch.setattr(plans, "memory_of_machine", lambda: need - 1)
+    monkeypatch.setattr(plans, "available_memory", lambda: need - 1)
     lines = []
     found = tune(config, seconds=0, lines=lines)
     assert found.gain is None and found.trials and all(t.memory_bytes < need for t in found.trials)
     assert lines[0].startswith("refused: one device") and "must fit" in lines[0]
-    monkeypatch.setattr(plans, "memory_of_machine", lambda: 1)
+    monkeypatch.setattr(plans, "available_memory", lambda: 1)
     with pytest.raises(ResourceError, match="must fit"):
         tune(config)
 
