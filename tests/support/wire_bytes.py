@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tilewise.core.dtypes import DTYPES
-from tilewise.plan.traffic import count_call_traffic, peer_of
+from tilewise.plan.traffic import TrafficCounter, peer_of
 
 __all__ = ["planned_bytes"]
 
@@ -40,4 +40,5 @@ def _elements(program, device, call, instruction):
     alone = replace(of, templates=(template,))
     classes = (*program.classes[:number], alone, *program.classes[number + 1 :])
     only = replace(program, classes=classes)
-    return sum(count_call_traffic(only, device, replace(call, template=0), ()).values())
+    found = TrafficCounter(only, [device], ()).count([replace(call, template=0)])
+    return sum(int(elements[0]) for elements in found.values())

@@ -14,7 +14,7 @@ from tilewise.ir.layout import show_axes
 from tilewise.ir.program import Instruction, LoweredTemplate, Source, upper
 from tilewise.ir.reshards import explain_homes, explain_reshards
 from tilewise.plan.tables import PlanTables
-from tilewise.plan.traffic import count_device_traffic, count_file_traffic
+from tilewise.plan.traffic import TrafficCounter, count_file_traffic
 
 __all__ = ["explain_plan", "explain_tensor", "name_devices", "num_tasks", "short_name"]
 
@@ -136,7 +136,8 @@ def _programs(plan: PlanTables) -> Iterator[str]:
         yield f"  {name}: {len(plan.program.classes[0].calls[name])} calls of templates"
         said = []
         for device, of in zip(plan.kinds, plan.program.classes):
-            moved = sum(count_device_traffic(plan.program, device, name, bounds).values())
+            reads = TrafficCounter(plan.program, [device], bounds).count(of.calls[name])
+            moved = sum(int(elements[0]) for elements in reads.values())
             tasks = sum(num_tasks(of.templates[c.template], bounds) for c in of.calls[name])
             said.append(f"{tasks:,} tasks, reads {moved:,} elements from peers")
         yield from _per_device(plan, said)

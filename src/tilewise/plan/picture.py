@@ -18,7 +18,7 @@ from tilewise.plan.memory import ALIGNMENT, Buffer, most_at_one_time
 from tilewise.plan.segments import Segment, cut_segments
 from tilewise.plan.shapes import round_up
 from tilewise.plan.tables import PlanTables
-from tilewise.plan.traffic import count_call_traffic
+from tilewise.plan.traffic import TrafficCounter
 
 __all__ = ["draw_plan", "read_timeline"]
 
@@ -90,6 +90,8 @@ def _calls(plan: PlanTables, of: DeviceClass, program: str) -> Iterable[CallPict
     segments = cut_segments(plan.graph)
     lives = _Lives(plan)
     find = _Segments(plan, segments)
+    counters = [TrafficCounter(plan.program, [device], plan.symbol_bounds) for device in plan.kinds]
+    calls = [of_kind.calls[program] for of_kind in plan.program.classes]
     seen: dict[int, int] = {}
     last = max((s.index for s in segments if s.phase == "backward"), default=-1)
     for place, call in enumerate(of.calls[program]):
@@ -99,13 +101,8 @@ def _calls(plan: PlanTables, of: DeviceClass, program: str) -> Iterable[CallPict
             microbatch = plan.settings.accumulation - 1
         seen[segment.index] = microbatch + 1
         reads = tuple(
-            count_call_traffic(
-                plan.program,
-                device,
-                plan.program.classes[plan.program.devices[device].class_id].calls[program][place],
-                plan.symbol_bounds,
-            )
-            for device in plan.kinds
+            {label: int(elements[0]) for label, elements in counter.count([own[place]]).items()}
+            for counter, own in zip(counters, calls)
         )
         name = " to ".join(dict.fromkeys((segment.ops[0].label, segment.ops[-1].label)))
         template = short_name(of.templates[call.template].name)

@@ -1,6 +1,16 @@
-"""Counting, before anything runs, what devices read from each other: the figures the runtime must count too."""
+"""Counts, before anything runs, the elements that devices read from each other; the runtime must count the same.
+
+Devices of one class run the same instructions and differ in numbers alone. So a class is counted once, with a vector
+that has a place per device, and calls whose tensors have the same sizes are counted once.
+"""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tilewise.core.dtypes import DTYPES
 from tilewise.ir.program import (
@@ -8,61 +18,135 @@ from tilewise.ir.program import (
     DeviceBinding,
     Instruction,
     Mode,
+    NumberLike,
     Operand,
-    TensorEntry,
     TileProgram,
     upper,
     value_on,
 )
 
-__all__ = [
-    "Traffic",
-    "count_call_traffic",
-    "count_device_traffic",
-    "count_file_traffic",
-    "count_traffic",
-    "peer_of",
-]
+__all__ = ["Traffic", "TrafficCounter", "count_file_traffic", "count_traffic", "peer_of"]
 
 Traffic = dict[str, list[int]]
+_Vector = NDArray[np.int64]
 
 
 def count_traffic(program: TileProgram, name: str, bounds: tuple[int, ...]) -> Traffic:
-    """Elements read from peers per label and device, with every symbol at its bound."""
-    total: Traffic = {}
-    for device in range(len(program.devices)):
-        for label, moved in count_device_traffic(program, device, name, bounds).items():
-            total.setdefault(label, [0] * len(program.devices))[device] = moved
-    return total
+    """Elements read from peers per label and device, with every symbol at its bound.
+
+    Args:
+        program: of all devices.
+        name: of the program to run, such as `step`.
+        bounds: of the symbols.
+    """
+    total: dict[str, _Vector] = {}
+    for class_id, of in enumerate(program.classes):
+        devices = [d for d, own in enumerate(program.devices) if own.class_id == class_id]
+        for label, moved in TrafficCounter(program, devices, bounds).count(of.calls[name]).items():
+            whole = total.setdefault(label, np.zeros(len(program.devices), np.int64))
+            whole[devices] = moved
+    return {label: moved.tolist() for label, moved in total.items()}
 
 
-def count_device_traffic(
-    program: TileProgram, device: int, name: str, bounds: tuple[int, ...]
-) -> dict[str, int]:
-    """The same of one device; equal for all devices of its class."""
-    total: dict[str, int] = {}
-    for call in program.classes[program.devices[device].class_id].calls[name]:
-        for label, moved in count_call_traffic(program, device, call, bounds).items():
-            total[label] = total.get(label, 0) + moved
-    return total
+class TrafficCounter:
+    """Counts the elements that some devices of one class read from other devices.
 
+    Args:
+        program: of all devices.
+        devices: of one class.
+        bounds: of the symbols.
+    """
 
-def count_call_traffic(
-    program: TileProgram, device: int, call: Call, bounds: tuple[int, ...]
-) -> dict[str, int]:
-    """The same of one call."""
-    total: dict[str, int] = {}
-    own = program.devices[device]
-    of = program.classes[own.class_id]
-    for instruction in of.templates[call.template].instructions:
-        for operand in instruction.operands:
-            peer = peer_of(operand, own, device)
-            if peer is not None:
-                theirs = program.classes[program.devices[peer].class_id]
-                entry = theirs.entries[call.binding[operand.slot]]
-                moved = _elements(instruction, operand, entry, own, bounds)
+    def __init__(self, program: TileProgram, devices: Sequence[int], bounds: tuple[int, ...]) -> None:
+        bindings = [program.devices[d] for d in devices]
+        self._devices = np.array(devices)
+        self._bounds = bounds
+        self._numbers = np.array([own.numbers for own in bindings], np.int64).reshape(len(devices), -1)
+        self._teams = [np.array(team) for team in zip(*(own.teams for own in bindings))]
+        self._classes = program.classes
+        self._class_of = np.array([own.class_id for own in program.devices])
+        self._peer_classes = sorted({int(c) for team in self._teams for c in self._class_of[np.unique(team)]})
+        self._templates = program.classes[bindings[0].class_id].templates
+        self._known_peers: dict[tuple[int, NumberLike], tuple[_Vector, _Vector]] = {}
+        self._remote: dict[int, list[tuple[Instruction, Operand]]] = {}  # per template, what may be a peer's
+        self._sizes: dict[
+            int, tuple[tuple[int, int], ...]
+        ] = {}  # per entry, rows and columns on the peers' classes
+
+    def count(self, calls: Iterable[Call]) -> dict[str, _Vector]:
+        """Elements per label and device, in the order of the devices.
+
+        Args:
+            calls: of the class.
+        """
+        alike: Counter[tuple[int, tuple[int, ...], tuple[object, ...]]] = Counter()
+        first: dict[tuple[int, tuple[object, ...]], tuple[int, ...]] = {}
+        for call in calls:
+            slots = {operand.slot for _, operand in self._remote_of(call.template)}
+            sizes = tuple(self._sizes_of(call.binding[slot]) for slot in sorted(slots))
+            binding = first.setdefault((call.template, sizes), tuple(call.binding))
+            alike[call.template, binding, sizes] += 1
+        total: dict[str, _Vector] = {}
+        for (template, binding, _), times in alike.items():
+            for instruction, operand in self._remote_of(template):
+                moved = times * self._elements(instruction, operand, self._sizes_of(binding[operand.slot]))
                 total[instruction.label] = total.get(instruction.label, 0) + moved
-    return total
+        return total
+
+    def _remote_of(self, template: int) -> list[tuple[Instruction, Operand]]:
+        if template not in self._remote:
+            self._remote[template] = [
+                (instruction, operand)
+                for instruction in self._templates[template].instructions
+                for operand in instruction.operands
+                if operand.team >= 0
+            ]
+        return self._remote[template]
+
+    def _sizes_of(self, entry: int) -> tuple[tuple[int, int], ...]:
+        if entry not in self._sizes:
+            found = (self._classes[c].entries[entry] for c in self._peer_classes)
+            self._sizes[entry] = tuple((e.extent.upper(self._bounds), e.cols) for e in found)
+        return self._sizes[entry]
+
+    def _value(self, number: NumberLike) -> _Vector:
+        """A constant or a number of the device, on every device."""
+        if isinstance(number, int) or not number.source:
+            return np.full(len(self._devices), upper(number), np.int64)
+        return number.constant + number.multiple * self._numbers[:, number.which]
+
+    def _elements(
+        self, instruction: Instruction, operand: Operand, sizes: tuple[tuple[int, int], ...]
+    ) -> _Vector:
+        """What one operand reads; 0 on a device whose own memory it is."""
+        peers, places = self._peers(operand.team, operand.member)
+        peer_rows, peer_cols = np.array(sizes, np.int64)[places].T
+        extent = instruction.extent.upper(self._bounds)
+        if operand.mode == Mode.WHOLE:
+            moved = peer_rows * peer_cols
+        else:
+            moved = self._rows(instruction, operand, extent)
+            moved = moved * (self._value(operand.parts) if operand.mode == Mode.ROWCOLS else peer_cols)
+        return np.where(peers == self._devices, 0, moved)
+
+    def _peers(self, team: int, member: NumberLike) -> tuple[_Vector, _Vector]:
+        """The member of a team, per device, and the place of its class among those of all peers."""
+        key = team, member
+        if key not in self._known_peers:
+            peers = self._teams[team][np.arange(len(self._devices)), self._value(member)]
+            self._known_peers[key] = peers, np.searchsorted(self._peer_classes, self._class_of[peers])
+        return self._known_peers[key]
+
+    def _rows(self, instruction: Instruction, operand: Operand, extent: int) -> _Vector:
+        if operand.mode != Mode.ROWPART:
+            return np.full(len(self._devices), extent, np.int64)
+        step = max(upper(instruction.step, self._bounds) or extent, 1)
+        part, parts = self._value(operand.part), self._value(operand.parts)
+
+        def share(length: int) -> _Vector:
+            return length * (part + 1) // parts - length * part // parts
+
+        return extent // step * share(step) + share(extent % step)
 
 
 def count_file_traffic(
@@ -87,25 +171,3 @@ def peer_of(operand: Operand, own: DeviceBinding, device: int) -> int | None:
         return None
     peer = own.teams[operand.team][value_on(operand.member, own)]
     return None if peer == device else peer
-
-
-def _elements(
-    instruction: Instruction,
-    operand: Operand,
-    entry: TensorEntry,
-    own: DeviceBinding,
-    bounds: tuple[int, ...],
-) -> int:
-    extent = instruction.extent.upper(bounds)
-    if operand.mode == Mode.WHOLE:
-        return entry.extent.upper(bounds) * entry.cols
-    step = upper(instruction.step, bounds) or extent
-    rows = 0
-    for begin in range(0, extent, max(step, 1)):
-        length = min(step, extent - begin)
-        if operand.mode == Mode.ROWPART:
-            part, parts = value_on(operand.part, own), value_on(operand.parts, own)
-            rows += length * (part + 1) // parts - length * part // parts
-        else:
-            rows += length
-    return rows * (value_on(operand.parts, own) if operand.mode == Mode.ROWCOLS else entry.cols)

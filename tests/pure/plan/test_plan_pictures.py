@@ -16,7 +16,6 @@ from tilewise.observe import render_plan
 from tilewise.plan.picture import draw_plan, read_timeline
 from tilewise.plan.segments import cut_segments
 from tilewise.plan.shapes import round_up
-from tilewise.plan.traffic import count_device_traffic
 from tilewise.strategy import one_stage
 
 TAGS = {
@@ -121,12 +120,13 @@ def test_reads_are_those_of_the_plan(axes, accumulation):
     plan = planned("full", axes, accumulation=accumulation)
     picture = draw_plan(plan)
     assert len(picture.classes) == len(plan.kinds)
+    traffic = plan.traffic("step")
     for number, device in enumerate(plan.kinds):
-        total: dict[str, int] = {}
+        total: dict[str, int] = dict.fromkeys(traffic, 0)
         for call in picture.calls:
             for label, count in call.reads[number].items():
-                total[label] = total.get(label, 0) + count
-        assert total == count_device_traffic(plan.program, device, "step", plan.symbol_bounds)
+                total[label] += count
+        assert total == {label: moved[device] for label, moved in traffic.items()}
     rows = [row for row in page_of(plan).rows if len(row) == 6 + len(plan.kinds)]
     assert [row[5:-1] for row in rows] == [
         [f"{sum(of.values()):,}" for of in call.reads] for call in picture.calls
