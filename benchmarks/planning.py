@@ -207,7 +207,9 @@ def main() -> None:
     print(f"{machine('torch')}; one thread")
     plan = measure_meshes(options.runs)
     measure_binding(plan)
-    show_time("traffic of a step on 512 devices", median_of(options.runs, lambda: plan.traffic("step")), 1.0, 0.5)
+    show_time(
+        "traffic of a step on 512 devices", median_of(options.runs, lambda: plan.traffic("step")), 1.0, 0.5
+    )
     measure_file(plan, options.runs)
     del plan
     peer = seconds_of_torch(LAYERS, options.runs)

@@ -109,7 +109,7 @@ class GraphBuilder(RowCalls):
                 "parameter",
                 "a parameter has one or two fixed dims of f32 or bf16",
                 f"{spec} {name!r}",
-                "reshape it",
+                "declare it with one or two dims, for example [out, in]",
             )
         storage = "packed" if len(spec.shape) == 2 else "vector"
         first = init if init is not None else {"packed": "normal", "vector": "ones"}[storage]
@@ -145,7 +145,7 @@ class GraphBuilder(RowCalls):
                 "constant",
                 "a constant is an array of float32 or int32 without a mask",
                 f"{shown(value)}, {name!r}",
-                "cast it, or fill what is masked",
+                "convert it with .astype(np.float32) or .astype(np.int32), and fill what is masked",
             )
         node = self.draft.declare(
             "constant", _spec("constant", value.shape, known[value.dtype], labels, name, storage)
@@ -166,7 +166,7 @@ class GraphBuilder(RowCalls):
         spec = self.draft.own("positions", tokens).spec
         batch, length = (*spec.shape, 1, 1)[:2]
         if len(spec.shape) != 2 or isinstance(batch, Dim):
-            _border.refuse("positions", "tokens are [batch, seq]", f"{spec}", "reshape them")
+            _border.refuse("positions", "tokens are [batch, seq]", f"{spec}", "declare them with two dims")
         name = POSITIONS if isinstance(length, Dim) else "positions"
         if self.has(name):
             _border.refuse(

@@ -68,6 +68,8 @@ def draw_plan(plan: PlanTables, timeline: Sequence[TaskRecord] = ()) -> PlanPict
     for b in plan.buffers:
         if b.first < 0:
             lasting[b.category] += round_up(b.bytes, ALIGNMENT)
+    usage = max(plan.estimate_memory_usage(), key=lambda device: device["total"])
+    lasting |= {name: usage[name] for name in ("checkpoints", *plan.overhead)}  # next to the planned buffers
     calls = tuple(_calls(plan, of, program))
     devices = f"{plan.mesh.num_devices} device" + ("" if plan.mesh.num_devices == 1 else "s")
     note = (
@@ -79,7 +81,7 @@ def draw_plan(plan: PlanTables, timeline: Sequence[TaskRecord] = ()) -> PlanPict
         note,
         program,
         lasting,
-        max(plan.estimate_memory_usage(), key=lambda device: device["total"]),
+        usage,
         tuple(name_devices(plan)),
         calls,
         _spans(plan, program, timeline),

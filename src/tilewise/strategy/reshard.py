@@ -15,7 +15,7 @@ from tilewise.core.dims import DimLabel
 from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import Axes
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
-from tilewise.ir.layout import GraphLayout, Reshard, TensorLayout, show_layout
+from tilewise.ir.layout import GraphLayout, Reshard, TensorLayout, in_space, show_axes, show_layout
 
 __all__ = ["insert_reshards"]
 
@@ -80,11 +80,19 @@ class _Inserting:
             f"{reshard.origins[1]}"
         )
         for label, before, after in zip(spec.labels, reshard.before, reshard.after):
-            if label is not None and label.is_summed_by_leaves and before != after:
+            if label is None or not label.is_summed_by_leaves or before == after:
+                continue
+            if any(origin.startswith("the hint") for origin in reshard.origins):
                 raise LayoutError(
                     f"[strategy.insert_reshards] all that counts the batch is shared alike; got {got}; drop the hint "
                     "on one of them"
                 )
+            axes = show_axes(in_space({*before} ^ {*after}))
+            raise LayoutError(
+                "[strategy.insert_reshards] an op that combines rows of the whole batch cannot be sharded along the "
+                f"batch; got {got}; leave {axes} out of the mesh, and shard other dims: label them, for example "
+                'tw.DimLabel("mlp"), and give the mesh an axis tp'
+            )
         if spec.storage == "packed":
             raise LayoutError(
                 "[strategy.insert_reshards] a weight or its gradient is read as it lies: no op cuts it or brings "

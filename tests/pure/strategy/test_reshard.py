@@ -206,6 +206,20 @@ def test_the_batch_is_shared_alike():
         spread(g.freeze(), microbatches=2)
 
 
+def test_an_op_over_the_whole_batch_says_what_can_be_sharded():
+    """A contrastive loss compares all rows with all: the error speaks of no hint, for there is none, and its advice
+    works."""
+    width = DimLabel("width")
+    g = GraphBuilder()
+    sides = [g.input([4, 16], name=name, labels=[BATCH, None]) for name in ("x", "y")]
+    vectors = [linear(g, side, f"w{i}", 16, out_label=width) for i, side in enumerate(sides)]
+    g.output(g.matmul(*vectors, transpose_b=True), "similarity")
+    with pytest.raises(LayoutError, match="combines rows of the whole batch") as error:
+        spread(g.freeze(), rules={BATCH.name: "b"})
+    assert "leave b out of the mesh" in str(error.value) and "hint" not in str(error.value)
+    assert spread(g.freeze(), rules={width.name: "b"})
+
+
 @layer
 def gated(graph, x, *, width):
     """A layer that needs its operand whole."""

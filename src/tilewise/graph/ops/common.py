@@ -44,19 +44,26 @@ def require(
 def require_floats(op: str, *specs: TensorSpec | None) -> None:
     """All given specs have one element type that kernels compute in."""
     given = [s for s in specs if s is not None]
-    require(given[0].dtype.name in FLOATS, op, "works on f32 and bf16", *given, advice="cast it first")
+    require(
+        given[0].dtype.name in FLOATS,
+        op,
+        "works on f32 and bf16",
+        *given,
+        advice="declare the tensor as f32 or bf16",
+    )
     require(
         all(s.dtype == given[0].dtype for s in given),
         op,
         "operands must have one dtype",
         *given,
-        advice="cast one of them",
+        advice="convert one of them with graph.cast(x, dtype)",
     )
 
 
 def require_indices(op: str, what: str, spec: TensorSpec, *specs: TensorSpec) -> None:
     """A spec whose elements name rows: i32, one per row."""
-    require(spec.dtype.name == "i32", op, f"{what} must be i32", spec, *specs, advice=f"cast the {what}")
+    is_i32 = spec.dtype.name == "i32"
+    require(is_i32, op, f"{what} must be i32", spec, *specs, advice=f'declare the {what} with dtype "i32"')
     require(
         spec.storage == "scalars" or (spec.storage == "rows" and len(spec.shape) == 1),
         op,
@@ -82,8 +89,11 @@ def leading(spec: TensorSpec) -> tuple[str, ...]:
 def same_shape(op: str, *specs: TensorSpec | None) -> None:
     """All given specs have one shape and dtype."""
     given = [s for s in specs if s is not None]
-    ok = all(s.shape == given[0].shape and s.dtype == given[0].dtype for s in given)
-    require(ok, op, "operands must have one shape and dtype", *given, advice="cast or reshape one of them")
+    has_one_shape = all(s.shape == given[0].shape for s in given)
+    require(has_one_shape, op, "operands must have one shape", *given, advice="declare them with equal sizes")
+    has_one_dtype = all(s.dtype == given[0].dtype for s in given)
+    advice = "convert one of them with graph.cast(x, dtype)"
+    require(has_one_dtype, op, "operands must have one dtype", *given, advice=advice)
     alike = all(s.storage == given[0].storage for s in given)
     require(
         alike, op, "operands must lie alike", *given, advice="a weight and a result are stored differently"

@@ -96,9 +96,8 @@ class Linear(Op):
                 w,
                 advice="transpose the weight",
             )
-            require(
-                x.dtype == w.dtype, "linear", "operands must have one dtype", x, w, advice="cast one of them"
-            )
+            advice = "convert x with graph.cast(x, dtype), or declare the weight with its dtype"
+            require(x.dtype == w.dtype, "linear", "operands must have one dtype", x, w, advice=advice)
             require(w.shape[outer] == w0.shape[outer], "linear", "terms must have one output size", w0, w)
         out = TensorSpec((*x0.shape[:-1], w0.shape[outer]), x0.dtype, (*x0.labels[:-1], w0.labels[outer]))
         require(not (attrs["residual"] and attrs["bias"]), "linear", "adds a residual or a bias", out)
