@@ -1,12 +1,16 @@
 """Seconds to plan a training step, from a defined graph to its plan, and to bind one device's program of a large one.
 
-Claims (issue figures; "must" and "goal" are printed beside each): 36 layers with gradients and optimizer on 1, 16 and
-512 devices in 0.2, 0.4 and 1 s; 1,000 layers on one device in 1 s, 10,000 in ten times that within 5%; one device's
-program of a plan for 512 in 10 ms; what its devices read from each other counted in half a second; that plan saved and loaded, with all checks, in half a second each. Medians of
-several runs, wall time. What differs between equal layers are names and entries of tables, so the bound of deep plans
-is making those: the time to make as many dataclass objects as the plan of 1,000 layers has tensors, entries and buffers
-is printed beside. Where PyTorch is importable, so is the time in which it makes modules of the same widths and depth on
-its meta device, with an optimizer: no gradient, no memory, no order.
+Claims ("must" and "goal" are printed next to each figure): 36 layers with gradients and optimizer
+are planned on 1, 16 and 512 devices in 0.2, 0.4 and 1 s; 1,000 layers on one device in 1 s, 10,000
+in ten times that within 5%. One device's program of a plan for 512 is bound in 10 ms, the traffic
+of all is counted in half a second, and the plan is saved and loaded, with all checks, in half a
+second each. Figures are medians of several runs, in wall time.
+
+Equal layers differ in names and entries of tables alone, so the bound of deep plans is the time to
+make those: the time to make as many dataclass objects as the plan of 1,000 layers has tensors,
+entries and buffers is printed. The peer, where it can be imported, is PyTorch: the time in which it
+makes modules of the same widths and depth on its meta device, with an optimizer, but without
+gradients, memory or order.
 
 Run: python benchmarks/planning.py [--runs 5] [--seconds 100] [--layers 10000]
 """
@@ -161,6 +165,12 @@ def measure_binding(plan: Plan) -> None:
     )  # type: ignore[misc]
 
 
+def measure_traffic(plan: Plan, runs: int) -> None:
+    """Counting the elements that each device reads from others in a step."""
+    seconds = median_of(runs, lambda: plan.traffic("step"))
+    show_time("count the traffic of 512 devices", seconds, 1.0, 0.5)
+
+
 def measure_file(plan: Plan, runs: int) -> None:
     """Saving and loading a plan; beside: reading its bytes, and what makes them a digest and JSON."""
     with tempfile.TemporaryDirectory() as folder:
@@ -207,9 +217,7 @@ def main() -> None:
     print(f"{machine('torch')}; one thread")
     plan = measure_meshes(options.runs)
     measure_binding(plan)
-    show_time(
-        "traffic of a step on 512 devices", median_of(options.runs, lambda: plan.traffic("step")), 1.0, 0.5
-    )
+    measure_traffic(plan, options.runs)
     measure_file(plan, options.runs)
     del plan
     peer = seconds_of_torch(LAYERS, options.runs)

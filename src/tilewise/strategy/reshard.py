@@ -87,7 +87,7 @@ class _Inserting:
                     f"[strategy.insert_reshards] all that counts the batch is shared alike; got {got}; drop the hint "
                     "on one of them"
                 )
-            axes = show_axes(in_space({*before} ^ {*after}))
+            axes = show_axes(in_space(tuple(sorted({*before} ^ {*after}))))
             raise LayoutError(
                 "[strategy.insert_reshards] an op that combines rows of the whole batch cannot be sharded along the "
                 f"batch; got {got}; leave {axes} out of the mesh, and shard other dims: label them, for example "
