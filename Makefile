@@ -49,7 +49,7 @@ soak: $(VENV)/.for-fuzz $(VENV)/.for-tests $(VENV)/.built
 	@$(TIMED) "ten minutes of fuzzing per reader" $(BIN)/python -m pytest tests/fuzz -m soak -rs -n auto
 	@$(TIMED) "property tests on new examples" $(BIN)/python -m pytest tests -m "hypothesis and not slow and not soak" --hypothesis-profile=drawn
 
-docs: $(VENV)/.for-tests $(VENV)/.built
+docs: $(VENV)/.for-docs $(VENV)/.built
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "build/docs/index.html"
 
@@ -73,6 +73,10 @@ $(VENV)/.built: $(VENV)/.made $(SOURCES)
 $(VENV)/.for-tests: $(VENV)/.made pyproject.toml
 	@$(TIMED) "test dependencies" $(PIP) install --no-build-isolation $$($(BIN)/python .ci/pytorch_index.py) \
 		".[test,check,docs]"
+	@touch $@ $(VENV)/.built
+
+$(VENV)/.for-docs: $(VENV)/.made pyproject.toml
+	@$(TIMED) "documentation tools" $(PIP) install --no-build-isolation ".[docs]"
 	@touch $@ $(VENV)/.built
 
 $(VENV)/.for-fuzz: $(VENV)/.made pyproject.toml

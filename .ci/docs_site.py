@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,18 @@ import tilewise
 ROOT = Path(__file__).parents[1]
 OPENING = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "SECURITY.md": "SECURITY.md",
            "CHANGELOG.md": "CHANGELOG.md", "LICENSE": "LICENSE.txt"}  # fmt: skip
-PACKAGES = ["tilewise", "tilewise.models", "tilewise.encode", "tilewise.optim", "tilewise.train", "tilewise.generate",
-            "tilewise.serve", "tilewise.server", "tilewise.runtime", "tilewise.observe",
+PACKAGES = ["tilewise", "tilewise.nn", "tilewise.optim", "tilewise.models", "tilewise.models.llama", "tilewise.session",
+            "tilewise.data", "tilewise.train", "tilewise.checkpoint", "tilewise.generate", "tilewise.serve",
+            "tilewise.server", "tilewise.encode", "tilewise.runtime", "tilewise.observe", "tilewise.ir.counts",
             "tilewise.core.errors"]  # fmt: skip
+NO_OPERATIONS = {
+    "all_or_nothing",
+    "find",
+    "freeze",
+    "has",
+    "output_id",
+    "thaw",
+}  # methods of a builder that add none
 
 
 def on_files(files: Files, *, config: Any) -> Files:
@@ -35,8 +45,10 @@ def on_files(files: Files, *, config: Any) -> Files:
 
     for source, page in OPENING.items():
         add(page, move_links((ROOT / source).read_text(encoding="utf-8"), from_root=True))
+    documented: dict[str, str] = {}  # where each name is defined, and the package on whose page it stands
     for name in PACKAGES:
-        add(f"reference/{name}.md", reference_page(name))
+        add(f"reference/{name}.md", reference_page(name, documented))
+    add("reference/operations.md", operations_page())
     add("reference/c.md", header_page("C", "the standard is C99 or later", ["pto_api.h"]))
     add(
         "reference/cpp.md",
@@ -72,16 +84,44 @@ def homes_of(package: str) -> dict[str, str]:
     return homes
 
 
-def reference_page(package: str) -> str:
-    """A package's docstring and everything that it exports."""
+def reference_page(package: str, documented: dict[str, str]) -> str:
+    """A package's docstring and everything that it exports; a name that an earlier page has is a link to it."""
     text = str(importlib.import_module(package).__doc__).strip()
     parts = [f"# {package}\n\n{text}\n"]
     for name, home in sorted(homes_of(package).items()):
         if home in {"tilewise.models", "tilewise.optim"}:
             parts.append(f"## {name}\n\nA package of its own.\n")
+        elif documented.setdefault(home, package) != package:
+            first = documented[home]
+            parts.append(f"## {name}\n\nSee [{first}]({first}.md).\n")
         else:
             parts.append(f"::: {home}\n    options:\n      heading: {name}\n")
     return "\n".join(parts)
+
+
+def operations_page() -> str:
+    """Every method of a graph that declares a tensor or adds an operation, then every registered operation."""
+    builder = importlib.import_module("tilewise.graph").GraphBuilder
+    parts = [
+        "# Operations of a graph\n\nA `ComputeGraph` has a method per operation. Each returns the tensors that the "
+        "operation makes; shapes, dtypes and labels follow from its operands.\n"
+    ]
+    for name, method in inspect.getmembers(builder, inspect.isfunction):
+        if not name.startswith("_") and name not in NO_OPERATIONS:
+            parts.append(
+                f"::: {method.__module__}.{method.__qualname__}\n    options:\n      heading: {name}\n"
+            )
+    parts.append(
+        "## All registered operations\n\nMethods add the first ones; gradients, optimizers and passes add the others. "
+        "`graph.op(name, [tensors], **attributes)` adds any by name.\n\n"
+        "| operation | attributes | meaning |\n|---|---|---|"
+    )
+    for name, op in sorted(importlib.import_module("tilewise.ir.op").registered_ops().items()):
+        given = op.signature.attributes.items()
+        attributes = ", ".join(f"`{key}: {kind.__name__}`" for key, kind in given)
+        meaning = " ".join((inspect.getdoc(type(op)) or "").partition("\n\n")[0].split()).replace("|", "\\|")
+        parts.append(f"| `{name}` | {attributes} | {meaning} |")
+    return "\n".join(parts) + "\n"
 
 
 def header_page(language: str, standard: str, headers: list[str]) -> str:

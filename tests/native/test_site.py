@@ -12,17 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tilewise.ir.op import registered_ops
+
 ROOT = Path(__file__).parents[2]
-PACKAGES = [
-    "tilewise",
-    "tilewise.runtime",
-    "tilewise.observe",
-    "tilewise.models",
-    "tilewise.encode",
-    "tilewise.generate",
-    "tilewise.train",
-    "tilewise.optim",
-]
 pytestmark = pytest.mark.slow
 
 
@@ -44,12 +36,29 @@ def site(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_reference_has_every_exported_name(site, package):
-    """A heading for each name in `__all__`, and something to read below it."""
-    page = (site / "reference" / f"{package}.html").read_text(encoding="utf-8")
-    headings = set(re.findall(r"<h2[^>]*>\s*(?:<span[^>]*>)?([\w.]+)", page))
-    assert set(importlib.import_module(package).__all__) <= headings
+def headings(page: Path) -> set[str]:
+    """The names that a page of the reference has a heading for."""
+    return set(re.findall(r"<h2[^>]*>\s*(?:<span[^>]*>)?([\w.]+)", page.read_text(encoding="utf-8")))
+
+
+def test_reference_has_every_exported_name(site):
+    """A heading for each name in `__all__` of every package on the site; what examples import is among them."""
+    pages = {page.stem: headings(page) for page in (site / "reference").glob("tilewise*.html")}
+    for package, found in pages.items():
+        assert set(importlib.import_module(package).__all__) <= found, package
+    imported = [
+        line.split() for path in (ROOT / "examples").glob("*.py") for line in path.read_text().splitlines()
+    ]
+    modules = {words[1] for words in imported if words[:1] == ["from"] and words[1].startswith("tilewise")}
+    assert {"tilewise", "tilewise.nn", "tilewise.checkpoint", "tilewise.session"} | modules <= {*pages}
+
+
+def test_every_operation_is_listed(site):
+    """Each method of a graph that adds an operation by its heading, and each registered operation in the table."""
+    page = site / "reference" / "operations.html"
+    text = page.read_text(encoding="utf-8")
+    assert {"input", "parameter", "matmul", "scaled_dot_product_attention", "loss"} <= headings(page)
+    assert all(f"<code>{name}</code>" in text for name in registered_ops())
 
 
 def test_headers_and_pictures_are_there(site):

@@ -10,6 +10,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 from tilewise.core.border import Border, shown
@@ -31,6 +32,7 @@ __all__ = [
     "modules_of_ops",
     "op_named",
     "register",
+    "registered_ops",
 ]
 
 _border = Border("graph", ShapeError)
@@ -180,6 +182,11 @@ def op_named(name: str) -> Op:
             f"[ir.op] ops must be registered before use; got {name!r}; known: {', '.join(sorted(_OPS))}"
         )
     return _OPS[name]
+
+
+def registered_ops() -> Mapping[str, Op]:
+    """All registered ops by name."""
+    return MappingProxyType(_OPS)
 
 
 def modules_of_ops(names: Iterable[str]) -> tuple[str, ...] | None:

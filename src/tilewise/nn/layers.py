@@ -27,7 +27,8 @@ def linear(
     """`x · wᵀ`, or `x · wᵀ + b`, with a new weight `[out_features, last dim of x]` in the dtype of x.
 
     Args:
-        in_label, out_label: what the weight's dims count, for strategies.
+        in_label: what the weight's input dim counts, for strategies.
+        out_label: what its output dim counts.
         init_scale: see `GraphBuilder.parameter`.
         bias: add a new vector `[out_features]`, of zeros at first, whose name ends in `.bias` where that of the weight
             ends in `.weight`.

@@ -80,7 +80,8 @@ def verify_strategy(
         recompute: over the mesh, as in `ComputeGraph.plan`; one device saves everything.
         offload: over the mesh, as in `ComputeGraph.plan`; one device has everything in memory.
         offload_directory: of the devices' files, as in `GraphInstance`.
-        seed, lr: of the weights, of every step.
+        seed: of the weights.
+        lr: of every step.
         report: told what is being done.
         change: from the plan over the mesh to the one that runs; a test plants a fault with it.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from native.session.printed_pages import BLOCK, differences
+from support.hosts import missing
 
 PAGE = Path(__file__).parents[3] / "docs" / "distributed.md"
 COMMANDS = re.compile(r"^```bash\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
@@ -60,6 +61,27 @@ def test_every_command_of_the_page_runs(tmp_path):
         assert done.returncode == 0, (block, done.stdout, done.stderr)
         if printed:
             assert done.stdout == printed
+
+
+@pytest.mark.slow
+def test_the_recipe_for_two_hosts_on_one_machine_runs(tmp_path):
+    """As the page has it, with names and addresses that no other run uses."""
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    prepare(tmp_path)
+    (recipe,) = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    own = f"tw{os.getpid()}n"
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    command = ["bash", "-euc", recipe.replace("node$i", own + "$i").replace("node${", own + "${")]
+    command[-1] = command[-1].replace("node1", own + "1").replace("node2", own + "2")
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    finally:
+        for number in (1, 2):
+            subprocess.run(["ip", "netns", "del", f"{own}{number}"], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("dp=2 equals one device to the bit")
 
 
 @pytest.mark.slow
