@@ -31,19 +31,19 @@ namespace tilewise::tasks {
 /// Single steps of one thread.
 struct Probe {
   Engine& engine;
-  uint32_t seat = seat_here(engine);
+  uint32_t thread = current_thread(engine);
 
-  uint32_t take_slot() { return tasks::take_slot(engine, seat); }
+  uint32_t take_slot() { return tasks::take_slot(engine, thread); }
   void give_slot(uint32_t slot) {
     Wake::Word& wake = engine.store.slots[slot].wake;
     wake.store(Wake::of_generation(Wake::generation_in(wake.load(std::memory_order_relaxed)) + 1),
                std::memory_order_release);
   }
-  uint64_t allocate(uint64_t bytes) { return allocate_heap(engine, seat, bytes); }
-  SeatPool pool() { return SeatPool{engine, engine.seat(seat)}; }
+  uint64_t allocate(uint64_t bytes) { return allocate_heap(engine, thread, bytes); }
+  ChunkPool pool() { return ChunkPool{engine, engine.thread_slot(thread)}; }
   void start(uint32_t slot) { engine.store.slots[slot].state.store(SlotState::kRunning); }
-  uint32_t take() { return tasks::take(engine, seat, true); }
-  uint32_t complete(uint32_t slot) { return tasks::complete(engine, slot, seat, PTO_OK, true); }
+  uint32_t take() { return tasks::take(engine, thread, true); }
+  uint32_t complete(uint32_t slot) { return tasks::complete(engine, slot, thread, PTO_OK, true); }
 };
 
 }  // namespace tilewise::tasks
@@ -151,7 +151,7 @@ void handles() {
   std::vector<uint64_t> cells(4000);
   std::vector<pto_handle> names;
   for (uint64_t& cell : cells) names.push_back(register_buffer(*engine, &cell, 8));
-  SeatPool pool = probe.pool();
+  ChunkPool pool = probe.pool();
   uint64_t found = 0;
   measure(
       "handle insert", 4000,

@@ -10,7 +10,7 @@
 
 #include "base/quiet_thread.h"
 #include "tasks/engine/builtin_kernels.h"
-#include "tasks/engine/seats.h"
+#include "tasks/engine/thread_slots.h"
 #include "tasks/replay/recordings.h"
 #include "tasks/run/workers.h"
 #include "tasks/wait/wait.h"
@@ -103,18 +103,18 @@ OpenEngine open_engine(const Options& options) {
   engine->replays = std::make_unique<Recordings>(*engine);
   if (options.shared_path != nullptr) engine->peer.path = options.shared_path;
   Header& header = *engine->store.header;
-  header.seats_in_use.store(header.num_workers, std::memory_order_release);
+  header.threads_in_use.store(header.num_workers, std::memory_order_release);
   header.processes.owner.store(getpid());
-  for (uint32_t s = 0; s < header.num_seats; ++s) {
-    Seat& seat = engine->store.seats[s];
-    seat.classes = header.helper_classes;
+  for (uint32_t s = 0; s < header.num_thread_slots; ++s) {
+    ThreadSlot& thread_slot = engine->store.thread_slots[s];
+    thread_slot.classes = header.helper_classes;
     if (s >= header.num_workers) continue;
-    seat.is_taken.store(1);
-    seat.classes = 0;
+    thread_slot.is_taken.store(1);
+    thread_slot.classes = 0;
     for (uint32_t type = 0; type < kNumTypes; ++type) {
-      if ((options.worker_types[s] >> type & 1) != 0) seat.classes |= 1u << header.class_of_type[type];
+      if ((options.worker_types[s] >> type & 1) != 0) thread_slot.classes |= 1u << header.class_of_type[type];
     }
-    header.served_classes |= seat.classes;
+    header.served_classes |= thread_slot.classes;
   }
   if (header.num_workers == 0) header.served_classes = (1u << header.num_classes) - 1;
   for (const BuiltinKernel& kernel : builtin_kernels()) engine->kernels.add(kernel.name, kernel.function, kIsBuiltin);
@@ -166,7 +166,7 @@ void close_engine(Engine& engine) {
   if (!engine.peer.is_lost.load()) {
     const bool helps = has_lane(engine);
     try {
-      for (uint32_t slot = 0; slot < engine.store.seats_in_use() * engine.store.header->window; ++slot) {
+      for (uint32_t slot = 0; slot < engine.store.threads_in_use() * engine.store.header->window; ++slot) {
         const WakeWord word = Wake::look(engine.store.slots[slot].wake);
         if (!Wake::is_live(word)) continue;
         const TaskRef task = make_ref(Wake::generation_in(word), slot);

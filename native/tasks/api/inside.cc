@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <mutex>
 
-#include "tasks/engine/seats.h"
+#include "tasks/engine/thread_slots.h"
 #include "tasks/run/ready.h"
 #include "tasks/sched/submit_lock.h"
 
@@ -14,15 +14,15 @@ void stats(Engine& engine, pto_stats* stats) {
   const Header& header = *engine.store.header;
   *stats = {};
   uint32_t stocked = 0;
-  for (uint32_t s = 0; s < engine.store.seats_in_use(); ++s) {
-    const Seat& seat = engine.store.seats[s];
-    stats->num_submitted += seat.num_submitted.load(std::memory_order_relaxed);
-    stats->num_failed += seat.num_failed.load(std::memory_order_relaxed);
-    stats->num_helped += seat.num_helped.load(std::memory_order_relaxed);
-    stats->stall_ns += seat.stall_ns.load(std::memory_order_relaxed);
-    stats->num_stalls += seat.num_stalls.load(std::memory_order_relaxed);
-    stats->window_high = std::max(stats->window_high, seat.window_high.load(std::memory_order_relaxed));
-    stocked += seat.num_free_handles;
+  for (uint32_t s = 0; s < engine.store.threads_in_use(); ++s) {
+    const ThreadSlot& thread_slot = engine.store.thread_slots[s];
+    stats->num_submitted += thread_slot.num_submitted.load(std::memory_order_relaxed);
+    stats->num_failed += thread_slot.num_failed.load(std::memory_order_relaxed);
+    stats->num_helped += thread_slot.num_helped.load(std::memory_order_relaxed);
+    stats->stall_ns += thread_slot.stall_ns.load(std::memory_order_relaxed);
+    stats->num_stalls += thread_slot.num_stalls.load(std::memory_order_relaxed);
+    stats->window_high = std::max(stats->window_high, thread_slot.window_high.load(std::memory_order_relaxed));
+    stocked += thread_slot.num_free_handles;
   }
   stats->num_completed = num_completed(engine);
   stats->window = header.window;
@@ -41,8 +41,8 @@ void stats(Engine& engine, pto_stats* stats) {
 
 // A thread is busy from taking a task until it has handed on what became ready.
 bool is_idle(const Engine& engine) {
-  for (uint32_t s = 0; s < engine.store.seats_in_use(); ++s) {
-    if (engine.store.seats[s].is_busy.load(std::memory_order_acquire) != 0 || has_work(engine, s)) return false;
+  for (uint32_t s = 0; s < engine.store.threads_in_use(); ++s) {
+    if (engine.store.thread_slots[s].is_busy.load(std::memory_order_acquire) != 0 || has_work(engine, s)) return false;
   }
   return true;
 }
@@ -71,7 +71,7 @@ uint64_t trace_stalls(const Engine& engine, pto_trace_stall* records, uint64_t c
 }
 
 void begin_graph(Engine& engine) {
-  const SubmitGuard guard(*engine.store.header, seat_here(engine), engine.fences);
+  const SubmitGuard guard(*engine.store.header, current_thread(engine), engine.fences);
   if (engine.graph != nullptr) {
     raise(PTO_BAD_ARGUMENT, "[runtime.graph_begin] one graph at a time; got a second; end the first");
   }
@@ -82,7 +82,7 @@ void begin_graph(Engine& engine) {
 void end_graph(Engine& engine, const char* json_path) {
   std::unique_ptr<GraphLog> log;
   {
-    const SubmitGuard guard(*engine.store.header, seat_here(engine), engine.fences);
+    const SubmitGuard guard(*engine.store.header, current_thread(engine), engine.fences);
     log = std::move(engine.graph);
     if (log != nullptr) engine.num_observers.fetch_sub(1);
   }

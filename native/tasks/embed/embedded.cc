@@ -5,7 +5,7 @@
 #include <bit>
 
 #include "tasks/engine/pool.h"
-#include "tasks/engine/seats.h"
+#include "tasks/engine/thread_slots.h"
 #include "tasks/open.h"
 #include "tasks/order/dependencies.h"
 #include "tasks/order/growing_pool.h"
@@ -30,7 +30,7 @@ Options options_of(uint32_t num_workers, uint32_t window) {
   options.max_lanes = 1;
   options.max_handles = 1;
   // Every task may wait for every other one, and workers keep some in stock: the pool cannot run out.
-  options.max_chunks = window * (window / kPerChunk + 2) + num_workers * 5 * SeatPool::kStock;
+  options.max_chunks = window * (window / kPerChunk + 2) + num_workers * 5 * ChunkPool::kStock;
   options.max_replayable = 0;
   options.max_regions = 1;
   options.max_events = 1;
@@ -43,7 +43,7 @@ Options options_of(uint32_t num_workers, uint32_t window) {
 /// The kernel of every task here.
 int run_hosted(void* const*, const uint64_t*) {
   const Engine& engine = *running.engine;
-  engine.host->execute(engine.store.place_of(running.slot), running.seat);
+  engine.host->execute(engine.store.place_of(running.slot), running.thread);
   return PTO_OK;
 }
 

@@ -3,7 +3,7 @@
 
 #include <unistd.h>
 
-#include "tasks/engine/seats.h"
+#include "tasks/engine/thread_slots.h"
 #include "tasks/sched/sleep.h"
 
 namespace tilewise::tasks {

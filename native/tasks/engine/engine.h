@@ -4,7 +4,7 @@
 // a task makes its successors ready, and workers (and waiting submitters) take ready tasks. The store holds everything
 // that two processes may share; beside it stands what only this process needs. The rooms are functions on it:
 //
-//   engine/  seats, kernels, handles, failures        submit/  from a specification to a task that waits or is ready
+//   engine/  thread slots, kernels, handles, failures  submit/  from a specification to a task that waits or is ready
 //   run/     ready tasks, order among live tasks,     replay/  recordings, and rounds of them
 //            events, running and completing, workers  embed/   an engine inside other native code
 //   wait/    waiting for tasks and for room           api/     the C border; opening and closing; seeing inside
@@ -47,7 +47,7 @@ struct Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  Seat& seat(uint32_t index) const { return store.seats[index]; }
+  ThreadSlot& thread_slot(uint32_t index) const { return store.thread_slots[index]; }
   bool has_failures() const { return store.header->failures.num_failed.load(std::memory_order_acquire) != 0; }
 
   const Store store;

@@ -6,8 +6,8 @@
 #include <mutex>
 
 #include "tasks/engine/pool.h"
-#include "tasks/engine/seats.h"
 #include "tasks/engine/task_parts.h"
+#include "tasks/engine/thread_slots.h"
 #include "tasks/order/boxes.h"
 #include "tasks/sched/thread_state.h"
 
@@ -17,7 +17,7 @@ namespace {
 
 uint64_t hash_of(TaskRef task) { return (task >> kFlagBits) * 0x9E3779B97F4A7C15ull >> 20; }
 
-uint32_t record_error(Engine& engine, uint32_t slot, uint32_t seat_index, int status, const std::string& reason) {
+uint32_t record_error(Engine& engine, uint32_t slot, uint32_t thread, int status, const std::string& reason) {
   Header& header = *engine.store.header;
   const Slot& task = engine.store.slots[slot];
   std::lock_guard guard(header.failures.lock);
@@ -25,7 +25,7 @@ uint32_t record_error(Engine& engine, uint32_t slot, uint32_t seat_index, int st
   ErrorRecord& record = engine.store.errors[number % kMaxErrors];
   record.task = engine.store.name_at(slot);
   record.kernel = task.kernel;
-  record.worker = seat_index < header.num_workers ? static_cast<int32_t>(seat_index) : -1;
+  record.worker = thread < header.num_workers ? static_cast<int32_t>(thread) : -1;
   record.lane = static_cast<int32_t>(lane_of(engine, slot));
   record.status = status;
   record.number = number;
@@ -64,9 +64,9 @@ void mark_failed(Engine& engine, TaskRef task, uint32_t error, bool is_pinned) {
 // the tasks that can still ask were submitted before the first sweep that found the producer completed.
 void sweep_failures(Engine& engine, bool holds_boxes_lock) {
   Header& header = *engine.store.header;
-  const uint32_t seat_index = seat_here(engine);
-  engine.replays->settle_all(seat_index);  // so that the buffers name all tasks
-  SeatPool pool{engine, engine.seat(seat_index)};
+  const uint32_t thread = current_thread(engine);
+  engine.replays->settle_all(thread);  // so that the buffers name all tasks
+  ChunkPool pool{engine, engine.thread_slot(thread)};
   std::vector<TaskRef> named;
   const auto note = [&](TaskRef ref) { named.push_back(without_flags(ref)); };
   const auto note_state = [&](const AccessState& state) {
@@ -87,7 +87,7 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
   std::sort(named.begin(), named.end());
   const uint64_t now = header.sequence.load(std::memory_order_relaxed);
   std::vector<uint64_t> live;
-  for (uint32_t slot = 0; slot < engine.store.seats_in_use() * header.window; ++slot) {
+  for (uint32_t slot = 0; slot < engine.store.threads_in_use() * header.window; ++slot) {
     if (!Wake::is_live(Wake::look(engine.store.slots[slot].wake))) continue;
     live.push_back(engine.store.slots[slot].sequence.load(std::memory_order_relaxed));
   }
@@ -142,7 +142,7 @@ bool is_complete(const Engine& engine, pto_task task) {
 }
 
 // The task did not do its work: its own error, or the one it inherits, becomes its consumers'.
-void fail(Engine& engine, uint32_t slot, uint32_t seat_index, int status) {
+void fail(Engine& engine, uint32_t slot, uint32_t thread, int status) {
   Slot& task = engine.store.slots[slot];
   const TaskRef self = engine.store.name_at(slot);
   uint32_t error = task.poison;
@@ -159,17 +159,18 @@ void fail(Engine& engine, uint32_t slot, uint32_t seat_index, int status) {
     }
     failure_reason.clear();
     if (status == PTO_INTERRUPTED) asks_at_once = true;
-    error = record_error(engine, slot, seat_index,
+    error = record_error(engine, slot, thread,
                          status == PTO_CANCELLED || status == PTO_TIMEOUT ? status : PTO_TASK_FAILED, reason);
   }
-  Seat& me = engine.seat(seat_index);
+  ThreadSlot& me = engine.thread_slot(thread);
   me.num_failed.store(me.num_failed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   mark_failed(engine, self, error, (task.flags & kKeepsError) != 0);
   uint32_t none = 0;
   if (task.parent != 0) {
     engine.store.slots[task.parent - 1].child_error.compare_exchange_strong(none, error, std::memory_order_acq_rel);
   } else {
-    engine.seat(lane_of(engine, slot)).first_error.compare_exchange_strong(none, error, std::memory_order_acq_rel);
+    engine.thread_slot(lane_of(engine, slot))
+        .first_error.compare_exchange_strong(none, error, std::memory_order_acq_rel);
   }
 }
 

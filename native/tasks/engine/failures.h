@@ -12,7 +12,7 @@ namespace tilewise::tasks {
 /// Raises PTO_BAD_ARGUMENT for what is no task of this runtime.
 bool is_complete(const Engine& engine, pto_task task);
 /// The task did not do its work: its own error, or the one it inherits, becomes its consumers'.
-void fail(Engine& engine, uint32_t slot, uint32_t seat_index, int status);
+void fail(Engine& engine, uint32_t slot, uint32_t thread, int status);
 /// The error of a task that has failed; 0: it has not.
 uint32_t find_error(Engine& engine, TaskRef task);
 /// The task will not run if this producer, whose data it reads, has failed.

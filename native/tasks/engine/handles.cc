@@ -16,8 +16,8 @@ namespace {
 
 constexpr uint32_t kHandleStock = 32;
 
-void refill_handles(Engine& engine, uint32_t seat_index) {
-  Seat& me = engine.seat(seat_index);
+void refill_handles(Engine& engine, uint32_t thread) {
+  ThreadSlot& me = engine.thread_slot(thread);
   Header& header = *engine.store.header;
   std::lock_guard guard(header.pools.lock);
   // Near the end only one at a time, so that no stock keeps what another thread waits for.
@@ -48,9 +48,9 @@ void raise_stale(pto_handle handle, const char* where) {
 }
 
 // A handle costs one step from the thread's own stock.
-uint32_t try_take_handle(Engine& engine, uint32_t seat_index) {
-  Seat& me = engine.seat(seat_index);
-  if (me.free_handles == 0) refill_handles(engine, seat_index);
+uint32_t try_take_handle(Engine& engine, uint32_t thread) {
+  ThreadSlot& me = engine.thread_slot(thread);
+  if (me.free_handles == 0) refill_handles(engine, thread);
   if (me.free_handles == 0) return kNone;
   const uint32_t index = me.free_handles - 1;
   Handle& handle = engine.store.handles[index];
@@ -64,8 +64,8 @@ uint32_t try_take_handle(Engine& engine, uint32_t seat_index) {
   return index;
 }
 
-void forget_accesses(Engine& engine, Handle& handle, uint32_t seat_index) {
-  SeatPool pool{engine, engine.seat(seat_index)};
+void forget_accesses(Engine& engine, Handle& handle, uint32_t thread) {
+  ChunkPool pool{engine, engine.thread_slot(thread)};
   if ((handle.flags & kHasRegions) != 0) {
     std::lock_guard guard(engine.store.header->boxes_lock);
     sweep_boxes(engine.boxes, engine.store.index_of(handle), handle, pool, true);
@@ -75,9 +75,9 @@ void forget_accesses(Engine& engine, Handle& handle, uint32_t seat_index) {
   handle.state = {};
 }
 
-void reclaim_chunks(Engine& engine, uint32_t seat_index, bool holds_boxes_lock) {
+void reclaim_chunks(Engine& engine, uint32_t thread, bool holds_boxes_lock) {
   Header& header = *engine.store.header;
-  SeatPool pool{engine, engine.seat(seat_index)};
+  ChunkPool pool{engine, engine.thread_slot(thread)};
   const uint32_t parent = running.engine == &engine ? running.parent : 0;
   std::unique_lock boxes_guard(header.boxes_lock, std::defer_lock);
   if (!holds_boxes_lock) boxes_guard.lock();
@@ -106,17 +106,17 @@ bool is_shared(const Handle& handle) {
   return (handle.flags & kHasOwner) == 0 || (handle.flags & (kReplayed | kFrozen)) != 0;
 }
 
-void forget_buffer(Engine& engine, Handle& handle, uint32_t seat_index) {
+void forget_buffer(Engine& engine, Handle& handle, uint32_t thread) {
   if ((handle.flags & (kReplayed | kFrozen)) != 0) ++engine.num_freezes;
-  settle_buffer(engine, handle, seat_index);
-  forget_accesses(engine, handle, seat_index);
+  settle_buffer(engine, handle, thread);
+  forget_accesses(engine, handle, thread);
 }
 
 // The generation moves on at once, so that a thread that still names the buffer gets an error.
-void give_index(Engine& engine, uint32_t index, uint32_t seat_index) {
+void give_index(Engine& engine, uint32_t index, uint32_t thread) {
   Handle& handle = engine.store.handles[index];
   Header& header = *engine.store.header;
-  Seat& me = engine.seat(seat_index);
+  ThreadSlot& me = engine.thread_slot(thread);
   handle.generation.store(handle.generation.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   handle.flags = 0;
   handle.next = me.free_handles;
@@ -142,31 +142,31 @@ void give_index(Engine& engine, uint32_t index, uint32_t seat_index) {
 
 }  // namespace
 
-void give_handle(Engine& engine, uint32_t index, uint32_t seat_index) {
+void give_handle(Engine& engine, uint32_t index, uint32_t thread) {
   Handle& handle = engine.store.handles[index];
   {
-    const SubmitGuard guard(*engine.store.header, seat_index, engine.fences, !is_shared(handle));
-    forget_buffer(engine, handle, seat_index);
+    const SubmitGuard guard(*engine.store.header, thread, engine.fences, !is_shared(handle));
+    forget_buffer(engine, handle, thread);
   }
-  give_index(engine, index, seat_index);
+  give_index(engine, index, thread);
 }
 
-void close_scope(Engine& engine, uint32_t seat_index) {
-  Seat& me = engine.seat(seat_index);
+void close_scope(Engine& engine, uint32_t thread) {
+  ThreadSlot& me = engine.thread_slot(thread);
   Scope& scope = me.scopes[me.depth];
   bool needs_lock = false;
   for (uint32_t h = scope.first_handle; h != 0; h = engine.store.handles[h - 1].next) {
     needs_lock |= is_shared(engine.store.handles[h - 1]);
   }
   if (scope.first_handle != 0) {
-    const SubmitGuard guard(*engine.store.header, seat_index, engine.fences, !needs_lock);
+    const SubmitGuard guard(*engine.store.header, thread, engine.fences, !needs_lock);
     for (uint32_t h = scope.first_handle; h != 0; h = engine.store.handles[h - 1].next) {
-      forget_buffer(engine, engine.store.handles[h - 1], seat_index);
+      forget_buffer(engine, engine.store.handles[h - 1], thread);
     }
   }
   for (uint32_t h = scope.first_handle; h != 0;) {
     const uint32_t next = engine.store.handles[h - 1].next;
-    give_index(engine, h - 1, seat_index);
+    give_index(engine, h - 1, thread);
     h = next;
   }
   if (release_runs(engine.store, scope)) wake_waiters(engine);

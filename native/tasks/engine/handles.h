@@ -1,7 +1,7 @@
 // Handles of buffers, and the scopes in which they live.
 //
-// Who may call: the thread of the seat. Blocks: for the lock of the pools, and for the submission lock where others may
-// look at the buffer's state. Memory: the store; each seat keeps a stock of free handles.
+// Who may call: the thread that owns the slot. Blocks: for the lock of the pools, and for the submission lock where
+// others may look at the buffer's state. Memory: the store; each thread keeps a stock of free handles.
 #pragma once
 #include "tasks/engine/engine.h"
 #include "tasks/engine/pool.h"
@@ -26,25 +26,25 @@ inline pto_handle handle_name(const Handle& handle, uint32_t index) {
 }
 
 /// Leaves in a buffer, by name, the tasks of a round of a recording that accessed it last. Under the submission lock.
-inline void settle_buffer(const Engine& engine, Handle& handle, uint32_t seat_index) {
-  if ((handle.flags & kReplayed) != 0) engine.replays->settle(handle, seat_index);
+inline void settle_buffer(const Engine& engine, Handle& handle, uint32_t thread) {
+  if ((handle.flags & kReplayed) != 0) engine.replays->settle(handle, thread);
 }
 
 /// A handle of a new buffer; kNone: none is free. wait/room.h has the one that waits.
-uint32_t try_take_handle(Engine& engine, uint32_t seat_index);
+uint32_t try_take_handle(Engine& engine, uint32_t thread);
 
 /// Its generation moves on at once: a thread that still names it is told.
-void give_handle(Engine& engine, uint32_t index, uint32_t seat_index);
+void give_handle(Engine& engine, uint32_t index, uint32_t thread);
 /// Takes back the chunks that name only tasks which have ended, from every buffer that this thread may look at: inside
 /// a task the buffers of its children, elsewhere all others. Called under the submission lock, except inside a task.
-void reclaim_chunks(Engine& engine, uint32_t seat_index, bool holds_boxes_lock);
-[[gnu::always_inline]] inline void reclaim_chunks_if_few(Engine& engine, uint32_t seat_index, bool holds_boxes_lock) {
+void reclaim_chunks(Engine& engine, uint32_t thread, bool holds_boxes_lock);
+[[gnu::always_inline]] inline void reclaim_chunks_if_few(Engine& engine, uint32_t thread, bool holds_boxes_lock) {
   if (engine.store.header->wants_chunks.load(std::memory_order_relaxed) != 0) [[unlikely]]
-    reclaim_chunks(engine, seat_index, holds_boxes_lock);
+    reclaim_chunks(engine, thread, holds_boxes_lock);
 }
 /// The buffer as if no task had ever used it.
-void forget_accesses(Engine& engine, Handle& handle, uint32_t seat_index);
-/// The innermost scope of a seat ends, and with it its handles and its memory, as soon as no task uses them.
-void close_scope(Engine& engine, uint32_t seat_index);
+void forget_accesses(Engine& engine, Handle& handle, uint32_t thread);
+/// The innermost scope of a thread ends, and with it its handles and its memory, as soon as no task uses them.
+void close_scope(Engine& engine, uint32_t thread);
 
 }  // namespace tilewise::tasks

@@ -1,7 +1,7 @@
-// Chunks of references as one thread takes and gives them: from its seat's stock, refilled from the shared one.
+// Chunks of references as one thread takes and gives them: from its thread's stock, refilled from the shared one.
 //
-// Who may call: the thread of the seat. Blocks: for the lock of the pools when the stock is empty or too large. Memory:
-// the store.
+// Who may call: the thread that owns the slot. Blocks: for the lock of the pools when the stock is empty or too large.
+// Memory: the store.
 #pragma once
 #include <mutex>
 
@@ -9,26 +9,26 @@
 
 namespace tilewise::tasks {
 
-struct SeatPool {
+struct ChunkPool {
   Engine& engine;
-  Seat& seat;
+  ThreadSlot& own;
 
   static constexpr uint32_t kStock = 16;
 
   Chunk& chunk(uint32_t index) const { return engine.store.chunks[index - 1]; }
 
   uint32_t take() {
-    if (seat.free_chunks == 0) refill();
-    const uint32_t index = seat.free_chunks;
-    seat.free_chunks = chunk(index).next;
-    --seat.num_free_chunks;
+    if (own.free_chunks == 0) refill();
+    const uint32_t index = own.free_chunks;
+    own.free_chunks = chunk(index).next;
+    --own.num_free_chunks;
     return index;
   }
 
   void give(uint32_t index) {
-    chunk(index).next = seat.free_chunks;
-    seat.free_chunks = index;
-    if (++seat.num_free_chunks > 4 * kStock) shrink();
+    chunk(index).next = own.free_chunks;
+    own.free_chunks = index;
+    if (++own.num_free_chunks > 4 * kStock) shrink();
   }
 
   /// The task has completed; if it is asked for its data, successfully.
@@ -54,14 +54,14 @@ struct SeatPool {
       } else {
         break;
       }
-      chunk(index).next = seat.free_chunks;
-      seat.free_chunks = index;
-      ++seat.num_free_chunks;
+      chunk(index).next = own.free_chunks;
+      own.free_chunks = index;
+      ++own.num_free_chunks;
     }
     if (header.pools.num_spare_chunks(header.max_chunks) < header.pools.reclaim_below) {
       header.wants_chunks.store(1, std::memory_order_relaxed);
     }
-    if (seat.free_chunks == 0) {
+    if (own.free_chunks == 0) {
       raise(PTO_NO_MEMORY,
             "[runtime.submit] the dependencies between tasks that have not ended must fit the runtime's table; got "
             "more than ",
@@ -73,10 +73,10 @@ struct SeatPool {
   [[gnu::noinline]] void shrink() {
     Header& header = *engine.store.header;
     std::lock_guard guard(header.pools.lock);
-    while (seat.num_free_chunks > kStock) {
-      const uint32_t index = seat.free_chunks;
-      seat.free_chunks = chunk(index).next;
-      --seat.num_free_chunks;
+    while (own.num_free_chunks > kStock) {
+      const uint32_t index = own.free_chunks;
+      own.free_chunks = chunk(index).next;
+      --own.num_free_chunks;
       chunk(index).next = header.pools.free_chunks;
       header.pools.free_chunks = index;
       ++header.pools.num_free_chunks;

@@ -42,7 +42,7 @@ void GraphLog::add(const Store& store, uint32_t slot, const pto_task_spec& spec)
             spec.kernel >= 0 ? store.kernels[spec.kernel].name : "",
             spec.name != nullptr ? spec.name : "",
             static_cast<int>(store.lane_of(slot)),
-            store.seats[store.lane_of(slot)].depth,
+            store.thread_slots[store.lane_of(slot)].depth,
             task.parent != 0 ? store.name_at(task.parent - 1) : 0,
             now_ns(),
             {},

@@ -1,10 +1,10 @@
 // Records of what every thread did, kept while tracing is on.
 //
-// Purpose: one record per task and per stall. Who may call: start, end and stall by the thread of the seat; reading
-// while nothing runs. Blocks: never. Memory: of the process; each seat's records grow to their limit as they come, then
-// the newest replace the oldest. With two processes the workers' tasks lie in the store instead, for the other to
-// read. Tasks are stamped with ticks(), which costs a third of the system's clock, and turned into ns when they are
-// read: two readings of both clocks, far apart, tell how long a tick is.
+// Purpose: one record per task and per stall. Who may call: start, end and stall by the thread that owns the slot;
+// reading while nothing runs. Blocks: never. Memory: of the process; each thread's records grow to their limit as they
+// come, then the newest replace the oldest. With two processes the workers' tasks lie in the store instead, for the
+// other to read. Tasks are stamped with ticks(), which costs a third of the system's clock, and turned into ns when
+// they are read: two readings of both clocks, far apart, tell how long a tick is.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -21,13 +21,13 @@ namespace tilewise::tasks {
 class Trace {
  public:
   Trace(const Store& store, uint32_t capacity) : capacity_(capacity), first_ticks_(ticks()), first_ns_(now_ns()) {
-    for (uint32_t s = 0; s < store.header->num_seats; ++s) {
-      seats_.push_back(std::make_unique<PerSeat>());
-      if (store.traces != nullptr && s < store.header->num_workers) seats_[s]->shared = &store.traces[s];
+    for (uint32_t s = 0; s < store.header->num_thread_slots; ++s) {
+      thread_slots_.push_back(std::make_unique<PerThread>());
+      if (store.traces != nullptr && s < store.header->num_workers) thread_slots_[s]->shared = &store.traces[s];
     }
   }
 
-  void start(uint32_t seat) { seats_[seat]->start_ticks = ticks(); }
+  void start(uint32_t thread) { thread_slots_[thread]->start_ticks = ticks(); }
 
   /// What is known of a task before it starts.
   struct Before {
@@ -39,10 +39,10 @@ class Trace {
   };
 
   /// kernel: of a tile program's task: its label; its first row is its name then.
-  void end(uint32_t seat, uint32_t num_workers, TaskRef name, int32_t kernel, int32_t priority, const Before& before,
+  void end(uint32_t thread, uint32_t num_workers, TaskRef name, int32_t kernel, int32_t priority, const Before& before,
            int status) {
-    const int32_t worker = seat < num_workers ? static_cast<int32_t>(seat) : -1 - static_cast<int32_t>(seat);
-    PerSeat& mine = *seats_[seat];
+    const int32_t worker = thread < num_workers ? static_cast<int32_t>(thread) : -1 - static_cast<int32_t>(thread);
+    PerThread& mine = *thread_slots_[thread];
     const auto lane = static_cast<int32_t>(before.lane);
     pto_trace_task record{name,
                           kernel,
@@ -63,10 +63,10 @@ class Trace {
     mine.shared->num_tasks.store(number + 1, std::memory_order_relaxed);
   }
 
-  void stall(uint32_t seat, int32_t cause, int64_t begin_ns, int64_t end_ns, uint64_t live, uint64_t heap_bytes) {
-    PerSeat& mine = *seats_[seat];
+  void stall(uint32_t thread, int32_t cause, int64_t begin_ns, int64_t end_ns, uint64_t live, uint64_t heap_bytes) {
+    PerThread& mine = *thread_slots_[thread];
     push(mine.stalls, mine.num_stalls++, capacity_,
-         pto_trace_stall{static_cast<int32_t>(seat), cause, begin_ns, end_ns, live, heap_bytes});
+         pto_trace_stall{static_cast<int32_t>(thread), cause, begin_ns, end_ns, live, heap_bytes});
   }
 
   /// Copies up to `capacity` records, their times in ns; returns how many there are.
@@ -88,11 +88,11 @@ class Trace {
       }
       ++count;
     };
-    for (const auto& seat : seats_) {
-      for (const pto_trace_task& record : seat->tasks) copy(record);
-      if (seat->shared == nullptr) continue;
-      const uint64_t num_tasks = std::min(seat->shared->num_tasks.load(std::memory_order_acquire), kSharedTraceTasks);
-      for (uint64_t t = 0; t < num_tasks; ++t) copy(seat->shared->tasks[t]);
+    for (const auto& own : thread_slots_) {
+      for (const pto_trace_task& record : own->tasks) copy(record);
+      if (own->shared == nullptr) continue;
+      const uint64_t num_tasks = std::min(own->shared->num_tasks.load(std::memory_order_acquire), kSharedTraceTasks);
+      for (uint64_t t = 0; t < num_tasks; ++t) copy(own->shared->tasks[t]);
     }
     return count;
   }
@@ -100,14 +100,14 @@ class Trace {
   /// Records of tasks that newer ones have replaced.
   uint64_t num_dropped() const {
     uint64_t total = 0;
-    for (const auto& seat : seats_) total += seat->num_tasks - seat->tasks.size();
+    for (const auto& own : thread_slots_) total += own->num_tasks - own->tasks.size();
     return total;
   }
 
   uint64_t stalls(pto_trace_stall* records, uint64_t capacity) const {
     uint64_t count = 0;
-    for (const auto& seat : seats_) {
-      for (const pto_trace_stall& record : seat->stalls) {
+    for (const auto& own : thread_slots_) {
+      for (const pto_trace_stall& record : own->stalls) {
         if (count < capacity) records[count] = record;
         ++count;
       }
@@ -116,7 +116,7 @@ class Trace {
   }
 
  private:
-  struct alignas(128) PerSeat {
+  struct alignas(128) PerThread {
     uint64_t start_ticks = 0;
     uint64_t num_tasks = 0;
     uint64_t num_stalls = 0;
@@ -149,7 +149,7 @@ class Trace {
   uint64_t first_ticks_;
   int64_t first_ns_;
   mutable std::atomic<double> tick_ns_{0};
-  std::vector<std::unique_ptr<PerSeat>> seats_;
+  std::vector<std::unique_ptr<PerThread>> thread_slots_;
 };
 
 }  // namespace tilewise::tasks

@@ -36,7 +36,7 @@ std::vector<std::pair<uint32_t, uint32_t>> needed_edges(const Recording& recordi
 }  // namespace
 
 KeptRecording::KeptRecording(Engine& engine, Recording& its_recording, uint32_t its_first_slot)
-    : Round(its_first_slot, engine.store.header->num_seats),
+    : Round(its_first_slot, engine.store.header->num_thread_slots),
       recording(its_recording),
       addresses(its_recording.accesses.size()),
       slots_(engine.store.slots) {

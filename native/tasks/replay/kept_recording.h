@@ -33,17 +33,18 @@ class KeptRecording : public Round {
   TaskRef name_of(uint32_t task) const { return make_ref(generation, first_slot + task); }
 
   /// Whether the last round has ended, for every thread that learns it from here.
-  bool is_done(uint32_t num_seats) const {
+  bool is_done(uint32_t num_thread_slots) const {
     // The last task is mostly the last to end; to look at it costs no other thread a cache line, as to look at the
     // counters would.
     const uint32_t last = first_slot + num_tasks() - 1;
     const auto has_last_ended = [&] { return Wake::generation(slots_[last].wake) != generation; };
-    return Rounds::is_over(has_last_ended, target.load(std::memory_order_relaxed), num_seats,
-                           [this](uint32_t seat) -> const Rounds::Count& { return done[seat].count; });
+    return Rounds::is_over(has_last_ended, target.load(std::memory_order_relaxed), num_thread_slots,
+                           [this](uint32_t thread) -> const Rounds::Count& { return done[thread].count; });
   }
   /// Tasks that have ended, of all rounds.
-  uint64_t num_done(uint32_t num_seats) const {
-    return Rounds::num_done(num_seats, [this](uint32_t seat) -> const Rounds::Count& { return done[seat].count; });
+  uint64_t num_done(uint32_t num_thread_slots) const {
+    return Rounds::num_done(num_thread_slots,
+                            [this](uint32_t thread) -> const Rounds::Count& { return done[thread].count; });
   }
 
   const char* name_in(uint32_t slot) const {

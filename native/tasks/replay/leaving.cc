@@ -9,10 +9,10 @@
 
 namespace tilewise::tasks {
 
-void leave_writers(Engine& engine, Handle& handle, const std::vector<TaskRef>& writers, uint32_t seat_index) {
+void leave_writers(Engine& engine, Handle& handle, const std::vector<TaskRef>& writers, uint32_t thread) {
   AccessState state;
   state.kind = Kind::kWrite;
-  SeatPool pool{engine, engine.seat(seat_index)};
+  ChunkPool pool{engine, engine.thread_slot(thread)};
   try {
     for (const TaskRef writer : writers) {
       if (state.now[0] == 0) {
@@ -26,21 +26,21 @@ void leave_writers(Engine& engine, Handle& handle, const std::vector<TaskRef>& w
     give_chunks(pool, state.more_now);
     throw;
   }
-  forget_accesses(engine, handle, seat_index);
+  forget_accesses(engine, handle, thread);
   handle.flags &= ~kHasRegions;
   handle.state = state;
 }
 
 // What later submissions find in a buffer: the recording's last accesses, by the names of this replay.
 void leave_behind(Engine& engine, Recording& recording, const RecordedBuffer& buffer, Handle& handle,
-                  const std::vector<TaskRef>& names, uint32_t seat_index) {
-  SeatPool pool{engine, engine.seat(seat_index)};
+                  const std::vector<TaskRef>& names, uint32_t thread) {
+  ChunkPool pool{engine, engine.thread_slot(thread)};
   const auto renamed = [&](TaskRef ref) { return names[slot_of(ref)] | (ref & kFlagMask); };
   if (buffer.has_regions || (handle.flags & kHasRegions) != 0) {
     std::vector<TaskRef> writers;
     for (const uint32_t user : buffer.users) writers.push_back(names[user]);
     for_each_now(buffer.state, recording.pool, [&](TaskRef ref) { writers.push_back(renamed(ref)); });
-    return leave_writers(engine, handle, writers, seat_index);
+    return leave_writers(engine, handle, writers, thread);
   }
   if (!buffer.is_written) {
     for_each_now(buffer.state, recording.pool,

@@ -8,8 +8,8 @@
 namespace tilewise::tasks {
 
 void leave_behind(Engine& engine, Recording& recording, const RecordedBuffer& buffer, Handle& handle,
-                  const std::vector<TaskRef>& names, uint32_t seat_index);
+                  const std::vector<TaskRef>& names, uint32_t thread);
 /// Makes these all that is known of a buffer: several last writers at once, for the task that comes next.
-void leave_writers(Engine& engine, Handle& handle, const std::vector<TaskRef>& writers, uint32_t seat_index);
+void leave_writers(Engine& engine, Handle& handle, const std::vector<TaskRef>& writers, uint32_t thread);
 
 }  // namespace tilewise::tasks

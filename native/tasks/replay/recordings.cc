@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "tasks/engine/seats.h"
+#include "tasks/engine/thread_slots.h"
 #include "tasks/replay/replay.h"
 #include "tasks/replay/rounds.h"
 #include "tasks/sched/float_modes.h"
@@ -12,23 +12,23 @@
 
 namespace tilewise::tasks {
 
-Recordings::Recordings(Engine& engine) : engine_(engine), open_(engine.store.header->num_seats) {}
+Recordings::Recordings(Engine& engine) : engine_(engine), open_(engine.store.header->num_thread_slots) {}
 
 void Recordings::begin() {
-  const uint32_t seat_index = seat_here(engine_);
-  if (open_[seat_index] != nullptr) {
+  const uint32_t thread = current_thread(engine_);
+  if (open_[thread] != nullptr) {
     raise(PTO_BAD_ARGUMENT, "[runtime.record_begin] one recording at a time per thread; got a second; end the first");
   }
-  open_[seat_index] = std::make_unique<Recording>(engine_.store);
+  open_[thread] = std::make_unique<Recording>(engine_.store);
   engine_.num_observers.fetch_add(1);
 }
 
 pto_recording Recordings::end() {
-  const uint32_t seat_index = seat_here(engine_);
-  if (open_[seat_index] == nullptr) {
+  const uint32_t thread = current_thread(engine_);
+  if (open_[thread] == nullptr) {
     raise(PTO_BAD_ARGUMENT, "[runtime.record_end] a recording must be open; got none; call pto_record_begin first");
   }
-  std::shared_ptr<Recording> recording = std::move(open_[seat_index]);
+  std::shared_ptr<Recording> recording = std::move(open_[thread]);
   engine_.num_observers.fetch_sub(1);
   std::lock_guard guard(mutex_);
   keep(*recording);
@@ -46,11 +46,11 @@ pto_recording Recordings::end() {
 
 // Its tasks go on: what they need of it stays until they have ended.
 void Recordings::free(pto_recording name) {
-  const uint32_t seat_index = seat_here(engine_);
+  const uint32_t thread = current_thread(engine_);
   if (running.engine == &engine_) {  // a replay may hold the submission lock until this very task has ended
     raise(PTO_BAD_ARGUMENT, "[runtime.recording_free] a recording is freed outside tasks; got a call inside one");
   }
-  const SubmitGuard submit_guard(*engine_.store.header, seat_index, engine_.fences);
+  const SubmitGuard submit_guard(*engine_.store.header, thread, engine_.fences);
   std::shared_ptr<Recording> recording;
   {
     std::lock_guard guard(mutex_);
@@ -62,14 +62,14 @@ void Recordings::free(pto_recording name) {
     all_.erase(found);
   }
   if (recording->kept == nullptr) return;
-  settle_round(engine_, *recording->kept, seat_index);
+  settle_round(engine_, *recording->kept, thread);
   std::lock_guard guard(mutex_);
   recording->kept->is_freed = true;
   reap();
 }
 
 void Recordings::replay(pto_recording name, const pto_handle* from, const pto_handle* to, uint32_t num_handles) {
-  const uint32_t seat_index = seat_here(engine_);
+  const uint32_t thread = current_thread(engine_);
   if (running.engine == &engine_) {
     raise(PTO_BAD_ARGUMENT, "[runtime.replay] a recording is replayed outside tasks; got a call inside one");
   }
@@ -84,28 +84,28 @@ void Recordings::replay(pto_recording name, const pto_handle* from, const pto_ha
   }
   Blocking let_others_run;
   const DefaultFloatModes modes;
-  if (recording->kept != nullptr && replay_round(engine_, *recording, from, to, num_handles, seat_index)) return;
+  if (recording->kept != nullptr && replay_round(engine_, *recording, from, to, num_handles, thread)) return;
   std::vector<pto_handle> names;
   {
-    const SubmitGuard guard(*engine_.store.header, seat_index, engine_.fences);  // of what the recording remembers
+    const SubmitGuard guard(*engine_.store.header, thread, engine_.fences);  // of what the recording remembers
     names = bind_recording(engine_, *recording, from, to, num_handles);
   }
-  submit_recording(engine_, *recording, std::move(names), seat_index);
+  submit_recording(engine_, *recording, std::move(names), thread);
 }
 
-void Recordings::add(uint32_t slot, const pto_task_spec& spec, uint32_t seat, uint32_t fresh) {
-  if (open_[seat] == nullptr) return;
+void Recordings::add(uint32_t slot, const pto_task_spec& spec, uint32_t thread, uint32_t fresh) {
+  if (open_[thread] == nullptr) return;
   try {
-    open_[seat]->add(engine_.store, slot, spec, fresh);
+    open_[thread]->add(engine_.store, slot, spec, fresh);
   } catch (...) {  // half of the task is no recording
-    leave(seat);
+    leave(thread);
     throw;
   }
 }
 
-void Recordings::leave(uint32_t seat) {
-  if (open_[seat] == nullptr) return;
-  open_[seat] = nullptr;
+void Recordings::leave(uint32_t thread) {
+  if (open_[thread] == nullptr) return;
+  open_[thread] = nullptr;
   engine_.num_observers.fetch_sub(1);
 }
 
@@ -131,44 +131,44 @@ void Recordings::keep(Recording& recording) {
 /// The slots of freed recordings whose last round has ended. Under recordings_mutex_.
 void Recordings::reap() {
   std::erase_if(kept_, [&](const auto& recording) {
-    return recording->kept->is_freed && recording->kept->is_done(engine_.store.seats_in_use());
+    return recording->kept->is_freed && recording->kept->is_done(engine_.store.threads_in_use());
   });
 }
 
-void Recordings::settle(Handle& handle, uint32_t seat) {
-  settle_round(engine_, kept_in(engine_, handle.replayed_by), seat);
+void Recordings::settle(Handle& handle, uint32_t thread) {
+  settle_round(engine_, kept_in(engine_, handle.replayed_by), thread);
 }
 
-void Recordings::settle_all(uint32_t seat) {
+void Recordings::settle_all(uint32_t thread) {
   std::lock_guard guard(mutex_);
-  for (const auto& recording : kept_) settle_round(engine_, *recording->kept, seat);
+  for (const auto& recording : kept_) settle_round(engine_, *recording->kept, thread);
 }
 
 void Recordings::inherit(uint32_t slot) { inherit_in_round(engine_, slot); }
 
 const char* Recordings::name_of(uint32_t slot) const { return kept_in(engine_, slot).name_in(slot); }
 
-bool Recordings::has_rounds(uint32_t seat_index) const {
+bool Recordings::has_rounds(uint32_t thread) const {
   std::lock_guard guard(mutex_);
   return std::any_of(kept_.begin(), kept_.end(), [&](const auto& recording) {
     const KeptRecording& kept = *recording->kept;
-    return (seat_index == kNone || kept.lane.load(std::memory_order_relaxed) == seat_index) &&
-           !kept.is_done(engine_.store.seats_in_use());
+    return (thread == kNone || kept.lane.load(std::memory_order_relaxed) == thread) &&
+           !kept.is_done(engine_.store.threads_in_use());
   });
 }
 
-void Recordings::watch_rounds(uint32_t seat_index) {
+void Recordings::watch_rounds(uint32_t thread) {
   bool is_watched = false;
   {
     std::lock_guard guard(mutex_);
     for (const auto& recording : kept_) {
       const KeptRecording& kept = *recording->kept;
-      if (kept.lane.load(std::memory_order_relaxed) != seat_index && seat_index != kNone) continue;
+      if (kept.lane.load(std::memory_order_relaxed) != thread && thread != kNone) continue;
       for (const uint32_t sink : kept.sinks) is_watched |= watch(engine_, make_ref(kept.generation, sink));
     }
   }
   // All have ended, but the last of them has yet to say so: it does at once.
-  while (!is_watched && has_rounds(seat_index)) sched_yield();
+  while (!is_watched && has_rounds(thread)) sched_yield();
 }
 
 std::vector<std::pair<uint64_t, uint64_t>> Recordings::live_rounds() const {
@@ -176,7 +176,7 @@ std::vector<std::pair<uint64_t, uint64_t>> Recordings::live_rounds() const {
   std::lock_guard guard(mutex_);
   for (const auto& recording : kept_) {
     const KeptRecording& kept = *recording->kept;
-    if (kept.is_done(engine_.store.seats_in_use())) continue;
+    if (kept.is_done(engine_.store.threads_in_use())) continue;
     rounds.emplace_back(kept.first_sequence, kept.first_sequence + kept.num_tasks() - 1);
   }
   return rounds;
@@ -186,7 +186,7 @@ bool Recordings::has_live_rounds() const {
   std::lock_guard guard(mutex_);
   for (const auto& recording : kept_) {
     const KeptRecording& kept = *recording->kept;
-    if (kept.is_done(engine_.store.seats_in_use())) continue;
+    if (kept.is_done(engine_.store.threads_in_use())) continue;
     for (uint32_t t = 0; t < kept.num_tasks(); ++t) {
       const Slot& task = engine_.store.slots[kept.first_slot + t];
       const bool is_left = !Wake::has_ended(task.wake, kept.generation);

@@ -24,14 +24,14 @@ class Recordings final : public Replays {
   void replay(pto_recording name, const pto_handle* from, const pto_handle* to, uint32_t num_handles);
   void free(pto_recording name);
 
-  void add(uint32_t slot, const pto_task_spec& spec, uint32_t seat, uint32_t fresh) override;
-  void leave(uint32_t seat) override;
-  void settle(Handle& handle, uint32_t seat) override;
-  void settle_all(uint32_t seat) override;
+  void add(uint32_t slot, const pto_task_spec& spec, uint32_t thread, uint32_t fresh) override;
+  void leave(uint32_t thread) override;
+  void settle(Handle& handle, uint32_t thread) override;
+  void settle_all(uint32_t thread) override;
   void inherit(uint32_t slot) override;
   const char* name_of(uint32_t slot) const override;
-  bool has_rounds(uint32_t seat) const override;
-  void watch_rounds(uint32_t seat) override;
+  bool has_rounds(uint32_t thread) const override;
+  void watch_rounds(uint32_t thread) override;
   bool has_live_rounds() const override;
   std::vector<std::pair<uint64_t, uint64_t>> live_rounds() const override;
 
@@ -44,7 +44,7 @@ class Recordings final : public Replays {
   std::map<pto_recording, std::shared_ptr<Recording>> all_;
   std::vector<std::shared_ptr<Recording>> kept_;  // by first slot; also freed ones whose tasks still run
   pto_recording next_ = 1;
-  std::vector<std::unique_ptr<Recording>> open_;  // per seat
+  std::vector<std::unique_ptr<Recording>> open_;  // per thread
 };
 
 /// Those of a runtime that was opened by open_engine().

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <mutex>
 
-#include "tasks/engine/seats.h"
+#include "tasks/engine/thread_slots.h"
 #include "tasks/order/boxes.h"
 #include "tasks/replay/leaving.h"
 #include "tasks/run/link.h"
@@ -25,7 +25,7 @@ struct Replay {
   std::vector<Handle*> handles;  // per buffer; nullptr: the replay's own
   std::vector<TaskRef> tasks;  // per recorded task
   std::vector<uint64_t> event_values;
-  uint32_t seat;
+  uint32_t thread;
 };
 
 /// Of (address, bytes); those without bytes are nowhere.
@@ -42,7 +42,7 @@ bool overlap(uint64_t a, uint64_t a_bytes, uint64_t b, uint64_t b_bytes) { retur
 
 // A slot with all that does not depend on the replay's buffers.
 inline uint32_t begin_replayed(Engine& engine, Replay& run, uint32_t number, const Recording::Task& recorded) {
-  const uint32_t slot = take_slot(engine, run.seat);
+  const uint32_t slot = take_slot(engine, run.thread);
   Slot& task = engine.store.slots[slot];
   SlotArgs& args = engine.store.args[slot];
   Header& header = *engine.store.header;
@@ -66,7 +66,7 @@ inline uint32_t begin_replayed(Engine& engine, Replay& run, uint32_t number, con
     task.flags |= kHasViews;
   }
   if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
-    note_submission(engine, args, run.seat);
+    note_submission(engine, args, run.thread);
   uint64_t* const scalars = args.scalars(recorded.num_params);
   for (uint32_t s = 0; s < recorded.num_scalars; ++s) {
     scalars[s] = run.recording.scalars[recorded.first_scalar + s];
@@ -86,8 +86,8 @@ inline void bind_replayed(Engine& engine, Replay& run, uint32_t number, uint32_t
       for (uint32_t e = 0; e < header.max_events; ++e)
         run.event_values.push_back(engine.store.events[e].counter.load());
     }
-    add_producer(engine, task, run.event_values[wait.event] + wait.offset, run.seat);
-    add_producer(engine, task, wait.event << 32 | kIsEvent, run.seat);
+    add_producer(engine, task, run.event_values[wait.event] + wait.offset, run.thread);
+    add_producer(engine, task, wait.event << 32 | kIsEvent, run.thread);
   }
   const uint32_t num_accesses = recorded.num_params + (recorded.predicate != 0 ? 1u : 0u);
   uint32_t num_tokens = 0;
@@ -98,9 +98,9 @@ inline void bind_replayed(Engine& engine, Replay& run, uint32_t number, uint32_t
       Handle& handle = *run.handles[access.buffer];
       if ((handle.flags & kHasRegions) != 0) {
         std::lock_guard boxes_guard(header.boxes_lock);
-        collect_param(engine, slot, run.seat, handle, nullptr, access.mode);
+        collect_param(engine, slot, run.thread, handle, nullptr, access.mode);
       } else {
-        collect_param(engine, slot, run.seat, handle, nullptr, access.mode);
+        collect_param(engine, slot, run.thread, handle, nullptr, access.mode);
       }
     }
     if (a == recorded.num_params) {
@@ -118,7 +118,7 @@ inline void bind_replayed(Engine& engine, Replay& run, uint32_t number, uint32_t
     param.shadow = 0;
     if (access.mode == PTO_COMMUTE && param.handle != kNone) args.tokens[num_tokens++] = param.handle;
     if (engine.store.lies_in_heap(address)) {
-      use_heap(engine.store, address, run.seat);
+      use_heap(engine.store, address, run.thread);
       task.flags |= kUsesHeap;
     }
     task.num_params = static_cast<uint8_t>(a + 1);
@@ -127,7 +127,7 @@ inline void bind_replayed(Engine& engine, Replay& run, uint32_t number, uint32_t
   for (uint32_t p = 0; p < recorded.num_producers; ++p) {
     const uint64_t producer = run.recording.producers[recorded.first_producer + p];
     const TaskRef ref = run.tasks[producer >> kFlagBits] | (producer & kFlagMask);
-    order_after(engine, task, ref, run.seat);
+    order_after(engine, task, ref, run.thread);
   }
 }
 
@@ -139,7 +139,7 @@ void replay_task(Engine& engine, Replay& run, uint32_t number) {
     abandon(engine, slot);
     throw;
   }
-  start_submitted(engine, slot, run.seat);
+  start_submitted(engine, slot, run.thread);
 }
 
 /// When no references are left to write down which tasks used the buffers, they must end before another submission.
@@ -151,7 +151,7 @@ void leave_or_await(Engine& engine, const Replay& run, uint32_t count, Leave&& l
     if (error.status != PTO_NO_MEMORY) throw;
     for (uint32_t t = 0; t < count; ++t) {
       while (!is_complete(engine, run.tasks[t]) && !engine.peer.is_lost.load(std::memory_order_relaxed)) {
-        if (!help(engine, run.seat)) sched_yield();
+        if (!help(engine, run.thread)) sched_yield();
         check_peer(engine);
       }
     }
@@ -161,7 +161,7 @@ void leave_or_await(Engine& engine, const Replay& run, uint32_t count, Leave&& l
 /// After the first `count` tasks alone: the next task on one of their buffers waits for all of them, and for all
 /// that stood there before.
 void leave_part(Engine& engine, Replay& run, uint32_t count) {
-  SeatPool pool{engine, engine.seat(run.seat)};
+  ChunkPool pool{engine, engine.thread_slot(run.thread)};
   std::vector<std::vector<TaskRef>> users(run.handles.size());
   for (uint32_t t = 0; t < count; ++t) {
     const RecordedTask& task = run.recording.tasks[t];
@@ -180,7 +180,7 @@ void leave_part(Engine& engine, Replay& run, uint32_t count) {
     } else {
       collect(handle.state, pool, PTO_OUTPUT, note);
     }
-    leave_writers(engine, handle, users[b], run.seat);
+    leave_writers(engine, handle, users[b], run.thread);
   }
 }
 
@@ -239,8 +239,8 @@ std::vector<pto_handle> bind_recording(Engine& engine, Recording& recording, con
 
 // The submission lock is held throughout: no other lane sees half a replay. Waiting for a slot under it is safe,
 // because completing tasks, and children of tasks, never need it.
-void submit_recording(Engine& engine, Recording& recording, std::vector<pto_handle> names, uint32_t seat_index) {
-  Replay run{recording, std::move(names), {}, {}, {}, {}, seat_index};
+void submit_recording(Engine& engine, Recording& recording, std::vector<pto_handle> names, uint32_t thread) {
+  Replay run{recording, std::move(names), {}, {}, {}, {}, thread};
   for (size_t b = 0; b < recording.buffers.size(); ++b) {
     const RecordedBuffer& buffer = recording.buffers[b];
     run.handles.push_back(buffer.handle != 0 ? &resolve(engine, run.names[b], "replay") : nullptr);
@@ -251,16 +251,16 @@ void submit_recording(Engine& engine, Recording& recording, std::vector<pto_hand
             "; freeze or unfreeze it, or record again");
     }
     run.addresses.push_back(buffer.handle != 0 ? run.handles[b]->address
-                                               : allocate_heap(engine, seat_index, aligned(buffer.bytes)));
+                                               : allocate_heap(engine, thread, aligned(buffer.bytes)));
   }
   run.tasks.resize(recording.tasks.size());
-  const SubmitGuard guard(*engine.store.header, seat_index, engine.fences);
-  reclaim_chunks_if_few(engine, seat_index, false);
+  const SubmitGuard guard(*engine.store.header, thread, engine.fences);
+  reclaim_chunks_if_few(engine, thread, false);
   for (Handle* handle : run.handles) {
-    if (handle != nullptr) settle_buffer(engine, *handle, seat_index);
+    if (handle != nullptr) settle_buffer(engine, *handle, thread);
   }
   const auto num_tasks = static_cast<uint32_t>(recording.tasks.size());
-  Seat& me = engine.seat(seat_index);
+  ThreadSlot& me = engine.thread_slot(thread);
   const auto count = [&](uint32_t submitted) {
     me.num_submitted.store(me.num_submitted.load(std::memory_order_relaxed) + submitted, std::memory_order_relaxed);
   };
@@ -277,7 +277,7 @@ void submit_recording(Engine& engine, Recording& recording, std::vector<pto_hand
     for (size_t b = 0; b < recording.buffers.size(); ++b) {
       const RecordedBuffer& buffer = recording.buffers[b];
       if (buffer.handle == 0 || buffer.is_frozen) continue;
-      leave_behind(engine, recording, buffer, *run.handles[b], run.tasks, seat_index);
+      leave_behind(engine, recording, buffer, *run.handles[b], run.tasks, thread);
     }
   });
 }

@@ -12,6 +12,6 @@ namespace tilewise::tasks {
 /// submission lock, because the recording remembers the last binding.
 std::vector<pto_handle> bind_recording(Engine& engine, Recording& recording, const pto_handle* from,
                                        const pto_handle* to, uint32_t num_handles);
-void submit_recording(Engine& engine, Recording& recording, std::vector<pto_handle> names, uint32_t seat_index);
+void submit_recording(Engine& engine, Recording& recording, std::vector<pto_handle> names, uint32_t thread);
 
 }  // namespace tilewise::tasks

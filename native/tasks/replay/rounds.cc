@@ -5,7 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include "tasks/engine/seats.h"
+#include "tasks/engine/thread_slots.h"
 #include "tasks/replay/leaving.h"
 #include "tasks/replay/replay.h"
 #include "tasks/run/link.h"
@@ -20,14 +20,14 @@ constexpr uint64_t kTicksToSubmit = 100;  // roughly, per task
 
 /// Helps until the last round has ended. Idle, it gives up when none of the round's tasks ends for as long as
 /// submitting would take: what they wait for may be the caller's to do.
-bool outwait(Engine& engine, KeptRecording& kept, uint32_t seat_index) {
+bool outwait(Engine& engine, KeptRecording& kept, uint32_t thread) {
   uint64_t until = 0;  // its first idle moment sets this
   uint64_t num_done = 0;
-  for (uint32_t n = 1; !kept.is_done(engine.store.seats_in_use()); ++n) {
-    if (help(engine, seat_index)) continue;
+  for (uint32_t n = 1; !kept.is_done(engine.store.threads_in_use()); ++n) {
+    if (help(engine, thread)) continue;
     const uint64_t now = ticks();
     if (now > until) {
-      const uint64_t before = std::exchange(num_done, kept.num_done(engine.store.seats_in_use()));
+      const uint64_t before = std::exchange(num_done, kept.num_done(engine.store.threads_in_use()));
       if (until != 0 && num_done == before) return false;
       until = now + kTicksToSubmit * kept.num_tasks();
     }
@@ -41,15 +41,15 @@ bool outwait(Engine& engine, KeptRecording& kept, uint32_t seat_index) {
 }
 
 // The first round after others have touched the buffers, or with other buffers. False: one of them is special.
-bool enter(Engine& engine, KeptRecording& kept, std::vector<pto_handle> names, uint32_t seat_index) {
+bool enter(Engine& engine, KeptRecording& kept, std::vector<pto_handle> names, uint32_t thread) {
   const Recording& recording = kept.recording;
-  settle_round(engine, kept, seat_index);
+  settle_round(engine, kept, thread);
   if (engine.has_failures()) sweep_failures_if_many(engine, false);
-  reclaim_chunks_if_few(engine, seat_index, false);
+  reclaim_chunks_if_few(engine, thread, false);
   std::vector<Handle*> handles;
   for (size_t b = 0; b < names.size(); ++b) {
     Handle& handle = resolve(engine, names[b], "replay");
-    settle_buffer(engine, handle, seat_index);
+    settle_buffer(engine, handle, thread);
     const uint32_t expected = recording.buffers[b].is_frozen ? kUsed | kFrozen : uint32_t{kUsed};
     if (handle.flags != expected) return false;
     handles.push_back(&handle);
@@ -64,7 +64,7 @@ bool enter(Engine& engine, KeptRecording& kept, std::vector<pto_handle> names, u
     kept.names = std::move(names);
     kept.handles = std::move(handles);
   }
-  SeatPool pool{engine, engine.seat(seat_index)};
+  ChunkPool pool{engine, engine.thread_slot(thread)};
   try {
     for (const KeptRecording::Entry& entry : kept.entries) {
       Slot& task = engine.store.slots[kept.first_slot + entry.task];
@@ -96,11 +96,11 @@ bool enter(Engine& engine, KeptRecording& kept, std::vector<pto_handle> names, u
   return true;
 }
 
-void begin_round(Engine& engine, KeptRecording& kept, uint32_t seat_index) {
+void begin_round(Engine& engine, KeptRecording& kept, uint32_t thread) {
   Header& header = *engine.store.header;
-  Seat& me = engine.seat(seat_index);
+  ThreadSlot& me = engine.thread_slot(thread);
   const uint32_t count = kept.num_tasks();
-  kept.lane.store(seat_index, std::memory_order_relaxed);
+  kept.lane.store(thread, std::memory_order_relaxed);
   kept.generation.store(kept.generation.load(std::memory_order_relaxed) + 2, std::memory_order_relaxed);
   kept.target.store(kept.target.load(std::memory_order_relaxed) + count, std::memory_order_release);
   kept.first_sequence = header.sequence.load(std::memory_order_relaxed) + 1;
@@ -112,13 +112,13 @@ void begin_round(Engine& engine, KeptRecording& kept, uint32_t seat_index) {
   }
   // One more arrival for each that waits for tasks outside; before any other could come.
   for (const uint32_t slot : kept.held_back) Countdown::join(engine.store.slots[slot].children);
-  for (const uint32_t slot : kept.held_back) start_submitted(engine, slot, seat_index);
+  for (const uint32_t slot : kept.held_back) start_submitted(engine, slot, thread);
   kept.held_back.clear();
 }
 
 }  // namespace
 
-void settle_round(Engine& engine, KeptRecording& kept, uint32_t seat_index) {
+void settle_round(Engine& engine, KeptRecording& kept, uint32_t thread) {
   kept.is_chained = false;
   std::vector<TaskRef> names;
   for (size_t b = 0; b < kept.handles.size(); ++b) {
@@ -128,7 +128,7 @@ void settle_round(Engine& engine, KeptRecording& kept, uint32_t seat_index) {
       names.resize(kept.num_tasks());
       for (uint32_t t = 0; t < names.size(); ++t) names[t] = kept.name_of(t);
     }
-    leave_behind(engine, kept.recording, kept.recording.buffers[b], handle, names, seat_index);
+    leave_behind(engine, kept.recording, kept.recording.buffers[b], handle, names, thread);
     handle.flags &= ~kReplayed;
   }
 }
@@ -146,33 +146,33 @@ void inherit_in_round(Engine& engine, uint32_t slot) {
 
 // True: a round has begun. False: the recording must be submitted.
 bool replay_round(Engine& engine, Recording& recording, const pto_handle* from, const pto_handle* to,
-                  uint32_t num_handles, uint32_t seat_index) {
+                  uint32_t num_handles, uint32_t thread) {
   KeptRecording& kept = *recording.kept;
-  if (!outwait(engine, kept, seat_index)) return false;
+  if (!outwait(engine, kept, thread)) return false;
   std::optional<Busy> busy;  // until the roots are ready no slot shows the round
   {
-    const SubmitGuard guard(*engine.store.header, seat_index, engine.fences);
-    busy.emplace(engine.seat(seat_index));
+    const SubmitGuard guard(*engine.store.header, thread, engine.fences);
+    busy.emplace(engine.thread_slot(thread));
     if (kept.is_freed) {
       raise(PTO_BAD_ARGUMENT,
             "[runtime.replay] a recording must exist; got one that another thread has freed; free it last");
     }
-    if (!kept.is_done(engine.store.seats_in_use())) return false;  // another thread was faster
+    if (!kept.is_done(engine.store.threads_in_use())) return false;  // another thread was faster
     const bool is_chained = kept.is_chained && kept.num_freezes == engine.num_freezes && !engine.has_failures();
     if (!is_chained || num_handles != 0 || !kept.is_as_recorded) {
       std::vector<pto_handle> names = bind_recording(engine, recording, from, to, num_handles);
-      if ((!is_chained || names != kept.names) && !enter(engine, kept, std::move(names), seat_index)) return false;
+      if ((!is_chained || names != kept.names) && !enter(engine, kept, std::move(names), thread)) return false;
     }
-    begin_round(engine, kept, seat_index);
+    begin_round(engine, kept, thread);
   }
   for (const uint32_t root : kept.roots) {
     if (!arrive(engine, root)) continue;
     // A full ring is not flooded: what this thread can run of it, it runs.
     const uint32_t its_class = engine.store.slots[root].type_class;
-    if (engine.store.rings[seat_index * engine.store.header->num_classes + its_class].is_full()) {
-      help(engine, seat_index);
+    if (engine.store.rings[thread * engine.store.header->num_classes + its_class].is_full()) {
+      help(engine, thread);
     }
-    make_ready(engine, root, seat_index);
+    make_ready(engine, root, thread);
   }
   return true;
 }

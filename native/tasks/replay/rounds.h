@@ -14,11 +14,11 @@ inline KeptRecording& kept_in(const Engine& engine, uint32_t slot) {
 
 /// True: a round has begun. False: the recording must be submitted.
 bool replay_round(Engine& engine, Recording& recording, const pto_handle* from, const pto_handle* to,
-                  uint32_t num_handles, uint32_t seat_index);
+                  uint32_t num_handles, uint32_t thread);
 
 /// Leaves in every buffer the tasks that accessed it last. Under the submission lock. When it fails half way, the rest
 /// keep their flag for the next try, and the next replay enters anew.
-void settle_round(Engine& engine, KeptRecording& kept, uint32_t seat_index);
+void settle_round(Engine& engine, KeptRecording& kept, uint32_t thread);
 /// Failures of the round's own producers; those of others have come while the task waited for them.
 void inherit_in_round(Engine& engine, uint32_t slot);
 

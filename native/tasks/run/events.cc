@@ -5,8 +5,8 @@
 #include <mutex>
 
 #include "tasks/engine/failures.h"
-#include "tasks/engine/seats.h"
 #include "tasks/engine/task_parts.h"
+#include "tasks/engine/thread_slots.h"
 #include "tasks/run/link.h"
 
 namespace tilewise::tasks {
@@ -25,9 +25,9 @@ void expect_deadline(Engine& engine, int64_t deadline_ns) {
 
 // Raises the event, perhaps by nothing, and lets go of the tasks that it has reached, that were cancelled or that are
 // past their deadlines. Returns the next deadline of the others; INT64_MAX: none.
-int64_t wake_event(Engine& engine, uint32_t index, uint64_t add, uint32_t seat_index) {
+int64_t wake_event(Engine& engine, uint32_t index, uint64_t add, uint32_t thread) {
   int64_t soonest = INT64_MAX;
-  const Busy busy(engine.seat(seat_index));
+  const Busy busy(engine.thread_slot(thread));
   auto& counter = engine.store.events[index].counter;
   const auto next = [&](uint32_t waiter) -> uint32_t& { return engine.store.slots[waiter - 1].next_waiter; };
   const auto is_free = [&](uint32_t waiter, uint64_t value) {
@@ -40,7 +40,7 @@ int64_t wake_event(Engine& engine, uint32_t index, uint64_t add, uint32_t seat_i
   };
   const auto rise = [&](uint64_t before) { return before + std::min(add, UINT64_MAX - before); };  // it never falls
   counter.wake_all(counter.raise(rise, is_free, next), next, [&](uint32_t waiter) {
-    if (advance(engine, waiter - 1, seat_index)) make_ready(engine, waiter - 1, seat_index);
+    if (advance(engine, waiter - 1, thread)) make_ready(engine, waiter - 1, thread);
   });
   return soonest;
 }
@@ -48,9 +48,9 @@ int64_t wake_event(Engine& engine, uint32_t index, uint64_t add, uint32_t seat_i
 // A cancelled task waits for no event any more: the thread that should raise it may be gone. A task looks at its
 // cancellation in the event's critical section, so it is either found there or never waits.
 void wake_cancelled(Engine& engine) {
-  const uint32_t seat_index = running.engine == &engine ? running.seat : seat_here(engine);
+  const uint32_t thread = running.engine == &engine ? running.thread : current_thread(engine);
   for (uint32_t e = 0; e < engine.store.header->max_events; ++e) {
-    if (engine.store.events[e].used.load(std::memory_order_acquire) != 0) wake_event(engine, e, 0, seat_index);
+    if (engine.store.events[e].used.load(std::memory_order_acquire) != 0) wake_event(engine, e, 0, thread);
   }
   wake_waiters(engine);
 }
@@ -90,7 +90,7 @@ bool wait_for_event(Engine& engine, uint32_t slot, uint32_t index, uint64_t valu
 void raise_event(Engine& engine, pto_event name, uint64_t add) {
   event_value(engine, name);  // checks the name
   wake_event(engine, static_cast<uint32_t>(name & 0xFFFFFFFF), add,
-             running.engine == &engine ? running.seat : seat_here(engine));
+             running.engine == &engine ? running.thread : current_thread(engine));
   wake_waiters(engine);
 }
 
@@ -98,7 +98,7 @@ bool is_cancelled(const Engine& engine, uint32_t slot) {
   if (engine.store.header->num_cancels.load(std::memory_order_relaxed) == 0) return false;
   const Slot& task = engine.store.slots[slot];
   const auto generation = static_cast<uint32_t>(Wake::generation(task.wake));
-  const uint64_t below = engine.store.seats[lane_of(engine, slot)].cancel_below.load(std::memory_order_relaxed);
+  const uint64_t below = engine.store.thread_slots[lane_of(engine, slot)].cancel_below.load(std::memory_order_relaxed);
   return task.cancelled.load(std::memory_order_relaxed) == generation || sequence_of(engine, slot) <= below;
 }
 
@@ -126,12 +126,12 @@ void cancel_all(Engine& engine) {
   Header& header = *engine.store.header;
   header.num_cancels.fetch_add(1, std::memory_order_relaxed);
   const uint64_t newest = header.sequence.load(std::memory_order_acquire);
-  for (uint32_t s = 0; s < engine.store.seats_in_use(); ++s)
-    engine.store.seats[s].cancel_below.store(newest, std::memory_order_release);
+  for (uint32_t s = 0; s < engine.store.threads_in_use(); ++s)
+    engine.store.thread_slots[s].cancel_below.store(newest, std::memory_order_release);
   wake_cancelled(engine);
 }
 
-void expire_overdue(Engine& engine, uint32_t seat_index) {
+void expire_overdue(Engine& engine, uint32_t thread) {
   Header& header = *engine.store.header;
   int64_t next = header.next_deadline_ns.load(std::memory_order_acquire);
   if (next == 0 || now_ns() < next) return;
@@ -139,7 +139,7 @@ void expire_overdue(Engine& engine, uint32_t seat_index) {
   int64_t soonest = INT64_MAX;
   for (uint32_t e = 0; e < header.max_events; ++e) {
     if (engine.store.events[e].used.load(std::memory_order_acquire) == 0) continue;
-    soonest = std::min(soonest, wake_event(engine, e, 0, seat_index));
+    soonest = std::min(soonest, wake_event(engine, e, 0, thread));
   }
   if (soonest != INT64_MAX) expect_deadline(engine, soonest);
   wake_waiters(engine);

@@ -24,6 +24,6 @@ bool should_stop(const Engine& engine, uint32_t slot);
 void cancel(Engine& engine, pto_task task);
 void cancel_all(Engine& engine);
 /// Lets go of tasks that wait for events and are past their deadlines.
-void expire_overdue(Engine& engine, uint32_t seat_index);
+void expire_overdue(Engine& engine, uint32_t thread);
 
 }  // namespace tilewise::tasks

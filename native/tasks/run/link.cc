@@ -5,13 +5,13 @@
 
 namespace tilewise::tasks {
 
-void add_many(Engine& engine, Slot& task, uint64_t word, uint32_t seat_index) {
-  SeatPool pool{engine, engine.seat(seat_index)};
+void add_many(Engine& engine, Slot& task, uint64_t word, uint32_t thread) {
+  ChunkPool pool{engine, engine.thread_slot(thread)};
   push_ref(pool, task.more_producers, word);
 }
 
-void start_waiting(Engine& engine, uint32_t slot, uint32_t seat_index) {
-  if (advance(engine, slot, seat_index)) make_ready(engine, slot, seat_index);
+void start_waiting(Engine& engine, uint32_t slot, uint32_t thread) {
+  if (advance(engine, slot, thread)) make_ready(engine, slot, thread);
 }
 
 void use_tokens(Slot& task, SlotArgs& args, uint32_t count) {
@@ -37,14 +37,14 @@ bool take_tokens(Engine& engine, uint32_t slot) {
   return true;
 }
 
-void release_tokens(Engine& engine, uint32_t slot, uint32_t seat_index) {
+void release_tokens(Engine& engine, uint32_t slot, uint32_t thread) {
   const SlotArgs& args = engine.store.args[slot];
   for (uint32_t t = 0; t < args.num_tokens_held; ++t) {
     Tokens::give(
         engine.store.handles[args.tokens[t]].token,
         [&](uint32_t waiter) { return engine.store.slots[waiter - 1].next_waiter; },
         [&](uint32_t waiter) {
-          if (take_tokens(engine, waiter - 1)) make_ready(engine, waiter - 1, seat_index);
+          if (take_tokens(engine, waiter - 1)) make_ready(engine, waiter - 1, thread);
         });
   }
 }

@@ -14,39 +14,39 @@
 namespace tilewise::tasks {
 
 /// One more producer than a slot has room for.
-void add_many(Engine& engine, Slot& task, uint64_t word, uint32_t seat_index);
+void add_many(Engine& engine, Slot& task, uint64_t word, uint32_t thread);
 /// For commuting accesses, whose handles stand in args.tokens.
 void use_tokens(Slot& task, SlotArgs& args, uint32_t count);
 /// Takes the tokens of its commuting accesses. False: the task waits for one.
 bool take_tokens(Engine& engine, uint32_t slot);
 /// Gives them on.
-void release_tokens(Engine& engine, uint32_t slot, uint32_t seat_index);
+void release_tokens(Engine& engine, uint32_t slot, uint32_t thread);
 /// The slow way of start_submitted().
-void start_waiting(Engine& engine, uint32_t slot, uint32_t seat_index);
+void start_waiting(Engine& engine, uint32_t slot, uint32_t thread);
 
-[[gnu::always_inline]] inline void add_producer(Engine& engine, Slot& task, uint64_t word, uint32_t seat_index) {
+[[gnu::always_inline]] inline void add_producer(Engine& engine, Slot& task, uint64_t word, uint32_t thread) {
   if (task.num_producers < task.room) [[likely]] {
     task.producers[task.num_producers++] = word;
     return;
   }
-  add_many(engine, task, word, seat_index);
+  add_many(engine, task, word, thread);
 }
 
 /// Waits for a live producer; of a completed one only the failure matters, and that is asked for at once.
-[[gnu::always_inline]] inline void order_after(Engine& engine, Slot& task, TaskRef producer, uint32_t seat_index) {
+[[gnu::always_inline]] inline void order_after(Engine& engine, Slot& task, TaskRef producer, uint32_t thread) {
   if (!Wake::has_ended(engine.store.slots[slot_of(producer)].wake, generation_of(producer))) {
-    add_producer(engine, task, producer, seat_index);
+    add_producer(engine, task, producer, thread);
   } else if (engine.has_failures()) [[unlikely]] {
     inherit(engine, task, producer);
   }
 }
 
-inline void collect_param(Engine& engine, uint32_t slot, uint32_t seat_index, Handle& handle, const pto_region* region,
+inline void collect_param(Engine& engine, uint32_t slot, uint32_t thread, Handle& handle, const pto_region* region,
                           int mode) {
-  SeatPool pool{engine, engine.seat(seat_index)};
+  ChunkPool pool{engine, engine.thread_slot(thread)};
   const auto sink = [&](TaskRef producer) {
     if (engine.graph != nullptr) engine.graph->note(producer);
-    order_after(engine, engine.store.slots[slot], producer, seat_index);
+    order_after(engine, engine.store.slots[slot], producer, thread);
   };
   if (region == nullptr && (handle.flags & kHasRegions) == 0) {
     collect(handle.state, pool, mode, sink);
@@ -55,9 +55,9 @@ inline void collect_param(Engine& engine, uint32_t slot, uint32_t seat_index, Ha
   collect_boxes(engine.boxes, engine.store.index_of(handle), handle, region, mode, pool, sink);
 }
 
-inline void record_param(Engine& engine, TaskRef task, uint32_t seat_index, Handle& handle, const pto_region* region,
+inline void record_param(Engine& engine, TaskRef task, uint32_t thread, Handle& handle, const pto_region* region,
                          int mode) {
-  SeatPool pool{engine, engine.seat(seat_index)};
+  ChunkPool pool{engine, engine.thread_slot(thread)};
   if (region == nullptr && (handle.flags & kHasRegions) == 0) {
     record(handle.state, pool, mode, task);
   } else {
@@ -84,14 +84,14 @@ inline bool arrive(Engine& engine, uint32_t slot) {
   return true;
 }
 
-inline void drop_producer(Engine& engine, Slot& task, uint32_t seat_index) {
+inline void drop_producer(Engine& engine, Slot& task, uint32_t thread) {
   if (task.more_producers == 0) {
     --task.num_producers;
     return;
   }
   Chunk& chunk = engine.store.chunks[task.more_producers - 1];
   if (--chunk.count > 0) return;
-  SeatPool pool{engine, engine.seat(seat_index)};
+  ChunkPool pool{engine, engine.thread_slot(thread)};
   const uint32_t empty = task.more_producers;
   task.more_producers = chunk.next;
   pool.give(empty);
@@ -99,23 +99,23 @@ inline void drop_producer(Engine& engine, Slot& task, uint32_t seat_index) {
 
 // Waits behind the last producer that has not completed. Exactly one thread at a time advances a task: its submitter,
 // then the thread that completes the producer it stands behind.
-inline bool advance(Engine& engine, uint32_t slot, uint32_t seat_index) {
+inline bool advance(Engine& engine, uint32_t slot, uint32_t thread) {
   Slot& task = engine.store.slots[slot];
   while (task.num_producers > 0 || task.more_producers != 0) {
     const Chunk* more = task.more_producers != 0 ? &engine.store.chunks[task.more_producers - 1] : nullptr;
     const uint64_t word = more != nullptr ? more->refs[more->count - 1] : task.producers[task.num_producers - 1];
     if ((word & kIsEvent) != 0) {
-      drop_producer(engine, task, seat_index);
+      drop_producer(engine, task, thread);
       const Chunk* next = task.more_producers != 0 ? &engine.store.chunks[task.more_producers - 1] : nullptr;
       const uint64_t value = next != nullptr ? next->refs[next->count - 1] : task.producers[task.num_producers - 1];
-      drop_producer(engine, task, seat_index);
+      drop_producer(engine, task, thread);
       if (!wait_for_event(engine, slot, static_cast<uint32_t>(word >> 32), value)) return false;
       continue;
     }
     if (stand_behind(engine, slot, word)) return false;
     if (engine.has_failures()) [[unlikely]]
       inherit(engine, task, word);
-    drop_producer(engine, task, seat_index);
+    drop_producer(engine, task, thread);
   }
   if ((task.flags & (kUsesTokens | kIsEmbedded | kIsReplayed)) == 0) [[likely]]
     return true;
@@ -124,18 +124,18 @@ inline bool advance(Engine& engine, uint32_t slot, uint32_t seat_index) {
   return take_tokens(engine, slot);
 }
 
-[[gnu::always_inline]] inline void start_submitted(Engine& engine, uint32_t slot, uint32_t seat_index) {
+[[gnu::always_inline]] inline void start_submitted(Engine& engine, uint32_t slot, uint32_t thread) {
   const Slot& task = engine.store.slots[slot];
   const bool is_ready =
       (task.num_producers | task.more_producers) == 0 && (task.flags & (kUsesTokens | kIsEmbedded | kIsReplayed)) == 0;
-  if (is_ready) return make_ready(engine, slot, seat_index);
-  const Busy busy(engine.seat(seat_index));  // between two looks the slot may say that it waits, and not wait
+  if (is_ready) return make_ready(engine, slot, thread);
+  const Busy busy(engine.thread_slot(thread));  // between two looks the slot may say that it waits, and not wait
   if (task.num_producers > 0 && task.more_producers == 0) [[likely]] {
     const uint64_t last = task.producers[task.num_producers - 1];
     if ((last & kIsEvent) == 0 && stand_behind(engine, slot, last)) [[likely]]
       return;
   }
-  start_waiting(engine, slot, seat_index);
+  start_waiting(engine, slot, thread);
 }
 
 }  // namespace tilewise::tasks

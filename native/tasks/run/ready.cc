@@ -36,9 +36,9 @@ bool can_help(const Engine& engine, uint32_t slot) {
   return engine.store.header->num_workers == 0 || is_leaf(engine.store.slots[slot]);
 }
 
-uint32_t take(Engine& engine, uint32_t seat_index, bool is_worker) {
+uint32_t take(Engine& engine, uint32_t thread, bool is_worker) {
   Header& header = *engine.store.header;
-  const uint32_t classes = engine.seat(seat_index).classes;
+  const uint32_t classes = engine.thread_slot(thread).classes;
   const auto is_welcome = [&](uint32_t slot) { return is_worker || can_help(engine, slot); };
   const auto take_shared = [&](SharedQueue which, std::atomic<uint32_t>& count) {
     if (count.load(std::memory_order_acquire) == 0) return kNone;
@@ -54,15 +54,15 @@ uint32_t take(Engine& engine, uint32_t seat_index, bool is_worker) {
   };
   uint32_t slot = take_shared(kUrgent, header.num_urgent);
   if (slot != kNone) return slot;
-  if (is_worker && seat_index < header.num_workers) {
-    slot = take_first(engine.store.queues[kNumSharedQueues * header.num_classes + seat_index], engine.store.base,
-                      is_welcome);
+  if (is_worker && thread < header.num_workers) {
+    slot =
+        take_first(engine.store.queues[kNumSharedQueues * header.num_classes + thread], engine.store.base, is_welcome);
     if (slot != kNone) return slot;
   }
   for (uint32_t c = 0; c < header.num_classes && slot == kNone; ++c) {
-    if ((classes >> c & 1) != 0) slot = engine.store.rings[seat_index * header.num_classes + c].take_one();
+    if ((classes >> c & 1) != 0) slot = engine.store.rings[thread * header.num_classes + c].take_one();
   }
-  if (slot == kNone) slot = steal(engine, seat_index, classes);
+  if (slot == kNone) slot = steal(engine, thread, classes);
   if (slot != kNone) {
     if (is_welcome(slot)) return slot;
     // A helper has drawn a task that may block: the workers get it.
@@ -76,13 +76,13 @@ uint32_t take(Engine& engine, uint32_t seat_index, bool is_worker) {
   return slot != kNone ? slot : take_shared(kBackground, header.num_background);
 }
 
-uint32_t steal(Engine& engine, uint32_t seat_index, uint32_t classes) {
+uint32_t steal(Engine& engine, uint32_t thread, uint32_t classes) {
   Header& header = *engine.store.header;
-  Seat& me = engine.seat(seat_index);
-  const uint32_t num_seats = header.seats_in_use.load(std::memory_order_acquire);
-  uint32_t victim = me.victim < num_seats ? me.victim : 0;
-  for (uint32_t tries = 0; tries < num_seats; ++tries, victim = victim + 1 < num_seats ? victim + 1 : 0) {
-    if (victim == seat_index) continue;
+  ThreadSlot& me = engine.thread_slot(thread);
+  const uint32_t num_thread_slots = header.threads_in_use.load(std::memory_order_acquire);
+  uint32_t victim = me.victim < num_thread_slots ? me.victim : 0;
+  for (uint32_t tries = 0; tries < num_thread_slots; ++tries, victim = victim + 1 < num_thread_slots ? victim + 1 : 0) {
+    if (victim == thread) continue;
     for (uint32_t c = 0; c < header.num_classes; ++c) {
       Ring& ring = engine.store.rings[victim * header.num_classes + c];
       if ((classes >> c & 1) == 0 || !ring.has_any()) continue;
@@ -91,7 +91,7 @@ uint32_t steal(Engine& engine, uint32_t seat_index, uint32_t classes) {
       if (count == 0) continue;
       me.victim = victim;
       for (uint32_t i = 0; i < count; ++i) protocols::prefetch_for_write(&engine.store.slots[slots[i]]);
-      for (uint32_t i = 1; i < count; ++i) push_ready(engine, slots[i], seat_index);
+      for (uint32_t i = 1; i < count; ++i) push_ready(engine, slots[i], thread);
       if (count > 1) wake_worker(engine);
       return slots[0];
     }
@@ -99,9 +99,9 @@ uint32_t steal(Engine& engine, uint32_t seat_index, uint32_t classes) {
   return kNone;
 }
 
-bool has_work(const Engine& engine, uint32_t seat_index) {
+bool has_work(const Engine& engine, uint32_t thread) {
   const Header& header = *engine.store.header;
-  const uint32_t classes = engine.store.seats[seat_index].classes;
+  const uint32_t classes = engine.store.thread_slots[thread].classes;
   const auto is_waiting = [&](uint32_t queue) {
     return engine.store.queues[queue].size.load(std::memory_order_acquire) != 0;
   };
@@ -110,12 +110,12 @@ bool has_work(const Engine& engine, uint32_t seat_index) {
     for (uint32_t which = 0; which < kNumSharedQueues; ++which) {
       if (is_waiting(which * header.num_classes + c)) return true;
     }
-    const uint32_t num_seats = header.seats_in_use.load(std::memory_order_acquire);
-    for (uint32_t s = 0; s < num_seats; ++s) {
+    const uint32_t num_thread_slots = header.threads_in_use.load(std::memory_order_acquire);
+    for (uint32_t s = 0; s < num_thread_slots; ++s) {
       if (engine.store.rings[s * header.num_classes + c].has_any()) return true;
     }
   }
-  return seat_index < header.num_workers && is_waiting(kNumSharedQueues * header.num_classes + seat_index);
+  return thread < header.num_workers && is_waiting(kNumSharedQueues * header.num_classes + thread);
 }
 
 }  // namespace tilewise::tasks

@@ -1,8 +1,8 @@
 // Ready tasks: where they stand, and taking one.
 //
 // Purpose: a task goes to the ring of the thread that made it ready; one with a priority, or for one worker, to an
-// ordered queue. Who may call: making ready, any thread, for its own seat; taking, the thread of the seat. Blocks: for
-// a queue's lock. Memory: the store.
+// ordered queue. Who may call: making ready, any thread, for its own thread; taking, the thread that owns the slot.
+// Blocks: for a queue's lock. Memory: the store.
 #pragma once
 #include "tasks/engine/task_parts.h"
 #include "tasks/engine/waking.h"
@@ -16,44 +16,44 @@ void push_special(Engine& engine, uint32_t slot);
 
 bool can_help(const Engine& engine, uint32_t slot);
 /// A ready task; kNone: there is none. Urgent ones first, then one of its own, then others'.
-uint32_t take(Engine& engine, uint32_t seat_index, bool is_worker);
+uint32_t take(Engine& engine, uint32_t thread, bool is_worker);
 /// Half of what another thread has ready; returns one of them, keeps the rest.
-uint32_t steal(Engine& engine, uint32_t seat_index, uint32_t classes);
+uint32_t steal(Engine& engine, uint32_t thread, uint32_t classes);
 /// Whether take() would find something.
-bool has_work(const Engine& engine, uint32_t seat_index);
-/// Makes a task ready on a thread that has no seat here: it goes to a shared queue.
+bool has_work(const Engine& engine, uint32_t thread);
+/// Makes a task ready on a thread that has no slot here: it goes to a shared queue.
 void make_ready_from_outside(Engine& engine, uint32_t slot);
 
 /// Says that this thread holds tasks that no slot shows as ready or running.
 class Busy {
  public:
-  explicit Busy(Seat& seat) : seat_(seat), before_(seat.is_busy.load(std::memory_order_relaxed)) {
-    seat_.is_busy.store(1, std::memory_order_release);
+  explicit Busy(ThreadSlot& thread) : thread_(thread), before_(thread.is_busy.load(std::memory_order_relaxed)) {
+    thread_.is_busy.store(1, std::memory_order_release);
   }
-  ~Busy() { seat_.is_busy.store(before_, std::memory_order_release); }
+  ~Busy() { thread_.is_busy.store(before_, std::memory_order_release); }
   Busy(const Busy&) = delete;
   Busy& operator=(const Busy&) = delete;
 
  private:
-  Seat& seat_;
+  ThreadSlot& thread_;
   uint32_t before_;
 };
 
-[[gnu::always_inline]] inline void push_ready(Engine& engine, uint32_t slot, uint32_t seat_index) {
+[[gnu::always_inline]] inline void push_ready(Engine& engine, uint32_t slot, uint32_t thread) {
   const Slot& task = engine.store.slots[slot];
   if ((task.flags & kHasTarget) == 0 && task.priority == 0) [[likely]] {
-    if (engine.store.rings[seat_index * engine.store.header->num_classes + task.type_class].push(slot)) [[likely]]
+    if (engine.store.rings[thread * engine.store.header->num_classes + task.type_class].push(slot)) [[likely]]
       return;
   }
   push_special(engine, slot);
 }
 
-[[gnu::always_inline]] inline void make_ready(Engine& engine, uint32_t slot, uint32_t seat_index) {
+[[gnu::always_inline]] inline void make_ready(Engine& engine, uint32_t slot, uint32_t thread) {
   engine.store.slots[slot].state.store(SlotState::kReady, std::memory_order_relaxed);
   if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
     ready_ticks_of(engine, slot) = ticks();
   const bool has_target = (engine.store.slots[slot].flags & kHasTarget) != 0;
-  push_ready(engine, slot, seat_index);
+  push_ready(engine, slot, thread);
   wake_worker(engine, has_target);
 }
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "tasks/engine/handles.h"
-#include "tasks/engine/seats.h"
+#include "tasks/engine/thread_slots.h"
 #include "tasks/run/link.h"
 #include "tasks/store/heap.h"
 
@@ -45,16 +45,16 @@ int invoke(Engine& engine, int32_t kernel, pto_kernel_fn function, void* const* 
   return status;
 }
 
-int call_kernel(Engine& engine, uint32_t slot, uint32_t seat_index) {
+int call_kernel(Engine& engine, uint32_t slot, uint32_t thread) {
   Slot& task = engine.store.slots[slot];
   if ((task.flags & kIsReplayed) != 0) {
     const Replayed& own = task.replayed;
-    return invoke(engine, task.kernel, own.function, own.buffers, own.scalars, {&engine, seat_index, slot, 0});
+    return invoke(engine, task.kernel, own.function, own.buffers, own.scalars, {&engine, thread, slot, 0});
   }
   const pto_kernel_fn function = engine.kernels.function_at(task.kernel);
   if (task.keeps_arguments() && is_leaf(task)) {
     if (task.room < kInlineProducers) take_over(task.producers, 1);
-    return invoke(engine, task.kernel, function, task.addresses(), task.scalars(), {&engine, seat_index, slot, 0});
+    return invoke(engine, task.kernel, function, task.addresses(), task.scalars(), {&engine, thread, slot, 0});
   }
   SlotArgs& args = engine.store.args[slot];
   void* buffers[PTO_MAX_PARAMS];
@@ -68,8 +68,8 @@ int call_kernel(Engine& engine, uint32_t slot, uint32_t seat_index) {
   }
   uint64_t* const scalars = args.scalars(task.num_params);
   take_over(reinterpret_cast<uint64_t*>(args.params), 2 * task.num_params + task.num_scalars);
-  if (is_leaf(task)) return invoke(engine, task.kernel, function, buffers, scalars, {&engine, seat_index, slot, 0});
-  Seat& me = engine.seat(seat_index);
+  if (is_leaf(task)) return invoke(engine, task.kernel, function, buffers, scalars, {&engine, thread, slot, 0});
+  ThreadSlot& me = engine.thread_slot(thread);
   if (me.depth == PTO_MAX_SCOPES) {
     failure_reason = "tasks inside tasks must not nest deeper than 64 scopes";
     return PTO_TASK_FAILED;
@@ -80,19 +80,19 @@ int call_kernel(Engine& engine, uint32_t slot, uint32_t seat_index) {
   me.scopes[++me.depth] = {};
   me.num_open_scopes.store(me.depth, std::memory_order_release);
   me.base_depth = me.depth;
-  args.runner.store(seat_index + 1, std::memory_order_relaxed);
-  const int status = invoke(engine, task.kernel, function, buffers, scalars, {&engine, seat_index, slot, slot + 1});
-  while (me.depth >= me.base_depth) close_scope(engine, seat_index);
+  args.runner.store(thread + 1, std::memory_order_relaxed);
+  const int status = invoke(engine, task.kernel, function, buffers, scalars, {&engine, thread, slot, slot + 1});
+  while (me.depth >= me.base_depth) close_scope(engine, thread);
   me.base_depth = outer_base;
   args.runner.store(0, std::memory_order_relaxed);
   return status;
 }
 
-int execute(Engine& engine, uint32_t slot, uint32_t seat_index) {
+int execute(Engine& engine, uint32_t slot, uint32_t thread) {
   Slot& task = engine.store.slots[slot];
   const SlotArgs& args = engine.store.args[slot];
   task.state.store(SlotState::kRunning, std::memory_order_relaxed);
-  if (Trace* trace = engine.active_trace.load(std::memory_order_relaxed)) trace->start(seat_index);
+  if (Trace* trace = engine.active_trace.load(std::memory_order_relaxed)) trace->start(thread);
   if (task.poison != 0) return PTO_TASK_FAILED;
   if (is_cancelled(engine, slot)) return PTO_CANCELLED;
   if ((task.flags & kHasDeadline) != 0 && is_overdue(engine, slot)) [[unlikely]]
@@ -101,19 +101,19 @@ int execute(Engine& engine, uint32_t slot, uint32_t seat_index) {
   if ((task.flags & kHasPredicate) != 0 && *static_cast<const uint32_t*>(engine.store.at(args.predicate)) == 0) {
     return PTO_OK;
   }
-  return call_kernel(engine, slot, seat_index);
+  return call_kernel(engine, slot, thread);
 }
 
-bool may_follow(const Engine& engine, uint32_t slot, uint32_t seat_index, bool is_worker) {
+bool may_follow(const Engine& engine, uint32_t slot, uint32_t thread, bool is_worker) {
   const Slot& task = engine.store.slots[slot];
   return task.priority == 0 && (task.flags & kHasTarget) == 0 && (is_worker || can_help(engine, slot)) &&
-         (engine.store.seats[seat_index].classes >> task.type_class & 1) != 0 &&
+         (engine.store.thread_slots[thread].classes >> task.type_class & 1) != 0 &&
          engine.store.header->num_urgent.load(std::memory_order_relaxed) == 0;
 }
 
 /// A task that a completion made ready: the thread runs the first that it may at once; others get the rest.
-inline void follow_up(Engine& engine, uint32_t& next, uint32_t slot, uint32_t seat_index, bool is_worker) {
-  if (next != kNone || !may_follow(engine, slot, seat_index, is_worker)) return make_ready(engine, slot, seat_index);
+inline void follow_up(Engine& engine, uint32_t& next, uint32_t slot, uint32_t thread, bool is_worker) {
+  if (next != kNone || !may_follow(engine, slot, thread, is_worker)) return make_ready(engine, slot, thread);
   next = slot;
   engine.store.slots[slot].state.store(SlotState::kReady, std::memory_order_relaxed);
   if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
@@ -121,17 +121,17 @@ inline void follow_up(Engine& engine, uint32_t& next, uint32_t slot, uint32_t se
 }
 
 /// Those that stood behind a task, in the order of submission. Returns one of them for this thread to run next.
-uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t seat_index, bool is_worker) {
+uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t thread, bool is_worker) {
   protocols::prefetch_for_write(&engine.store.slots[waiter - 1]);
   protocols::prefetch_for_write(&engine.store.slots[waiter - 1].producers);
   const bool is_alone = engine.store.slots[waiter - 1].next_waiter == 0;
   Wake::for_each_waiter(
       waiter, [&](uint32_t number) -> uint32_t& { return engine.store.slots[number - 1].next_waiter; },
       [&](uint32_t woken) {
-        if (advance(engine, woken - 1, seat_index)) follow_up(engine, next, woken - 1, seat_index, is_worker);
+        if (advance(engine, woken - 1, thread)) follow_up(engine, next, woken - 1, thread, is_worker);
       });
   if (!is_alone && next != kNone && engine.store.header->num_urgent.load(std::memory_order_relaxed) != 0) [[unlikely]] {
-    push_ready(engine, next, seat_index);  // a more urgent one has become ready after it
+    push_ready(engine, next, thread);  // a more urgent one has become ready after it
     wake_worker(engine);
     return kNone;
   }
@@ -144,7 +144,7 @@ uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t seat
   if (engine.callbacks.has_any()) engine.callbacks.run(task);
 }
 
-[[gnu::noinline]] void trace_end(Engine& engine, uint32_t slot, uint32_t seat_index, TaskRef self, int status) {
+[[gnu::noinline]] void trace_end(Engine& engine, uint32_t slot, uint32_t thread, TaskRef self, int status) {
   const Slot& task = engine.store.slots[slot];
   Trace::Before before{lane_of(engine, slot), 0, 0, ready_ticks_of(engine, slot), task_name(engine, slot)};
   if ((task.flags & kIsReplayed) != 0) {
@@ -157,17 +157,17 @@ uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t seat
   TraceLabel label{task.kernel, static_cast<int64_t>(self)};
   if ((task.flags & kIsEmbedded) != 0) label = engine.host->label_of(engine.store.place_of(slot));
   engine.active_trace.load(std::memory_order_relaxed)
-      ->end(seat_index, engine.store.header->num_workers, static_cast<TaskRef>(label.row_begin), label.label,
-            task.priority, before, status);
+      ->end(thread, engine.store.header->num_workers, static_cast<TaskRef>(label.row_begin), label.label, task.priority,
+            before, status);
 }
 
 // The last of a parent's kernel and children: what its children knew of its buffers goes, then it completes.
-void end_parent(Engine& engine, uint32_t slot, uint32_t seat_index) {
+void end_parent(Engine& engine, uint32_t slot, uint32_t thread) {
   Slot& task = engine.store.slots[slot];
   SlotArgs& args = engine.store.args[slot];
   for (uint32_t p = 0; p < task.num_params; ++p) {
     if (args.params[p].shadow == 0) continue;
-    give_handle(engine, args.params[p].shadow - 1, seat_index);
+    give_handle(engine, args.params[p].shadow - 1, thread);
     args.params[p].shadow = 0;
   }
   int status = args.status;
@@ -176,22 +176,22 @@ void end_parent(Engine& engine, uint32_t slot, uint32_t seat_index) {
     task.poison = error;
     status = PTO_TASK_FAILED;
   }
-  const uint32_t next = complete(engine, slot, seat_index, status, false);
+  const uint32_t next = complete(engine, slot, thread, status, false);
   if (next == kNone) return;
-  push_ready(engine, next, seat_index);
+  push_ready(engine, next, thread);
   wake_worker(engine);
 }
 
-void child_ended(Engine& engine, uint32_t parent, uint32_t seat_index) {
-  if (Countdown::leave(engine.store.slots[parent].children)) end_parent(engine, parent, seat_index);
+void child_ended(Engine& engine, uint32_t parent, uint32_t thread) {
+  if (Countdown::leave(engine.store.slots[parent].children)) end_parent(engine, parent, thread);
 }
 
 // The same for a task of a kept recording, which waits in its place for the next round. A round ends when all have
 // counted themselves; nothing of the kept recording is touched after that.
-inline uint32_t complete_replayed(Engine& engine, uint32_t slot, uint32_t seat_index, TaskRef self, bool is_worker) {
+inline uint32_t complete_replayed(Engine& engine, uint32_t slot, uint32_t thread, TaskRef self, bool is_worker) {
   Slot& task = engine.store.slots[slot];
   const Replayed& own = task.replayed;
-  Rounds::Count& done = own.round->done[seat_index].count;
+  Rounds::Count& done = own.round->done[thread].count;
   WakeWord word = 0;
   uint32_t next = kNone;
   Rounds::end_task(
@@ -205,56 +205,56 @@ inline uint32_t complete_replayed(Engine& engine, uint32_t slot, uint32_t seat_i
       [&] {
         for (uint32_t s = 0; s < own.num_successors; ++s) {
           const uint32_t successor = own.successors[s];
-          if (arrive(engine, successor)) follow_up(engine, next, successor, seat_index, is_worker);
+          if (arrive(engine, successor)) follow_up(engine, next, successor, thread, is_worker);
         }
         if (Wake::first_waiter(word) != 0) [[unlikely]]
-          next = wake_list(engine, Wake::first_waiter(word), next, seat_index, is_worker);
+          next = wake_list(engine, Wake::first_waiter(word), next, thread, is_worker);
       });
   if ((word & Wake::kWatched) != 0) [[unlikely]]
     tell_watchers(engine, self);
   return next;
 }
 
-[[gnu::noinline]] uint32_t complete_replayed_apart(Engine& engine, uint32_t slot, uint32_t seat_index, TaskRef self,
+[[gnu::noinline]] uint32_t complete_replayed_apart(Engine& engine, uint32_t slot, uint32_t thread, TaskRef self,
                                                    bool is_worker) {
-  return complete_replayed(engine, slot, seat_index, self, is_worker);
+  return complete_replayed(engine, slot, thread, self, is_worker);
 }
 
 // The exchange of the wake word is the completion: it publishes the task's writes, frees the slot for its lane and
 // takes the waiters. Nothing of the slot is read after it. Returns a successor for this thread to run next.
 // is_flat: all of it inline, for run(); elsewhere what a round needs stands apart, and the rest is quicker.
 template <bool is_flat>
-[[gnu::always_inline]] inline uint32_t complete_as(Engine& engine, uint32_t slot, uint32_t seat_index, int status,
+[[gnu::always_inline]] inline uint32_t complete_as(Engine& engine, uint32_t slot, uint32_t thread, int status,
                                                    bool is_worker) {
   Slot& task = engine.store.slots[slot];
-  Seat& me = engine.seat(seat_index);
+  ThreadSlot& me = engine.thread_slot(thread);
   if (status != PTO_OK) [[unlikely]]
-    fail(engine, slot, seat_index, status);
+    fail(engine, slot, thread, status);
   const TaskRef self = engine.store.name_at(slot);
   if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
-    trace_end(engine, slot, seat_index, self, status);
+    trace_end(engine, slot, thread, self, status);
   me.num_completed.store(me.num_completed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   const uint32_t flags = task.flags;
   if ((flags & (kIsReplayed | kUsesTokens | kUsesHeap)) != 0) [[unlikely]] {
     if ((flags & kIsReplayed) != 0) {
-      return is_flat ? complete_replayed(engine, slot, seat_index, self, is_worker)
-                     : complete_replayed_apart(engine, slot, seat_index, self, is_worker);
+      return is_flat ? complete_replayed(engine, slot, thread, self, is_worker)
+                     : complete_replayed_apart(engine, slot, thread, self, is_worker);
     }
-    if ((flags & kUsesTokens) != 0) release_tokens(engine, slot, seat_index);
+    if ((flags & kUsesTokens) != 0) release_tokens(engine, slot, thread);
     if ((flags & kUsesHeap) != 0 && release_heap(engine.store, task, engine.store.args[slot])) wake_waiters(engine);
   }
   const uint32_t parent = task.parent;
   const WakeWord word = Wake::complete(task.wake, generation_of(self) + 1);
   uint32_t next = kNone;
-  if (Wake::first_waiter(word) != 0) next = wake_list(engine, Wake::first_waiter(word), next, seat_index, is_worker);
+  if (Wake::first_waiter(word) != 0) next = wake_list(engine, Wake::first_waiter(word), next, thread, is_worker);
   if ((word & Wake::kWatched) != 0) [[unlikely]]
     tell_watchers(engine, self);
-  if (parent != 0) child_ended(engine, parent - 1, seat_index);
+  if (parent != 0) child_ended(engine, parent - 1, thread);
   return next;
 }
 
 // After the kernel: a task may still wait for its children, or for the thread that ends it from outside.
-uint32_t finish(Engine& engine, uint32_t slot, uint32_t seat_index, int status, bool is_worker) {
+uint32_t finish(Engine& engine, uint32_t slot, uint32_t thread, int status, bool is_worker) {
   Slot& task = engine.store.slots[slot];
   if (status == PTO_LATER) {
     if (Ending::return_later(task.state)) return kNone;
@@ -265,29 +265,29 @@ uint32_t finish(Engine& engine, uint32_t slot, uint32_t seat_index, int status, 
     status_of(engine, slot) = status;
     task.state.store(SlotState::kChildren, std::memory_order_relaxed);
     if (!Countdown::leave(task.children)) return kNone;
-    end_parent(engine, slot, seat_index);
+    end_parent(engine, slot, thread);
     return kNone;
   }
-  return complete_as<true>(engine, slot, seat_index, status, is_worker);
+  return complete_as<true>(engine, slot, thread, status, is_worker);
 }
 
 }  // namespace
 
-uint32_t complete(Engine& engine, uint32_t slot, uint32_t seat_index, int status, bool is_worker) {
-  return complete_as<false>(engine, slot, seat_index, status, is_worker);
+uint32_t complete(Engine& engine, uint32_t slot, uint32_t thread, int status, bool is_worker) {
+  return complete_as<false>(engine, slot, thread, status, is_worker);
 }
 
 // Runs a task, and then successor after successor that its completion made ready. Returns how many. Nested: inside a
 // task that waits.
-[[gnu::flatten]] uint32_t run(Engine& engine, uint32_t slot, uint32_t seat_index, bool is_worker) {
+[[gnu::flatten]] uint32_t run(Engine& engine, uint32_t slot, uint32_t thread, bool is_worker) {
   const uint32_t streak = is_worker ? kWorkerStreak : kHelperStreak;
-  const Busy busy(engine.seat(seat_index));
+  const Busy busy(engine.thread_slot(thread));
   uint32_t n = 0;
   while (slot != kNone) {
-    const int status = execute(engine, slot, seat_index);
-    const uint32_t next = finish(engine, slot, seat_index, status, is_worker);
+    const int status = execute(engine, slot, thread);
+    const uint32_t next = finish(engine, slot, thread, status, is_worker);
     if (++n >= streak && next != kNone) {
-      push_ready(engine, next, seat_index);
+      push_ready(engine, next, thread);
       wake_worker(engine);
       break;
     }
@@ -304,7 +304,7 @@ void complete_external(Engine& engine, pto_task name, int status) {
           "that has completed; check who ends it");
   }
   Slot& task = engine.store.slots[slot];
-  const uint32_t seat_index = running.engine == &engine ? running.seat : seat_here(engine);
+  const uint32_t thread = running.engine == &engine ? running.thread : current_thread(engine);
   SlotState found = SlotState::kRunning;
   const protocols::Told told = Ending::end(task.state, &found, [&] { status_of(engine, slot) = status; });
   if (told == protocols::Told::kKernelCompletes) return;
@@ -319,12 +319,12 @@ void complete_external(Engine& engine, pto_task name, int status) {
   }
   if (!is_leaf(task)) {  // its children may still run
     task.state.store(SlotState::kChildren, std::memory_order_relaxed);
-    return child_ended(engine, slot, seat_index);
+    return child_ended(engine, slot, thread);
   }
-  const Busy busy(engine.seat(seat_index));
-  const uint32_t next = complete(engine, slot, seat_index, status, false);
+  const Busy busy(engine.thread_slot(thread));
+  const uint32_t next = complete(engine, slot, thread, status, false);
   if (next != kNone) {
-    push_ready(engine, next, seat_index);
+    push_ready(engine, next, thread);
     wake_worker(engine);
   }
 }

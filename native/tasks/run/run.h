@@ -9,9 +9,9 @@
 namespace tilewise::tasks {
 
 /// Runs a task, and then successor after successor that its completion made ready. Returns how many.
-uint32_t run(Engine& engine, uint32_t slot, uint32_t seat_index, bool is_worker);
+uint32_t run(Engine& engine, uint32_t slot, uint32_t thread, bool is_worker);
 /// A task has ended with this status. Returns a successor for this thread to run next, or kNone.
-uint32_t complete(Engine& engine, uint32_t slot, uint32_t seat_index, int status, bool is_worker);
+uint32_t complete(Engine& engine, uint32_t slot, uint32_t thread, int status, bool is_worker);
 /// pto_task_complete: ends a task whose kernel returned PTO_LATER, or will.
 void complete_external(Engine& engine, pto_task name, int status);
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cfenv>
 
-#include "tasks/engine/seats.h"
+#include "tasks/engine/thread_slots.h"
 #include "tasks/run/link.h"
 #include "tasks/run/run.h"
 
@@ -77,7 +77,7 @@ void worker_loop(Engine& engine, uint32_t worker) {
     } else if (has_submitted) {
       idle.reset();
     } else if (!idle.is_idle()) {
-      const uint64_t num_run = engine.store.seats[worker].num_completed.load(std::memory_order_relaxed);
+      const uint64_t num_run = engine.store.thread_slots[worker].num_completed.load(std::memory_order_relaxed);
       if (is_replayed) {
         pace.ran_dry_of_rounds(num_run);
       } else {

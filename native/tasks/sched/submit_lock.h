@@ -12,12 +12,12 @@ namespace tilewise::tasks {
 
 class SubmitGuard {
  public:
-  /// seat: of the calling thread. has_boxes: the boxes' index is needed too; a task's children need nothing else,
+  /// thread: of the calling thread. has_boxes: the boxes' index is needed too; a task's children need nothing else,
   /// because one thread submits them and they share nothing with others.
-  [[gnu::always_inline]] SubmitGuard(Header& header, uint32_t seat, bool fences, bool is_child = false,
+  [[gnu::always_inline]] SubmitGuard(Header& header, uint32_t thread, bool fences, bool is_child = false,
                                      bool has_boxes = false)
       : header_(header),
-        is_first_lane_(seat == header.num_workers),
+        is_first_lane_(thread == header.num_workers),
         fences_(fences),
         needs_submit_(!is_child),
         needs_boxes_(has_boxes) {

@@ -1,6 +1,6 @@
 // What this thread is doing for which runtime.
 //
-// Purpose: submit() must know whether it is called inside a task, and by which seat. Memory: thread-local.
+// Purpose: submit() must know whether it is called inside a task, and by which thread. Memory: thread-local.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -12,13 +12,13 @@ struct Engine;
 /// The lane this thread used last.
 struct Lane {
   uint64_t engine = 0;
-  uint32_t seat = 0;
+  uint32_t thread = 0;
 };
 
 /// The kernel that runs on this thread, if any.
 struct Running {
   const Engine* engine = nullptr;
-  uint32_t seat = 0;
+  uint32_t thread = 0;
   uint32_t slot = 0;
   uint32_t parent = 0;     // slot + 1 of a task that may submit; 0: a leaf
   bool has_reason = false;  // pto_fail was called

@@ -56,7 +56,7 @@ void give_run(const Store& store, uint32_t first) {
 
 }  // namespace
 
-uint64_t heap_in_new_run(const Store& store, Scope& scope, uint32_t seat, uint64_t bytes) {
+uint64_t heap_in_new_run(const Store& store, Scope& scope, uint32_t thread, uint64_t bytes) {
   const Header& header = *store.header;
   const uint32_t count = num_segments_for(bytes);
   if (count > header.num_segments) {
@@ -67,7 +67,7 @@ uint64_t heap_in_new_run(const Store& store, Scope& scope, uint32_t seat, uint64
   if (first == kNone) return 0;
   Segment& run = store.segments[first];
   run.loan.open();
-  run.owner = seat;
+  run.owner = thread;
   run.next = scope.first_segment;
   scope.first_segment = first + 1;
   const uint64_t left = uint64_t{count} * kSegmentBytes - bytes;
@@ -85,10 +85,10 @@ bool has_run(const Store& store, uint64_t bytes) {
   return find_run(store, num_segments_for(bytes)) != kNone;
 }
 
-void use_heap(const Store& store, uint64_t address, uint32_t seat) {
+void use_heap(const Store& store, uint64_t address, uint32_t thread) {
   const uint64_t segment = (address - store.header->heap) / kSegmentBytes;
   Segment& run = store.segments[store.segments[segment].first];
-  if (run.owner == seat) {
+  if (run.owner == thread) {
     run.loan.use();
   } else {
     run.loan.use_of_another();

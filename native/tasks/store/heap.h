@@ -1,8 +1,9 @@
 // The heap of runtime-owned buffers: runs of segments, which belong to scopes and count the tasks that use them.
 //
 // Purpose: one addition for most allocations; memory comes back when its scope has ended and every task that uses it.
-// Who may call: allocating and use_heap, the thread of the seat; releasing, the thread that ends the task or the scope.
-// Blocks: for the heap's lock, when a run begins or ends. Memory: the store. What waits for room stands in wait/room.h.
+// Who may call: allocating and use_heap, the thread that owns the slot; releasing, the thread that ends the task or the
+// scope. Blocks: for the heap's lock, when a run begins or ends. Memory: the store. What waits for room stands in
+// wait/room.h.
 #pragma once
 #include "tasks/store/layout.h"
 
@@ -19,13 +20,13 @@ inline uint64_t heap_in_scope(const Store& store, Scope& scope, uint64_t bytes) 
 }
 
 /// The same of a free run, which becomes the scope's; 0: none is free.
-uint64_t heap_in_new_run(const Store& store, Scope& scope, uint32_t seat, uint64_t bytes);
+uint64_t heap_in_new_run(const Store& store, Scope& scope, uint32_t thread, uint64_t bytes);
 
 /// Whether a run of so many bytes is free now.
 bool has_run(const Store& store, uint64_t bytes);
 
-/// A task that is being submitted by this seat uses this memory.
-void use_heap(const Store& store, uint64_t address, uint32_t seat);
+/// A task that is being submitted by this thread uses this memory.
+void use_heap(const Store& store, uint64_t address, uint32_t thread);
 /// That task has ended. True: memory has come free.
 bool release_heap(const Store& store, const Slot& slot, const SlotArgs& args);
 /// The scope has ended. True: memory has come free.

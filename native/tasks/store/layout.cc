@@ -58,7 +58,7 @@ uint32_t set_classes(const Options& options, Header& header) {
 void lay_out(const Options& options, Header& header) {
   header.magic = kMagic;
   header.num_workers = options.num_workers;
-  header.num_seats = options.num_workers + options.max_lanes;
+  header.num_thread_slots = options.num_workers + options.max_lanes;
   header.window = options.window;
   header.num_classes = set_classes(options, header);
   header.max_handles = options.max_handles;
@@ -66,7 +66,7 @@ void lay_out(const Options& options, Header& header) {
   header.max_events = options.max_events;
   header.num_segments = static_cast<uint32_t>((options.heap_bytes + kSegmentBytes - 1) / kSegmentBytes);
   header.is_shared = options.shared_path != nullptr ? 1 : 0;
-  const uint64_t num_slots = uint64_t{header.num_seats} * header.window;
+  const uint64_t num_slots = uint64_t{header.num_thread_slots} * header.window;
   // Kept recordings hold addresses of this process.
   const uint64_t num_replayable =
       header.is_shared != 0 ? 0 : std::min<uint64_t>(options.max_replayable, (1u << kSlotBits) - num_slots);
@@ -79,7 +79,7 @@ void lay_out(const Options& options, Header& header) {
   header.num_queues = kNumSharedQueues * header.num_classes + header.num_workers;
   Cursor cursor;
   cursor.take(sizeof(Header));
-  header.at.seats = cursor.take(header.num_seats * sizeof(Seat));
+  header.at.thread_slots = cursor.take(header.num_thread_slots * sizeof(ThreadSlot));
   header.at.slots = cursor.take(header.num_slots * sizeof(Slot));
   header.at.args = cursor.take(num_slots * sizeof(SlotArgs));
   header.at.declared = cursor.take(num_slots * PTO_MAX_PARAMS * sizeof(pto_region));
@@ -87,7 +87,7 @@ void lay_out(const Options& options, Header& header) {
   header.at.handles = cursor.take(uint64_t{header.max_handles} * sizeof(Handle));
   header.at.regions = cursor.take(RegionIndex::bytes_needed(header.max_regions));
   header.at.chunks = cursor.take(uint64_t{header.max_chunks} * sizeof(Chunk));
-  header.at.rings = cursor.take(uint64_t{header.num_seats} * header.num_classes * sizeof(Ring));
+  header.at.rings = cursor.take(uint64_t{header.num_thread_slots} * header.num_classes * sizeof(Ring));
   header.at.queues = cursor.take(header.num_queues * sizeof(OrderedQueue));
   header.at.entries = cursor.take(uint64_t{header.num_queues} * header.num_slots * sizeof(OrderedEntry));
   header.at.events = cursor.take(uint64_t{header.max_events} * sizeof(Event));
@@ -105,7 +105,7 @@ Store locate(std::byte* base) {
   store.base = base;
   store.header = reinterpret_cast<Header*>(base);
   const Header& h = *store.header;
-  store.seats = reinterpret_cast<Seat*>(base + h.at.seats);
+  store.thread_slots = reinterpret_cast<ThreadSlot*>(base + h.at.thread_slots);
   store.slots = reinterpret_cast<Slot*>(base + h.at.slots);
   store.args = reinterpret_cast<SlotArgs*>(base + h.at.args);
   store.declared = reinterpret_cast<pto_region*>(base + h.at.declared);
@@ -205,10 +205,10 @@ void unmap_store(const Store& store) {
   if (store.base != nullptr) munmap(store.base, store.header->total_bytes);
 }
 
-void populate(const Store& store, uint32_t seat) {
+void populate(const Store& store, uint32_t thread) {
   const uint64_t window = store.header->window;
-  tilewise::populate(store.slots + seat * window, window * sizeof(Slot));
-  tilewise::populate(store.args + seat * window, window * sizeof(SlotArgs));
+  tilewise::populate(store.slots + thread * window, window * sizeof(Slot));
+  tilewise::populate(store.args + thread * window, window * sizeof(SlotArgs));
 }
 
 uint64_t resident_bytes(const std::byte* base, uint64_t bytes) {

@@ -1,6 +1,6 @@
 // The store: everything that submitters and workers share, as plain structs addressed by index and offset.
 //
-// Purpose: one mapping, private or shared by two processes, holds seats (one per thread), slots, handles, chunks,
+// Purpose: one mapping, private or shared by two processes, holds thread slots, slots, handles, chunks,
 // queues, failures, events and the heap. No pointer lies in a shared one: buffers are kept as distances from its base.
 // (In a private one, slots of kept recordings and of tasks that keep their arguments have pointers.) Who may write what
 // stands at each struct; memory order at the functions that use it. Memory: one anonymous or file mapping; pages that
@@ -57,13 +57,13 @@ struct alignas(64) Event {
   uint32_t generation;
 };
 
-/// A run of heap memory. Its scope's seat lends it to tasks until the scope ends; the thread that ends the loan frees
+/// A run of heap memory. Its scope's thread lends it to tasks until the scope ends; the thread that ends the loan frees
 /// it.
 struct alignas(64) Segment {
   Countdown::Loan loan;  // uses by tasks
   uint32_t run;  // segments of the run, in its first
   uint32_t next;  // + 1: next run of the scope
-  uint32_t owner;  // seat
+  uint32_t owner;  // thread
   uint32_t is_used;  // guarded by the lock of HeapUse
   uint32_t first;  // first segment of the run this one belongs to
 };
@@ -76,7 +76,7 @@ struct Scope {
 };
 
 /// One thread: its lane if it submits, its rings, its counters. Written by that thread unless it says otherwise.
-struct alignas(128) Seat {
+struct alignas(128) ThreadSlot {
   uint64_t cursor;  // next slot to look at: counts on, modulo the window
   uint64_t waited;  // cursor at the end of the last wait for all: only slots from there on can be taken
   uint32_t depth;  // open scopes
@@ -85,7 +85,7 @@ struct alignas(128) Seat {
   uint32_t num_free_handles;
   uint32_t free_chunks;  // + 1
   uint32_t num_free_chunks;
-  uint32_t victim;  // seat to steal from first
+  uint32_t victim;  // thread to steal from first
   uint32_t classes;  // mask of what it runs
   uint32_t stall_rounds;
   int64_t asked_ns;  // when its host was last asked for an interruption
@@ -142,11 +142,11 @@ struct KernelName {
 /// Sizes, and where everything begins. Constant after creation, except the second part.
 /// Where the structs begin, as distances from the store's base.
 struct Offsets {
-  uint64_t seats, slots, args, handles, regions, chunks, declared, notes, rings, queues, entries, events, segments,
-      errors, failed, kernels, traces;
+  uint64_t thread_slots, slots, args, handles, regions, chunks, declared, notes, rings, queues, entries, events,
+      segments, errors, failed, kernels, traces;
 };
 
-/// What seats refill their stocks from.
+/// What threads refill their stocks from.
 struct alignas(128) Pools {
   protocols::SpinLock lock;
   uint32_t free_handles;  // + 1
@@ -155,7 +155,7 @@ struct alignas(128) Pools {
   uint32_t free_chunks;  // + 1
   uint32_t num_free_chunks;
   uint32_t fresh_chunks;  // ever taken: the high-water mark
-  uint32_t reclaim_below;  // chunks that no seat has; with fewer, buffers are asked for those of ended tasks
+  uint32_t reclaim_below;  // chunks that no thread has; with fewer, buffers are asked for those of ended tasks
 
   uint32_t num_spare_chunks(uint32_t max_chunks) const { return num_free_chunks + max_chunks - fresh_chunks; }
 };
@@ -187,9 +187,9 @@ struct Header {
   uint64_t magic;
   uint64_t total_bytes;
   uint32_t num_workers;
-  uint32_t num_seats;  // workers first, then submitters
+  uint32_t num_thread_slots;  // workers first, then submitters
   uint32_t window;
-  uint32_t num_slots;  // num_seats * window, and behind them those of kept recordings
+  uint32_t num_slots;  // num_thread_slots * window, and behind them those of kept recordings
   uint32_t num_replayable;  // slots of kept recordings
   uint32_t num_classes;
   uint32_t num_queues;
@@ -220,7 +220,7 @@ struct Header {
   std::atomic<uint32_t> num_background;
   std::atomic<uint32_t> num_overflow;
   alignas(128) std::atomic<uint32_t> num_cancels;
-  std::atomic<uint32_t> seats_in_use;  // one more than the highest ever taken
+  std::atomic<uint32_t> threads_in_use;  // one more than the highest ever taken
   std::atomic<uint32_t> num_kernels;
   std::atomic<uint32_t> trace_limit;  // two processes: the workers record while it is not 0; changed while nothing runs
   std::atomic<uint32_t> closing;
@@ -232,7 +232,7 @@ struct Header {
 struct Store {
   std::byte* base = nullptr;
   Header* header = nullptr;
-  Seat* seats = nullptr;
+  ThreadSlot* thread_slots = nullptr;
   Slot* slots = nullptr;
   SlotArgs* args = nullptr;
   Handle* handles = nullptr;
@@ -240,7 +240,7 @@ struct Store {
   pto_region* declared = nullptr;  // [slot][parameter]: boxes of tasks that may submit
   std::byte* regions = nullptr;
   Chunk* chunks = nullptr;
-  Ring* rings = nullptr;  // [seat][class]
+  Ring* rings = nullptr;  // [thread][class]
   OrderedQueue* queues = nullptr;  // [shared queue][class], then one per worker
   Event* events = nullptr;
   Segment* segments = nullptr;
@@ -263,7 +263,7 @@ struct Store {
   bool lies_in_heap(uint64_t address) const {
     return address - header->heap < uint64_t{header->num_segments} * kSegmentBytes;
   }
-  uint32_t seats_in_use() const { return header->seats_in_use.load(std::memory_order_acquire); }
+  uint32_t threads_in_use() const { return header->threads_in_use.load(std::memory_order_acquire); }
   void* at(uint64_t distance) const { return reinterpret_cast<void*>(reinterpret_cast<uint64_t>(base) + distance); }
 };
 
@@ -297,8 +297,8 @@ void drop_part(const char* path);
 /// Maps the store of another process. Throws ArgumentError when the file is none.
 Store attach_store(const char* path);
 void unmap_store(const Store& store);
-/// Gives a seat's slots their memory now, in one call, instead of one fault after the other in its first submissions.
-void populate(const Store& store, uint32_t seat);
+/// Gives a thread's slots their memory now, in one call, instead of one fault after the other in its first submissions.
+void populate(const Store& store, uint32_t thread);
 /// Bytes of [base, base + bytes) that occupy memory now.
 uint64_t resident_bytes(const std::byte* base, uint64_t bytes);
 

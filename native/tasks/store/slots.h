@@ -141,7 +141,7 @@ struct alignas(64) SlotArgs {
   int32_t scope_depth;
   int32_t status;  // of a parent that waits for its children
   uint64_t awaited;  // value of the event it waits for
-  std::atomic<uint32_t> runner;  // seat + 1, while the kernel of a task that may submit runs
+  std::atomic<uint32_t> runner;  // thread + 1, while the kernel of a task that may submit runs
   uint64_t submit_ticks;  // while tracing
   uint64_t ready_ticks;
 

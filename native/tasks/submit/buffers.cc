@@ -5,7 +5,7 @@
 #include <mutex>
 #include <vector>
 
-#include "tasks/engine/seats.h"
+#include "tasks/engine/thread_slots.h"
 #include "tasks/order/boxes.h"
 #include "tasks/order/dependencies.h"
 #include "tasks/sched/submit_lock.h"
@@ -38,7 +38,7 @@ pto_handle register_buffer(Engine& engine, void* address, uint64_t bytes) {
           "[runtime.register] with two processes every buffer must lie in the shared file; got one outside; ",
           "use pto_alloc");
   }
-  const uint32_t index = take_handle(engine, seat_here(engine));
+  const uint32_t index = take_handle(engine, current_thread(engine));
   Handle& handle = engine.store.handles[index];
   handle.address = distance;
   handle.bytes = bytes;
@@ -51,30 +51,30 @@ void unregister(Engine& engine, pto_handle name, double timeout_s, bool helps) {
     raise(PTO_BAD_ARGUMENT, "[runtime.unregister] the runtime frees its own buffers; got one of them; end its scope");
   }
   wait_for_buffer(engine, name, nullptr, PTO_OUTPUT, timeout_s, helps);
-  give_handle(engine, static_cast<uint32_t>(name & 0xFFFFFFFF) - 1, seat_here(engine));
+  give_handle(engine, static_cast<uint32_t>(name & 0xFFFFFFFF) - 1, current_thread(engine));
 }
 
 void freeze(Engine& engine, pto_handle name, bool frozen) {
   Handle& handle = resolve(engine, name, "freeze");
   // Then no writer is left, so readers need not be known.
   if (frozen) wait_for_buffer(engine, name, nullptr, PTO_OUTPUT, PTO_FOREVER, true);
-  const uint32_t seat_index = seat_here(engine);
-  const SubmitGuard guard(*engine.store.header, seat_index, engine.fences);
-  settle_buffer(engine, handle, seat_index);
+  const uint32_t thread = current_thread(engine);
+  const SubmitGuard guard(*engine.store.header, thread, engine.fences);
+  settle_buffer(engine, handle, thread);
   ++engine.num_freezes;
   handle.flags = frozen ? handle.flags | kFrozen : handle.flags & ~kFrozen;
 }
 
 pto_handle allocate(Engine& engine, uint64_t bytes) {
   if (bytes == 0) raise(PTO_BAD_ARGUMENT, "[runtime.alloc] a buffer must have bytes; got 0; pass its size");
-  const uint32_t seat_index = seat_here(engine);
-  const uint64_t address = allocate_heap(engine, seat_index, aligned(bytes));
-  const uint32_t index = take_handle(engine, seat_index);
+  const uint32_t thread = current_thread(engine);
+  const uint64_t address = allocate_heap(engine, thread, aligned(bytes));
+  const uint32_t index = take_handle(engine, thread);
   Handle& handle = engine.store.handles[index];
   handle.address = address;
   handle.bytes = bytes;
   handle.flags |= kOwnedByHeap;
-  Scope& scope = engine.seat(seat_index).scopes[engine.seat(seat_index).depth];
+  Scope& scope = engine.thread_slot(thread).scopes[engine.thread_slot(thread).depth];
   handle.next = scope.first_handle;
   scope.first_handle = index + 1;
   return handle_name(handle, index);
@@ -83,18 +83,18 @@ pto_handle allocate(Engine& engine, uint64_t bytes) {
 void* address_of(Engine& engine, pto_handle name) { return engine.store.at(resolve(engine, name, "address").address); }
 
 void* wait_for_buffer(Engine& engine, pto_handle name, const pto_region* box, int mode, double timeout_s, bool helps) {
-  const uint32_t seat_index = seat_here(engine);
-  SeatPool pool{engine, engine.seat(seat_index)};
+  const uint32_t thread = current_thread(engine);
+  ChunkPool pool{engine, engine.thread_slot(thread)};
   std::vector<TaskRef> producers;
   Handle* found = &resolve(engine, name, "read");
   if (box != nullptr) check_region(*found, *box, "read", -1);
   {
     // A task's children are tracked by that task alone; and a replay may hold the lock until the task has ended.
-    const SubmitGuard guard(*engine.store.header, seat_index, engine.fences, running.engine == &engine);
+    const SubmitGuard guard(*engine.store.header, thread, engine.fences, running.engine == &engine);
     if (found->owner != 0 || running.engine == &engine) {
-      found = &tracked(engine, *found, PTO_INPUT, box != nullptr ? box : &kNoBytes, seat_index);
+      found = &tracked(engine, *found, PTO_INPUT, box != nullptr ? box : &kNoBytes, thread);
     } else {
-      settle_buffer(engine, *found, seat_index);
+      settle_buffer(engine, *found, thread);
     }
     const auto note = [&](TaskRef ref) { producers.push_back(ref); };
     if ((found->flags & kHasRegions) != 0) {
@@ -146,7 +146,7 @@ void* wait_to_write(Engine& engine, pto_handle name, const pto_region* box, doub
 }
 
 void begin_scope(Engine& engine) {
-  Seat& me = engine.seat(seat_here(engine));
+  ThreadSlot& me = engine.thread_slot(current_thread(engine));
   if (me.depth == PTO_MAX_SCOPES) {
     raise(PTO_BAD_ARGUMENT, "[runtime.scope_begin] scopes must not nest deeper than ", PTO_MAX_SCOPES,
           "; got one more; end some first");
@@ -156,15 +156,15 @@ void begin_scope(Engine& engine) {
 }
 
 void end_scope(Engine& engine) {
-  const uint32_t seat_index = seat_here(engine);
-  Seat& me = engine.seat(seat_index);
+  const uint32_t thread = current_thread(engine);
+  ThreadSlot& me = engine.thread_slot(thread);
   if (me.depth <= me.base_depth) {
     raise(PTO_BAD_ARGUMENT, "[runtime.scope_end] a scope must be open; got none in this ",
           me.base_depth > 0 ? "task" : "thread", "; pair every scope_begin with one scope_end");
   }
-  close_scope(engine, seat_index);
+  close_scope(engine, thread);
 }
 
-uint32_t depth(Engine& engine) { return engine.seat(seat_here(engine)).depth; }
+uint32_t depth(Engine& engine) { return engine.thread_slot(current_thread(engine)).depth; }
 
 }  // namespace tilewise::tasks

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "tasks/engine/builtin_kernels.h"
-#include "tasks/engine/seats.h"
+#include "tasks/engine/thread_slots.h"
 #include "tasks/run/events.h"
 #include "tasks/submit/notes.h"
 
@@ -193,7 +193,7 @@ uint32_t check_spec(Engine& engine, const pto_task_spec& spec, Resolved& buffers
   }
   if (spec.target_worker != 0 &&
       (spec.target_worker < 0 || spec.target_worker > static_cast<int32_t>(header.num_workers) ||
-       (engine.store.seats[spec.target_worker - 1].classes >> kind & 1) == 0)) {
+       (engine.store.thread_slots[spec.target_worker - 1].classes >> kind & 1) == 0)) {
     raise(PTO_BAD_ARGUMENT, where, "target_worker must name a worker that serves the task's type; got worker ",
           spec.target_worker - 1, " of ", header.num_workers, " workers; drop the hint or correct it");
   }

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "tasks/engine/seats.h"
+#include "tasks/engine/thread_slots.h"
 #include "tasks/run/link.h"
 #include "tasks/sched/submit_lock.h"
 #include "tasks/submit/checks.h"
@@ -16,14 +16,14 @@ namespace tilewise::tasks {
 namespace {
 
 // Some buffers know the task already, and no longer whom it replaced: it runs, but does nothing, and keeps their order.
-void start_empty(Engine& engine, uint32_t slot, uint32_t seat_index) {
+void start_empty(Engine& engine, uint32_t slot, uint32_t thread) {
   Slot& task = engine.store.slots[slot];
   task.kernel = PTO_NO_KERNEL;
-  count_submitted(engine, seat_index, 1);
-  start_submitted(engine, slot, seat_index);
+  count_submitted(engine, thread, 1);
+  start_submitted(engine, slot, thread);
 }
 
-inline void fill(Engine& engine, Slot& task, SlotArgs& args, const pto_task_spec& spec, uint32_t seat_index) {
+inline void fill(Engine& engine, Slot& task, SlotArgs& args, const pto_task_spec& spec, uint32_t thread) {
   uint16_t flags = 0;
   if (spec.kernel >= 0 && (engine.store.kernels[spec.kernel].flags & PTO_SUBMITS) != 0) flags = kIsParent;
   if (spec.flags != 0) flags |= kKeepsError;
@@ -40,21 +40,21 @@ inline void fill(Engine& engine, Slot& task, SlotArgs& args, const pto_task_spec
   if (spec.name != nullptr || spec.deadline_s != 0)
     note_extras(engine, static_cast<uint32_t>(&task - engine.store.slots), spec);
   if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
-    note_submission(engine, args, seat_index);
+    note_submission(engine, args, thread);
 }
 
-void allocate_outputs(Engine& engine, const pto_task_spec& spec, uint32_t seat_index, Resolved& buffers) {
+void allocate_outputs(Engine& engine, const pto_task_spec& spec, uint32_t thread, Resolved& buffers) {
   uint64_t packed = 0;
   buffers.fresh = 0;
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     if (spec.params[p].handle == 0 && spec.params[p].mode == PTO_OUTPUT) packed += aligned(spec.params[p].bytes);
   }
-  uint64_t next = allocate_heap(engine, seat_index, packed);
-  Seat& me = engine.seat(seat_index);
+  uint64_t next = allocate_heap(engine, thread, packed);
+  ThreadSlot& me = engine.thread_slot(thread);
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     pto_param& param = spec.params[p];
     if (param.handle != 0 || param.mode != PTO_OUTPUT) continue;
-    const uint32_t index = take_handle(engine, seat_index);
+    const uint32_t index = take_handle(engine, thread);
     Handle& handle = engine.store.handles[index];
     handle.address = next;
     handle.bytes = param.bytes;
@@ -70,11 +70,11 @@ void allocate_outputs(Engine& engine, const pto_task_spec& spec, uint32_t seat_i
 }
 
 // Addresses of all buffers; runtime-owned outputs are packed into one piece of the heap.
-inline void bind_params(Engine& engine, uint32_t slot, const pto_task_spec& spec, uint32_t seat_index,
-                        Resolved& buffers, uint32_t traits) {
+inline void bind_params(Engine& engine, uint32_t slot, const pto_task_spec& spec, uint32_t thread, Resolved& buffers,
+                        uint32_t traits) {
   Slot& task = engine.store.slots[slot];
   SlotArgs& args = engine.store.args[slot];
-  if ((traits & kHasOutputs) != 0) allocate_outputs(engine, spec, seat_index, buffers);
+  if ((traits & kHasOutputs) != 0) allocate_outputs(engine, spec, thread, buffers);
   if ((traits & kSeesViews) != 0) task.flags |= kHasViews;
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     const pto_param& param = spec.params[p];
@@ -96,7 +96,7 @@ inline void bind_params(Engine& engine, uint32_t slot, const pto_task_spec& spec
     if ((traits & kSeesViews) != 0) note_view(engine, slot, p, param, handle != nullptr ? handle->bytes : 0);
     task.num_params = static_cast<uint8_t>(p + 1);
     if (engine.store.lies_in_heap(bound.address)) {
-      use_heap(engine.store, bound.address, seat_index);
+      use_heap(engine.store, bound.address, thread);
       task.flags |= kUsesHeap;
     } else if (engine.store.header->is_shared != 0) [[unlikely]] {
       raise(PTO_BAD_ARGUMENT,
@@ -111,11 +111,11 @@ inline void bind_params(Engine& engine, uint32_t slot, const pto_task_spec& spec
 }
 
 // Every box of the task gets its node before anything is linked; stale nodes make room.
-bool prepare_boxes(Engine& engine, const SlotArgs& args, const pto_task_spec& spec, uint32_t seat_index) {
-  SeatPool pool{engine, engine.seat(seat_index)};
+bool prepare_boxes(Engine& engine, const SlotArgs& args, const pto_task_spec& spec, uint32_t thread) {
+  ChunkPool pool{engine, engine.thread_slot(thread)};
   const auto prepare_handle = [&](Handle& named, int mode, const pto_region* region, bool is_first_pass) {
     if ((named.flags & kFrozen) != 0) return true;
-    Handle& handle = tracked(engine, named, mode, region, seat_index);
+    Handle& handle = tracked(engine, named, mode, region, thread);
     if (region == nullptr && (handle.flags & kHasRegions) == 0) return true;
     if (is_first_pass) return begin_boxes(engine.boxes, engine.store.index_of(handle), handle);
     return ensure_box(engine.boxes, engine.store.index_of(handle), handle, box_of(handle, region));
@@ -146,7 +146,7 @@ bool prepare_boxes(Engine& engine, const SlotArgs& args, const pto_task_spec& sp
 }
 
 // One critical section for all parameters, so that two lanes see each other's tasks in one order.
-inline void link(Engine& engine, uint32_t slot, TaskRef self, const pto_task_spec& spec, uint32_t seat_index,
+inline void link(Engine& engine, uint32_t slot, TaskRef self, const pto_task_spec& spec, uint32_t thread,
                  Resolved& buffers, uint32_t traits, bool& is_recorded) {
   Slot& task = engine.store.slots[slot];
   SlotArgs& args = engine.store.args[slot];
@@ -154,19 +154,19 @@ inline void link(Engine& engine, uint32_t slot, TaskRef self, const pto_task_spe
   const bool is_child = task.parent != 0;
   const bool is_observed = engine.num_observers.load(std::memory_order_relaxed) != 0;
   bool has_boxes = (traits & kHasBoxes) != 0 || engine.graph != nullptr;
-  SubmitGuard guard(header, seat_index, engine.fences, is_child, has_boxes);
-  reclaim_chunks_if_few(engine, seat_index, has_boxes);
+  SubmitGuard guard(header, thread, engine.fences, is_child, has_boxes);
+  reclaim_chunks_if_few(engine, thread, has_boxes);
   if ((traits & kHasMore) != 0) {
     for (uint32_t w = 0; w < spec.num_waits; ++w) {
-      add_producer(engine, task, spec.waits[w].value, seat_index);
-      add_producer(engine, task, (spec.waits[w].event & 0xFFFFFFFF) << 32 | kIsEvent, seat_index);
+      add_producer(engine, task, spec.waits[w].value, thread);
+      add_producer(engine, task, (spec.waits[w].event & 0xFFFFFFFF) << 32 | kIsEvent, thread);
     }
   }
   const auto settle = [&] {
     for (uint32_t p = 0; p < spec.num_params; ++p) {
-      if (buffers.handles[p] != nullptr && !is_child) settle_buffer(engine, *buffers.handles[p], seat_index);
+      if (buffers.handles[p] != nullptr && !is_child) settle_buffer(engine, *buffers.handles[p], thread);
     }
-    if (spec.predicate != 0 && !is_child) settle_buffer(engine, resolve(engine, spec.predicate, "submit"), seat_index);
+    if (spec.predicate != 0 && !is_child) settle_buffer(engine, resolve(engine, spec.predicate, "submit"), thread);
   };
   settle();
   // Since the check another lane may have begun to use boxes of the same buffer; and children have handles of their
@@ -181,23 +181,23 @@ inline void link(Engine& engine, uint32_t slot, TaskRef self, const pto_task_spe
       continue;
     }
     if (is_child || handle->owner != 0) {
-      buffers.handles[p] = handle = &tracked(engine, *handle, mode, spec.params[p].region, seat_index);
+      buffers.handles[p] = handle = &tracked(engine, *handle, mode, spec.params[p].region, thread);
     }
     found_boxes |= (handle->flags & kHasRegions) != 0;
   }
   Handle* predicate = nullptr;
   if (spec.predicate != 0) {
-    predicate = &tracked(engine, resolve(engine, spec.predicate, "submit"), PTO_INPUT, nullptr, seat_index);
+    predicate = &tracked(engine, resolve(engine, spec.predicate, "submit"), PTO_INPUT, nullptr, thread);
     found_boxes |= (predicate->flags & kHasRegions) != 0;
   }
   if (found_boxes && !has_boxes) {
     has_boxes = true;
     guard.lock_boxes();
   }
-  for (bool is_stuck = false; has_boxes && !prepare_boxes(engine, args, spec, seat_index);) {
-    if (is_stuck) raise_deadlock(engine, seat_index, Resource::kRegions, spec.num_params);
+  for (bool is_stuck = false; has_boxes && !prepare_boxes(engine, args, spec, thread);) {
+    if (is_stuck) raise_deadlock(engine, thread, Resource::kRegions, spec.num_params);
     guard.unlock();
-    is_stuck = wait_for_room(engine, seat_index, Resource::kRegions, spec.num_params);
+    is_stuck = wait_for_room(engine, thread, Resource::kRegions, spec.num_params);
     guard.lock();
     settle();
   }
@@ -209,26 +209,26 @@ inline void link(Engine& engine, uint32_t slot, TaskRef self, const pto_task_spe
       sweep_failures_if_many(engine, has_boxes);
   }
   for (uint32_t a = 0; a < spec.num_after; ++a) {
-    if (spec.after[a] != 0) order_after(engine, task, spec.after[a] | kCarriesPoison, seat_index);
+    if (spec.after[a] != 0) order_after(engine, task, spec.after[a] | kCarriesPoison, thread);
   }
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     if (buffers.handles[p] == nullptr) continue;
-    collect_param(engine, slot, seat_index, *buffers.handles[p], spec.params[p].region, args.params[p].mode);
+    collect_param(engine, slot, thread, *buffers.handles[p], spec.params[p].region, args.params[p].mode);
   }
-  if (predicate != nullptr) collect_param(engine, slot, seat_index, *predicate, nullptr, PTO_INPUT);
+  if (predicate != nullptr) collect_param(engine, slot, thread, *predicate, nullptr, PTO_INPUT);
   if (is_child) Countdown::join(engine.store.slots[task.parent - 1].children);
   is_recorded = true;
   uint32_t num_tokens = 0;
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     if (buffers.handles[p] == nullptr) continue;
-    record_param(engine, self, seat_index, *buffers.handles[p], spec.params[p].region, args.params[p].mode);
+    record_param(engine, self, thread, *buffers.handles[p], spec.params[p].region, args.params[p].mode);
     if (args.params[p].mode == PTO_COMMUTE) args.tokens[num_tokens++] = engine.store.index_of(*buffers.handles[p]);
   }
-  if (predicate != nullptr) record_param(engine, self, seat_index, *predicate, nullptr, PTO_INPUT);
+  if (predicate != nullptr) record_param(engine, self, thread, *predicate, nullptr, PTO_INPUT);
   if (num_tokens > 0) use_tokens(task, args, num_tokens);
   if (is_observed) [[unlikely]] {
     if (engine.graph != nullptr) engine.graph->add(engine.store, slot, spec);
-    engine.replays->add(slot, spec, seat_index, (traits & kHasOutputs) != 0 ? buffers.fresh : 0);
+    engine.replays->add(slot, spec, thread, (traits & kHasOutputs) != 0 ? buffers.fresh : 0);
   }
 }
 
@@ -277,25 +277,25 @@ void abandon(Engine& engine, uint32_t slot) {
   if ((task.flags & kUsesHeap) != 0) {
     if (release_heap(engine.store, task, engine.store.args[slot])) wake_waiters(engine);
   }
-  SeatPool pool{engine, engine.seat(engine.store.lane_of(slot))};
+  ChunkPool pool{engine, engine.thread_slot(engine.store.lane_of(slot))};
   give_chunks(pool, task.more_producers);
   const WakeWord word = Wake::complete(task.wake, generation + 1);
   if ((word & Wake::kWatched) != 0) wake_waiters(engine);
 }
 
-void take_back(Engine& engine, uint32_t slot, uint32_t seat_index, bool is_recorded) {
-  if (is_recorded) return start_empty(engine, slot, seat_index);
+void take_back(Engine& engine, uint32_t slot, uint32_t thread, bool is_recorded) {
+  if (is_recorded) return start_empty(engine, slot, thread);
   abandon(engine, slot);
 }
 
-void note_submission(Engine& engine, SlotArgs& args, uint32_t seat_index) {
-  args.scope_depth = static_cast<int32_t>(engine.seat(seat_index).depth);
+void note_submission(Engine& engine, SlotArgs& args, uint32_t thread) {
+  args.scope_depth = static_cast<int32_t>(engine.thread_slot(thread).depth);
   args.submit_ticks = ticks();
   args.ready_ticks = 0;
 }
 
 // Inside a task: its own buffers, and what it declared itself, under a handle of its children's own.
-Handle& tracked(Engine& engine, Handle& handle, int mode, const pto_region* box, uint32_t seat_index) {
+Handle& tracked(Engine& engine, Handle& handle, int mode, const pto_region* box, uint32_t thread) {
   const uint32_t parent = running.engine == &engine ? running.parent : 0;
   if (handle.owner == parent) return handle;
   const uint32_t index = engine.store.index_of(handle);
@@ -315,7 +315,7 @@ Handle& tracked(Engine& engine, Handle& handle, int mode, const pto_region* box,
           box != nullptr ? " and a box" : "", "; add it to the parent's parameters");
   }
   if (first->shadow == 0) {
-    first->shadow = take_handle(engine, seat_index) + 1;
+    first->shadow = take_handle(engine, thread) + 1;
     Handle& shadow = engine.store.handles[first->shadow - 1];
     shadow.address = handle.address;
     shadow.bytes = handle.bytes;
@@ -323,25 +323,25 @@ Handle& tracked(Engine& engine, Handle& handle, int mode, const pto_region* box,
   return engine.store.handles[first->shadow - 1];
 }
 
-pto_task submit_any(Engine& engine, const pto_task_spec& spec, uint32_t seat_index) {
+pto_task submit_any(Engine& engine, const pto_task_spec& spec, uint32_t thread) {
   Resolved buffers;
   const uint32_t traits = check_spec(engine, spec, buffers);
   if ((traits & kHasReductions) != 0) [[unlikely]]
     return submit_reduction(engine, spec);
-  const uint32_t slot = take_slot(engine, seat_index);
+  const uint32_t slot = take_slot(engine, thread);
   Slot& task = engine.store.slots[slot];
   const TaskRef self = engine.store.name_at(slot);
   bool is_recorded = false;
   try {
-    fill(engine, task, engine.store.args[slot], spec, seat_index);
-    bind_params(engine, slot, spec, seat_index, buffers, traits);
-    link(engine, slot, self, spec, seat_index, buffers, traits, is_recorded);
+    fill(engine, task, engine.store.args[slot], spec, thread);
+    bind_params(engine, slot, spec, thread, buffers, traits);
+    link(engine, slot, self, spec, thread, buffers, traits, is_recorded);
   } catch (...) {
-    take_back(engine, slot, seat_index, is_recorded);
+    take_back(engine, slot, thread, is_recorded);
     throw;
   }
-  count_submitted(engine, seat_index, 1);
-  start_submitted(engine, slot, seat_index);
+  count_submitted(engine, thread, 1);
+  start_submitted(engine, slot, thread);
   return self;
 }
 

@@ -4,7 +4,7 @@
 #include <bit>
 
 #include "tasks/engine/builtin_kernels.h"
-#include "tasks/engine/seats.h"
+#include "tasks/engine/thread_slots.h"
 #include "tasks/run/link.h"
 #include "tasks/sched/submit_lock.h"
 #include "tasks/submit/checks.h"
@@ -71,38 +71,35 @@ int plain_mode(const pto_param& param) {
 
 /// A task that overwrites what its own producers have read finds each of them twice: once is enough, and needs no
 /// chunk.
-[[gnu::noinline, gnu::cold]] void merge_or_order_after(Engine& engine, Slot& task, TaskRef producer,
-                                                       uint32_t seat_index) {
+[[gnu::noinline, gnu::cold]] void merge_or_order_after(Engine& engine, Slot& task, TaskRef producer, uint32_t thread) {
   for (uint32_t p = 0; p < task.num_producers; ++p) {
     if (without_flags(task.producers[p]) != without_flags(producer)) continue;
     task.producers[p] |= producer;
     return;
   }
-  order_after(engine, task, producer, seat_index);
+  order_after(engine, task, producer, thread);
 }
 
 // Buffers with many readers.
-[[gnu::noinline, gnu::cold]] void collect_many(Engine& engine, Slot& task, uint32_t seat_index, Handle& handle,
-                                               int mode) {
-  SeatPool pool{engine, engine.seat(seat_index)};
-  collect_rest(handle.state, pool, mode, [&](TaskRef producer) { order_after(engine, task, producer, seat_index); });
+[[gnu::noinline, gnu::cold]] void collect_many(Engine& engine, Slot& task, uint32_t thread, Handle& handle, int mode) {
+  ChunkPool pool{engine, engine.thread_slot(thread)};
+  collect_rest(handle.state, pool, mode, [&](TaskRef producer) { order_after(engine, task, producer, thread); });
 }
 
-[[gnu::noinline, gnu::cold]] void record_many(Engine& engine, TaskRef task, uint32_t seat_index, Handle& handle,
-                                              int mode) {
-  SeatPool pool{engine, engine.seat(seat_index)};
+[[gnu::noinline, gnu::cold]] void record_many(Engine& engine, TaskRef task, uint32_t thread, Handle& handle, int mode) {
+  ChunkPool pool{engine, engine.thread_slot(thread)};
   record(handle.state, pool, mode, task);
 }
 
 /// Orders the task after those that use its buffers. False: another lane has just begun to use boxes of one of them;
 /// nothing of the task is visible yet. is_recorded: buffers may know it, also when this throws.
 [[gnu::always_inline]] inline bool link_plain(Engine& engine, Slot& task, TaskRef self, const pto_task_spec& spec,
-                                              Handle* const* handles, uint32_t seat_index, bool& is_recorded) {
+                                              Handle* const* handles, uint32_t thread, bool& is_recorded) {
   Header& header = *engine.store.header;
   const uint32_t num_params = spec.num_params;
   const pto_param* const params = spec.params;
-  const SubmitGuard guard(header, seat_index, engine.fences);
-  reclaim_chunks_if_few(engine, seat_index, false);
+  const SubmitGuard guard(header, thread, engine.fences);
+  reclaim_chunks_if_few(engine, thread, false);
   const uint64_t sequence = header.sequence.load(std::memory_order_relaxed) + 1;
   task.sequence.store(sequence, std::memory_order_relaxed);
   header.sequence.store(sequence, std::memory_order_release);
@@ -117,13 +114,13 @@ int plain_mode(const pto_param& param) {
       return false;
     collect_few(handle.state, plain_mode(params[p]), find);
     if (handle.state.has_chunks()) [[unlikely]]
-      collect_many(engine, task, seat_index, handle, params[p].mode);
+      collect_many(engine, task, thread, handle, params[p].mode);
   }
   for (uint32_t f = 0; f < num_found; ++f) {
     if (task.num_producers < task.room) [[likely]] {
-      order_after(engine, task, found[f], seat_index);
+      order_after(engine, task, found[f], thread);
     } else {
-      merge_or_order_after(engine, task, found[f], seat_index);
+      merge_or_order_after(engine, task, found[f], thread);
     }
   }
   // Asked of readers alone, whose failure is of no account to those that read beside them; and no graph is kept.
@@ -134,7 +131,7 @@ int plain_mode(const pto_param& param) {
   for (uint32_t p = 0; p < num_params; ++p) {
     if (record_few(handles[p]->state, plain_mode(params[p]), self, has_ended)) [[likely]]
       continue;
-    record_many(engine, self, seat_index, *handles[p], params[p].mode);
+    record_many(engine, self, thread, *handles[p], params[p].mode);
   }
   return true;
 }
@@ -144,8 +141,8 @@ int plain_mode(const pto_param& param) {
 pto_task submit(Engine& engine, const pto_task_spec& spec) {
   const bool is_usual = last_lane.engine == engine.id_open && running.engine != &engine;
   if (!is_usual || !is_plain(engine, spec)) [[unlikely]]
-    return submit_any(engine, spec, seat_here(engine));
-  const uint32_t seat_index = last_lane.seat;
+    return submit_any(engine, spec, current_thread(engine));
+  const uint32_t thread = last_lane.thread;
   const Header& header = *engine.store.header;
   const uint32_t num_params = spec.num_params;
   Handle* handles[PTO_MAX_PARAMS];
@@ -153,7 +150,7 @@ pto_task submit(Engine& engine, const pto_task_spec& spec) {
     const pto_param& param = spec.params[p];
     const auto index = static_cast<uint32_t>(param.handle) - 1;
     if (index >= header.max_handles) [[unlikely]]
-      return submit_any(engine, spec, seat_index);
+      return submit_any(engine, spec, thread);
     Handle& handle = engine.store.handles[index];
     handles[p] = &handle;
     protocols::prefetch_for_write(&handle +
@@ -161,10 +158,10 @@ pto_task submit(Engine& engine, const pto_task_spec& spec) {
     const bool is_same = handle.generation.load(std::memory_order_relaxed) == static_cast<uint32_t>(param.handle >> 32);
     if (!is_same || handle.flags != kUsed || param.region != nullptr || static_cast<uint32_t>(param.mode) > PTO_INOUT)
         [[unlikely]] {
-      return submit_any(engine, spec, seat_index);
+      return submit_any(engine, spec, thread);
     }
   }
-  const uint32_t slot = take_slot(engine, seat_index);
+  const uint32_t slot = take_slot(engine, thread);
   Slot& task = engine.store.slots[slot];
   const TaskRef self = engine.store.name_at(slot);
   task.begin(spec.kernel, spec.priority, static_cast<uint8_t>(header.class_of_type[spec.worker_type]),
@@ -174,22 +171,22 @@ pto_task submit(Engine& engine, const pto_task_spec& spec) {
   uint64_t* const scalars = place_arguments(engine, task, engine.store.args[slot], spec, handles);
   for (uint32_t s = 0, count = spec.num_scalars; s < count; ++s) scalars[s] = spec.scalars[s];
   if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) [[unlikely]] {
-    note_submission(engine, engine.store.args[slot], seat_index);
+    note_submission(engine, engine.store.args[slot], thread);
   }
   bool is_linked = false;
   bool is_recorded = false;
   try {
-    is_linked = link_plain(engine, task, self, spec, handles, seat_index, is_recorded);
+    is_linked = link_plain(engine, task, self, spec, handles, thread, is_recorded);
   } catch (...) {
-    take_back(engine, slot, seat_index, is_recorded);
+    take_back(engine, slot, thread, is_recorded);
     throw;
   }
   if (!is_linked) [[unlikely]] {
     abandon(engine, slot);
-    return submit_any(engine, spec, seat_index);
+    return submit_any(engine, spec, thread);
   }
-  count_submitted(engine, seat_index, 1);
-  start_submitted(engine, slot, seat_index);
+  count_submitted(engine, thread, 1);
+  start_submitted(engine, slot, thread);
   return self;
 }
 

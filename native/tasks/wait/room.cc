@@ -13,25 +13,24 @@ namespace tilewise::tasks {
 
 namespace {
 
-void note_stall(Engine& engine, uint32_t seat_index, Resource cause, int64_t begin_ns) {
-  Seat& me = engine.seat(seat_index);
+void note_stall(Engine& engine, uint32_t thread, Resource cause, int64_t begin_ns) {
+  ThreadSlot& me = engine.thread_slot(thread);
   const int64_t end_ns = now_ns();
   me.stall_ns.store(me.stall_ns.load(std::memory_order_relaxed) + static_cast<uint64_t>(end_ns - begin_ns),
                     std::memory_order_relaxed);
   me.num_stalls.store(me.num_stalls.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   if (cause == Resource::kWindow) me.window_high.store(engine.store.header->window, std::memory_order_relaxed);
   if (Trace* trace = engine.active_trace.load(std::memory_order_relaxed)) {
-    trace->stall(seat_index, static_cast<int32_t>(cause), begin_ns, end_ns,
-                 num_submitted(engine) - num_completed(engine),
+    trace->stall(thread, static_cast<int32_t>(cause), begin_ns, end_ns, num_submitted(engine) - num_completed(engine),
                  engine.store.header->heap_use.used.load(std::memory_order_relaxed) * kSegmentBytes);
   }
 }
 
-bool has_room(const Engine& engine, uint32_t seat_index, Resource resource, uint64_t size) {
+bool has_room(const Engine& engine, uint32_t thread, Resource resource, uint64_t size) {
   const Header& header = *engine.store.header;
   switch (resource) {
     case Resource::kWindow: {
-      const uint32_t base = seat_index * header.window;
+      const uint32_t base = thread * header.window;
       for (uint32_t s = base; s < base + header.window; ++s) {
         if (!Wake::is_live(Wake::look(engine.store.slots[s].wake))) return true;
       }
@@ -51,9 +50,9 @@ bool has_room(const Engine& engine, uint32_t seat_index, Resource resource, uint
 
 /// A task whose kernel itself waits for room, in a thread that says so.
 bool is_blocked_parent(const Engine& engine, uint32_t slot) {
-  for (uint32_t s = 0; s < engine.store.seats_in_use(); ++s) {
-    const Seat& seat = engine.store.seats[s];
-    if (seat.blocked.load(std::memory_order_seq_cst) != 0 &&
+  for (uint32_t s = 0; s < engine.store.threads_in_use(); ++s) {
+    const ThreadSlot& thread_slot = engine.store.thread_slots[s];
+    if (thread_slot.blocked.load(std::memory_order_seq_cst) != 0 &&
         engine.store.args[slot].runner.load(std::memory_order_relaxed) == s + 1) {
       return true;
     }
@@ -62,32 +61,32 @@ bool is_blocked_parent(const Engine& engine, uint32_t slot) {
 }
 
 // No task runs or could run, none waits for the outside, and no other thread has a scope to close.
-bool is_stuck(const Engine& engine, uint32_t seat_index, Resource resource) {
+bool is_stuck(const Engine& engine, uint32_t thread, Resource resource) {
   const Header& header = *engine.store.header;
-  const uint32_t num_seats = engine.store.seats_in_use();
+  const uint32_t num_thread_slots = engine.store.threads_in_use();
   // First: between the end of a task and the start of its successor no slot shows either, but a thread is busy.
-  for (uint32_t s = 0; s < num_seats; ++s) {
-    const Seat& other = engine.store.seats[s];
+  for (uint32_t s = 0; s < num_thread_slots; ++s) {
+    const ThreadSlot& other = engine.store.thread_slots[s];
     const uint32_t blocked = other.blocked.load(std::memory_order_seq_cst);
     if (other.is_busy.load(std::memory_order_acquire) != 0 && blocked == 0) return false;
     // It may have been given room since it looked, and not know yet.
-    if (s != seat_index && blocked != 0 &&
+    if (s != thread && blocked != 0 &&
         has_room(engine, s, static_cast<Resource>(blocked - 1), other.blocked_size.load(std::memory_order_relaxed))) {
       return false;
     }
   }
   if (engine.replays->has_live_rounds()) return false;
-  for (uint32_t s = 0; s < num_seats; ++s) {
-    const Seat& other = engine.store.seats[s];
+  for (uint32_t s = 0; s < num_thread_slots; ++s) {
+    const ThreadSlot& other = engine.store.thread_slots[s];
     const bool may_free = resource != Resource::kWindow && other.is_taken.load(std::memory_order_acquire) != 0 &&
                           other.num_open_scopes.load(std::memory_order_acquire) > 0;
-    if (s != seat_index && may_free && other.blocked.load(std::memory_order_seq_cst) == 0) return false;
+    if (s != thread && may_free && other.blocked.load(std::memory_order_seq_cst) == 0) return false;
     for (uint32_t slot = s * header.window; slot < (s + 1) * header.window; ++slot) {
       const Slot& task = engine.store.slots[slot];
       if (!Wake::is_live(Wake::look(task.wake))) continue;
       const SlotState state = task.state.load(std::memory_order_acquire);
       if (state == SlotState::kPending || state == SlotState::kChildren) continue;
-      if (state == SlotState::kFilling && (s == seat_index || other.blocked.load(std::memory_order_seq_cst) != 0)) {
+      if (state == SlotState::kFilling && (s == thread || other.blocked.load(std::memory_order_seq_cst) != 0)) {
         continue;
       }
       if (state == SlotState::kRunning && is_blocked_parent(engine, slot)) continue;
@@ -99,59 +98,59 @@ bool is_stuck(const Engine& engine, uint32_t seat_index, Resource resource) {
 
 // A submitter without a slot helps until an eighth of the window is done, so that it does not come back for each task.
 // Tasks end roughly in the order in which they began, so the next slot is tried before all are looked at.
-uint32_t take_slot_slowly(Engine& engine, uint32_t seat_index) {
-  Seat& me = engine.seat(seat_index);
+uint32_t take_slot_slowly(Engine& engine, uint32_t thread) {
+  ThreadSlot& me = engine.thread_slot(thread);
   const uint32_t window = engine.store.header->window;
-  const uint32_t base = seat_index * window;
+  const uint32_t base = thread * window;
   const int64_t begin = now_ns();
   {
     Blocking let_others_run;  // what it runs may take long
     const DefaultFloatModes modes;
-    for (uint32_t n = 0; n < std::max(window / 8, 1u) && help(engine, seat_index); n += 1) {
+    for (uint32_t n = 0; n < std::max(window / 8, 1u) && help(engine, thread); n += 1) {
     }
   }
-  note_stall(engine, seat_index, Resource::kWindow, begin);
+  note_stall(engine, thread, Resource::kWindow, begin);
   for (uint32_t step = 0; step < 8; ++step) {
     const uint32_t at = static_cast<uint32_t>(me.cursor + step) & (window - 1);
     const WakeWord word = Wake::look(engine.store.slots[base + at].wake);
     if (Wake::is_live(word)) continue;
     me.cursor += step;
-    return find_free_slot(engine, seat_index);
+    return find_free_slot(engine, thread);
   }
-  uint32_t slot = find_free_slot(engine, seat_index);
+  uint32_t slot = find_free_slot(engine, thread);
   while (slot == kNone) {
-    wait_for_room(engine, seat_index, Resource::kWindow, window);
-    slot = find_free_slot(engine, seat_index);
+    wait_for_room(engine, thread, Resource::kWindow, window);
+    slot = find_free_slot(engine, thread);
   }
   return slot;
 }
 
 }  // namespace
 
-uint64_t allocate_heap_slowly(Engine& engine, uint32_t seat_index, uint64_t bytes) {
-  Seat& me = engine.seat(seat_index);
+uint64_t allocate_heap_slowly(Engine& engine, uint32_t thread, uint64_t bytes) {
+  ThreadSlot& me = engine.thread_slot(thread);
   Scope& scope = me.scopes[me.depth];
-  uint64_t found = heap_in_new_run(engine.store, scope, seat_index, bytes);
+  uint64_t found = heap_in_new_run(engine.store, scope, thread, bytes);
   while (found == 0) {
-    wait_for_room(engine, seat_index, Resource::kHeap, bytes);
-    found = heap_in_new_run(engine.store, scope, seat_index, bytes);
+    wait_for_room(engine, thread, Resource::kHeap, bytes);
+    found = heap_in_new_run(engine.store, scope, thread, bytes);
   }
   return found;
 }
 
 // A handle costs one step from the thread's own stock.
-uint32_t take_handle(Engine& engine, uint32_t seat_index) {
-  uint32_t index = try_take_handle(engine, seat_index);
+uint32_t take_handle(Engine& engine, uint32_t thread) {
+  uint32_t index = try_take_handle(engine, thread);
   while (index == kNone) {
-    wait_for_room(engine, seat_index, Resource::kHandles, 1);
-    index = try_take_handle(engine, seat_index);
+    wait_for_room(engine, thread, Resource::kHandles, 1);
+    index = try_take_handle(engine, thread);
   }
   return index;
 }
 
-uint32_t find_free_slot(Engine& engine, uint32_t seat_index) {
-  Seat& me = engine.seat(seat_index);
-  const uint32_t base = seat_index * engine.store.header->window;
+uint32_t find_free_slot(Engine& engine, uint32_t thread) {
+  ThreadSlot& me = engine.thread_slot(thread);
+  const uint32_t base = thread * engine.store.header->window;
   const uint32_t mask = engine.store.header->window - 1;
   for (uint32_t step = 0; step <= mask; ++step) {
     const uint32_t at = static_cast<uint32_t>(me.cursor + step) & mask;
@@ -168,14 +167,14 @@ uint32_t find_free_slot(Engine& engine, uint32_t seat_index) {
 
 // Past slots of tasks that run for long. And now and then, how many tasks live: the high-water mark of the window.
 // Rounds of recordings have slots of their own.
-uint32_t take_slot_carefully(Engine& engine, uint32_t seat_index) {
-  Seat& me = engine.seat(seat_index);
+uint32_t take_slot_carefully(Engine& engine, uint32_t thread) {
+  ThreadSlot& me = engine.thread_slot(thread);
   if ((me.cursor & kCursorsPerLook) == 0 && !engine.replays->has_kept.load(std::memory_order_relaxed)) {
     const uint64_t live =
         std::min<uint64_t>(num_submitted(engine) - num_completed(engine), engine.store.header->window);
     if (live > me.window_high.load(std::memory_order_relaxed)) me.window_high.store(live, std::memory_order_relaxed);
   }
-  const uint32_t base = seat_index * engine.store.header->window;
+  const uint32_t base = thread * engine.store.header->window;
   const uint32_t mask = engine.store.header->window - 1;
   for (uint32_t tries = 0; tries < 8; ++tries) {
     const uint32_t slot = base + (static_cast<uint32_t>(me.cursor++) & mask);
@@ -186,13 +185,13 @@ uint32_t take_slot_carefully(Engine& engine, uint32_t seat_index) {
     Wake::begin(task.wake, word);
     return slot;
   }
-  return take_slot_slowly(engine, seat_index);
+  return take_slot_slowly(engine, thread);
 }
 
-void raise_deadlock(Engine& engine, uint32_t seat_index, Resource resource, uint64_t size) {
+void raise_deadlock(Engine& engine, uint32_t thread, Resource resource, uint64_t size) {
   const Header& header = *engine.store.header;
   uint32_t oldest = kNone;
-  for (uint32_t s = seat_index * header.window; s < (seat_index + 1) * header.window; ++s) {
+  for (uint32_t s = thread * header.window; s < (thread + 1) * header.window; ++s) {
     const Slot& task = engine.store.slots[s];
     if (!Wake::is_live(Wake::look(task.wake)) || task.state.load() == SlotState::kFilling) continue;
     if (oldest == kNone || task.sequence.load() < engine.store.slots[oldest].sequence.load()) oldest = s;
@@ -205,7 +204,7 @@ void raise_deadlock(Engine& engine, uint32_t seat_index, Resource resource, uint
     who << "the oldest task, number " << task.sequence.load() << " ("
         << (task.kernel >= 0 ? engine.kernels.name_of(task.kernel) : "empty") << "), waits for this submitter";
   }
-  const uint32_t depth = engine.store.seats[seat_index].depth;
+  const uint32_t depth = engine.store.thread_slots[thread].depth;
   const auto fail = [&](const char* rule, const char* unit, uint64_t total, const auto&... advice) {
     raise(PTO_DEADLOCK, "[runtime.submit] ", rule, "; got a request for ", size, " ", unit, " with no room left for it",
           " among ", total, ", and ", who.str(), "; ", advice...);
@@ -232,8 +231,8 @@ void raise_deadlock(Engine& engine, uint32_t seat_index, Resource resource, uint
   }
 }
 
-bool wait_for_room(Engine& engine, uint32_t seat_index, Resource resource, uint64_t size) {
-  Seat& me = engine.seat(seat_index);
+bool wait_for_room(Engine& engine, uint32_t thread, Resource resource, uint64_t size) {
+  ThreadSlot& me = engine.thread_slot(thread);
   Header& header = *engine.store.header;
   Blocking let_others_run;
   const DefaultFloatModes modes;
@@ -241,37 +240,36 @@ bool wait_for_room(Engine& engine, uint32_t seat_index, Resource resource, uint6
   const uint32_t seen = header.waiting.look();
   check_open(engine);
   check_interrupted(&me.asked_ns);
-  expire_overdue(engine, seat_index);
-  if (help(engine, seat_index)) {
-    note_stall(engine, seat_index, resource, begin);
+  expire_overdue(engine, thread);
+  if (help(engine, thread)) {
+    note_stall(engine, thread, resource, begin);
     return false;
   }
   me.blocked_size.store(size, std::memory_order_relaxed);
   me.blocked.store(1 + static_cast<uint32_t>(resource), std::memory_order_seq_cst);
   struct Unblock {
-    Seat& seat;
-    ~Unblock() { seat.blocked.store(0, std::memory_order_seq_cst); }
+    ThreadSlot& thread_slot;
+    ~Unblock() { thread_slot.blocked.store(0, std::memory_order_seq_cst); }
   } unblock{me};
   // Twice with a look at the counters between: what is stuck stays stuck, so a state seen torn is not taken for it.
   const uint64_t before = num_completed(engine);
-  if (is_stuck(engine, seat_index, resource) && is_stuck(engine, seat_index, resource) &&
-      before == num_completed(engine)) {
+  if (is_stuck(engine, thread, resource) && is_stuck(engine, thread, resource) && before == num_completed(engine)) {
     if (resource == Resource::kRegions) return true;
-    if (!has_room(engine, seat_index, resource, size)) raise_deadlock(engine, seat_index, resource, size);
+    if (!has_room(engine, thread, resource, size)) raise_deadlock(engine, thread, resource, size);
   }
   if (now_ns() - begin < 1'000'000 && me.stall_rounds++ < 1000) {
     sched_yield();
   } else {
     const auto stays_awake = [&] {
-      for (uint32_t s = 0; s < engine.store.seats_in_use(); ++s) watch_lane(engine, s);
-      return has_room(engine, seat_index, resource, size) || has_work(engine, seat_index);
+      for (uint32_t s = 0; s < engine.store.threads_in_use(); ++s) watch_lane(engine, s);
+      return has_room(engine, thread, resource, size) || has_work(engine, thread);
     };
     const bool is_shared = header.is_shared != 0;
     if (!header.waiting.sleep(seen, engine.fences, is_shared, stays_awake, [] { return kSliceNs; })) sched_yield();
     me.stall_rounds = 0;
   }
   check_peer(engine);
-  note_stall(engine, seat_index, resource, begin);
+  note_stall(engine, thread, resource, begin);
   return false;
 }
 

@@ -25,33 +25,33 @@ void check_not_inside(const Engine& engine, pto_task task) {
 }
 
 /// On a submitter's thread (there are no workers, or it helped into the task that waits) this is help too.
-void run_own(Engine& engine, uint32_t slot, uint32_t seat_index) {
-  const uint32_t count = run(engine, slot, seat_index, true);
-  if (seat_index < engine.store.header->num_workers) return;
-  std::atomic<uint64_t>& helped = engine.seat(seat_index).num_helped;
+void run_own(Engine& engine, uint32_t slot, uint32_t thread) {
+  const uint32_t count = run(engine, slot, thread, true);
+  if (thread < engine.store.header->num_workers) return;
+  std::atomic<uint64_t>& helped = engine.thread_slot(thread).num_helped;
   helped.store(helped.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
 }
 
 // A task that waits must be able to run its own children itself, or workers that all wait would wait for ever.
-bool help_own_lane(Engine& engine, uint32_t seat_index) {
+bool help_own_lane(Engine& engine, uint32_t thread) {
   Header& header = *engine.store.header;
-  const uint32_t classes = engine.seat(seat_index).classes;
+  const uint32_t classes = engine.thread_slot(thread).classes;
   // Leaves, and children of the task that waits: others' parents would pile up on this thread's stack.
   const auto is_welcome = [&](uint32_t slot) {
     const Slot& task = engine.store.slots[slot];
     return (task.flags & kIsParent) == 0 || task.parent == running.parent;
   };
-  if (seat_index < header.num_workers) {  // children that only this worker may run
-    const uint32_t slot = take_any(engine.store.queues[kNumSharedQueues * header.num_classes + seat_index],
-                                   engine.store.base, is_welcome);
+  if (thread < header.num_workers) {  // children that only this worker may run
+    const uint32_t slot =
+        take_any(engine.store.queues[kNumSharedQueues * header.num_classes + thread], engine.store.base, is_welcome);
     if (slot != kNone) {
-      run_own(engine, slot, seat_index);
+      run_own(engine, slot, thread);
       return true;
     }
   }
   for (uint32_t c = 0; c < header.num_classes; ++c) {
     if ((classes >> c & 1) == 0) continue;
-    uint32_t slot = engine.store.rings[seat_index * header.num_classes + c].take_one();
+    uint32_t slot = engine.store.rings[thread * header.num_classes + c].take_one();
     if (slot != kNone && !is_welcome(slot)) {
       const Slot& task = engine.store.slots[slot];
       push(engine.store.queues[kOverflow * header.num_classes + c], engine.store.base,
@@ -70,13 +70,13 @@ bool help_own_lane(Engine& engine, uint32_t seat_index) {
       count.fetch_sub(1, std::memory_order_relaxed);
     }
     if (slot == kNone) continue;
-    run_own(engine, slot, seat_index);
+    run_own(engine, slot, thread);
     return true;
   }
-  const uint32_t stolen = steal(engine, seat_index, classes);
+  const uint32_t stolen = steal(engine, thread, classes);
   if (stolen == kNone) return false;
   if (is_welcome(stolen)) {
-    run_own(engine, stolen, seat_index);
+    run_own(engine, stolen, thread);
   } else {
     const Slot& task = engine.store.slots[stolen];
     push(engine.store.queues[kOverflow * header.num_classes + task.type_class], engine.store.base,
@@ -113,21 +113,21 @@ bool watch(Engine& engine, TaskRef task) {
   return Wake::watch(slot.wake, generation_of(task));
 }
 
-void watch_lane(Engine& engine, uint32_t seat_index) {
-  const uint32_t base = seat_index * engine.store.header->window;
+void watch_lane(Engine& engine, uint32_t thread) {
+  const uint32_t base = thread * engine.store.header->window;
   for (uint32_t s = base; s < base + engine.store.header->window; ++s) {
     const WakeWord word = Wake::look(engine.store.slots[s].wake);
     if (Wake::is_live(word)) watch(engine, make_ref(Wake::generation_in(word), s));
   }
 }
 
-bool help(Engine& engine, uint32_t seat_index) {
+bool help(Engine& engine, uint32_t thread) {
   if (engine.peer.is_worker_side || engine.store.header->is_shared != 0) return false;
-  if (running.engine == &engine) return help_own_lane(engine, seat_index);
-  const uint32_t slot = take(engine, seat_index, engine.store.header->num_workers == 0);
+  if (running.engine == &engine) return help_own_lane(engine, thread);
+  const uint32_t slot = take(engine, thread, engine.store.header->num_workers == 0);
   if (slot == kNone) return false;
-  Seat& me = engine.seat(seat_index);
-  const uint32_t count = run(engine, slot, seat_index, engine.store.header->num_workers == 0);
+  ThreadSlot& me = engine.thread_slot(thread);
+  const uint32_t count = run(engine, slot, thread, engine.store.header->num_workers == 0);
   me.num_helped.store(me.num_helped.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
   return true;
 }
@@ -157,8 +157,8 @@ int wait_any(Engine& engine, const pto_task* tasks, uint32_t num_tasks, double t
 }
 
 int wait_all(Engine& engine, double timeout_s, bool helps) {
-  const uint32_t seat_index = seat_here(engine);
-  Seat& me = engine.seat(seat_index);
+  const uint32_t thread = current_thread(engine);
+  ThreadSlot& me = engine.thread_slot(thread);
   bool done = false;
   uint32_t error = 0;
   if (running.engine == &engine) {
@@ -166,12 +166,12 @@ int wait_all(Engine& engine, double timeout_s, bool helps) {
     done = wait_until(
         engine, [&] { return Countdown::is_one_left(parent.children); },
         [&] {
-          for (uint32_t s = 0; s < engine.store.seats_in_use(); ++s) watch_lane(engine, s);
+          for (uint32_t s = 0; s < engine.store.threads_in_use(); ++s) watch_lane(engine, s);
         },
         timeout_s, helps);
     if (done) error = parent.child_error.exchange(0, std::memory_order_acq_rel);
   } else {
-    const uint32_t base = seat_index * engine.store.header->window;
+    const uint32_t base = thread * engine.store.header->window;
     const uint32_t window = engine.store.header->window;
     const uint64_t end = me.cursor;
     uint64_t at = std::max(me.waited, end - std::min<uint64_t>(end, window));
@@ -181,11 +181,11 @@ int wait_all(Engine& engine, double timeout_s, bool helps) {
           for (; at < end; ++at) {
             if (Wake::is_live(Wake::look(engine.store.slots[base + (at & (window - 1))].wake))) return false;
           }
-          return !engine.replays->has_rounds(seat_index);
+          return !engine.replays->has_rounds(thread);
         },
         [&] {
-          watch_lane(engine, seat_index);
-          engine.replays->watch_rounds(seat_index);
+          watch_lane(engine, thread);
+          engine.replays->watch_rounds(thread);
         },
         timeout_s, helps);
     if (done) {

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "tasks/engine/failures.h"
-#include "tasks/engine/seats.h"
+#include "tasks/engine/thread_slots.h"
 #include "tasks/run/events.h"
 #include "tasks/run/ready.h"
 #include "tasks/run/workers.h"
@@ -24,11 +24,11 @@ int wait_all(Engine& engine, double timeout_s, bool helps);
 void notify(Engine& engine, pto_task task, void (*callback)(void*), void* context);
 /// Runs something while waiting, under the caller's DefaultFloatModes: outside tasks any leaf; inside a task leaves,
 /// and its own lane's tasks.
-bool help(Engine& engine, uint32_t seat_index);
+bool help(Engine& engine, uint32_t thread);
 /// Asks the thread that will complete the task to wake sleepers. False: it has completed.
 bool watch(Engine& engine, TaskRef task);
 /// The same for all tasks of a lane.
-void watch_lane(Engine& engine, uint32_t seat_index);
+void watch_lane(Engine& engine, uint32_t thread);
 /// Raises PTO_CLOSED in a forked child, PTO_PEER_LOST when the workers' process has died.
 void check_open(const Engine& engine);
 void check_interrupted(int64_t* last_ns);
@@ -39,7 +39,7 @@ bool wait_until(Engine& engine, Done&& done, Watch&& watch_it, double timeout_s,
   if (done()) return true;
   if (timeout_s <= 0) return false;
   // Who only sleeps needs no lane; but a leaf kernel must not wait, and is told so.
-  const uint32_t seat_index = helps || running.engine == &engine ? seat_here(engine) : 0;
+  const uint32_t thread = helps || running.engine == &engine ? current_thread(engine) : 0;
   Header& header = *engine.store.header;
   Blocking let_others_run;
   const DefaultFloatModes modes;  // of what it helps to run, as on a worker
@@ -51,8 +51,9 @@ bool wait_until(Engine& engine, Done&& done, Watch&& watch_it, double timeout_s,
     check_open(engine);
     check_interrupted(&asked_ns);
     const int64_t next_deadline = header.next_deadline_ns.load(std::memory_order_acquire);
-    if (next_deadline != 0 && now_ns() >= next_deadline && has_lane(engine)) expire_overdue(engine, seat_here(engine));
-    if (helps && help(engine, seat_index)) {
+    if (next_deadline != 0 && now_ns() >= next_deadline && has_lane(engine))
+      expire_overdue(engine, current_thread(engine));
+    if (helps && help(engine, thread)) {
       idle.reset();
       continue;
     }
@@ -60,7 +61,7 @@ bool wait_until(Engine& engine, Done&& done, Watch&& watch_it, double timeout_s,
     if (!idle.should_sleep()) continue;
     const auto stays_awake = [&] {
       watch_it();
-      return done() || (helps && has_work(engine, seat_index));
+      return done() || (helps && has_work(engine, thread));
     };
     const auto limit_ns = [&] {
       return deadline == INT64_MAX ? kSliceNs : std::min(kSliceNs, std::max<int64_t>(deadline - now_ns(), 1));

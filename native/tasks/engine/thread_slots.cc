@@ -1,5 +1,5 @@
-// See seats.h.
-#include "tasks/engine/seats.h"
+// See thread_slots.h.
+#include "tasks/engine/thread_slots.h"
 
 #include <pthread.h>
 
@@ -50,10 +50,10 @@ Registry& registry() {
 }
 
 /// The thread has ended: its scopes close, its tasks go on, its lane is free for another.
-void leave_lane(Engine& engine, uint32_t seat_index) {
-  Seat& me = engine.seat(seat_index);
-  while (me.depth > 0) close_scope(engine, seat_index);
-  if (engine.replays != nullptr) engine.replays->leave(seat_index);
+void leave_lane(Engine& engine, uint32_t thread) {
+  ThreadSlot& me = engine.thread_slot(thread);
+  while (me.depth > 0) close_scope(engine, thread);
+  if (engine.replays != nullptr) engine.replays->leave(thread);
   me.is_taken.store(0, std::memory_order_release);
 }
 
@@ -63,9 +63,9 @@ struct Tickets {
 
   ~Tickets() {
     std::lock_guard guard(registry().mutex);
-    for (const auto& [id, seat_index] : all) {
+    for (const auto& [id, thread] : all) {
       const auto found = registry().engines.find(id);
-      if (found != registry().engines.end()) leave_lane(*found->second, seat_index);
+      if (found != registry().engines.end()) leave_lane(*found->second, thread);
     }
   }
 };
@@ -93,17 +93,17 @@ uint32_t find_lane(Engine& engine) {
   check_process(engine);
   if (engine.is_closed)
     raise(PTO_CLOSED, "[runtime] the runtime must be open; got a call after its close; open a new one");
-  for (const auto& [id, seat_index] : tickets.all) {
+  for (const auto& [id, thread] : tickets.all) {
     if (id != engine.id) continue;
-    last_lane = {id, seat_index};
-    return seat_index;
+    last_lane = {id, thread};
+    return thread;
   }
   Header& header = *engine.store.header;
-  for (uint32_t s = header.num_workers; s < header.num_seats; ++s) {
+  for (uint32_t s = header.num_workers; s < header.num_thread_slots; ++s) {
     uint32_t free = 0;
-    if (!engine.store.seats[s].is_taken.compare_exchange_strong(free, 1, std::memory_order_acq_rel)) continue;
-    uint32_t used = header.seats_in_use.load(std::memory_order_relaxed);
-    while (used < s + 1 && !header.seats_in_use.compare_exchange_weak(used, s + 1, std::memory_order_acq_rel)) {
+    if (!engine.store.thread_slots[s].is_taken.compare_exchange_strong(free, 1, std::memory_order_acq_rel)) continue;
+    uint32_t used = header.threads_in_use.load(std::memory_order_relaxed);
+    while (used < s + 1 && !header.threads_in_use.compare_exchange_weak(used, s + 1, std::memory_order_acq_rel)) {
     }
     tickets.all.emplace_back(engine.id, s);
     populate(engine.store, s);
@@ -111,12 +111,12 @@ uint32_t find_lane(Engine& engine) {
     return s;
   }
   raise(PTO_NO_MEMORY, "[runtime] every submitting thread needs a lane; got more than ",
-        header.num_seats - header.num_workers, " threads; raise max_lanes, or let threads end");
+        header.num_thread_slots - header.num_workers, " threads; raise max_lanes, or let threads end");
 }
 
 bool has_lane(Engine& engine) {
   try {
-    seat_here(engine);
+    current_thread(engine);
     return true;
   } catch (const StatusError& error) {
     if (error.status != PTO_NO_MEMORY) throw;
@@ -126,15 +126,15 @@ bool has_lane(Engine& engine) {
 
 uint64_t num_completed(const Engine& engine) {
   uint64_t total = 0;
-  for (uint32_t s = 0; s < engine.store.seats_in_use(); ++s)
-    total += engine.store.seats[s].num_completed.load(std::memory_order_acquire);
+  for (uint32_t s = 0; s < engine.store.threads_in_use(); ++s)
+    total += engine.store.thread_slots[s].num_completed.load(std::memory_order_acquire);
   return total;
 }
 
 uint64_t num_submitted(const Engine& engine) {
   uint64_t total = 0;
-  for (uint32_t s = 0; s < engine.store.seats_in_use(); ++s)
-    total += engine.store.seats[s].num_submitted.load(std::memory_order_relaxed);
+  for (uint32_t s = 0; s < engine.store.threads_in_use(); ++s)
+    total += engine.store.thread_slots[s].num_submitted.load(std::memory_order_relaxed);
   return total;
 }
 

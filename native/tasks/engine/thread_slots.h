@@ -1,4 +1,4 @@
-// Seats: which of a runtime's threads this is.
+// Thread slots: which of a runtime's threads this is.
 //
 // Purpose: every thread that submits gets a lane of its own, the first time it asks, and gives it back when it ends.
 // Who may call: any thread. Blocks: for the registry's mutex, when a thread ends. Memory: tickets are thread-local; the
@@ -13,13 +13,13 @@ namespace tilewise::tasks {
 void enter_registry(Engine& engine);
 void leave_registry(const Engine& engine);
 
-/// The seat of this thread, a free one the first time. Raises PTO_CLOSED, PTO_NO_MEMORY.
+/// The index of this thread's slot, a free one the first time. Raises PTO_CLOSED, PTO_NO_MEMORY.
 uint32_t find_lane(Engine& engine);
 /// Whether this thread has a lane, or gets one now.
 bool has_lane(Engine& engine);
 /// A call in a forked child.
 [[noreturn]] void raise_left_behind();
-/// Tasks of all seats so far.
+/// Tasks of all threads so far.
 uint64_t num_completed(const Engine& engine);
 uint64_t num_submitted(const Engine& engine);
 
@@ -28,16 +28,16 @@ inline void check_process(const Engine& engine) {
     raise_left_behind();
 }
 
-/// The seat of this thread; inside a task, of the thread that runs it.
-[[gnu::always_inline]] inline uint32_t seat_here(Engine& engine) {
+/// The index of this thread's slot; inside a task, of the thread that runs it.
+[[gnu::always_inline]] inline uint32_t current_thread(Engine& engine) {
   if (running.engine == &engine) [[unlikely]] {
-    if (running.parent != 0) return running.seat;
+    if (running.parent != 0) return running.thread;
     raise(PTO_BAD_ARGUMENT,
           "[runtime] a kernel that submits, waits or allocates must have been added with PTO_SUBMITS; ",
           "got such a call from one that was not; add the flag");
   }
   if (last_lane.engine == engine.id_open) [[likely]]
-    return last_lane.seat;
+    return last_lane.thread;
   return find_lane(engine);
 }
 
