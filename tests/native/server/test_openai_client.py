@@ -130,6 +130,8 @@ def test_errors_are_the_clients_own(client):
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="small", messages=long, stream=True)
     assert caught.value.code == "context_length_exceeded" and caught.value.param == "messages"
+    assert "This model's maximum context length is 256 tokens. However, you requested" in str(caught.value)
+    assert '"code": "context_length_exceeded"' in caught.value.response.text
     picture = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}]
     with pytest.raises(openai.BadRequestError, match="nothing is fetched"):
         client.chat.completions.create(model="small", messages=[{"role": "user", "content": picture}])
