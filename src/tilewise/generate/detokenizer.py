@@ -103,7 +103,8 @@ class TextOffsets:
     def __init__(self, detokenizer: Detokenizer, token_bytes: TokenBytes) -> None:
         self._detokenizer, self._token_bytes = detokenizer, token_bytes
         self._num_out = 0  # characters that the detokenizer has returned
-        self._last = 0  # index of the character that the last token ends in
+        self._last = b""  # bytes of the character that the last token ends in, and its index
+        self._last_index = 0
 
     @property
     def end(self) -> int:
@@ -113,16 +114,23 @@ class TextOffsets:
     def add(self, token: int) -> tuple[str, int]:
         """Take one more token; returns the text that became whole, and the index at which the token begins."""
         own, num_held = self._token_bytes[token], self._detokenizer.num_held
-        continues = num_held > 0 and _is_continuation(own[:1])
-        offset = self._last if continues else self.end
+        continues = num_held > 0 and _is_continuation(own[:1]) and _is_cut(self._last)
+        offset = self._last_index if continues else self.end
         text = self._detokenizer.add(token)
         self._num_out += len(text)
-        if text or self._detokenizer.num_held != num_held:  # it is part of the text
-            num_begun = sum(not _is_continuation(own[n : n + 1]) for n in range(len(own)))
-            self._last = offset + max(0, num_begun - (not continues))
+        if text or self._detokenizer.num_held != num_held:  # the token is part of the text
+            begun = [place for place in range(len(own)) if not _is_continuation(own[place : place + 1])]
+            self._last_index = offset + max(0, len(begun) - (not continues))
+            self._last = own[begun[-1] :] if begun else self._last + own
         return text, offset
 
 
 def _is_continuation(byte: bytes) -> bool:
     """Whether a byte lies within a character of UTF-8, and is not its first."""
     return b"\x80" <= byte < b"\xc0"
+
+
+def _is_cut(character: bytes) -> bool:
+    """Whether bytes of a character are missing."""
+    first = character[0] if character else 0
+    return len(character) < 1 + (first >= 0xC2) + (first >= 0xE0) + (first >= 0xF0)
