@@ -66,8 +66,8 @@ class Detokenizer:
         return self._take(self._decode(len(self._ids)))
 
     def _take(self, text: str, num_last: int = 0) -> str:
-        """What of the text decoded together was not out yet, but for its last characters, which are held back. Where
-        none are, the next tokens are decoded without those before."""
+        """The new part of a decoded text, without its last `num_last` characters, which are held back. When no
+        character is held back, the next tokens are decoded without those before."""
         num_out = len(self._decode(self._given)) + self._ahead
         new = text[num_out : len(text) - num_last]
         if num_last:

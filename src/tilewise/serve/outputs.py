@@ -50,8 +50,8 @@ class Piece:
         prompt_logprobs: of the whole prompt, with the first piece of the first text.
         num_cached_tokens: of the prompt, that were found in the cache.
         vector: of the prompt, where that is what was asked for; its only piece.
-        text_offset: characters of the text before the token's own, counted before stop strings cut it; told
-            with `logprobs`. A token that continues a character has the offset of that character.
+        text_offset: characters of the text before the token's own, counted before stop strings cut it;
+            0 without `logprobs`. A token that continues a character has the offset of that character.
         begun_s: when the text was first part of a step, of `time.monotonic`; with its first piece.
     """
 

@@ -106,8 +106,8 @@ def _prepare(engine: Engine, files: ModelFiles, number: int, text: str) -> _Aske
         body = _border.mapping("batch", "body", line.get("body"), "fields")
         return (_prepare_chat if url == CHAT else _prepare_completion)(engine, files, line, body)
     except (ConfigError, ApiError) as error:
-        told = of_exception(error)
-        return _answer(line, told.status, told.body)
+        refusal = of_exception(error)
+        return _answer(line, refusal.status, refusal.body)
 
 
 def _prepare_chat(

@@ -146,15 +146,29 @@ class Service:
         finally:
             self._num_admitted -= num_texts
 
-    async def encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
-        """The ids of a text.
+    async def encode(
+        self,
+        text: str,
+        add_special_tokens: bool | None = None,
+        truncate: int | None = None,
+        what: str = "prompt",
+    ) -> list[int]:
+        """The ids of a text; of a very long text that will be truncated, those of its end.
+
+        Args:
+            text: to encode.
+            add_special_tokens: with what the tokenizer puts before and after a text; by default it is.
+            truncate: tokens of it to keep; None: all.
+            what: the field of the request.
 
         Raises:
-            ConfigError: it is none that the tokenizer knows.
+            ConfigError: the tokenizer has no tokens for it.
             ApiError: 400, it is longer than any text that fits the context.
         """
-        if len(text) > self.files.longest_token * self.max_context:
-            raise context_error(self.max_context, f"you requested {len(text):,} characters", "prompt")
+        most = self.files.longest_token * self.max_context
+        if len(text) > most and truncate is None:
+            raise context_error(self.max_context, f"you requested {len(text):,} characters", what)
+        text = text[-2 * most :]  # more than all tokens that are kept can hold
         adds = True if add_special_tokens is None else add_special_tokens
         return await self.beside(
             lambda: encode_prompt(self.files.tokenizer, text, add_special_tokens=adds),

@@ -131,8 +131,9 @@ def test_numbers_that_mean_none(server, llm):
         told = server.ask(path, {**prompt, "max_tokens": -1, "seed": -1, "ignore_eos": True})[1]
         assert told["usage"]["total_tokens"] == 256 and told["choices"][0]["finish_reason"] == "length"
     for most, read in ((6, 250), (-1, 255), (400, 1)):
-        usage = server.ask(COMPLETION, {**long, "max_tokens": most})[1]["usage"]
-        assert (usage["prompt_tokens"], usage["total_tokens"]) == (read, 256)
+        for prompt in ({}, {"prompt": "def f(x): return " * 10000}):
+            usage = server.ask(COMPLETION, {**long, **prompt, "max_tokens": most})[1]["usage"]
+            assert (usage["prompt_tokens"], usage["total_tokens"]) == (read, 256)
     texts = {server.ask(COMPLETION, {"prompt": "x", "seed": -1})[1]["choices"][0]["text"] for _ in range(4)}
     assert len(texts) > 1
     (likeliest,) = llm.generate("x", SamplingParams(temperature=0))

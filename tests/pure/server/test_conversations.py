@@ -47,7 +47,7 @@ def _text(folder, template, *messages, has_short_ids=False, **fields):
     ],
 )
 def test_null_content_stays_null_next_to_calls(tmp_path, message, shown):
-    """As clients of OpenAI, LangChain and LiteLLM send their own messages back; an empty list of calls is none."""
+    """As clients of OpenAI, LangChain and LiteLLM send their own messages back; an empty list means no call."""
     assert _text(tmp_path, SHOWS_NULL, {"role": "assistant", **message}).text == f"[False|False]{shown}"
 
 
@@ -56,6 +56,10 @@ def test_templates_that_cannot_show_null_get_an_empty_text(tmp_path):
     said = {"role": "assistant", "content": None, "tool_calls": [_call()]}
     assert _text(tmp_path, PLAIN, said).text == "user: hi\nassistant: \n"
     assert _text(tmp_path, CONCATENATES, said).text == "<user>hi<assistant>"
+    goes_on = {"continue_final_message": True, "add_generation_prompt": False}
+    with pytest.raises(ConfigError, match="last message with text; got None"):  # as transformers
+        _text(tmp_path, PLAIN, said, **goes_on)
+    assert _text(tmp_path, CONCATENATES, said, USER, **goes_on).text == "<user>hi<assistant><user>hi"
     none = {"role": "user", "content": "None"}
     assert _text(tmp_path, SHOWS_CALLS + "{{ messages[1].content }}", none, said).text.endswith("]None")
 

@@ -144,11 +144,15 @@ async def _begin(service: Service, body: CompletionBody) -> Asking:
         text = f"[server.request] prompts times n must be at most {MOST_PROMPTS}; got {len(given)} times {params.n}"
         raise ApiError(400, f"{text}; ask for less", "n")
     for one in given:
-        ids = await service.encode(one, body.add_special_tokens) if isinstance(one, str) else one
+        truncate = body.truncate_prompt_tokens
+        if isinstance(one, str):
+            ids = await service.encode(one, body.add_special_tokens, truncate)
+        else:
+            ids = one
         if not ids:
             text = "[server.request] a prompt must have a token; got none; write something"
             raise ApiError(400, text, "prompt")
-        ids = service.fit(ids, body.truncate_prompt_tokens, "prompt", params)
+        ids = service.fit(ids, truncate, "prompt", params)
         await service.beside(asking.add_prompt, one, ids)
     return asking
 

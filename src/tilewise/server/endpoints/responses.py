@@ -93,8 +93,8 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str) ->
             messages.append({"role": "assistant", "content": None})
         messages[-1].setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
-        told = text_of(_content(item.get("output"), f"{place}.output"), f"{place}.output")
-        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": told})
+        output = text_of(_content(item.get("output"), f"{place}.output"), f"{place}.output")
+        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
     elif kind == "reasoning":
         parts = _content(item.get("content") or [], f"{place}.content")
         if isinstance(parts, list):

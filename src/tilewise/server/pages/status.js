@@ -3,7 +3,7 @@
 import { $, element, look, model, setKey } from "./server.js";
 
 const PERIOD_MS = 1000;
-const KEPT = 120; // seconds that the server tells of
+const KEPT = 120; // seconds that the server keeps
 const FIGURES = [
   ["Texts being written", "vllm:num_requests_running", 0],
   ["Texts waiting", "vllm:num_requests_waiting", 0],

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Call", "CallReader", "JsonCalls", "More", "PythonCalls"]
+__all__ = ["SHORT_ID", "Call", "CallReader", "JsonCalls", "More", "PythonCalls"]
 
 _MOST_HEAD = 1024
 _MOST_PYTHON = 1 << 14
@@ -22,7 +22,9 @@ _HEAD = re.compile(
 _NAMED = re.compile(r"([\w.-]{1,128})(?:\[ARGS\])?\s*(?=\{)", re.ASCII)
 _NAMED_BEGUN = re.compile(r"[\w.-]{1,128}(?:\[(?:A(?:R(?:G(?:S\]?)?)?)?)?)?\s*", re.ASCII)
 _MARK = "[TOOL_CALLS]"
-_ID = re.compile(r'"id"\s*:\s*"([a-zA-Z0-9]{9})"')  # as Mistral's models write it
+SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
+"""Ids of calls as Mistral's models write them, and as their templates take them."""
+_ID = re.compile(rf'"id"\s*:\s*"({SHORT_ID.pattern})"')
 _BETWEEN = " \t\r\n;,[]"
 _NEXT_OUTSIDE, _NEXT_WITHIN = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 
@@ -120,7 +122,7 @@ class JsonCalls:
         opening: that has come.
         closing: text that ends them, wherever it stands; None: there is none.
         has_names: calls are written as Mistral's models do. A name may stand before its arguments, and the opening
-            before each call. An object may hold an id behind its arguments, so that a call in an object is told when
+            before each call. An object may hold an id behind its arguments, so a call in an object is returned when
             its object has ended.
     """
 
@@ -228,8 +230,8 @@ class JsonCalls:
 
     def _call(self, found: Found, name: str, end: int, is_wrapped: bool, id_: str = "") -> None:
         """It is a call; what is behind its name is next."""
-        told = self._held if self._has_names and is_wrapped else found
-        told.append(Call(name, id_))
+        target = self._held if self._has_names and is_wrapped else found
+        target.append(Call(name, id_))
         self._text, self._place = self._text[end:], 0
         self._state, self._value, self._is_wrapped = "value", _Value(), is_wrapped
         self.has_called = True
@@ -269,7 +271,7 @@ class JsonCalls:
         return None
 
     def _release(self, found: Found) -> None:
-        """Tell of the call that was held, with its id where it has one."""
+        """Return the held call, if there is one, with its id."""
         if self._held:
             (call, *parts), written = self._held, _ID.search(self._tail)
             assert isinstance(call, Call)
@@ -306,8 +308,8 @@ def _of_value(value: Any) -> tuple[str, str, str] | None:
     """Name, arguments and id of a call, however its object has them; the id is empty where there is none."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
-    written = _ID.search(json.dumps({"id": value.get("id")}))
-    id_ = "" if written is None else written[1]
+    id_ = value.get("id")
+    id_ = id_ if isinstance(id_, str) and SHORT_ID.fullmatch(id_) else ""
     given = value.get("arguments", value.get("parameters", {}))
     if isinstance(given, str):  # JSON within JSON
         return value["name"], given, id_

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,11 +19,11 @@ from tilewise.core import Border, ConfigError, get_logger
 from tilewise.core.border import shown
 from tilewise.generate import ChatTemplate, encode_prompt
 from tilewise.server.requests.bodies import ChatBody, MessageModel, TokenizeBody, ToolModel
+from tilewise.server.requests.call_readers import SHORT_ID
 
 __all__ = ["Conversation", "Rendered", "Renderer", "text_of"]
 
 _TEXTS = ("text", "input_text", "output_text")
-_SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 _UNKNOWN_TOOLS = (
     "the chat template does not show tools to the model; choose a template that does (--chat-template)"
 )
@@ -171,9 +170,10 @@ def _text_of(template: ChatTemplate, wanted: Conversation) -> str:
     """What a template makes of a conversation.
 
     Content that is null, as clients send it back next to calls, is given to the template as null. A template that fails
-    over it, or prints `None`, gets an empty text instead.
+    over it, or prints `None`, gets an empty text instead. A message without content cannot be continued.
     """
-    if all(message["content"] is not None for message in wanted.messages):
+    nulls = [message["content"] is None for message in wanted.messages]
+    if not any(nulls) or (wanted.continue_final_message and nulls[-1]):
         return _rendered(template, wanted)
     filled = [{**message, "content": message["content"] or ""} for message in wanted.messages]
     try:
@@ -204,7 +204,7 @@ def _with_short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message whose ids of calls have nine letters and digits; equal ids stay equal."""
 
     def short(id_: Any) -> Any:
-        if not isinstance(id_, str) or _SHORT_ID.fullmatch(id_):
+        if not isinstance(id_, str) or SHORT_ID.fullmatch(id_):
             return id_
         return hashlib.sha256(id_.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
