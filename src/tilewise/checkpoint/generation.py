@@ -112,7 +112,7 @@ def load_generation_config(directory: str | Path, vocab_size: int) -> dict[str, 
     except Unreadable as error:
         raise CheckpointError(
             f"[checkpoint.load_generation_config] the file must be a JSON object of generation's settings; got "
-            f"{str(path)!r}: {error}; repair or remove it, or write without it (--no-generation-config)"
+            f"{str(path)!r}: {error}; repair or remove it, or write without it"
         ) from None
     for token in _tokens(found):
         if not 0 <= token < vocab_size:

@@ -15,7 +15,7 @@ from pathlib import Path
 from tilewise.checkpoint.companions import GENERATION, MODULES, TEMPLATES, TOKENIZER
 from tilewise.checkpoint.weights import INDEX, SINGLE, files_of_index
 from tilewise.core import Border, ConfigError
-from tilewise.core.border import shown
+from tilewise.core.border import cut, shown
 from tilewise.core.reading import Unreadable, refusals_of
 
 __all__ = ["find_model"]
@@ -88,7 +88,7 @@ def _snapshot(repository: str, revision: str | None, files: list[str]) -> Path:
     except Unreadable as error:
         raise ConfigError(
             "[checkpoint.find_model] a model is a directory or a repository on the Hugging Face hub; got "
-            f"{repository!r}, which is no directory; {str(error)[:_MAX_REASON]}; check the name, the network and "
+            f"{repository!r}, which is no directory; {cut(str(error), _MAX_REASON)}; check the name, the network and "
             "HF_HUB_OFFLINE, or give a directory"
         ) from None
     return Path(str(found))

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tilewise.core import Border, CheckpointError
+from tilewise.core import Border, CheckpointError, shown
 from tilewise.core.reading import Unreadable, decode_text, read_json, read_whole
 
 __all__ = ["AddedTokenFile", "TokenizerConfig", "load_tokenizer_config"]
@@ -127,7 +127,7 @@ def _unreadable(path: Path, error: Unreadable) -> CheckpointError:
 
 def _id(key: str) -> int:
     if not (key.isascii() and key.isdigit() and len(key) <= 10):
-        raise Unreadable(f"added_tokens_decoder must have ids as keys; got {key[:80]!r}")
+        raise Unreadable(f"added_tokens_decoder must have ids as keys; got {shown(key)}")
     return int(key)
 
 
@@ -137,7 +137,7 @@ def _named(given: str | list[_Template] | None) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, template in entries:
         if name in found:
-            raise Unreadable(f"chat_template must name each template once; got {name[:80]!r} twice")
+            raise Unreadable(f"chat_template must name each template once; got {shown(name)} twice")
         if len(template) > _MAX_TEMPLATE_BYTES:
             raise Unreadable(f"chat_template must have at most {_MAX_TEMPLATE_BYTES} characters")
         found[name] = template

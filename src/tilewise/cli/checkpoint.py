@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewise.cli.help import App
 from tilewise.core import ResourceError
 from tilewise.core.border import bare
 
@@ -24,12 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["checkpoints"]
 
-checkpoints = typer.Typer(
-    name="checkpoint",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    help="Look at training checkpoints, check them, and convert weights.",
-)
+checkpoints = App(name="checkpoint", help="Look at training checkpoints, check them, and convert weights.")
 
 _MAX_VALUE = 2000  # characters of a setting
 _PATH = typer.Argument(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_console
+from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_console, names_option
 from tilewise.cli.structure import CHOICE, GRAMMAR, JSON_SCHEMA, REGEX, find_structure
 
 __all__ = ["generate"]
@@ -245,7 +245,8 @@ def generate(
         structure=structure,
     )
     text = None if prompt is None and prompt_file is None else read_prompt(prompt, prompt_file)
-    if chat:
-        converse(request, text, system)
-    else:
-        write_text(request, text or "")
+    with names_option("--no-generation-config"):
+        if chat:
+            converse(request, text, system)
+        else:
+            write_text(request, text or "")

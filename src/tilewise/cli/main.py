@@ -23,6 +23,7 @@ from tilewise.cli.chat import chat
 from tilewise.cli.checkpoint import checkpoints
 from tilewise.cli.doctor import doctor
 from tilewise.cli.generate import generate
+from tilewise.cli.help import App
 from tilewise.cli.launch import launch
 from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_console
 from tilewise.cli.refuse import before_work
@@ -30,17 +31,14 @@ from tilewise.cli.run_batch import run_batch
 from tilewise.cli.serve import serve
 from tilewise.cli.tune import tune
 from tilewise.core import PeerLost, TilewiseError, configure_logging
+from tilewise.core.border import cut
 from tilewise.core.environment import is_launched
 from tilewise.core.errors import LOST
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
+app = App(
     name="tilewise",
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
     help="Train transformers and write with them, on one device or several, with the same results to the bit."
     "\n\n"
     "Start with `tilewise demo`: it trains a small model on this machine's own Python sources in about three "
@@ -373,18 +371,27 @@ def _run(arguments: list[str]) -> int:
 def _run_command(arguments: list[str]) -> object:
     """The command's own code. Of processes that a launcher has started together, one runs it and the others serve."""
     if not is_launched():
-        return app(arguments, prog_name="tilewise", standalone_mode=False)
+        return _call_app(arguments)
     from tilewise.distributed import launched_group
 
     with launched_group():
+        return _call_app(arguments)
+
+
+def _call_app(arguments: list[str]) -> object:
+    """The command's own code; a group without a command shows its help."""
+    try:
         return app(arguments, prog_name="tilewise", standalone_mode=False)
+    except Exception as error:
+        if type(error).__name__ != "NoArgsIsHelpError":
+            raise
+        print(error.ctx.get_help())  # type: ignore[attr-defined]
+        return 0
 
 
 def _usage_error(error: Exception) -> int:
     """A wrong argument; typer's errors carry their text and the command they arose in."""
     text = str(error.format_message()) if hasattr(error, "format_message") else str(error)
-    if not text:  # no arguments at all: the help was shown
-        return 0
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "tilewise"
     return _say(f"{text.rstrip('.')}; see `{command} --help`", 2)
@@ -393,7 +400,7 @@ def _usage_error(error: Exception) -> int:
 def _say(text: str, code: int) -> int:
     """One line on standard error, whatever names and values the text quotes."""
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
-    print(f"tilewise: {line if len(line) <= _MAX_LINE else line[:_MAX_LINE] + '…'}", file=sys.stderr)
+    print(f"tilewise: {cut(line, _MAX_LINE)}", file=sys.stderr)
     return code
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tilewise.core import MODEL_DTYPES, ConfigError, choose_dtype
+from tilewise.core import MODEL_DTYPES, CheckpointError, ConfigError, choose_dtype
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +22,7 @@ __all__ = [
     "json_object",
     "known_dtype",
     "make_console",
+    "names_option",
 ]
 
 MODEL = typer.Argument(
@@ -61,6 +64,21 @@ def known_dtype(name: str) -> str:
     except ConfigError:
         raise typer.BadParameter(f"{name!r} is not one of auto, {', '.join(MODEL_DTYPES)}") from None
     return name
+
+
+@contextmanager
+def names_option(option: str) -> Iterator[None]:
+    """Wraps what reads generation_config.json: its errors name the option of this command that leaves it out.
+
+    Args:
+        option: as it is written.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        if "[checkpoint.load_generation_config]" in str(error):
+            raise CheckpointError(f"{error} ({option})") from None
+        raise
 
 
 def make_console(stderr: bool) -> Console:

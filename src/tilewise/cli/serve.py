@@ -16,6 +16,7 @@ from tilewise.cli.options import (
     json_object,
     known_dtype,
     make_console,
+    names_option,
 )
 from tilewise.core import ConfigError
 from tilewise.core.reading import Unreadable, decode_text, read_whole
@@ -380,17 +381,18 @@ def serve(
         if keys or uds is not None or open_to == "this machine alone"
         else ", which needs no key: see --api-key"
     )
-    run(
-        place,
-        settings,
-        engine,
-        name=model,
-        spawned=spawned,
-        on_listening=lambda address: say(
-            f"listening on {address}" + ("" if uds is not None else f", open to {open_to}{guard}")
-        ),
-        on_ready=lambda address: say(f"ready: {model}"),
-    )
+    with names_option("--generation-config vllm"):
+        run(
+            place,
+            settings,
+            engine,
+            name=model,
+            spawned=spawned,
+            on_listening=lambda address: say(
+                f"listening on {address}" + ("" if uds is not None else f", open to {open_to}{guard}")
+            ),
+            on_ready=lambda address: say(f"ready: {model}"),
+        )
 
 
 def _text(path: Path, option: str, most: int) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewise.comm.mpi_library import MpiLibrary, find_mpi
+from tilewise.core.border import shown
 from tilewise.core.environment import read
 from tilewise.core.errors import ConfigError
 
@@ -170,7 +171,7 @@ def _number(name: str, end: int) -> int | None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(end)) and int(text) < end):
         raise ConfigError(
-            f"[comm.launcher] {name} must be a number from 0 to {end - 1}, as launchers set it; got {text[:80]!r}; "
+            f"[comm.launcher] {name} must be a number from 0 to {end - 1}, as launchers set it; got {shown(text)}; "
             "start with mpiexec or srun, or unset it"
         )
     return int(text)

@@ -18,6 +18,7 @@ from typing import Any
 from tilewise._native.wire import World
 from tilewise.comm.channel import Message
 from tilewise.comm.memory import content_of, shared_content
+from tilewise.core.border import shown
 from tilewise.core.errors import CommTimeout, PeerLost, ResourceError
 from tilewise.core.frames import HEAD, pack, unpack
 
@@ -168,7 +169,7 @@ def _opened(path: str, peer: str) -> int:
         return -1
     if _PATH.fullmatch(path) is None:
         raise PeerLost(
-            f"[comm.channel] memory that is handed over must be a descriptor of a process; got {path[:80]!r} from "
+            f"[comm.channel] memory that is handed over must be a descriptor of a process; got {shown(path)} from "
             f"{peer}; start all again"
         )
     try:

@@ -22,27 +22,37 @@ import numpy as np
 
 from tilewise.core.errors import ConfigError, TilewiseError
 
-__all__ = ["Border", "bare", "shown"]
+__all__ = ["Border", "bare", "cut", "shown"]
 
 MAX_SHOWN = 80
 
 T = TypeVar("T")
 
 
+def cut(text: str, limit: int) -> str:
+    """The beginning of a text, at most `limit` characters long: it ends behind a whole word and an ellipsis. A text
+    without a blank in its second half, such as a very long name, is cut within that word."""
+    if len(text) <= limit:
+        return text
+    head = text[:limit]
+    place = max(head.rfind(" "), head.rfind("\n"))
+    return f"{head[:place].rstrip()}…" if place > limit // 2 else f"{head[: limit - 1]}…"
+
+
 def shown(value: object, limit: int = MAX_SHOWN) -> str:
-    """A value in a sentence: short, on one line, and also when its own text cannot be made."""
+    """A value in an error message: one short line, also where the value's own `__repr__` fails."""
     try:
         written = " ".join(repr(value).split())
-    except Exception:  # whatever its __repr__ does: the refusal counts
+    except Exception:  # the caller's error matters, not that of __repr__
         return f"an object of type {type(value).__name__}"
     if len(written) > limit:
-        return f"{written[:limit]}... (of type {type(value).__name__})"
+        return f"{cut(written, limit)} (of type {type(value).__name__})"
     return written
 
 
 def bare(value: object, limit: int = MAX_SHOWN) -> str:
-    """As `shown`, a text without its quotes: foreign names and values, of which none reaches a terminal's controls."""
-    return repr(value)[1:-1][:limit] if isinstance(value, str) else shown(value, limit)
+    """As `shown`, a text without its quotes. For names and values from outside: control characters are escaped."""
+    return cut(repr(value)[1:-1], limit) if isinstance(value, str) else shown(value, limit)
 
 
 @dataclass(frozen=True)

@@ -13,23 +13,27 @@ import errno
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 
-from tilewise.core.border import shown
+from tilewise.core.border import bare, shown
 from tilewise.core.errors import ResourceError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
+    from pydantic_core import ErrorDetails
 
 __all__ = [
     "Forbidden",
     "Unreadable",
     "decode_text",
+    "first_fault",
     "first_problem",
+    "joined_rules",
     "open_regular",
     "parse_json",
     "plain_json",
@@ -48,6 +52,7 @@ _KINDS = (
     (stat.S_ISBLK, "a device"),
 )
 
+_TYPE_NAME = re.compile(r"(?:str|int|float|bool|none|dict|constrained-\w+|[\w-]+\[.*\])", re.DOTALL)
 Model = TypeVar("Model", bound="BaseModel")
 
 
@@ -191,8 +196,8 @@ def read_json(path: str | Path, model: type[Model], max_bytes: int = MAX_JSON_BY
 
 def first_problem(error: ValidationError) -> str:
     """The first of a model's problems in one line: its place, what is wrong, what was given."""
-    first = error.errors(include_url=False)[0]
-    place = ".".join(repr(str(part)[:80])[1:-1] for part in first["loc"])  # keys are foreign text: one line
+    loc, (first, *others) = first_fault(error)
+    place = ".".join(bare(str(part)) for part in loc)  # keys are foreign text: one line
     kind, message = first["type"], first["msg"]
     if kind == "json_invalid":
         return f"it is not JSON: {message.removeprefix('Invalid JSON: ')}"
@@ -200,10 +205,46 @@ def first_problem(error: ValidationError) -> str:
         return f"{place} must be a known key; got an unknown one"
     if kind == "missing":
         return f"{place} must be there; got nothing"
-    message = message.removeprefix("Value error, ")
+    message = joined_rules([first, *others]).removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     given = "" if kind == "value_error" else f"; got {shown(first['input'])}"
     return f"{place}: {message}{given}" if place else f"{message}{given}"
+
+
+def first_fault(error: ValidationError) -> tuple[tuple[int | str, ...], list[ErrorDetails]]:
+    """The place of a model's first problem, and what is wrong there.
+
+    A field that may be of several types has a problem for each of them. The type that was meant is the one that the
+    value is of, though out of its range; else the one whose problem lies deepest within the value, or at the last entry
+    of a list. So where one entry is wrong, it is named.
+    """
+    problems = [(_place_of(one), one) for one in error.errors(include_url=False)]
+    start = problems[0][0]
+    problems = [one for one in problems if one[0][: len(start)] == start]
+
+    def nearness(problem: tuple[tuple[int | str, ...], ErrorDetails]) -> tuple[bool, int, int]:
+        place, one = problem
+        is_of_type = not one["type"].endswith("_type") and one["type"] != "literal_error"
+        last = place[-1] if place else 0
+        return is_of_type, len(place), last if isinstance(last, int) else 0
+
+    nearest = max(map(nearness, problems))
+    chosen = [problem for problem in problems if nearness(problem) == nearest]
+    return chosen[0][0], [one for _, one in chosen]
+
+
+def joined_rules(problems: Sequence[ErrorDetails]) -> str:
+    """What a value must be that may be of several types."""
+    first, *others = dict.fromkeys(one["msg"] for one in problems)
+    return " or ".join([first, *(rule.removeprefix("Input should be ") for rule in others)])
+
+
+def _place_of(problem: ErrorDetails) -> tuple[int | str, ...]:
+    """Fields and entries that lead to a problem, without the names of types that pydantic writes between them."""
+    loc = problem["loc"]
+    if problem["type"] == "model_type" and loc[-1:] == (problem["ctx"]["class_name"],):
+        loc = loc[:-1]
+    return tuple(part for part in loc if isinstance(part, int) or not _TYPE_NAME.fullmatch(part))
 
 
 def _refuse_byte_order_mark(content: bytes) -> None:
@@ -232,5 +273,5 @@ def _refuse_constant(text: str) -> NoReturn:
 def _finite(text: str) -> float:
     value = float(text)
     if math.isinf(value):
-        raise Unreadable(f"{text[:40]} is beyond what a double holds")
+        raise Unreadable(f"{bare(text, 40)} is beyond what a double holds")
     return value

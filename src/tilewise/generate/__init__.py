@@ -5,10 +5,11 @@ Owns sampling, chat templates, detokenizing and stop strings. `tilewise.serve` r
 
 from tilewise.generate.chat import ChatTemplate
 from tilewise.generate.defaults import combine_settings
-from tilewise.generate.detokenizer import Detokenizer
+from tilewise.generate.detokenizer import Detokenizer, TextOffsets
 from tilewise.generate.history import History
 from tilewise.generate.prompts import check_prompt, encode_prompt, word_ids
 from tilewise.generate.sampling import Batch, Pick, Sampling, pick_token
+from tilewise.generate.token_bytes import TokenBytes
 
 __all__ = [
     "Batch",
@@ -17,6 +18,8 @@ __all__ = [
     "History",
     "Pick",
     "Sampling",
+    "TextOffsets",
+    "TokenBytes",
     "check_prompt",
     "combine_settings",
     "encode_prompt",

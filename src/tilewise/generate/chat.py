@@ -13,12 +13,13 @@ from typing import Any
 
 from tilewise.checkpoint import load_tokenizer_config
 from tilewise.core import Border, ConfigError
-from tilewise.core.border import shown
+from tilewise.core.border import cut, shown
 from tilewise.generate.template_process import TemplateProcesses
 
 __all__ = ["ChatTemplate"]
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names that templates and programs have for it
+_END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 _border = Border("generate")
 Messages = Sequence[Mapping[str, Any]]
 
@@ -44,7 +45,8 @@ class ChatTemplate:
         if not self._templates:
             raise ConfigError(
                 "[generate.chat] a conversation needs chat_template.jinja, or chat_template in tokenizer_config.json; "
-                f"got neither in {self._place!r}; write without --chat, or give a model that was taught to converse"
+                f"got neither in {self._place!r}; continue prompts instead (`tilewise generate` without --chat, "
+                "/v1/completions), or choose a chat model"
             )
 
     def start(self) -> None:
@@ -58,6 +60,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         name: str | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
@@ -68,15 +71,20 @@ class ChatTemplate:
             tools: JSON schemas of functions that the model may call.
             documents: what the model may cite, with `title` and `text`.
             add_generation_prompt: end with what introduces the model's answer.
+            continue_final_message: end within the last message, which the model continues.
             name: of a template; None: `tool_use` where there are tools and such a template, else `default`.
             variables: whatever else a template understands.
 
         Raises:
             ConfigError: an argument is not plain JSON, there is no such template, or it fails, refuses the
-                conversation, does not end or takes too much memory.
+                conversation, does not end or takes too much memory; or it does not show the message to continue.
         """
+        shown_messages = [_with_reasoning(m) for m in _dictionaries("messages", messages)]
+        final = ""
+        if _border.truth("chat", "continue_final_message", continue_final_message):
+            final = _mark_end(shown_messages, add_generation_prompt)
         given = {
-            "messages": [_with_reasoning(m) for m in _dictionaries("messages", messages)],
+            "messages": shown_messages,
             "tools": None if tools is None else _dictionaries("tools", tools),
             "documents": None if documents is None else _dictionaries("documents", documents),
             "add_generation_prompt": _border.truth("chat", "add_generation_prompt", add_generation_prompt),
@@ -85,12 +93,13 @@ class ChatTemplate:
         chosen = self._choose(name, bool(tools))
         result = self._processes.render(self._templates[chosen], {**given, **self._special_tokens, **more})
         if "problem" in result:
-            problem = " ".join(str(result["problem"]).split())[:400]
+            problem = cut(" ".join(str(result["problem"]).split()), 400)
             raise ConfigError(
                 f"[generate.chat] the chat template must make a text of the conversation; got {chosen!r} of "
                 f"{self._place!r}: {problem}; change the conversation, or the template"
             )
-        return str(result["text"])
+        text = str(result["text"])
+        return _cut_at_mark(text, final) if continue_final_message else text
 
     def _choose(self, name: str | None, has_tools: bool) -> str:
         if name is None:
@@ -115,3 +124,26 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     """What a model thought, under the names that templates read."""
     thought = next((message[key] for key in _REASONING if message.get(key) is not None), None)
     return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
+
+
+def _mark_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+    """Add a mark to the end of the last message's text, as transformers does; the text without the mark."""
+    if add_generation_prompt:
+        rule = "continue_final_message leaves no room for add_generation_prompt"
+        _border.refuse("chat", rule, "both", "leave one of them out")
+    content = messages[-1].get("content") if messages else None
+    if not isinstance(content, str):
+        rule = "continue_final_message needs a last message with text"
+        _border.refuse("chat", rule, shown(content, 40), "give it content, or leave the option out")
+    messages[-1]["content"] = content + _END_MARK
+    return content
+
+
+def _cut_at_mark(text: str, final: str) -> str:
+    """A rendered conversation up to the end of its last message."""
+    place = text.rfind(_END_MARK.strip())
+    if place < 0 or final.strip() not in text:
+        rule = "continue_final_message needs a last message that the template shows"
+        _border.refuse("chat", rule, shown(final, 40), "leave the option out")
+    # where the blank of the mark is gone, the template removes blanks around messages
+    return text[:place] if text.startswith(_END_MARK, place) else text[:place].rstrip()

@@ -1,9 +1,9 @@
-"""Text from tokens as they come, never half a character.
+"""Text from tokens as they come, never half a character; and where in the text each token begins.
 
-A byte-level token may end inside a UTF-8 character, and some tokenizers treat the first token of a text specially; so
-the last tokens are decoded together with those before them, and what may still become a whole character is kept back.
-Bytes that are no text, and ids that the tokenizer does not know (a model's vocabulary may be padded), are shown as
-U+FFFD, so nothing that a model said vanishes.
+A byte-level token may end inside a UTF-8 character, and some tokenizers treat the first token of a text specially. So
+the last tokens are decoded together with those before them, and text that may still become another character is held
+back. Bytes that are not UTF-8, and ids that the tokenizer does not know (a model's vocabulary may be padded), are shown
+as U+FFFD, so that nothing a model wrote is lost.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from tilewise.core import Border, ConfigError
 from tilewise.core.border import shown
 from tilewise.core.reading import Unreadable, refusals_of
+from tilewise.generate.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["Detokenizer"]
+__all__ = ["Detokenizer", "TextOffsets"]
 
 _border = Border("generate")
 _LARGEST_ID = (1 << 32) - 1
@@ -33,6 +34,9 @@ class Detokenizer:
         tokenizer: of the model.
         prompt: ids that stand before; they give context and no text.
         skip_special_tokens: leave special tokens out of the text.
+
+    Attributes:
+        num_held: characters that are held back now, each U+FFFD unless later tokens complete it.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int], *, skip_special_tokens: bool = True) -> None:
@@ -43,30 +47,34 @@ class Detokenizer:
         self._start = 0  # of what is decoded together
         self._given = len(self._ids)  # tokens whose text is out
         self._ahead = 0  # characters of later tokens that are out
+        self.num_held = 0
 
     def add(self, token: int) -> str:
         """Take one more token; returns the text that became whole, often empty."""
         token = _border.integer("detokenizer", "a token", token, 0, _LARGEST_ID)
         if self._tokenizer.id_to_token(token) is None:
-            return self._take(self._decode(len(self._ids)), is_whole=True) + _BROKEN
+            return self._take(self._decode(len(self._ids))) + _BROKEN
         self._ids.append(token)
         now = self._decode(len(self._ids))
         waiting = len(self._ids) - self._given
         if not now.endswith(_BROKEN) or waiting >= _LONGEST:
-            return self._take(now, is_whole=True)
-        return self._take(now.rstrip(_BROKEN) if waiting < _PATIENCE else now[:-1], is_whole=False)
+            return self._take(now)
+        return self._take(now, num_last=len(now) - len(now.rstrip(_BROKEN)) if waiting < _PATIENCE else 1)
 
     def finish(self) -> str:
         """What was kept back, when no more tokens come: an unfinished character is shown as U+FFFD."""
-        return self._take(self._decode(len(self._ids)), is_whole=True)
+        return self._take(self._decode(len(self._ids)))
 
-    def _take(self, text: str, *, is_whole: bool) -> str:
-        """What of the text decoded together was not out yet; the next begins anew where this one is whole."""
-        new = text[len(self._decode(self._given)) + self._ahead :]
-        if is_whole:
-            self._start, self._given, self._ahead = self._given, len(self._ids), 0
-        else:
+    def _take(self, text: str, num_last: int = 0) -> str:
+        """The new part of a decoded text, without its last `num_last` characters, which are held back. When no
+        character is held back, the next tokens are decoded without those before."""
+        num_out = len(self._decode(self._given)) + self._ahead
+        new = text[num_out : len(text) - num_last]
+        if num_last:
             self._ahead += len(new)
+        else:
+            self._start, self._given, self._ahead = self._given, len(self._ids), 0
+        self.num_held = max(0, len(text) - num_out - len(new)) if num_last else 0
         return new
 
     def _decode(self, end: int) -> str:
@@ -79,3 +87,50 @@ class Detokenizer:
                 f"[generate.detokenizer] tokens must have a text in tokenizer.json; got {shown(ids)}: {error}; "
                 "check the tokenizer"
             ) from None
+
+
+class TextOffsets:
+    """Where each token of a growing text begins: an index of the text's characters.
+
+    A token that continues a character of the token before has that character's index. A token that is left out of the
+    text has the index of the next character.
+
+    Args:
+        detokenizer: of the text.
+        token_bytes: of the same tokenizer.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, token_bytes: TokenBytes) -> None:
+        self._detokenizer, self._token_bytes = detokenizer, token_bytes
+        self._num_out = 0  # characters that the detokenizer has returned
+        self._last = b""  # bytes of the character that the last token ends in, and its index
+        self._last_index = 0
+
+    @property
+    def end(self) -> int:
+        """The number of characters so far, those that are held back included."""
+        return self._num_out + self._detokenizer.num_held
+
+    def add(self, token: int) -> tuple[str, int]:
+        """Take one more token; returns the text that became whole, and the index at which the token begins."""
+        own, num_held = self._token_bytes[token], self._detokenizer.num_held
+        continues = num_held > 0 and _is_continuation(own[:1]) and _is_cut(self._last)
+        offset = self._last_index if continues else self.end
+        text = self._detokenizer.add(token)
+        self._num_out += len(text)
+        if text or self._detokenizer.num_held != num_held:  # the token is part of the text
+            begun = [place for place in range(len(own)) if not _is_continuation(own[place : place + 1])]
+            self._last_index = offset + max(0, len(begun) - (not continues))
+            self._last = own[begun[-1] :] if begun else self._last + own
+        return text, offset
+
+
+def _is_continuation(byte: bytes) -> bool:
+    """Whether a byte lies within a character of UTF-8, and is not its first."""
+    return b"\x80" <= byte < b"\xc0"
+
+
+def _is_cut(character: bytes) -> bool:
+    """Whether bytes of a character are missing."""
+    first = character[0] if character else 0
+    return len(character) < 1 + (first >= 0xC2) + (first >= 0xE0) + (first >= 0xF0)

@@ -9,6 +9,7 @@ numbers, and settings that leave no token to choose.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ _MAX = 1 << 53
 _MOST_CHOICES = 1 << 20
 _LARGEST_ID = (1 << 32) - 1
 _MOST_BIAS = 1e6
+_LEAST_SHARE = sys.float_info.min  # a share of the probability that one token always has
 Array = NDArray[Any]
 
 
@@ -38,7 +40,7 @@ class Sampling:
         max_tokens: at most so many new tokens.
         temperature: 0 takes the likeliest token.
         top_k: draw among the k likeliest only; 0 for all.
-        top_p: draw among the likeliest that together have this probability.
+        top_p: draw among the likeliest tokens that together have this probability; 0 leaves the likeliest alone.
         min_p: draw among those at least this share as likely as the likeliest.
         typical_p: draw among those whose surprise is nearest to the expected one, of this probability together.
         repetition_penalty: logits of tokens of prompt and text are divided by it, or multiplied where negative.
@@ -95,7 +97,7 @@ class Sampling:
             ("frequency_penalty", -2.0, 2.0),
         ):
             _border.number("sampling", name, getattr(self, name), low, high)
-        for name in ("top_p", "typical_p", "repetition_penalty"):
+        for name in ("typical_p", "repetition_penalty"):
             if getattr(self, name) == 0:
                 advice = "pass 1.0 to switch it off"
                 _border.refuse("sampling", f"{name} must be above 0", str(getattr(self, name)), advice)
@@ -120,6 +122,11 @@ class Sampling:
             _border.refuse(
                 "sampling", "n must be 1 where every text would be the same, the likeliest", got, advice
             )
+
+    @property
+    def draw_settings(self) -> tuple[float, int, float, float, float]:
+        """What native code draws by: temperature, top-k, top-p, min-p, typical-p."""
+        return self.temperature, self.top_k, max(self.top_p, _LEAST_SHARE), self.min_p, self.typical_p
 
     @property
     def changes_logits(self) -> bool:
@@ -203,8 +210,7 @@ class Pick:
     ) -> None:
         self.sampling, self.history = sampling, history
         self.rules = _rules_of(sampling, end_ids) if sampling.changes_logits else None
-        numbers = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.typical_p)
-        self.settings = np.array(numbers, np.float64).tobytes()
+        self.settings = np.array(sampling.draw_settings, np.float64).tobytes()
         self.key = np.array((sampling.seed, 0, choice), np.uint64).tobytes()
 
 

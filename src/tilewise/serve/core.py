@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tilewise.core import TilewiseError
 from tilewise.core.limits import num_cores
-from tilewise.generate import Batch, History
+from tilewise.generate import Batch, History, TokenBytes
 from tilewise.serve.draft_model import DraftModel
 from tilewise.serve.outputs import Piece
 from tilewise.serve.pace import Pace
@@ -126,7 +126,7 @@ class EngineCore:
         self.scheduler = Scheduler(limits)
         self._pace = Pace()
         self._runner = runner
-        self._tokenizer = tokenizer
+        self._tokenizer, self._token_bytes = tokenizer, TokenBytes(tokenizer)
         self._speculation = speculation
         self._draft_model = draft_model
         self._threads = num_cores()
@@ -161,7 +161,9 @@ class EngineCore:
             if self._speculation is not None and not request.is_pooled:
                 sequence.drafter = self._speculation.drafter(sequence)
             sequences.append(sequence)
-        self._texts |= {sequence: Text(sequence, self._tokenizer) for sequence in sequences}
+        self._texts |= {
+            sequence: Text(sequence, self._tokenizer, self._token_bytes) for sequence in sequences
+        }
         self._sequences[request.request_id] = sequences
         self.scheduler.add(sequences)
 

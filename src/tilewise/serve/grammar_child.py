@@ -24,6 +24,7 @@ __all__ = ["HEAD", "compile_grammar", "main", "make_tokenizer"]
 HEAD = struct.Struct(">I")
 _STACK_BYTES = 1 << 20  # threads of programs have 2 MiB at least
 _MEMORY_BYTES = 4 << 30
+_MOST_REASON = 1 << 13  # characters; the parent process shortens them for people
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=200_000,  # some 0.1 s at most, where an expression is worked out at its first use
     step_lexer_fuel=50_000,  # a few milliseconds
@@ -43,7 +44,8 @@ def make_tokenizer(text: str, end_ids: list[int]) -> LLTokenizer:
 
 
 def compile_grammar(tokenizer: LLTokenizer, source: str) -> tuple[LLMatcher, str]:
-    """A grammar at its beginning, and what is wrong with it.
+    """A grammar at its beginning, and the reason why it cannot be used: llguidance's text of several lines, empty for a
+    grammar that can.
 
     Args:
         tokenizer: whose tokens it follows.
@@ -54,7 +56,7 @@ def compile_grammar(tokenizer: LLTokenizer, source: str) -> tuple[LLMatcher, str
     mask = b"" if matcher.is_error() else matcher.compute_logit_bias()
     if not matcher.is_error() and any(mask):
         return matcher, ""
-    why = str(matcher.get_error()).strip().split("\n", 1)[0][:500]
+    why = str(matcher.get_error()).strip()[:_MOST_REASON]
     if not why or why.startswith("NoExtension"):  # llguidance's name for it
         why = "one that no text follows"
     return matcher, why

@@ -21,7 +21,8 @@ class Logprob:
     Attributes:
         logprob: logarithm of its probability.
         rank: 1 for the likeliest; of equally likely ones the lower id comes first.
-        decoded_token: its text, where there is a tokenizer.
+        decoded_token: its text, where there is a tokenizer: with its leading space, U+FFFD for bytes that are only a
+            part of a character.
     """
 
     logprob: float

@@ -111,7 +111,7 @@ def read_prompts(text: str, count: int) -> list[tuple[str, int | None]]:
             _border.integer("bench", f"output_len of prompt {number}", wanted, 1, 1 << 20)
         found.append((prompt, wanted))
     if not found:
-        _border.refuse("bench", "a data set must hold a prompt", shown(text[:40]), "pass another")
+        _border.refuse("bench", "a data set must hold a prompt", shown(text, 40), "pass another")
     return found
 
 

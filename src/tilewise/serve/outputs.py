@@ -50,6 +50,8 @@ class Piece:
         prompt_logprobs: of the whole prompt, with the first piece of the first text.
         num_cached_tokens: of the prompt, that were found in the cache.
         vector: of the prompt, where that is what was asked for; its only piece.
+        text_offset: characters of the text before the token's own, counted before stop strings cut it;
+            0 without `logprobs`. A token that continues a character has the offset of that character.
         begun_s: when the text was first part of a step, of `time.monotonic`; with its first piece.
     """
 
@@ -63,6 +65,7 @@ class Piece:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
     vector: NDArray[np.float32] | None = None
+    text_offset: int = 0
     begun_s: float | None = field(default=None, compare=False)  # two runs that write the same differ in time
 
 

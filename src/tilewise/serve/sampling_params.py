@@ -18,7 +18,7 @@ __all__ = ["SamplingParams"]
 
 _MOST = 1 << 53
 _MOST_LOGPROBS = 1 << 20
-_LARGEST_SEED = 2**63 - 1
+_NUM_SEEDS = 2**63  # of draws; a negative seed is one of the larger ones
 _border = Border("serve")
 
 
@@ -34,19 +34,19 @@ class SamplingParams:
         frequency_penalty: the same, for every time that they were.
         repetition_penalty: logits of tokens of prompt and text are divided by it, or multiplied where negative.
         temperature: 0 takes the likeliest token.
-        top_p: draw among the likeliest that together have this probability.
+        top_p: draw among the likeliest tokens that together have this probability; 0 leaves the likeliest alone.
         top_k: draw among the k likeliest only; 0 or -1 for all.
         min_p: draw among those at least this share as likely as the likeliest.
         typical_p: draw among those whose surprise is nearest to the expected one, of this probability together.
         no_repeat_ngram_size: no so many tokens in a row twice, prompt included; 0 for no such rule.
-        seed: of the draws; None: a random one for each request.
+        seed: of the draws, a 64-bit integer; None or -1: a random one for each request.
         stop: a text, or several: the text ends before the first of these that it comes to hold.
         stop_token_ids: tokens that end the text besides the model's own.
         bad_words: texts that are not written.
         bad_words_ids: the same as token ids.
         include_stop_str_in_output: the text ends behind a stop string.
         ignore_eos: write on after the model's end tokens.
-        max_tokens: at most so many new tokens; None: as many as the context has room for.
+        max_tokens: at most so many new tokens; None or -1: as many as the context has room for.
         min_tokens: before so many new tokens nothing ends the text but its length, or a grammar that is complete.
         logprobs: tell of so many likeliest tokens at each place besides the one that came; -1 for all.
         prompt_logprobs: the same for the prompt's tokens.
@@ -90,9 +90,10 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
-        border = ("sampling_params", "top_k")
-        top_k = _border.integer(*border, self.top_k, -1, _MOST)
+        top_k = _border.integer("sampling_params", "top_k", self.top_k, -1, _MOST)
         object.__setattr__(self, "top_k", max(0, top_k))
+        self._set_integer("seed", -(2**63), 2**63 - 1)
+        self._set_integer("max_tokens", -1, _MOST)
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
@@ -118,9 +119,14 @@ class SamplingParams:
             if self.ignore_eos:
                 rule, advice = "structured_outputs end where their grammar ends", "leave ignore_eos out"
                 _border.refuse("sampling_params", rule, "ignore_eos=True", advice)
-        if self.seed is not None:
-            _border.integer("sampling_params", "seed", self.seed, 0, _LARGEST_SEED)
         self.sampling(1)
+
+    def _set_integer(self, name: str, low: int, high: int) -> None:
+        """Check a setting for which -1 and None mean the same."""
+        value = getattr(self, name)
+        if value is not None:
+            value = _border.integer("sampling_params", name, value, low, high)
+            object.__setattr__(self, name, None if value == -1 else value)
 
     @classmethod
     def of(
@@ -177,7 +183,7 @@ class SamplingParams:
             stop=(self.stop,) if isinstance(self.stop, str) else self._sequence("stop"),
             include_stop=self.include_stop_str_in_output,
             n=self.n,
-            seed=secrets.randbits(63) if self.seed is None else self.seed,
+            seed=secrets.randbits(63) if self.seed is None else self.seed % _NUM_SEEDS,
         )
 
     def asked(self) -> Asked:

@@ -19,7 +19,7 @@ from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from tilewise.core import Border, ConfigError
-from tilewise.core.border import shown
+from tilewise.core.border import cut, shown
 from tilewise.serve.grammar_child import compile_grammar, make_tokenizer
 from tilewise.serve.grammar_trial import GrammarTrials
 
@@ -31,6 +31,7 @@ __all__ = ["Grammar", "Grammars", "StructuredOutputsParams"]
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 _MOST_CHARACTERS = 1 << 20
 _MOST_KEPT = 64
+_MOST_REASON = 500  # characters
 _MOST_UNTRIED = 2048  # characters, in which references cannot lead deep enough to do harm
 _border = Border("serve")
 
@@ -204,7 +205,7 @@ class Grammar:
         if self._matcher.is_error():
             raise ConfigError(
                 "[serve.structured_outputs] a grammar must be simple enough to follow; got "
-                f"{_first_line(self._matcher.get_error())}; make it simpler"
+                f"{_reason(self._matcher.get_error())}; make it simpler"
             )
 
 
@@ -244,7 +245,7 @@ class Grammars:
             matcher, why = compile_grammar(tokenizer, source)
         if why:
             rule = "structured_outputs must be a grammar within the limits"
-            _border.refuse("structured_outputs", rule, why, "correct it")
+            _border.refuse("structured_outputs", rule, _reason(why), "correct it")
         with self._lock:
             self._kept[wanted] = Grammar(matcher)
             while len(self._kept) > _MOST_KEPT:
@@ -263,5 +264,9 @@ class Grammars:
         return self._tokenizer
 
 
-def _first_line(text: str) -> str:
-    return text.strip().split("\n", 1)[0][:500]
+def _reason(text: str) -> str:
+    """llguidance's error in one line: its first line, then what its regular-expression parser says, which stands below
+    a quotation of the expression."""
+    first, *others = text.strip().splitlines() or [""]
+    details = [line.removeprefix("error: ") for line in others if line.startswith("error: ")]
+    return cut(" ".join([first, *details]), _MOST_REASON)

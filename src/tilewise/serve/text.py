@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core import NotFinite
-from tilewise.generate import Detokenizer, Pick
+from tilewise.generate import Detokenizer, Pick, TextOffsets, TokenBytes
 from tilewise.generate.stopping import StopFinder
 from tilewise.serve.logprobs import TokenLogprobs, token_logprobs
 from tilewise.serve.outputs import Piece
@@ -30,6 +30,7 @@ class Text:
     Args:
         sequence: whose tokens it has.
         tokenizer: of the model.
+        token_bytes: of its tokens, shared by all texts.
 
     Attributes:
         sequence: the same.
@@ -44,18 +45,21 @@ class Text:
         begun_s: when it was first part of a step, of `time.monotonic`.
     """
 
-    def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
+    def __init__(self, sequence: Sequence, tokenizer: Tokenizer, token_bytes: TokenBytes) -> None:
         request = sequence.request
         self.sequence, self.request = sequence, request
         self.ends_by_text = bool(request.sampling.stop)
         self.is_structured = request.grammar is not None
         self.tells_figures = request.asked.logprobs is not None
-        self._tokenizer = tokenizer
+        self._token_bytes = token_bytes
         self._detokenizer = None
         if request.asked.detokenize:
             self._detokenizer = Detokenizer(
                 tokenizer, list(request.ids), skip_special_tokens=request.asked.skip_special_tokens
             )
+        self._offsets = None
+        if self._detokenizer is not None and self.tells_figures:
+            self._offsets = TextOffsets(self._detokenizer, token_bytes)
         self._stops = StopFinder(request.sampling.stop, request.sampling.include_stop)
         self.end_ids = request.all_end_ids
         self.choose = Pick(request.sampling, sequence.history, self.end_ids, sequence.choice)
@@ -122,10 +126,13 @@ class Text:
             assert logits_V is not None
             figures = self._decoded(token_logprobs(logits_V, token, asked.logprobs))
         stop: str | int | None = None
-        text = ""
+        text, text_offset = "", 0
         if token in self.end_ids:
             if token in request.sampling.stop_token_ids:
                 stop = token
+            text_offset = 0 if self._offsets is None else self._offsets.end
+        elif self._offsets is not None:
+            text, text_offset = self._offsets.add(token)
         elif self._detokenizer is not None:
             text = self._detokenizer.add(token)
         if reason is not None:
@@ -146,6 +153,7 @@ class Text:
             figures,
             self._prompt_logprobs if is_first and self.wants_prompt else None,
             self.sequence.num_cached or 0,
+            text_offset=text_offset,
             begun_s=self.begun_s if is_first else None,
         )
 
@@ -183,8 +191,5 @@ class Text:
     def _decoded(self, found: TokenLogprobs) -> TokenLogprobs:
         if self._detokenizer is None:
             return found
-        decode = self._tokenizer.decode
-        return {
-            token: replace(figure, decoded_token=decode([token], skip_special_tokens=False))
-            for token, figure in found.items()
-        }
+        text = self._token_bytes.text
+        return {token: replace(figure, decoded_token=text(token)) for token, figure in found.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -98,7 +99,8 @@ class _Pages:
     async def status(self, _: Mapping[str, str]) -> tuple[int, str, bytes]:
         self._service.check_ready()
         stats = await self._service.client.stats()
-        return _told({"steps": [] if stats is None else stats.steps})
+        rates = self._service.metrics.rates.last(time.monotonic())
+        return _told({"steps": [] if stats is None else stats.steps, "rates": rates})
 
     async def openapi(self, _: Mapping[str, str]) -> tuple[int, str, bytes]:
         return 200, _JSON, self._description

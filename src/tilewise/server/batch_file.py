@@ -20,12 +20,12 @@ from pydantic import ValidationError
 from tilewise.core import Border, ConfigError
 from tilewise.core.watch import Watch
 from tilewise.generate import encode_prompt
-from tilewise.serve import Engine, Piece
+from tilewise.serve import Engine, Piece, SamplingParams
 from tilewise.serve.request import Request
 from tilewise.server.endpoints.chat import open_turn, plan, take, whole_chat
 from tilewise.server.endpoints.completions import Asking, prompts_of, whole_completion
-from tilewise.server.errors import ApiError, error_body, of_exception, validation_error
-from tilewise.server.requests.bodies import BodyModel, ChatBody, CompletionBody
+from tilewise.server.errors import ApiError, of_exception, validation_error
+from tilewise.server.requests.bodies import BodyModel, ChatBody, CompletionBody, SamplingBody
 from tilewise.server.requests.model_files import ModelFiles
 from tilewise.server.requests.params import sampling_params
 
@@ -106,7 +106,8 @@ def _prepare(engine: Engine, files: ModelFiles, number: int, text: str) -> _Aske
         body = _border.mapping("batch", "body", line.get("body"), "fields")
         return (_prepare_chat if url == CHAT else _prepare_completion)(engine, files, line, body)
     except (ConfigError, ApiError) as error:
-        return _answer(line, 400, error_body(str(error), 400, getattr(error, "param", None)))
+        refusal = of_exception(error)
+        return _answer(line, refusal.status, refusal.body)
 
 
 def _prepare_chat(
@@ -117,8 +118,8 @@ def _prepare_chat(
     if wanted.template is not None:
         _border.refuse("batch", "a line brings no chat_template of its own", "one", "leave it out")
     rendered = files.renderer.render(wanted)
-    ids = _cut(rendered.ids, body.truncate_prompt_tokens)
-    turn = open_turn(body.model or "", rendered, ids, params, way)
+    ids = _fit(engine, files, rendered.ids, body, params, "messages")
+    turn = open_turn(files.token_bytes, body.model or "", rendered, ids, params, way)
     requests = engine.requests([_prompt(turn.ids, body.cache_salt)], params, body.priority or 0)
     return _Asked(line, requests, partial(take, turn), partial(whole_chat, turn, body), params.n)
 
@@ -132,7 +133,7 @@ def _prepare_completion(
     for one in prompts_of(body.prompt):
         adds = body.add_special_tokens is not False
         ids = encode_prompt(files.tokenizer, one, add_special_tokens=adds) if isinstance(one, str) else one
-        asking.add_prompt(one, _cut(ids, body.truncate_prompt_tokens))
+        asking.add_prompt(one, _fit(engine, files, ids, body, params, "prompt"))
     prompts = [_prompt(prompt.ids, body.cache_salt) for prompt in asking.prompts]
     requests = engine.requests(prompts, params, body.priority or 0)
     num_texts = len(prompts) * params.n
@@ -152,8 +153,16 @@ def _checked(model: Any, given: Mapping[str, Any]) -> Any:
     return body
 
 
-def _cut(ids: list[int], truncate: int | None) -> list[int]:
-    return ids if truncate is None else ids[-truncate:]
+def _fit(
+    engine: Engine,
+    files: ModelFiles,
+    ids: list[int],
+    body: SamplingBody,
+    params: SamplingParams,
+    what: str,
+) -> list[int]:
+    max_context = engine.model.limits.max_context
+    return files.fit(ids, body.truncate_prompt_tokens, max_context, params.max_tokens, what)
 
 
 def _prompt(ids: list[int], salt: str | None) -> dict[str, Any]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from tilewise.core import ConfigError, TilewiseError
-from tilewise.core.border import shown
+from tilewise.core.border import cut, shown
+from tilewise.core.reading import first_fault, joined_rules
+from tilewise.server.requests.bodies import BodyModel
 
-__all__ = ["ApiError", "engine_error", "error_body", "of_exception", "validation_error"]
+__all__ = ["ApiError", "context_error", "engine_error", "error_body", "of_exception", "validation_error"]
 
 _TYPES = {
     400: "invalid_request_error",
@@ -25,7 +28,9 @@ _TYPES = {
     504: "timeout_error",
 }
 _OURS = "invalid_request_error"
-_MOST_MESSAGE = 2000
+_MOST_MESSAGE, _MOST_SHOWN = 2000, 60  # characters of a message, and of a value in it
+_SUBJECT = re.compile("^(?:Value error, |Input |String |List |Dictionary )")
+_OBJECT = re.compile(r"a valid dictionary or instance of \w+|a valid dictionary")
 
 
 class ApiError(Exception):
@@ -48,7 +53,7 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message[:_MOST_MESSAGE], param, code
+        self.status, self.message, self.param, self.code = status, cut(message, _MOST_MESSAGE), param, code
         self.headers = dict(headers or {})
 
     @property
@@ -63,6 +68,20 @@ def error_body(
     """A body that says what is wrong."""
     kind = _TYPES.get(status, "server_error" if status >= 500 else _OURS)
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def context_error(limit: int, got: str, what: str) -> ApiError:
+    """The error of a prompt that does not fit the context. Clients such as LangChain and LiteLLM look for OpenAI's
+    sentence in its message, so that it is that sentence.
+
+    Args:
+        limit: tokens of the context.
+        got: what was asked for.
+        what: the field that is too long.
+    """
+    advice = f"Please reduce the length of the {what}."
+    text = f"This model's maximum context length is {limit} tokens. However, {got}. {advice}"
+    return ApiError(400, text, what, "context_length_exceeded")
 
 
 def of_exception(error: BaseException) -> ApiError:
@@ -89,18 +108,22 @@ def engine_error(name: str, message: str) -> ApiError:
 
 
 def validation_error(error: ValidationError) -> ApiError:
-    """The first thing that is wrong with a body."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    place = ".".join(str(part) for part in first["loc"] if not _is_variant(part)) or None
-    rule = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    given = first.get("input")
-    what = (
-        shown(given, 60) if isinstance(given, (bool, int, float)) or given is None else type(given).__name__
-    )
-    got = "" if first["type"] == "missing" else f"; got {what}"
+    """The first thing that is wrong with a body: the field or the entry of a list, the rule, what was given."""
+    loc, problems = first_fault(error)
+    place = ".".join(str(part) for part in loc if not _is_class(part)) or None
+    rule = _OBJECT.sub("an object", joined_rules(problems))
+    rule = _SUBJECT.sub("", rule, count=1)
+    given = problems[0].get("input")
+    if isinstance(given, str) and len(given) > _MOST_SHOWN:
+        what = f"a text of {len(given):,} characters"
+    elif isinstance(given, (str, bool, int, float)) or given is None:
+        what = shown(given, _MOST_SHOWN)
+    else:
+        what = type(given).__name__
+    got = "" if problems[0]["type"] == "missing" else f"; got {what}"
     return ApiError(400, f"[server.request] {place or 'the body'}: {rule}{got}; correct it", place)
 
 
-def _is_variant(part: object) -> bool:
-    """Whether a part of a place names one of several types, and no field."""
-    return isinstance(part, str) and (not part.isidentifier() or part in ("str", "int", "list", "dict"))
+def _is_class(part: object) -> bool:
+    """Whether a part of a place is the name of a model, one of several types, and not a field's."""
+    return part in {kind.__name__ for kind in BodyModel.__subclasses__()}

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from starlette.types import Message, Receive, Scope, Send
 
 from tilewise.core import TilewiseError, get_logger
+from tilewise.core.border import cut, shown
 from tilewise.server.errors import ApiError, of_exception, validation_error
 from tilewise.server.requests.bodies import BodyModel
 from tilewise.server.requests.params import MOST_DEPTH
@@ -74,7 +75,7 @@ class Endpoint:
         for name in body.unknown:
             if name not in self._warned and len(self._warned) < _MOST_WARNED:  # each once
                 self._warned.add(name)
-                get_logger("server").warning("a field that is not known was passed over: %r", name[:40])
+                get_logger("server").warning("a field that is not known was passed over: %s", shown(name, 40))
         return body
 
     async def _whole(self, send: Send, answer: Awaitable[dict[str, Any]]) -> None:
@@ -149,9 +150,10 @@ async def send_json(send: Send, status: int, told: Any, headers: Mapping[str, st
 
 
 async def send_error(send: Send, error: BaseException) -> None:
-    """An error as a body; one that is a defect is logged as well."""
+    """An error as a body; one that is a defect is logged as well. It is written as OpenAI's servers write it, with a
+    blank behind colons: some clients look for `"code": "context_length_exceeded"` in the text."""
     told = _told(error)
-    await send_json(send, told.status, told.body, told.headers)
+    await _send(send, told.status, "application/json", json.dumps(told.body).encode(), told.headers)
 
 
 def _told(error: BaseException) -> ApiError:
@@ -223,7 +225,7 @@ def parse_body(content: bytes) -> dict[str, Any]:
     try:
         given = json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        text = f"[server.request] a body must be JSON; got something else: {str(error)[:200]}; correct it"
+        text = f"[server.request] a body must be JSON; got something else: {cut(str(error), 200)}; correct it"
         raise ApiError(400, text) from None
     if not isinstance(given, dict):
         raise ApiError(400, "[server.request] a body must be an object; got another value; correct it")

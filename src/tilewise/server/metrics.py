@@ -6,13 +6,14 @@ to be sent; when a text left the queue, the engine's process says, on the machin
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tilewise.serve import EngineStats
 
-__all__ = ["Histogram", "Metrics", "RequestTimes"]
+__all__ = ["Histogram", "Metrics", "Rates", "RequestTimes"]
 
 _FIRST = (
     0.001,
@@ -55,6 +56,7 @@ _WHOLE = (
     240.0,
     480.0,
 )
+_MOST_RATES = 120
 _TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
 
 
@@ -82,6 +84,30 @@ class Histogram:
             total += count
             found.append(f'{name}_bucket{{{labels},le="{bound}"}} {total}')
         return [*found, f"{name}_sum{{{labels}}} {self._sum:.9g}", f"{name}_count{{{labels}}} {total}"]
+
+
+class Rates:
+    """How many tokens were written in each of the last seconds, so that a page that is opened later can show them.
+
+    Args:
+        begun: when counting begins, of `time.monotonic`.
+    """
+
+    def __init__(self, begun: float) -> None:
+        self._begun = int(begun)
+        self._counts: dict[int, int] = {}  # by second; seconds without tokens are left out
+
+    def add(self, now: float) -> None:
+        """A token was written."""
+        second = int(now)
+        self._counts[second] = self._counts.get(second, 0) + 1
+        if len(self._counts) > _MOST_RATES + 1:
+            del self._counts[next(iter(self._counts))]  # the oldest
+
+    def last(self, now: float) -> list[int]:
+        """Tokens of each whole second since counting began, two minutes of them at most, oldest first."""
+        begin = max(self._begun, int(now) - _MOST_RATES)
+        return [self._counts.get(second, 0) for second in range(begin, int(now))]
 
 
 @dataclass
@@ -117,6 +143,9 @@ class Metrics:
 
     Args:
         model_name: the label of all figures.
+
+    Attributes:
+        rates: tokens written in each of the last seconds.
     """
 
     def __init__(self, model_name: str) -> None:
@@ -126,6 +155,7 @@ class Metrics:
         )
         self._finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         self._responses: dict[tuple[str, int], int] = {}
+        self.rates = Rates(time.monotonic())
         self._histograms = {
             "time_to_first_token_seconds": Histogram(_FIRST),
             "inter_token_latency_seconds": Histogram(_BETWEEN),
@@ -157,6 +187,7 @@ class Metrics:
             scheduled: when the text waited no longer, which its first token says.
         """
         self._totals["generation_tokens"] += 1
+        self.rates.add(now)
         text = times.texts.get(place)
         if text is None:
             times.texts[place] = TextTimes(now if scheduled is None else scheduled, now, now)

@@ -46,7 +46,10 @@ _GETS = {
     "/health": ("Whether the server answers", "application/json"),
     "/version": ("The version of Tilewise", "application/json"),
     "/metrics": ("Figures for Prometheus", "text/plain"),
-    "/status.json": ("Times of the last steps", "application/json"),
+    "/status.json": (
+        "Times of the last steps, tokens written in each of the last seconds",
+        "application/json",
+    ),
     "/openapi.json": ("This description", "application/json"),
     "/v1/models": ("The model's names", "application/json"),
     "/v1/models/{model}": ("One of them", "application/json"),

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tilewise.core import ConfigError
+from tilewise.core.border import shown
 from tilewise.generate import encode_prompt
 from tilewise.serve import Piece, SamplingParams
-from tilewise.server.errors import ApiError
+from tilewise.server.errors import ApiError, context_error
 from tilewise.server.metrics import Metrics, RequestTimes
 from tilewise.server.requests.conversation import Conversation, Rendered
 from tilewise.server.requests.model_files import ModelFiles
@@ -107,7 +108,9 @@ class Service:
         """
         if name is None or name in self.names:
             return self.names[0] if name is None else name
-        text = f"[server] model must be one of {', '.join(self.names)}; got {name[:100]!r}; see /v1/models"
+        text = (
+            f"[server] model must be one of {', '.join(self.names)}; got {shown(name, 100)}; see /v1/models"
+        )
         raise ApiError(404, text, "model", "model_not_found")
 
     def check_writes(self, writes: bool = True) -> None:
@@ -143,16 +146,29 @@ class Service:
         finally:
             self._num_admitted -= num_texts
 
-    async def encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
-        """The ids of a text.
+    async def encode(
+        self,
+        text: str,
+        add_special_tokens: bool | None = None,
+        truncate: int | None = None,
+        what: str = "prompt",
+    ) -> list[int]:
+        """The ids of a text; of a very long text that will be truncated, those of its end.
+
+        Args:
+            text: to encode.
+            add_special_tokens: with what the tokenizer puts before and after a text; by default it is.
+            truncate: tokens of it to keep; None: all.
+            what: the field of the request.
 
         Raises:
-            ConfigError: it is none that the tokenizer knows.
+            ConfigError: the tokenizer has no tokens for it.
             ApiError: 400, it is longer than any text that fits the context.
         """
-        if len(text) > self.files.longest_token * self.max_context:
-            told = f"[server] a text must fit the context of {self.max_context} tokens; got {len(text):,} characters"
-            raise ApiError(400, f"{told}; shorten it", None, "context_length_exceeded")
+        most = self.files.longest_token * self.max_context
+        if len(text) > most and truncate is None:
+            raise context_error(self.max_context, f"you requested {len(text):,} characters", what)
+        text = text[-2 * most :]  # more than all tokens that are kept can hold
         adds = True if add_special_tokens is None else add_special_tokens
         return await self.beside(
             lambda: encode_prompt(self.files.tokenizer, text, add_special_tokens=adds),
@@ -179,25 +195,22 @@ class Service:
             raise ApiError(400, text, "chat_template")
         return await self.beside(self.files.renderer.render, wanted)
 
-    def fit(self, ids: list[int], truncate: int | None, param: str) -> list[int]:
-        """A prompt that fits the context, its beginning cut where that was asked for.
+    def fit(
+        self, ids: list[int], truncate: int | None, what: str, params: SamplingParams | None = None
+    ) -> list[int]:
+        """A prompt that fits the context, with its beginning cut off where the request says so.
+
+        Args:
+            ids: of the prompt.
+            truncate: tokens of it to keep; -1: as many as leave room for the new tokens; None: all.
+            what: the field of the request.
+            params: of the text.
 
         Raises:
-            ApiError: 400, it is too long, or names tokens that there are not.
+            ApiError: 400, the prompt is too long, or holds an id that the model does not have.
         """
-        ids = ids if truncate is None else ids[-truncate:]
-        limit = self.max_context - (0 if self.files.makes_vectors else 1)
-        if len(ids) > limit:
-            text = (
-                f"[server] a prompt must leave room in the context of {self.max_context} tokens; got {len(ids)}; "
-                "shorten it"
-            )
-            raise ApiError(400, text, param, "context_length_exceeded")
-        size = self.files.config.vocab_size
-        if ids and max(ids) >= size:
-            text = f"[server] ids must be below {size}; got {max(ids)}; correct it"
-            raise ApiError(400, text, param)
-        return ids
+        most = None if params is None else params.max_tokens
+        return self.files.fit(ids, truncate, self.max_context, most, what)
 
     def check_params(self, params: SamplingParams) -> SamplingParams:
         """Refuse what would tell too much.

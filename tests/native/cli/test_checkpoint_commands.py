@@ -54,13 +54,6 @@ def command(capsys):
     return call
 
 
-@pytest.mark.parametrize("name", ["inspect", "verify", "convert"])
-def test_every_command_has_help_with_an_example(command, name):
-    """As all commands of the program."""
-    code, out, _ = command(name, "--help")
-    assert code == 0 and f"Example: tilewise checkpoint {name}" in " ".join(out.split())
-
-
 def _copy(trained, tmp_path):
     shutil.copytree(trained / "checkpoints", tmp_path / "checkpoints")
     return tmp_path / "checkpoints" / "step-00000006"

@@ -272,7 +272,7 @@ def test_other_model_directories_are_whole(whole_model, tmp_path, run):
         (["def", "--tp", "9" * 40], "tensor_parallel_size"),
         (["def", "--tp", str(1 << 40)], "tensor_parallel_size must lie in"),
         (["def", "--top-k", "-1"], "--top-k"),
-        (["def", "--top-p", "0"], "top_p"),
+        (["def", "--top-p", "-0.5"], "top_p"),
         (["def", "--seed", "9" * 40], "seed"),
         (["def", "--temperature", "1e400"], "temperature"),
         (["def", "--dtype", "float16"], "--dtype"),

@@ -224,8 +224,8 @@ def test_a_defect_of_the_engine_hangs_no_caller(model_dir, monkeypatch):
 def test_a_defect_in_taking_a_request_hangs_no_caller(model_dir, alone, monkeypatch):
     """It is told to that request alone; those that come with it go on."""
 
-    def wrong(sequence, tokenizer):
-        return 1 / 0 if sequence.request.index == 1 else text(sequence, tokenizer)
+    def wrong(sequence, *others):
+        return 1 / 0 if sequence.request.index == 1 else text(sequence, *others)
 
     text = core_module.Text
     with Engine(model_dir) as engine:

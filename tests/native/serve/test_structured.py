@@ -194,6 +194,8 @@ def test_callers_of_an_event_loop(llm):
         ({"regex": "(a{1000}){1000}"}, "too many expressions"),
         ({"grammar": "start: x"}, "unknown name"),
         ({"grammar": "nothing"}, "grammar within the limits"),
+        ({"regex": "(?=a)a+"}, r"regex parse error: look-around, .* is not supported; correct it"),
+        ({"json": {"pattern": "a(b", "type": "string"}}, "unclosed group"),
         ({"json": {"not": {}}}, "Unimplemented keys"),
         ({"json": {"$ref": "http://example.org/schema.json"}}, "does not fetch|not present"),
         ({"json": {"type": "string", "pattern": "^a$", "minLength": 3}}, "Unsatisfiable"),

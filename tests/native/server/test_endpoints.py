@@ -123,6 +123,24 @@ def test_streams_put_together_are_whole_answers(server, path):
             assert "".join(c["text"] for c in own) == choice["text"]
 
 
+def test_numbers_that_mean_none(server, llm):
+    """As clients of vLLM, llama.cpp and OpenAI write them: any seed, no limit of tokens, as much of a prompt as the
+    context has room for, the likeliest token alone."""
+    long = {"prompt": [5] * 300, "truncate_prompt_tokens": -1, "ignore_eos": True}
+    for path, prompt in ((COMPLETION, {"prompt": [5] * 250}), (CHAT, {"messages": TALK})):
+        told = server.ask(path, {**prompt, "max_tokens": -1, "seed": -1, "ignore_eos": True})[1]
+        assert told["usage"]["total_tokens"] == 256 and told["choices"][0]["finish_reason"] == "length"
+    for most, read in ((6, 250), (-1, 255), (400, 1)):
+        for prompt in ({}, {"prompt": "def f(x): return " * 10000}):
+            usage = server.ask(COMPLETION, {**long, **prompt, "max_tokens": most})[1]["usage"]
+            assert (usage["prompt_tokens"], usage["total_tokens"]) == (read, 256)
+    texts = {server.ask(COMPLETION, {"prompt": "x", "seed": -1})[1]["choices"][0]["text"] for _ in range(4)}
+    assert len(texts) > 1
+    (likeliest,) = llm.generate("x", SamplingParams(temperature=0))
+    told = server.ask(COMPLETION, {"prompt": "x", "top_p": 0, "temperature": 2.0})[1]
+    assert told["choices"][0]["text"] == likeliest.outputs[0].text
+
+
 def test_a_chat_is_that_of_llm(server, llm):
     """The template, text parts, defaults: as `LLM.chat`; the text goes on to the context's end unless told."""
     (output,) = llm.chat(TALK, SamplingParams(max_tokens=None, seed=1))
@@ -147,9 +165,12 @@ SCHEMA = {
 def test_formats_and_calls_follow_their_schemas(server):
     """JSON schemas, JSON objects, calls that are required and calls that are named, whole and as streams."""
     usual = {"messages": TALK, "seed": 2, "max_tokens": 120}
-    form = {"type": "json_schema", "json_schema": {"name": "shirt", "schema": SCHEMA, "strict": True}}
-    text = server.ask(CHAT, {**usual, "response_format": form})[1]["choices"][0]["message"]["content"]
-    assert json.loads(text)["size"] in ("s", "m")
+    for form in (
+        {"type": "json_schema", "json_schema": {"name": "shirt", "schema": SCHEMA, "strict": True}},
+        {"type": "json_object", "schema": SCHEMA},
+    ):
+        text = server.ask(CHAT, {**usual, "response_format": form})[1]["choices"][0]["message"]["content"]
+        assert json.loads(text)["size"] in ("s", "m")
     tool = {"type": "function", "function": {"name": "order", "parameters": SCHEMA}}
     for choice, reason in (
         ("required", "tool_calls"),
@@ -207,14 +228,16 @@ def test_a_tokenizers_own_tokens_where_they_are_asked_for():
 
 
 def test_a_tool_that_has_answered_is_part_of_the_conversation(server):
-    """Arguments come as text and reach the template as an object; `null` content is none."""
+    """Arguments come as text; those that `max_tokens` has cut are taken as well, and calls without a name are not."""
     call = {"id": "c1", "type": "function", "function": {"name": "order", "arguments": '{"size": "s"}'}}
     talk = [*TALK, {"role": "assistant", "content": None, "tool_calls": [call]}]
     talk.append({"role": "tool", "tool_call_id": "c1", "content": "done"})
     assert server.ask(CHAT, {"messages": talk, "max_tokens": 2})[0] == 200
-    talk[1]["tool_calls"][0]["function"]["arguments"] = "{"
+    talk[1]["tool_calls"][0]["function"]["arguments"] = '{"size": "'
+    assert server.ask(CHAT, {"messages": talk, "max_tokens": 2})[0] == 200
+    del talk[1]["tool_calls"][0]["function"]["name"]
     status, told = server.ask(CHAT, {"messages": talk, "max_tokens": 2})
-    assert status == 400 and "arguments of a tool call" in told["error"]["message"]
+    assert status == 400 and "messages.1.tool_calls.0.function.name" in told["error"]["message"]
 
 
 def test_tokens_there_and_back(server, llm):

@@ -75,6 +75,9 @@ def test_what_is_no_request_of_json(server):
     _error(_raw(server, huge + b"content-length: 99999999999\r\n\r\n{"), 413)
     for host in (b"evil.example", b"localhost.evil.example:80", b"127.0.0.1.evil.example", b""):
         _error(_raw(server, _post(b"{}", host=host)), 403)
+    old = b"%s %s HTTP/1.0\r\n\r\n"  # as balancers ask, without a host
+    assert _parts(_raw(server, old % (b"GET", b"/health")))[0] == 200
+    _error(_raw(server, old % (b"GET", b"/v1/models")), 403)
     for host in (b"localhost:1", b"127.0.0.1:7", b"[::1]:80", b"192.168.1.7"):
         _error(_raw(server, _post(b"{}", host=host)), 400)
 
@@ -135,24 +138,27 @@ WRONG = [
     ({"prompt": []}, "prompt"),
     ({"prompt": [[]]}, "prompt"),
     ({"prompt": ""}, "prompt"),
-    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [-1]}, "prompt.0"),
     ({"prompt": [10**6]}, "prompt"),
     ({"prompt": ["x"] * 3000}, "prompt"),
     ({"prompt": ["x"] * 1000, "n": 100}, "n"),
-    ({"prompt": [[1, "x"]]}, "prompt"),
+    ({"prompt": [[1, "x"]]}, "prompt.0.1"),
+    ({"prompt": [[1], "x"]}, "prompt.1"),
     ({"prompt": {"a": 1}}, "prompt"),
     ({}, "prompt"),
     ({"prompt": "\ud800"}, None),
-    ({"prompt": "x" * 10**6}, None),
+    ({"prompt": "x" * 10**6}, "prompt"),
     ({"prompt": "x", "stop": ["y"] * 65}, "stop"),
     ({"prompt": "x", "stop": [""]}, None),
+    ({"prompt": "x", "stop": ["y", 5]}, "stop.1"),
     ({"prompt": "x", "stop": "y" * 1025}, "stop"),
     ({"prompt": "x", "stop": "\ud800"}, "stop"),
     ({"prompt": "x", "logprobs": 10**6}, None),
     ({"prompt": "x", "prompt_logprobs": 21}, None),
     ({"prompt": [[5] * 250] * 250, "echo": True, "logprobs": 20, "max_tokens": 1}, "logprobs"),
     ({"prompt": ["x"] * 16, "n": 128, "logprobs": 20, "max_tokens": 256}, "logprobs"),
-    ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
+    ({"prompt": "x", "max_tokens": -2}, "max_tokens"),
+    ({"prompt": "x", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ({"prompt": "x", "suffix": "y"}, None),
     ({"prompt": "x", "structured_outputs": {"regex": "(("}}, None),
     ({"prompt": "x", "structured_outputs": {"regex": "(a*)*(a{1000}){1000}b"}}, None),
@@ -160,10 +166,11 @@ WRONG = [
     ({"prompt": "x", "structured_outputs": {"json": references(3000)}}, None),
     ({"prompt": "x", "response_format": {"type": "json_schema"}}, None),
     ({"prompt": "x", "response_format": {"type": "xml"}}, None),
+    ({"prompt": "x", "response_format": {"type": "json_object", "schema": "x"}}, None),
     ({"prompt": "x", "allowed_token_ids": []}, None),
-    ({"prompt": "x", "seed": -1}, "seed"),
-    ({"prompt": "x", "seed": 1 << 64}, "seed"),
-    ({"prompt": "x", "logit_bias": {"1": "x"}}, "logit_bias"),
+    ({"prompt": "x", "seed": 1 << 63}, "seed"),
+    ({"prompt": "x", "top_p": -0.5}, "top_p"),
+    ({"prompt": "x", "logit_bias": {"1": "x"}}, "logit_bias.1"),
     ({"prompt": "x", "logit_bias": {"999999": 1.0}}, None),
     ({"prompt": "x", "stream": "yes"}, "stream"),
 ]
@@ -176,6 +183,12 @@ WRONG_TALKS = [
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 7}]}]}, None),
     ({"messages": TALK, "chat_template": "{{ 7 * 7 }}"}, "chat_template"),
     ({"messages": TALK, "tools": [{"type": "function"}]}, "tools.0.function"),
+    ({"messages": TALK, "max_tokens": 0}, "max_tokens"),
+    (
+        {"messages": [*TALK, {"role": "user", "content": [{"type": "text", "text": "x"}, 7]}]},
+        "messages.1.content.1",
+    ),
+    ({"messages": TALK, "tool_choice": {"type": "function", "function": 7}}, "tool_choice.function"),
     ({"messages": TALK, "tool_choice": "required"}, None),
     ({"messages": TALK, "tool_choice": {"type": "function", "function": {"name": "f"}}}, None),
     ({"messages": TALK, "top_logprobs": 2}, None),

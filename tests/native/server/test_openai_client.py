@@ -69,6 +69,65 @@ def test_calls_and_schemas(client):
     assert isinstance(parsed.choices[0].message.parsed, Shirt)
 
 
+def test_what_clients_send_without_being_asked(client):
+    """Fields of OpenAI's API that change nothing here, settings at their defaults, and a client's own messages sent
+    back with all of their fields, calls cut by `max_tokens` among them."""
+    usual = {"model": "small", "messages": TALK, "max_completion_tokens": 4, "seed": 4}
+    plain = client.chat.completions.create(**usual).choices[0].message.content
+    ignored = {
+        "store": True,
+        "metadata": {"a": "b"},
+        "user": "u",
+        "service_tier": "auto",
+        "modalities": ["text"],
+    }
+    ignored |= {
+        "reasoning_effort": "low",
+        "parallel_tool_calls": True,
+        "safety_identifier": "s",
+        "verbosity": "low",
+    }
+    defaults = {
+        "n": 1,
+        "temperature": 1,
+        "top_p": 1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+        "stop": None,
+    }
+    defaults |= {
+        "logit_bias": None,
+        "logprobs": False,
+        "top_logprobs": None,
+        "response_format": {"type": "text"},
+    }
+    defaults |= {"stream": False, "tools": [], "tool_choice": "auto", "prompt_cache_key": "k"}
+    assert client.chat.completions.create(**usual, **ignored, **defaults).choices[0].message.content == plain
+    text = {"model": "small", "prompt": "x", "max_tokens": 4, "seed": 4}
+    same = client.completions.create(
+        **text,
+        best_of=1,
+        echo=False,
+        n=1,
+        suffix=None,
+        logprobs=None,
+        stop=None,
+        user="u",
+        top_p=1,
+        temperature=1,
+    )
+    assert same.choices[0].text == client.completions.create(**text).choices[0].text
+    named = {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "order"}}}
+    for most in (None, 3):  # whole, and cut within its arguments
+        asked = {**usual, **named, "max_completion_tokens": most}
+        message = client.chat.completions.create(**asked).choices[0].message
+        for said in (message, message.model_dump(), message.model_dump(exclude_unset=True)):
+            talk = [*TALK, said]
+            talk.append({"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "done"})
+            assert client.chat.completions.create(**{**usual, "messages": talk}).choices[0].message.content
+    assert not message.tool_calls[0].function.arguments.endswith("}")
+
+
 def test_completions_models_and_responses(client):
     """The other paths, and vLLM's fields through `extra_body`."""
     assert client.models.retrieve("small").id == client.models.list().data[0].id == "small"
@@ -130,6 +189,8 @@ def test_errors_are_the_clients_own(client):
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="small", messages=long, stream=True)
     assert caught.value.code == "context_length_exceeded" and caught.value.param == "messages"
+    assert "This model's maximum context length is 256 tokens. However, you requested" in str(caught.value)
+    assert '"code": "context_length_exceeded"' in caught.value.response.text
     picture = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}]
     with pytest.raises(openai.BadRequestError, match="nothing is fetched"):
         client.chat.completions.create(model="small", messages=[{"role": "user", "content": picture}])

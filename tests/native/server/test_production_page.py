@@ -66,15 +66,21 @@ def test_systemd_takes_the_unit(tmp_path):
 
 
 def test_the_containers_lines_are_a_command():
-    """Its steps are those that a container file may have; entry point and arguments are one command line; it listens on
-    the port that it exposes, and installs the package as it is called."""
-    steps = [line.split(" ", 1) for line in block("dockerfile").splitlines()]
-    assert [name for name, _ in steps] == ["FROM", "RUN", "USER", "EXPOSE", "ENTRYPOINT", "CMD"]
+    """Its steps are those that a container file may have; the wheel is built from the source tree, since no package is
+    published; entry point and arguments are one command line; it listens on the port that it exposes."""
+    steps = [line.split(" ", 1) for line in block("dockerfile").splitlines() if line]
+    build, steps = steps[:4], steps[4:]
+    assert [name for name, _ in build] == ["FROM", "RUN", "COPY", "RUN"]
+    assert build[0][1].removesuffix(" AS build") == steps[0][1] and build[2][1] == ". /source"
+    wheels = re.fullmatch(r"pip wheel .*--wheel-dir (\S+) /source", build[3][1])[1]
+    assert [name for name, _ in steps] == ["FROM", "COPY", "RUN", "USER", "EXPOSE", "ENTRYPOINT", "CMD"]
     told = dict(steps)
+    assert told["COPY"] == f"--from=build {wheels} {wheels}"
+    assert f"pip install --no-cache-dir --no-index --find-links {wheels} tilewise " in told["RUN"]
     given = parse_serve([*json.loads(told["ENTRYPOINT"]), *json.loads(told["CMD"])])
     assert str(given["port"]) == told["EXPOSE"] and given["host"] == "0.0.0.0"
     made = re.search(r"useradd .*?(\S+)$", told["RUN"])
-    assert made[1] == told["USER"] and "pip install --no-cache-dir tilewise " in told["RUN"]
+    assert made[1] == told["USER"]
     assert tuple(map(int, re.search(r"python:(\d+)\.(\d+)", told["FROM"]).groups())) >= (3, 10)
 
 

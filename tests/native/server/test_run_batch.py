@@ -34,7 +34,10 @@ WRONG = [
         "a field of body",
     ),
     (json.dumps(_line(7, COMPLETION, prompt="x", temperature=-1)), "temperature"),
-    (json.dumps(_line(8, COMPLETION, prompt="x " * 900)), "must leave room"),
+    (
+        json.dumps(_line(8, COMPLETION, prompt="x " * 900)),
+        "This model's maximum context length is 256 tokens. ",
+    ),
     (json.dumps(_line(9, CHAT, messages="x")), "messages: "),
     (json.dumps(_line(10, COMPLETION, prompt="x", logit_bias={"a": 1})), "keys of logit_bias"),
     (json.dumps(_line(11, COMPLETION)), "prompt: Field required"),

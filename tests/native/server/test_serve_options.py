@@ -2,12 +2,15 @@
 
 import contextlib
 import inspect
+import re
+import shutil
 import socket
 
 import pytest
+from typer.main import get_command
 
 from native.server.served import Served, small_model
-from tilewise.cli.main import _run
+from tilewise.cli.main import _run, app
 from tilewise.cli.serve import serve
 
 SERVER = {
@@ -67,6 +70,19 @@ SHORT = {
 def _setting(option):
     name = option.replace("-", "_")
     return OTHER_NAMES.get(name, f"{name}_s" if name.endswith("timeout") else name)
+
+
+def test_a_model_that_is_refused_is_one_line(tmp_path):
+    """The reason, with an option of this command that helps; the engine's process ends without a word."""
+    shutil.copytree(small_model(), tmp_path / "m")
+    (tmp_path / "m" / "generation_config.json").write_text('{"temperature": "hot"}')
+    server = Served(tmp_path / "m")
+    assert server.wait_end() == 2
+    listening, refused = server.log
+    assert listening.startswith("listening on") and "temperature" in refused
+    options = set(re.findall(r"--[a-z-]+", refused))
+    names = {name for param in get_command(app).commands["serve"].params for name in param.opts}
+    assert options == {"--generation-config"} <= names
 
 
 @pytest.mark.parametrize("has_short", [False, True])

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from native.server.served import Served, small_model, usual_server
+from native.server.served import Served, small_model, until, usual_server
 from tilewise.server.pages import POLICY, assets
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -121,24 +121,65 @@ def test_what_is_written_is_text(page):
     assert page.evaluate("window.evil") is None and page.locator("article img").count() == 0
 
 
-@pytest.mark.slow
-def test_code_is_set_apart(page):
-    """What stands between fences is a block of its own, as text; all of the text is there, and nothing of it runs."""
-    open_chat(page, usual_server())
-    talk(page, "code, please")
-    text = f"So:\n```html\n{EVIL}\n  x\n```\nand\n\n```\nlast"
+def answer_with(page, text):
+    """The page as it shows an answer that it has kept; its body."""
     page.evaluate(
-        """text => { const kept = JSON.parse(localStorage["tilewise.conversations"]);
-        kept[0].messages[1] = {role: "assistant", content: text};
-        localStorage["tilewise.conversations"] = JSON.stringify(kept); }""",
+        """text => { localStorage["tilewise.conversations"] = JSON.stringify([{id: "1", title: "x",
+        messages: [{role: "user", content: text}, {role: "assistant", content: text}]}]); }""",
         text,
     )
     page.reload()
-    page.wait_for_selector("article.assistant code")
+    page.wait_for_selector("article.assistant .body > *")
+    assert page.evaluate("window.evil") is None
+    assert page.locator("article.user .body").inner_html().count("<") == 0  # as the person wrote it
     body = page.locator("article.assistant .body")
-    assert body.text_content() == text and page.evaluate("window.evil") is None
+    assert body.text_content() == text
+    return body
+
+
+@pytest.mark.slow
+def test_code_is_set_apart(page):
+    """What stands between fences is a block of its own, as text; all of the text is there, and nothing of it runs."""
+    page.goto(usual_server().url + "/")
+    text = f"So:\n```html\n{EVIL}\n  x\n```\nand\n\n```\nlast"
+    body = answer_with(page, text)
     assert body.locator("code").all_text_contents() == [f"{EVIL}\n  x\n", "last"]
     assert "```" not in body.inner_text() and page.locator("article img").count() == 0
+
+
+@pytest.mark.slow
+def test_bold_lists_and_code_are_shown_as_such(page):
+    """Without their marks, which stay as hidden text; lists within lists; markup within them is text."""
+    page.goto(usual_server().url + "/")
+    text = (
+        f"Some **bold `a**b` {EVIL}** and `x <b> **y**`, ``a`b``:\n\n- one\n  - *inner*\n  goes on\n- **two**\n\n"
+        "3. third\n4. fourth\n\nEnd: 2 ** 3 ** 4, **open and `open\n* a\n1) b"
+    )
+    body = answer_with(page, text)
+    assert body.locator("strong").all_inner_texts() == [f"bold a**b {EVIL}", "two"]
+    assert body.locator("code.inline").all_inner_texts() == ["a**b", "x <b> **y**", "a`b"]
+    items = [
+        [line.strip() for line in one.splitlines() if line.strip()]
+        for one in body.locator("li").all_inner_texts()
+    ]
+    assert items == [
+        ["one", "*inner*", "goes on"],
+        ["*inner*"],
+        ["two"],
+        ["third"],
+        ["fourth"],
+        ["a"],
+        ["b"],
+    ]
+    assert body.locator("ul > li ul > li").count() == 1 and body.locator("ol").count() == 2
+    assert body.locator("ol").first.locator("li").evaluate_all("all => all.map(one => one.value)") == [3, 4]
+    assert (
+        "End: 2 ** 3 ** 4, **open and `open" in body.inner_text() and page.locator("article img").count() == 0
+    )
+    made = body.evaluate(
+        "node => [...new Set([...node.querySelectorAll('*')].map(one => one.tagName))].sort()"
+    )
+    assert made == ["CODE", "LI", "OL", "SPAN", "STRONG", "UL"]
 
 
 @pytest.mark.slow
@@ -192,6 +233,15 @@ def test_the_status_page_follows_the_server(page):
     shown = dict(zip(page.locator("dt").all_text_contents(), page.locator("dd").all_text_contents()))
     written = int(shown["Tokens written"].replace(",", ""))
     assert written == server.metric("generation_tokens_total") >= 9
+    rates = server.get("/status.json")[1]["rates"]
+    assert 9 <= sum(rates) <= written  # the server counts, before the page is opened and while it is closed
+    page.goto("about:blank")
+    server.ask("/v1/completions", {"model": "small", "prompt": "hello", "max_tokens": 7, "ignore_eos": True})
+    until(lambda: sum(server.get("/status.json")[1]["rates"]) >= sum(rates) + 7)
+    page.goto(server.url + "/status")
+    page.wait_for_selector("#rates polyline", state="attached")
+    points = page.get_attribute("#rates polyline", "points").split()
+    assert len(rates) <= len(points) <= 120 and len({point.split(",")[1] for point in points}) > 1
     assert shown["Texts being written"] == "0"
 
 

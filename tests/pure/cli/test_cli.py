@@ -1,14 +1,16 @@
 """The command line: help worth reading, one line per mistake, exit codes."""
 
+import re
 import subprocess
 import sys
 from importlib.metadata import version
 from types import SimpleNamespace
 
 import pytest
+from typer.main import get_command
 
 from tilewise.__main__ import main as begin
-from tilewise.cli.main import main
+from tilewise.cli.main import app, main
 from tilewise.core import ConfigError, ResourceError
 
 
@@ -19,12 +21,30 @@ def _run(arguments, capsys):
     return exit_.value.code, output.out, output.err
 
 
-@pytest.mark.parametrize("command", ["demo", "train", "generate", "verify", "launch"])
-def test_every_command_has_help_with_an_example(command, capsys):
-    """Help explains the command and shows how to call it."""
-    code, out, _ = _run([command, "--help"], capsys)
-    assert code == 0
-    assert f"Example: tilewise {command}" in " ".join(out.split())
+def _commands(command, path=()):
+    """Every command below one, with the words that call it."""
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _commands(inner, (*path, name))
+
+
+COMMANDS = dict(_commands(get_command(app)))
+
+
+def test_help_shows_whole_option_names(capsys, monkeypatch):
+    """Of every command, at 80 columns: each name on one line, in the list and in the text; with an example where the
+    command does something itself."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for path, command in COMMANDS.items():
+        code, out, _ = _run([*path, "--help"], capsys)
+        words = set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", out))
+        assert code == 0 and all(len(line) <= 80 for line in out.splitlines())
+        assert not any(word.endswith("-") for word in words), path
+        for param in command.params:
+            names = [name for name in (*param.opts, *param.secondary_opts) if name.startswith("-")]
+            assert set(names) <= words, (path, names)
+        is_group = hasattr(command, "commands")
+        assert is_group or f"Example: `tilewise {' '.join(path)}" in " ".join(out.split())
 
 
 def test_help_lists_all_commands(capsys):
@@ -34,10 +54,11 @@ def test_help_lists_all_commands(capsys):
     assert all(command in out for command in ("demo", "train", "generate", "verify"))
 
 
-def test_no_arguments_show_the_help(capsys):
-    """Called without anything, it explains itself."""
-    code, out, _ = _run([], capsys)
-    assert code == 0 and "Commands" in out
+@pytest.mark.parametrize("arguments", [[], ["bench"], ["checkpoint"]])
+def test_no_arguments_show_the_help(arguments, capsys):
+    """Called without a command, a group explains itself on standard output."""
+    code, out, err = _run(arguments, capsys)
+    assert code == 0 and "Commands" in out and not err
 
 
 @pytest.mark.parametrize(
@@ -206,6 +227,8 @@ def test_a_line_is_harmless_and_has_an_end(capsys):
     """Names with escapes or of any length make one short, printable line."""
     code, _, err = _run(["generate", "x\x1b[2J\n\udcff" + "y" * 10**5, "hello"], capsys)
     assert code == 2 and err.count("\n") == 1 and len(err) < 2100 and all(c.isprintable() for c in err[:-1])
+    code, _, err = _run(["generate", "many words " * 10**4, "hello"], capsys)
+    assert code == 2 and len(err) < 2100 and err.split("…")[0].endswith(("many", "words"))
 
 
 def test_help_imports_nothing_heavy():

@@ -204,6 +204,52 @@ def test_templates_are_rendered_as_by_transformers(tmp_path, name, monkeypatch):
             assert _rendered(lambda: ours.render(talk, variables=more, **options)) == wanted  # noqa: B023
 
 
+ENDS = [
+    "Sure: 1,",
+    "Yes  ",
+    "a\n\n",
+    "",
+    " x",
+    "<|end|>",
+    "assistant",
+    "user",
+]  # some stand in a template's own text
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_last_message_is_continued_as_by_transformers(tmp_path, name, monkeypatch):
+    """The text ends where the message does: also where later tokens hold the same text, with the blanks at its end
+    unless the template removes them, and where it is empty."""
+    problem_of = template_process.template_child.problem_of
+    monkeypatch.setattr(template_process.TemplateProcesses, "render", lambda _, *given: problem_of(*given))
+    ours = ChatTemplate(_directory(tmp_path, TEMPLATES[name]))
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    for end in ENDS:
+        talk = [ASK, {"role": "assistant", "content": end}]
+        assert ours.render(talk, **options) == _theirs(TEMPLATES[name], talk, **options), end
+
+
+@pytest.mark.parametrize(
+    ("talk", "template", "words"),
+    [
+        (
+            [ASK, {"role": "assistant", "content": "x"}],
+            "{{ messages[0].content }}",
+            "that the template shows",
+        ),
+        ([ASK, {"role": "assistant"}], "{{ messages[0].content }}", "last message with text; got None"),
+        ([], "x", "last message with text"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(tmp_path, talk, template, words):
+    """A last message that the template leaves out, or that has no text; and an answer that begins as well."""
+    ours = ChatTemplate(_directory(tmp_path, template))
+    with pytest.raises(ConfigError, match=words):
+        ours.render(talk, continue_final_message=True, add_generation_prompt=False)
+    with pytest.raises(ConfigError, match="leaves no room for add_generation_prompt"):
+        ours.render(talk, continue_final_message=True)
+
+
 def test_documents_reach_the_template(tmp_path):
     """As they are, in order."""
     template = "{% for d in documents %}[{{ d.title }}: {{ d['text'] }}]{% endfor %}"
@@ -312,6 +358,7 @@ def test_arguments_are_plain_values(tmp_path):
         "tools": None,
         "documents": None,
         "add_generation_prompt": True,
+        "continue_final_message": False,
         "variables": {},
     }
     taken = accepted(lambda **options: ours.render(**options), given)

@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from pure.hostile import accepted
 from tilewise.core import ConfigError, NotFinite
 from tilewise.data import train_tokenizer
 from tilewise.generate import check_prompt, encode_prompt
-from tilewise.generate.detokenizer import Detokenizer
+from tilewise.generate.detokenizer import Detokenizer, TextOffsets
 from tilewise.generate.history import History
 from tilewise.generate.sampling import Sampling, pick_token
+from tilewise.generate.token_bytes import TokenBytes
 
 LOGITS = np.random.default_rng(0).standard_normal(100).astype(np.float32)
 TOKENIZER = train_tokenizer(["hello world ä€😀 " * 10], vocab_size=280)
@@ -97,7 +98,7 @@ def test_masked_logits_pick_nothing():
         {"temperature": -1},
         {"temperature": float("inf")},
         {"temperature": float("nan")},
-        {"top_p": 0},
+        {"top_p": -0.1},
         {"top_p": float("nan")},
         {"top_k": -1},
         {"seed": -1},
@@ -231,7 +232,7 @@ TAKEN = {
         **{name: {"()", "[]"} for name in ("bad_words", "stop", "allowed_token_ids", "stop_token_ids")},
         "logit_bias": {"()", "[]", "{}"},
         "bad_words_ids": {"objects", "()", "[]"},
-        **{name: {"0"} for name in ("top_k", "min_p", "no_repeat_ngram_size", "min_tokens", "seed")},
+        **{name: {"0"} for name in ("top_k", "top_p", "min_p", "no_repeat_ngram_size", "min_tokens", "seed")},
         **{name: {"True"} for name in ("ignore_eos", "include_stop")},
     },
 }
@@ -286,6 +287,73 @@ def test_bytes_of_a_sentencepiece_model_come_as_characters():
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     ids = tokenizer.encode("a中文a").ids
     assert _streamed(tokenizer, ids) == ["a", "", "", "中", "", "", "文", "a"]
+
+
+def _sentencepiece():
+    """A tokenizer as Llama 2 and Mistral have it: a space before words, the first one dropped, and bytes."""
+    words = ["▁", "a", "h", "i", "hi", "▁hi"]
+    vocab = {"<s>": 0, **{f"<0x{i:02X}>": i + 1 for i in range(256)}}
+    vocab |= {word: n for n, word in enumerate(words, len(vocab))}
+    merges = [("h", "i"), ("▁", "hi")]
+    tokenizer = Tokenizer(models.BPE(vocab, merges, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(parts)
+    tokenizer.add_special_tokens(["<s>"])
+    return tokenizer
+
+
+TOKENIZERS = {"bytes": TOKENIZER, "sentencepiece": _sentencepiece()}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=60)
+@given(st.text(alphabet=st.sampled_from("hi a€😀한\n"), max_size=30))
+def test_bytes_of_tokens_are_those_of_the_text(name, text):
+    """Joined, they are the text, with the space that the tokenizer puts before it; each token begins at the character
+    that its first byte belongs to."""
+    tokenizer = TOKENIZERS[name]
+    ids, token_bytes = tokenizer.encode(text).ids, TokenBytes(tokenizer)
+    joined = b"".join(token_bytes[token] for token in ids)
+    first = " " if name == "sentencepiece" and text else ""
+    assert joined.decode() == first + text
+    offsets, place = TextOffsets(Detokenizer(tokenizer, []), token_bytes), 0
+    for token in ids:
+        begun = joined[: place + 1].decode("utf-8", "ignore" if joined[place] < 128 else "replace")
+        assert offsets.add(token)[1] == max(0, len(begun) - 1 - len(first))
+        place += len(token_bytes[token])
+
+
+def test_bytes_of_tokens_of_any_kind():
+    """A space is kept wherever it stands; special and added tokens are their text, unknown ids are U+FFFD."""
+    made = TOKENIZERS["sentencepiece"]
+    token_bytes = TokenBytes(made)
+    names = ("▁hi", "hi", "▁", "<0x0A>", "<0xF0>", "<s>")
+    found = [token_bytes[made.token_to_id(name)] for name in names]
+    assert found == [b" hi", b"hi", b" ", b"\n", b"\xf0", b"<s>"]
+    assert token_bytes.text(made.token_to_id("<0xF0>")) == token_bytes.text(99999) == "\ufffd"
+    grown = Tokenizer.from_str(TOKENIZER.to_str())
+    grown.add_tokens(["a b", "日本"])
+    assert [TokenBytes(grown)[grown.token_to_id(name)] for name in ("a b", "日本")] == [
+        b"a b",
+        "日本".encode(),
+    ]
+    metaspace = Tokenizer(models.WordLevel({"▁hi": 0, "hi": 1}, unk_token="hi"))
+    metaspace.decoder = decoders.Metaspace()
+    assert [TokenBytes(metaspace)[token] for token in (0, 1)] == [b" hi", b"hi"]
+
+
+def test_a_token_behind_broken_bytes_begins_behind_them():
+    """Bytes that no other completes are a character of their own; a token that is left out of the text has none."""
+    made = TOKENIZERS["sentencepiece"]
+    ids = [
+        made.token_to_id(name) for name in ("hi", "<0xE2>", "hi", "<0xF0>", "<0xF0>", "<s>", "<0x9F>", "a")
+    ]
+    offsets = TextOffsets(Detokenizer(made, []), TokenBytes(made))
+    pieces = [offsets.add(token) for token in ids]
+    text = "".join(piece for piece, _ in pieces)
+    assert text == "hi\ufffdhi\ufffd\ufffd\ufffda" and offsets.end == len(text)
+    assert [place for _, place in pieces] == [0, 2, 3, 5, 6, 7, 6, 8]
 
 
 def test_ids_that_the_tokenizer_does_not_know_are_shown():

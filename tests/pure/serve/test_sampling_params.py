@@ -62,16 +62,17 @@ TAKEN = {
     "repetition_penalty": {"2.5", "2**70", "float32"},
     "temperature": {"0", "2.5", "2**70", "float32"},
     "top_k": {"-1", "0"},
+    "top_p": {"0"},
     "min_p": {"0"},
     "no_repeat_ngram_size": {"0"},
-    "seed": {"None", "0"},
+    "seed": {"None", "-1", "0"},
     "stop": {*EMPTY, "'x\\0y'", "'name'"},
     "stop_token_ids": EMPTY,
     "bad_words": EMPTY,
     "bad_words_ids": {*EMPTY, "objects"},
     "include_stop_str_in_output": {"True"},
     "ignore_eos": {"True"},
-    "max_tokens": {"None"},
+    "max_tokens": {"None", "-1"},
     "min_tokens": {"0"},
     "logprobs": {"None", "-1", "0"},
     "prompt_logprobs": {"None", "-1", "0"},
@@ -101,7 +102,8 @@ def test_settings_refuse_in_their_own_words():
         ({"min_tokens": 20}, "min_tokens must not be above"),
         ({"top_k": -2}, "top_k"),
         ({"logprobs": -2}, "logprobs"),
-        ({"seed": -1}, "seed"),
+        ({"seed": 1 << 63}, "seed"),
+        ({"max_tokens": -2}, "max_tokens"),
     ],
 )
 def test_contradictions_are_refused(wrong, words):
@@ -111,12 +113,15 @@ def test_contradictions_are_refused(wrong, words):
 
 
 def test_what_is_not_said_is_filled_in():
-    """No limit is what the context has room for; no seed is another one for each request; one stop string is a list."""
-    open_ended = SamplingParams(max_tokens=None, stop="x", top_k=-1)
-    first, second = open_ended.sampling(37), open_ended.sampling(37)
-    assert first.max_tokens == 37 and first.stop == ("x",) and first.top_k == 0
-    assert first.seed != second.seed
+    """No limit is what the context has room for; no seed is another one for each request, and so is -1, as in vLLM and
+    llama.cpp; one stop string is a list."""
+    for none in (None, -1):
+        open_ended = SamplingParams(max_tokens=none, seed=none, stop="x", top_k=-1)
+        first, second = open_ended.sampling(37), open_ended.sampling(37)
+        assert first.max_tokens == 37 and first.stop == ("x",) and first.top_k == 0
+        assert first.seed != second.seed
     assert SamplingParams(seed=5).sampling(1).seed == 5
+    assert len({SamplingParams(seed=seed).sampling(1).seed for seed in (-3, -2, 0, 2)}) == 4
 
 
 def test_settings_of_a_file_are_the_same_as_params():
@@ -150,6 +155,13 @@ def test_settings_of_a_file_are_the_same_as_params():
 
 
 LOGITS = np.array([0.5, 2.0, 1.0, 2.0, -3.0], np.float32)
+
+
+def test_top_p_of_zero_leaves_the_likeliest_token():
+    """Whatever the draw: of equally likely tokens the lowest id."""
+    wild = {"temperature": 9.0, "top_p": 0.0, "max_tokens": 1}
+    drawn = {pick_token(LOGITS, SamplingParams(**wild).sampling(1), History([1])) for _ in range(50)}
+    assert drawn == {1}
 
 
 def test_biases_and_allowed_tokens():

@@ -29,6 +29,11 @@ CALLS = [
         'Well.[TOOL_CALLS]weather[ARGS]{"city": "Paris {x}", "days": [1, 2]}[TOOL_CALLS]time{}',
         [WEATHER, TIME],
     ),
+    (
+        "mistral",
+        f'[TOOL_CALLS] [{_CALL[:-1]}, "id": "aB3456789"}}, {{"name": "time", "id": "0"}}]',
+        [WEATHER, TIME],
+    ),
     ("phi4_mini_json", f"functools[{_CALL}]", [WEATHER]),
     ("pythonic", '[weather(city="Paris {x}", days=[1, 2]), time()]', [WEATHER, TIME]),
     ("pythonic", "[ time( ) , weather( city='Paris {x}' ,days = [1, 2] ) ]", [TIME, WEATHER]),
@@ -59,6 +64,7 @@ BROKEN = [
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": </tool_call>so', "f", '{"a": ', "so"),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1,, }}</tool_call>', "f", '{"a": 1,, }', ""),
     ("mistral", '[TOOL_CALLS]f{"a": [1', "f", '{"a": [1', ""),
+    ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": "b', "f", '{"a": "b', ""),
     ("pythonic", "[f(a=1, b=open('x'))]", "f", '{"a": 1', "open('x'))]"),
     ("pythonic", "[f(a=1, b=[2", "f", '{"a": 1', ""),
 ]
@@ -131,23 +137,45 @@ def test_calls_that_break_off_have_what_came(form, text, name, arguments, conten
 
 @pytest.mark.parametrize(("form", "text", "calls"), CALLS)
 def test_names_come_first_and_arguments_piece_by_piece(form, text, calls):
-    """Of each call a part with its name alone, as soon as its arguments begin; where a call says its name last, when it
-    is whole."""
+    """Of each call a part with its name alone, as soon as its arguments begin; when the call is whole, where it has its
+    name last, or perhaps an id behind its arguments."""
     reader, told = Reader(Way(tools=form)), []
     for place, letter in enumerate(text):
         told += [(place, part) for part in reader.add(letter)]
     first = next(place for place, part in told if part.kind == "call")
     pieces = [part for _, part in told if part.kind == "arguments"]
     assert all(not part.text for _, part in told if part.kind == "call")
-    if '"type": "function", "parameters"' in text or '"arguments": "' in text:
-        assert len(pieces) == 1
+    if '"type": "function", "parameters"' in text or '"arguments": "' in text or "[TOOL_CALLS] [" in text:
+        assert len(pieces) == len(calls)
     elif calls[0][1]:
         whole = text.index("}" if form != "pythonic" else "]")
         assert first < whole and len(pieces) > 2
 
 
+IDS = [
+    (
+        '[{"name": "f", "arguments": {"a": "id"}, "id": "aB3456789"}, {"name": "g", "arguments": {}}]',
+        ["aB3456789", ""],
+    ),
+    ('[{"id": "aB3456789", "name": "f", "arguments": {"id": "123456789"}}]', ["aB3456789"]),
+    ('[{"name": "f", "arguments": {}, "id": "too long an id"}]', [""]),
+    ('[{"name": "f", "arguments": {"a": 1}, "id": "aB3456789"', ["aB3456789"]),
+    ("f{}", [""]),
+]
+
+
+@pytest.mark.parametrize(("text", "ids"), IDS)
+@given(places=st.lists(st.integers(0, 1 << 16), max_size=8))
+def test_ids_that_a_mistral_model_writes_are_kept(text, ids, places):
+    """Nine letters and digits, before or behind the arguments; other formats have none."""
+    found = _read(Way(tools="mistral"), _cut(f"[TOOL_CALLS]{text}", places))
+    assert [part.id for part in found if part.kind == "call"] == ids
+    assert {part.id for part in _read(Way(tools="hermes"), [f"<tool_call>{text}"])} <= {""}
+
+
 _PIECES = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "functools[", "<|python_tag|>", '{"name": "f", ']
 _PIECES += [
+    ', "id": "aB3456789"',
     '"arguments": {',
     '"a": 1',
     "}",

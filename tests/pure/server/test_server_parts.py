@@ -21,7 +21,7 @@ from tilewise.server.errors import of_exception, validation_error
 from tilewise.server.guard import is_known_host
 from tilewise.server.link.engine_process import Outbox, _frames
 from tilewise.server.link.rows import piece_of, row_of
-from tilewise.server.metrics import Metrics, RequestTimes
+from tilewise.server.metrics import Metrics, Rates, RequestTimes
 from tilewise.server.requests.bodies import ChatBody, CompletionBody
 from tilewise.server.requests.conversation import Conversation, Rendered
 from tilewise.server.requests.params import default_settings, sampling_params
@@ -193,6 +193,18 @@ def test_figures_in_prometheus_words():
         assert line in lines, line
 
 
+def test_rates_of_the_last_two_minutes_are_kept():
+    """Tokens of each whole second since the server began, also of seconds without any; no page needs to be open."""
+    rates = Rates(10.2)
+    assert rates.last(10.9) == []
+    for now in (10.5, 11.1, 11.9, 14.0):
+        rates.add(now)
+    assert rates.last(14.5) == [1, 2, 0, 0] and rates.last(15.0) == [1, 2, 0, 0, 1]
+    for second in range(20, 400):
+        rates.add(second)
+    assert rates.last(400.0) == [1] * 120 and rates.last(405.0) == [1] * 115 + [0] * 5
+
+
 def test_sizes_as_people_write_them():
     """Large letters count in 1024, small ones in 1000."""
     told = {"2G": 2 << 30, "32K": 32 << 10, "1k": 1000, "4096": 4096, "1.5M": 3 << 19, "2GiB": 2 << 30}
@@ -214,13 +226,28 @@ def test_what_is_wrong_with_a_body_is_said_briefly():
     """The field, the rule, and no more of the value than fits."""
     for body, place in (
         ({"prompt": "x", "n": 0}, "n"),
-        ({"prompt": "x", "stop": ["a" * 9999]}, "stop"),
+        ({"prompt": "x", "stop": ["b", "a" * 9999]}, "stop.1"),
+        ({"prompt": "x", "stop": ["b", 5]}, "stop.1"),
+        ({"prompt": "x", "stop": 5}, "stop"),
+        ({"prompt": [3, "a"]}, "prompt.1"),
+        ({"prompt": ["a", 3]}, "prompt.1"),
+        ({"prompt": [[1], [2, -3]]}, "prompt.1.1"),
+        ({"prompt": ["a"] * 3000}, "prompt"),
+        ({"prompt": "x", "logit_bias": {"A": "x"}}, "logit_bias.A"),
         ({}, "prompt"),
     ):
         with pytest.raises(ValidationError) as caught:
             CompletionBody.model_validate(body)
         told = validation_error(caught.value)
-        assert told.status == 400 and str(told.param).startswith(place) and len(told.message) < 400
+        assert told.status == 400 and told.param == place and len(told.message) < 400
+    with pytest.raises(ValidationError) as caught:
+        ChatBody.model_validate({"messages": [], "tool_choice": {"type": "function", "function": 7}})
+    assert validation_error(caught.value).param == "messages"
+    with pytest.raises(ValidationError) as caught:
+        ChatBody.model_validate({"messages": [{"role": "user"}], "tool_choice": "some"})
+    assert "should be 'none', 'auto' or 'required' or an object; got 'some'" in str(
+        validation_error(caught.value)
+    )
 
 
 def test_settings_of_a_body():
@@ -265,7 +292,7 @@ def test_thoughts_and_calls_are_parts_of_a_message():
     params = SamplingParams(max_tokens=9)
     rendered = Rendered("user: x\nassistant: <think>\n", [1, 2, 3])
     body = ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}]})
-    turn = open_turn("m", rendered, rendered.ids, params, Way("hermes", thinks=True))
+    turn = open_turn(None, "m", rendered, rendered.ids, params, Way("hermes", thinks=True))
     for text in ("let me ", "see</th", "ink>\n\nOf course.", '<tool_call>{"name": "f"}</tool_call>'):
         take(turn, Piece(0, 0, 7, text, num_cached_tokens=2))
     take(turn, Piece(0, 0, None, "", "stop"))
@@ -278,6 +305,6 @@ def test_thoughts_and_calls_are_parts_of_a_message():
     assert told["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
     assert told["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
     bound = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["yes"]))
-    turn = open_turn("m", rendered, rendered.ids, bound, Way(thinks=True))
+    turn = open_turn(None, "m", rendered, rendered.ids, bound, Way(thinks=True))
     take(turn, Piece(0, 0, 7, "yes", "stop"))
     assert whole_chat(turn, body)["choices"][0]["message"]["content"] == "yes"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise.cli.bench.serve import serve
+from tilewise.cli.help import App
 from tilewise.cli.options import (
     DTYPE_HELP,
     MODEL,
@@ -32,12 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
-bench = typer.Typer(
-    name="bench",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    help="Measure how quickly a model writes, with vLLM's arguments and figures.",
-)
+bench = App(name="bench", help="Measure how quickly a model writes, with vLLM's arguments and figures.")
 
 _MOST_BYTES = 1 << 30
 _ENGINE, _OUT = "Engine", "Results"

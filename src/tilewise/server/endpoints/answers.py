@@ -1,19 +1,22 @@
-"""Parts of bodies that answers have in common: choices, figures of tokens, usage; for the server and for files.
+"""Parts of bodies that answers have in common: choices, log probabilities, usage; for the server and for files.
 
-Pure functions of what the engine told, under OpenAI's names and vLLM's.
+Pure functions of what the engine returned, under OpenAI's names and vLLM's.
 """
 
 from __future__ import annotations
 
 import secrets
+import string
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from tilewise.generate import TokenBytes
 from tilewise.serve import Piece
 from tilewise.serve.logprobs import TokenLogprobs
 from tilewise.server.requests.reading import Part
 
 __all__ = [
+    "Delta",
     "Text",
     "call_id",
     "chat_choice",
@@ -27,14 +30,42 @@ __all__ = [
 ]
 
 
+_LETTERS = string.ascii_letters + string.digits
+
+
 def new_id(kind: str) -> str:
     """A name for something that is told, for example `chatcmpl-...`."""
     return f"{kind}-{secrets.token_hex(16)}"
 
 
-def call_id() -> str:
-    """A name for a call of a tool."""
+def call_id(part: Part, is_short: bool) -> str:
+    """The id of a call of a tool: the one that the model wrote, else a random one.
+
+    Args:
+        part: that begins the call.
+        is_short: nine letters and digits, as Mistral's templates want it.
+    """
+    if part.id:
+        return part.id
+    if is_short:
+        return "".join(secrets.choice(_LETTERS) for _ in range(9))
     return f"call_{secrets.token_hex(12)}"
+
+
+class Delta(NamedTuple):
+    """What was added to a text.
+
+    Attributes:
+        text: whole characters.
+        tokens: ids.
+        figures: log probabilities at each token, where they were asked for; else none.
+        offsets: characters of the whole text before each token, where log probabilities were asked for.
+    """
+
+    text: str
+    tokens: list[int]
+    figures: list[TokenLogprobs]
+    offsets: list[int]
 
 
 class Text:
@@ -44,6 +75,7 @@ class Text:
         self.text = ""
         self.tokens: list[int] = []
         self.figures: list[TokenLogprobs] = []
+        self.offsets: list[int] = []
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.num_tokens = 0
@@ -57,6 +89,7 @@ class Text:
             self.tokens.append(piece.token)
             if piece.logprobs is not None:
                 self.figures.append(piece.logprobs)
+                self.offsets.append(piece.text_offset)
         self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
 
     def is_due(self, interval: int) -> bool:
@@ -66,11 +99,14 @@ class Text:
             self.finish_reason is not None or (is_first and bool(self.tokens)) or len(self.tokens) >= interval
         )
 
-    def take(self) -> tuple[str, list[int], list[TokenLogprobs]]:
-        """What has come since the last call."""
-        found = self.text, self.tokens, self.figures
+    def take(self) -> Delta:
+        """What has come since the last call. When the text has ended, no offset lies behind its end: a stop string may
+        have cut off the text of its last tokens."""
         self.num_characters += len(self.text)
-        self.text, self.tokens, self.figures = "", [], []
+        end = max(self.offsets, default=0) if self.finish_reason is None else self.num_characters
+        offsets = [min(offset, end) for offset in self.offsets]
+        found = Delta(self.text, self.tokens, self.figures, offsets)
+        self.text, self.tokens, self.figures, self.offsets = "", [], [], []
         return found
 
 
@@ -96,7 +132,7 @@ def usage_of(
     return {**found, "completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
 
 
-def message_of(parts: Iterable[Part]) -> dict[str, Any]:
+def message_of(parts: Iterable[Part], has_short_ids: bool) -> dict[str, Any]:
     """The message of a whole text."""
     content, thought = "", ""
     calls: list[dict[str, Any]] = []
@@ -107,7 +143,7 @@ def message_of(parts: Iterable[Part]) -> dict[str, Any]:
             thought += part.text
         elif part.kind == "call":
             function = {"name": part.name, "arguments": part.text}
-            calls.append({"id": call_id(), "type": "function", "function": function})
+            calls.append({"id": call_id(part, has_short_ids), "type": "function", "function": function})
         else:
             calls[-1]["function"]["arguments"] += part.text
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
@@ -137,27 +173,41 @@ def chat_choice(
 
 
 def chat_figures(
-    tokens: Sequence[int], figures: Sequence[TokenLogprobs], top: int, as_ids: bool = False
+    tokens: Sequence[int],
+    figures: Sequence[TokenLogprobs],
+    top: int,
+    token_bytes: TokenBytes,
+    as_ids: bool = False,
 ) -> dict[str, Any]:
-    """Log probabilities as chat completions tell them.
+    """Log probabilities as chat completions have them.
 
     Args:
-        tokens: that came.
-        figures: of each.
-        top: likeliest ones to be told.
-        as_ids: texts of tokens are `token_id:7`.
+        tokens: ids of a text.
+        figures: at each of them.
+        top: how many of the likeliest tokens are listed at each.
+        token_bytes: of the model's tokenizer.
+        as_ids: names of tokens are `token_id:7`.
     """
-    return {"content": [_chat_entry(t, found, top, as_ids) for t, found in zip(tokens, figures)]}
+
+    def entry(id_: int, found: TokenLogprobs) -> dict[str, Any]:
+        own = token_bytes[id_]
+        return {"token": _name(id_, own, as_ids), "logprob": found[id_].logprob, "bytes": list(own)}
+
+    content = []
+    for token, found in zip(tokens, figures):
+        likeliest = sorted((id_ for id_ in found if found[id_].rank <= top), key=lambda id_: found[id_].rank)
+        content.append({**entry(token, found), "top_logprobs": [entry(id_, found) for id_ in likeliest]})
+    return {"content": content}
 
 
-def _chat_entry(token: int, found: TokenLogprobs, top: int, as_ids: bool) -> dict[str, Any]:
-    def entry(id_: int) -> dict[str, Any]:
-        text = found[id_].decoded_token or ""
-        shown = f"token_id:{id_}" if as_ids else text
-        return {"token": shown, "logprob": found[id_].logprob, "bytes": list(text.encode())}
-
-    likeliest = sorted((id_ for id_ in found if found[id_].rank <= top), key=lambda id_: found[id_].rank)
-    return {**entry(token), "top_logprobs": [entry(id_) for id_ in likeliest]}
+def _name(token: int, own: bytes, as_ids: bool) -> str:
+    """A token as text; bytes that are only a part of a character are written as OpenAI writes them, `bytes:\\xf0`."""
+    if as_ids:
+        return f"token_id:{token}"
+    try:
+        return own.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in own)
 
 
 def completion_choice(
@@ -180,31 +230,24 @@ def completion_choice(
 def completion_figures(
     tokens: Sequence[int],
     figures: Sequence[TokenLogprobs | None],
-    texts: Sequence[str | None],
-    offset: int,
+    offsets: Sequence[int],
+    token_bytes: TokenBytes,
     as_ids: bool = False,
 ) -> dict[str, Any]:
-    """Log probabilities as completions tell them, of a prompt's tokens as well; its first has none.
+    """Log probabilities as completions have them, of a prompt's tokens as well; its first token has none.
 
     Args:
-        tokens: of the text.
-        figures: of each.
-        texts: of those tokens that have no figures.
-        offset: characters before the first.
-        as_ids: texts of tokens are `token_id:7`.
+        tokens: ids of the text.
+        figures: at each of them.
+        offsets: characters of the text before each.
+        token_bytes: of the model's tokenizer.
+        as_ids: names of tokens are `token_id:7`.
     """
-    shown: list[str] = []
-    offsets: list[int] = []
-    for token, found, other in zip(tokens, figures, texts):
-        text = (other if found is None else found[token].decoded_token) or ""
-        offsets.append(offset)
-        offset += len(text)
-        shown.append(f"token_id:{token}" if as_ids else text)
     return {
-        "tokens": shown,
+        "tokens": [_name(token, token_bytes[token], as_ids) for token in tokens],
         "token_logprobs": [None if f is None else f[token].logprob for token, f in zip(tokens, figures)],
-        "top_logprobs": [None if found is None else _by_text(found, as_ids) for found in figures],
-        "text_offset": offsets,
+        "top_logprobs": [None if f is None else _by_name(f, token_bytes, as_ids) for f in figures],
+        "text_offset": list(offsets),
     }
 
 
@@ -221,10 +264,11 @@ def prompt_figures(figures: Sequence[TokenLogprobs | None]) -> list[dict[str, An
     ]
 
 
-def _by_text(found: TokenLogprobs, as_ids: bool) -> dict[str, float]:
-    """By text; of tokens with the same text the first, which is the one that came or the likelier one."""
-    told: dict[str, float] = {}
+def _by_name(found: TokenLogprobs, token_bytes: TokenBytes, as_ids: bool) -> dict[str, float]:
+    """Log probabilities by the tokens' names. Of tokens with the same text, the first one is the token of the text or
+    the likeliest of them; the others are called `token_id:7`, so that each has its entry."""
+    named: dict[str, float] = {}
     for id_, figure in found.items():
-        text = f"token_id:{id_}" if as_ids or figure.decoded_token is None else figure.decoded_token
-        told.setdefault(text, figure.logprob)
-    return told
+        name = _name(id_, token_bytes[id_], as_ids)
+        named[f"token_id:{id_}" if name in named else name] = figure.logprob
+    return named

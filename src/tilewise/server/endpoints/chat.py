@@ -10,6 +10,7 @@ from typing import Any
 
 from tilewise.core import Border
 from tilewise.core.border import shown
+from tilewise.generate import TokenBytes
 from tilewise.serve import Piece, SamplingParams, StructuredOutputsParams
 from tilewise.server.endpoints.answers import (
     Text,
@@ -71,6 +72,8 @@ class Turn:
         params: of the texts.
         way: how they are read.
         choices: the answers.
+        token_bytes: of the model's tokenizer.
+        warnings: what the client should know, one sentence each.
         num_cached: tokens of the prompt that were found in the cache.
         prompt_logprobs: of the prompt, where they were asked for.
     """
@@ -80,6 +83,8 @@ class Turn:
     params: SamplingParams
     way: Way
     choices: list[Choice]
+    token_bytes: TokenBytes
+    warnings: tuple[str, ...] = ()
     num_cached: int = 0
     prompt_logprobs: list[Any] | None = None
 
@@ -96,6 +101,10 @@ class Turn:
     def usage(self) -> dict[str, Any]:
         """Tokens so far."""
         return usage_of(len(self.ids), self.num_written, self.num_cached, self.num_thought)
+
+    def warned(self) -> dict[str, Any]:
+        """The field of an answer for warnings, if there are any."""
+        return {"warnings": list(self.warnings)} if self.warnings else {}
 
     def finish_reason(self, choice: Choice) -> str | None:
         """Why an answer has ended, in OpenAI's words."""
@@ -116,13 +125,17 @@ def plan(files: ModelFiles, body: ChatBody) -> tuple[Conversation, SamplingParam
     """
     wanted = Conversation.of(body)
     structure, way = _calls(files, body)
+    way = replace(way, has_short_ids=files.has_short_ids)
     return wanted, sampling_params(body, files.defaults, structure), way
 
 
-def open_turn(name: str, rendered: Rendered, ids: list[int], params: SamplingParams, way: Way) -> Turn:
+def open_turn(
+    token_bytes: TokenBytes, name: str, rendered: Rendered, ids: list[int], params: SamplingParams, way: Way
+) -> Turn:
     """A turn whose prompt is known.
 
     Args:
+        token_bytes: of the model's tokenizer.
         name: of the model.
         rendered: the prompt as the template wrote it.
         ids: of the prompt, perhaps cut.
@@ -133,7 +146,8 @@ def open_turn(name: str, rendered: Rendered, ids: list[int], params: SamplingPar
         is_free = params.structured_outputs is None
         inside = rendered.text.rstrip().endswith("<think>")
         way = replace(way, thinks=is_free, is_thinking=inside and is_free)
-    return Turn(name, ids, params, way, [Choice(Reader(way)) for _ in range(params.n)])
+    choices = [Choice(Reader(way)) for _ in range(params.n)]
+    return Turn(name, ids, params, way, choices, token_bytes, rendered.warnings)
 
 
 async def begin(service: Service, body: ChatBody) -> Turn:
@@ -148,8 +162,8 @@ async def begin(service: Service, body: ChatBody) -> Turn:
     wanted, params, way = plan(service.files, body)
     service.check_params(params)
     rendered = await service.render(wanted)
-    ids = service.fit(rendered.ids, body.truncate_prompt_tokens, "messages")
-    return open_turn(name, rendered, ids, params, way)
+    ids = service.fit(rendered.ids, body.truncate_prompt_tokens, "messages", params)
+    return open_turn(service.files.token_bytes, name, rendered, ids, params, way)
 
 
 def _calls(files: ModelFiles, body: ChatBody) -> tuple[StructuredOutputsParams | None, Way]:
@@ -236,7 +250,8 @@ def whole_chat(turn: Turn, body: ChatBody) -> dict[str, Any]:
         if choice.text.figures:
             figures = _figures(body, turn, choice.text.tokens, choice.text.figures)
         reason, stop = turn.finish_reason(choice), choice.text.stop_reason
-        told = chat_choice(index, message_of(found), figures, reason, stop)
+        message = message_of(found, turn.way.has_short_ids)
+        told = chat_choice(index, message, figures, reason, stop)
         choices.append({**told, "token_ids": choice.text.tokens} if body.return_token_ids else told)
     answer = {
         "id": new_id("chatcmpl"),
@@ -251,7 +266,7 @@ def whole_chat(turn: Turn, body: ChatBody) -> dict[str, Any]:
         answer["prompt_logprobs"] = prompt_figures(turn.prompt_logprobs)
     if body.return_token_ids:
         answer["prompt_token_ids"] = turn.ids
-    return answer
+    return answer | turn.warned()
 
 
 async def stream_chat(service: Service, body: ChatBody, asked: Asked) -> AsyncIterator[dict[str, Any]]:
@@ -271,7 +286,9 @@ async def stream_chat(service: Service, body: ChatBody, asked: Asked) -> AsyncIt
         "model": turn.model,
         "system_fingerprint": None,
     }
-    prompt = {"prompt_token_ids": turn.ids} if body.return_token_ids else {}
+    once: dict[str, Any] = turn.warned()  # fields of the first chunk alone
+    if body.return_token_ids:
+        once["prompt_token_ids"] = turn.ids
     with service.admit(turn.params.n):
         pieces = service.ask([turn.ids], turn.params, asked, body.cache_salt, body.priority)
         async with aclosing(pieces) as batches:  # type: ignore[type-var]
@@ -284,8 +301,8 @@ async def stream_chat(service: Service, body: ChatBody, asked: Asked) -> AsyncIt
                         continue
                     for told in _deltas(body, turn, index, choice):
                         counted = {"usage": turn.usage()} if is_counting else usage
-                        yield {**head, "choices": [told], **counted, **prompt}
-                        prompt = {}
+                        yield {**head, "choices": [told], **counted, **once}
+                        once = {}
     if usage:
         yield {**head, "choices": [], "usage": turn.usage()}
 
@@ -299,7 +316,8 @@ def _note(turn: Turn, piece: Piece) -> None:
 
 
 def _figures(body: ChatBody, turn: Turn, tokens: Sequence[int], figures: Sequence[Any]) -> dict[str, Any]:
-    return chat_figures(tokens, figures, turn.params.logprobs or 0, bool(body.return_tokens_as_token_ids))
+    as_ids = bool(body.return_tokens_as_token_ids)
+    return chat_figures(tokens, figures, turn.params.logprobs or 0, turn.token_bytes, as_ids)
 
 
 def _deltas(body: ChatBody, turn: Turn, index: int, choice: Choice) -> list[dict[str, Any]]:
@@ -308,9 +326,9 @@ def _deltas(body: ChatBody, turn: Turn, index: int, choice: Choice) -> list[dict
     if not choice.has_begun:
         choice.has_begun = True
         found.append({"role": "assistant", "content": ""})
-    _, tokens, figures = choice.text.take()
+    _, tokens, figures, _ = choice.text.take()
     is_over = choice.text.finish_reason is not None
-    found += [_delta(choice, part) for part in choice.take_parts()]
+    found += [_delta(turn, choice, part) for part in choice.take_parts()]
     told = [_told(index, delta) for delta in found]
     if figures:
         if len(told) < 2 and "role" in (told[-1]["delta"] if told else {"role": ""}):
@@ -331,7 +349,7 @@ def _told(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def _delta(choice: Choice, part: Part) -> dict[str, Any]:
+def _delta(turn: Turn, choice: Choice, part: Part) -> dict[str, Any]:
     if part.kind == "content":
         return {"content": part.text}
     if part.kind == "reasoning":
@@ -340,5 +358,6 @@ def _delta(choice: Choice, part: Part) -> dict[str, Any]:
     if part.kind == "arguments":
         return {"tool_calls": [{"index": choice.num_calls - 1, "function": function}]}
     choice.num_calls += 1
-    call = {"index": choice.num_calls - 1, "id": call_id(), "type": "function"}
+    id_ = call_id(part, turn.way.has_short_ids)
+    call = {"index": choice.num_calls - 1, "id": id_, "type": "function"}
     return {"tool_calls": [{**call, "function": {"name": part.name, **function}}]}

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilewise.generate import Detokenizer, TextOffsets
 from tilewise.serve import Piece, SamplingParams
 from tilewise.serve.logprobs import TokenLogprobs
 from tilewise.server.endpoints.answers import (
@@ -33,14 +34,16 @@ class _Prompt:
 
     Attributes:
         ids: of it.
-        text: of it, where it is told.
+        text: of it, where the answer repeats it.
+        offsets: characters of its text before each token, where the answer has them.
         texts: that follow it.
         num_cached: tokens that were found in the cache.
-        figures: of its tokens, where they were asked for.
+        figures: log probabilities of its tokens, where they were asked for.
     """
 
     ids: list[int]
     text: str
+    offsets: list[int]
     texts: list[Text]
     num_cached: int = 0
     figures: list[TokenLogprobs | None] | None = None
@@ -72,8 +75,14 @@ class Asking:
     def add_prompt(self, given: str | list[int], ids: list[int]) -> None:
         """One more prompt, as it was given and as ids."""
         is_whole = isinstance(given, str) and self.body.truncate_prompt_tokens is None
-        shown = str(given) if is_whole else self.files.decode(ids) if self.body.echo else ""
-        self.prompts.append(_Prompt(ids, shown, [Text() for _ in range(self.params.n)]))
+        text = str(given) if is_whole else self.files.decode(ids) if self.body.echo else ""
+        offsets = []
+        if self.body.echo and self.body.logprobs is not None:
+            # a prompt that came as text does not show the special tokens that the tokenizer adds
+            detokenizer = Detokenizer(self.files.tokenizer, [], skip_special_tokens=is_whole)
+            reading = TextOffsets(detokenizer, self.files.token_bytes)
+            offsets = [min(reading.add(id_)[1], len(text)) for id_ in ids]
+        self.prompts.append(_Prompt(ids, text, offsets, [Text() for _ in range(self.params.n)]))
 
     def usage(self) -> dict[str, Any]:
         """Tokens so far."""
@@ -97,22 +106,22 @@ class Asking:
         self, prompt: _Prompt, text: Text, is_first: bool
     ) -> tuple[str, dict[str, Any] | None, list[int]]:
         """What has come of a text, its prompt before it where that is wanted."""
-        offset = text.num_characters + (len(prompt.text) if self.body.echo else 0)
-        shown, tokens, figures = text.take()
+        shown, tokens, figures, offsets = text.take()
         if not self.writes:
-            shown, tokens, figures = "", [], []
+            shown, tokens, figures, offsets = "", [], [], []
         echoes = bool(self.body.echo) and is_first
         told = (prompt.text if echoes else "") + shown
         if self.body.logprobs is None:
             return told, None, tokens
-        as_ids = bool(self.body.return_tokens_as_token_ids)
         rows: list[TokenLogprobs | None] = [*figures]
         ids = tokens
+        if self.body.echo:
+            offsets = [len(prompt.text) + offset for offset in offsets]
         if echoes:
             rows = [*(prompt.figures or [None] * len(prompt.ids)), *figures]
-            ids, offset = [*prompt.ids, *tokens], 0
-        texts = [self.files.decode([id_]) if row is None else None for id_, row in zip(ids, rows)]
-        return told, completion_figures(ids, rows, texts, offset, as_ids), tokens
+            ids, offsets = [*prompt.ids, *tokens], [*prompt.offsets, *offsets]
+        as_ids = bool(self.body.return_tokens_as_token_ids)
+        return told, completion_figures(ids, rows, offsets, self.files.token_bytes, as_ids), tokens
 
 
 def prompts_of(given: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
@@ -135,12 +144,16 @@ async def _begin(service: Service, body: CompletionBody) -> Asking:
         text = f"[server.request] prompts times n must be at most {MOST_PROMPTS}; got {len(given)} times {params.n}"
         raise ApiError(400, f"{text}; ask for less", "n")
     for one in given:
-        ids = await service.encode(one, body.add_special_tokens) if isinstance(one, str) else one
+        truncate = body.truncate_prompt_tokens
+        if isinstance(one, str):
+            ids = await service.encode(one, body.add_special_tokens, truncate)
+        else:
+            ids = one
         if not ids:
             text = "[server.request] a prompt must have a token; got none; write something"
             raise ApiError(400, text, "prompt")
-        ids = service.fit(ids, body.truncate_prompt_tokens, "prompt")
-        asking.add_prompt(one, ids)
+        ids = service.fit(ids, truncate, "prompt", params)
+        await service.beside(asking.add_prompt, one, ids)
     return asking
 
 

@@ -35,10 +35,14 @@ async def answer_embeddings(service: Service, body: EmbeddingBody, asked: Asked)
         raise ApiError(400, text, "dimensions")
     prompts: list[list[int]] = []
     for one in prompts_of(body.input):
-        ids = await service.encode(one, body.add_special_tokens) if isinstance(one, str) else one
+        truncate = body.truncate_prompt_tokens
+        if isinstance(one, str):
+            ids = await service.encode(one, body.add_special_tokens, truncate, "input")
+        else:
+            ids = one
         if not ids:
             raise ApiError(400, "[server.request] a text must have a token; got none; write one", "input")
-        prompts.append(service.fit(ids, body.truncate_prompt_tokens, "input"))
+        prompts.append(service.fit(ids, truncate, "input"))
     vectors: dict[int, NDArray[np.float32]] = {}
     with service.admit(len(prompts)):
         async with aclosing(service.ask(prompts, None, asked)) as batches:  # type: ignore[type-var]

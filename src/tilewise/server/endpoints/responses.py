@@ -59,8 +59,8 @@ def chat_body(body: ResponseBody) -> ChatBody:
     if body.instructions is not None:
         messages.append({"role": "system", "content": body.instructions})
     items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
-    for item in items:
-        _add(messages, item)
+    for number, item in enumerate(items):
+        _add(messages, item, f"input.{number}")
     given: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
     given |= {"messages": messages, "tools": [_tool(tool) for tool in body.tools or ()] or None}
     given |= {"max_completion_tokens": body.max_output_tokens, "tool_choice": _choice(body.tool_choice)}
@@ -80,35 +80,40 @@ def chat_body(body: ResponseBody) -> ChatBody:
         raise validation_error(error) from None
 
 
-def _add(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
-    """One item of the input, as a message or part of the last one."""
+def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str) -> None:
+    """One item of the input, as a message or part of the last one. Errors name its place in the body."""
     kind = item.get("type", "message")
     if kind == "message":
-        messages.append({"role": item.get("role"), "content": text_of(_content(item.get("content")))})
+        content = _content(item.get("content"), f"{place}.content")
+        messages.append({"role": item.get("role"), "content": text_of(content, f"{place}.content")})
     elif kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         if not messages or messages[-1]["role"] != "assistant":
-            messages.append({"role": "assistant", "content": ""})
+            messages.append({"role": "assistant", "content": None})
         messages[-1].setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
-        told = text_of(_content(item.get("output")))
-        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": told})
+        output = text_of(_content(item.get("output"), f"{place}.output"), f"{place}.output")
+        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
     elif kind == "reasoning":
-        parts = _content(item.get("content") or [])
-        thought = text_of([{**part, "type": "text"} for part in parts]) if isinstance(parts, list) else parts
+        parts = _content(item.get("content") or [], f"{place}.content")
+        if isinstance(parts, list):
+            parts = text_of([{**part, "type": "text"} for part in parts], f"{place}.content")
+        thought = parts
         if thought:
-            messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
+            messages.append({"role": "assistant", "content": None, "reasoning_content": thought})
     else:
         rule = "items are messages, reasoning, function_call and function_call_output"
-        _border.refuse("request", rule, f"one of type {shown(kind, 40)}", "leave others out")
+        _border.refuse("request", rule, f"one of type {shown(kind, 40)} at {place}", "leave others out")
 
 
-def _content(given: Any) -> Any:
+def _content(given: Any, place: str) -> Any:
     if given is None or isinstance(given, str):
         return given
-    parts = _border.sequence("request", "content of an item", given, "parts")
-    return [_border.mapping("request", "a part", part, "fields") for part in parts]
+    parts = _border.sequence("request", place, given, "parts")
+    return [
+        _border.mapping("request", f"{place}.{number}", part, "fields") for number, part in enumerate(parts)
+    ]
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,7 +169,7 @@ class _Output:
         """Log probabilities of tokens that came; those of a message's are told with its next piece."""
         if found:
             top = self.turn.params.logprobs or 0
-            self._fresh += chat_figures(tokens, found, top)["content"]
+            self._fresh += chat_figures(tokens, found, top, self.turn.token_bytes)["content"]
 
     def whole(self, status: str) -> dict[str, Any]:
         """The response as it stands."""
@@ -209,6 +214,7 @@ class _Output:
             "truncation": "disabled",
             "usage": usage,
             "user": body.user,
+            **self.turn.warned(),
         }
 
     def add(self, part: Part) -> list[dict[str, Any]]:
@@ -241,7 +247,8 @@ class _Output:
         item: dict[str, Any] = {"id": f"{_PREFIXES[kind]}_{secrets.token_hex(24)}", "type": kind}
         item["status"] = "in_progress"
         if kind == "function_call":
-            item |= {"call_id": call_id(), "name": part.name, "arguments": ""}
+            id_ = call_id(part, self.turn.way.has_short_ids)
+            item |= {"call_id": id_, "name": part.name, "arguments": ""}
         elif kind == "message":
             item |= {"role": "assistant", "content": []}
         else:
@@ -352,7 +359,7 @@ async def _events(service: Service, output: _Output, asked: Asked) -> AsyncItera
                         yield output.event(f"response.{kind}", response=output.whole("in_progress"))
                 if not choice.text.is_due(service.settings.stream_interval):
                     continue
-                _, tokens, figures = choice.text.take()
+                _, tokens, figures, _ = choice.text.take()
                 output.figures(tokens, figures)
                 for part in choice.take_parts():
                     for event in output.add(part):

@@ -26,8 +26,8 @@ async def tokenize(service: Service, body: TokenizeBody, _: Asked) -> dict[str, 
         ids = await service.encode(body.prompt, body.add_special_tokens)
     else:
         ids = (await service.render(Conversation.of(body))).ids
-    decode = service.files.decode
-    texts = await service.beside(lambda: [decode([id_]) for id_ in ids]) if body.return_token_strs else None
+    text = service.files.token_bytes.text
+    texts = await service.beside(lambda: [text(id_) for id_ in ids]) if body.return_token_strs else None
     return {"count": len(ids), "max_model_len": service.max_context, "tokens": ids, "token_strs": texts}
 
 

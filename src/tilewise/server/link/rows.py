@@ -29,13 +29,14 @@ def row_of(piece: Piece) -> list[Any]:
         None if prompt is None else [None if found is None else _figures(found) for found in prompt],
         piece.num_cached_tokens,
         vector,
+        piece.text_offset,
         piece.begun_s,
     ]
 
 
 def piece_of(row: list[Any]) -> Piece:
     """The piece again."""
-    sequence, choice, token, text, finish, stop, logprobs, prompt, num_cached, vector, begun = row
+    sequence, choice, token, text, finish, stop, logprobs, prompt, num_cached, vector, offset, begun = row
     return Piece(
         sequence,
         choice,
@@ -47,6 +48,7 @@ def piece_of(row: list[Any]) -> Piece:
         None if prompt is None else [None if found is None else _token_logprobs(found) for found in prompt],
         num_cached,
         None if vector is None else _vector(vector),
+        offset,
         begun,
     )
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import h11
 
 from tilewise.core import Border, ConfigError
+from tilewise.core.border import cut, shown
 
 __all__ = ["BadAnswer", "Target", "require_answer"]
 
@@ -57,11 +58,11 @@ class Target:
         except ValueError:
             is_known = False
         if not is_known:
-            _border.refuse("target", "a server has an address", repr(self.url[:80]), "pass http://HOST:PORT")
+            _border.refuse("target", "a server has an address", shown(self.url), "pass http://HOST:PORT")
         for name, value in self.headers.items():
             if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
                 rule = "a header has a name and a value of printable ASCII"
-                _border.refuse("target", rule, f"one called {name[:80]!r}", "correct it")
+                _border.refuse("target", rule, f"one called {shown(name)}", "correct it")
 
     async def look(self, path: str) -> Any:
         """The JSON of a GET.
@@ -158,8 +159,8 @@ def _event(data: bytes) -> Any:
 def _reason(content: bytes) -> str:
     """What an error's body says."""
     with suppress(ValueError, KeyError, TypeError, RecursionError):
-        return str(json.loads(content)["error"]["message"])[:300]
-    return content[:300].decode("utf-8", "replace")
+        return cut(str(json.loads(content)["error"]["message"]), 300)
+    return cut(content.decode("utf-8", "replace"), 300)
 
 
 async def require_answer(target: Target, model: str | None) -> str:

@@ -106,24 +106,76 @@ function drawn(message, place) {
 }
 
 function fill(body, message) {
-  const shown = message.tokens ? message.tokens.map(token_of) : blocks_of(message.content);
-  body.replaceChildren(...shown);
+  if (message.tokens) body.replaceChildren(...message.tokens.map(token_of));
+  else if (message.role === "user") body.replaceChildren(message.content); // as the person wrote it
+  else body.replaceChildren(...blocks_of(message.content));
 }
 
-/** Text, its code set apart: what stands between lines of three backticks. These lines stay part of the text. */
+const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(?=\S)/;
+const INLINE = /(`+)(?!`)(.+?)(?<!`)\1(?!`)|\*\*(?=\S)((?:`[^`]+`|[^`])+?)(?<=\S)\*\*/g; // code, bold
+
+/** An answer as blocks: code between lines of three backticks, lists, other text; with bold and code in the lines. What
+ * the formatting replaces, such as **, stays in the page as hidden text. */
 function blocks_of(content) {
   const found = [];
   let code = null;
+  let lists = []; // that are open, the outermost first: indentation, element
   for (const line of content.split(/(?<=\n)/)) {
-    if (line.startsWith("```")) {
-      found.push(element("span", line, "fence"));
+    const item = ITEM.exec(line);
+    const blanks = /^\s*/.exec(line)[0];
+    const entry_of = lists.filter(({ indent }) => indent < blanks.length); // of a line that goes on
+    if (/^\s*```/.test(line)) {
+      found.push(element("span", line, "mark"));
       code = code ? null : element("code");
       if (code) found.push(code);
+      lists = [];
     } else if (code) code.append(line);
-    else if (found.length && !found.at(-1).className && found.at(-1).tagName === "SPAN") found.at(-1).append(line);
-    else found.push(element("span", line));
+    else if (item) {
+      lists = list_of(item, lists, found);
+      const entry = element("li");
+      if (lists.at(-1).node.tagName === "OL") entry.value = parseInt(item[2], 10);
+      entry.append(element("span", item[0], "mark"));
+      lists.at(-1).node.append(inline(entry, line.slice(item[0].length)));
+    } else if (lists.length && !line.trim()) lists.at(-1).node.lastElementChild.append(element("span", line, "mark"));
+    else if (entry_of.length) {
+      lists = entry_of;
+      const entry = lists.at(-1).node.lastElementChild;
+      entry.append(element("span", blanks, "mark"));
+      inline(entry, line.slice(blanks.length));
+    } else {
+      lists = [];
+      if (found.at(-1)?.tagName !== "SPAN" || found.at(-1).className) found.push(element("span"));
+      inline(found.at(-1), line);
+    }
   }
   return found;
+}
+
+/** The open lists, the last of which an item belongs to: one of those before, or a new one within their last entry. */
+function list_of([, blanks, mark], lists, found) {
+  const kind = /\d/.test(mark) ? "OL" : "UL";
+  const open = lists.filter(({ indent }) => indent <= blanks.length);
+  const last = open.at(-1);
+  if (last && blanks.length < last.indent + 2 && last.node.tagName === kind) return open;
+  const outer = last && blanks.length < last.indent + 2 ? open.slice(0, -1) : open;
+  const made = { indent: blanks.length, node: element(kind.toLowerCase()) };
+  if (outer.length) outer.at(-1).node.lastElementChild.append(made.node);
+  else found.push(made.node);
+  return [...outer, made];
+}
+
+/** An element with a line of text added, its bold text and its code as elements of their own. */
+function inline(node, text) {
+  let end = 0;
+  for (const match of text.matchAll(INLINE)) {
+    const [whole, ticks, code, bold] = match;
+    const made = ticks ? element("code", code, "inline") : inline(element("strong"), bold);
+    const marks = [0, 1].map(() => element("span", ticks || "**", "mark"));
+    node.append(text.slice(end, match.index), marks[0], made, marks[1]);
+    end = match.index + whole.length;
+  }
+  node.append(text.slice(end));
+  return node;
 }
 
 /** A piece of text; where its probability is known it is shaded, and shows it to pointer and keyboard. */

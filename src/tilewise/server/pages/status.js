@@ -3,7 +3,7 @@
 import { $, element, look, model, setKey } from "./server.js";
 
 const PERIOD_MS = 1000;
-const KEPT = 120;
+const KEPT = 120; // seconds that the server keeps
 const FIGURES = [
   ["Texts being written", "vllm:num_requests_running", 0],
   ["Texts waiting", "vllm:num_requests_waiting", 0],
@@ -13,8 +13,6 @@ const FIGURES = [
   ["Texts preempted", "vllm:num_preemptions_total", 0],
 ];
 const SVG = "http://www.w3.org/2000/svg";
-const rates = [];
-let last = null;
 let timer = 0;
 
 /** Values by name: of the figures that have no labels of their own but the model's. */
@@ -27,15 +25,8 @@ function figures_of(text) {
   return found;
 }
 
-function write(figures) {
-  const now = performance.now();
-  const tokens = figures.get("vllm:generation_tokens_total") ?? 0;
-  if (last) {
-    rates.push(((tokens - last.tokens) * 1000) / (now - last.now));
-    if (rates.length > KEPT) rates.shift();
-  }
-  last = { now, tokens };
-  const rows = [["Tokens a second", rates.length ? rates.at(-1).toFixed(1) : "–"]];
+function write(figures, rates) {
+  const rows = [["Tokens a second", rates.length ? rates.at(-1).toLocaleString() : "–"]];
   for (const [label, name, kind] of FIGURES) {
     const value = figures.get(name);
     if (value === undefined) continue;
@@ -48,10 +39,11 @@ function write(figures) {
       return box;
     }),
   );
-  line();
+  line(rates);
 }
 
-function line() {
+/** Tokens written in each of the last seconds; the server counts them, also while no page is open. */
+function line(rates) {
   const most = Math.max(...rates, 1);
   const points = rates.map((rate, n) => `${(300 * n) / (KEPT - 1)},${58 - (56 * rate) / most}`);
   const made = document.createElementNS(SVG, "polyline");
@@ -107,10 +99,11 @@ async function update() {
   clearTimeout(timer);
   try {
     if (!document.title.includes(":")) document.title = "Tilewise: status";
-    const [found, figures, steps] = await Promise.all([model(), look("metrics"), look("status.json")]);
+    const [found, figures, status] = await Promise.all([model(), look("metrics"), look("status.json")]);
+    const { steps, rates } = await status.json();
     $("model").textContent = found.id;
-    write(figures_of(await figures.text()));
-    draw((await steps.json()).steps);
+    write(figures_of(await figures.text()), rates);
+    draw(steps);
     $("problem").hidden = $("key-form").hidden = true;
   } catch (error) {
     $("problem").textContent = error.status === 503 ? "the model is being loaded" : error.message;

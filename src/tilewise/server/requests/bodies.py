@@ -1,14 +1,14 @@
 """What the endpoints take, with OpenAI's names and vLLM's: one pydantic model each, from which the description is made.
 
 Types are checked here, and ranges that have to do with the server; what `SamplingParams` checks is left to it. Fields
-that no model knows are kept beside the others (`model_extra`), so that they can be told.
+that no model knows are kept next to the others (`model_extra`), so that the log can name them.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 __all__ = [
     "BodyModel",
@@ -36,6 +36,16 @@ _Stop = Annotated[str, Field(max_length=1024)]
 _Stops = Annotated[list[_Stop], Field(max_length=MOST_STOPS, fail_fast=True)]
 _Several = Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)
 _Prompts = Annotated[list[str], _Several] | Annotated[list[_Ids], _Several]
+
+
+def _not_zero(value: int) -> int:
+    if value == 0:
+        raise ValueError("must be at least 1, or -1 for as many as the context has room for")
+    return value
+
+
+_Count = Annotated[int, Field(ge=-1, lt=_MOST), AfterValidator(_not_zero)]
+_Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63, description="-1: a random one.")]
 _Ignored = Field(default=None, description="Accepted; nothing depends on it.")
 
 
@@ -65,8 +75,8 @@ class SamplingBody(BodyModel):
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MOST_TEXTS)] | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: _Seed | None = None
     stop: _Stop | _Stops | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -92,7 +102,7 @@ class SamplingBody(BodyModel):
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=_MOST)] | None = None
+    truncate_prompt_tokens: _Count | None = None
     add_special_tokens: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     priority: Annotated[int, Field(ge=-(1 << 20), le=1 << 20)] | None = None
@@ -104,7 +114,7 @@ class CompletionBody(SamplingBody):
     """Of `/v1/completions`."""
 
     prompt: str | _Ids | _Prompts
-    max_tokens: Annotated[int, Field(ge=0, lt=_MOST)] | None = None
+    max_tokens: Annotated[int, Field(ge=-1, lt=_MOST, description="-1: no limit.")] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0)] | None = None
     best_of: int | None = None
@@ -156,8 +166,8 @@ class ChatBody(SamplingBody):
     """Of `/v1/chat/completions`."""
 
     messages: Annotated[list[MessageModel], Field(min_length=1, max_length=8192, fail_fast=True)]
-    max_tokens: Annotated[int, Field(ge=1, lt=_MOST)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=_MOST)] | None = None
+    max_tokens: _Count | None = None
+    max_completion_tokens: _Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     tools: Annotated[list[ToolModel], Field(max_length=MOST_TOOLS)] | None = None
@@ -182,7 +192,7 @@ class EmbeddingBody(BodyModel):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, lt=_MOST)] | None = None
     user: str | None = _Ignored
-    truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=_MOST)] | None = None
+    truncate_prompt_tokens: _Count | None = None
     add_special_tokens: bool | None = None
 
 
@@ -228,9 +238,9 @@ class ResponseBody(BodyModel):
     input: str | _Items
     model: str | None = None
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, lt=_MOST)] | None = None
+    max_output_tokens: _Count | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     include: Annotated[list[str], Field(max_length=64)] | None = None
     stream: bool | None = None
@@ -250,7 +260,7 @@ class ResponseBody(BodyModel):
     safety_identifier: str | None = _Ignored
     prompt_cache_key: str | None = _Ignored
     # vLLM's
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    seed: _Seed | None = None
     top_k: int | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None

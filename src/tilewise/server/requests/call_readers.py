@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Call", "CallReader", "JsonCalls", "More", "PythonCalls"]
+__all__ = ["SHORT_ID", "Call", "CallReader", "JsonCalls", "More", "PythonCalls"]
 
 _MOST_HEAD = 1024
 _MOST_PYTHON = 1 << 14
@@ -22,6 +22,9 @@ _HEAD = re.compile(
 _NAMED = re.compile(r"([\w.-]{1,128})(?:\[ARGS\])?\s*(?=\{)", re.ASCII)
 _NAMED_BEGUN = re.compile(r"[\w.-]{1,128}(?:\[(?:A(?:R(?:G(?:S\]?)?)?)?)?)?\s*", re.ASCII)
 _MARK = "[TOOL_CALLS]"
+SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
+"""Ids of calls as Mistral's models write them, and as their templates take them."""
+_ID = re.compile(rf'"id"\s*:\s*"({SHORT_ID.pattern})"')
 _BETWEEN = " \t\r\n;,[]"
 _NEXT_OUTSIDE, _NEXT_WITHIN = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 
@@ -32,9 +35,11 @@ class Call:
 
     Attributes:
         name: of the function.
+        id: that the model wrote for it; empty where it wrote none.
     """
 
     name: str
+    id: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,9 @@ class JsonCalls:
     Args:
         opening: that has come.
         closing: text that ends them, wherever it stands; None: there is none.
-        has_names: a name may stand before its arguments, and the opening before each.
+        has_names: calls are written as Mistral's models do. A name may stand before its arguments, and the opening
+            before each call. An object may hold an id behind its arguments, so a call in an object is returned when
+            its object has ended.
     """
 
     def __init__(self, opening: str, closing: str | None = None, has_names: bool = False) -> None:
@@ -128,6 +135,8 @@ class JsonCalls:
         self._state = "between"
         self._value = _Value()
         self._is_wrapped = False
+        self._held: Found = []  # a call whose object has not ended
+        self._tail = ""  # what stands behind its arguments
         self.has_called = False
 
     def add(self, text: str, found: Found) -> tuple[str, str] | None:
@@ -138,6 +147,7 @@ class JsonCalls:
     def finish(self, found: Found) -> str:
         """All text has come."""
         ended = self._read(found, is_over=True)
+        self._release(found)
         if ended is not None:
             return "".join(ended)
         return "" if self.has_called else self._text
@@ -208,7 +218,7 @@ class JsonCalls:
                 call = None
             if call is None:
                 return self._done()
-            self._call(found, call[0], end, is_wrapped=False)
+            self._call(found, call[0], end, is_wrapped=False, id_=call[2] if self._has_names else "")
             found.append(More(call[1]))
             self._state = "between"
         elif closing >= 0:
@@ -218,9 +228,10 @@ class JsonCalls:
             self._place = len(text)
         return None
 
-    def _call(self, found: Found, name: str, end: int, is_wrapped: bool) -> None:
+    def _call(self, found: Found, name: str, end: int, is_wrapped: bool, id_: str = "") -> None:
         """It is a call; what is behind its name is next."""
-        found.append(Call(name))
+        target = self._held if self._has_names and is_wrapped else found
+        target.append(Call(name, id_))
         self._text, self._place = self._text[end:], 0
         self._state, self._value, self._is_wrapped = "value", _Value(), is_wrapped
         self.has_called = True
@@ -232,7 +243,7 @@ class JsonCalls:
         end = self._value.end(text, 0, limit)
         told = text[: limit if end < 0 else end]
         if told:
-            found.append(More(told))
+            (self._held or found).append(More(told))
         if end < 0 and closing >= 0:
             self._place = closing + len(self._closing or "")
             return self._done()
@@ -250,10 +261,23 @@ class JsonCalls:
         if end < 0 and closing >= 0:
             self._place = closing + len(self._closing or "")
             return self._done()
-        self._text, self._place = text[limit if end < 0 else end :], 0
+        passed = limit if end < 0 else end
+        if self._held and len(self._tail) < _MOST_HEAD:
+            self._tail += text[:passed]
+        self._text, self._place = text[passed:], 0
         if end >= 0:
             self._state = "between"
+            self._release(found)
         return None
+
+    def _release(self, found: Found) -> None:
+        """Return the held call, if there is one, with its id."""
+        if self._held:
+            (call, *parts), written = self._held, _ID.search(self._tail)
+            assert isinstance(call, Call)
+            found.append(Call(call.name, written[1] if written else ""))
+            found.append(More("".join(part.text for part in parts if isinstance(part, More))))
+        self._held, self._tail = [], ""
 
     def _find_closing(self) -> int:
         """Where the closing stands, -1 where it does not."""
@@ -280,14 +304,16 @@ def _text_of(written: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _of_value(value: Any) -> tuple[str, str] | None:
-    """Name and arguments of a call, however its object has them."""
+def _of_value(value: Any) -> tuple[str, str, str] | None:
+    """Name, arguments and id of a call, however its object has them; the id is empty where there is none."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
+    id_ = value.get("id")
+    id_ = id_ if isinstance(id_, str) and SHORT_ID.fullmatch(id_) else ""
     given = value.get("arguments", value.get("parameters", {}))
-    if isinstance(given, str):  # written twice
-        return value["name"], given
-    return value["name"], json.dumps({} if given is None else given, ensure_ascii=False)
+    if isinstance(given, str):  # JSON within JSON
+        return value["name"], given, id_
+    return value["name"], json.dumps({} if given is None else given, ensure_ascii=False), id_
 
 
 _PYTHON_NAME = re.compile(r"([A-Za-z_][\w.]{0,127})\s*\(", re.ASCII)

@@ -1,25 +1,32 @@
 """From messages in a body to the ids of a prompt: text parts joined, tools as templates know them.
 
 Refuses images, audio and files: nothing is ever fetched or decoded. The template runs in a child process that can be
-killed (`generate.chat`); this module only says what it is given.
+killed (`generate.chat`); this module only prepares its input. History is taken as clients send it back: an empty list
+of calls is no call, null content next to calls stays null where the template can show it, and arguments that
+`max_tokens` has cut stay text.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from tilewise.core import Border
+from tilewise.core import Border, ConfigError, get_logger
 from tilewise.core.border import shown
 from tilewise.generate import ChatTemplate, encode_prompt
 from tilewise.server.requests.bodies import ChatBody, MessageModel, TokenizeBody, ToolModel
+from tilewise.server.requests.call_readers import SHORT_ID
 
 __all__ = ["Conversation", "Rendered", "Renderer", "text_of"]
 
 _TEXTS = ("text", "input_text", "output_text")
+_UNKNOWN_TOOLS = (
+    "the chat template does not show tools to the model; choose a template that does (--chat-template)"
+)
 _border = Border("server")
 
 
@@ -50,13 +57,10 @@ class Conversation:
         """That of a body.
 
         Raises:
-            ConfigError: a message that has other parts than text, or two fields that contradict each other.
+            ConfigError: a message that has other parts than text, or a call that is not one.
         """
         goes_on = bool(body.continue_final_message)
         adds = body.add_generation_prompt
-        if goes_on and adds:
-            rule = "continue_final_message leaves no room for add_generation_prompt"
-            _border.refuse("request", rule, "both", "leave one of them out")
         tools: list[dict[str, Any]] | None = None
         variables = dict(body.chat_template_kwargs or {})
         if not (isinstance(body, ChatBody) and body.tool_choice == "none"):
@@ -67,7 +71,7 @@ class Conversation:
             if body.documents is not None:
                 variables["documents"] = body.documents
         return cls(
-            [_message(message) for message in body.messages or ()],
+            [_message(message, f"messages.{n}") for n, message in enumerate(body.messages or ())],
             tools,
             not goes_on if adds is None else adds,
             goes_on,
@@ -84,24 +88,37 @@ class Rendered:
     Attributes:
         text: that the template made.
         ids: of it.
+        warnings: what the client should know, one sentence each.
     """
 
     text: str
     ids: list[int]
+    warnings: tuple[str, ...] = ()
 
 
 class Renderer:
-    """Applies a model's template. Any thread; each call starts and ends a child process.
+    """Applies a model's template. Threads may share it.
 
     Args:
         model: a directory.
         tokenizer: of it.
         template: text of one that is used instead of the model's.
+        has_short_ids: the template takes ids of calls that have nine letters and digits, as Mistral's do. Other ids,
+            which a client may have from another server, are replaced.
     """
 
-    def __init__(self, model: str | Path, tokenizer: Any, template: str | None = None) -> None:
+    def __init__(
+        self,
+        model: str | Path,
+        tokenizer: Any,
+        template: str | None = None,
+        has_short_ids: bool = False,
+    ) -> None:
         self._model, self._tokenizer, self._given = model, tokenizer, template
+        self._has_short_ids = has_short_ids
         self._template: ChatTemplate | None = None
+        self._shows_tools = False  # known of the model's own template
+        self._has_warned = False
 
     def prepare(self) -> ChatTemplate:
         """The model's template, with a process that can render it.
@@ -126,79 +143,143 @@ class Renderer:
         """
         own = wanted.template
         template = self.prepare() if own is None else ChatTemplate(self._model, own)
-        documents = wanted.variables.get("documents")
-        text = template.render(
-            wanted.messages,
-            tools=wanted.tools,
-            documents=documents,
-            add_generation_prompt=wanted.add_generation_prompt,
-            variables={name: value for name, value in wanted.variables.items() if name != "documents"},
-        )
-        if wanted.continue_final_message:
-            text = _cut_behind(text, wanted.messages[-1] if wanted.messages else {})
+        if self._has_short_ids:
+            wanted = replace(wanted, messages=[_with_short_ids(message) for message in wanted.messages])
+        text = _text_of(template, wanted)
+        warnings = () if self._knows_tools(template, wanted, text) else (_UNKNOWN_TOOLS,)
+        if warnings and not self._has_warned:
+            self._has_warned = True
+            get_logger("server").warning("%s", *warnings)
         # a template's text holds the tokens that begin it
         adds = wanted.add_special_tokens
-        return Rendered(text, encode_prompt(self._tokenizer, text, add_special_tokens=adds))
+        return Rendered(text, encode_prompt(self._tokenizer, text, add_special_tokens=adds), warnings)
+
+    def _knows_tools(self, template: ChatTemplate, wanted: Conversation, text: str) -> bool:
+        """Whether the tools of a conversation, if there are any, have changed its text."""
+        if not wanted.tools or (self._shows_tools and wanted.template is None):
+            return True
+        try:
+            is_shown = text != _text_of(template, replace(wanted, tools=None))
+        except ConfigError:  # it cannot do without
+            is_shown = True
+        self._shows_tools = self._shows_tools or (is_shown and wanted.template is None)
+        return is_shown
 
 
-def _cut_behind(text: str, message: Mapping[str, Any]) -> str:
-    """A rendered conversation up to the end of its last message."""
-    final = str(message.get("content") or "").strip()
-    place = text.rfind(final)
-    if not final or place < 0:
-        rule = "continue_final_message needs a last message that the template shows"
-        _border.refuse("request", rule, shown(final, 40), "leave it out")
-    return text[: place + len(final)]
+def _text_of(template: ChatTemplate, wanted: Conversation) -> str:
+    """What a template makes of a conversation.
+
+    Content that is null, as clients send it back next to calls, is given to the template as null. A template that fails
+    over it, or prints `None`, gets an empty text instead. A message without content cannot be continued.
+    """
+    nulls = [message["content"] is None for message in wanted.messages]
+    if not any(nulls) or (wanted.continue_final_message and nulls[-1]):
+        return _rendered(template, wanted)
+    filled = [{**message, "content": message["content"] or ""} for message in wanted.messages]
+    try:
+        text = _rendered(template, wanted)
+    except ConfigError:
+        return _rendered(template, replace(wanted, messages=filled))
+    if "None" not in text:
+        return text
+    try:
+        other = _rendered(template, replace(wanted, messages=filled))
+    except ConfigError:
+        return text
+    return other if other == text.replace("None", "") else text
+
+
+def _rendered(template: ChatTemplate, wanted: Conversation) -> str:
+    return template.render(
+        wanted.messages,
+        tools=wanted.tools,
+        documents=wanted.variables.get("documents"),
+        add_generation_prompt=wanted.add_generation_prompt,
+        continue_final_message=wanted.continue_final_message,
+        variables={name: value for name, value in wanted.variables.items() if name != "documents"},
+    )
+
+
+def _with_short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose ids of calls have nine letters and digits; equal ids stay equal."""
+
+    def short(id_: Any) -> Any:
+        if not isinstance(id_, str) or SHORT_ID.fullmatch(id_):
+            return id_
+        return hashlib.sha256(id_.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+
+    found = dict(message)
+    if "tool_call_id" in found:
+        found["tool_call_id"] = short(found["tool_call_id"])
+    if "tool_calls" in found:
+        found["tool_calls"] = [
+            {**call, "id": short(call["id"])} if "id" in call else call for call in found["tool_calls"]
+        ]
+    return found
 
 
 def _tool(tool: ToolModel) -> dict[str, Any]:
     return tool.model_dump(exclude_none=True)
 
 
-def _message(message: MessageModel) -> dict[str, Any]:
-    """A message as templates know them."""
+def _message(message: MessageModel, place: str) -> dict[str, Any]:
+    """A message as templates know them. Errors name its place in the body."""
     found: dict[str, Any] = {**message.model_dump(exclude_none=True)}
     if found["role"] == "developer":
         found["role"] = "system"
-    found["content"] = text_of(message.content)
-    if message.tool_calls is not None:
-        found["tool_calls"] = [_call(call) for call in message.tool_calls]
+    found.pop("tool_calls", None)
+    found["content"] = text_of(message.content, f"{place}.content")
+    if message.tool_calls:
+        calls = enumerate(message.tool_calls)
+        found["tool_calls"] = [_call(call, f"{place}.tool_calls.{n}") for n, call in calls]
         if message.content is None:
-            found["content"] = ""
+            found["content"] = None
     return found
 
 
-def text_of(content: str | Sequence[Mapping[str, Any]] | None) -> str:
+def text_of(content: str | Sequence[Mapping[str, Any]] | None, place: str) -> str:
     """The text of a message: its own, or that of its parts.
+
+    Args:
+        content: of the message.
+        place: of it in the body, which errors name.
 
     Raises:
         ConfigError: a part that is no text.
     """
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(_part(part) for part in content)
+    return "\n".join(_part(part, f"{place}.{n}") for n, part in enumerate(content))
 
 
-def _part(part: Mapping[str, Any]) -> str:
+def _part(part: Mapping[str, Any], place: str) -> str:
     kind = part.get("type")
-    if kind == "refusal":
-        return _border.instance("request", "a refusal", part.get("refusal"), str, "pass text")
-    if kind not in _TEXTS:
+    name = "refusal" if kind == "refusal" else "text"
+    if kind != "refusal" and kind not in _TEXTS:
         rule, advice = "messages hold text alone, and nothing is fetched", "leave other parts out"
-        _border.refuse("request", rule, f"a part of type {shown(kind, 40)}", advice)
-    return _border.instance("request", "text of a part", part.get("text"), str, "pass text")
+        _border.refuse("request", rule, f"a part of type {shown(kind, 40)} at {place}", advice)
+    return _border.instance("request", f"{place}.{name}", part.get(name), str, "pass text")
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call that the model has made, its arguments as templates want them: a dictionary."""
-    function = _border.mapping("request", "function of a tool call", call.get("function"), "fields")
-    name = _border.text("request", "name of a tool call", function.get("name"))
+def _call(call: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """A call that the model has made, with its arguments as templates want them: a dictionary; text that is no JSON
+    object, for example because `max_tokens` has cut it, as it is."""
+    function = _border.mapping("request", f"{place}.function", call.get("function"), "fields")
+    name = _border.text("request", f"{place}.function.name", function.get("name"))
     given = function.get("arguments")
-    if isinstance(given, str):
+    if given is not None and not isinstance(given, (str, dict)):
+        rule, advice = f"{place}.function.arguments must be JSON as text, or an object", "correct them"
+        _border.refuse("request", rule, shown(given), advice)
+    arguments = given or {}
+    if isinstance(arguments, str):
         try:
-            given = json.loads(given) if given.strip() else {}
-        except (ValueError, RecursionError) as error:
-            _border.refuse("request", "arguments of a tool call must be JSON", str(error), "correct them")
-    if given is not None and not isinstance(given, dict):
-        _border.refuse("request", "arguments of a tool call must be an object", shown(given), "correct them")
-    return {**call, "type": "function", "function": {**function, "name": name, "arguments": given or {}}}
+            parsed = json.loads(arguments, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError):
+            parsed = None if arguments.strip() else {}
+        arguments = parsed if isinstance(parsed, dict) else arguments
+    return {**call, "type": "function", "function": {**function, "name": name, "arguments": arguments}}
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    """NaN and infinities are no JSON."""
+    raise ValueError(name)

@@ -10,6 +10,8 @@ from typing import Any
 
 from tilewise import models
 from tilewise.checkpoint import load_generation_config, load_tokenizer, load_tokenizer_config
+from tilewise.generate import TokenBytes
+from tilewise.server.errors import ApiError, context_error
 from tilewise.server.requests.conversation import Renderer
 from tilewise.server.requests.params import default_settings
 from tilewise.server.settings import ServerSettings
@@ -44,14 +46,45 @@ class ModelFiles:
         self.is_encoder = models.is_encoder(self.config)
         self.makes_vectors = engine.get("runner") == "pooling" or self.is_encoder
         self.tokenizer = load_tokenizer(model, self.config.vocab_size)
+        self.token_bytes = TokenBytes(self.tokenizer)
         self.longest_token = max(map(len, self.tokenizer.get_vocab()), default=1)
         uses_file = engine.get("generation_config", True) and not self.makes_vectors
         found = load_generation_config(model, self.config.vocab_size) if uses_file else {}
         self.defaults = default_settings(found)
-        self.renderer = Renderer(model, self.tokenizer, settings.chat_template)
         self.tools = _chosen(settings.tool_call_parser, _TOOLS.get(self.config.model_type))
+        self.has_short_ids = self.tools == "mistral"
+        self.renderer = Renderer(model, self.tokenizer, settings.chat_template, self.has_short_ids)
         given = settings.chat_template or "\n".join(load_tokenizer_config(model).chat_templates.values())
         self.thinks = _chosen(settings.reasoning_parser, "qwen3" if "<think>" in given else None) is not None
+
+    def fit(
+        self, ids: list[int], truncate: int | None, max_context: int, max_tokens: int | None, what: str
+    ) -> list[int]:
+        """A prompt that fits the context, with its beginning cut off where the request says so.
+
+        Args:
+            ids: of the prompt.
+            truncate: tokens of it to keep, its last ones; -1: as many as leave room for the new tokens, as in vLLM;
+                None: all.
+            max_context: tokens of prompt and text together.
+            max_tokens: new tokens that were asked for; None: any number.
+            what: the field of the request.
+
+        Raises:
+            ApiError: 400, the prompt is too long, or holds an id that the model does not have.
+        """
+        least = 0 if self.makes_vectors else 1
+        if truncate == -1:
+            truncate = max(1, max_context - max(least, max_tokens or 0))
+        ids = ids if truncate is None else ids[-truncate:]
+        if len(ids) + least > max_context:
+            got = f"you requested {len(ids) + least} tokens ({len(ids)} in the {what}, {least} in the completion)"
+            raise context_error(max_context, got, what)
+        size = self.config.vocab_size
+        if ids and max(ids) >= size:
+            text = f"[server.request] ids must be below {size}; got {max(ids)}; correct it"
+            raise ApiError(400, text, what)
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""

@@ -94,7 +94,7 @@ def sampling_params(
             _border.refuse("request", "a text is written behind its prompt", "a suffix", "leave it out")
     found = {**found, **defaults, **{name: value for name, value in found.items() if value is not None}}
     if most is not None:
-        found["max_tokens"] = max(1, most)
+        found["max_tokens"] = 1 if most == 0 else most  # without new tokens, one is computed and not shown
     if body.logit_bias is not None:
         bad = [key for key in body.logit_bias if not (key.isascii() and key.isdigit() and len(key) <= 10)]
         if bad:
@@ -113,7 +113,7 @@ def structured_outputs(
     """What a text follows: OpenAI's `response_format`, or vLLM's `structured_outputs`.
 
     Args:
-        response_format: with `type` and perhaps `json_schema`.
+        response_format: with `type`, and a schema in `json_schema` or, with `json_object`, in `schema`.
         structured: fields of `StructuredOutputsParams`.
 
     Raises:
@@ -123,17 +123,14 @@ def structured_outputs(
         return None if structured is None else StructuredOutputsParams.of(structured)
     if structured is not None:
         _border.refuse("request", "one of response_format and structured_outputs", "both", "leave one out")
-    kind = _border.choice(
-        "request",
-        "type of response_format",
-        response_format.get("type"),
-        ("text", "json_object", "json_schema"),
-    )
+    kinds = ("text", "json_object", "json_schema")
+    kind = _border.choice("request", "type of response_format", response_format.get("type"), kinds)
     if kind == "text":
         return None
-    if kind == "json_object":
+    schema = response_format.get("schema")  # llama.cpp and others take one with json_object
+    if schema is None and (kind == "json_schema" or response_format.get("json_schema") is not None):
+        given = _border.mapping("request", "json_schema", response_format.get("json_schema"), "fields")
+        schema = _border.mapping("request", "schema", given.get("schema"), "a JSON schema")
+    if schema is None:
         return StructuredOutputsParams(json_object=True)
-    given = _border.mapping("request", "json_schema", response_format.get("json_schema"), "fields")
-    return StructuredOutputsParams(
-        json=_border.mapping("request", "schema", given.get("schema"), "a JSON schema")
-    )
+    return StructuredOutputsParams(json=_border.mapping("request", "schema", schema, "a JSON schema"))

@@ -25,11 +25,13 @@ class Part:
         kind: `reasoning`, `content`, `call`, which begins one, or more of its `arguments`.
         text: of it; of a call none.
         name: of a call's function.
+        id: that the model wrote for a call; empty where it wrote none.
     """
 
     kind: str
     text: str
     name: str = ""
+    id: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Way:
         function: the text is the arguments of a call of this function.
         calls: the text is a list of calls in JSON.
         is_single: calls behind the first are left out.
+        has_short_ids: calls get ids of nine letters and digits, as Mistral's templates want them.
     """
 
     tools: str | None = None
@@ -51,6 +54,7 @@ class Way:
     function: str | None = None
     calls: bool = False
     is_single: bool = False
+    has_short_ids: bool = False
 
 
 class Reader:
@@ -160,7 +164,7 @@ class Reader:
 
 def _part(found: str | Call | More) -> Part:
     if isinstance(found, Call):
-        return Part("call", "", found.name)
+        return Part("call", "", found.name, found.id)
     if isinstance(found, More):
         return Part("arguments", found.text)
     return Part("content", found)

@@ -1,0 +1,86 @@
+"""The bytes of single tokens, as log probabilities show them.
+
+A tokenizer decodes whole texts: it drops the first space of a text (SentencePiece) and replaces bytes that are only a
+part of a character by U+FFFD. `TokenBytes` gives what a token adds to a text within that text: its space is kept, and a
+part of a character is its own bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tilewise.core.reading import Unreadable, refusals_of
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["TokenBytes"]
+
+_UNKNOWN = "\ufffd".encode()
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenBytes:
+    """The bytes of a tokenizer's tokens, computed once each. Threads may share it.
+
+    Args:
+        tokenizer: of the model.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._found: dict[int, bytes] = {}
+
+    def __getitem__(self, token: int) -> bytes:
+        """The bytes of a token, those of U+FFFD for an id that the tokenizer does not know, as texts show it."""
+        found = self._found.get(token)
+        if found is None:
+            found = self._found[token] = self._compute(token)
+        return found
+
+    def text(self, token: int) -> str:
+        """The same as text; U+FFFD stands for bytes that are only a part of a character."""
+        return self[token].decode("utf-8", "replace")
+
+    def _compute(self, token: int) -> bytes:
+        name = self._tokenizer.id_to_token(token)
+        if name is None:
+            return _UNKNOWN
+        if "ByteLevel" in self._kinds:
+            is_mapped = all(character in _BYTE_OF for character in name)
+            return bytes(map(_BYTE_OF.__getitem__, name)) if is_mapped else name.encode()
+        if "ByteFallback" in self._kinds and (match := _BYTE_TOKEN.fullmatch(name)):
+            return bytes([int(match[1], 16)])
+        try:
+            with refusals_of("tokenizers"):
+                once, twice = (self._tokenizer.decode([token] * n, skip_special_tokens=False) for n in (1, 2))
+        except Unreadable:
+            return name.encode()
+        # the second of two is not the first of its text, so that its space is kept
+        return (twice[len(once) :] if twice.startswith(once) else once).encode()
+
+    @cached_property
+    def _kinds(self) -> set[str]:
+        """The types of the tokenizer's decoders, nested ones included."""
+        decoder = self._tokenizer.decoder
+        pending: list[dict[str, Any]] = [] if decoder is None else [json.loads(decoder.__getstate__())]
+        found = set()
+        while pending:
+            one = pending.pop()
+            found.add(one["type"])
+            pending += one.get("decoders", ())
+        return found
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """The byte of each character that byte-level tokenizers write bytes as: printable Latin-1 characters stand for
+    themselves, the other bytes for the characters from U+0100 on (GPT-2)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_level_alphabet()

@@ -1,0 +1,111 @@
+"""Log probabilities of answers agree with their text: bytes, offsets, names, with tokenizers of both kinds."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, processors
+
+from native.serve.serving_models import save_model
+from native.server.served import usual_server
+from tilewise.serve import Engine
+from tilewise.server import ServerSettings, answer_lines
+from tilewise.server.requests.model_files import ModelFiles
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+PROMPT = "hi 😀 한a hi"
+
+
+def _sentencepiece():
+    """A space before words, the first one of a text dropped, bytes for what has no token; two tokens of one text."""
+    words = ["▁", "a", "h", "i", "hi", "▁hi"]
+    vocab = {"<s>": 0, **{f"<0x{i:02X}>": i + 1 for i in range(256)}}
+    vocab |= {word: n for n, word in enumerate(words, len(vocab))}
+    tokenizer = Tokenizer(models.BPE(vocab, [("h", "i"), ("▁", "hi")], byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(parts)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer.add_special_tokens(["<s>"])
+    return tokenizer
+
+
+@pytest.fixture(scope="module", params=["bytes", "sentencepiece"])
+def served(request, tmp_path_factory):
+    """An engine and what its model's directory says."""
+    directory = save_model(tmp_path_factory.mktemp("model") / request.param)
+    if request.param == "sentencepiece":
+        _sentencepiece().save(str(directory / "tokenizer.json"))
+    with Engine(directory, dtype="f32") as engine:
+        yield engine, ModelFiles(str(directory), ServerSettings(), {})
+
+
+def _answers(served, *bodies):
+    lines = [
+        json.dumps({"custom_id": "x", "method": "POST", "url": url, "body": body}) for url, body in bodies
+    ]
+    return [answer["response"]["body"] for answer in answer_lines(*served, lines)]
+
+
+def _check(figures, text, count):
+    """Offsets lie in the text and never fall; a token that is whole stands at its offset, but for bytes that the
+    decoder shows as broken; no entry is lost."""
+    offsets = figures["text_offset"]
+    assert offsets == sorted(offsets) and len(offsets) == len(figures["tokens"])
+    for name, offset, top in zip(figures["tokens"], offsets, figures["top_logprobs"]):
+        if not name.startswith(("bytes:", "<s>")) and text[offset : offset + 1] != "\ufffd":
+            assert text.startswith(name, offset) or (offset == 0 and text.startswith(name.lstrip()))
+        if top is not None:
+            assert name in top and count <= len(top) <= count + 1
+
+
+def test_offsets_and_entries_agree_with_the_text(served):
+    """Of prompts as text and as ids, of several texts, and of what follows a prompt; names are unique."""
+    ids = served[1].tokenizer.encode(PROMPT).ids
+    usual = {"max_tokens": 24, "seed": 3, "logprobs": 5, "ignore_eos": True, "n": 2}
+    bodies = [{"prompt": prompt, **usual, "echo": echo} for prompt in (PROMPT, ids) for echo in (True, False)]
+    for body, answer in zip(bodies, _answers(served, *((COMPLETION, body) for body in bodies))):
+        for choice in answer["choices"]:
+            _check(choice["logprobs"], choice["text"], 5)
+        assert len(answer["choices"][0]["logprobs"]["tokens"]) == 24 + len(ids) * body["echo"]
+    own = served[1].token_bytes
+    (whole,) = _answers(
+        served, (COMPLETION, {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 0})
+    )
+    figures = whole["choices"][0]["logprobs"]
+    read = [b"" if own[id_] == b"<s>" else own[id_] for id_ in ids]
+    assert b"".join(read).decode().lstrip() == PROMPT == whole["choices"][0]["text"]
+    assert [PROMPT[place] for place in figures["text_offset"]].count("😀") >= 3
+    assert len(figures["tokens"]) == len(ids)
+
+
+def test_bytes_of_a_chat_are_those_of_its_text(served):
+    """Joined they are the message, with parts of characters as their own bytes; each place has all that was asked
+    for."""
+    talk = [{"role": "user", "content": PROMPT}]
+    asked = {"messages": talk, "max_tokens": 99, "seed": 5, "logprobs": True, "top_logprobs": 4}
+    asked["structured_outputs"] = {"regex": "( hi|😀|한|a){12}"}
+    (answer,) = _answers(served, (CHAT, asked))
+    entries = answer["choices"][0]["logprobs"]["content"]
+    content = answer["choices"][0]["message"]["content"]
+    assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == content
+    assert any(entry["token"].startswith("bytes:") for entry in entries)
+    for entry in entries:
+        assert len(entry["top_logprobs"]) == 4
+        for one in (entry, *entry["top_logprobs"]):
+            text = bytes(one["bytes"]).decode("utf-8", "replace")
+            assert one["token"] == text or (one["token"].startswith("bytes:") and "\ufffd" in text)
+
+
+def test_a_stream_has_the_offsets_of_the_whole():
+    """Chunk by chunk, with the prompt before it and without; none lies behind a text that a stop string ends."""
+    server = usual_server()
+    for echo in (False, True):
+        asked = {"prompt": PROMPT, "echo": echo, "max_tokens": 20, "seed": 1, "logprobs": 2}
+        asked["ignore_eos"] = True
+        whole = server.ask(COMPLETION, asked)[1]["choices"][0]
+        chunks = [json.loads(line)["choices"][0] for line in server.chunks(COMPLETION, asked)[:-1]]
+        assert "".join(chunk["text"] for chunk in chunks) == whole["text"]
+        for name, values in whole["logprobs"].items():
+            assert [value for chunk in chunks for value in chunk["logprobs"][name]] == values
+    stopped = server.ask(COMPLETION, {**asked, "stop": whole["text"][-4:-2]})[1]["choices"][0]
+    assert max(stopped["logprobs"]["text_offset"]) <= len(stopped["text"])

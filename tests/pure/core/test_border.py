@@ -1,0 +1,32 @@
+"""Values and texts in error messages: short, and never cut within a word."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewise.core.border import bare, cut, shown
+
+WORDS = st.lists(st.text("abc.,'", min_size=1, max_size=12), min_size=1, max_size=40).map(" ".join)
+
+
+@given(WORDS, st.integers(30, 80))
+def test_a_text_is_cut_behind_a_word(text, limit):
+    """What is too long ends behind a whole word and an ellipsis, within the limit; other texts stay."""
+    found = cut(text, limit)
+    if len(text) <= limit:
+        assert found == text
+    else:
+        kept = found.removesuffix("…")
+        assert kept != found and len(found) <= limit and text.startswith(kept + " ")
+
+
+def test_a_word_that_is_too_long_is_cut():
+    """A value without blanks, and one that begins behind a few words, is shown up to the limit."""
+    assert cut("x" * 99, 10) == "x" * 9 + "…"
+    assert cut("[a.b] " + "y" * 99, 20) == "[a.b] " + "y" * 13 + "…"
+
+
+def test_values_are_shown_short():
+    """`shown` names the type of what it cuts; `bare` has no quotes. Both are one line."""
+    assert shown(list(range(99)), 20) == "[0, 1, 2, 3, 4, 5,… (of type list)"
+    assert shown("one\ntwo") == "'one\\ntwo'" and bare("one\ntwo") == "one\\ntwo"
+    assert bare("ab cd ef", 7) == "ab cd…"

@@ -1,0 +1,137 @@
+"""Conversations as clients send them back, and what templates get of them; what clients hear of templates."""
+
+import json
+import logging
+
+import pytest
+
+from tilewise.core import ConfigError
+from tilewise.data import train_tokenizer
+from tilewise.serve import Piece, SamplingParams
+from tilewise.server.endpoints.answers import call_id
+from tilewise.server.endpoints.chat import open_turn, take, whole_chat
+from tilewise.server.endpoints.responses import chat_body
+from tilewise.server.requests.bodies import ChatBody, ResponseBody
+from tilewise.server.requests.conversation import Conversation, Renderer
+from tilewise.server.requests.reading import Part, Way
+
+TOKENIZER = train_tokenizer(["hello world"], vocab_size=280)
+USER = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+SHOWS_NULL = "{% for m in messages %}[{{ m.content is none }}|{{ m.tool_calls is defined }}]{% endfor %}"
+SHOWS_CALLS = "{% for m in messages if m.tool_calls %}{{ m.tool_calls | tojson }}{% endfor %}"
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+CONCATENATES = "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}"
+WITH_TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}" + PLAIN
+
+
+def _call(arguments="{}", id_="call_1"):
+    return {"id": id_, "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+def _text(folder, template, *messages, has_short_ids=False, **fields):
+    """What a template makes of a body."""
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    body = ChatBody.model_validate({"messages": [USER, *messages], **fields})
+    return Renderer(folder, TOKENIZER, has_short_ids=has_short_ids).render(Conversation.of(body))
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ({"content": None, "tool_calls": [_call()]}, "[True|True]"),
+        ({"tool_calls": [_call()]}, "[True|True]"),
+        ({"content": "", "tool_calls": [_call()]}, "[False|True]"),
+        ({"content": None, "tool_calls": [], "function_call": None, "audio": None}, "[False|False]"),
+        ({"content": "x", "tool_calls": None, "refusal": None, "annotations": []}, "[False|False]"),
+    ],
+)
+def test_null_content_stays_null_next_to_calls(tmp_path, message, shown):
+    """As clients of OpenAI, LangChain and LiteLLM send their own messages back; an empty list means no call."""
+    assert _text(tmp_path, SHOWS_NULL, {"role": "assistant", **message}).text == f"[False|False]{shown}"
+
+
+def test_templates_that_cannot_show_null_get_an_empty_text(tmp_path):
+    """One that would print `None`, and one that fails; a text that says None is left alone."""
+    said = {"role": "assistant", "content": None, "tool_calls": [_call()]}
+    assert _text(tmp_path, PLAIN, said).text == "user: hi\nassistant: \n"
+    assert _text(tmp_path, CONCATENATES, said).text == "<user>hi<assistant>"
+    goes_on = {"continue_final_message": True, "add_generation_prompt": False}
+    with pytest.raises(ConfigError, match="last message with text; got None"):  # as transformers
+        _text(tmp_path, PLAIN, said, **goes_on)
+    assert _text(tmp_path, CONCATENATES, said, USER, **goes_on).text == "<user>hi<assistant><user>hi"
+    none = {"role": "user", "content": "None"}
+    assert _text(tmp_path, SHOWS_CALLS + "{{ messages[1].content }}", none, said).text.endswith("]None")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"a": [1, null]}', {"a": [1, None]}),
+        ({"a": 1}, {"a": 1}),
+        ("", {}),
+        (" ", {}),
+        (None, {}),
+        ('{"a": "b', '{"a": "b'),
+        ("[1]", "[1]"),
+        ('{"a": NaN}', '{"a": NaN}'),
+    ],
+)
+def test_arguments_are_objects_or_the_text_that_came(tmp_path, arguments, shown):
+    """Arguments that `max_tokens` has cut come back as text."""
+    text = _text(tmp_path, SHOWS_CALLS, {"role": "assistant", "tool_calls": [_call(arguments)]}).text
+    assert json.loads(text)[0]["function"]["arguments"] == shown
+    with pytest.raises(ConfigError, match=r"messages\.1\.tool_calls\.0\.function\.arguments must be JSON"):
+        _text(tmp_path, SHOWS_CALLS, {"role": "assistant", "tool_calls": [_call([])]})
+
+
+def test_a_response_says_its_calls_in_the_same_way(tmp_path):
+    """Items of `/v1/responses`: a message of calls alone has no content."""
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a'}
+    body = chat_body(ResponseBody.model_validate({"input": [USER, call]}))
+    (folder := tmp_path / "m").mkdir()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": SHOWS_NULL}))
+    assert Renderer(folder, TOKENIZER).render(Conversation.of(body)).text == "[False|False][True|True]"
+
+
+def test_ids_of_calls_have_nine_characters_for_mistral(tmp_path):
+    """Ids of other servers become such; a call and its answer keep one id; right ones stay."""
+    talk = [
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [_call(id_="call_" + "0" * 24), _call(id_="aB3456789")],
+        },
+        {"role": "tool", "tool_call_id": "call_" + "0" * 24, "content": "x"},
+        {"role": "tool", "tool_call_id": "aB3456789", "content": "y"},
+    ]
+    template = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.id }} {% endfor %}"
+        "{% if m.tool_call_id %}{{ m.tool_call_id }} {% endif %}{% endfor %}"
+    )
+    first, second, answer, other = _text(tmp_path, template, *talk, has_short_ids=True).text.split()
+    assert first == answer and second == other == "aB3456789" and len(first) == 9 and first.isalnum()
+    assert _text(tmp_path, template, *talk).text.split()[0] == "call_" + "0" * 24
+    made = call_id(Part("call", "", "f"), is_short=True)
+    assert (
+        len(made) == 9
+        and made.isalnum()
+        and call_id(Part("call", "", "f", "aB3456789"), False) == "aB3456789"
+    )
+
+
+def test_tools_that_a_template_does_not_show_are_a_warning(tmp_path, caplog):
+    """In every such answer, and once in the log; templates that show them warn of nothing."""
+    with caplog.at_level(logging.WARNING, "tilewise.server"):
+        assert not _text(tmp_path, WITH_TOOLS, tools=[TOOL]).warnings
+        assert not _text(tmp_path, PLAIN, tools=[TOOL], tool_choice="none").warnings
+        assert not _text(tmp_path, PLAIN).warnings and not caplog.records
+        body = ChatBody.model_validate({"messages": [USER], "tools": [TOOL]})
+        renderer = Renderer(tmp_path, TOKENIZER)
+        for _ in range(2):
+            rendered = renderer.render(Conversation.of(body))
+            assert "does not show tools" in rendered.warnings[0]
+    assert len(caplog.records) == 1
+    turn = open_turn(None, "m", rendered, rendered.ids, SamplingParams(), Way("hermes"))
+    take(turn, Piece(0, 0, 7, "no", "stop"))
+    assert whole_chat(turn, body)["warnings"] == list(rendered.warnings)
