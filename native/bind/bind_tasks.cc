@@ -84,7 +84,7 @@ void open(OpenRuntime* self, nb::object task_type, const nb::kwargs& options) {
   Keywords(options)
       .set<"num_workers">(num_workers)
       .set<"window">(config.window)
-      .set<"max_lanes">(config.max_lanes)
+      .set<"max_submitters">(config.max_submitters)
       .set<"max_handles">(config.max_handles)
       .set<"max_regions">(config.max_regions)
       .set<"max_events">(config.max_events)

@@ -39,7 +39,7 @@ nb::list trace_tasks(OpenRuntime& rt) {
   records.resize(std::min<uint64_t>(records.size(), pto_trace_tasks(rt.runtime, records.data(), records.size())));
   nb::list result;
   for (const pto_trace_task& r : records) {
-    result.append(nb::make_tuple(r.task, pto_kernel_name(rt.runtime, r.kernel), r.worker, r.lane, r.scope_depth,
+    result.append(nb::make_tuple(r.task, pto_kernel_name(rt.runtime, r.kernel), r.worker, r.submitter, r.scope_depth,
                                  r.status, r.priority, r.submit_ns, r.ready_ns, r.start_ns, r.end_ns,
                                  r.name[0] != 0 ? nb::object(nb::str(r.name)) : nb::none()));
   }
@@ -52,7 +52,7 @@ nb::list trace_stalls(OpenRuntime& rt) {
   records.resize(std::min<uint64_t>(records.size(), pto_trace_stalls(rt.runtime, records.data(), records.size())));
   nb::list result;
   for (const pto_trace_stall& r : records) {
-    result.append(nb::make_tuple(r.lane, r.cause, r.begin_ns, r.end_ns, r.live_tasks, r.heap_used_bytes));
+    result.append(nb::make_tuple(r.submitter, r.cause, r.begin_ns, r.end_ns, r.live_tasks, r.heap_used_bytes));
   }
   return result;
 }

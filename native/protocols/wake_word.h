@@ -4,11 +4,12 @@
 // the generation and takes the waiters in one exchange; a waiter adds itself by compare-and-swap against the generation
 // that it knows. So a wake-up cannot be lost, and a slot that was used again cannot be mistaken.
 //
-// Purpose: order between tasks, and the reuse of their slots. Who may call: begin the slot's lane; complete the thread
-// that ends the task; the rest any thread. Blocks: never. Memory: one word of the slot; the links lie in the waiters.
+// Purpose: order between tasks, and the reuse of their slots. Who may call: begin the slot's submitter; complete the
+// thread that ends the task; the rest any thread. Blocks: never. Memory: one word of the slot; the links lie in the
+// waiters.
 //
-// Memory order: completing releases what the task wrote to those that find its generation raised, and to the lane that
-// uses the slot again; standing behind a task releases the waiter to the thread that completes the task.
+// Memory order: completing releases what the task wrote to those that find its generation raised, and to the submitter
+// that uses the slot again; standing behind a task releases the waiter to the thread that completes the task.
 #pragma once
 #include <cstdint>
 
@@ -17,7 +18,7 @@
 namespace tilewise::protocols {
 
 struct WakeWordOrders {
-  static constexpr auto kSeeFree = std::memory_order_acquire;  // by the lane, before it uses the slot again
+  static constexpr auto kSeeFree = std::memory_order_acquire;  // by the submitter, before it uses the slot again
   static constexpr auto kSeeEnded = std::memory_order_acquire;  // by a reader, and by a waiter's first look
   static constexpr auto kMiss = std::memory_order_acquire;  // by a waiter whose swap failed
   static constexpr auto kStand = std::memory_order_release;  // the waiter is handed over
@@ -43,7 +44,7 @@ struct WakeWords {
     return generation_in(word.load(std::memory_order_relaxed));
   }
 
-  /// What the lane sees of a slot that it may use again when no task lives in it.
+  /// What the submitter sees of a slot that it may use again when no task lives in it.
   [[gnu::always_inline]] static Bits look(const Word& word) { return word.load(Orders::kSeeFree); }
   /// A new task in a free slot. seen: by look().
   [[gnu::always_inline]] static void begin(Word& word, Bits seen) {

@@ -41,10 +41,10 @@ void check_options(const Options& options) {
           "; correct it");
   };
   within(options.num_workers, 0, 256, "num_workers");
-  within(options.max_lanes, 1, 256, "max_lanes");
+  within(options.max_submitters, 1, 256, "max_submitters");
   within(options.window, 2, 1 << 16, "window");
-  within(uint64_t{options.num_workers + options.max_lanes} * options.window, 1, 1u << kSlotBits,
-         "window times workers and lanes");
+  within(uint64_t{options.num_workers + options.max_submitters} * options.window, 1, 1u << kSlotBits,
+         "window times workers and submitters");
   within(options.max_handles, 1, 1 << 22, "max_handles");
   within(options.max_regions, 1, 1 << 20, "max_regions");
   within(options.max_events, 1, 1 << 20, "max_events");
@@ -86,7 +86,7 @@ void wait_for_workers(Engine& engine, double timeout_s) {
 
 void stop(Engine& engine) {
   engine.is_closed = true;
-  engine.id_open = UINT64_MAX;  // no thread's last lane: every further call is told
+  engine.id_open = UINT64_MAX;  // no thread's last context: every further call is told
   Header& header = *engine.store.header;
   header.closing.store(1, std::memory_order_seq_cst);
   header.parked.wake_all(header.is_shared != 0);
@@ -164,7 +164,7 @@ void close_engine(Engine& engine) {
     raise(PTO_BAD_ARGUMENT, "[runtime.close] a runtime is closed from outside its tasks; got a call inside one");
   }
   if (!engine.peer.is_lost.load()) {
-    const bool helps = has_lane(engine);
+    const bool helps = has_context(engine);
     try {
       for (uint32_t slot = 0; slot < engine.store.threads_in_use() * engine.store.header->window; ++slot) {
         const WakeWord word = Wake::look(engine.store.slots[slot].wake);

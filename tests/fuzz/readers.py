@@ -345,7 +345,7 @@ def _dependency_graph() -> list[bytes]:
             id=4, kernel="sum", domain=2, scope=1, depth=1, params=(GraphParam("input", 1, 256),), after=(2,)
         ),
         GraphTask(
-            id=5, kernel="sum", lane=1, params=(GraphParam("reduce", 2, 64, GraphRegion(0, (8,), (8,))),)
+            id=5, kernel="sum", submitter=1, params=(GraphParam("reduce", 2, 64, GraphRegion(0, (8,), (8,))),)
         ),
     )
     graph = DependencyGraph(tasks)

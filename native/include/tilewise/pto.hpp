@@ -38,7 +38,7 @@ namespace tilewise::pto {
 struct Config {
   uint32_t num_workers = 0;  // PTO_NO_WORKERS: waiting threads run everything
   uint32_t window = 0;  // tasks of one thread between submission and completion
-  uint32_t max_lanes = 0;  // threads that submit
+  uint32_t max_submitters = 0;  // threads that submit
   uint32_t max_handles = 0;
   uint32_t max_regions = 0;
   uint32_t max_events = 0;
@@ -78,7 +78,7 @@ class Recording {
   pto_recording recording_;
 };
 
-/// An open runtime. Any thread may call anything; every submitting thread has a lane and scopes of its own. Move-only.
+/// An open runtime. Any thread may call anything; every submitting thread has slots and scopes of its own. Move-only.
 ///
 /// Its end waits for every task, and skips what has not started when an exception is on its way. Failures of
 /// tasks without a wait are not told then: call wait_all before.
@@ -93,7 +93,7 @@ class Runtime {
     pto_config c{};
     c.num_workers = config.num_workers;
     c.window = config.window;
-    c.max_lanes = config.max_lanes;
+    c.max_submitters = config.max_submitters;
     c.max_handles = config.max_handles;
     c.max_regions = config.max_regions;
     c.max_events = config.max_events;

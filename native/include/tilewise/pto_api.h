@@ -12,9 +12,9 @@
  *   pto_wait_all(rt, PTO_FOREVER);
  *   pto_runtime_close(rt);
  *
- * Who may call: any thread, unless a call says otherwise; each submitting thread gets its own lane. Calls that return
- * `int` return a status, 0 for success; calls that return an id return 0 (pto_kernel: a negative status) on failure.
- * pto_last_error() then has the sentence. docs/runtime.md explains the model. */
+ * Who may call: any thread, unless a call says otherwise; each submitting thread has a submission context of its own.
+ * Calls that return `int` return a status, 0 for success; calls that return an id return 0 (pto_kernel: a negative
+ * status) on failure. pto_last_error() then has the sentence. docs/runtime.md explains the model. */
 #ifndef TILEWISE_PTO_API_H
 #define TILEWISE_PTO_API_H
 

@@ -8,8 +8,8 @@ using tilewise::protocols::Countdowns;
 
 namespace {
 
-/// A piece of memory with two uses by its owner and one by another lane, whose tasks come and go around its closing.
-/// Who frees it writes it.
+/// A piece of memory with two uses by its owner and one by another submitter, whose tasks come and go around its
+/// closing. Who frees it writes it.
 template <class Orders>
 struct Lending {
   static constexpr int kNumThreads = 3;
@@ -38,7 +38,7 @@ struct Lending {
       return;
     }
     while (submitted[thread - 1].load(std::memory_order_acquire) == 0) relax();
-    if (thread == 2) {  // this task's own submission of a third, in its lane, before it ends
+    if (thread == 2) {  // this task's own submission of a third, in its submitter, before it ends
       loan.use_of_another();
       bytes[2] = 1;
       if (loan.give_back(1)) free();

@@ -124,7 +124,7 @@ struct Reuse {
   }
   void end() { expect(is_ready, "the consumer ready, though the slot has another task"); }
   static const char* thread_name(int thread) {
-    static constexpr const char* kNames[] = {"submitter", "worker", "lane"};
+    static constexpr const char* kNames[] = {"submitter", "worker", "another submitter"};
     return kNames[thread];
   }
 };

@@ -95,7 +95,8 @@ bool is_endless(double timeout_s) {
   return timeout_s > tilewise::tasks::kLongestWait;
 }
 
-/// For calls that a forked child may make with what it inherited, and for submit, which asks for its lane anyway.
+/// For calls that a forked child may make with what it inherited, and for submit, which asks for its submission context
+/// anyway.
 Engine& any_engine_of(PTORuntime* runtime) {
   if (runtime == nullptr) {
     raise(PTO_BAD_ARGUMENT, "[runtime] a runtime must be open; got NULL; open one");
@@ -116,7 +117,7 @@ tilewise::tasks::Options options_of(const pto_config& config) {
                         : config.num_workers != 0            ? config.num_workers
                                                              : std::max(1u, cores - 1);
   if (config.window != 0) options.window = config.window;
-  if (config.max_lanes != 0) options.max_lanes = config.max_lanes;
+  if (config.max_submitters != 0) options.max_submitters = config.max_submitters;
   if (config.max_handles != 0) options.max_handles = config.max_handles;
   if (config.max_regions != 0) options.max_regions = config.max_regions;
   if (config.max_events != 0) options.max_events = config.max_events;

@@ -32,7 +32,7 @@ CASE("a runtime opens with defaults and with sizes, says what is wrong with size
   EXPECT_EQ(status_of([] { Runtime rt({.num_workers = 2, .worker_types = {1}}); }, "every worker"), PTO_BAD_ARGUMENT);
   Runtime one({.num_workers = PTO_NO_WORKERS,
                .window = 16,
-               .max_lanes = 2,
+               .max_submitters = 2,
                .max_handles = 64,
                .max_regions = 64,
                .max_events = 1,

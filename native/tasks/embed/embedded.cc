@@ -27,7 +27,7 @@ Options options_of(uint32_t num_workers, uint32_t window) {
   Options options;
   options.num_workers = num_workers;
   options.window = window;
-  options.max_lanes = 1;
+  options.max_submitters = 1;
   options.max_handles = 1;
   // Every task may wait for every other one, and workers keep some in stock: the pool cannot run out.
   options.max_chunks = window * (window / kPerChunk + 2) + num_workers * 5 * ChunkPool::kStock;

@@ -208,7 +208,7 @@ CASE("a waiting task keeps the poison of a producer that others have overwritten
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
 }
 
-CASE("failures inside tasks are remembered while other lanes' failures are swept") {
+CASE("failures inside tasks are remembered while other submitters' failures are swept") {
   Runtime runtime(2, 64);
   static PTORuntime* inner;
   static pto_kernel fail, set;

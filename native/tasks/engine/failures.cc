@@ -26,7 +26,7 @@ uint32_t record_error(Engine& engine, uint32_t slot, uint32_t thread, int status
   record.task = engine.store.name_at(slot);
   record.kernel = task.kernel;
   record.worker = thread < header.num_workers ? static_cast<int32_t>(thread) : -1;
-  record.lane = static_cast<int32_t>(lane_of(engine, slot));
+  record.submitter = static_cast<int32_t>(submitter_of(engine, slot));
   record.status = status;
   record.number = number;
   std::memcpy(record.name, task_name(engine, slot), std::strlen(task_name(engine, slot)) + 1);
@@ -169,7 +169,7 @@ void fail(Engine& engine, uint32_t slot, uint32_t thread, int status) {
   if (task.parent != 0) {
     engine.store.slots[task.parent - 1].child_error.compare_exchange_strong(none, error, std::memory_order_acq_rel);
   } else {
-    engine.thread_slot(lane_of(engine, slot))
+    engine.thread_slot(submitter_of(engine, slot))
         .first_error.compare_exchange_strong(none, error, std::memory_order_acq_rel);
   }
 }

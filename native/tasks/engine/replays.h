@@ -30,7 +30,7 @@ class Replays {
   virtual void inherit(uint32_t slot) = 0;
   virtual const char* name_of(uint32_t slot) const = 0;
 
-  /// Rounds that a lane has begun and that have not ended; of any lane with kNone.
+  /// Rounds that a submitter has begun and that have not ended; of any submitter with kNone.
   virtual bool has_rounds(uint32_t thread) const = 0;
   /// Asks for a wake-up at their end.
   virtual void watch_rounds(uint32_t thread) = 0;

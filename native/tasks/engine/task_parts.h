@@ -6,10 +6,10 @@
 
 namespace tilewise::tasks {
 
-inline uint32_t lane_of(const Engine& engine, uint32_t slot) {
+inline uint32_t submitter_of(const Engine& engine, uint32_t slot) {
   const Slot& task = engine.store.slots[slot];
-  return (task.flags & kIsReplayed) == 0 ? engine.store.lane_of(slot)
-                                         : task.replayed.round->lane.load(std::memory_order_relaxed);
+  return (task.flags & kIsReplayed) == 0 ? engine.store.submitter_of(slot)
+                                         : task.replayed.round->submitter.load(std::memory_order_relaxed);
 }
 
 /// Its place in the order of submission.

@@ -13,7 +13,7 @@ namespace tilewise::tasks {
 
 namespace {
 
-/// The engines that live in this process, so that a thread that ends can give its lanes back.
+/// The engines that live in this process, so that a thread that ends can give its submission contexts back.
 struct Registry {
   std::mutex mutex;
   uint64_t next_id = 1;
@@ -49,15 +49,15 @@ Registry& registry() {
   return *all;
 }
 
-/// The thread has ended: its scopes close, its tasks go on, its lane is free for another.
-void leave_lane(Engine& engine, uint32_t thread) {
+/// The thread has ended: its scopes close, its tasks go on, its submission context is free for another.
+void leave_context(Engine& engine, uint32_t thread) {
   ThreadSlot& me = engine.thread_slot(thread);
   while (me.depth > 0) close_scope(engine, thread);
   if (engine.replays != nullptr) engine.replays->leave(thread);
   me.is_taken.store(0, std::memory_order_release);
 }
 
-/// The lanes of this thread.
+/// The submission contexts of this thread.
 struct Tickets {
   std::vector<std::pair<uint64_t, uint32_t>> all;
 
@@ -65,7 +65,7 @@ struct Tickets {
     std::lock_guard guard(registry().mutex);
     for (const auto& [id, thread] : all) {
       const auto found = registry().engines.find(id);
-      if (found != registry().engines.end()) leave_lane(*found->second, thread);
+      if (found != registry().engines.end()) leave_context(*found->second, thread);
     }
   }
 };
@@ -89,13 +89,13 @@ void raise_left_behind() {
         "it was made in another process: open one in this process");
 }
 
-uint32_t find_lane(Engine& engine) {
+uint32_t find_context(Engine& engine) {
   check_process(engine);
   if (engine.is_closed)
     raise(PTO_CLOSED, "[runtime] the runtime must be open; got a call after its close; open a new one");
   for (const auto& [id, thread] : tickets.all) {
     if (id != engine.id) continue;
-    last_lane = {id, thread};
+    last_context = {id, thread};
     return thread;
   }
   Header& header = *engine.store.header;
@@ -107,14 +107,14 @@ uint32_t find_lane(Engine& engine) {
     }
     tickets.all.emplace_back(engine.id, s);
     populate(engine.store, s);
-    last_lane = {engine.id, s};
+    last_context = {engine.id, s};
     return s;
   }
-  raise(PTO_NO_MEMORY, "[runtime] every submitting thread needs a lane; got more than ",
-        header.num_thread_slots - header.num_workers, " threads; raise max_lanes, or let threads end");
+  raise(PTO_NO_MEMORY, "[runtime] every submitting thread needs a submission context; got more than ",
+        header.num_thread_slots - header.num_workers, " threads; raise max_submitters, or let threads end");
 }
 
-bool has_lane(Engine& engine) {
+bool has_context(Engine& engine) {
   try {
     current_thread(engine);
     return true;

@@ -1,8 +1,8 @@
 // Thread slots: which of a runtime's threads this is.
 //
-// Purpose: every thread that submits gets a lane of its own, the first time it asks, and gives it back when it ends.
-// Who may call: any thread. Blocks: for the registry's mutex, when a thread ends. Memory: tickets are thread-local; the
-// registry of open runtimes is the process's.
+// Purpose: every thread that submits gets a submission context of its own, the first time it asks, and gives it back
+// when it ends. Who may call: any thread. Blocks: for the registry's mutex, when a thread ends. Memory: tickets are
+// thread-local; the registry of open runtimes is the process's.
 #pragma once
 #include "tasks/engine/engine.h"
 #include "tasks/sched/thread_state.h"
@@ -14,9 +14,9 @@ void enter_registry(Engine& engine);
 void leave_registry(const Engine& engine);
 
 /// The index of this thread's slot, a free one the first time. Raises PTO_CLOSED, PTO_NO_MEMORY.
-uint32_t find_lane(Engine& engine);
-/// Whether this thread has a lane, or gets one now.
-bool has_lane(Engine& engine);
+uint32_t find_context(Engine& engine);
+/// Whether this thread has a submission context, or gets one now.
+bool has_context(Engine& engine);
 /// A call in a forked child.
 [[noreturn]] void raise_left_behind();
 /// Tasks of all threads so far.
@@ -36,9 +36,9 @@ inline void check_process(const Engine& engine) {
           "[runtime] a kernel that submits, waits or allocates must have been added with PTO_SUBMITS; ",
           "got such a call from one that was not; add the flag");
   }
-  if (last_lane.engine == engine.id_open) [[likely]]
-    return last_lane.thread;
-  return find_lane(engine);
+  if (last_context.engine == engine.id_open) [[likely]]
+    return last_context.thread;
+  return find_context(engine);
 }
 
 }  // namespace tilewise::tasks

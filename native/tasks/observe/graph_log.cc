@@ -41,8 +41,8 @@ void GraphLog::add(const Store& store, uint32_t slot, const pto_task_spec& spec)
   Node node{store.name_at(slot),
             spec.kernel >= 0 ? store.kernels[spec.kernel].name : "",
             spec.name != nullptr ? spec.name : "",
-            static_cast<int>(store.lane_of(slot)),
-            store.thread_slots[store.lane_of(slot)].depth,
+            static_cast<int>(store.submitter_of(slot)),
+            store.thread_slots[store.submitter_of(slot)].depth,
             task.parent != 0 ? store.name_at(task.parent - 1) : 0,
             now_ns(),
             {},
@@ -74,7 +74,7 @@ void GraphLog::write(const char* path) const {
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const Node& node = nodes_[n];
     file << (n > 0 ? ",\n" : "\n") << "{\"id\":" << node.task << ",\"kernel\":" << quoted(node.kernel)
-         << ",\"name\":" << quoted(node.name) << ",\"lane\":" << node.lane << ",\"scope\":" << node.depth
+         << ",\"name\":" << quoted(node.name) << ",\"submitter\":" << node.submitter << ",\"scope\":" << node.depth
          << ",\"depth\":" << node.depth << ",\"domain\":" << node.domain << ",\"params\":[";
     for (size_t a = 0; a < node.accesses.size(); ++a) {
       const Access& access = node.accesses[a];

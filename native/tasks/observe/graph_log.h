@@ -31,7 +31,7 @@ class GraphLog {
     TaskRef task;
     std::string kernel;
     std::string name;
-    int lane;
+    int submitter;
     uint32_t depth;
     TaskRef domain;
     int64_t submit_ns;

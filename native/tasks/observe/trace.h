@@ -31,7 +31,7 @@ class Trace {
 
   /// What is known of a task before it starts.
   struct Before {
-    uint32_t lane;
+    uint32_t submitter;
     int32_t scope_depth;
     uint64_t submit_ticks;
     uint64_t ready_ticks;
@@ -43,11 +43,11 @@ class Trace {
            int status) {
     const int32_t worker = thread < num_workers ? static_cast<int32_t>(thread) : -1 - static_cast<int32_t>(thread);
     PerThread& mine = *thread_slots_[thread];
-    const auto lane = static_cast<int32_t>(before.lane);
+    const auto submitter = static_cast<int32_t>(before.submitter);
     pto_trace_task record{name,
                           kernel,
                           worker,
-                          lane,
+                          submitter,
                           before.scope_depth,
                           status,
                           priority,

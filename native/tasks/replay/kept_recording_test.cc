@@ -391,7 +391,7 @@ CASE("a trace shows every task of a round with its times") {
 CASE("a replay that has helped through a round waits for its end, and is not submitted at the first idle moment") {
   constexpr uint32_t kWindow = 256, kLanes = 2, kTasks = 4000;  // patience enough for what Pair does
   pto_config config = Runtime::config(1, kWindow);
-  config.max_lanes = kLanes;
+  config.max_submitters = kLanes;
   Runtime runtime(config);
   const pto_kernel meet = runtime.kernel("meet", Pair::kernel);
   int64_t x = 0, y = 0;
@@ -415,7 +415,7 @@ CASE("a replay that has helped through a round waits for its end, and is not sub
     std::vector<pto_trace_task> records(2 * kTasks);
     EXPECT_EQ(pto_trace_enable(runtime, 0), 0);
     EXPECT_EQ(pto_trace_tasks(runtime, records.data(), records.size()), uint64_t{2 * kTasks});
-    // Tasks of a round have slots of their own, behind those of the lanes.
+    // Tasks of a round have slots of their own, behind those of the submitters.
     const bool was_round = std::all_of(records.begin(), records.end(), [](const pto_trace_task& record) {
       return (record.task >> 4 & 0xFFFFF) >= (1 + kLanes) * kWindow;
     });

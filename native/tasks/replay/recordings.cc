@@ -152,7 +152,7 @@ bool Recordings::has_rounds(uint32_t thread) const {
   std::lock_guard guard(mutex_);
   return std::any_of(kept_.begin(), kept_.end(), [&](const auto& recording) {
     const KeptRecording& kept = *recording->kept;
-    return (thread == kNone || kept.lane.load(std::memory_order_relaxed) == thread) &&
+    return (thread == kNone || kept.submitter.load(std::memory_order_relaxed) == thread) &&
            !kept.is_done(engine_.store.threads_in_use());
   });
 }
@@ -163,7 +163,7 @@ void Recordings::watch_rounds(uint32_t thread) {
     std::lock_guard guard(mutex_);
     for (const auto& recording : kept_) {
       const KeptRecording& kept = *recording->kept;
-      if (kept.lane.load(std::memory_order_relaxed) != thread && thread != kNone) continue;
+      if (kept.submitter.load(std::memory_order_relaxed) != thread && thread != kNone) continue;
       for (const uint32_t sink : kept.sinks) is_watched |= watch(engine_, make_ref(kept.generation, sink));
     }
   }

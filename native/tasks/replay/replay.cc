@@ -237,7 +237,7 @@ std::vector<pto_handle> bind_recording(Engine& engine, Recording& recording, con
   return names;
 }
 
-// The submission lock is held throughout: no other lane sees half a replay. Waiting for a slot under it is safe,
+// The submission lock is held throughout: no other submitter sees half a replay. Waiting for a slot under it is safe,
 // because completing tasks, and children of tasks, never need it.
 void submit_recording(Engine& engine, Recording& recording, std::vector<pto_handle> names, uint32_t thread) {
   Replay run{recording, std::move(names), {}, {}, {}, {}, thread};

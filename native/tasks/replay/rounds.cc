@@ -100,7 +100,7 @@ void begin_round(Engine& engine, KeptRecording& kept, uint32_t thread) {
   Header& header = *engine.store.header;
   ThreadSlot& me = engine.thread_slot(thread);
   const uint32_t count = kept.num_tasks();
-  kept.lane.store(thread, std::memory_order_relaxed);
+  kept.submitter.store(thread, std::memory_order_relaxed);
   kept.generation.store(kept.generation.load(std::memory_order_relaxed) + 2, std::memory_order_relaxed);
   kept.target.store(kept.target.load(std::memory_order_relaxed) + count, std::memory_order_release);
   kept.first_sequence = header.sequence.load(std::memory_order_relaxed) + 1;

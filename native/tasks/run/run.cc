@@ -146,7 +146,7 @@ uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t thre
 
 [[gnu::noinline]] void trace_end(Engine& engine, uint32_t slot, uint32_t thread, TaskRef self, int status) {
   const Slot& task = engine.store.slots[slot];
-  Trace::Before before{lane_of(engine, slot), 0, 0, ready_ticks_of(engine, slot), task_name(engine, slot)};
+  Trace::Before before{submitter_of(engine, slot), 0, 0, ready_ticks_of(engine, slot), task_name(engine, slot)};
   if ((task.flags & kIsReplayed) != 0) {
     before.scope_depth = task.replayed.round->scope_depth;
     before.submit_ticks = task.replayed.round->submit_ticks;
@@ -220,7 +220,7 @@ inline uint32_t complete_replayed(Engine& engine, uint32_t slot, uint32_t thread
   return complete_replayed(engine, slot, thread, self, is_worker);
 }
 
-// The exchange of the wake word is the completion: it publishes the task's writes, frees the slot for its lane and
+// The exchange of the wake word is the completion: it publishes the task's writes, frees the slot for its submitter and
 // takes the waiters. Nothing of the slot is read after it. Returns a successor for this thread to run next.
 // is_flat: all of it inline, for run(); elsewhere what a round needs stands apart, and the rest is quicker.
 template <bool is_flat>

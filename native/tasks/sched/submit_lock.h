@@ -1,7 +1,7 @@
 // The submission lock, which costs nothing while one thread submits.
 //
-// Purpose: the buffers' dependency states change under it. Most programs submit from one thread, the first lane: it
-// owns the lock in the sense of protocols/biased_lock.h. Who may call: any thread. Blocks: for the lock. Memory: the
+// Purpose: the buffers' dependency states change under it. Most programs submit from one thread, the first submitter:
+// it owns the lock in the sense of protocols/biased_lock.h. Who may call: any thread. Blocks: for the lock. Memory: the
 // store.
 #pragma once
 #include "tasks/sched/sleep.h"
@@ -17,7 +17,7 @@ class SubmitGuard {
   [[gnu::always_inline]] SubmitGuard(Header& header, uint32_t thread, bool fences, bool is_child = false,
                                      bool has_boxes = false)
       : header_(header),
-        is_first_lane_(thread == header.num_workers),
+        is_first_submitter_(thread == header.num_workers),
         fences_(fences),
         needs_submit_(!is_child),
         needs_boxes_(has_boxes) {
@@ -47,7 +47,7 @@ class SubmitGuard {
 
  private:
   [[gnu::always_inline]] void lock_submissions() {
-    is_light_ = is_first_lane_ && header_.submit_lock.enter_lightly(fences_);
+    is_light_ = is_first_submitter_ && header_.submit_lock.enter_lightly(fences_);
     if (!is_light_) lock_heavily(header_, fences_);
   }
   // These know nothing of the guard, so that it can live in registers.
@@ -66,7 +66,7 @@ class SubmitGuard {
   }
   static constexpr int kSpins = 256;
   Header& header_;
-  bool is_first_lane_;
+  bool is_first_submitter_;
   bool fences_;
   bool needs_submit_;
   bool needs_boxes_;

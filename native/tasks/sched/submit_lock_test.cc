@@ -7,7 +7,7 @@
 #include "base/testing.h"
 #include "tasks/tests/testing_runtime.h"
 
-CASE("lanes that come while the first one submits lose nothing") {
+CASE("submitters that come while the first one submits lose nothing") {
   using namespace tilewise::tasks::testing;
   constexpr int kRounds = 40 / kSlowdown + 2;
   for (int round = 0; round < kRounds; ++round) {
@@ -33,7 +33,7 @@ CASE("lanes that come while the first one submits lose nothing") {
       }
       EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_OK);
     };
-    pto_scope_begin(runtime);  // this thread is the first lane
+    pto_scope_begin(runtime);  // this thread is the first submitter
     std::vector<std::thread> others;
     for (int t = 0; t < 3; ++t) others.emplace_back(submit);
     submit();

@@ -9,8 +9,8 @@ namespace tilewise::tasks {
 
 struct Engine;
 
-/// The lane this thread used last.
-struct Lane {
+/// The submission context that this thread used last.
+struct LastContext {
   uint64_t engine = 0;
   uint32_t thread = 0;
 };
@@ -28,7 +28,7 @@ struct Running {
 #define TILEWISE_HOT_TLS __attribute__((tls_model("initial-exec")))
 
 inline constinit thread_local Running running TILEWISE_HOT_TLS;
-inline constinit thread_local Lane last_lane TILEWISE_HOT_TLS;
+inline constinit thread_local LastContext last_context TILEWISE_HOT_TLS;
 inline constinit thread_local bool asks_at_once TILEWISE_HOT_TLS = false;  // a kernel here returned PTO_INTERRUPTED
 inline thread_local std::string failure_reason;  // pto_fail
 

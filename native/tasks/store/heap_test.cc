@@ -111,10 +111,10 @@ CASE("memory of a closed scope stays until its last task: values survive thousan
   EXPECT(high >= 2 * kSegment && high <= 4 * kSegment);
 }
 
-CASE("two lanes share the heap and give each other room") {
+CASE("two submitters share the heap and give each other room") {
   Runtime runtime(small_heap(6, 1));
   const pto_kernel set = runtime.kernel("set", set_kernel);
-  const auto lane = [&] {
+  const auto submitter = [&] {
     for (uint64_t round = 0; round < 2000u / kSlowdown; ++round) {
       pto_scope_begin(runtime);
       EXPECT(runtime.make(set, 2 * kSegment, {}, {.scalars = {round}}) != 0);
@@ -122,8 +122,8 @@ CASE("two lanes share the heap and give each other room") {
     }
     EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   };
-  std::thread other(lane);
-  lane();
+  std::thread other(submitter);
+  submitter();
   other.join();
 }
 

@@ -75,7 +75,8 @@ struct Scope {
   uint64_t offset;  // bytes used of it
 };
 
-/// One thread: its lane if it submits, its rings, its counters. Written by that thread unless it says otherwise.
+/// One thread: its submission context if it submits, its rings, its counters. Written by that thread unless it says
+/// otherwise.
 struct alignas(128) ThreadSlot {
   uint64_t cursor;  // next slot to look at: counts on, modulo the window
   uint64_t waited;  // cursor at the end of the last wait for all: only slots from there on can be taken
@@ -110,7 +111,7 @@ struct ErrorRecord {
   TaskRef task;
   int32_t kernel;
   int32_t worker;
-  int32_t lane;
+  int32_t submitter;
   int32_t status;
   uint32_t number;
   char name[PTO_MAX_NAME];
@@ -206,7 +207,7 @@ struct Header {
   uint64_t heap;
   Offsets at;
 
-  alignas(128) protocols::BiasedLock<protocols::StdMemory> submit_lock;  // owner: the first lane
+  alignas(128) protocols::BiasedLock<protocols::StdMemory> submit_lock;  // owner: the first submitter
   std::atomic<uint64_t> sequence;  // written under submit_lock
   std::atomic<uint32_t> wants_chunks;  // few are left: the next submission reclaims those of ended tasks
   protocols::SpinLock boxes_lock;  // the RegionIndex; taken after submit_lock, or alone by a task's children
@@ -254,8 +255,8 @@ struct Store {
     return reinterpret_cast<uint64_t>(address) - reinterpret_cast<uint64_t>(base);
   }
   /// Of a task that was submitted, not replayed.
-  uint32_t lane_of(uint32_t slot) const { return slot / header->window; }
-  /// Which of its lane's slots it is.
+  uint32_t submitter_of(uint32_t slot) const { return slot / header->window; }
+  /// Which of its submitter's slots it is.
   uint32_t place_of(uint32_t slot) const { return slot & (header->window - 1); }
   /// The task that lives in a slot now.
   TaskRef name_at(uint32_t slot) const { return make_ref(Wake::generation(slots[slot].wake), slot); }
@@ -270,7 +271,7 @@ struct Store {
 struct Options {
   uint32_t num_workers = 1;
   uint32_t window = 1024;
-  uint32_t max_lanes = 16;
+  uint32_t max_submitters = 16;
   uint32_t max_handles = 1 << 15;
   uint32_t max_regions = 4096;
   uint32_t max_events = 1024;

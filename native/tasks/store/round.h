@@ -21,7 +21,7 @@ struct Round {
   Round(uint32_t its_first_slot, uint32_t num_thread_slots) : first_slot(its_first_slot), done(num_thread_slots) {}
 
   const uint32_t first_slot;
-  std::atomic<uint32_t> lane{0};  // thread of the last replay
+  std::atomic<uint32_t> submitter{0};  // thread of the last replay
   uint64_t first_sequence = 0;
   uint64_t submit_ticks = 0;  // while tracing
   int32_t scope_depth = 0;

@@ -145,7 +145,7 @@ bool prepare_boxes(Engine& engine, const SlotArgs& args, const pto_task_spec& sp
   return freed > 0 && prepare();
 }
 
-// One critical section for all parameters, so that two lanes see each other's tasks in one order.
+// One critical section for all parameters, so that two submitters see each other's tasks in one order.
 inline void link(Engine& engine, uint32_t slot, TaskRef self, const pto_task_spec& spec, uint32_t thread,
                  Resolved& buffers, uint32_t traits, bool& is_recorded) {
   Slot& task = engine.store.slots[slot];
@@ -169,8 +169,8 @@ inline void link(Engine& engine, uint32_t slot, TaskRef self, const pto_task_spe
     if (spec.predicate != 0 && !is_child) settle_buffer(engine, resolve(engine, spec.predicate, "submit"), thread);
   };
   settle();
-  // Since the check another lane may have begun to use boxes of the same buffer; and children have handles of their
-  // own.
+  // Since the check another submitter may have begun to use boxes of the same buffer; and children have handles of
+  // their own.
   bool found_boxes = false;
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     Handle* handle = buffers.handles[p];
@@ -277,7 +277,7 @@ void abandon(Engine& engine, uint32_t slot) {
   if ((task.flags & kUsesHeap) != 0) {
     if (release_heap(engine.store, task, engine.store.args[slot])) wake_waiters(engine);
   }
-  ChunkPool pool{engine, engine.thread_slot(engine.store.lane_of(slot))};
+  ChunkPool pool{engine, engine.thread_slot(engine.store.submitter_of(slot))};
   give_chunks(pool, task.more_producers);
   const WakeWord word = Wake::complete(task.wake, generation + 1);
   if ((word & Wake::kWatched) != 0) wake_waiters(engine);

@@ -91,8 +91,8 @@ int plain_mode(const pto_param& param) {
   record(handle.state, pool, mode, task);
 }
 
-/// Orders the task after those that use its buffers. False: another lane has just begun to use boxes of one of them;
-/// nothing of the task is visible yet. is_recorded: buffers may know it, also when this throws.
+/// Orders the task after those that use its buffers. False: another submitter has just begun to use boxes of one of
+/// them; nothing of the task is visible yet. is_recorded: buffers may know it, also when this throws.
 [[gnu::always_inline]] inline bool link_plain(Engine& engine, Slot& task, TaskRef self, const pto_task_spec& spec,
                                               Handle* const* handles, uint32_t thread, bool& is_recorded) {
   Header& header = *engine.store.header;
@@ -139,10 +139,10 @@ int plain_mode(const pto_param& param) {
 }  // namespace
 
 pto_task submit(Engine& engine, const pto_task_spec& spec) {
-  const bool is_usual = last_lane.engine == engine.id_open && running.engine != &engine;
+  const bool is_usual = last_context.engine == engine.id_open && running.engine != &engine;
   if (!is_usual || !is_plain(engine, spec)) [[unlikely]]
     return submit_any(engine, spec, current_thread(engine));
-  const uint32_t thread = last_lane.thread;
+  const uint32_t thread = last_context.thread;
   const Header& header = *engine.store.header;
   const uint32_t num_params = spec.num_params;
   Handle* handles[PTO_MAX_PARAMS];

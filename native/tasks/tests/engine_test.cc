@@ -513,7 +513,7 @@ CASE("edges from tasks to come, undefined flags, missing arrays and endless time
   EXPECT_EQ(pto_graph_end(runtime, "/dev/null"), PTO_OK);
 }
 
-CASE("a stall is recorded with its lane, its cause, its times and what was live") {
+CASE("a stall is recorded with its submitter, its cause, its times and what was live") {
   Runtime runtime(1, 4);
   EXPECT_EQ(pto_trace_enable(runtime, 100), 0);
   Gate gate;
@@ -542,7 +542,7 @@ CASE("a stall is recorded with its lane, its cause, its times and what was live"
   const uint64_t count = pto_trace_stalls(runtime, stalls.data(), stalls.size());
   EXPECT(count > 0);
   for (uint64_t s = 0; s < std::min<uint64_t>(count, 100); ++s) {
-    EXPECT_EQ(stalls[s].lane, 1);
+    EXPECT_EQ(stalls[s].submitter, 1);
     EXPECT_EQ(stalls[s].cause, 0);
     EXPECT(stalls[s].begin_ns > 1'000'000 && stalls[s].begin_ns <= stalls[s].end_ns);
     EXPECT(stalls[s].end_ns - stalls[s].begin_ns < 60'000'000'000);

@@ -160,7 +160,7 @@ CASE("a buffer goes while its task waits for the submission lock: the task is re
   int status = PTO_OK;
   std::atomic<int> stage{0};
   std::thread submitter([&] {
-    submit_to(*engine, add, {param(PTO_INOUT, hx), param(PTO_INPUT, hx)});  // now it has a lane
+    submit_to(*engine, add, {param(PTO_INOUT, hx), param(PTO_INPUT, hx)});  // now it has a submission context
     stage.store(1);
     while (stage.load() != 2) std::this_thread::yield();
     status = status_of([&] { submit_to(*engine, add, {param(PTO_INOUT, hx), param(PTO_INPUT, hx)}); });
@@ -311,11 +311,11 @@ struct Nested {
 }  // namespace
 
 CASE("references to ended tasks are reclaimed, on several threads, for whole buffers, boxes and nested tasks") {
-  for (const int num_lanes : {1, 3}) {
+  for (const int num_submitters : {1, 3}) {
     tilewise::tasks::Options options;
     options.window = 64;
     options.num_workers = 2;
-    options.max_lanes = 4;
+    options.max_submitters = 4;
     options.max_chunks = 600;  // of which the buffers' readers would take some thousand
     std::fill_n(options.worker_types, 2, uint8_t{0xF});
     const auto engine = tilewise::tasks::open_engine(options);
@@ -324,7 +324,7 @@ CASE("references to ended tasks are reclaimed, on several threads, for whole buf
     Nested nested{engine.get(), engine->kernels.add("empty", empty_kernel, 0)};
     const pto_kernel nests = engine->kernels.add("nests", Nested::kernel, PTO_SUBMITS);
     std::vector<std::thread> threads;
-    for (int l = 0; l < num_lanes; ++l) {
+    for (int l = 0; l < num_submitters; ++l) {
       threads.emplace_back([&, l] {
         ReadersAndWriters{*engine, check, num_wrong, uint64_t(l)}.run(20'000 / kSlowdown);
         int64_t declared = 0;

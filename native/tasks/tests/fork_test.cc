@@ -79,7 +79,9 @@ CASE("a fork at any moment of busy submitters leaves a child that is refused at 
       const pto_handle x = runtime.add(data);
       while (!stop.load()) {
         runtime.submit(PTO_NO_KERNEL, {inout(x)});
-        std::thread([&] { runtime.submit(PTO_NO_KERNEL, {}); }).join();  // takes a lane, and gives it back
+        std::thread([&] {
+          runtime.submit(PTO_NO_KERNEL, {});
+        }).join();  // takes a submission context, and gives it back
       }
       EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
       EXPECT_EQ(pto_unregister(runtime, x, PTO_FOREVER), 0);

@@ -60,14 +60,14 @@ CASE("brief 2.3: many more tasks than slots: nothing is indexed by a growing id"
 CASE("brief 2.4: successors are linked while their producer completes, from two threads, with none lost") {
   Runtime runtime(2, 64);
   const pto_kernel empty = runtime.kernel("empty", empty_kernel);
-  const auto lane = [&] {
+  const auto submitter = [&] {
     int64_t x = 0;
     const pto_handle h = runtime.add(x);
     for (int t = 0; t < 20'000 / kSlowdown; ++t) EXPECT(runtime.submit(empty, {t % 5 == 0 ? inout(h) : in(h)}) != 0);
     EXPECT_EQ(pto_wait_all(runtime, 60), 0);
   };
-  std::thread other(lane);
-  lane();
+  std::thread other(submitter);
+  submitter();
   other.join();
 }
 
@@ -124,7 +124,7 @@ CASE("brief 2.7: edges, boxes and handles are reclaimed; a lookup returns every 
   EXPECT_EQ(pto_wait_all(runtime, 30), 0);
 }
 
-CASE("brief 2.8: two lanes' tasks in one buffer's history: nothing newer is dropped with what is older") {
+CASE("brief 2.8: two submitters' tasks in one buffer's history: nothing newer is dropped with what is older") {
   Runtime runtime(2, 4);
   int64_t x = 0;
   const pto_handle h = runtime.add(x);
@@ -135,12 +135,12 @@ CASE("brief 2.8: two lanes' tasks in one buffer's history: nothing newer is drop
     return PTO_OK;
   });
   const int count = 5000 / kSlowdown;
-  const auto lane = [&] {
+  const auto submitter = [&] {
     for (int t = 0; t < count; ++t) EXPECT(runtime.submit(bump, {inout(h)}) != 0);
     EXPECT_EQ(pto_wait_all(runtime, 60), 0);
   };
-  std::thread other(lane);
-  lane();
+  std::thread other(submitter);
+  submitter();
   other.join();
   EXPECT_EQ(x, 2 * count);
 }

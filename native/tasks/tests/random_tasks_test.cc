@@ -1,5 +1,6 @@
 // Random programs against a sequential oracle: every task hashes all it reads and writes hashes, so that one access out
-// of order changes the end. Modes, boxes, runtime-owned outputs, nested tasks, predicates, priorities, edges, lanes.
+// of order changes the end. Modes, boxes, runtime-owned outputs, nested tasks, predicates, priorities, edges,
+// submitters.
 #include <array>
 #include <cstring>
 #include <memory>
@@ -118,10 +119,12 @@ struct Kernels {
 };
 
 /// One submitting thread: its own buffers and their oracle; the shared buffers are only added to.
-class LaneProgram {
+class SubmitterProgram {
  public:
-  /// may_nest: without workers a parent runs in the lane that filled its window, and its children find no slot there.
-  LaneProgram(Runtime& runtime, const Kernels& kernels, uint64_t seed, std::vector<pto_handle> shared, bool may_nest)
+  /// may_nest: without workers a parent runs in the submitter that filled its window, and its children find no slot
+  /// there.
+  SubmitterProgram(Runtime& runtime, const Kernels& kernels, uint64_t seed, std::vector<pto_handle> shared,
+                   bool may_nest)
       : runtime_(runtime), kernels_(kernels), random_(seed), shared_(std::move(shared)), may_nest_(may_nest) {
     for (int b = 0; b < kOwnBuffers; ++b) {
       memory_.push_back(std::make_unique<Memory>());
@@ -304,7 +307,7 @@ class LaneProgram {
   pto_task last_ = 0;
 };
 
-void run_program(uint64_t seed, uint32_t workers, uint32_t window, int num_lanes, int num_tasks) {
+void run_program(uint64_t seed, uint32_t workers, uint32_t window, int num_submitters, int num_tasks) {
   const int failures_before = tilewise::testing::failures();
   pto_config config = Runtime::config(workers, window);
   config.heap_bytes = 8 << 20;
@@ -317,31 +320,31 @@ void run_program(uint64_t seed, uint32_t workers, uint32_t window, int num_lanes
     memory.fill(0);
     handles.push_back(pto_register(runtime, memory.data(), sizeof(Memory)));
   }
-  std::vector<std::unique_ptr<LaneProgram>> lanes;
+  std::vector<std::unique_ptr<SubmitterProgram>> submitters;
   std::vector<std::thread> threads;
-  for (int l = 0; l < num_lanes; ++l) {
-    lanes.push_back(
-        std::make_unique<LaneProgram>(runtime, kernels, seed * 1000 + static_cast<uint64_t>(l), handles, workers > 0));
+  for (int l = 0; l < num_submitters; ++l) {
+    submitters.push_back(std::make_unique<SubmitterProgram>(runtime, kernels, seed * 1000 + static_cast<uint64_t>(l),
+                                                            handles, workers > 0));
   }
-  for (auto& lane : lanes) threads.emplace_back([&lane, num_tasks] { lane->run(num_tasks); });
+  for (auto& submitter : submitters) threads.emplace_back([&submitter, num_tasks] { submitter->run(num_tasks); });
   for (std::thread& thread : threads) thread.join();
   for (int b = 0; b < kSharedBuffers; ++b) {
     Memory sum{};
-    for (const auto& lane : lanes) {
-      for (uint32_t w = 0; w < kWords; ++w) sum[w] += lane->shared_sum(b)[w];
+    for (const auto& submitter : submitters) {
+      for (uint32_t w = 0; w < kWords; ++w) sum[w] += submitter->shared_sum(b)[w];
     }
     EXPECT(sum == shared[static_cast<size_t>(b)]);
   }
   if (tilewise::testing::failures() != failures_before) {
     std::fprintf(stderr, "%s\n", pto_last_error());
-    std::fprintf(stderr, "seed %lu, %u workers, window %u, %d lanes\n", static_cast<unsigned long>(seed), workers,
-                 window, num_lanes);
+    std::fprintf(stderr, "seed %lu, %u workers, window %u, %d submitters\n", static_cast<unsigned long>(seed), workers,
+                 window, num_submitters);
   }
 }
 
 }  // namespace
 
-CASE("random programs on one lane end like the sequential oracle") {
+CASE("random programs on one submitter end like the sequential oracle") {
   uint64_t seed = 1;
   for (const uint32_t window : {2u, 4u, 16u, 128u, 1024u}) {
     for (const uint32_t workers : {0u, 1u, 2u, 3u, 4u}) {
@@ -350,13 +353,13 @@ CASE("random programs on one lane end like the sequential oracle") {
   }
 }
 
-CASE("random programs on several lanes end like the sequential oracle") {
+CASE("random programs on several submitters end like the sequential oracle") {
   uint64_t seed = 1001;
-  for (const int lanes : {2, 3}) {
+  for (const int submitters : {2, 3}) {
     for (const uint32_t window : {2u, 8u, 64u}) {
       for (const uint32_t workers : {0u, 1u, 2u, 4u}) {
         for (int repeat = 0; repeat < (kSlowdown == 1 ? 20 : 3); ++repeat) {
-          run_program(seed++, workers, window, lanes, 300);
+          run_program(seed++, workers, window, submitters, 300);
         }
       }
     }

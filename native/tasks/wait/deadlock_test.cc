@@ -142,7 +142,7 @@ CASE("no alarm while a task is slow or ends from outside") {
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
 }
 
-CASE("no alarm while another lane has an open scope that holds the heap") {
+CASE("no alarm while another submitter has an open scope that holds the heap") {
   pto_config config = Runtime::config(1);
   config.heap_bytes = 2 * kSegment;
   Runtime runtime(config);
@@ -159,13 +159,13 @@ CASE("no alarm while another lane has an open scope that holds the heap") {
   other.join();
 }
 
-CASE("two lanes that hold half of the heap each and want more: at least one is told") {
+CASE("two submitters that hold half of the heap each and want more: at least one is told") {
   pto_config config = Runtime::config(1);
   config.heap_bytes = 2 * kSegment;
   Runtime runtime(config);
   std::atomic<int> num_holding{0};
   std::atomic<int> num_told{0};
-  const auto lane = [&] {
+  const auto submitter = [&] {
     pto_scope_begin(runtime);
     EXPECT(pto_alloc(runtime, kSegment) != 0);
     num_holding.fetch_add(1);
@@ -173,7 +173,7 @@ CASE("two lanes that hold half of the heap each and want more: at least one is t
     if (pto_alloc(runtime, kSegment) == 0 && pto_last_status() == PTO_DEADLOCK) num_told.fetch_add(1);
     EXPECT_EQ(pto_scope_end(runtime), 0);
   };
-  std::thread a(lane), b(lane);
+  std::thread a(submitter), b(submitter);
   a.join();
   b.join();
   EXPECT(num_told.load() >= 1);
@@ -192,7 +192,7 @@ CASE("no false alarm in thousands of full windows with more threads than cores")
         return PTO_OK;
       },
       PTO_SUBMITS);
-  const auto lane = [&] {
+  const auto submitter = [&] {
     int64_t x = 0;
     const pto_handle h = runtime.add(x);
     for (int t = 0; t < 3000 / kSlowdown; ++t) {
@@ -200,8 +200,8 @@ CASE("no false alarm in thousands of full windows with more threads than cores")
     }
     EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   };
-  std::thread other(lane);
-  lane();
+  std::thread other(submitter);
+  submitter();
   other.join();
 }
 

@@ -261,7 +261,7 @@ bool wait_for_room(Engine& engine, uint32_t thread, Resource resource, uint64_t 
     sched_yield();
   } else {
     const auto stays_awake = [&] {
-      for (uint32_t s = 0; s < engine.store.threads_in_use(); ++s) watch_lane(engine, s);
+      for (uint32_t s = 0; s < engine.store.threads_in_use(); ++s) watch_submitter(engine, s);
       return has_room(engine, thread, resource, size) || has_work(engine, thread);
     };
     const bool is_shared = header.is_shared != 0;

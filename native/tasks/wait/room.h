@@ -19,7 +19,7 @@ bool wait_for_room(Engine& engine, uint32_t thread, Resource resource, uint64_t 
 void raise_deadlock(Engine& engine, uint32_t thread, Resource resource, uint64_t size);
 /// Past slots of tasks that run for long.
 uint32_t take_slot_carefully(Engine& engine, uint32_t thread);
-/// Any slot of the lane in which no task lives; kNone: there is none.
+/// Any slot of the submitting thread in which no task lives; kNone: there is none.
 uint32_t find_free_slot(Engine& engine, uint32_t thread);
 /// The same of allocate_heap, when the scope's run has no room.
 uint64_t allocate_heap_slowly(Engine& engine, uint32_t thread, uint64_t bytes);

@@ -33,7 +33,7 @@ void run_own(Engine& engine, uint32_t slot, uint32_t thread) {
 }
 
 // A task that waits must be able to run its own children itself, or workers that all wait would wait for ever.
-bool help_own_lane(Engine& engine, uint32_t thread) {
+bool help_own_context(Engine& engine, uint32_t thread) {
   Header& header = *engine.store.header;
   const uint32_t classes = engine.thread_slot(thread).classes;
   // Leaves, and children of the task that waits: others' parents would pile up on this thread's stack.
@@ -113,7 +113,7 @@ bool watch(Engine& engine, TaskRef task) {
   return Wake::watch(slot.wake, generation_of(task));
 }
 
-void watch_lane(Engine& engine, uint32_t thread) {
+void watch_submitter(Engine& engine, uint32_t thread) {
   const uint32_t base = thread * engine.store.header->window;
   for (uint32_t s = base; s < base + engine.store.header->window; ++s) {
     const WakeWord word = Wake::look(engine.store.slots[s].wake);
@@ -123,7 +123,7 @@ void watch_lane(Engine& engine, uint32_t thread) {
 
 bool help(Engine& engine, uint32_t thread) {
   if (engine.peer.is_worker_side || engine.store.header->is_shared != 0) return false;
-  if (running.engine == &engine) return help_own_lane(engine, thread);
+  if (running.engine == &engine) return help_own_context(engine, thread);
   const uint32_t slot = take(engine, thread, engine.store.header->num_workers == 0);
   if (slot == kNone) return false;
   ThreadSlot& me = engine.thread_slot(thread);
@@ -166,7 +166,7 @@ int wait_all(Engine& engine, double timeout_s, bool helps) {
     done = wait_until(
         engine, [&] { return Countdown::is_one_left(parent.children); },
         [&] {
-          for (uint32_t s = 0; s < engine.store.threads_in_use(); ++s) watch_lane(engine, s);
+          for (uint32_t s = 0; s < engine.store.threads_in_use(); ++s) watch_submitter(engine, s);
         },
         timeout_s, helps);
     if (done) error = parent.child_error.exchange(0, std::memory_order_acq_rel);
@@ -184,7 +184,7 @@ int wait_all(Engine& engine, double timeout_s, bool helps) {
           return !engine.replays->has_rounds(thread);
         },
         [&] {
-          watch_lane(engine, thread);
+          watch_submitter(engine, thread);
           engine.replays->watch_rounds(thread);
         },
         timeout_s, helps);

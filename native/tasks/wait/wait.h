@@ -23,12 +23,12 @@ int wait_all(Engine& engine, double timeout_s, bool helps);
 /// Calls back when the task completes, on the thread that completes it, or at once.
 void notify(Engine& engine, pto_task task, void (*callback)(void*), void* context);
 /// Runs something while waiting, under the caller's DefaultFloatModes: outside tasks any leaf; inside a task leaves,
-/// and its own lane's tasks.
+/// and its own submitter's tasks.
 bool help(Engine& engine, uint32_t thread);
 /// Asks the thread that will complete the task to wake sleepers. False: it has completed.
 bool watch(Engine& engine, TaskRef task);
-/// The same for all tasks of a lane.
-void watch_lane(Engine& engine, uint32_t thread);
+/// The same for all tasks of a submitter.
+void watch_submitter(Engine& engine, uint32_t thread);
 /// Raises PTO_CLOSED in a forked child, PTO_PEER_LOST when the workers' process has died.
 void check_open(const Engine& engine);
 void check_interrupted(int64_t* last_ns);
@@ -38,7 +38,7 @@ template <class Done, class Watch>
 bool wait_until(Engine& engine, Done&& done, Watch&& watch_it, double timeout_s, bool helps) {
   if (done()) return true;
   if (timeout_s <= 0) return false;
-  // Who only sleeps needs no lane; but a leaf kernel must not wait, and is told so.
+  // Who only sleeps needs no submitter; but a leaf kernel must not wait, and is told so.
   const uint32_t thread = helps || running.engine == &engine ? current_thread(engine) : 0;
   Header& header = *engine.store.header;
   Blocking let_others_run;
@@ -51,7 +51,7 @@ bool wait_until(Engine& engine, Done&& done, Watch&& watch_it, double timeout_s,
     check_open(engine);
     check_interrupted(&asked_ns);
     const int64_t next_deadline = header.next_deadline_ns.load(std::memory_order_acquire);
-    if (next_deadline != 0 && now_ns() >= next_deadline && has_lane(engine))
+    if (next_deadline != 0 && now_ns() >= next_deadline && has_context(engine))
       expire_overdue(engine, current_thread(engine));
     if (helps && help(engine, thread)) {
       idle.reset();

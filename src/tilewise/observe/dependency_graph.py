@@ -52,7 +52,7 @@ class GraphTask:
         id: its id; never 0.
         kernel: name of the kernel.
         name: of the task; empty: it has none.
-        lane: the lane that submitted it.
+        submitter: the submitter that submitted it.
         scope: id of the scope that it belongs to.
         depth: how deep that scope lies.
         domain: the task that submitted it; 0 outside any task. Rules apply between tasks of one domain.
@@ -66,7 +66,7 @@ class GraphTask:
     id: int
     kernel: str
     name: str = ""
-    lane: int = 0
+    submitter: int = 0
     scope: int = 0
     depth: int = 0
     domain: int = 0

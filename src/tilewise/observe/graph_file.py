@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 __all__ = ["GraphFile", "ParamRow", "RegionRow", "TaskRow"]
 
@@ -67,7 +67,7 @@ class TaskRow(_Row):
     id: _Id
     kernel: str
     name: str = ""
-    lane: _Id
+    submitter: _Id = Field(validation_alias=AliasChoices("submitter", "lane"))  # files of before have `lane`
     scope: _Id
     depth: _Id
     domain: _Id

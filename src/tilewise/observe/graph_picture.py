@@ -137,7 +137,7 @@ def _svg(graph: DependencyGraph, check: GraphCheck | None) -> str:
 def _box(task: GraphTask, place: Place, kernel_style: str, scope: int) -> str:
     accesses = ", ".join(f"{p.mode} {p.buffer}" for p in task.params)
     called = f"{task.name} ({task.kernel})" if task.name else task.kernel
-    title = f"task {task.id}: {called}; scope {task.scope}, depth {task.depth}, lane {task.lane}; {accesses}"
+    title = f"task {task.id}: {called}; scope {task.scope}, depth {task.depth}, submitter {task.submitter}; {accesses}"
     x, y = place
     name = task.name or task.kernel
     name = name if len(name) <= 17 else name[:16] + "\N{HORIZONTAL ELLIPSIS}"

@@ -18,7 +18,7 @@ __all__ = ["Event", "name_event", "slice_event", "write_events", "write_perfetto
 Event = dict[str, object]
 
 MAX_ARROWS = 20_000  # more than that hide the picture and slow the viewer down
-LANE_THREADS = 1_000_000  # thread ids of submitting lanes start here, those of workers at 0
+SUBMITTER_THREADS = 1_000_000  # thread ids of submitters start here, those of workers at 0
 
 
 def name_event(kind: str, process: int, thread: int, name: str) -> Event:
@@ -52,11 +52,11 @@ def write_events(path: str | Path, events: Iterable[Event]) -> None:
 
 
 def write_perfetto(path: str | Path, trace: Trace) -> None:
-    """Write a trace of tasks: a process per device, a thread per worker, a thread per submitting lane.
+    """Write a trace of tasks: a process per device, a thread per worker, a thread per submitting submitter.
 
-    Lanes show their stalls, the tasks that they ran meanwhile and a mark per submission; counters show live tasks,
-    ready tasks, scope depth per lane, and the heap's fill level where submitters stalled. Arrows along the producers
-    are drawn when they are known and at most 20,000.
+    A submitter's track shows its stalls, the tasks that it ran meanwhile and a mark per submission. Counters show live
+    and ready tasks, the scope depth of each submitter, and the heap's fill level where submitters stalled. Arrows from
+    producers are drawn when these are known, 20,000 at most.
 
     Args:
         path: file to write; opens in Perfetto (ui.perfetto.dev) and chrome://tracing.
@@ -74,7 +74,7 @@ def _events(trace: Trace) -> Iterator[Event]:
     for stall in trace.stalls:
         begin, end = stall.begin_ns - trace.begin_ns, stall.end_ns - trace.begin_ns
         args: dict[str, object] = {"live_tasks": stall.live_tasks, "heap_used_bytes": stall.heap_used_bytes}
-        thread = LANE_THREADS + stall.lane
+        thread = SUBMITTER_THREADS + stall.submitter
         yield slice_event(f"stall: {stall.cause}", "stall", stall.device, thread, begin, end, args)
     for device in trace.devices:
         yield from _counter("live tasks", device, trace.live_tasks(device), trace.begin_ns)
@@ -85,20 +85,24 @@ def _events(trace: Trace) -> Iterator[Event]:
 
 
 def _names(trace: Trace) -> Iterator[Event]:
-    lanes = {(t.device, t.lane) for t in trace.tasks} | {(s.device, s.lane) for s in trace.stalls}
-    lanes |= {(t.device, -1 - t.worker) for t in trace.tasks if t.worker < 0}
+    submitters = {(t.device, t.submitter) for t in trace.tasks} | {
+        (s.device, s.submitter) for s in trace.stalls
+    }
+    submitters |= {(t.device, -1 - t.worker) for t in trace.tasks if t.worker < 0}
     workers = {(d, w) for d in trace.devices for w in range(trace.num_workers)}
     workers |= {(t.device, t.worker) for t in trace.tasks if t.worker >= 0}
     for device in trace.devices:
         yield name_event("process_name", device, 0, f"device {device}")
     for device, worker in sorted(workers):
         yield name_event("thread_name", device, worker, f"worker {worker}")
-    for device, lane in sorted(lanes):
-        yield name_event("thread_name", device, LANE_THREADS + lane, f"lane {lane} (submits)")
+    for device, submitter in sorted(submitters):
+        yield name_event(
+            "thread_name", device, SUBMITTER_THREADS + submitter, f"submitter {submitter} (submits)"
+        )
 
 
 def _thread(task: TaskSpan) -> int:
-    return task.worker if task.worker >= 0 else LANE_THREADS + (-1 - task.worker)
+    return task.worker if task.worker >= 0 else SUBMITTER_THREADS + (-1 - task.worker)
 
 
 def _task_slice(task: TaskSpan, times: list[int]) -> Event:
@@ -106,7 +110,7 @@ def _task_slice(task: TaskSpan, times: list[int]) -> Event:
     args: dict[str, object] = {
         "task": task.task,
         "kernel": task.kernel,
-        "lane": task.lane,
+        "submitter": task.submitter,
         "scope_depth": task.scope_depth,
         "status": task.status,
         "priority": task.priority,
@@ -126,7 +130,7 @@ def _submit_mark(task: TaskSpan, submit_ns: int) -> Event:
         "ph": "i",
         "s": "t",
         "pid": task.device,
-        "tid": LANE_THREADS + task.lane,
+        "tid": SUBMITTER_THREADS + task.submitter,
         "ts": submit_ns / 1e3,
         "args": {"task": task.task},
     }
@@ -145,12 +149,14 @@ def _counter(name: str, device: int, curve: Curve, origin_ns: int) -> Iterator[E
 
 
 def _scope_depths(trace: Trace, times: list[list[int]]) -> Iterator[Event]:
-    """Scope depth of every lane: known at its submissions."""
+    """Scope depth of every submitter: known at its submissions."""
     depth: dict[tuple[int, int], int] = {}
     for submit, task in sorted(((row[0], t) for t, row in zip(trace.tasks, times)), key=lambda pair: pair[0]):
-        if depth.get((task.device, task.lane)) != task.scope_depth:
-            depth[task.device, task.lane] = task.scope_depth
-            yield _counter_event(f"scope depth, lane {task.lane}", task.device, submit, task.scope_depth)
+        if depth.get((task.device, task.submitter)) != task.scope_depth:
+            depth[task.device, task.submitter] = task.scope_depth
+            yield _counter_event(
+                f"scope depth, submitter {task.submitter}", task.device, submit, task.scope_depth
+            )
 
 
 def _arrows(trace: Trace, times: list[list[int]]) -> Iterator[Event]:

@@ -49,8 +49,8 @@ class TaskSpan:
         task: its id.
         kernel, name: of its kernel; and its own, where it was given one.
         device: where it ran.
-        worker: which worker ran it; negative when a submitter that waited did: -1 - lane.
-        lane: the submitting thread, counted from 0.
+        worker: which worker ran it; negative when a submitter that waited did: -1 - submitter.
+        submitter: the submitting thread, counted from 0.
         scope_depth: how many scopes were open there.
         status: 0: it succeeded.
         priority: as submitted.
@@ -63,7 +63,7 @@ class TaskSpan:
     name: str | None = None
     device: int = 0
     worker: int
-    lane: int
+    submitter: int
     scope_depth: int
     status: int
     priority: int
@@ -78,7 +78,7 @@ class TaskSpan:
 class Stall:
     """A submitter could not go on: it lacked room (see STALL_CAUSES), or it waited for a task."""
 
-    lane: int
+    submitter: int
     cause: str
     begin_ns: int
     end_ns: int

@@ -116,14 +116,14 @@ def _timeline(trace: Trace) -> str:
     note = f"<p class='soft'>{_plural(hidden, 'further row')} not drawn.</p>" if hidden > 0 else ""
     return (
         "<h2>Timeline</h2><p class='soft'>Point at a bar for its task. Bars that are too narrow are drawn as one. Thin "
-        "bars on top of a lane are stalls of its submitter, red lines below mark the critical path.</p>"
+        "bars on top of a submitter are stalls of its submitter, red lines below mark the critical path.</p>"
         f"<p class='legend'>{legend}</p>"
         f"{timeline_chart(rows[:MAX_ROWS], trace.begin_ns, trace.end_ns)}{note}"
     )
 
 
 def _rows(trace: Trace, classes: dict[str, str]) -> list[Row]:
-    """The critical path, then the workers, then the lanes that helped or stalled, of one device after the other."""
+    """Device by device: the critical path, the workers, the submitters that helped or stalled."""
     critical = {id(task) for task in trace.critical_path.tasks}
     bars: defaultdict[tuple[int, int], list[Bar]] = defaultdict(list)
     marked: defaultdict[tuple[int, int], list[Bar]] = defaultdict(list)
@@ -140,11 +140,11 @@ def _rows(trace: Trace, classes: dict[str, str]) -> list[Row]:
             f"stall: {stall.cause}, {duration(stall.end_ns - stall.begin_ns)}, {stall.live_tasks} live tasks"
         )
         style = STALL_STYLES.get(stall.cause, "cx")
-        thin[stall.device, -1 - stall.lane].append(Bar(stall.begin_ns, stall.end_ns, style, label))
+        thin[stall.device, -1 - stall.submitter].append(Bar(stall.begin_ns, stall.end_ns, style, label))
     places = {(d, w) for d in trace.devices for w in range(trace.num_workers)} | set(bars) | set(thin)
     rows = [Row("critical path", path)]
     for device, worker in sorted(places, key=lambda p: (p[0], p[1] < 0, abs(p[1]))):
-        name = f"worker {worker}" if worker >= 0 else f"lane {-1 - worker}"
+        name = f"worker {worker}" if worker >= 0 else f"submitter {-1 - worker}"
         label = name if len(trace.devices) == 1 else f"device {device} {name}"
         key = device, worker
         rows.append(Row(label, bars[key], thin[key], marked[key]))
@@ -216,19 +216,21 @@ def _shortened(name: str) -> str:
 
 
 def _stalls(trace: Trace) -> str:
-    """What submitters waited for, per lane and cause."""
+    """What submitters waited for, per submitter and cause."""
     groups: defaultdict[tuple[int, int, str], list[Stall]] = defaultdict(list)
     for stall in trace.stalls:
-        groups[stall.device, stall.lane, stall.cause].append(stall)
+        groups[stall.device, stall.submitter, stall.cause].append(stall)
     ordered = sorted(groups.items(), key=lambda item: -sum(s.end_ns - s.begin_ns for s in item[1]))
     table = []
-    for (device, lane, cause), stalls in ordered[:MAX_ROWS]:
+    for (device, submitter, cause), stalls in ordered[:MAX_ROWS]:
         times = [s.end_ns - s.begin_ns for s in stalls]
-        name = f"lane {lane}" if len(trace.devices) == 1 else f"device {device} lane {lane}"
+        name = (
+            f"submitter {submitter}" if len(trace.devices) == 1 else f"device {device} submitter {submitter}"
+        )
         live, heap = max(s.live_tasks for s in stalls), max(s.heap_used_bytes for s in stalls)
         sizes = f"{live:,}", byte_count(heap)
         table.append((name, cause, f"{len(times):,}", duration(sum(times)), duration(max(times)), *sizes))
-    head = ("lane", "cause", "stalls", "time", "longest", "most live tasks", "most heap used")
+    head = ("submitter", "cause", "stalls", "time", "longest", "most live tasks", "most heap used")
     return (
         "<h2>Stalls of submitters</h2><p class='soft'>A stall for the window, the heap, handles or regions means that "
         "more of it would let the submitter run ahead further.</p>"

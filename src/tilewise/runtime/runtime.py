@@ -61,7 +61,7 @@ class Runtime:
             waiting threads run tasks.
         window: tasks of one thread between submission and completion; a power of two.
         heap_bytes: memory for outputs of the runtime's own; pages cost nothing until used.
-        max_lanes: threads that may submit at once.
+        max_submitters: threads that may submit at once.
         max_handles: buffers known at once.
         max_regions: distinct boxes of buffers known at once.
         max_events: events known at once.
@@ -70,7 +70,7 @@ class Runtime:
         shared_path: a file to make: the workers are another process, see `tilewise.runtime.workers`.
         peer_timeout_s: seconds to wait for that process.
 
-    Any thread may submit and wait; each submitting thread has a lane and scopes of its own. An open runtime lives
+    Any thread may submit and wait; each submitting thread has slots and scopes of its own. An open runtime lives
     until it is closed, at the latest when the interpreter ends.
     """
 
@@ -80,7 +80,7 @@ class Runtime:
         num_workers: int | None = None,
         window: int = 1024,
         heap_bytes: int = 64 << 20,
-        max_lanes: int = 16,
+        max_submitters: int = 16,
         max_handles: int = 1 << 15,
         max_regions: int = 4096,
         max_events: int = 1024,
@@ -101,7 +101,7 @@ class Runtime:
                 "correct one of them",
             )
         counts = {
-            "window": window, "max_lanes": max_lanes, "max_handles": max_handles, "max_regions": max_regions,
+            "window": window, "max_submitters": max_submitters, "max_handles": max_handles, "max_regions": max_regions,
             "max_events": max_events,
         }  # fmt: skip
         for name, count in counts.items():  # what fits here and not there, the native side says

@@ -146,21 +146,21 @@ def _settle(native: OpenRuntime) -> None:
 
 def _trace_of(native: OpenRuntime, num_workers: int) -> Trace:
     names = (
-        "task", "kernel", "worker", "lane", "scope_depth", "status", "priority", "submit_ns", "ready_ns", "start_ns",
-        "end_ns", "name",
+        "task", "kernel", "worker", "submitter", "scope_depth", "status", "priority", "submit_ns", "ready_ns",
+        "start_ns", "end_ns", "name",
     )  # fmt: skip
     rows = native.trace_tasks()
     tasks = [TaskSpan(**dict(zip(names, row))) for row in rows]
     stalls = [
         Stall(
-            lane=lane,
+            submitter=submitter,
             cause=STALL_CAUSES[cause],
             begin_ns=begin,
             end_ns=end,
             live_tasks=live,
             heap_used_bytes=used,
         )
-        for lane, cause, begin, end, live, used in native.trace_stalls()
+        for submitter, cause, begin, end, live, used in native.trace_stalls()
     ]
     order = sorted(tasks, key=lambda task: (task.submit_ns, task.task))
     return Trace(tuple(order), tuple(stalls), num_workers)

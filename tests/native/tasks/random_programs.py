@@ -1,7 +1,7 @@
 """Random programs for the task runtime, and what a sequential run of them gives.
 
-A program has lanes (one thread each) with buffers of their own and two shared ones, which lanes only commute or reduce
-on, so that the result does not depend on their order. `run_program` runs it on a runtime; `run_in_order` runs the same
+A program has submitters (one thread each) with buffers of their own and two shared ones, which submitters only commute
+or reduce on, so that the result does not depend on their order. `run_program` runs it on a runtime; `run_in_order` runs the same
 kernel one task after another and says which tasks a failure must, and which it may, take with it.
 """
 
@@ -48,7 +48,7 @@ class _Work(ctypes.Structure):
 @dataclass(frozen=True)
 class Access:
     """What a task does with a buffer: "grid", "a", "b", "commuted", "reduced", or ("own", n): the n-th output that the
-    runtime made in this lane. `box`: rows and columns of the grid."""
+    runtime made in this submitter. `box`: rows and columns of the grid."""
 
     buffer: object
     mode: int
@@ -72,9 +72,9 @@ class Step:
 
 @dataclass
 class Program:
-    """Lanes of steps, and the sizes of the runtime."""
+    """Submitters of steps, and the sizes of the runtime."""
 
-    lanes: list[list[Step]]
+    submitters: list[list[Step]]
     window: int
     num_workers: int
 
@@ -112,7 +112,7 @@ def accesses(draw, owned, is_child=False):
 
 
 @st.composite
-def lanes(draw, number, may_fail):
+def programs_of(draw, number, may_fail):
     """The steps of one thread."""
     steps: list[Step] = []
     scopes: list[list[object]] = [[]]
@@ -155,11 +155,11 @@ def lanes(draw, number, may_fail):
 
 @st.composite
 def programs(draw):
-    """Whole programs. Several lanes never fail: whom a failure reaches would depend on their order."""
-    num_lanes = draw(st.sampled_from([1, 1, 1, 2, 3]))
-    may_fail = num_lanes == 1 and draw(st.booleans())
+    """Whole programs. Several submitters never fail: whom a failure reaches would depend on their order."""
+    num_submitters = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    may_fail = num_submitters == 1 and draw(st.booleans())
     return Program(
-        [draw(lanes(n, may_fail)) for n in range(num_lanes)],
+        [draw(programs_of(n, may_fail)) for n in range(num_submitters)],
         draw(st.sampled_from([2, 4, 8, 16, 64])),
         draw(st.integers(1, 8)),
     )
@@ -168,9 +168,9 @@ def programs(draw):
 # Running.
 
 
-def new_memory(num_lanes):
+def new_memory(num_submitters):
     """Every buffer of a program, filled."""
-    names = [(lane, name) for lane in range(num_lanes) for name in ("grid", "a", "b")] + [
+    names = [(submitter, name) for submitter in range(num_submitters) for name in ("grid", "a", "b")] + [
         "commuted",
         "reduced",
     ]
@@ -200,28 +200,32 @@ def _shapes(step):
 
 
 def run_program(program, kernels, drops_order=False):
-    """Run on a runtime; returns the memory, and for each lane which tasks failed.
+    """Run on a runtime; returns the memory, and for each submitter which tasks failed.
 
     drops_order: the tasks hide their inputs from the runtime; the planted fault of the tests.
     """
-    memory = new_memory(len(program.lanes))
-    failed = [set() for _ in program.lanes]
+    memory = new_memory(len(program.submitters))
+    failed = [set() for _ in program.submitters]
     errors = []
     with Runtime(num_workers=program.num_workers, window=program.window, heap_bytes=16 << 20) as rt:
         rt.load_library(kernels)
         mix = rt.kernel("mix")
         buffers = {name: rt.register(array) for name, array in memory.items()}
 
-        def run_lane(lane):
+        def run_submitter(submitter):
             try:
-                failed[lane] = _run_lane(rt, mix, program.lanes[lane], lane, buffers, drops_order)
+                failed[submitter] = _run_submitter(
+                    rt, mix, program.submitters[submitter], submitter, buffers, drops_order
+                )
             except BaseException as error:
                 errors.append(error)
 
-        others = [threading.Thread(target=run_lane, args=(n,)) for n in range(1, len(program.lanes))]
+        others = [
+            threading.Thread(target=run_submitter, args=(n,)) for n in range(1, len(program.submitters))
+        ]
         for thread in others:
             thread.start()
-        run_lane(0)
+        run_submitter(0)
         for thread in others:
             thread.join()
         if errors:
@@ -229,14 +233,14 @@ def run_program(program, kernels, drops_order=False):
     return memory, failed
 
 
-def _run_lane(rt, mix, steps, lane, buffers, drops_order):
+def _run_submitter(rt, mix, steps, submitter, buffers, drops_order):
     tasks, works, owned = [], [], []
     children: dict[tuple[int, int], TaskHandle] = {}
 
     def param(access):
         whole = owned[access.buffer[1]] if isinstance(access.buffer, tuple) else None
         if whole is None:
-            whole = buffers.get((lane, access.buffer)) or buffers[access.buffer]
+            whole = buffers.get((submitter, access.buffer)) or buffers[access.buffer]
         if access.mode == REDUCE:
             return Reduce(whole, "sum_i64")
         place = whole
@@ -249,7 +253,7 @@ def _run_lane(rt, mix, steps, lane, buffers, drops_order):
 
     def submit(step, after=()):
         work = _work(step, _shapes(step))
-        works.append(work)  # lives as long as the lane; a parent's children are submitted beside it
+        works.append(work)  # lives as long as the submitter; a parent's children are submitted beside it
         params = [param(access) for access in step.accesses] + ([Output(bytes=SMALL)] if step.makes else [])
         hints = TaskExecutionHints(priority=step.priority) if step.priority else None
         return rt.submit(mix, params, scalars=[ctypes.addressof(work)], after=after, hints=hints)
@@ -307,16 +311,22 @@ def run_in_order(program, mix, failed):
     Returns:
         The memory, and messages about tasks whose failure, or success, the failures before them do not explain.
     """
-    memory = new_memory(len(program.lanes))
+    memory = new_memory(len(program.submitters))
     strange = []
-    for lane, steps in enumerate(program.lanes):
-        _Lane(memory, mix, lane, failed[lane], strange).run(steps)
+    for submitter, steps in enumerate(program.submitters):
+        _Submitter(memory, mix, submitter, failed[submitter], strange).run(steps)
     return memory, strange
 
 
-class _Lane:
-    def __init__(self, memory, mix, lane, failed, strange, parent=None):
-        self.memory, self.mix, self.lane, self.failed, self.strange = memory, mix, lane, failed, strange
+class _Submitter:
+    def __init__(self, memory, mix, submitter, failed, strange, parent=None):
+        self.memory, self.mix, self.submitter, self.failed, self.strange = (
+            memory,
+            mix,
+            submitter,
+            failed,
+            strange,
+        )
         self.parent = parent  # the task whose children these are
         self.owned: list[np.ndarray] = []
         self.writes: dict[object, _Writes] = {}
@@ -335,20 +345,22 @@ class _Lane:
                 not is_failed or any((number, n) in self.failed for n in range(len(step.children)))
             ):
                 # children run even when one of them fails; then their parent fails
-                _Lane(self.memory, self.mix, self.lane, self.failed, self.strange, number).run(step.children)
+                _Submitter(self.memory, self.mix, self.submitter, self.failed, self.strange, number).run(
+                    step.children
+                )
                 own = any((number, n) in self.failed for n in range(len(step.children)))
             elif not is_failed:
                 self._execute(step)
             if is_failed != (must or own) and not (is_failed and may):
                 self.strange.append(
-                    f"lane {self.lane} task {name}: failed {is_failed}, poisoned {must}, own {own}"
+                    f"submitter {self.submitter} task {name}: failed {is_failed}, poisoned {must}, own {own}"
                 )
             self._note(step, is_failed)
 
     def _array(self, access):
         if isinstance(access.buffer, tuple):
             return self.owned[access.buffer[1]]
-        whole = self.memory.get((self.lane, access.buffer))
+        whole = self.memory.get((self.submitter, access.buffer))
         whole = self.memory[access.buffer] if whole is None else whole
         if access.box is None:
             return whole

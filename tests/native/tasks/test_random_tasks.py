@@ -39,7 +39,7 @@ COMMON = {"database": None, "suppress_health_check": list(HealthCheck)}
 @given(program=programs())
 @pytest.mark.slow
 def test_random_programs(kernels, program):
-    """300 programs: modes, boxes, scopes, outputs, lanes, nested tasks, windows, workers, delays, failures."""
+    """300 programs: modes, boxes, scopes, outputs, submitters, nested tasks, windows, workers, delays, failures."""
     assert _differences(program, kernels) == []
 
 
@@ -76,6 +76,6 @@ def test_comparison_finds_another_order(kernels):
     """Planted fault: an oracle that runs two dependent tasks the other way round must disagree."""
     program = _slow_chain()
     memory, failed = run_program(program, kernels)
-    program.lanes[0][3], program.lanes[0][4] = program.lanes[0][4], program.lanes[0][3]
+    program.submitters[0][3], program.submitters[0][4] = program.submitters[0][4], program.submitters[0][3]
     wanted, _ = run_in_order(program, _oracle_kernel(kernels), failed)
     assert any(not np.array_equal(memory[name], wanted[name]) for name in memory)

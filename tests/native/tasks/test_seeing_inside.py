@@ -60,7 +60,7 @@ def test_trace(runtime, tmp_path):
     assert Counter(task.kernel for task in trace.tasks) == {"nothing": 12, "": 24}
     for task in trace.tasks:
         assert begin <= task.submit_ns <= task.ready_ns <= task.start_ns <= task.end_ns <= end
-        assert task.worker in (0, 1, -1 - task.lane) and task.status == task.scope_depth == 0
+        assert task.worker in (0, 1, -1 - task.submitter) and task.status == task.scope_depth == 0
     path = trace.critical_path.tasks
     assert path[-1].end_ns == max(t.end_ns for t in trace.tasks) and not trace.critical_path.is_from_edges
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

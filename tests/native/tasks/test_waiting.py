@@ -428,12 +428,12 @@ def test_submit_while_a_replay_waits_for_python():
         rt.wait_all()
         stalls = rt.stats().num_stalls
 
-        def lane():
+        def submitter():
             rt.submit(lambda _: go.wait() and None, [InOut(x)])
             streamed.replay()
             rt.wait_all()
 
-        replayer = threading.Thread(target=lane)
+        replayer = threading.Thread(target=submitter)
         replayer.start()
         while rt.stats().num_stalls == stalls:  # until it waits for a slot
             time.sleep(0.001)

@@ -61,7 +61,7 @@ OPENING = {
     "window": [-1, 0, "x", 3.5, 1 << 40, HUGE, None, 100, [], True],
     "num_workers": [-1, "x", 1.5, 1 << 40, (1 << 32) - 1, HUGE, [1], Odd()],
     "heap_bytes": [-1, 0, "1G", 2.5, HUGE, None],
-    "max_lanes": [-1, 0, "x", 1.5, 1 << 32, None],
+    "max_submitters": [-1, 0, "x", 1.5, 1 << 32, None],
     "max_handles": [-1, 0, "x", 1.5, 1 << 32, None],
     "max_regions": [-1, 0, "x", 1.5, 1 << 32, None],
     "max_events": [-1, 0, "x", 1.5, 1 << 32, None],

@@ -7,7 +7,7 @@ def span(id, times, worker=0, kernel="k", **fields):
     """A task with its four times."""
     submit, ready, start, end = times
     return TaskSpan(
-        **{"lane": 0, "scope_depth": 0, "status": 0, "priority": 0} | fields,
+        **{"submitter": 0, "scope_depth": 0, "status": 0, "priority": 0} | fields,
         task=id,
         kernel=kernel,
         worker=worker,
@@ -19,7 +19,10 @@ def span(id, times, worker=0, kernel="k", **fields):
 
 
 def stall(begin, end, cause="window", **fields):
-    """A stall of lane 0."""
+    """A stall of submitter 0."""
     return Stall(
-        **{"lane": 0, "live_tasks": 1, "heap_used_bytes": 0} | fields, cause=cause, begin_ns=begin, end_ns=end
+        **{"submitter": 0, "live_tasks": 1, "heap_used_bytes": 0} | fields,
+        cause=cause,
+        begin_ns=begin,
+        end_ns=end,
     )

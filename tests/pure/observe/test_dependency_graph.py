@@ -240,7 +240,7 @@ def test_a_graph_survives_its_file(tmp_path_factory, program):
 GOOD = {
     "id": 1,
     "kernel": "k",
-    "lane": 0,
+    "submitter": 0,
     "scope": 1,
     "depth": 1,
     "domain": 0,

@@ -5,7 +5,7 @@ from collections import Counter
 
 from pure.observe.records import span, stall
 from tilewise.observe import perfetto
-from tilewise.observe.perfetto import LANE_THREADS, write_perfetto
+from tilewise.observe.perfetto import SUBMITTER_THREADS, write_perfetto
 from tilewise.observe.trace import Trace
 
 TRACE = Trace(
@@ -25,14 +25,14 @@ def events_of(tmp_path, trace):
 
 
 def test_every_record_has_its_track(tmp_path):
-    """Workers and lanes are named threads; a task that a submitter ran lies on its lane, inside the stall."""
+    """Workers and submitters are named threads; a task that a submitter ran lies on its submitter, inside the stall."""
     events = events_of(tmp_path, TRACE)
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert names == {(0, 0): "worker 0", (0, 1): "worker 1", (0, LANE_THREADS): "lane 0 (submits)"}
+    assert names == {(0, 0): "worker 0", (0, 1): "worker 1", (0, SUBMITTER_THREADS): "submitter 0 (submits)"}
     slices = {e["name"]: (e["tid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["name"] != "k"}
-    assert slices == {"first": (0, 0.1, 0.9), "stall: window": (LANE_THREADS, 0.25, 0.25)}
+    assert slices == {"first": (0, 0.1, 0.9), "stall: window": (SUBMITTER_THREADS, 0.25, 0.25)}
     (helped,) = [e for e in events if e["ph"] == "X" and e["args"].get("task") == 3]
-    assert (helped["tid"], helped["ts"]) == (LANE_THREADS, 0.3)
+    assert (helped["tid"], helped["ts"]) == (SUBMITTER_THREADS, 0.3)
     assert sorted(e["ts"] for e in events if e["ph"] == "i") == [0.0, 0.05, 0.2]
 
 
@@ -43,7 +43,7 @@ def test_a_slice_says_all_of_its_task(tmp_path):
     assert second == {
         "name": "k", "cat": "task", "ph": "X", "pid": 0, "tid": 1, "ts": 1.3, "dur": 0.7,
         "args": {
-            "task": 2, "kernel": "k", "lane": 0, "scope_depth": 2, "status": 0, "priority": 0, "submit_us": 0.05,
+            "task": 2, "kernel": "k", "submitter": 0, "scope_depth": 2, "status": 0, "priority": 0, "submit_us": 0.05,
             "blocked_us": 0.95, "queued_us": 0.3, "producers": [1],
         },
     }  # fmt: skip
@@ -53,18 +53,18 @@ def test_a_slice_says_all_of_its_task(tmp_path):
     assert waited["args"] == {"live_tasks": 3, "heap_used_bytes": 64}
 
 
-def test_lanes_have_tracks_of_their_own(tmp_path):
-    """Stalls and submissions of a second thread stand on its lane."""
-    trace = Trace((span(1, (1, 1, 1, 9), lane=3),), (stall(2, 4, lane=2),), num_workers=1)
+def test_submitters_have_tracks_of_their_own(tmp_path):
+    """Stalls and submissions of a second thread stand on its submitter."""
+    trace = Trace((span(1, (1, 1, 1, 9), submitter=3),), (stall(2, 4, submitter=2),), num_workers=1)
     events = events_of(tmp_path, trace)
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert names == {
         0: "worker 0",
-        LANE_THREADS + 2: "lane 2 (submits)",
-        LANE_THREADS + 3: "lane 3 (submits)",
+        SUBMITTER_THREADS + 2: "submitter 2 (submits)",
+        SUBMITTER_THREADS + 3: "submitter 3 (submits)",
     }
-    assert [e["tid"] for e in events if e.get("cat") == "stall"] == [LANE_THREADS + 2]
-    assert [e["tid"] for e in events if e["ph"] == "i"] == [LANE_THREADS + 3]
+    assert [e["tid"] for e in events if e.get("cat") == "stall"] == [SUBMITTER_THREADS + 2]
+    assert [e["tid"] for e in events if e["ph"] == "i"] == [SUBMITTER_THREADS + 3]
 
 
 def test_counters_follow_the_levels(tmp_path):
@@ -76,7 +76,7 @@ def test_counters_follow_the_levels(tmp_path):
     assert counters["live tasks"] == [(0.0, 1), (0.05, 2), (0.2, 3), (0.4, 2), (1.0, 1), (2.0, 0)]
     assert counters["ready tasks"] == [(0.0, 1), (0.1, 0), (0.2, 1), (0.3, 0), (1.0, 1), (1.3, 0)]
     assert counters["heap bytes"] == [(0.25, 64)]
-    assert counters["scope depth, lane 0"] == [(0.0, 1), (0.05, 2)]
+    assert counters["scope depth, submitter 0"] == [(0.0, 1), (0.05, 2)]
 
 
 def test_arrows_lead_from_producers_while_they_are_few(tmp_path, monkeypatch):

@@ -146,8 +146,8 @@ enum {
 
 typedef struct pto_config {
   uint32_t num_workers; /* threads; default: processors - 1, at least 1 (the submitter helps); PTO_NO_WORKERS: none */
-  uint32_t window; /* tasks of one lane between submission and completion; default 1024 */
-  uint32_t max_lanes; /* threads that submit; default 16 */
+  uint32_t window; /* tasks of one submitter between submission and completion; default 1024 */
+  uint32_t max_submitters; /* threads that submit; default 16 */
   uint32_t max_handles; /* buffers known at once; default 32768 */
   uint32_t max_regions; /* distinct boxes in use at once; default 4096 */
   uint32_t max_events; /* default 1024 */
@@ -177,8 +177,8 @@ typedef struct pto_stats {
 typedef struct pto_trace_task {
   pto_task task;
   int32_t kernel;
-  int32_t worker; /* -1 - lane: a submitter that helped */
-  int32_t lane;
+  int32_t worker; /* -1 - submitter: a submitter that helped */
+  int32_t submitter;
   int32_t scope_depth;
   int32_t status;
   int32_t priority;
@@ -187,7 +187,7 @@ typedef struct pto_trace_task {
 } pto_trace_task;
 
 typedef struct pto_trace_stall {
-  int32_t lane;
+  int32_t submitter;
   int32_t cause; /* 0 window, 1 heap, 2 handles, 3 regions */
   int64_t begin_ns, end_ns;
   uint64_t live_tasks, heap_used_bytes; /* at its begin */

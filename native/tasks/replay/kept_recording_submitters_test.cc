@@ -1,10 +1,10 @@
-// Rounds of recordings among several lanes and full windows: none is lost, none runs beside another, no false alarm is
-// raised.
+// Rounds of recordings among several submitters and full windows: none is lost, none runs beside another, no false
+// alarm is raised.
 #include "tasks/tests/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;
 
-CASE("several lanes replay one recording and submit on its buffers: no round is lost or runs beside another") {
+CASE("several submitters replay one recording and submit on its buffers: no round is lost or runs beside another") {
   Runtime runtime(2, 64);
   static std::atomic<int> num_inside;
   static std::atomic<int> num_crowded;
@@ -22,11 +22,11 @@ CASE("several lanes replay one recording and submit on its buffers: no round is 
   const pto_recording recording = pto_record_end(runtime);
   const int rounds = 2000 / kSlowdown;
   std::vector<std::thread> threads;
-  for (int lane = 0; lane < 3; ++lane) {
-    threads.emplace_back([&, lane] {
+  for (int submitter = 0; submitter < 3; ++submitter) {
+    threads.emplace_back([&, submitter] {
       for (int round = 0; round < rounds; ++round) {
         EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
-        if (round % (lane + 2) == 0) runtime.submit(alone, {inout(h)});
+        if (round % (submitter + 2) == 0) runtime.submit(alone, {inout(h)});
         if (round % 100 == 0) EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
       }
       EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
@@ -35,7 +35,8 @@ CASE("several lanes replay one recording and submit on its buffers: no round is 
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   int64_t expected = 5;
-  for (int lane = 0; lane < 3; ++lane) expected += 5 * rounds + (rounds + lane + 1) / (lane + 2);
+  for (int submitter = 0; submitter < 3; ++submitter)
+    expected += 5 * rounds + (rounds + submitter + 1) / (submitter + 2);
   EXPECT_EQ(x, expected);
   EXPECT_EQ(num_crowded.load(), 0);
   EXPECT_EQ(runtime.stats().num_completed, static_cast<uint64_t>(expected));
@@ -68,7 +69,7 @@ CASE("a full window behind a round that others hold up is no deadlock") {
   }
 }
 
-CASE("no false alarm: lanes with full windows behind rounds that others begin") {
+CASE("no false alarm: submitters with full windows behind rounds that others begin") {
   Runtime runtime(1, 2);
   const pto_kernel add = runtime.kernel("add", add_kernel);
   int64_t x = 0, one = 1;
@@ -80,10 +81,10 @@ CASE("no false alarm: lanes with full windows behind rounds that others begin") 
   std::atomic<int> num_refused{0};
   std::vector<std::thread> threads;
   const int rounds = 100'000 / kSlowdown;
-  for (int lane = 0; lane < 4; ++lane) {
-    threads.emplace_back([&, lane] {
+  for (int submitter = 0; submitter < 4; ++submitter) {
+    threads.emplace_back([&, submitter] {
       for (int n = 0; n < rounds; ++n) {
-        if (lane < 2) {
+        if (submitter < 2) {
           num_refused += pto_replay(runtime, recording, nullptr, nullptr, 0) != 0;
         } else {
           for (int t = 0; t < 4; ++t) num_refused += runtime.submit(add, {inout(hx), in(h1)}) == 0;
@@ -97,7 +98,7 @@ CASE("no false alarm: lanes with full windows behind rounds that others begin") 
   EXPECT_EQ(x, 1 + 10 * rounds);
 }
 
-CASE("lanes replay one recording on buffers of their own, submitted because a parameter orders nothing") {
+CASE("submitters replay one recording on buffers of their own, submitted because a parameter orders nothing") {
   Runtime runtime(1, 64);
   const pto_kernel add = runtime.kernel("add", add_kernel);
   std::vector<int64_t> x(8 * 4);
@@ -110,10 +111,10 @@ CASE("lanes replay one recording on buffers of their own, submitted because a pa
   const pto_recording recording = pto_record_end(runtime);
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   std::vector<std::thread> threads;
-  for (int lane = 1; lane < 4; ++lane) {
-    threads.emplace_back([&, lane] {
+  for (int submitter = 1; submitter < 4; ++submitter) {
+    threads.emplace_back([&, submitter] {
       for (int n = 0; n < 300 / kSlowdown; ++n) {
-        EXPECT_EQ(pto_replay(runtime, recording, handles.data(), handles.data() + 8 * lane, 8), 0);
+        EXPECT_EQ(pto_replay(runtime, recording, handles.data(), handles.data() + 8 * submitter, 8), 0);
       }
       EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
     });
