@@ -22,6 +22,7 @@ from tilewise.checkpoint.header import MAX_DIMS, MAX_SIZE
 from tilewise.core.border import shown
 from tilewise.core.mesh import MAX_DEVICES
 from tilewise.core.reading import Unreadable, parse_json, read_whole
+from tilewise.core.sizes import format_bytes
 
 __all__ = [
     "MANIFEST",
@@ -209,7 +210,7 @@ def read_manifest(directory: Path) -> Manifest:
 def parse_manifest(content: bytes) -> Manifest:
     """The manifest that a file's content is; errors as of `read_manifest`."""
     if len(content) > _MAX_BYTES:
-        raise Unreadable(f"it is larger than {_MAX_BYTES} bytes")
+        raise Unreadable(f"it is larger than {format_bytes(_MAX_BYTES)}")
     manifest = parse_json(content, Manifest)
     if manifest.signed().digest != manifest.digest:
         raise Unreadable("it does not have its own checksum")

@@ -8,6 +8,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tilewise.core.sizes import format_bytes
+
 if TYPE_CHECKING:
     from tilewise.checkpoint import StoredWeights
     from tilewise.models import ModelConfig
@@ -38,9 +40,9 @@ def describe_model(model_dir: Path) -> Iterator[str]:
     stored: Counter[str] = Counter()
     for tensor in files.values():
         stored[str(tensor.dtype)] += tensor.nbytes
-    yield f"stored as: {', '.join(f'{name} {_size(num)}' for name, num in sorted(stored.items()))}"
+    yield f"stored as: {', '.join(f'{name} {format_bytes(num)}' for name, num in sorted(stored.items()))}"
     weights = {name: count * size for name, size in _DTYPES.items()}
-    yield f"weights in memory: {', '.join(f'{name} {_size(num)}' for name, num in weights.items())}"
+    yield f"weights in memory: {', '.join(f'{name} {format_bytes(num)}' for name, num in weights.items())}"
     memory = memory_of_machine()
     if not models.is_encoder(config):
         yield from _cache(config, weights, memory)
@@ -74,14 +76,14 @@ def _cache(config: ModelConfig, weights: Mapping[str, int], memory: int) -> Iter
     from tilewise import models
 
     per_token = models.kv_elements_per_token(config)
-    yield f"KV cache per token: {', '.join(f'{n} {_size(per_token * s)}' for n, s in _DTYPES.items())}"
-    yield f"memory of this machine: {_size(memory)}"
+    yield f"KV cache per token: {', '.join(f'{n} {format_bytes(per_token * s)}' for n, s in _DTYPES.items())}"
+    yield f"memory of this machine: {format_bytes(memory)}"
     limit = models.max_context(config)
     for name, size in _DTYPES.items():
         free = memory - weights[name]
         tokens = max(0, free // (per_token * size))
         if free <= 0:
-            yield f"{name}: does not fit; weights need {_size(-free)} more"
+            yield f"{name}: does not fit; weights need {format_bytes(-free)} more"
         else:
             yield (
                 f"{name}: fits, and {tokens:,} tokens of KV cache beside it ({tokens / limit:.1f} times its context of "
@@ -102,20 +104,12 @@ def _speed(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Iterat
     try:
         bandwidth = measure_bandwidth()
     except MemoryError:
-        yield f"speed: not measured, since that takes {_size(PROBE_BYTES)} of memory"
+        yield f"speed: not measured, since that takes {format_bytes(PROBE_BYTES)} of memory"
         return
     yield f"this machine reads {bandwidth / 1e9:.1f} GB/s from memory"
     for name, size in _DTYPES.items():
         flops = measure_flops(name)
         line = f"{name}: cores reach {flops / 1e9:.0f} GFLOP/s, so it reads at most {flops / (2 * read):,.0f} tokens/s"
         if not models.is_encoder(config):
-            line += f"; it writes at most {bandwidth / (read * size):,.1f}, since each token reads {_size(read * size)}"
+            line += f"; it writes at most {bandwidth / (read * size):,.1f}, since each token reads {format_bytes(read * size)}"
         yield line
-
-
-def _size(num_bytes: float) -> str:
-    """A size as people read it."""
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if num_bytes >= factor:
-            return f"{num_bytes / factor:.2f} {unit}"
-    return f"{int(num_bytes)} bytes"

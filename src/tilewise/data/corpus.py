@@ -18,6 +18,7 @@ from pathlib import Path
 from tilewise.core import Border, ConfigError, get_logger
 from tilewise.core.border import shown
 from tilewise.core.reading import Unreadable
+from tilewise.core.sizes import format_bytes
 from tilewise.data.text_files import read_pieces, read_text
 
 __all__ = ["Corpus", "TextFile", "is_held_out", "load_corpus", "load_standard_library"]
@@ -141,8 +142,8 @@ def _check_memory(num_bytes: int, root: Path) -> None:
     limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if num_bytes > limit:
         raise ConfigError(
-            f"[data.corpus] data must fit the machine's memory of {limit} bytes; got {num_bytes} in {str(root)!r}; "
-            "give less text"
+            f"[data.corpus] the data must fit into this machine's memory of {format_bytes(limit)}; got "
+            f"{format_bytes(num_bytes)} in {str(root)!r}; give less text"
         )
 
 

@@ -21,12 +21,12 @@ from tilewise.core.border import shown
 from tilewise.core.environment import read
 from tilewise.core.errors import ConfigError
 from tilewise.core.limits import core_quota, memory_of_machine, num_cores
+from tilewise.core.sizes import format_bytes
 from tilewise.kernels.isa import isa_in_use, isa_levels
 
 __all__ = ["Finding", "check_machine"]
 
 _CPUS = "sys/devices/system/cpu"
-_GIB = 1 << 30
 _FEW_FILES = 1024
 _OWN_CLOCKS = ("tsc", "arch_sys_counter")  # read without a system call
 _DRIVERS_THAT_SCALE = (
@@ -150,10 +150,10 @@ def _memory(root: Path) -> Iterator[Finding]:
         line.split(":", 1) for line in (_read(root / "proc/meminfo") or "").splitlines() if ":" in line
     )
     limit = memory_of_machine(root)
-    found = f"{limit / _GIB:.1f} GiB"
+    found = format_bytes(limit)
     if "MemAvailable" in fields:
         free = int(fields["MemAvailable"].split()[0]) << 10
-        found += f", {min(limit, free) / _GIB:.1f} GiB of them free"
+        found += f", {format_bytes(min(limit, free))} of it free"
     yield Finding("memory", "ok", found)
     if _read(root / "proc/sys/vm/overcommit_memory") == "2":
         advice = "memory is reserved before it is used; as root: sysctl vm.overcommit_memory=0"

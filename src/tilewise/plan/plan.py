@@ -10,6 +10,7 @@ from tilewise.core.border import Border
 from tilewise.core.errors import PlanError, ResourceError
 from tilewise.core.limits import memory_of_machine
 from tilewise.core.reading import Unreadable
+from tilewise.core.sizes import format_bytes
 from tilewise.core.writing import replace_file, replace_text
 from tilewise.ir.file import Unwritable
 from tilewise.observe import render_plan
@@ -44,14 +45,14 @@ class Plan(PlanTables):
         copies = sum(self.checkpoint_bytes)
         need = self.device_bytes * self.mesh.num_devices + copies
         if need > limit:
-            beside = (
-                f", of that {copies} for checkpoints that are written while training goes on"
-                if copies
-                else ""
+            num = self.mesh.num_devices
+            copied = (
+                f", {format_bytes(copies)} of it for the checkpoint's copy of the state" if copies else ""
             )
             raise ResourceError(
-                f"[plan.require_memory] the devices' memory must fit {limit} bytes; got {need} for "
-                f"{self.mesh.num_devices} devices{beside}; take a smaller batch or model, accumulate, or offload"
+                f"[plan.require_memory] the memory of all devices must fit into {format_bytes(limit)}; got "
+                f"{format_bytes(need)} for {num} device{'s' if num > 1 else ''}{copied}; take a smaller batch or "
+                "model, accumulate, recompute, or offload"
             )
 
     def traffic(self, program: str = "step", sizes: Mapping[str, int] | None = None) -> dict[str, list[int]]:
