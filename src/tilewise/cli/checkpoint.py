@@ -74,6 +74,8 @@ def _count_damaged(place: Path, error: DamagedCheckpoint | ResourceError) -> int
 
 
 def _describe(opened: OpenCheckpoint) -> Iterator[str]:
+    from tilewise.checkpoint import describe_changes
+
     kinds: Counter[str] = Counter()
     for tensor in opened.tensors.values():
         kinds[str(tensor.dtype)] += tensor.nbytes
@@ -89,6 +91,8 @@ def _describe(opened: OpenCheckpoint) -> Iterator[str]:
     yield f"devices: {len(opened.files)}{f' ({mesh})' if mesh else ''}"
     for file in opened.files:
         yield f"  {file.name}: {len(file.parts)} tensors or parts of them, {format_bytes(file.nbytes)}"
+    for change in opened.changes:
+        yield f"changed after step {change.step}: {describe_changes([change])}"
     yield "configuration:"
     for key, value in _flat(opened.config):
         yield f"  {bare(key)} = {bare(value, _MAX_VALUE)}"

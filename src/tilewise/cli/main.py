@@ -122,6 +122,18 @@ def train(
             help="The same if there is one, else start: one command line for every start of a job.",
         ),
     ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="SECTION.KEY=VALUE",
+            help="Override a setting of the file; may be repeated. With --resume, this is how to change the number of "
+            "steps or the optimizer's settings for the rest of a run.",
+        ),
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show the whole plan: memory, tiles, tasks, communication.")
+    ] = False,
 ) -> None:
     """Train a model as a configuration file says.
 
@@ -130,17 +142,21 @@ def train(
     on other devices. Leaves checkpoints, metrics.jsonl, loss.png and a Hugging Face directory in
     `output.directory`. Relative paths in the file start where the file lies.
 
-    Example: `tilewise train examples/train.toml`
+    Example: `tilewise train examples/train.toml` and `tilewise train examples/train.toml --resume --set train.steps=4000`
     """
     from tilewise.graph.parallel import ProgressTracker
-    from tilewise.train import load_config, plan_run, run_training
+    from tilewise.train import load_config, plan_run, run_training, setting_names
 
     console = make_console(stderr=True)
+    given = settings or []
     with before_work():
         run = plan_run(
-            load_config(config), resume or (None if auto_resume else False), ProgressTracker(console)
+            load_config(config, given),
+            resume or (None if auto_resume else False),
+            ProgressTracker(console),
+            setting_names(given),
         )
-    result = run_training(run, console)
+    result = run_training(run, console, explain)
     if result.interrupted:
         raise typer.Exit(_INTERRUPTED)
     _print_path(result.model_dir)

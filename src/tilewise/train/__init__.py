@@ -18,6 +18,7 @@ from tilewise.train.config import (
     load_config,
     make_model_config,
     make_optimizer,
+    setting_names,
 )
 from tilewise.train.evaluation import CompressionReport, Score, compress_files, score_files
 from tilewise.train.metrics import draw_loss_curve, read_metrics
@@ -71,6 +72,7 @@ __all__ = [
     "read_metrics",
     "run_training",
     "score_files",
+    "setting_names",
     "track_work",
     "train_steps",
     "tune_run",

@@ -79,8 +79,8 @@ def test_every_difference_is_named(tmp_path):
         load_checkpoint(path, {"layers": 6, "optimizer": {"lr": 0.2, "beta1": 0.9}})
     for words in (
         "optimizer.lr = 0.2 instead of 0.1",
-        "optimizer.beta1 = 0.9 instead of nothing",
-        "optimizer.eps = nothing instead of 1e-08",
+        "optimizer.beta1 = 0.9 instead of its default",
+        "optimizer.eps = its default instead of 1e-08",
     ):
         assert words in str(caught.value)
     assert "layers" not in str(caught.value)

@@ -189,8 +189,11 @@ def test_metrics_hold_finite_numbers_only(tmp_path, value):
 def test_loss_curve_is_a_picture(tmp_path):
     """The curve is a PNG file."""
     path = tmp_path / "loss.png"
-    draw_loss_curve(path, [math.exp(-step / 20) for step in range(100)], "loss")
-    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    losses = [math.exp(-step / 20) for step in range(100)]
+    draw_loss_curve(path, losses, "loss")
+    plain = path.read_bytes()
+    draw_loss_curve(path, losses, "loss", [(10, 0.7), (20, 0.5)])
+    assert plain[:8] == b"\x89PNG\r\n\x1a\n" and path.read_bytes() != plain
 
 
 def test_a_log_gets_a_line_now_and_then(monkeypatch):
@@ -215,4 +218,5 @@ def test_live_line_says_it_all():
     """Loss, speed and time left stand in one line."""
     line = describe_step(10, 100, 3.14159, 12345.6, 125)
     assert line == "step 10/100  loss 3.142  12,346 tokens/s  2:05 left"
+    assert "loss 3.142  held-out loss 2.718  12,346" in describe_step(10, 100, 3.14159, 12345.6, 125, 2.71828)
     assert format_duration(3661) == "1:01:01"
