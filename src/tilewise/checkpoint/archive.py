@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from tilewise.checkpoint.tensors import OpenFile
 from tilewise.core.border import shown
 from tilewise.core.reading import Unreadable
-from tilewise.core.sizes import format_bytes
 
 __all__ = ["Part", "read_archive", "read_part"]
 
@@ -93,7 +92,7 @@ def read_part(file: OpenFile, part: Part, max_bytes: int) -> bytes:
         CheckpointError: the file has become shorter.
     """
     if part.size > max_bytes:
-        raise Unreadable(f"a part of it has {format_bytes(part.size)}, more than {format_bytes(max_bytes)}")
+        raise Unreadable(f"a part of it has {part.size} bytes, more than {max_bytes}")
     content = _read(file, part.begin, part.size)
     if part.crc is not None and zlib.crc32(content) != part.crc:
         raise Unreadable("a part of it does not have its checksum: it is damaged")

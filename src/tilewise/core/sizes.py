@@ -12,4 +12,4 @@ def format_bytes(num_bytes: float) -> str:
     for unit, factor in _UNITS:
         if num_bytes >= factor:
             return f"{num_bytes / factor:.2f} {unit}"
-    return f"{int(num_bytes)} bytes"
+    return f"{int(num_bytes)} byte{'' if num_bytes == 1 else 's'}"

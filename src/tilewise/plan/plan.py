@@ -14,6 +14,7 @@ from tilewise.core.sizes import format_bytes
 from tilewise.core.writing import replace_file, replace_text
 from tilewise.ir.file import Unwritable
 from tilewise.observe import render_plan
+from tilewise.plan.costs import DeviceCosts, count_costs
 from tilewise.plan.explain import explain_plan, explain_tensor
 from tilewise.plan.file import decode_plan, digest_of, encode_plan, read_content, require_fit
 from tilewise.plan.picture import draw_plan, read_timeline
@@ -51,8 +52,8 @@ class Plan(PlanTables):
             )
             raise ResourceError(
                 f"[plan.require_memory] the memory of all devices must fit into {format_bytes(limit)}; got "
-                f"{format_bytes(need)} for {num} device{'s' if num > 1 else ''}{copied}; take a smaller batch or "
-                "model, accumulate, recompute, or offload"
+                f"{format_bytes(need)} for {num} device{'s' if num > 1 else ''}, {format_bytes(need - limit)} too "
+                f"much{copied}; take a smaller batch or model, accumulate, recompute, or offload"
             )
 
     def traffic(self, program: str = "step", sizes: Mapping[str, int] | None = None) -> dict[str, list[int]]:
@@ -89,6 +90,23 @@ class Plan(PlanTables):
             count_file_traffic(self.program, device, program, bounds)
             for device in range(self.mesh.num_devices)
         ]
+
+    def costs(self, program: str = "step") -> dict[int, DeviceCosts]:
+        """FLOPs, bytes and bytes from peers of one run of a program, with every symbolic size at its bound.
+
+        Args:
+            program: its name.
+
+        Returns:
+            The costs of one device of each class, by the device's number.
+
+        Raises:
+            PlanError: no such program.
+        """
+        _border.choice("costs", "program", program, list(self.programs))
+        return {
+            device: count_costs(self.program, device, program, self.symbol_bounds) for device in self.kinds
+        }
 
     def explain(self) -> str:
         """Mesh, memory, tiles, tasks, traffic and templates in words, before anything runs."""

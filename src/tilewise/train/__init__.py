@@ -25,6 +25,7 @@ from tilewise.train.metrics import draw_loss_curve, read_metrics
 from tilewise.train.pacing import TimeBudget
 from tilewise.train.progress import StepProgress, format_duration, track_work
 from tilewise.train.run import PlannedRun, RunResult, plan_run, run_training, train_steps
+from tilewise.train.savings import Saving, find_savings, need_of_all, need_per_device
 from tilewise.train.schedule import learning_rate
 from tilewise.train.trainer import (
     Trainer,
@@ -45,6 +46,7 @@ __all__ = [
     "OutputSection",
     "PlannedRun",
     "RunResult",
+    "Saving",
     "Score",
     "StepProgress",
     "TimeBudget",
@@ -60,6 +62,7 @@ __all__ = [
     "compress_files",
     "draw_loss_curve",
     "evaluate_model",
+    "find_savings",
     "format_duration",
     "learning_rate",
     "load_config",
@@ -67,6 +70,8 @@ __all__ = [
     "make_model_config",
     "make_optimizer",
     "make_plan",
+    "need_of_all",
+    "need_per_device",
     "plan_run",
     "prepare_data",
     "read_metrics",

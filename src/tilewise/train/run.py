@@ -197,7 +197,10 @@ def plan_run(
 
 
 def _check_settings(config: TrainConfig, checkpoints: Path, may_change: frozenset[str]) -> None:
-    """Compare the settings with those of the newest checkpoint before any work; the data is compared once it is read."""
+    """Compare the settings with those of the newest checkpoint, before any work.
+
+    The data is compared later, when it is read.
+    """
     newest = latest_checkpoint(checkpoints)
     assert newest is not None  # `_check_output` has seen it
     opened = open_checkpoint(newest)

@@ -669,9 +669,14 @@ def test_optimizers_of_the_file_train(texts, tmp_path):
 
 @pytest.mark.parametrize(
     ("mesh", "changes"),
-    [(ONE, {}), (DP, {"accumulation": 2}), ({"dp": 2, "tp": 2}, {"accumulation": 2}), (ONE, {"data": {"documents": "padded"}})],
+    [
+        (ONE, {}),
+        (DP, {"accumulation": 2}),
+        (BOTH, {"accumulation": 2}),
+        (ONE, {"data": {"documents": "padded"}}),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_held_out_text_is_evaluated_while_training(texts, whole_run, tmp_path, mesh, changes):
     """Every window of it once, by the weights in training: the figures of any mesh, and no bit of the run changes."""
     config = make_config(texts, tmp_path, mesh, evaluate_every=2, **changes)
