@@ -48,12 +48,14 @@ class Plan(PlanTables):
         if need > limit:
             num = self.mesh.num_devices
             copied = (
-                f", {format_bytes(copies)} of it for the checkpoint's copy of the state" if copies else ""
+                f", of that {format_bytes(copies)} for checkpoints that are written while training goes on"
+                if copies
+                else ""
             )
             raise ResourceError(
-                f"[plan.require_memory] the memory of all devices must fit into {format_bytes(limit)}; got "
-                f"{format_bytes(need)} for {num} device{'s' if num > 1 else ''}, {format_bytes(need - limit)} too "
-                f"much{copied}; take a smaller batch or model, accumulate, recompute, or offload"
+                f"[plan.require_memory] the devices' memory must fit {format_bytes(limit)}; got {format_bytes(need)} "
+                f"for {num} device{'s' if num > 1 else ''}{copied}, {format_bytes(need - limit)} too much; take a "
+                "smaller batch or model, accumulate, recompute, or offload"
             )
 
     def traffic(self, program: str = "step", sizes: Mapping[str, int] | None = None) -> dict[str, list[int]]:

@@ -236,16 +236,16 @@ def run_training(run: PlannedRun, console: Console, explain: bool = False) -> Ru
     with lock_directory(output):
         _check_output(run.config, run.resume)  # again, now that no other run can write there
         remove_leftovers(output)
-        _say(console, run.describe())
-        if explain:
-            _say(console, run.plan.explain())
-        return _run_alone(run, output, console)
+        return _run_alone(run, output, console, explain)
 
 
-def _run_alone(run: PlannedRun, output: Path, console: Console) -> RunResult:
+def _run_alone(run: PlannedRun, output: Path, console: Console, explain: bool) -> RunResult:
     """The run, in an output directory that no other run writes to."""
     config = run.config
     data = prepare_data(config, console)
+    _say(console, run.describe())
+    if explain:
+        _say(console, run.plan.explain())
     with Trainer(config, data, run.graph, run.plan) as trainer:
         first_step = _restore(trainer, output / _CHECKPOINTS, run.may_change, console) if run.resume else 0
         if first_step == config.train.steps and (output / _MODEL / "config.json").is_file():
