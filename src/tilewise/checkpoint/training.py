@@ -109,7 +109,7 @@ def describe_changes(changes: Sequence[ConfigChange]) -> str:
 
 
 def _value_in_words(value: object) -> str:
-    return "its default" if value is None else bare(value, 20)
+    return "nothing" if value is None else bare(value, 20)
 
 
 @dataclass(frozen=True)

@@ -166,9 +166,14 @@ def _program(
         name: tuple(call for phase, call in bound.calls if phase in included)
         for name, included in _lists(variants, shapes).items()
     }
-    if shapes.settings.accumulation > 1:  # the credits of rings name positions in the list
+    if (
+        shapes.settings.accumulation > 1
+    ):  # credits of rings name positions in the list, which differ from a step's
         uses = variants.uses_alone("forward")
-        calls["forward"] = tuple(replace(c, numbers=use.numbers) for c, use in zip(calls["forward"], uses))
+        calls["forward"] = tuple(
+            call if call.numbers == use.numbers else replace(call, numbers=use.numbers)
+            for call, use in zip(calls["forward"], uses)
+        )
     templates = [[v.templates[c] for v in variants.variants] for c in range(len(classes))]
     if shapes.mesh.num_devices > 1:
         copies, call = binder.broadcast(numbers)

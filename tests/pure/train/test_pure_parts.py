@@ -31,6 +31,20 @@ def test_schedule_rises_then_falls_to_its_floor():
 
 
 @pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.5, 1.0, 1.0, 0.7, 0.4, 0.1]),
+        ("cosine", [0.5, 1.0, 1.0, 0.775, 0.325, 0.1]),
+    ],
+)
+def test_schedules_after_the_warm_up(schedule, rates):
+    """A constant rate stays; a linear and a cosine one reach the floor at the last step."""
+    found = [learning_rate(step, 6, 1.0, 2, 0.1, schedule) for step in range(6)]
+    assert found == pytest.approx(rates)
+
+
+@pytest.mark.parametrize(
     ("steps", "warmup", "rates"),
     [
         (1, 0, [1.0]),
