@@ -166,13 +166,12 @@ def _program(
         name: tuple(call for phase, call in bound.calls if phase in included)
         for name, included in _lists(variants, shapes).items()
     }
-    if (
-        shapes.settings.accumulation > 1
-    ):  # credits of rings name positions in the list, which differ from a step's
-        uses = variants.uses_alone("forward")
+    runs = [variants.uses]
+    if shapes.settings.accumulation > 1:  # forward passes of all microbatches in a row, which no step has
+        runs.append(variants.uses_alone("forward"))
         calls["forward"] = tuple(
             call if call.numbers == use.numbers else replace(call, numbers=use.numbers)
-            for call, use in zip(calls["forward"], uses)
+            for call, use in zip(calls["forward"], runs[1])
         )
     templates = [[v.templates[c] for v in variants.variants] for c in range(len(classes))]
     if shapes.mesh.num_devices > 1:
@@ -181,7 +180,7 @@ def _program(
         templates = [[*of, copy] for of, copy in zip(templates, copies)]
     aliases = binder.table.aliases(
         [b for b in buffers if b.category in ("gradients", "gathered", "activations", OFFLOADED)],
-        [bound.tenants[use.variant] for use in variants.uses],
+        [[bound.tenants[use.variant] for use in uses] for uses in runs],
     )
     class_of = {device: c for c, devices in enumerate(classes) for device in devices}
     return TileProgram(

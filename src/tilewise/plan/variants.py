@@ -86,7 +86,7 @@ class Variants:
     uses: tuple[Use, ...]
 
     def uses_alone(self, phase: str) -> tuple[Use, ...]:
-        """The uses of one phase, with the rings' numbers of a list of these uses alone.
+        """The uses of one phase, with the numbers of rings in a list of these uses alone.
 
         All uses of a ring are of one phase, so each use has the same place in its ring as in a step.
         """
