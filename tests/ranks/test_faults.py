@@ -13,6 +13,7 @@ from small_llama import batches, config, training_graph
 
 from tilewise.core import CommTimeout, LayoutError, PlanError, ResourceError, ShapeError, TaskFailed
 from tilewise.core.mesh import DeviceMesh
+from tilewise.core.sizes import format_bytes
 
 MODEL = config()
 
@@ -58,11 +59,11 @@ def test_a_worker_that_stops():
 
 
 def test_memory_over_the_limit():
-    """Refused before anything is allocated, with both numbers."""
+    """Refused before anything is allocated, with both sizes and their difference."""
     graph = training_graph(MODEL, "bf16")
     plan = graph.plan({"dp": 2})
     need = 2 * plan.device_bytes
-    with pytest.raises(ResourceError, match=str(need)):
+    with pytest.raises(ResourceError, match=rf"got {format_bytes(need)} for 2 devices, 1 byte too much"):
         graph.instantiate(plan, memory_limit_bytes=need - 1)
     with pytest.raises(MemoryError):
         graph.instantiate(plan, memory_limit_bytes=1)

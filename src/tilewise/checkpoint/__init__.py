@@ -15,6 +15,7 @@ from tilewise.checkpoint.files import (
 from tilewise.checkpoint.generation import load_generation_config
 from tilewise.checkpoint.hub import find_model
 from tilewise.checkpoint.lock import lock_directory
+from tilewise.checkpoint.manifest import ConfigChange
 from tilewise.checkpoint.pretrained import save_pretrained
 from tilewise.checkpoint.shards import write_weights
 from tilewise.checkpoint.stored import StoredTensor, StoredWeights, store_parameters
@@ -25,8 +26,11 @@ from tilewise.checkpoint.torch_files import open_state_dict
 from tilewise.checkpoint.training import (
     DamagedCheckpoint,
     OpenCheckpoint,
+    OtherConfiguration,
     TrainingState,
     checkpoint_paths,
+    config_changes,
+    describe_changes,
     has_checkpoints,
     latest_checkpoint,
     load_checkpoint,
@@ -39,10 +43,12 @@ from tilewise.checkpoint.weights import open_weights
 __all__ = [
     "Box",
     "CheckpointWriter",
+    "ConfigChange",
     "DamagedCheckpoint",
     "FileTensor",
     "LazyTensor",
     "OpenCheckpoint",
+    "OtherConfiguration",
     "PartedTensor",
     "StoredTensor",
     "StoredWeights",
@@ -53,6 +59,8 @@ __all__ = [
     "check_replaceable",
     "check_writable",
     "checkpoint_paths",
+    "config_changes",
+    "describe_changes",
     "find_model",
     "has_checkpoints",
     "is_distributed",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,9 +22,11 @@ from tilewise.checkpoint.header import MAX_DIMS, MAX_SIZE
 from tilewise.core.border import shown
 from tilewise.core.mesh import MAX_DEVICES
 from tilewise.core.reading import Unreadable, parse_json, read_whole
+from tilewise.core.sizes import format_bytes
 
 __all__ = [
     "MANIFEST",
+    "ConfigChange",
     "Manifest",
     "PartRecord",
     "TensorRecord",
@@ -85,6 +87,24 @@ class TensorRecord(BaseModel):
     parts: Annotated[list[PartRecord], Field(min_length=1, max_length=MAX_DEVICES)]
 
 
+class ConfigChange(BaseModel):
+    """A setting that a resumed run changed.
+
+    Attributes:
+        step: optimizer steps done before the change.
+        key: of the setting, as `section.key`.
+        old: its value before.
+        new: its value from then on.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    step: Annotated[int, Field(ge=0)]
+    key: str
+    old: Any
+    new: Any
+
+
 class Manifest(BaseModel):
     """What checkpoint.json holds.
 
@@ -95,7 +115,9 @@ class Manifest(BaseModel):
         devices: how many there were; each has a file.
         mesh: their axes, for people: a checkpoint goes on on any other.
         tensors: by name.
-        tokenizer: checksum of the tokenizer.json beside it; None where there is none.
+        tokenizer: checksum of the tokenizer.json next to it; None without one.
+        changes: of the configuration since the run began, in order. The file has this key only if there are some, so
+            that files of runs without changes are those of earlier versions.
         digest: SHA-256 of everything else in it.
     """
 
@@ -108,6 +130,7 @@ class Manifest(BaseModel):
     mesh: dict[str, Annotated[int, Field(ge=1, le=MAX_DEVICES)]]
     tensors: dict[str, TensorRecord]
     tokenizer: str | None = None
+    changes: list[ConfigChange] = []
     digest: str = ""
 
     @field_validator("version", mode="before")
@@ -128,6 +151,7 @@ class Manifest(BaseModel):
         num_devices: int,
         tensors: Mapping[str, TensorRecord],
         tokenizer: bytes | None,
+        changes: Sequence[ConfigChange] = (),
     ) -> Manifest:
         """A manifest with its digest.
 
@@ -138,6 +162,7 @@ class Manifest(BaseModel):
             num_devices: the same.
             tensors: the same.
             tokenizer: content of tokenizer.json.
+            changes: as in the attributes.
         """
         words = None if tokenizer is None else hashlib.sha256(tokenizer).hexdigest()
         return Manifest(
@@ -148,16 +173,22 @@ class Manifest(BaseModel):
             mesh=dict(mesh),
             tensors=dict(tensors),
             tokenizer=words,
+            changes=list(changes),
         ).signed()
 
     def signed(self) -> Manifest:
         """The same with the digest that belongs to it."""
-        content = json.dumps(self.model_dump(exclude={"digest"}), sort_keys=True, separators=(",", ":"))
+        dumped = self._dump()
+        del dumped["digest"]
+        content = json.dumps(dumped, sort_keys=True, separators=(",", ":"))
         return self.model_copy(update={"digest": hashlib.sha256(content.encode("utf-8")).hexdigest()})
 
     def content(self) -> str:
         """The text of the file."""
-        return json.dumps(self.model_dump()) + "\n"
+        return json.dumps(self._dump()) + "\n"
+
+    def _dump(self) -> dict[str, Any]:
+        return self.model_dump(exclude=set() if self.changes else {"changes"})
 
     def parts_by_device(self) -> dict[int, dict[str, PartRecord]]:
         """What each device's file holds, by the tensors' names."""
@@ -209,7 +240,7 @@ def read_manifest(directory: Path) -> Manifest:
 def parse_manifest(content: bytes) -> Manifest:
     """The manifest that a file's content is; errors as of `read_manifest`."""
     if len(content) > _MAX_BYTES:
-        raise Unreadable(f"it is larger than {_MAX_BYTES} bytes")
+        raise Unreadable(f"it is larger than {format_bytes(_MAX_BYTES)}")
     manifest = parse_json(content, Manifest)
     if manifest.signed().digest != manifest.digest:
         raise Unreadable("it does not have its own checksum")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tilewise.checkpoint.boxes import Box, misfit
 from tilewise.checkpoint.header import MAX_DIMS, MAX_SIZE, is_storable
-from tilewise.checkpoint.tensors import FileTensor, PartedTensor, TensorPart
+from tilewise.checkpoint.tensors import FileTensor, LazyTensor, PartedTensor, TensorPart
 from tilewise.core import CheckpointError
 from tilewise.core.border import Border, shown
 from tilewise.ir.graph import METADATA
@@ -84,7 +84,7 @@ def _is_of_parts(tensor: object) -> TypeGuard[PartedTensor]:
         and all(
             isinstance(part, TensorPart)
             and isinstance(part.box, Box)
-            and isinstance(part.values, (np.ndarray, FileTensor))
+            and isinstance(part.values, (np.ndarray, FileTensor, LazyTensor))
             and _is_integer(part.device)
             for part in tensor.parts
         )

@@ -241,7 +241,7 @@ class FileTensor:
 
 @dataclass(frozen=True)
 class TensorPart:
-    """A box of a tensor, in memory or in a file.
+    """A box of a tensor: in memory, in a file, or fetched when it is read.
 
     Attributes:
         box: where it lies in the whole.
@@ -250,7 +250,7 @@ class TensorPart:
     """
 
     box: Box
-    values: NDArray[Any] | FileTensor
+    values: NDArray[Any] | FileTensor | LazyTensor
     device: int = 0
 
     def read(self, box: Box) -> NDArray[Any]:

@@ -14,7 +14,7 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -32,7 +32,7 @@ from tilewise.checkpoint.device_files import (
     write_device_files,
 )
 from tilewise.checkpoint.files import remove_directory, remove_leftovers, replace_directory
-from tilewise.checkpoint.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
+from tilewise.checkpoint.manifest import MANIFEST, ConfigChange, Manifest, parse_manifest, read_manifest
 from tilewise.checkpoint.parts import make_parts
 from tilewise.checkpoint.tensors import FileTensor, PartedTensor
 from tilewise.core import CheckpointError, ResourceError
@@ -45,10 +45,13 @@ __all__ = [
     "STEP_NAME",
     "DamagedCheckpoint",
     "OpenCheckpoint",
+    "OtherConfiguration",
     "Progress",
     "TrainingState",
     "checkpoint_path",
     "checkpoint_paths",
+    "config_changes",
+    "describe_changes",
     "has_checkpoints",
     "latest_checkpoint",
     "load_checkpoint",
@@ -82,6 +85,33 @@ class DamagedCheckpoint(CheckpointError):
         self.reason = reason
 
 
+class OtherConfiguration(CheckpointError):
+    """A checkpoint of another configuration.
+
+    Attributes:
+        path: of the checkpoint.
+        changes: the settings that differ: `old` is the checkpoint's value.
+    """
+
+    def __init__(self, path: Path, changes: Sequence[ConfigChange]) -> None:
+        super().__init__(
+            "[checkpoint.load_checkpoint] model, data and optimizer must be those the checkpoint was made with; "
+            f"got {describe_changes(changes)} in {path}; restore the configuration or start anew"
+        )
+        self.path, self.changes = path, tuple(changes)
+
+
+def describe_changes(changes: Sequence[ConfigChange]) -> str:
+    """`optimizer.lr = 0.1 instead of 0.2`, one after the other."""
+    return ", ".join(
+        f"{bare(c.key)} = {_value_in_words(c.new)} instead of {_value_in_words(c.old)}" for c in changes
+    )
+
+
+def _value_in_words(value: object) -> str:
+    return "nothing" if value is None else bare(value, 20)
+
+
 @dataclass(frozen=True)
 class TrainingState:
     """What a checkpoint holds.
@@ -92,12 +122,14 @@ class TrainingState:
             Read lazily after loading.
         tokenizer: content of tokenizer.json, so that a checkpoint alone becomes a model directory; not read by loading.
         mesh: axes of the devices; none for one device.
+        changes: of the configuration since the run began, in order.
     """
 
     step: int
     tensors: Mapping[str, NDArray[Any] | FileTensor | PartedTensor]
     tokenizer: bytes | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
+    changes: Sequence[ConfigChange] = ()
 
 
 @dataclass(frozen=True)
@@ -111,7 +143,8 @@ class OpenCheckpoint:
         mesh: axes of the devices that wrote it.
         tensors: by name.
         files: of the devices.
-        tokenizer: checksum of the tokenizer.json beside them; None where there is none.
+        tokenizer: checksum of the tokenizer.json next to them; None without one.
+        changes: of the configuration since the run began, in order.
     """
 
     path: Path
@@ -121,6 +154,7 @@ class OpenCheckpoint:
     tensors: Mapping[str, FileTensor | PartedTensor]
     files: tuple[DeviceFile, ...]
     tokenizer: str | None
+    changes: tuple[ConfigChange, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -195,7 +229,7 @@ def save_checkpoint(
     work = _Work(2 * sum(tensor.nbytes for tensor in tensors.values()), on_progress)
     settings = _border.json("save_checkpoint", "a configuration", config)
     records = describe(tensors, num_devices, work.add)
-    meta = Manifest.of(step, settings, mesh, num_devices, records, state.tokenizer)
+    meta = Manifest.of(step, settings, mesh, num_devices, records, state.tokenizer, state.changes)
     _require_readable(meta)
     with writing(root):
         root.mkdir(parents=True, exist_ok=True)
@@ -307,35 +341,37 @@ def open_checkpoint(path: str | Path) -> OpenCheckpoint:
     problem = _wrong_step(meta, path, tensors)
     if problem is not None:
         raise DamagedCheckpoint(path, problem)
-    return OpenCheckpoint(path, meta.step, meta.config, meta.mesh, tensors, files, meta.tokenizer)
+    return OpenCheckpoint(
+        path, meta.step, meta.config, meta.mesh, tensors, files, meta.tokenizer, tuple(meta.changes)
+    )
 
 
 def load_checkpoint(
-    path: str | Path, config: Mapping[str, Any], on_progress: Progress | None = None
+    path: str | Path,
+    config: Mapping[str, Any],
+    on_progress: Progress | None = None,
+    may_change: Collection[str] = (),
 ) -> TrainingState:
     """Read a checkpoint after checking every byte of it, and that it belongs to this configuration.
 
     Args:
         config: of the run that goes on.
-        on_progress: told the bytes checked, and those of all tensors.
+        on_progress: called with the bytes checked, and those of all tensors.
+        may_change: names `section.key` of settings that may differ from the checkpoint's; the state's `changes` then
+            end with those that do.
 
     Raises:
         DamagedCheckpoint: missing, truncated or changed files; names what is wrong.
-        CheckpointError: another configuration; names what differs.
+        OtherConfiguration: another configuration; names what differs.
         ResourceError: as `open_checkpoint`.
     """
     path = _border.path("load_checkpoint", "a checkpoint", path)
     _border.json("load_checkpoint", "a configuration", config)
     _border.function("load_checkpoint", "on_progress", on_progress)
     opened = open_checkpoint(path)
-    differences = _differences(opened.config, config)
-    if differences:
-        raise CheckpointError(
-            "[checkpoint.load_checkpoint] model, data and optimizer must be those the checkpoint was made with; "
-            f"got {', '.join(differences)} in {path}; restore the configuration or start anew"
-        )
+    changes = config_changes(opened, config, may_change)
     opened.verify(on_progress)
-    return TrainingState(opened.step, opened.tensors, mesh=opened.mesh)
+    return TrainingState(opened.step, opened.tensors, mesh=opened.mesh, changes=(*opened.changes, *changes))
 
 
 def load_latest(
@@ -343,12 +379,14 @@ def load_latest(
     config: Mapping[str, Any],
     report: Callable[[str], None],
     on_progress: Progress | None = None,
+    may_change: Collection[str] = (),
 ) -> tuple[Path, TrainingState]:
     """Load the newest checkpoint that is whole.
 
     Args:
         report: told of every newer one that is not, and what is used instead.
         on_progress: as for `load_checkpoint`.
+        may_change: as for `load_checkpoint`.
 
     Returns:
         The checkpoint's path and content.
@@ -363,7 +401,7 @@ def load_latest(
     _border.function("load_latest", "on_progress", on_progress)
     for path in reversed(_steps(_border.path("load_latest", "a directory", directory))):
         try:
-            state = load_checkpoint(path, config, on_progress)
+            state = load_checkpoint(path, config, on_progress, may_change)
         except DamagedCheckpoint as error:
             damaged.append(f"{path.name} is damaged ({error.reason})")
             continue
@@ -424,14 +462,23 @@ def _holds(path: Path, meta: Manifest) -> bool:
     return True
 
 
-def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Every setting that differs, as `optimizer.lr = 0.1 instead of 0.2`."""
-    before, after = dict(_flat(then)), dict(_flat(now))
-    return [
-        f"{bare(key)} = {bare(after.get(key, 'nothing'), 20)} instead of {bare(before.get(key, 'nothing'), 20)}"
+def config_changes(
+    opened: OpenCheckpoint, config: Mapping[str, Any], may_change: Collection[str] = ()
+) -> list[ConfigChange]:
+    """The settings in which a configuration differs from a checkpoint's; None stands for a value that one leaves out.
+
+    Raises:
+        OtherConfiguration: a setting differs that is not in `may_change`.
+    """
+    before, after = dict(_flat(opened.config)), dict(_flat(config))
+    changes = [
+        ConfigChange(step=opened.step, key=key, old=before.get(key), new=after.get(key))
         for key in {**after, **before}
         if key not in before or key not in after or before[key] != after[key]
     ]
+    if any(change.key not in may_change for change in changes):
+        raise OtherConfiguration(opened.path, changes)
+    return changes
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

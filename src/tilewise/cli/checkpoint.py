@@ -17,6 +17,7 @@ import typer
 from tilewise.cli.help import App
 from tilewise.core import ResourceError
 from tilewise.core.border import bare
+from tilewise.core.sizes import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,21 +70,25 @@ def _count_damaged(place: Path, error: DamagedCheckpoint | ResourceError) -> int
 
 
 def _describe(opened: OpenCheckpoint) -> Iterator[str]:
+    from tilewise.checkpoint import describe_changes
+
     kinds: Counter[str] = Counter()
     for tensor in opened.tensors.values():
         kinds[str(tensor.dtype)] += tensor.nbytes
-    sizes = ", ".join(f"{name} {count:,} bytes" for name, count in sorted(kinds.items()))
+    sizes = ", ".join(f"{name} {format_bytes(count)}" for name, count in sorted(kinds.items()))
     states = sum(name.startswith("optimizer.") for name in opened.tensors)
     yield f"newest: {opened.path.name}"
     yield f"step: {opened.step}"
     yield (
         f"tensors: {len(opened.tensors) - states} of the model, {states} of the optimizer; {sizes}; "
-        f"{opened.nbytes:,} bytes together"
+        f"{format_bytes(opened.nbytes)} together"
     )
     mesh = ", ".join(f"{bare(axis, 40)}={size}" for axis, size in opened.mesh.items())
     yield f"devices: {len(opened.files)}{f' ({mesh})' if mesh else ''}"
     for file in opened.files:
-        yield f"  {file.name}: {len(file.parts)} tensors or parts of them, {file.nbytes:,} bytes"
+        yield f"  {file.name}: {len(file.parts)} tensors or parts of them, {format_bytes(file.nbytes)}"
+    for change in opened.changes:
+        yield f"changed after step {change.step}: {describe_changes([change])}"
     yield "configuration:"
     for key, value in _flat(opened.config):
         yield f"  {bare(key)} = {bare(value, _MAX_VALUE)}"
@@ -119,7 +124,7 @@ def verify(path: Annotated[Path, _PATH]) -> None:
         except (DamagedCheckpoint, ResourceError) as error:
             num_damaged += _count_damaged(place, error)
         else:
-            print(f"{place}: whole, {len(opened.tensors)} tensors, {opened.nbytes:,} bytes")
+            print(f"{place}: whole, {len(opened.tensors)} tensors, {format_bytes(opened.nbytes)}")
     if num_damaged:
         raise typer.Exit(1)
 

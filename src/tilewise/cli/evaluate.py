@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tilewise.cli.refuse import before_work
 from tilewise.core import ConfigError, NotFinite, choose_dtype
+from tilewise.core.sizes import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,7 +80,7 @@ def evaluate_files(
             "large for the element type: evaluate in f32"
         )
     console.print(
-        f"{len(corpus.train)} files, {score.num_bytes:,} bytes, {score.num_tokens:,} tokens in {seconds:.1f} s; "
+        f"{len(corpus.train)} files, {format_bytes(score.num_bytes)}, {score.num_tokens:,} tokens in {seconds:.1f} s; "
         f"windows of {width} tokens, each token predicted from at least {width // 2} where a file has them",
         highlight=False,
         markup=False,

@@ -1,12 +1,18 @@
-"""`tilewise inspect`: what a model directory holds, what fits on this machine, and how fast it can be at most."""
+"""`tilewise inspect` of a model: what its directory holds, what fits into memory, and how fast it can be at most."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tilewise.cli.estimate import Given
+from tilewise.core import CheckpointError
+from tilewise.core.limits import memory_of_machine
+from tilewise.core.sizes import format_bytes
 
 if TYPE_CHECKING:
     from tilewise.checkpoint import StoredWeights
@@ -15,42 +21,53 @@ if TYPE_CHECKING:
 __all__ = ["describe_model"]
 
 _DTYPES = {"bf16": 2, "f32": 4}
+_WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".gguf")
 
 
-def describe_model(model_dir: Path) -> Iterator[str]:
-    """Lines about a model directory; of weights the headers are read, and a copied tied head.
+def describe_model(source: Path, given: Given) -> Iterator[str]:
+    """Lines about a model. Of weights the headers are read, and a copied tied head; a directory without weights, or a
+    config.json, is described by its configuration alone.
+
+    Args:
+        source: a model's directory, or its config.json.
+        given: peaks and memory that stand for this machine's.
 
     Raises:
-        ConfigError, CheckpointError: it is no model we can run; names file and field.
+        ConfigError, CheckpointError: it is not a model that we can run; names file and field.
     """
     from tilewise import models
-    from tilewise.core.limits import memory_of_machine
 
-    config = models.open(model_dir)
-    files, has_head = _open_weights(model_dir, config)
-    shapes = {name: tuple(tensor.shape) for name, tensor in files.items()}
-    names = models.config_content(model_dir).get("architectures")
+    is_config = source.name == "config.json" and source.is_file()
+    directory = source.parent if is_config else source
+    config = models.open(directory)
+    names = models.config_content(directory).get("architectures")
     kind = f"{names[0]} ({config.model_type})" if names else config.model_type
+    stored: StoredWeights | None = None
+    has_head = True
+    if not is_config and _has_weights(directory):
+        stored, has_head = _open_weights(directory, config)
     yield f"architecture: {kind}" + ("" if has_head else ", without the head that it is trained by")
     yield from _sizes(config)
+    shapes = dict(models.parameter_shapes(config))
+    if stored is not None:
+        shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
     count = sum(prod(shape) for shape in shapes.values())
     yield f"parameters: {count:,} ({count / 1e9:.2f} billion)"
-    stored: Counter[str] = Counter()
-    for tensor in files.values():
-        stored[str(tensor.dtype)] += tensor.nbytes
-    yield f"stored as: {', '.join(f'{name} {_size(num)}' for name, num in sorted(stored.items()))}"
+    yield _stored_in_words(stored)
     weights = {name: count * size for name, size in _DTYPES.items()}
-    yield f"weights in memory: {', '.join(f'{name} {_size(num)}' for name, num in weights.items())}"
-    memory = memory_of_machine()
+    yield f"weights in memory: {', '.join(f'{name} {format_bytes(num)}' for name, num in weights.items())}"
     if not models.is_encoder(config):
-        yield from _cache(config, weights, memory)
-    yield from _speed(config, shapes)
+        yield from _cache(config, weights, given)
+    yield from _speed(config, shapes, given)
+
+
+def _has_weights(directory: Path) -> bool:
+    return any(name.endswith(_WEIGHTS) for name in os.listdir(directory))
 
 
 def _open_weights(model_dir: Path, config: ModelConfig) -> tuple[StoredWeights, bool]:
     """The weights, and whether an encoder's head is among them; it may do without."""
     from tilewise import models
-    from tilewise.core import CheckpointError
 
     if models.is_encoder(config):
         try:
@@ -58,6 +75,15 @@ def _open_weights(model_dir: Path, config: ModelConfig) -> tuple[StoredWeights, 
         except CheckpointError:  # what else is wrong is said of the files without a head, too
             return models.open_weights(model_dir, config, with_head=False), False
     return models.open_weights(model_dir, config), True
+
+
+def _stored_in_words(stored: StoredWeights | None) -> str:
+    if stored is None:
+        return "no weights here; parameters are counted from config.json"
+    sizes: Counter[str] = Counter()
+    for tensor in stored.values():
+        sizes[str(tensor.dtype)] += tensor.nbytes
+    return f"stored as: {', '.join(f'{name} {format_bytes(num)}' for name, num in sorted(sizes.items()))}"
 
 
 def _sizes(config: ModelConfig) -> Iterator[str]:
@@ -70,27 +96,28 @@ def _sizes(config: ModelConfig) -> Iterator[str]:
     )
 
 
-def _cache(config: ModelConfig, weights: Mapping[str, int], memory: int) -> Iterator[str]:
+def _cache(config: ModelConfig, weights: Mapping[str, int], given: Given) -> Iterator[str]:
     from tilewise import models
 
     per_token = models.kv_elements_per_token(config)
-    yield f"KV cache per token: {', '.join(f'{n} {_size(per_token * s)}' for n, s in _DTYPES.items())}"
-    yield f"memory of this machine: {_size(memory)}"
+    yield f"KV cache per token: {', '.join(f'{n} {format_bytes(per_token * s)}' for n, s in _DTYPES.items())}"
+    memory = given.device_memory or memory_of_machine()
+    yield f"memory of {'the device' if given.device_memory else 'this machine'}: {format_bytes(memory)}"
     limit = models.max_context(config)
     for name, size in _DTYPES.items():
         free = memory - weights[name]
         tokens = max(0, free // (per_token * size))
         if free <= 0:
-            yield f"{name}: does not fit; weights need {_size(-free)} more"
+            yield f"{name}: does not fit; weights need {format_bytes(-free)} more"
         else:
             yield (
-                f"{name}: fits, and {tokens:,} tokens of KV cache beside it ({tokens / limit:.1f} times its context of "
-                f"{limit:,})"
+                f"{name}: fits, and {tokens:,} tokens of KV cache next to it ({tokens / limit:.1f} times its "
+                f"context of {limit:,})"
             )
 
 
-def _speed(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
-    """Bounds from what this machine's memory and cores really reach, measured now."""
+def _speed(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], given: Given) -> Iterator[str]:
+    """Bounds from what memory and cores reach, measured now or given."""
     from tilewise import models
     from tilewise.machine import PROBE_BYTES, measure_bandwidth, measure_flops
 
@@ -100,22 +127,15 @@ def _speed(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Iterat
     if not tied:
         read -= table  # of an embedding one row is read per token
     try:
-        bandwidth = measure_bandwidth()
+        bandwidth = given.bandwidth or measure_bandwidth()
     except MemoryError:
-        yield f"speed: not measured, since that takes {_size(PROBE_BYTES)} of memory"
+        yield f"speed: not measured, since that takes {format_bytes(PROBE_BYTES)} of memory; give --bandwidth-gbps"
         return
-    yield f"this machine reads {bandwidth / 1e9:.1f} GB/s from memory"
+    yield f"{'the device' if given.bandwidth else 'this machine'} reads {bandwidth / 1e9:.1f} GB/s from memory"
     for name, size in _DTYPES.items():
-        flops = measure_flops(name)
+        flops = given.flops or measure_flops(name)
         line = f"{name}: cores reach {flops / 1e9:.0f} GFLOP/s, so it reads at most {flops / (2 * read):,.0f} tokens/s"
         if not models.is_encoder(config):
-            line += f"; it writes at most {bandwidth / (read * size):,.1f}, since each token reads {_size(read * size)}"
+            each = format_bytes(read * size)
+            line += f"; it writes at most {bandwidth / (read * size):,.1f}, since each token reads {each}"
         yield line
-
-
-def _size(num_bytes: float) -> str:
-    """A size as people read it."""
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if num_bytes >= factor:
-            return f"{num_bytes / factor:.2f} {unit}"
-    return f"{int(num_bytes)} bytes"

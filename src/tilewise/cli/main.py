@@ -28,7 +28,7 @@ from tilewise.cli.launch import launch
 from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_console
 from tilewise.cli.refuse import before_work
 from tilewise.cli.run_batch import run_batch
-from tilewise.cli.serve import serve
+from tilewise.cli.serve import serve, size
 from tilewise.cli.tune import tune
 from tilewise.core import PeerLost, TilewiseError, configure_logging
 from tilewise.core.border import cut
@@ -120,6 +120,18 @@ def train(
             help="The same if there is one, else start: one command line for every start of a job.",
         ),
     ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="SECTION.KEY=VALUE",
+            help="Override a setting of the file; may be repeated. With --resume, this is how to change the number of "
+            "steps or the optimizer's settings for the rest of a run.",
+        ),
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show the whole plan: memory, tiles, tasks, communication.")
+    ] = False,
 ) -> None:
     """Train a model as a configuration file says.
 
@@ -128,17 +140,22 @@ def train(
     on other devices. Leaves checkpoints, metrics.jsonl, loss.png and a Hugging Face directory in
     `output.directory`. Relative paths in the file start where the file lies.
 
-    Example: `tilewise train examples/train.toml`
+    Example: `tilewise train examples/train.toml`, and to make a run longer
+    `tilewise train examples/train.toml --resume --set train.steps=4000`
     """
     from tilewise.graph.parallel import ProgressTracker
-    from tilewise.train import load_config, plan_run, run_training
+    from tilewise.train import load_config, plan_run, run_training, setting_names
 
     console = make_console(stderr=True)
+    given = settings or []
     with before_work():
         run = plan_run(
-            load_config(config), resume or (None if auto_resume else False), ProgressTracker(console)
+            load_config(config, given),
+            resume or (None if auto_resume else False),
+            ProgressTracker(console),
+            setting_names(given),
         )
-    result = run_training(run, console)
+    result = run_training(run, console, explain)
     if result.interrupted:
         raise typer.Exit(_INTERRUPTED)
     _print_path(result.model_dir)
@@ -190,8 +207,8 @@ def inspect(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A Hugging Face directory, or owner/name on the hub; with --graph also a config.json, a training "
-            "configuration (.toml), or a graph that ComputeGraph.save wrote (.json).",
+            help="A Hugging Face directory (config.json alone will do), owner/name on the hub, or a training "
+            "configuration (.toml); with --graph also a graph that ComputeGraph.save wrote (.json).",
             show_default=False,
         ),
     ],
@@ -213,36 +230,77 @@ def inspect(
             show_default=False,
         ),
     ] = None,
+    device_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory of each device, such as 64G. Default: this machine's, for all devices together.",
+            show_default=False,
+        ),
+    ] = None,
+    peak_tflops: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            min=1e-6,
+            max=1e9,
+            help="What each device computes, in 10^12 operations per second. Default: measured here.",
+            show_default=False,
+        ),
+    ] = None,
+    bandwidth_gbps: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            min=1e-6,
+            max=1e9,
+            help="What each device's memory moves, in 10^9 bytes per second. Default: measured here.",
+            show_default=False,
+        ),
+    ] = None,
     revision: Annotated[str | None, REVISION] = None,
 ) -> None:
-    """Say what a model directory holds, what fits on this machine, and how fast it can be at most.
+    """Say what a model or a training run needs, what fits, and how fast it can be at most.
 
-    Reads headers, and a copied tied head. Shows architecture, parameters, bytes per type, bytes of KV cache per token,
-    the context that fits into this machine's memory, and a bound on the speed of writing from what its memory reaches,
-    which is measured. With `--graph`, reads no weights and draws the model's graph: equal layers are one box, each kind
-    of layer can be unfolded, ops have their shapes and attributes.
+    Of a model: architecture, parameters, bytes per type, bytes of KV cache per token, the context that fits
+    into memory, and a bound on the speed of writing. Of weights the headers are read, and a copied tied head;
+    where there are none, parameters are counted from the configuration.
 
-    Example: `tilewise inspect demo/model` and `tilewise inspect examples/train.toml --graph train.html --plan p.html`
+    Of a training configuration: memory per device by category, and settings that make it fit where it does
+    not; FLOPs and bytes of a step; an estimate of its time, and whether computing, memory or communication
+    takes most of it.
+
+    With `--graph`, draws the model's graph: equal layers are one box, each kind of layer can be unfolded, ops
+    have their shapes and attributes.
+
+    Example: `tilewise inspect demo/model` and `tilewise inspect examples/train.toml --device-memory 64G`
     """
     from tilewise.checkpoint import find_model
+    from tilewise.cli.estimate import Given, describe_training
     from tilewise.cli.inspect import describe_model
     from tilewise.cli.picture import draw_graph, plan_of_training
     from tilewise.core.writing import replace_text
 
+    is_file = Path(model).suffix.lower() in (".toml", ".json")
+    source = Path(model) if is_file and revision is None else find_model(model, revision)
     if graph is not None:
         with before_work():
-            text = draw_graph(find_model(model, revision), graph)  # all of it, before anything is written
+            text = draw_graph(source, graph)  # all of it, before anything is written
         replace_text(graph, text)
         _print_path(graph)
     if plan is not None:
         with before_work():
-            planned = plan_of_training(find_model(model, revision), plan)
+            planned = plan_of_training(source, plan)
         planned.save_picture(plan)
         _print_path(plan)
     if graph is not None or plan is not None:
         return
+    given = Given(size(device_memory, "--device-memory"), peak_tflops, bandwidth_gbps)
     with before_work():
-        lines = list(describe_model(find_model(model, revision)))  # all of it, or what is wrong
+        if source.suffix.lower() == ".toml":
+            lines = list(describe_training(source, given, make_console(stderr=True)))
+        else:
+            lines = list(describe_model(source, given))  # all of it, or what is wrong
     print("\n".join(lines))
 
 

@@ -15,6 +15,7 @@ from tilewise.cli.structure import check_structure
 from tilewise.cli.terminal import write_to
 from tilewise.core import ConfigError
 from tilewise.core.reading import Unreadable, decode_text, read_whole
+from tilewise.core.sizes import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -111,7 +112,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
             return decode_text(read_whole(file, _MOST_PROMPT_BYTES))
         content = sys.stdin.buffer.read(_MOST_PROMPT_BYTES + 1)
         if len(content) > _MOST_PROMPT_BYTES:
-            raise Unreadable(f"it is larger than {_MOST_PROMPT_BYTES} bytes")
+            raise Unreadable(f"it is larger than {format_bytes(_MOST_PROMPT_BYTES)}")
         return decode_text(content)
     except Unreadable as error:
         place = "standard input" if file is None else repr(str(file))
@@ -289,4 +290,4 @@ def _figures(engine: Engine, writings: list[Writing], loaded_s: float) -> Iterat
         f" at {speed:.1f} tokens/s; ended by {reasons}"
     )
     for device, usage in enumerate(engine.memory_usage()):
-        yield f"device {device}: {usage['total'] / 2**20:.1f} MiB"
+        yield f"device {device}: {format_bytes(usage['total'])}"

@@ -11,6 +11,7 @@ import fcntl
 import os
 
 from tilewise.core.errors import ResourceError
+from tilewise.core.sizes import format_bytes
 
 __all__ = [
     "content_of",
@@ -67,7 +68,7 @@ def _sealed(num_bytes: int, name: str, seals: int, content: bytes = b"") -> int:
     except OSError as error:
         raise ResourceError(
             f"[comm.memory] the system must give memory that processes share; got {error.strerror!r} for "
-            f"{num_bytes:,} bytes; choose smaller sizes, or raise the limits (memory, ulimit -n)"
+            f"{format_bytes(num_bytes)}; choose smaller sizes, or raise the limits (memory, ulimit -n)"
         ) from None
     return descriptor
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 
 from tilewise.core.border import bare, shown
 from tilewise.core.errors import ResourceError
+from tilewise.core.sizes import format_bytes
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -109,7 +110,7 @@ def read_whole(path: str | Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     if content is None:  # a file of the system's that has nothing to say now
         raise Unreadable("it cannot be read to its end at once")
     if len(content) > max_bytes:
-        raise Unreadable(f"it is larger than {max_bytes} bytes")
+        raise Unreadable(f"it is larger than {format_bytes(max_bytes)}")
     return content
 
 

@@ -1,9 +1,11 @@
 """The files of a corpus and their split into training and held-out ones.
 
-Owns the choice of files: the sources of the running Python's standard library without their tests, or what a
-path names. A file is held out by a hash of its relative path, so the split does not depend on the machine,
-the order of directories or other files. Files are read and cut by `text_files`; what is no text is left out and said in
-one line. Refuses paths without readable text. Texts go to the tokenizer and to evaluation.
+This module chooses the files: the sources of the running Python's standard library without their
+tests, or what a path names. A file is held out by a hash of its relative path, so the split does not
+depend on the machine, the order of directories or other files. `text_files` reads and cuts them.
+Structured files (.json, .csv, ...) are not text to learn from as they are: one that is given by its
+path is refused. In a directory they are left out, as are binary files, and one line counts what is left
+out. Paths without readable text are refused. Texts go to the tokenizer and to evaluation.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pathlib import Path
 from tilewise.core import Border, ConfigError, get_logger
 from tilewise.core.border import shown
 from tilewise.core.reading import Unreadable
+from tilewise.core.sizes import format_bytes
 from tilewise.data.text_files import read_pieces, read_text
 
 __all__ = ["Corpus", "TextFile", "is_held_out", "load_corpus", "load_standard_library"]
@@ -25,6 +28,12 @@ __all__ = ["Corpus", "TextFile", "is_held_out", "load_corpus", "load_standard_li
 _SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _LONG_FILE_BYTES = 16 << 20
 _NAMES_SHOWN = 3
+_STRUCTURED = (
+    {".json", ".jsonl", ".ndjson", ".jsonlines", ".geojson", ".ipynb"}
+    | {".csv", ".tsv", ".xlsx"}
+    | {".parquet", ".arrow", ".feather", ".avro", ".orc"}
+)
+_COMPRESSED = {".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip", ".7z"}
 _border = Border("data")
 
 
@@ -78,20 +87,47 @@ def load_corpus(path: str | Path, held_out_percent: float = 5.0) -> Corpus:
     """The text files at `path`: one file, or every readable UTF-8 file of a directory without hidden ones.
 
     A single file, and a file of more than 16 MiB in a directory, is cut at blank lines into pieces of about 8 KiB that
-    stand for files, so that some can be held out. What cannot be used (binary, not UTF-8, unreadable) is named in one
-    warning.
+    stand for files, so that some can be held out. What is left out of a directory (structured data by its ending,
+    binary, not UTF-8, unreadable) is named in one warning.
 
     Raises:
-        ConfigError: there is no such path, no text in it, or more than memory can hold.
+        ConfigError: there is no such path, it is a structured or compressed file, there is no text in it, or more than
+            memory can hold.
     """
     root = _border.path("load_corpus", "data", path)
     if os.path.isfile(root):
+        _require_plain_text(root)
         return _load(root, [root], held_out_percent)
     if not os.path.isdir(root):
         raise ConfigError(
             f"[data.corpus] data must be a file or a directory; got {str(path)!r}; check the path"
         )
     return _load(root, _visible_files(root), held_out_percent)
+
+
+def _is_structured(name: str) -> bool:
+    """Whether a file holds records by its ending, compressed or not: `chat.jsonl`, `chat.jsonl.gz`."""
+    endings = [ending.lower() for ending in Path(name).suffixes]
+    while endings and endings[-1] in _COMPRESSED:
+        endings.pop()
+    return bool(endings) and endings[-1] in _STRUCTURED
+
+
+def _require_plain_text(path: Path) -> None:
+    """Refuse a file whose bytes are not the text to learn from.
+
+    Raises:
+        ConfigError: the file is structured or compressed by its ending.
+    """
+    if _is_structured(path.name):
+        raise ConfigError(
+            f"[data.corpus] data must be plain text, for every character is learned; got the structured file "
+            f"{str(path)!r}; write its text fields into .txt files, as docs/training.md shows"
+        )
+    if path.suffix.lower() in _COMPRESSED:
+        raise ConfigError(
+            f"[data.corpus] data must be plain text; got the compressed file {str(path)!r}; decompress it first"
+        )
 
 
 def _visible_files(root: Path) -> Iterator[Path]:
@@ -109,6 +145,9 @@ def _load(root: Path, files: Iterable[Path], percent: float) -> Corpus:
     texts: list[TextFile] = []
     skipped: list[tuple[str, str]] = []
     named = {path.name if path == root else path.relative_to(root).as_posix(): path for path in files}
+    for name in sorted(filter(_is_structured, named)):
+        del named[name]
+        skipped.append((name, "structured data"))
     sizes = {name: _size(path) for name, path in named.items()}
     _check_memory(sum(sizes.values()), root)
     for name in sorted(named):
@@ -122,7 +161,12 @@ def _load(root: Path, files: Iterable[Path], percent: float) -> Corpus:
     if not train:
         raise ConfigError(
             f"[data.corpus] data must hold UTF-8 text to train on; got {len(texts)} text files in {str(root)!r}"
-            f"{f' ({left_out})' if skipped else ''}; give another path"
+            f"{f' ({left_out})' if skipped else ''}; "
+            + (
+                "write the text fields of structured data into .txt files, as docs/training.md shows"
+                if any(reason == "structured data" for _, reason in skipped)
+                else "give another path"
+            )
         )
     if skipped:
         get_logger("data").warning("%s", left_out)
@@ -141,8 +185,8 @@ def _check_memory(num_bytes: int, root: Path) -> None:
     limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if num_bytes > limit:
         raise ConfigError(
-            f"[data.corpus] data must fit the machine's memory of {limit} bytes; got {num_bytes} in {str(root)!r}; "
-            "give less text"
+            f"[data.corpus] the data must fit the machine's memory of {format_bytes(limit)}; got "
+            f"{format_bytes(num_bytes)} in {str(root)!r}; give less text"
         )
 
 

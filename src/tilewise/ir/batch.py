@@ -91,13 +91,34 @@ def cut_batch(graph: Graph, microbatches: int = 1, leaves: int | None = None) ->
 
 
 def leaves_in_words(batch: BatchCut, blocks: int) -> str:
-    """What to change so that devices x microbatches fit: the leaves, or the batch."""
+    """Values that work where devices x microbatches do not fit the leaves: of these two, of the leaves, of the batch.
+
+    Args:
+        batch: as it was asked for.
+        blocks: devices that share the batch, times microbatches.
+    """
+    widths = allowed_widths(batch.leaves)
+    words = f"{', '.join(str(w) for w in widths)} devices x microbatches"
+    devices, rest = divmod(blocks, batch.microbatches)
+    counts = [w // devices for w in widths if w % devices == 0] if batch.microbatches > 1 and not rest else []
+    if counts:
+        plural = "" if devices == 1 else "s"
+        words += f" (accumulation {', '.join(map(str, counts))} on {devices} device{plural})"
     fits = (n for n in range(blocks, MAX_COUNT + 1) if batch.size % n == 0 and blocks in allowed_widths(n))
     good = ", ".join(str(n) for n in islice(fits, 4))
-    if not good:
-        return f"choose a batch that is a multiple of {blocks}"
-    widths = ", ".join(str(w) for w in allowed_widths(batch.leaves))
-    return f"choose {widths} devices x microbatches, or set leaves to {good} (part of the result's bits)"
+    if good:
+        return f"choose {words}, or set leaves to {good} (part of the result's bits)"
+    if blocks > MAX_COUNT:
+        return f"choose {words}"
+    size = blocks
+    while size < batch.size:
+        size *= 2  # blocks times a power of two, as leaves must be
+    fitting = (n for n in range(blocks, MAX_COUNT + 1) if size % n == 0 and blocks in allowed_widths(n))
+    leaves = min(fitting, key=lambda n: abs(n - batch.leaves))
+    return (
+        f"choose a batch that is a multiple of {blocks} and leaves that fit it, for example a batch of {size} and "
+        f"{leaves} leaves (both are part of the result), or {words}"
+    )
 
 
 def _require_role(graph: Graph) -> None:

@@ -21,12 +21,12 @@ from tilewise.core.border import shown
 from tilewise.core.environment import read
 from tilewise.core.errors import ConfigError
 from tilewise.core.limits import available_memory, core_quota, memory_of_machine, num_cores
+from tilewise.core.sizes import format_bytes
 from tilewise.kernels.isa import isa_in_use, isa_levels
 
 __all__ = ["Finding", "check_machine"]
 
 _CPUS = "sys/devices/system/cpu"
-_GIB = 1 << 30
 _FEW_FILES = 1024
 _OWN_CLOCKS = ("tsc", "arch_sys_counter")  # read without a system call
 _DRIVERS_THAT_SCALE = (
@@ -147,7 +147,7 @@ def _has_memory(node: Path) -> bool:
 
 def _memory(root: Path) -> Iterator[Finding]:
     limit, free = memory_of_machine(root), available_memory(root)
-    found = f"{limit / _GIB:.1f} GiB" + (f", {free / _GIB:.1f} GiB available" if free < limit else "")
+    found = format_bytes(limit) + (f", {format_bytes(free)} available" if free < limit else "")
     yield Finding("memory", "ok", found)
     if _read(root / "proc/sys/vm/overcommit_memory") == "2":
         advice = "memory is reserved before it is used; as root: sysctl vm.overcommit_memory=0"

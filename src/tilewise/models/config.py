@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_origin, get_type_hints
 
@@ -244,6 +245,8 @@ class ModelConfig:
         for key in given:
             rule = "must be a field that this family's models have"
             advice = "remove it if it decides nothing of what the model computes"
+            if near := get_close_matches(key, spelled, 1):
+                advice = f"did you mean {near[0]}? {advice}"
             if key in cls.spellings:
                 advice = f"this family's files spell it {cls.spelled(key)}"
             require(key in spelled, shown(key)[1:-1], rule, "an unknown one", advice)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-__all__ = ["STYLE", "byte_count", "duration", "html_page", "html_table", "kernel_classes", "text"]
+__all__ = ["STYLE", "duration", "html_page", "html_table", "kernel_classes", "text"]
 
 NUM_COLOURS = 8
 
@@ -61,14 +61,6 @@ def duration(ns: float) -> str:
         if abs(ns) >= size:
             return f"{ns / size:.3g} {unit}" if abs(ns) < 1000 * size else f"{ns / size:,.0f} {unit}"
     return f"{ns:.0f} ns"
-
-
-def byte_count(count: int) -> str:
-    """A number of bytes with the unit that fits."""
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"
 
 
 def kernel_classes(kernels: Iterable[str]) -> dict[str, str]:

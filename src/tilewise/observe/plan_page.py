@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from tilewise.core.sizes import format_bytes
 from tilewise.observe.charts import Bar, Row, timeline_chart
-from tilewise.observe.page import byte_count, duration, html_page, html_table, kernel_classes, text
+from tilewise.observe.page import duration, html_page, html_table, kernel_classes, text
 from tilewise.observe.timeline import TaskRecord
 
 __all__ = ["CallPicture", "PlanPicture", "render_plan"]
@@ -97,7 +98,7 @@ def _memory(picture: PlanPicture) -> str:
     styles, places = _categories(picture), _columns(picture.calls)
     columns = [_fullest(picture, of) for of in places]
     drawing = _stack(columns, styles, _marks(places, HEIGHT))
-    rows = [(name, f"{count:,}", byte_count(count)) for name, count in picture.usage.items() if count]
+    rows = [(name, f"{count:,}", format_bytes(count)) for name, count in picture.usage.items() if count]
     return (
         f"<h2>Memory of a device over the calls of {text(picture.program)}</h2>"
         "<p class='soft'>From left to right one call after the other; lines begin a microbatch, or the update. What "
@@ -129,9 +130,9 @@ def _stack(columns: Sequence[Mapping[str, int]], styles: Mapping[str, str], behi
     for name, style in styles.items():
         above = [low + of.get(name, 0) for low, of in zip(below, columns)]
         most = max((of.get(name, 0) for of in columns), default=0)
-        parts.append(_band(below, above, max(1, whole), style, f"{name}: up to {byte_count(most)}"))
+        parts.append(_band(below, above, max(1, whole), style, f"{name}: up to {format_bytes(most)}"))
         below = above
-    return _svg(HEIGHT, [*parts, *behind, _scale_text(byte_count(whole))])
+    return _svg(HEIGHT, [*parts, *behind, _scale_text(format_bytes(whole))])
 
 
 def _columns(calls: Sequence[CallPicture]) -> list[Sequence[CallPicture]]:

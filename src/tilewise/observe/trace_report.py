@@ -10,8 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+from tilewise.core.sizes import format_bytes
 from tilewise.observe.charts import Bar, Row, area_chart, stacked_bars, timeline_chart
-from tilewise.observe.page import byte_count, duration, html_page, html_table, kernel_classes, text
+from tilewise.observe.page import duration, html_page, html_table, kernel_classes, text
 from tilewise.observe.trace import IDLE_CAUSES, STALL_CAUSES, Stall, TaskSpan, Trace
 
 __all__ = ["write_report"]
@@ -228,7 +229,7 @@ def _stalls(trace: Trace) -> str:
             f"submitter {submitter}" if len(trace.devices) == 1 else f"device {device} submitter {submitter}"
         )
         live, heap = max(s.live_tasks for s in stalls), max(s.heap_used_bytes for s in stalls)
-        sizes = f"{live:,}", byte_count(heap)
+        sizes = f"{live:,}", format_bytes(heap)
         table.append((name, cause, f"{len(times):,}", duration(sum(times)), duration(max(times)), *sizes))
     head = ("submitter", "cause", "stalls", "time", "longest", "most live tasks", "most heap used")
     return (
@@ -248,5 +249,5 @@ def _levels(trace: Trace) -> str:
         area_chart("ready tasks", ready, begin, end, "c1", f"at most {ready.peak:,}"),
     ]
     if heap.peak:
-        charts.append(area_chart("heap, at stalls", heap, begin, end, "c2", byte_count(heap.peak)))
+        charts.append(area_chart("heap, at stalls", heap, begin, end, "c2", format_bytes(heap.peak)))
     return "<h2>Fill levels</h2>" + "".join(charts)

@@ -143,6 +143,7 @@ class Optimizer(Kind, ABC):
             replace(self, groups=(), **dict[str, Any](group.changes))  # refuses values out of range
 
     def _settings(self) -> set[str]:
+        """The settings that are numbers, which groups may change."""
         return {f.name for f in fields(self)} - {"groups"}
 
     def values(self, step: int, lr: float) -> Sequence[float]:

@@ -20,6 +20,7 @@ class SGD(Optimizer):
 
     Args:
         momentum: share of the last change that is kept, in [0, 1).
+        nesterov: Nesterov's momentum: the weight moves by the gradient plus `momentum` times the new momentum.
 
     Settings of all optimizers: `Optimizer`.
 
@@ -30,6 +31,7 @@ class SGD(Optimizer):
     """
 
     momentum: float = 0.9
+    nesterov: bool = False
 
     states: ClassVar[tuple[str, ...]] = ("momentum",)
 
@@ -37,10 +39,15 @@ class SGD(Optimizer):
         super().__post_init__()
         if self.momentum >= 1:
             _border.refuse("SGD", "momentum lies in [0, 1)", str(self), "correct it")
+        object.__setattr__(self, "nesterov", _border.truth("SGD", "nesterov", self.nesterov))
+
+    def _settings(self) -> set[str]:
+        return super()._settings() - {"nesterov"}
 
     def update(self, parameter: Parameter) -> None:
         """The momentum, then the weight: decayed, and moved against it."""
         lr = parameter.hyper["lr"]
         momentum = fused(parameter.states["momentum"], self.momentum, parameter.gradient)
-        parameter.weight = fused(momentum, -lr, parameter.weight * (1 - lr * self.weight_decay))
+        change = fused(momentum, self.momentum, parameter.gradient) if self.nesterov else momentum
+        parameter.weight = fused(change, -lr, parameter.weight * (1 - lr * self.weight_decay))
         parameter.states["momentum"] = momentum

@@ -97,13 +97,14 @@ class EntryTable:
         return number
 
     def aliases(
-        self, results: Sequence[Buffer], uses: Iterable[Sequence[Tenant]]
+        self, results: Sequence[Buffer], runs: Iterable[Iterable[Sequence[Tenant]]]
     ) -> Mapping[int, tuple[int, ...]]:
         """Per entry, entries that share memory with it without sharing its handles, one for each set of handles.
 
         Args:
             results: buffers that live from one segment to another; all that share bytes are listed.
-            uses: of templates, in the order of a step, each with its temporaries: `plan.reuse` finds what is listed.
+            runs: for each order in which a run uses templates, the temporaries of each use: `plan.reuse` finds which of
+                them meet.
         """
         table = self.tables[0]
         found: dict[int, tuple[int, ...]] = {}
@@ -118,6 +119,10 @@ class EntryTable:
                     by_handle.setdefault(table[other].first_handle, other)
             targets = tuple(other for handle, other in by_handle.items() if handle not in own)
             found.update(dict.fromkeys(entries, targets) if targets else {})
-        for own_entries, met in meetings(uses).items():
+        of_temporaries: dict[tuple[int, ...], set[int]] = {}
+        for uses in runs:
+            for own_entries, met in meetings(uses).items():
+                of_temporaries.setdefault(own_entries, set()).update(met)
+        for own_entries, met in of_temporaries.items():
             found.update(dict.fromkeys(own_entries, tuple(sorted(met))))
         return found

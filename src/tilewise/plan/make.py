@@ -140,13 +140,16 @@ def _validate_bindings(program: TileProgram, variants: Variants, tensors: RootTe
 
 
 def _lists(variants: Variants, shapes: LocalShapes) -> Mapping[str, tuple[str, ...]]:
-    """What a graph can run, and the phases that belong to it: `forward`, and with a loss `backward` and `step`."""
+    """The programs of a graph, and the phases that each runs: `forward`, and with a loss `backward` and `step`.
+
+    With several microbatches, a backward pass alone would have the activations of the last one only, so there is no
+    program `backward`.
+    """
     wanted: dict[str, tuple[str, ...]] = {"forward": ("forward",)}
     if any(use.segment.phase == "backward" for use in variants.uses):
-        wanted["backward"] = ("backward",)
+        if shapes.settings.accumulation == 1:
+            wanted["backward"] = ("backward",)
         wanted["step"] = ("forward", "backward", "update")
-    if shapes.settings.accumulation > 1:
-        wanted = {name: included for name, included in wanted.items() if name == "step"}
     return wanted
 
 
@@ -163,6 +166,13 @@ def _program(
         name: tuple(call for phase, call in bound.calls if phase in included)
         for name, included in _lists(variants, shapes).items()
     }
+    runs = [variants.uses]
+    if shapes.settings.accumulation > 1:  # forward passes of all microbatches in a row, which no step has
+        runs.append(variants.uses_alone("forward"))
+        calls["forward"] = tuple(
+            call if call.numbers == use.numbers else replace(call, numbers=use.numbers)
+            for call, use in zip(calls["forward"], runs[1])
+        )
     templates = [[v.templates[c] for v in variants.variants] for c in range(len(classes))]
     if shapes.mesh.num_devices > 1:
         copies, call = binder.broadcast(numbers)
@@ -170,7 +180,7 @@ def _program(
         templates = [[*of, copy] for of, copy in zip(templates, copies)]
     aliases = binder.table.aliases(
         [b for b in buffers if b.category in ("gradients", "gathered", "activations", OFFLOADED)],
-        [bound.tenants[use.variant] for use in variants.uses],
+        [[bound.tenants[use.variant] for use in uses] for uses in runs],
     )
     class_of = {device: c for c, devices in enumerate(classes) for device in devices}
     return TileProgram(

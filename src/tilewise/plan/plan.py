@@ -10,9 +10,11 @@ from tilewise.core.border import Border
 from tilewise.core.errors import PlanError, ResourceError
 from tilewise.core.limits import available_memory
 from tilewise.core.reading import Unreadable
+from tilewise.core.sizes import format_bytes
 from tilewise.core.writing import replace_file, replace_text
 from tilewise.ir.file import Unwritable
 from tilewise.observe import render_plan
+from tilewise.plan.costs import DeviceCosts, count_costs
 from tilewise.plan.explain import explain_plan, explain_tensor
 from tilewise.plan.file import decode_plan, digest_of, encode_plan, read_content, require_fit
 from tilewise.plan.picture import draw_plan, read_timeline
@@ -44,14 +46,16 @@ class Plan(PlanTables):
         copies = sum(self.checkpoint_bytes)
         need = self.device_bytes * self.mesh.num_devices + copies
         if need > limit:
-            beside = (
-                f", of that {copies} for checkpoints that are written while training goes on"
+            num = self.mesh.num_devices
+            copied = (
+                f", of that {format_bytes(copies)} for checkpoints that are written while training goes on"
                 if copies
                 else ""
             )
             raise ResourceError(
-                f"[plan.require_memory] the devices' memory must fit {limit} bytes; got {need} for "
-                f"{self.mesh.num_devices} devices{beside}; take a smaller batch or model, accumulate, or offload"
+                f"[plan.require_memory] the devices' memory must fit {format_bytes(limit)}; got {format_bytes(need)} "
+                f"for {num} device{'s' if num > 1 else ''}{copied}, {format_bytes(need - limit)} too much; take a "
+                "smaller batch or model, accumulate, recompute, or offload"
             )
 
     def traffic(self, program: str = "step", sizes: Mapping[str, int] | None = None) -> dict[str, list[int]]:
@@ -88,6 +92,23 @@ class Plan(PlanTables):
             count_file_traffic(self.program, device, program, bounds)
             for device in range(self.mesh.num_devices)
         ]
+
+    def costs(self, program: str = "step") -> dict[int, DeviceCosts]:
+        """FLOPs, bytes and bytes from peers of one run of a program, with every symbolic size at its bound.
+
+        Args:
+            program: its name.
+
+        Returns:
+            The costs of one device of each class, by the device's number.
+
+        Raises:
+            PlanError: no such program.
+        """
+        _border.choice("costs", "program", program, list(self.programs))
+        return {
+            device: count_costs(self.program, device, program, self.symbol_bounds) for device in self.kinds
+        }
 
     def explain(self) -> str:
         """Mesh, memory, tiles, tasks, traffic and templates in words, before anything runs."""

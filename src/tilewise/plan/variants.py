@@ -85,6 +85,13 @@ class Variants:
     variants: tuple[Variant, ...]
     uses: tuple[Use, ...]
 
+    def uses_alone(self, phase: str) -> tuple[Use, ...]:
+        """The uses of one phase, with the numbers of rings in a list of these uses alone.
+
+        All uses of a ring are of one phase, so each use has the same place in its ring as in a step.
+        """
+        return _with_credits(self.variants, [use for use in self.uses if use.segment.phase == phase])
+
     @property
     def num_signals(self) -> int:
         """Signals of all templates together."""

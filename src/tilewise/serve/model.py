@@ -18,6 +18,7 @@ from tilewise import models
 from tilewise.checkpoint import load_generation_config, load_tokenizer
 from tilewise.core import MAX_DEVICES, Border, ResourceError, choose_dtype, dtype, get_logger, shown
 from tilewise.core.limits import available_memory, num_cores
+from tilewise.core.sizes import format_bytes
 from tilewise.models import BLOCK_SIZE
 from tilewise.models.registry import maker_of
 from tilewise.serve.scheduler import Limits, num_blocks_for
@@ -242,8 +243,8 @@ class ServedModel:
         num_blocks = limits.num_blocks - math.ceil(excess / per_block)
         if not is_free or num_blocks * BLOCK_SIZE < min(_SHORTEST_CONTEXT, limits.max_context):
             raise ResourceError(
-                f"[serve.engine] the weights and the KV cache must fit the available memory; got {_gib(needed)}, "
-                f"{_gib(_cache_bytes(plan))} of them for the cache, with {_gib(memory_bytes)} available; lower "
+                f"[serve.engine] the weights and the KV cache must fit the available memory; got {format_bytes(needed)}, "
+                f"{format_bytes(_cache_bytes(plan))} of them for the cache, with {format_bytes(memory_bytes)} available; lower "
                 "--max-model-len (max_model_len), --kv-cache-memory (kv_cache_memory_bytes) or --max-num-seqs "
                 "(max_num_seqs), or take a smaller model"
             )
@@ -254,8 +255,8 @@ class ServedModel:
                 "for all; --max-model-len and --kv-cache-memory choose other sizes",
                 context,
                 limits.max_context,
-                _gib(num_blocks_for(limits.max_context) * int(per_block)),
-                _gib(memory_bytes),
+                format_bytes(num_blocks_for(limits.max_context) * int(per_block)),
+                format_bytes(memory_bytes),
             )
         self.limits = replace(limits, num_blocks=num_blocks, max_context=context)
         return self._plan()
@@ -264,10 +265,6 @@ class ServedModel:
 def _cache_bytes(plan: Plan) -> int:
     """Bytes of keys and values over all devices, which are reserved, and allocated as texts fill them."""
     return sum(usage["state"] for usage in plan.estimate_memory_usage())
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"
 
 
 def _sizes(config: ModelConfig, settings: EngineSettings, dtype_name: str) -> tuple[int, Limits]:

@@ -268,12 +268,19 @@ class GraphInstance:
             state[_STEP] = np.array([self.step_count], np.int64)
             return state
 
-    def copy_state(self) -> dict[str, Array | PartedTensor]:
-        """What `state_dict` returns, each tensor in the parts that devices have at home, none brought together: what a
-        training checkpoint is written from. A part that several devices hold is copied from one of them; together
-        the copies take what the plan has for them (`plan(checkpoints=True)`), on each device and in all."""
+    def copy_state(self, *, lazily: bool = False) -> dict[str, Array | PartedTensor]:
+        """What `state_dict` returns, each tensor in the parts that its devices own, for writing a training checkpoint.
+
+        A part that several devices hold is copied from one of them. All copies together take the memory that
+        `plan(checkpoints=True)` counts for them, on each device and in all.
+
+        Args:
+            lazily: copy each part when it is made an array, and keep no copy. The state is then valid until the next
+                call that changes weights or optimizer states.
+        """
+        _border.truth("copy_state", "lazily", lazily)
         with self._alone("copy_state"):
-            return {**self._tensors.copy_state(), _STEP: np.array([self.step_count], np.int64)}
+            return {**self._tensors.copy_state(lazily), _STEP: np.array([self.step_count], np.int64)}
 
     def load_state_dict(self, state: Mapping[str, Array | FileTensor | PartedTensor]) -> None:
         """The inverse of `state_dict` and of `copy_state`; the two may have been on different meshes. Tensors of files
@@ -362,8 +369,7 @@ class GraphInstance:
             inputs: by name, the whole batch each. Symbolic sizes have any value within their bounds.
 
         Raises:
-            PlanError: the plan accumulates microbatches, so it has only whole steps; a call of another thread is under
-                way.
+            PlanError: a call of another thread is under way.
             ShapeError: an input has another shape, or names what does not exist.
             TaskFailed: a task failed.
         """
@@ -487,7 +493,7 @@ def _require_program(plan: Plan, name: str) -> None:
     if name not in plan.programs:
         raise PlanError(
             f"[session.{name}] this plan has no such program; got programs {', '.join(plan.programs)}; "
-            "a step needs a loss and an optimizer, forward and backward alone need accumulation 1"
+            "a step needs a loss and an optimizer, backward alone needs a loss and accumulation 1"
         )
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.checkpoint import Box, FileTensor, PartedTensor, TensorPart
+from tilewise.checkpoint import Box, FileTensor, LazyTensor, PartedTensor, TensorPart
 from tilewise.comm.team_executor import TeamExecutor
 from tilewise.core.border import Border
 from tilewise.core.dims import Dim
@@ -125,18 +126,25 @@ class NamedTensors:
         """A tensor as `read` returns it, where it lies if that is in one piece; it changes with the next run."""
         return self.store.view(self._id("get_tensor", name))
 
-    def copy_state(self) -> dict[str, PartedTensor]:
-        """Copies of parameters in fp32 and of optimizer states, each device's own part of every one (`Plan.homes`);
-        several devices are copied from at a time."""
+    def copy_state(self, lazily: bool) -> dict[str, PartedTensor]:
+        """Copies of parameters in fp32 and of optimizer states, each device's own part of every one (`Plan.homes`).
+
+        Several parts are copied at a time; with `lazily`, each is copied when it is made an array.
+        """
         names = self.parameter_names()
         kept = {name: self.ids.get(master_name(name), self.ids[name]) for name in names}
         kept |= {state: self.ids[state] for name in names for state in self.state_names(name)}
         homes = [(name, home) for name, tensor in kept.items() for home in self.plan.homes[tensor]]
 
+        def fetch(name: str, home: Home) -> Array:
+            part = self.store.copy_home(kept[name], home)
+            return part.astype(np.float32, copy=False) if name in parameters else part
+
         def copy(one: tuple[str, Home]) -> TensorPart:
             name, home = one
-            part = self.store.copy_home(kept[name], home)
-            part = part.astype(np.float32, copy=False) if name in parameters else part
+            own = self.plan.graph.spec(kept[name]).dtype.numpy
+            dtype = np.dtype(np.float32) if name in parameters else own
+            part = LazyTensor(home.sizes, dtype, partial(fetch, *one)) if lazily else fetch(*one)
             return TensorPart(Box(home.begin, home.sizes), part, home.device)
 
         parameters, parts = {*names}, dict[str, list[TensorPart]]()

@@ -18,12 +18,14 @@ from tilewise.train.config import (
     load_config,
     make_model_config,
     make_optimizer,
+    setting_names,
 )
 from tilewise.train.evaluation import CompressionReport, Score, compress_files, score_files
 from tilewise.train.metrics import draw_loss_curve, read_metrics
 from tilewise.train.pacing import TimeBudget
 from tilewise.train.progress import StepProgress, format_duration, track_work
 from tilewise.train.run import PlannedRun, RunResult, plan_run, run_training, train_steps
+from tilewise.train.savings import Saving, find_savings, need_of_all, need_per_device
 from tilewise.train.schedule import learning_rate
 from tilewise.train.trainer import (
     Trainer,
@@ -44,6 +46,7 @@ __all__ = [
     "OutputSection",
     "PlannedRun",
     "RunResult",
+    "Saving",
     "Score",
     "StepProgress",
     "TimeBudget",
@@ -59,6 +62,7 @@ __all__ = [
     "compress_files",
     "draw_loss_curve",
     "evaluate_model",
+    "find_savings",
     "format_duration",
     "learning_rate",
     "load_config",
@@ -66,11 +70,14 @@ __all__ = [
     "make_model_config",
     "make_optimizer",
     "make_plan",
+    "need_of_all",
+    "need_per_device",
     "plan_run",
     "prepare_data",
     "read_metrics",
     "run_training",
     "score_files",
+    "setting_names",
     "track_work",
     "train_steps",
     "tune_run",

@@ -1,16 +1,18 @@
-"""The configuration of a training run: a TOML file, checked as a whole before any work.
+"""The configuration of a training run: a TOML file, and settings of the command line that override it.
 
-Every key is known, typed (nothing is coerced: `true` is no number of steps) and bounded (far above what one machine can
-hold, so that a slip is refused before memory is touched); a wrong one is one line that says where it stands and what is
-wrong with it. Turns into a model's configuration, a strategy with its mesh, and an optimizer; nothing else in `train`
-reads files of settings.
+The configuration is checked as a whole before any work. Every key must be known, and its value must
+have the right type (nothing is converted: `true` is not a number of steps) and lie in its range. A
+wrong key or value is one line that names it. This module makes the model's configuration, the
+strategy with its mesh, and the optimizer from the sections; no other module of `train` reads settings.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -40,7 +42,7 @@ from tilewise.strategy import check_offload
 
 if TYPE_CHECKING:
     from tilewise import DistributionStrategy
-    from tilewise.optim import AdamW
+    from tilewise.optim import Optimizer
 
 __all__ = [
     "DataSection",
@@ -51,10 +53,12 @@ __all__ = [
     "TrainConfig",
     "TrainSection",
     "check_config",
+    "is_changeable",
     "load_config",
     "make_model_config",
     "make_optimizer",
     "make_strategy",
+    "setting_names",
 ]
 
 
@@ -128,7 +132,7 @@ class DataSection(_Section):
 class TrainSection(_Section):
     """`[train]`: length, batch and precision. One step sees `batch` sequences, whatever the devices. `recompute`,
     `offload` and `rows_per_tile` are as in `ComputeGraph.plan`: one word, or patterns of names; one word, or several; a
-    number."""
+    number. The held-out text is evaluated after every `evaluate_every` steps; 0: only at the end."""
 
     steps: int = Field(default=500, ge=1, le=10**9)
     batch: int = Field(default=8, ge=1, le=1 << 16)
@@ -140,6 +144,7 @@ class TrainSection(_Section):
     dtype: str = "bf16"
     on_nonfinite: Literal["stop", "skip"] = "stop"
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    evaluate_every: int = Field(default=0, ge=0, le=10**9)
 
     @field_validator("recompute", mode="before")
     @classmethod
@@ -170,17 +175,54 @@ class TrainSection(_Section):
         return model_dtype(name)
 
 
-class OptimizerSection(_Section):
-    """`[optimizer]`: AdamW, linear warm-up, cosine decay to `min_lr_ratio` of the top rate, clipping."""
+_ADAMW_LR = 3e-3
+_OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "lion": "Lion"}  # classes of `tilewise.optim`
 
-    lr: float = Field(default=3e-3, gt=0, le=MAX_F32)
+
+class OptimizerSection(_Section):
+    """`[optimizer]`: the optimizer, its hyperparameters, and the schedule of the learning rate.
+
+    Attributes:
+        name: the optimizer.
+        schedule: how the learning rate goes on after the linear warm-up: `constant`, or `linear` or `cosine` down to
+            `min_lr_ratio` times `lr` at the last step.
+        lr: the highest learning rate. AdamW has a default; other optimizers need a value.
+        beta1, beta2, eps, momentum, nesterov, weight_decay, max_grad_norm: hyperparameters as in `tilewise.optim`; None
+            for the default of the optimizer's class. One that the optimizer does not have is refused.
+    """
+
+    name: Literal["adamw", "sgd", "lion"] = "adamw"
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    lr: float = Field(default=_ADAMW_LR, gt=0, le=MAX_F32)
     warmup_steps: int = Field(default=50, ge=0, le=10**9)
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.95, ge=0, lt=1)
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.1, ge=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    beta1: float | None = Field(default=None, ge=0, lt=1)
+    beta2: float | None = Field(default=None, ge=0, lt=1)
+    eps: float | None = Field(default=None, gt=0)
+    momentum: float | None = Field(default=None, ge=0, lt=1)
+    nesterov: bool | None = None
+    weight_decay: float | None = Field(default=None, ge=0)
+    max_grad_norm: float | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _settings_belong_to_optimizer(self) -> OptimizerSection:
+        known = _hyperparameters(self.name)
+        odd = next((name for name in self.hyperparameters() if name not in known), None)
+        if odd is not None:
+            raise ValueError(f"{self.name} has no setting {odd}; it has {', '.join(known)}")
+        if self.name != "adamw" and "lr" not in self.model_fields_set:
+            raise ValueError(f"lr has no default for {self.name}; set it")
+        return self
+
+    def hyperparameters(self) -> dict[str, float]:
+        """The hyperparameters that were given, by name."""
+        shared = {"name", "schedule", "lr", "warmup_steps", "min_lr_ratio"}
+        return {name: value for name, value in self if name not in shared and value is not None}
+
+
+def _hyperparameters(name: str) -> list[str]:
+    """The settings of an optimizer's class."""
+    return [f.name for f in fields(getattr(tw.optim, _OPTIMIZERS[name])) if f.name != "groups"]
 
 
 _MESHES: Mapping[str, Sequence[tuple[str, ...]]] = {
@@ -223,12 +265,23 @@ class DistributionSection(_Section):
 
 
 class OutputSection(_Section):
-    """`[output]`: where checkpoints, metrics, the loss curve and the finished model go, and while it runs what is
-    offloaded, unless that has a directory of its own. In a file, a relative directory starts where the file lies."""
+    """`[output]`: where checkpoints, metrics, the loss curve and the finished model go.
+
+    A relative directory in a file starts at the file's own directory.
+
+    Attributes:
+        directory: of the run.
+        checkpoint_every: steps between two checkpoints.
+        keep_checkpoints: how many of the newest are kept.
+        checkpoint_in_background: copy the state and write it while training goes on. Without it training waits until
+            the checkpoint is written, and no memory is needed for the copy.
+        offload_directory: of the files that hold offloaded tensors while the run lasts; None: `directory`.
+    """
 
     directory: _Path = "runs/train"
     checkpoint_every: int = Field(default=100, ge=1, le=10**9)
     keep_checkpoints: int = Field(default=2, ge=1, le=10**9)
+    checkpoint_in_background: bool = True
     offload_directory: _Path | None = None
 
 
@@ -251,29 +304,59 @@ class TrainConfig(_Section):
             raise ValueError(
                 f"train.batch x data.context must be at most {_MAX_TOKENS_PER_STEP}, got {batch} x {context}"
             )
+        if self.train.evaluate_every and self.data.held_out_percent == 0:
+            raise ValueError("train.evaluate_every needs held-out text, got data.held_out_percent = 0")
         return self
 
     def what_must_match(self) -> dict[str, Any]:
-        """Everything that decides the result: all but output, distribution, microbatches, what is recomputed or
-        offloaded, and the size of tiles, which change no bit of it, and where the data lies, for what it says is
-        compared by content."""
+        """The settings that decide the result, by section.
+
+        Left out are settings that change no bit of it (output, distribution, accumulation, recomputation, offloading,
+        tile size, evaluation) and the data's path, because the data is compared by content. `optimizer.name` and
+        `optimizer.schedule` are left out at their defaults, because checkpoints that are older than these keys lack
+        them.
+        """
         sections = self.model_dump(
             exclude={
                 "model": True,
                 "output": True,
                 "distribution": True,
                 "data": {"path"},
-                "train": {"accumulation", "recompute", "offload", "rows_per_tile"},
+                "train": {"accumulation", "recompute", "offload", "rows_per_tile", "evaluate_every"},
+                "optimizer": True,
             }
         )
-        return {"model": make_model_config(self).to_dict(), **sections}
+        own, optimizer = self.optimizer, make_optimizer(self)
+        settings = own.model_dump(include={"lr", "warmup_steps", "min_lr_ratio"})
+        settings |= own.model_dump(include={"name", "schedule"}, exclude_defaults=True)
+        settings |= {name: getattr(optimizer, name) for name in _hyperparameters(own.name)}
+        return {"model": make_model_config(self).to_dict(), **sections, "optimizer": settings}
 
 
-def load_config(path: str | Path) -> TrainConfig:
-    """Read and check a configuration file; relative paths in it (data, output) start at its own directory.
+_CHANGEABLE = ("train.steps", "train.on_nonfinite")
+
+
+def is_changeable(key: str) -> bool:
+    """Whether a resumed run may change a setting that decides its result.
+
+    Args:
+        key: `section.key`. The number of steps, what happens to a step that is not finite, and the settings of the
+            optimizer can be changed, but not the optimizer itself: these change neither the model and its state nor the
+            order of the data.
+    """
+    return key in _CHANGEABLE or (key.startswith("optimizer.") and key != "optimizer.name")
+
+
+def load_config(path: str | Path, settings: Sequence[str] = ()) -> TrainConfig:
+    """Read and check a configuration file.
+
+    Args:
+        path: a TOML file; relative paths in it start at its own directory.
+        settings: texts `SECTION.KEY=VALUE` that override the file. VALUE is TOML, or a string without quotes; relative
+            paths start at the file's directory, too.
 
     Raises:
-        ConfigError: no such file, not TOML, or a wrong key or value; names its place.
+        ConfigError: there is no such file, it is not TOML, or a key or value is wrong; names its place.
     """
     path = _border.path("load_config", "a configuration", path)
     try:
@@ -283,9 +366,39 @@ def load_config(path: str | Path) -> TrainConfig:
             f"[train.load_config] the configuration must be a readable TOML file; got {str(path)!r}: {error}; "
             "check the path, or repair it"
         ) from None
-    config = _with_paths_from(check_config(content, repr(str(path))), path.parent)
+    for name, text in map(_split_setting, settings):
+        section, _, key = name.partition(".")
+        table = content.setdefault(section, {})
+        if isinstance(table, dict):  # if not, the check below refuses the section
+            table[key] = _parse_value(text)
+    where = f"{str(path)!r} and --set" if settings else repr(str(path))
+    config = _with_paths_from(check_config(content, where), path.parent)
     make_model_config(config)
     return config
+
+
+_SETTING = re.compile(r"\s*(\w+\.\w+)\s*=(.*)", re.DOTALL)
+
+
+def setting_names(settings: Sequence[str]) -> frozenset[str]:
+    """The names `section.key` of settings of the command line; errors as of `load_config`."""
+    return frozenset(name for name, _ in map(_split_setting, settings))
+
+
+def _split_setting(text: str) -> tuple[str, str]:
+    match = _SETTING.fullmatch(text)
+    if match is None:
+        _border.refuse("config", "--set takes SECTION.KEY=VALUE", shown(text), "write train.steps=4000")
+    return match[1], match[2].strip()
+
+
+def _parse_value(text: str) -> object:
+    """A TOML value, or the text itself where it is not TOML."""
+    try:
+        found = _parse_toml(f"value = {text}")
+    except Unreadable:
+        return text
+    return found["value"] if len(found) == 1 else text
 
 
 def check_config(content: Mapping[str, Any], where: str) -> TrainConfig:
@@ -300,9 +413,42 @@ def check_config(content: Mapping[str, Any], where: str) -> TrainConfig:
     try:
         return TrainConfig.model_validate(_border.mapping("config", "a configuration", content, "sections"))
     except ValidationError as error:
-        raise ConfigError(f"[train.config] {first_problem(error)} in {where}; correct it") from None
+        first = error.errors(include_url=False)[0]
+        near = _nearest_key(*map(str, first["loc"])) if first["type"] == "extra_forbidden" else None
+        advice = "correct it" if near is None else f"did you mean {near}?"
+        raise ConfigError(f"[train.config] {first_problem(error)} in {where}; {advice}") from None
 
 
+def _nearest_key(section: str, key: str | None = None) -> str | None:
+    """The known section or key that is most like an unknown one: first in its own section, then in any.
+
+    Args:
+        section: of the unknown key; or what is unknown at the top of the file.
+        key: None for what is unknown at the top of the file.
+    """
+    known = {name: [*type(value).model_fields] for name, value in TrainConfig()}
+    if key is None:
+        if near := get_close_matches(section, known, 1):
+            return f"[{near[0]}]"
+        section, key = "", section
+    if (place := _place_of_key(key)) is not None:
+        return place
+    if near := get_close_matches(key, known.get(section, ()), 1):
+        return f"{section}.{near[0]}"
+    near = get_close_matches(key, [name for names in known.values() for name in names], 1)
+    return _place_of_key(near[0]) if near else None
+
+
+def _place_of_key(key: str) -> str | None:
+    """The name `section.key` of a key, whatever its section; None for an unknown one."""
+    return next(
+        (f"{name}.{key}" for name, section in TrainConfig() if key in type(section).model_fields), None
+    )
+
+
+_MISSPELLED = (
+    0.87  # likeness beyond which a key of [model] is another one, misspelled; no two real keys are so alike
+)
 # Sizes of a model that the file does not name: of the demo.
 _SMALL = {
     "vocab_size": 4096,
@@ -353,6 +499,14 @@ def make_model_config(config: TrainConfig) -> ModelConfig:
             f"{own} = {shown(extra[own])}",
             "remove it",
         )
+    spelled = [family.config.spelled(name).replace("eos_token_ids", "eos_token_id") for name in known]
+    for key in (key for key in extra if key not in spelled):
+        near = get_close_matches(key, spelled, 1, _MISSPELLED)
+        place = f"model.{near[0]}" if near else _place_of_key(key)
+        if place is not None:
+            _border.refuse(
+                "config", "model has the keys of its family", f"model.{key}", f"did you mean {place}?"
+            )
     given = {**defaults, **extra, "model_type": family.name}
     model = models.config_from_dict(given)
     if model.vocab_size < _LEAST_VOCABULARY:
@@ -365,15 +519,16 @@ def make_model_config(config: TrainConfig) -> ModelConfig:
     return model
 
 
-def make_optimizer(config: TrainConfig) -> AdamW:
-    """AdamW as the graph's `optimize` takes it.
+def make_optimizer(config: TrainConfig) -> Optimizer:
+    """The optimizer of `[optimizer]`, as the graph's `optimize` takes it.
 
     Raises:
         ConfigError: a value is beyond fp32.
     """
     _border.instance("config", "a configuration", config, TrainConfig, "pass what load_config returned")
-    names = ("beta1", "beta2", "eps", "weight_decay", "max_grad_norm")
-    return tw.optim.AdamW(**{name: getattr(config.optimizer, name) for name in names})
+    make = getattr(tw.optim, _OPTIMIZERS[config.optimizer.name])
+    optimizer: Optimizer = make(**config.optimizer.hyperparameters())
+    return optimizer
 
 
 def make_strategy(config: TrainConfig, mesh: DeviceMesh | None = None) -> DistributionStrategy:

@@ -1,7 +1,8 @@
-"""What a run leaves to look at: one JSON line per step, and the loss curve as a picture.
+"""Metrics of a run: a file with one JSON line per step, and the loss curve as a picture.
 
-Lines after the step that a run resumes from are dropped, so a file never tells of steps twice. Refuses to be the reason
-that a run cannot go on: what a line says that is no metric is dropped with the rest of the file, and said.
+A line has `step`, `loss`, `grad_norm` and `seconds` since the run began, and `held_out_loss` after an
+evaluation. A resumed run drops the lines from its first step on, so a file has each step once. A
+damaged file does not stop a run: it is cut at its first wrong line, with a warning.
 """
 
 from __future__ import annotations
@@ -102,8 +103,16 @@ def _lines(path: Path) -> Iterator[bytes]:
         ) from None
 
 
-def draw_loss_curve(path: Path, losses: Sequence[float], title: str) -> None:
-    """Save the loss per step, and its running mean, as a PNG.
+def draw_loss_curve(
+    path: Path, losses: Sequence[float], title: str, held_out: Sequence[tuple[int, float]] = ()
+) -> None:
+    """Save the loss per step, its running mean, and the held-out loss where it was evaluated, as a PNG.
+
+    Args:
+        path: of the picture.
+        losses: in nats per token.
+        title: of the picture.
+        held_out: positions in `losses` of the steps that were evaluated, each with the loss of held-out text.
 
     Raises:
         ResourceError: it cannot be written.
@@ -116,6 +125,8 @@ def draw_loss_curve(path: Path, losses: Sequence[float], title: str) -> None:
     figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120)
     axes.plot(losses, color="#9ecae1", linewidth=0.8, label="per step")
     axes.plot(_running_mean(losses, 0.95), color="#08519c", linewidth=1.8, label="running mean")
+    if held_out:
+        axes.plot(*zip(*held_out), color="#d94801", marker="o", markersize=3, label="held-out text")
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats per token)")
     axes.set_title(title)

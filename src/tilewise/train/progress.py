@@ -34,6 +34,7 @@ class StepProgress:
         self._num_steps = num_steps
         self._first = first_step
         self._num_tokens = 0
+        self._held_out: float | None = None
         self._started = self._last_plain = time.monotonic()
         self._bar = (
             Progress(
@@ -73,6 +74,10 @@ class StepProgress:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, total=num_steps)
 
+    def evaluated(self, loss: float) -> None:
+        """Show the loss of held-out text from the next step on."""
+        self._held_out = loss
+
     def step_done(self, step: int, loss: float, num_tokens: int) -> None:
         """Show that `step` (0 for the first), of so many tokens, is done."""
         now = time.monotonic()
@@ -85,6 +90,7 @@ class StepProgress:
             loss,
             self._num_tokens / elapsed_s,
             elapsed_s / done * (self._num_steps - step - 1),
+            self._held_out,
         )
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=step + 1, line=line)
@@ -93,10 +99,18 @@ class StepProgress:
             self._console.print(line, highlight=False)
 
 
-def describe_step(step: int, num_steps: int, loss: float, tokens_per_s: float, left_s: float) -> str:
-    """The text of the live line."""
+def describe_step(
+    step: int,
+    num_steps: int,
+    loss: float,
+    tokens_per_s: float,
+    left_s: float,
+    held_out_loss: float | None = None,
+) -> str:
+    """The text of the live line; with the loss of held-out text, once it was evaluated."""
+    held_out = "" if held_out_loss is None else f"  held-out loss {held_out_loss:.3f}"
     return (
-        f"step {step}/{num_steps}  loss {loss:.3f}  {tokens_per_s:,.0f} tokens/s  "
+        f"step {step}/{num_steps}  loss {loss:.3f}{held_out}  {tokens_per_s:,.0f} tokens/s  "
         f"{format_duration(left_s)} left"
     )
 

@@ -1,9 +1,9 @@
 """A training run from a configuration to a finished model on disk.
 
-`plan_run` checks everything that can be checked before any work: strategy, memory, output, checkpoints; what it
-returns is run by `run_training`. Ctrl-C lets the step at hand finish, writes a checkpoint and returns; a second
-Ctrl-C ends at once. One run at a time writes to an output directory; what it leaves there: checkpoints/, metrics.jsonl,
-loss.png, model/.
+`plan_run` checks everything that can be checked before any work: strategy, memory, output,
+checkpoints. `run_training` runs what it returns. Ctrl-C lets the current step finish, writes a
+checkpoint and returns; a second Ctrl-C ends the run at once. One run at a time writes to an output
+directory, and leaves there: checkpoints/, metrics.jsonl, loss.png, model/.
 """
 
 from __future__ import annotations
@@ -12,26 +12,35 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from tilewise import models
 from tilewise.checkpoint import (
+    ConfigChange,
+    OtherConfiguration,
     check_replaceable,
     check_writable,
+    config_changes,
+    describe_changes,
     has_checkpoints,
     latest_checkpoint,
     load_latest,
     lock_directory,
+    open_checkpoint,
     remove_leftovers,
 )
-from tilewise.core import Border, CheckpointError, ConfigError
+from tilewise.core import Border, CheckpointError, ConfigError, ResourceError
+from tilewise.core.border import bare
+from tilewise.core.limits import available_memory
+from tilewise.core.sizes import format_bytes
 from tilewise.core.watch import Watch
-from tilewise.train.config import TrainConfig, make_model_config
+from tilewise.train.config import TrainConfig, is_changeable, make_model_config
 from tilewise.train.metrics import MetricsFile, draw_loss_curve, read_metrics
 from tilewise.train.pacing import TimeBudget
 from tilewise.train.progress import StepProgress, format_duration, track_work
@@ -61,13 +70,44 @@ class PlannedRun:
     """A run that was found possible; nothing is read, allocated or written yet.
 
     Attributes:
-        resume: whether it goes on from the newest whole checkpoint.
+        config: of the run.
+        graph: of a step.
+        plan: of the graph.
+        resume: whether the run goes on from the newest whole checkpoint.
+        may_change: names `section.key` of settings that a resumed run may change from what its checkpoint records.
     """
 
     config: TrainConfig
     graph: ComputeGraph
     plan: Plan
     resume: bool
+    may_change: frozenset[str] = frozenset()
+
+    def describe(self) -> str:
+        """Four lines: parameters, mesh, memory per device against what is there, tokens per step."""
+        config, mesh = self.config, self.plan.mesh
+        model = make_model_config(config)
+        count = models.num_parameters(model)
+        usage = max(self.plan.estimate_memory_usage(), key=lambda device: device["total"])
+        need = self.plan.device_bytes * mesh.num_devices + sum(self.plan.checkpoint_bytes)
+        up_to = "up to " if config.data.is_padded else ""
+        workers = self.plan.settings.workers_per_device
+        axes = ",".join(f"{axis}={size}" for axis, size in config.distribution.mesh.items())
+        return "\n".join(
+            (
+                f"parameters  {count:,} ({model.model_type}), trained in {config.train.dtype}",
+                f"mesh        {axes or 'one device'} ({_counted(mesh.num_devices, 'device')}, "
+                f"{_counted(workers, 'worker')} each), strategy {config.distribution.strategy}",
+                f"memory      {format_bytes(usage['total'])} per device, {format_bytes(need)} in all, of "
+                f"{format_bytes(available_memory())} available on this machine",
+                f"tokens      {up_to}{config.train.batch * config.data.context:,} per step "
+                f"({config.train.batch} x {config.data.context}), {_counted(config.train.steps, 'step')}",
+            )
+        )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 @dataclass(frozen=True)
@@ -113,19 +153,24 @@ def stop_on_interrupt() -> Iterator[StopRequest]:
         signal.signal(signal.SIGINT, before)
 
 
-def plan_run(config: TrainConfig, resume: bool | None, watch: Watch | None = None) -> PlannedRun:
+def plan_run(
+    config: TrainConfig, resume: bool | None, watch: Watch | None = None, may_change: Collection[str] = ()
+) -> PlannedRun:
     """Check and plan a run without doing any of its work.
 
     Args:
+        config: of the run.
         resume: go on from the newest checkpoint; None: if there is one.
         watch: sees the plan's phases (`ComputeGraph.plan`).
+        may_change: names `section.key` of settings that a resumed run may change, for example `train.steps`; of those,
+            only what `is_changeable` allows.
 
     Raises:
         LayoutError, PlanError: the strategy cannot spread this model.
         ResourceError: it needs more memory than the machine has.
         ConfigError: the context is too long, or output cannot be written, would replace the model that training starts
             from, or holds checkpoints or a model of an earlier run.
-        CheckpointError: there is no checkpoint to go on from.
+        CheckpointError: there is no checkpoint to go on from, or its settings are others than these.
     """
     graph, plan = make_plan(config, watch)
     output = Path(config.output.directory)
@@ -145,11 +190,40 @@ def plan_run(config: TrainConfig, resume: bool | None, watch: Watch | None = Non
     if resume is None:
         resume = latest_checkpoint(checkpoints) is not None
     _check_output(config, resume)
-    return PlannedRun(config, graph, plan, resume)
+    changeable = frozenset(filter(is_changeable, may_change))
+    if resume:
+        _check_settings(config, checkpoints, changeable)
+    return PlannedRun(config, graph, plan, resume, changeable)
 
 
-def run_training(run: PlannedRun, console: Console) -> RunResult:
+def _check_settings(config: TrainConfig, checkpoints: Path, may_change: frozenset[str]) -> None:
+    """Compare the settings with those of the newest checkpoint, before any work.
+
+    The data is compared later, when it is read.
+    """
+    newest = latest_checkpoint(checkpoints)
+    assert newest is not None  # `_check_output` has seen it
+    opened = open_checkpoint(newest)
+    settings, data = config.what_must_match(), opened.config.get("data")
+    tokens = data.get("tokens") if isinstance(data, Mapping) else None
+    try:
+        config_changes(opened, {**settings, "data": {**settings["data"], "tokens": tokens}}, may_change)
+    except OtherConfiguration as error:
+        raise _refusal_of_changes(error) from None
+    if opened.step > config.train.steps:
+        raise ConfigError(
+            f"[train.run] a run cannot end before the steps that are done; got train.steps = {config.train.steps} "
+            f"after {opened.step} steps; set {opened.step} or more"
+        )
+
+
+def run_training(run: PlannedRun, console: Console, explain: bool = False) -> RunResult:
     """Train as planned.
+
+    Args:
+        run: from `plan_run`.
+        console: shows the run's four lines (`PlannedRun.describe`), progress, and what is left on disk.
+        explain: show the whole plan (`Plan.explain`), too.
 
     Raises:
         ConfigError, CheckpointError: another run writes to the output directory, or the data or the checkpoint is not
@@ -162,44 +236,92 @@ def run_training(run: PlannedRun, console: Console) -> RunResult:
     with lock_directory(output):
         _check_output(run.config, run.resume)  # again, now that no other run can write there
         remove_leftovers(output)
-        return _run_alone(run, output, console)
+        return _run_alone(run, output, console, explain)
 
 
-def _run_alone(run: PlannedRun, output: Path, console: Console) -> RunResult:
+def _run_alone(run: PlannedRun, output: Path, console: Console, explain: bool) -> RunResult:
     """The run, in an output directory that no other run writes to."""
     config = run.config
     data = prepare_data(config, console)
-    console.print(run.plan.explain(), highlight=False, markup=False)
+    _say(console, run.describe())
+    if explain:
+        _say(console, run.plan.explain())
     with Trainer(config, data, run.graph, run.plan) as trainer:
-        first_step = _restore(trainer, output / _CHECKPOINTS, console) if run.resume else 0
+        first_step = _restore(trainer, output / _CHECKPOINTS, run.may_change, console) if run.resume else 0
         if first_step == config.train.steps and (output / _MODEL / "config.json").is_file():
             left = f"{output / _MODEL} is left as it is; tilewise evaluate measures it"
             _say(console, f"all {first_step} steps are done, and {left}")
             return RunResult(first_step, False, output / _MODEL)
         num_steps = train_steps(trainer, first_step, output, console)
-        losses = [line["loss"] for line in read_metrics(output / _METRICS) if line["loss"] is not None]
-        if losses:
-            draw_loss_curve(output / _CURVE, losses, f"loss over {len(losses)} steps")
+        lines = [line for line in read_metrics(output / _METRICS) if line["loss"] is not None]
+        held_out = [(i, line["held_out_loss"]) for i, line in enumerate(lines) if "held_out_loss" in line]
+        if lines:
+            losses = [line["loss"] for line in lines]
+            draw_loss_curve(output / _CURVE, losses, f"loss over {len(lines)} steps", held_out)
         if num_steps < config.train.steps:
             _say(console, f"stopped after step {num_steps}; go on with --resume")
             return RunResult(num_steps, True, None)
         trainer.save_model(output / _MODEL)
         _say(console, f"model in {output / _MODEL}, loss curve in {output / _CURVE}")
-        if data.corpus.held_out and not models.is_encoder(make_model_config(config)):
+    # the trainer's memory is free now: the finished model is loaded to be evaluated
+    if data.corpus.held_out and not models.is_encoder(make_model_config(config)):
+        try:
             bits = evaluate_model(config, data, output / _MODEL, console)
             _say(console, f"held-out files: {bits:.3f} bits per byte")
+        except ResourceError as error:  # a run that offloads weights may take less memory than its evaluation
+            _say(console, f"the held-out files are not evaluated: {error}")
     return RunResult(num_steps, False, output / _MODEL)
 
 
-def _restore(trainer: Trainer, checkpoints: Path, console: Console) -> int:
+def _restore(trainer: Trainer, checkpoints: Path, may_change: frozenset[str], console: Console) -> int:
     """Go on from the newest whole checkpoint, naming damaged ones; returns the number of steps it had done."""
-    with track_work(console, "checking the checkpoint") as progress:
-        path, state = load_latest(
-            checkpoints, trainer.what_must_match(), lambda text: _say(console, text), progress.show
-        )
+    try:
+        with track_work(console, "checking the checkpoint") as progress:
+            path, state = load_latest(
+                checkpoints,
+                trainer.what_must_match(),
+                lambda text: _say(console, text),
+                progress.show,
+                may_change,
+            )
+    except OtherConfiguration as error:
+        raise _refusal_of_changes(error) from None
+    state = replace(state, changes=_with_defaults(state.changes))
     trainer.restore(state)
     _say(console, f"going on after step {state.step} from {path}")
+    new = [change for change in state.changes if change.step == state.step]
+    if new:
+        _say(console, f"changed from here on: {describe_changes(new)}")
     return state.step
+
+
+def _with_defaults(changes: Sequence[ConfigChange]) -> list[ConfigChange]:
+    """The changes with the values of settings that `what_must_match` leaves out at their defaults."""
+    found = []
+    for change in changes:
+        section, _, key = change.key.partition(".")
+        if is_changeable(change.key) and None in (change.old, change.new):
+            default = getattr(getattr(TrainConfig(), section), key)
+            values = {n: default if v is None else v for n, v in (("old", change.old), ("new", change.new))}
+            found.append(change.model_copy(update=values))
+        else:
+            found.append(change)
+    return found
+
+
+def _refusal_of_changes(error: OtherConfiguration) -> CheckpointError:
+    """Says which of the settings that differ from a checkpoint's can be changed, and how."""
+    changes = _with_defaults(error.changes)
+    fixed = [change.key for change in changes if not is_changeable(change.key)]
+    if fixed:
+        advice = f"restore {', '.join(fixed)}, which a run cannot change, or start anew in another directory"
+    else:
+        settings = " ".join(f"--set {change.key}={bare(change.new)}" for change in changes)
+        advice = f"to change the rest of the run, pass {settings}; or restore the configuration"
+    return CheckpointError(
+        "[train.run] a resumed run must have the settings of its checkpoint; got "
+        f"{describe_changes(changes)} in {error.path}; {advice}"
+    )
 
 
 def _say(console: Console, text: str) -> None:
@@ -209,8 +331,11 @@ def _say(console: Console, text: str) -> None:
 def train_steps(
     trainer: Trainer, first_step: int, output: Path, console: Console, budget: TimeBudget | None = None
 ) -> int:
-    """Do the remaining steps with progress, metrics and checkpoints; returns the number of steps done in
-    all."""
+    """Do the remaining steps with progress, metrics, evaluations and checkpoints.
+
+    Returns:
+        The number of steps done in all.
+    """
     config = trainer.config
     checkpoints = output / _CHECKPOINTS
     metrics = MetricsFile(output / _METRICS, first_step)
@@ -221,16 +346,23 @@ def train_steps(
     ):
 
         def on_step(number: int, result: StepResult) -> bool:
+            done, figures = number + 1, dict[str, float]()
+            every = config.train.evaluate_every
+            if every and done % every == 0 and not request.is_set:
+                loss = trainer.evaluate()
+                progress.evaluated(loss)
+                if isfinite(loss):
+                    figures["held_out_loss"] = loss
             progress.step_done(number, result.loss, trainer.num_tokens)
             seconds = time.perf_counter() - started
             if result.is_skipped:
                 console.print(
                     f"step {number + 1} skipped: loss {result.loss}, gradient norm {result.grad_norm}"
                 )
-                metrics.add(step=number, loss=None, seconds=seconds)
+                metrics.add(step=number, loss=None, seconds=seconds, **figures)
             else:
-                metrics.add(step=number, loss=result.loss, grad_norm=result.grad_norm, seconds=seconds)
-            done = number + 1
+                figures["grad_norm"] = result.grad_norm
+                metrics.add(step=number, loss=result.loss, seconds=seconds, **figures)
             if budget is not None and (num_steps := budget.step_done(seconds)) is not None:
                 trainer.set_num_steps(num_steps)
                 progress.set_num_steps(num_steps)

@@ -1,14 +1,14 @@
 """A model in training: its plan, its instance, its data, and the steps between them.
 
-Owns the instance and closes it. A step is a function of its number (batch, learning rate), so measuring,
-interrupting and resuming change nothing that is computed. Refuses to mix a checkpoint with another
-configuration. Finished weights leave as a Hugging Face directory.
+The trainer owns the instance and closes it. The batch and the learning rate of a step follow from its
+number, so measuring, evaluating, interrupting and resuming do not change what is computed. Finished
+weights are written as a Hugging Face directory.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,16 @@ import numpy as np
 
 import tilewise as tw
 from tilewise import models
-from tilewise.checkpoint import CheckpointWriter, PartedTensor, TrainingState, load_tokenizer, save_pretrained
-from tilewise.core import DeviceMesh, NotFinite, TilewiseError, get_logger
-from tilewise.core.tree import allowed_widths
+from tilewise.checkpoint import (
+    CheckpointWriter,
+    ConfigChange,
+    PartedTensor,
+    TrainingState,
+    load_tokenizer,
+    save_checkpoint,
+    save_pretrained,
+)
+from tilewise.core import ConfigError, NotFinite, TilewiseError, get_logger
 from tilewise.core.watch import Watch
 from tilewise.core.writing import writing
 from tilewise.data import (
@@ -64,22 +71,34 @@ MOST_SKIPPED = 10  # steps in a row: then the weights are lost, and skipping wou
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What training reads: files, their tokenizer, batches by step, the id that ends a file, and a digest of the token
-    stream."""
+    """What training reads.
+
+    Attributes:
+        corpus: the files.
+        tokenizer: of the model.
+        batches: of the training files, by step.
+        end: the id that ends a file.
+        digest: SHA-256 of the training files' token stream.
+        held_out: batches of the held-out files; None where training does not evaluate them.
+    """
 
     corpus: Corpus
     tokenizer: Tokenizer
     batches: Batches | MaskedBatches
     end: int
     digest: str
+    held_out: Batches | MaskedBatches | None = None
 
 
 def prepare_data(config: TrainConfig, console: Console) -> TrainingData:
-    """Read the corpus, train its tokenizer (or take that of the model that training starts from), encode it, with
-    progress on `console`.
+    """Read the corpus, train its tokenizer or load that of the model that training starts from, and encode the texts.
+
+    Args:
+        config: of the run.
+        console: shows progress.
 
     Raises:
-        ConfigError: no text where the configuration says, or too little.
+        ConfigError: there is no text where the configuration says, or too little.
         CheckpointError: no tokenizer in the directory that training starts from.
     """
     percent = config.data.held_out_percent
@@ -96,15 +115,30 @@ def prepare_data(config: TrainConfig, console: Console) -> TrainingData:
     end = (
         model.eos_token_ids[0] if model.eos_token_ids else special_id(tokenizer, END_OF_TEXT, "[SEP]", "</s>")
     )
+    mask = special_id(tokenizer, MASK, "<mask>") if is_encoder else None
+
+    def cut(stream: NDArray[np.int32]) -> Batches | MaskedBatches:
+        parts = (stream, config.train.batch, config.data.context, config.train.seed)
+        windows = PaddedBatches(*parts, end) if config.data.is_padded else Batches(*parts)
+        if mask is None:
+            return windows
+        return MaskedBatches(windows, mask, model.vocab_size, config.data.masked_percent)
+
     with track_work(console, "encoding") as progress:
         stream = encode_files(tokenizer, [file.text for file in corpus.train], end, progress.show)
-    cut = (stream, config.train.batch, config.data.context, config.train.seed)
-    windows = PaddedBatches(*cut, end) if config.data.is_padded else Batches(*cut)
-    batches: Batches | MaskedBatches = windows
-    if is_encoder:
-        mask = special_id(tokenizer, MASK, "<mask>")
-        batches = MaskedBatches(windows, mask, model.vocab_size, config.data.masked_percent)
-    return TrainingData(corpus, tokenizer, batches, end, hashlib.sha256(stream.tobytes()).hexdigest())
+    batches, held_out = cut(stream), None
+    if config.train.evaluate_every:
+        held_out_stream = encode_files(tokenizer, [file.text for file in corpus.held_out], end)
+        try:
+            held_out = cut(held_out_stream)
+        except ConfigError:
+            raise ConfigError(
+                f"[train.data] train.evaluate_every needs at least {config.data.context + 1} tokens of held-out text; "
+                f"got {len(held_out_stream)} in {len(corpus.held_out)} files; raise data.held_out_percent, or give "
+                "more text"
+            ) from None
+    digest = hashlib.sha256(stream.tobytes()).hexdigest()
+    return TrainingData(corpus, tokenizer, batches, end, digest, held_out)
 
 
 def make_graph(config: TrainConfig, *, is_padded: bool) -> ComputeGraph:
@@ -133,7 +167,8 @@ def make_plan(
 
     Raises:
         LayoutError, PlanError: the strategy cannot spread this model.
-        ResourceError: the plan, with the copy that checkpoints are written from, needs more memory than there is.
+        ResourceError: the plan needs more memory than there is; the copy that checkpoints are written from in the
+            background counts.
     """
     graph = make_graph(config, is_padded=config.data.is_padded)
     graph.optimize(make_optimizer(config))
@@ -145,7 +180,7 @@ def make_plan(
         offload=config.train.offload,
         workers_per_device=config.distribution.workers_per_device,
         rows_per_tile=config.train.rows_per_tile,
-        checkpoints=True,
+        checkpoints=config.output.checkpoint_in_background,
         watch=watch,
     )
     if must_fit:
@@ -154,21 +189,21 @@ def make_plan(
 
 
 def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path, console: Console) -> float:
-    """Bits per byte that a saved model needs for the held-out files, in the configuration's dtype and leaves.
+    """Bits per byte that a saved model needs for the held-out files, in the configuration's dtype.
 
-    Its batches are not accumulated. Where the leaves fit the devices of the batch only together with microbatches (two
-    devices and three microbatches of six leaves), the batch is not shared here.
+    The model is loaded from its directory, and evaluates batches of the size of one microbatch of training.
 
     Raises:
         CheckpointError: `model_dir` holds another model.
     """
-    batch, context = config.train.batch, config.data.context
-    leaves, mesh = config.train.leaves, dict(config.distribution.mesh)
-    if mesh.get("dp", 1) * mesh.get("fsdp", 1) not in allowed_widths(leaves):
-        mesh |= {axis: 1 for axis in ("dp", "fsdp") if axis in mesh}
-    graph = make_graph(config, is_padded=True)
-    graph.set_distribution(make_strategy(config, DeviceMesh(mesh)))
-    plan = graph.plan(leaves=leaves, workers_per_device=config.distribution.workers_per_device)
+    batch, context = config.train.batch // config.train.accumulation, config.data.context
+    train = config.train.model_copy(update={"batch": batch})
+    graph = make_graph(config.model_copy(update={"train": train}), is_padded=True)
+    graph.set_distribution(make_strategy(config))
+    plan = graph.plan(
+        leaves=config.train.leaves // config.train.accumulation,
+        workers_per_device=config.distribution.workers_per_device,
+    )
     with graph.instantiate(plan) as model, track_work(console, "held-out files") as progress:
         model.load_parameters(models.open_weights(model_dir, make_model_config(config)))
         files = data.corpus.held_out
@@ -188,6 +223,7 @@ class Trainer:
 
     Attributes:
         num_tokens: that the last step predicted, padding aside.
+        changes: of the configuration since the run began, which checkpoints record.
 
     Raises:
         ResourceError: the plan needs more memory than there is.
@@ -197,6 +233,7 @@ class Trainer:
         self.config = config
         self.data = data
         self.num_tokens = 0
+        self.changes: Sequence[ConfigChange] = ()
         self._num_skipped = 0  # steps one after the other that were not finite
         self._writer = CheckpointWriter()
         self._tokenizer = data.tokenizer.to_str(pretty=True).encode()
@@ -284,21 +321,44 @@ class Trainer:
         settings = self.config.what_must_match()
         return {**settings, "data": {**settings["data"], "tokens": self.data.digest}}
 
-    def save(self, directory: Path, num_steps: int) -> Path:
-        """Begin to write a checkpoint after `num_steps` steps, once the one before is written.
+    def evaluate(self) -> float:
+        """The mean loss over the held-out windows, in nats per predicted token.
 
-        The state is copied now, from each device its own part; it is written in the background, a file for each device,
-        and following steps change nothing in it.
+        Runs the forward pass of this instance, so it needs no second copy of the weights. It changes neither weights
+        nor optimizer states. Windows are cut as those of training: the last tokens of packed text, too few for a
+        window, are left out.
+        """
+        held_out = self.data.held_out
+        assert held_out is not None  # read where the configuration evaluates
+        windows = held_out.batches if isinstance(held_out, MaskedBatches) else held_out
+        nats, num_tokens = 0.0, 0
+        for number in range(-(-windows.num_windows // windows.batch)):
+            batch = held_out.at(number)
+            batch["labels"][windows.num_windows - number * windows.batch :] = IGNORED  # of the next epoch
+            counted = int((batch["labels"] != IGNORED).sum())
+            if counted:
+                self.instance.forward(**batch)
+                nats += float(self.instance.get_tensor("loss").reshape(())) * counted
+                num_tokens += counted
+        return nats / max(num_tokens, 1)
+
+    def save(self, directory: Path, num_steps: int) -> Path:
+        """Write a checkpoint after `num_steps` steps, once the one before is written; a file for each device.
+
+        In the background (`output.checkpoint_in_background`), the state is copied now and written while training goes
+        on. Otherwise it is read from the devices while it is written, and this call returns when all is written.
 
         Returns:
-            Where it stands when `finish_saving` has returned.
+            The checkpoint's path; in the background, the checkpoint is there when `finish_saving` has returned.
 
         Raises:
             NotFinite: a weight or moment is not finite; nothing is written then.
             ResourceError: the checkpoint before could not be written.
         """
         self._writer.wait()  # so that there is one copy at a time, as planned
-        tensors = self.instance.copy_state()
+        output = self.config.output
+        copy = self.instance.copy_state
+        tensors = copy() if output.checkpoint_in_background else copy(lazily=True)
         spoilt = next((name for name, tensor in tensors.items() if not _is_finite(tensor)), None)
         if spoilt is not None:
             raise NotFinite(
@@ -307,10 +367,9 @@ class Trainer:
             )
         mesh = self.instance.plan.mesh
         axes = {name: size for name, size in zip(mesh.names, mesh.sizes) if size > 1}
-        state = TrainingState(num_steps, tensors, self._tokenizer, axes)
-        return self._writer.write(
-            directory, state, self.what_must_match(), self.config.output.keep_checkpoints
-        )
+        state = TrainingState(num_steps, tensors, self._tokenizer, axes, self.changes)
+        write = self._writer.write if output.checkpoint_in_background else save_checkpoint
+        return write(directory, state, self.what_must_match(), output.keep_checkpoints)
 
     def finish_saving(self, console: Console) -> None:
         """Wait until the last checkpoint is written; says so on the console when that takes time.
@@ -331,6 +390,7 @@ class Trainer:
             CheckpointError: it lacks a tensor, or has one of another shape.
         """
         self.instance.load_state_dict(dict(state.tensors))
+        self.changes = state.changes
 
     def save_model(self, directory: Path) -> None:
         """Write the fp32 weights as a Hugging Face directory with the tokenizer."""
@@ -344,10 +404,10 @@ class Trainer:
 def rate_of(config: TrainConfig, number: int) -> float:
     """The learning rate of step `number`."""
     own = config.optimizer
-    return learning_rate(number, config.train.steps, own.lr, own.warmup_steps, own.min_lr_ratio)
+    return learning_rate(number, config.train.steps, own.lr, own.warmup_steps, own.min_lr_ratio, own.schedule)
 
 
 def _is_finite(tensor: NDArray[Any] | PartedTensor) -> bool:
-    """Whether all numbers are."""
-    arrays = [part.values for part in tensor.parts] if isinstance(tensor, PartedTensor) else [tensor]
-    return all(bool(np.isfinite(array).all()) for array in arrays)
+    """Whether all numbers are; parts are read one at a time."""
+    arrays = (part.values for part in tensor.parts) if isinstance(tensor, PartedTensor) else [tensor]
+    return all(bool(np.isfinite(np.asarray(array)).all()) for array in arrays)

@@ -16,6 +16,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from tilewise.core import Border, InternalError, LayoutError, PlanError, ResourceError, TilewiseError
+from tilewise.core.sizes import format_bytes
 from tilewise.core.writing import writing
 from tilewise.train.alternatives import (
     describe_settings,
@@ -153,7 +154,7 @@ class _Search:
             first = next(iter(self._trials.values()))
             self._report(
                 f"{trial.tokens_per_s:9,.0f} tokens/s  {trial.tokens_per_s / first.tokens_per_s:6.3f}  "
-                f"{trial.memory_bytes / 2**30:8.2f} GiB  {describe_settings(config)}"
+                f"{format_bytes(trial.memory_bytes):>10}  {describe_settings(config)}"
             )
         return self._trials[key]
 

@@ -22,6 +22,7 @@ from pure.checkpoint.planted import planted, write_archive
 from tilewise import models
 from tilewise.checkpoint import PartedTensor, TrainingState, lock_directory, open_weights, save_checkpoint
 from tilewise.cli.main import _run
+from tilewise.core.sizes import format_bytes
 from tilewise.data import train_tokenizer
 from tilewise.train import TrainConfig
 
@@ -72,7 +73,7 @@ def test_inspect_says_what_a_checkpoint_holds(command, trained, place):
     assert code == 0 and "step: 6\n" in out and "  train.seed = 0\n" in out
     assert "  model.model_type = llama\n" in out and "step-00000006: whole" in out
     state = load_file(trained / "checkpoints" / "step-00000006" / "device-00000.safetensors")
-    assert f"{sum(t.nbytes for t in state.values()):,} bytes together" in out
+    assert f"{format_bytes(sum(t.nbytes for t in state.values()))} together" in out
     assert f"{sum(not n.startswith('optimizer.') for n in state)} of the model" in out
     assert ("step-00000004" in out) == (not place.endswith("6"))
 
@@ -99,7 +100,7 @@ def test_inspect_lists_the_files_of_devices(command, spread):
         name = f"device-{number:05d}.safetensors"
         state = load_file(spread / "checkpoints" / "step-00000006" / name)
         size = sum(tensor.nbytes for tensor in state.values())
-        assert f"  {name}: {len(state)} tensors or parts of them, {size:,} bytes\n" in out
+        assert f"  {name}: {len(state)} tensors or parts of them, {format_bytes(size)}\n" in out
 
 
 def test_verify_names_the_files_that_are_damaged(command, spread, tmp_path):

@@ -372,6 +372,7 @@ CONFIGS = {
     "data: empty": (b"[data]\npath = 'empty'\n", "must hold UTF-8 text"),
     "data: binary": (b"[data]\npath = 'binary'\n", "1 binary"),
     "data: pipe": (b"[data]\npath = 'pipe'\n", "must be a file or a directory"),
+    "data: structured": (b"[data]\npath = 'chat.jsonl'\n", "write its text fields into .txt files"),
     "data: too little": (b"[data]\npath = 'little'\n", "must hold at least context + 1"),
     "output: file": (b"[output]\ndirectory = 'little'\n", "can be written to"),
     "output: below a file": (b"[output]\ndirectory = 'little/x'\n", "can be written to"),
@@ -392,6 +393,7 @@ def test_a_spoilt_configuration_is_refused(tmp_path, run, case):
     (tmp_path / "empty").touch()
     (tmp_path / "binary").write_bytes(b"\0\1\2")
     (tmp_path / "little").write_text("x")
+    (tmp_path / "chat.jsonl").write_text('{"messages": []}\n' * 1000)
     if case != "pipe":
         os.mkfifo(tmp_path / "pipe")
     path = tmp_path / ("pipe" if case == "pipe" else "train.toml")

@@ -73,6 +73,29 @@ def test_inspect(writer, encoder, run):
     assert "bf16: fits" in out and "tokens/s" in out
 
 
+def test_inspect_of_a_configuration_alone(writer, encoder, run, tmp_path):
+    """Without weights, parameters are counted from config.json; memory and peaks may be given."""
+    for directory, model in (writer, encoder):
+        alone = tmp_path / model.config.model_type
+        alone.mkdir()
+        shutil.copy(directory / "config.json", alone)
+        given = ("--device-memory", "64M", "--peak-tflops", 2, "--bandwidth-gbps", 100)
+        code, out, err = run("inspect", alone, *given)
+        assert (code, err) == (0, "") and "no weights here" in out
+        assert "reads 100.0 GB/s from memory" in out and "2000 GFLOP/s" in out
+        if model is writer[1]:
+            assert f"parameters: {model.num_parameters():,} " in out
+            assert "memory of the device: 64.00 MiB" in out and "bf16: fits" in out
+            count = 4 * model.num_parameters() - 1024
+            assert "f32: does not fit" in run("inspect", alone, *given, "--device-memory", str(count))[1]
+        assert run("inspect", alone / "config.json", *given)[1] == out
+    broken = copied(writer[0], tmp_path / "broken")
+    (broken / "model.safetensors").unlink()
+    (broken / "pytorch_model.bin").touch()
+    assert run("inspect", broken)[0] == 2  # there are weights, which cannot be read
+    assert run("inspect", alone, "--device-memory", "much")[0] == 2
+
+
 def test_inspect_of_an_encoder_says_what_its_files_hold(encoder, run, tmp_path):
     """The class that config.json names, and the parameters that are stored: with the head or without."""
     directory, model = encoder

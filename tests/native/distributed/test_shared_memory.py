@@ -71,7 +71,7 @@ def test_what_the_system_does_not_give():
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
         with pytest.raises(
-            ResourceError, match="memory that processes share; got 'File too large' for 2,097,152"
+            ResourceError, match=r"memory that processes share; got 'File too large' for 2\.00 MiB"
         ):
             shared_memory(2 << 20, "test")
     finally:

@@ -18,6 +18,7 @@ import tilewise as tw
 from native.distributed.test_group import are_gone, left_open, shared_names
 from ranks.small_llama import batches, config, training_graph
 from tilewise.core import CommTimeout, PeerLost, PlanError, ResourceError, TaskFailed
+from tilewise.core.sizes import format_bytes
 
 MODEL = config()
 STEP = batches(MODEL, 1)[0]
@@ -262,7 +263,7 @@ def test_memory_that_does_not_suffice(group):
     graph = training_graph(MODEL, "bf16")
     plan = graph.plan({"dp": 2})
     for limit in (1, 2 * plan.device_bytes - 1):
-        with pytest.raises(ResourceError, match=str(2 * plan.device_bytes)):
+        with pytest.raises(ResourceError, match=f"got {format_bytes(2 * plan.device_bytes)} for 2 devices"):
             graph.instantiate(plan, memory_limit_bytes=limit)
     with graph.instantiate(plan, memory_limit_bytes=2 * plan.device_bytes) as model:
         model.initialize(0)

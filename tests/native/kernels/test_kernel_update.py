@@ -105,9 +105,9 @@ def test_arrays_may_be_exchanged(isa):
     assert_same_bits(got[1], w)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+@pytest.mark.parametrize("kind", ["adamw", "sgd", "nesterov"])
 def test_ten_steps_against_pytorch(kind):
-    """AdamW, and SGD with momentum, follow torch.optim."""
+    """AdamW, and SGD with momentum and with Nesterov's, follow torch.optim."""
     gen = rng(8)
     w = random(gen, 4, 30).copy()
     peer = tensor(w).requires_grad_()
@@ -115,7 +115,8 @@ def test_ten_steps_against_pytorch(kind):
         ours = AdamW(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
         theirs = torch.optim.AdamW([peer], lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     else:
-        ours, theirs = SGD(momentum=0.9), torch.optim.SGD([peer], lr=1e-2, momentum=0.9)
+        settings = {"momentum": 0.9, "nesterov": kind == "nesterov"}
+        ours, theirs = SGD(**settings), torch.optim.SGD([peer], lr=1e-2, **settings)
     states, clip = [np.zeros_like(w) for _ in ours.states], np.ones((1, 2), np.float32)
     for step in range(1, 11):
         grad = random(gen, 4, 30).copy()

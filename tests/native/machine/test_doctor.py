@@ -122,7 +122,7 @@ def test_a_machine_with_nothing_to_change(machine):
     assert {finding.state for finding in found.values()} == {"ok"}
     assert not any(finding.advice for finding in found.values())
     assert "Test 1" in found["processor"].found
-    assert found["memory"].found.endswith("1.0 GiB available")
+    assert found["memory"].found.endswith("1.00 GiB available")
 
 
 @pytest.mark.parametrize("case", CASES)

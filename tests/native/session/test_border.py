@@ -237,7 +237,7 @@ def test_more_than_the_machine_has():
     graph = tw.ComputeGraph("huge")
     graph.output(graph.scale(graph.parameter([1 << 19, 1 << 19], name="w"), 2.0), "y")
     plan = graph.plan()
-    with pytest.raises(ResourceError, match=str(plan.device_bytes)):
+    with pytest.raises(ResourceError, match=r"must fit .* GiB; got 2\.00 TiB for 1 device"):
         plan.require_memory()
     with pytest.raises(ResourceError, match="must fit"):
         graph.instantiate(plan)

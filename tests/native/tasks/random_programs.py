@@ -1,8 +1,8 @@
 """Random programs for the task runtime, and what a sequential run of them gives.
 
 A program has submitters (one thread each) with buffers of their own and two shared ones, which submitters only commute
-or reduce on, so that the result does not depend on their order. `run_program` runs it on a runtime; `run_in_order` runs the same
-kernel one task after another and says which tasks a failure must, and which it may, take with it.
+or reduce on, so that the result does not depend on their order. `run_program` runs it on a runtime; `run_in_order`
+runs the same kernel one task after another and says which tasks a failure must, and which it may, take with it.
 """
 
 from __future__ import annotations

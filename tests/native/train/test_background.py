@@ -25,6 +25,7 @@ from tilewise.checkpoint import (
     open_checkpoint,
 )
 from tilewise.core import ConfigError, ResourceError
+from tilewise.core.sizes import format_bytes
 from tilewise.train import Trainer, make_plan, plan_run, prepare_data, run_training, train_steps
 
 
@@ -312,7 +313,9 @@ def test_a_run_whose_copy_does_not_fit_is_refused_before_it_starts(texts, tmp_pa
     _, plan = make_plan(config)
     need = 2 * plan.device_bytes + sum(plan.checkpoint_bytes)
     monkeypatch.setattr(planning, "available_memory", lambda: need - 1)
-    with pytest.raises(ResourceError, match=f"of that {sum(plan.checkpoint_bytes)} for checkpoints"):
+    with pytest.raises(
+        ResourceError, match=f"of that {format_bytes(sum(plan.checkpoint_bytes))} for checkpoints"
+    ):
         plan_run(config, resume=False)
     assert not (tmp_path / "out").exists()
     monkeypatch.setattr(planning, "available_memory", lambda: need)

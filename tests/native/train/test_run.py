@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -41,11 +42,15 @@ from tilewise.checkpoint import (
     save_checkpoint,
     write_weights,
 )
+from tilewise.cli.main import _run
 from tilewise.core import CheckpointError, ConfigError, DeviceMesh, NotFinite, PlanError, ResourceError
+from tilewise.core.sizes import format_bytes
+from tilewise.data import IGNORED
 from tilewise.train import (
     Trainer,
     compare_strategy,
     evaluate_model,
+    load_config,
     make_plan,
     plan_run,
     prepare_data,
@@ -573,3 +578,181 @@ def test_a_directory_for_offloading_is_looked_at_before_any_work(texts, tmp_path
     changes = {"output": {"offload_directory": str(tmp_path / "file" / "deeper")}}
     with pytest.raises(ConfigError, match=r"can be written to; got .*deeper"):
         plan_run(make_config(texts, tmp_path / "out", offload=["optimizer"], **changes), False)
+
+
+def test_a_run_is_made_longer_by_what_the_command_line_says(texts, tmp_path, capsys):
+    """With a constant rate it equals to the bit a run that had that length from the start; the checkpoint records what
+    was changed, and a file that says the same goes on without the command line."""
+    constant = {"optimizer": {"schedule": "constant"}}
+    whole = make_config(texts, tmp_path / "whole", **constant)
+    run(whole)
+    short = make_config(texts, tmp_path / "out", steps=3, **constant)
+    file, out = write_toml(short, tmp_path / "train.toml"), tmp_path / "out"
+
+    def command_line(*arguments):
+        capsys.readouterr()
+        code = _run([*map(str, arguments)])
+        return (code, *capsys.readouterr())
+
+    assert command_line("train", file)[0] == 0
+    text = file.read_text()
+    file.write_text(text.replace("steps = 3\n", "steps = 4\n"))
+    code, _, err = command_line("train", file, "--resume")
+    assert code == 2 and "train.steps = 4 instead of 3" in err and err.count("\n") == 1
+    assert "pass --set train.steps=4" in err
+    code, _, err = command_line("train", file, "--resume", "--set", "train.steps=4")
+    assert code == 0 and "changed from here on: train.steps = 4 instead of 3" in err
+    file.write_text(text.replace("steps = 3\n", f"steps = {STEPS}\n"))
+    run_training(plan_run(load_config(file), True, may_change=["train.steps"]), silent())
+    assert is_same(weights(out), weights(tmp_path / "whole"))
+    assert run(load_config(file), resume=True).num_steps == STEPS  # as the checkpoint records
+    opened = open_checkpoint(out / "checkpoints" / f"step-{STEPS:08d}")
+    assert [(c.step, c.key, c.old, c.new) for c in opened.changes] == [
+        (3, "train.steps", 3, 4),
+        (4, "train.steps", 4, STEPS),
+    ]
+    assert "train.steps = 4 instead of 3" in command_line("checkpoint", "inspect", out)[1]
+    with pytest.raises(ConfigError, match=f"train.steps = 2 after {STEPS} steps"):
+        run_training(
+            plan_run(load_config(file, ["train.steps=2"]), True, may_change=["train.steps"]), silent()
+        )
+
+
+def test_the_rest_of_a_run_follows_other_settings(texts, tmp_path):
+    """Rate, schedule and decay change from the checkpoint on, as if the trainer had been given them there; what decides
+    the data's order or the state is refused whatever the command line says."""
+    config = make_config(texts, tmp_path)
+    _stop_after_three(config)
+    changes = {"lr": 1e-3, "schedule": "linear", "weight_decay": 0.0}
+    other = make_config(texts, tmp_path, steps=8, optimizer=changes)
+    with Trainer(config, data := prepare_data(config, silent()), *make_plan(config)) as trainer:
+        trainer.run(0, lambda number, result: number < 2)
+        state = trainer.instance.state_dict()
+    with Trainer(other, data, *make_plan(other)) as trainer:
+        trainer.instance.load_state_dict(state)
+        assert trainer.run(3, lambda number, result: True) == 8
+        wanted = {f"model.{name}": np.array(value) for name, value in trainer.instance.parameters().items()}
+    names = [f"optimizer.{key}" for key in changes] + ["train.steps"]
+    run_training(plan_run(other, True, may_change=names), silent())
+    assert is_same(weights(tmp_path), wanted)
+    opened = open_checkpoint(latest_checkpoint(tmp_path / "checkpoints"))
+    assert {(c.key, c.old, c.new) for c in opened.changes} == {
+        ("train.steps", STEPS, 8),
+        ("optimizer.lr", 3e-3, 1e-3),
+        ("optimizer.schedule", "cosine", "linear"),
+        ("optimizer.weight_decay", 0.1, 0.0),
+    }
+    for key, section in (
+        ("train.batch", {"batch": 8}),
+        ("optimizer.name", {"optimizer": {"name": "lion", "lr": 1e-3}}),
+        ("data.context", {"data": {"context": 16}}),
+    ):
+        changed = make_config(texts, tmp_path, **section)
+        with pytest.raises(CheckpointError, match=rf"restore .*{key}.*cannot change"):
+            run_training(plan_run(changed, True, may_change=[key]), silent())
+
+
+def test_optimizers_of_the_file_train(texts, tmp_path):
+    """SGD and Lion lower the loss, and go on to the bit after a stop, on another mesh."""
+    for optimizer in (
+        {"name": "sgd", "lr": 0.3, "nesterov": True, "schedule": "linear"},
+        {"name": "lion", "lr": 1e-3, "weight_decay": 0.1, "schedule": "constant"},
+    ):
+        out = tmp_path / str(optimizer["name"])
+        run(make_config(texts, out / "whole", optimizer=optimizer))
+        losses = [line["loss"] for line in read_metrics(out / "whole" / "metrics.jsonl")]
+        assert losses[-1] < losses[0]
+        _stop_after_three(make_config(texts, out / "parts", optimizer=optimizer))
+        run(make_config(texts, out / "parts", DP, optimizer=optimizer), resume=True)
+        assert is_same(weights(out / "parts"), weights(out / "whole"))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "changes"),
+    [
+        (ONE, {}),
+        (DP, {"accumulation": 2}),
+        (BOTH, {"accumulation": 2}),
+        (ONE, {"data": {"documents": "padded"}}),
+    ],
+    ids=str,
+)
+def test_held_out_text_is_evaluated_while_training(texts, whole_run, tmp_path, mesh, changes):
+    """Every window of it once, by the weights in training: the figures of any mesh, and no bit of the run changes."""
+    config = make_config(texts, tmp_path, mesh, evaluate_every=2, **changes)
+    console = Console(file=(said := io.StringIO()), width=1000)
+    run_training(plan_run(config, False), console)
+    padded = "data" in changes
+    if not padded:
+        assert is_same(weights(tmp_path), weights(whole_run))
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in lines if "held_out_loss" in line] == [1, 3, 5]
+    assert "held-out loss" in said.getvalue()
+    data = prepare_data(config, silent())
+    with Trainer(config, data, *make_plan(config)) as trainer:
+        trainer.instance.load_parameters(tmp_path / "model")
+        model, held_out = trainer.instance, data.held_out
+        nats, count = 0.0, 0
+        for window in range(held_out.num_windows):  # each alone, in a batch of copies
+            single = replace(held_out, batch=1).at(window)
+            labels = single["labels"]
+            model.forward(tokens=single["tokens"].repeat(4, 0), labels=labels.repeat(4, 0))
+            counted = int((labels != IGNORED).sum())
+            nats, count = nats + float(model.get_tensor("loss")[0]) * counted, count + counted
+        assert trainer.evaluate() == pytest.approx(nats / count, rel=1e-5)
+        assert lines[-1]["held_out_loss"] == pytest.approx(nats / count, rel=1e-5)
+        assert count == len(held_out.stream) - (0 if padded else 1 + (len(held_out.stream) - 1) % 32)
+
+
+def test_held_out_text_that_is_too_little_is_refused(tmp_path):
+    """Evaluation while training needs a whole window."""
+    texts = write_texts(tmp_path / "texts", num_files=2)
+    with pytest.raises(
+        ConfigError, match="evaluate_every needs at least 33 tokens of held-out text; got 0 in 0"
+    ):
+        prepare_data(
+            make_config(texts, tmp_path, evaluate_every=1, data={"held_out_percent": 1e-9}), silent()
+        )
+
+
+def test_a_checkpoint_without_a_copy_is_the_same(texts, whole_run, tmp_path):
+    """Files are equal to those of one that is written in the background, from every device; the plan counts no copy,
+    and no thread writes."""
+    for mesh in (ONE, {"fsdp": 2}):
+        plain = make_config(texts, tmp_path / f"{mesh}0", mesh)
+        config = make_config(texts, tmp_path / f"{mesh}1", mesh, output={"checkpoint_in_background": False})
+        data = prepare_data(config, silent())
+        saved = []
+        for one in (plain, config):
+            graph, plan = make_plan(one)
+            assert any(plan.checkpoint_bytes) == one.output.checkpoint_in_background
+            with Trainer(one, data, graph, plan) as trainer:
+                trainer.step(0)
+                path = trainer.save(_checkpoints(one), 1)
+                assert one is plain or (path / "checkpoint.json").is_file()
+                trainer.finish_saving(silent())
+                saved.append({file.name: file.read_bytes() for file in path.iterdir()})
+        assert saved[0] == saved[1]
+
+
+def test_four_lines_say_what_a_run_takes(texts, tmp_path, capsys):
+    """Parameters, mesh, memory against what is there, tokens; the whole plan comes with --explain alone."""
+    config = make_config(texts, tmp_path / "out", DP, steps=1)
+    file = write_toml(config, tmp_path / "train.toml")
+    planned = plan_run(config, False)
+    lines = planned.describe().splitlines()
+    assert len(lines) == 4 and "28,192 (llama)" in lines[0].replace("  ", " ")
+    assert (
+        "dp=2 (2 devices, 1 worker each), strategy ddp" in lines[1]
+        and "GiB available on this machine" in lines[2]
+    )
+    assert (
+        f"{format_bytes(planned.plan.device_bytes + max(planned.plan.checkpoint_bytes))} per device"
+        in lines[2]
+    )
+    assert "128 per step (4 x 32), 1 step" in lines[3]
+    assert _run(["train", str(file)]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith(planned.describe()) and "tiles of" not in err
+    assert _run(["train", str(file), "--explain", "--set", f"output.directory={tmp_path / 'b'}"]) == 0
+    assert planned.plan.explain() in capsys.readouterr().err

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -19,7 +20,9 @@ from safetensors.numpy import load_file, save_file
 from tilewise.checkpoint import (
     Box,
     CheckpointWriter,
+    ConfigChange,
     DamagedCheckpoint,
+    OtherConfiguration,
     PartedTensor,
     TensorPart,
     TrainingState,
@@ -84,6 +87,29 @@ def test_every_difference_is_named(tmp_path):
     ):
         assert words in str(caught.value)
     assert "layers" not in str(caught.value)
+
+
+def test_settings_that_may_change_are_recorded(tmp_path):
+    """What differs and may do so is in the state's history, after that of the checkpoint; the file's digest covers it,
+    and a file without changes is that of earlier versions."""
+    path = save_checkpoint(tmp_path, _state(1), CONFIG)
+    assert "changes" not in json.loads((path / "checkpoint.json").read_text())
+    other = {"layers": 6, "optimizer": {"lr": 0.2, "eps": 1e-8}}
+    with pytest.raises(OtherConfiguration, match=r"got optimizer\.lr = 0\.2 instead of 0\.1") as caught:
+        load_checkpoint(path, other, may_change=["layers"])
+    first = ConfigChange(step=1, key="optimizer.lr", old=0.1, new=0.2)
+    assert caught.value.changes == (first,)
+    state = load_checkpoint(path, other, may_change=["optimizer.lr"])
+    assert state.changes == (first,)
+    path = save_checkpoint(tmp_path, replace(_state(2), changes=state.changes), other)
+    assert load_checkpoint(path, other).changes == (first,)
+    again = {**other, "layers": 7}
+    _, state = load_latest(tmp_path, again, print, may_change=["layers"])
+    assert state.changes == (first, ConfigChange(step=2, key="layers", old=6, new=7))
+    file = path / "checkpoint.json"
+    file.write_text(file.read_text().replace('"new": 0.2', '"new": 0.3'))
+    with pytest.raises(DamagedCheckpoint, match="does not have its own checksum"):
+        open_checkpoint(path)
 
 
 def test_directory_that_cannot_be_written_is_refused(tmp_path):

@@ -153,6 +153,37 @@ def test_what_is_left_out_is_said_once(tmp_path, caplog):
     assert not caplog.records
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "chat.jsonl",
+        "a.JSON",
+        "a.b.csv",
+        "x.tsv",
+        "x.parquet",
+        "x.arrow",
+        "x.jsonl.gz",
+        "x.csv.zst",
+        "x.ipynb",
+    ],
+)
+def test_structured_files_are_no_text_to_learn_from(tmp_path, name, caplog):
+    """One that is given is refused with what to do; in a directory of text it is left out and counted, and a directory
+    of nothing else is refused."""
+    (tmp_path / name).write_text('{"text": "hello"}\n' * 100)
+    with pytest.raises(ConfigError, match=r"structured file '.*'; write its text fields into \.txt files"):
+        load_corpus(tmp_path / name)
+    with pytest.raises(ConfigError, match=r"1 structured data .*; write the text fields of structured data"):
+        load_corpus(tmp_path)
+    for text in ("a.txt", "a.md", "json.py", "json"):
+        (tmp_path / text).write_text('{"text": "hello"}')
+    assert [file.name for file in load_corpus(tmp_path, 0).train] == ["a.md", "a.txt", "json", "json.py"]
+    assert [r.getMessage() for r in caplog.records] == [f"1 files left out: 1 structured data ({name!r})"]
+    (tmp_path / "text.txt.gz").write_bytes(b"\x1f\x8b")
+    with pytest.raises(ConfigError, match=r"compressed file .*; decompress it"):
+        load_corpus(tmp_path / "text.txt.gz")
+
+
 def test_what_may_not_be_read_is_said(tmp_path, caplog):
     """Files and folders without permission are left out by name."""
     (tmp_path / "a.txt").write_text("hello")

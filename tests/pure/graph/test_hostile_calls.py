@@ -343,7 +343,7 @@ MAKERS = {
         AdamW,
         {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "max_grad_norm": 1.0, "groups": ()},
     ),
-    "SGD": (SGD, {"momentum": 0.9}),
+    "SGD": (SGD, {"momentum": 0.9, "nesterov": False}),
     "Lion": (Lion, {"beta1": 0.9, "beta2": 0.95}),
     "ParameterGroup": (ParameterGroup, {"names": "*norm*", "lr": 0.5, "changes": {}}),
     "strategy": (
@@ -382,7 +382,7 @@ TAKEN_BY_MAKERS: dict[str, dict[str, set[str]]] = {
         "weight_decay": {"0", "2.5", "2**70", "float32"}, "max_grad_norm": {"0", "2.5", "2**70", "float32"},
         "groups": {"()", "[]"},
     },
-    "SGD": {"momentum": {"0"}},
+    "SGD": {"momentum": {"0"}, "nesterov": {"True"}},
     "Lion": {"beta1": {"0"}, "beta2": {"0"}},
     "ParameterGroup": {
         "names": {"'name'", "'x\\0y'"}, "lr": {"0", "2.5", "2**70", "float32"}, "changes": {"{}", "{'a': 1}"},

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -11,8 +13,9 @@ from hypothesis import strategies as st
 from tilewise.core.dims import BATCH, DimLabel
 from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import MICRO, DeviceMesh
+from tilewise.core.tree import allowed_widths
 from tilewise.graph import GraphBuilder, differentiate
-from tilewise.ir.batch import cut_batch
+from tilewise.ir.batch import BatchCut, cut_batch, leaves_in_words
 from tilewise.ir.layout import CHUNKS, GROUPS, LEAVES
 from tilewise.ir.validate import validate_records
 from tilewise.nn import linear, rms_norm
@@ -116,6 +119,26 @@ def test_widths_that_do_not_fit(case, words):
     graph = training()
     with pytest.raises(LayoutError, match=words):
         validate_records(graph, laid_out(graph, **case))
+
+
+def test_advice_about_devices_and_microbatches_works():
+    """Every accumulation, number of leaves and batch that a refusal names is one that fits."""
+    for size, leaves, devices, microbatches in product(
+        (1, 8, 12, 60, 512), (1, 4, 8), (1, 2, 3), (1, 2, 3, 7, 16)
+    ):
+        blocks = devices * microbatches
+        if size % leaves or blocks in allowed_widths(leaves):
+            continue
+        text = leaves_in_words(BatchCut(size, 1, leaves, microbatches), blocks)
+        named = re.search(r"\(accumulation ([\d, ]+) on", text)
+        for count in map(int, named[1].split(",")) if named else ():
+            assert devices * count in allowed_widths(leaves), text
+        if named := re.search(r"set leaves to ([\d, ]+)", text):
+            for other in map(int, named[1].rstrip(", ").split(",")):
+                assert size % other == 0 and blocks in allowed_widths(other), text
+        else:
+            batch, other = map(int, re.search(r"a batch of (\d+) and (\d+) leaves", text).groups())
+            assert batch >= size and batch % other == 0 and blocks in allowed_widths(other), text
 
 
 def grouped(kv_heads, group, chunks=8):

@@ -76,7 +76,7 @@ def test_the_page_says_what_happened(tmp_path):
         "7 records did not fit",
         "Time per kernel",
         "Stalls of submitters",
-        "3.0 MiB",
+        "3.00 MiB",
         "live tasks",
         "task 2: 3 µs, ready 0 ns before",
     ):

@@ -112,7 +112,7 @@ CHANGES = {
     "workers": lambda: make(workers=2),
     "graph name": lambda: make(name="other"),
     "sequence": lambda: make(seq=4),
-    "optimizer": lambda: make(optimizer=SGD()),
+    "optimizer": lambda: make(optimizer=SGD(nesterov=True)),
     "a setting of it": lambda: make(optimizer=AdamW(beta1=0.8)),
     "one that only runs see": lambda: replace(small(), optimizer=replace(small().optimizer, beta1=0.8)),
     "no optimizer": lambda: replace(small(), optimizer=None),

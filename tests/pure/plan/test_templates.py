@@ -61,13 +61,16 @@ def test_accumulation_makes_variants_of_the_backward_only():
 
 
 def test_a_step_has_one_program_for_all():
-    """Forward layers, backward layers in reverse, each microbatch; then the update."""
+    """Forward layers, backward layers in reverse, each microbatch; then the update. The forward pass of all
+    microbatches can be run alone, for evaluation; a backward pass cannot."""
     plan = plan_llama(3, {}, accumulation=2)
     program = plan.class_of(0)
     names = [program.templates[c.template].name for c in program.calls["step"]]
     layers = [n.endswith(".backward") for n in names if n.startswith("tilewise.models")]
     assert layers == [False] * 3 + [True] * 3 + [False] * 3 + [True] * 3
-    assert plan.programs == ("step",)
+    assert plan.programs == ("forward", "step")
+    forward = [program.templates[c.template].name for c in program.calls["forward"]]
+    assert [n.endswith(".backward") for n in forward if n.startswith("tilewise.models")] == [False] * 6
 
 
 def test_explain_and_why():

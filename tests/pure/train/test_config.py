@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 from tilewise.core import ConfigError
-from tilewise.train.config import DataSection, OutputSection, TrainConfig, load_config
+from tilewise.optim import SGD, AdamW, Lion
+from tilewise.train.config import (
+    DataSection,
+    OutputSection,
+    TrainConfig,
+    is_changeable,
+    load_config,
+    make_optimizer,
+    setting_names,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,7 +38,23 @@ def test_example_is_valid_and_complete():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[train]\nstpes = 3\n", "train.stpes must be a known key"),
+        ("[train]\nstpes = 3\n", r"train.stpes must be a known key.*; did you mean train.steps\?"),
+        ("[trian]\nsteps = 3\n", r"trian must be a known key.*; did you mean \[train\]\?"),
+        ("batch = 3\n", r"did you mean train.batch\?"),
+        ("[data]\nbatch = 3\n", r"did you mean train.batch\?"),
+        ("[output]\nlearning_rates = 3\n", "must be a known key; got an unknown one in '.*'; correct it"),
+        ("[model]\nhiden_size = 64\n", r"got model.hiden_size; did you mean model.hidden_size\?"),
+        ("[model]\ntie_word_embedings = false\n", r"did you mean model.tie_word_embeddings\?"),
+        ("[model]\ncontext = 64\n", r"did you mean data.context\?"),
+        ("[model]\nmodel_type = 'gpt2'\nn_layers = 2\n", r"did you mean (model\.)?n_layer\?"),
+        ("[model]\nnum_layers = 2\n", r"did you mean num_hidden_layers\?"),
+        ("[optimizer]\nname = 'sgd'\nlr = 1\nbeta1 = 0.9\n", "sgd has no setting beta1; it has .*momentum"),
+        ("[optimizer]\nmomentum = 0.9\n", "adamw has no setting momentum; it has .*beta1"),
+        ("[optimizer]\nname = 'lion'\n", "lr has no default for lion"),
+        ("[optimizer]\nname = 'sgd'\nlr = 1\nnesterov = 1\n", "optimizer.nesterov: .*; got 1"),
+        ("[optimizer]\nname = 'adam'\n", "optimizer.name: .*'adamw', 'sgd' or 'lion'"),
+        ("[optimizer]\nschedule = 'step'\n", "optimizer.schedule"),
+        ("[train]\nevaluate_every = 2\n[data]\nheld_out_percent = 0\n", "evaluate_every needs held-out text"),
         ("[train]\nsteps = 'many'\n", "train.steps"),
         ("[train]\nbatch = 6\nleaves = 4\n", "train.batch must divide by train.leaves"),
         ("[distribution]\nstrategy = 'ddp'\nmesh = { tp = 2 }\n", "must name dp"),
@@ -168,6 +193,7 @@ def test_what_changes_no_bit_is_no_part_of_a_run(tmp_path):
         "offload = 'optimizer'",
         "accumulation = 4",
         "offload = ['parameters', 'activations']",
+        "evaluate_every = 5",
     ):
         config = load_config(_write(tmp_path, f"[train]\n{text}\n"))
         assert config.train != TrainConfig().train
@@ -206,3 +232,61 @@ def test_strategy_and_output_do_not_decide_the_result():
     assert here.what_must_match() == there.what_must_match()
     other = TrainConfig.model_validate({"optimizer": {"lr": 1e-4}})
     assert here.what_must_match() != other.what_must_match()
+
+
+@pytest.mark.parametrize(
+    ("setting", "found"),
+    [
+        ("train.steps=4_000", 4000),
+        ("train.recompute=full", "full"),
+        ("train.recompute=['layers.0', 'layers.1']", ("layers.0", "layers.1")),
+        ("output.checkpoint_in_background = false", False),
+        ("optimizer.lr=1e-4", 1e-4),
+        ("data.path=/a dir/'x'.txt", "/a dir/'x'.txt"),
+        ("distribution.mesh={ dp = 4 }", {"dp": 4}),
+        ("output.directory=", "must not be empty"),
+        ("train.steps=many", "train.steps: .*; got 'many'"),
+        ("train.steps=3\nbatch = 4", "train.steps: "),
+        ("train.step=3", r"--set; did you mean train.steps\?"),
+        ("steps=3", "--set takes SECTION.KEY=VALUE"),
+        ("train.steps", "--set takes SECTION.KEY=VALUE"),
+    ],
+)
+def test_settings_of_the_command_line_override_the_file(tmp_path, setting, found):
+    """A value is TOML or a string without quotes, and is checked as the file is."""
+    file = "[train]\nsteps = 7\n[distribution]\nstrategy = 'ddp'\nmesh = { dp = 2 }\n"
+    if isinstance(found, str) and found not in ("full", "/a dir/'x'.txt"):
+        with pytest.raises(ConfigError, match=found):
+            load_config(_write(tmp_path, file), [setting])
+        return
+    config = load_config(_write(tmp_path, file), ["train.steps=5", setting])
+    name = setting.partition("=")[0].strip()
+    section, key = name.split(".")
+    assert getattr(getattr(config, section), key) == found
+    assert config.train.steps == (4000 if key == "steps" else 5)
+    assert setting_names([setting]) == {name}
+
+
+def test_optimizers_and_what_a_run_may_change(tmp_path):
+    """Each optimizer has the defaults of its class; a run may change its settings, but not the optimizer."""
+    made = {
+        name: make_optimizer(load_config(_write(tmp_path, "[optimizer]\nlr = 1e-3\n" + text)))
+        for name, text in (
+            ("adamw", "beta2 = 0.99\nmax_grad_norm = 0\n"),
+            ("sgd", "name = 'sgd'\nmomentum = 0.5\nnesterov = true\n"),
+            ("lion", "name = 'lion'\n"),
+        )
+    }
+    assert made == {
+        "adamw": AdamW(beta2=0.99, max_grad_norm=0),
+        "sgd": SGD(momentum=0.5, nesterov=True),
+        "lion": Lion(),
+    }
+    plain = TrainConfig().what_must_match()["optimizer"]
+    assert plain == {"lr": 3e-3, "warmup_steps": 50, "min_lr_ratio": 0.1, "beta1": 0.9, "beta2": 0.95,
+                     "eps": 1e-8, "weight_decay": 0.1, "max_grad_norm": 1.0}  # fmt: skip  # as older checkpoints
+    other = {"optimizer": {"name": "sgd", "lr": 0.1, "schedule": "linear"}}
+    keys = TrainConfig.model_validate(other).what_must_match()["optimizer"]
+    assert [key for key in keys if not is_changeable(f"optimizer.{key}")] == ["name"]
+    assert keys["momentum"] == 0.9 and "beta1" not in keys and keys["schedule"] == "linear"
+    assert is_changeable("train.steps") and not is_changeable("train.batch")

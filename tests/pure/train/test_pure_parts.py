@@ -31,6 +31,20 @@ def test_schedule_rises_then_falls_to_its_floor():
 
 
 @pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.5, 1.0, 1.0, 0.7, 0.4, 0.1]),
+        ("cosine", [0.5, 1.0, 1.0, 0.775, 0.325, 0.1]),
+    ],
+)
+def test_schedules_after_the_warm_up(schedule, rates):
+    """A constant rate stays; a linear and a cosine one reach the floor at the last step."""
+    found = [learning_rate(step, 6, 1.0, 2, 0.1, schedule) for step in range(6)]
+    assert found == pytest.approx(rates)
+
+
+@pytest.mark.parametrize(
     ("steps", "warmup", "rates"),
     [
         (1, 0, [1.0]),
@@ -189,8 +203,11 @@ def test_metrics_hold_finite_numbers_only(tmp_path, value):
 def test_loss_curve_is_a_picture(tmp_path):
     """The curve is a PNG file."""
     path = tmp_path / "loss.png"
-    draw_loss_curve(path, [math.exp(-step / 20) for step in range(100)], "loss")
-    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    losses = [math.exp(-step / 20) for step in range(100)]
+    draw_loss_curve(path, losses, "loss")
+    plain = path.read_bytes()
+    draw_loss_curve(path, losses, "loss", [(10, 0.7), (20, 0.5)])
+    assert plain[:8] == b"\x89PNG\r\n\x1a\n" and path.read_bytes() != plain
 
 
 def test_a_log_gets_a_line_now_and_then(monkeypatch):
@@ -215,4 +232,5 @@ def test_live_line_says_it_all():
     """Loss, speed and time left stand in one line."""
     line = describe_step(10, 100, 3.14159, 12345.6, 125)
     assert line == "step 10/100  loss 3.142  12,346 tokens/s  2:05 left"
+    assert "loss 3.142  held-out loss 2.718  12,346" in describe_step(10, 100, 3.14159, 12345.6, 125, 2.71828)
     assert format_duration(3661) == "1:01:01"

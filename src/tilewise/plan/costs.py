@@ -1,0 +1,204 @@
+"""Counting, before anything runs, what a device computes and moves: FLOPs and bytes per kernel, and bytes from peers.
+
+The kernel table says what one call of a kernel costs; the operands of an instruction say how large its calls are. All
+tasks of a program are counted, with every symbol at its bound. Bytes are those that tasks read and write at least once:
+where a tile stays in a cache from one task to the next, memory moves less.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tilewise.core.dtypes import DTYPES
+from tilewise.ir.program import (
+    Call,
+    DeviceBinding,
+    DeviceClass,
+    Instruction,
+    Mode,
+    NumberLike,
+    Operand,
+    Source,
+    TileProgram,
+    upper,
+)
+from tilewise.kernels import KernelSpec, kernel_spec
+from tilewise.plan.traffic import peer_of
+
+__all__ = ["DeviceCosts", "KernelCost", "count_costs"]
+
+
+class KernelCost(NamedTuple):
+    """What calls of a kernel cost on one device.
+
+    Attributes:
+        flops: floating-point operations.
+        num_bytes: read and written.
+        peer_bytes: of these, read from other devices' memory.
+    """
+
+    flops: int
+    num_bytes: int
+    peer_bytes: int
+
+
+@dataclass(frozen=True)
+class DeviceCosts:
+    """What one run of a program costs on one device.
+
+    Attributes:
+        kernels: by the kernel's full name, such as `matmul_bf16`.
+    """
+
+    kernels: Mapping[str, KernelCost]
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of all kernels."""
+        return sum(cost.flops for cost in self.kernels.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that all kernels read and write."""
+        return sum(cost.num_bytes for cost in self.kernels.values())
+
+    @property
+    def peer_bytes(self) -> int:
+        """Bytes that all kernels read from other devices' memory."""
+        return sum(cost.peer_bytes for cost in self.kernels.values())
+
+
+def count_costs(program: TileProgram, device: int, name: str, bounds: tuple[int, ...]) -> DeviceCosts:
+    """The costs of one run of a program's list of calls on one device; equal for all devices of its class."""
+    own = program.devices[device]
+    of = program.classes[own.class_id]
+    uses = Counter(call.template for call in of.calls[name])
+    found: dict[str, KernelCost] = {}
+    for call in {
+        call.template: call for call in of.calls[name]
+    }.values():  # all of a template are of one size
+        views = _Views(of, own, call, bounds)
+        for instruction in of.templates[call.template].instructions:
+            if not instruction.kernel:
+                continue
+            peers = (o for o in instruction.operands if peer_of(o, own, device) is not None)
+            peer_bytes = sum(views.bytes_of(instruction, operand) for operand in peers)
+            costs = (*_flops_and_bytes(instruction, views), peer_bytes)
+            before = found.get(instruction.kernel, KernelCost(0, 0, 0))
+            found[instruction.kernel] = KernelCost(
+                *(b + uses[call.template] * cost for b, cost in zip(before, costs))
+            )
+    return DeviceCosts(found)
+
+
+class _Views(NamedTuple):
+    """What the operands of a call's instructions are on a device."""
+
+    of: DeviceClass
+    own: DeviceBinding
+    call: Call
+    bounds: tuple[int, ...]
+
+    def value(self, number: NumberLike) -> int:
+        """A number, with every symbol at its bound."""
+        if isinstance(number, int):
+            return number
+        if number.source == Source.DEVICE:
+            return number.constant + number.multiple * self.own.numbers[number.which]
+        if number.source == Source.CALL:
+            return number.constant + number.multiple * self.call.numbers[number.which]
+        return number.constant if number.source == Source.POSITION else upper(number, self.bounds)
+
+    def tasks(self, instruction: Instruction) -> list[tuple[int, int]]:
+        """(rows of the loop, how many tasks have so many) of an instruction."""
+        rows, step = self.value(instruction.extent), self.value(instruction.step)
+        if step <= 0:
+            return [(rows, 1)]
+        full, rest = divmod(rows, step)
+        return [(length, count) for length, count in ((step, full), (rest, 1)) if length and count]
+
+    def shape(self, operand: Operand, length: int) -> tuple[int, int]:
+        """Rows and columns of an operand, in a task over so many rows of the loop."""
+        entry = self.of.entries[self.call.binding[operand.slot]]
+        rows, cols = entry.extent.upper(self.bounds), entry.cols
+        match operand.mode:
+            case Mode.ROW:
+                return -(-length // max(1, self.value(operand.div))), cols
+            case Mode.COL | Mode.PANELCOLS:
+                return rows, -(-length // max(1, self.value(operand.div)))
+            case Mode.ROWPART:
+                return -(-length // max(1, self.value(operand.parts))), cols
+            case Mode.ROWCOLS:
+                return length, self.value(operand.parts)
+            case Mode.ROWS:
+                return self.value(operand.parts), cols
+        return rows, cols
+
+    def bytes_of(self, instruction: Instruction, operand: Operand) -> int:
+        """Bytes of an operand, over all tasks of an instruction."""
+        itemsize = DTYPES[self.of.entries[self.call.binding[operand.slot]].dtype].itemsize
+        tasks = ((self.shape(operand, length), count) for length, count in self.tasks(instruction))
+        return sum(rows * cols * count for (rows, cols), count in tasks) * itemsize
+
+
+def _flops_and_bytes(instruction: Instruction, views: _Views) -> tuple[int, int]:
+    """What all tasks of an instruction cost."""
+    spec = kernel_spec(instruction.kernel)
+    flops = num_bytes = 0
+    # without dy, rows are added where ids say, and none is multiplied
+    is_lookup = spec.base == "matmul_dw" and instruction.operands[1].null
+    for length, count in views.tasks(instruction):
+        sizes = _sizes(spec, instruction, views, length)
+        num_bytes += count * spec.bytes(sizes)
+        flops += count * (spec.flops({**sizes, "n": 1}) if is_lookup else spec.flops(sizes))
+    return flops, num_bytes
+
+
+def _sizes(spec: KernelSpec, instruction: Instruction, views: _Views, length: int) -> dict[str, int]:
+    """The dims that a kernel's costs are functions of, for one task.
+
+    They are named by operands' sizes and by integers. What the table leaves unnamed is that of the largest operand.
+    """
+    named, num_members = _operands_by_name(spec, instruction.operands)
+    sizes: dict[str, int] = {}
+    largest = (0, 0)
+    for name, operands in named.items():
+        shapes = [views.shape(operand, length) for operand in operands if not operand.null]
+        largest = max([largest, *shapes], key=lambda shape: shape[0] * shape[1])
+        wanted = next(o for o in spec.operands if o.name == name).sizes
+        for place, size in enumerate(wanted):
+            if shapes and size != "_" and not size.isdigit() and size not in sizes:
+                found = [shape[place] for shape in shapes]
+                sizes[size] = sum(found) if size.endswith("*") else found[0]
+    given = iter(instruction.ints)
+    for integer in spec.ints:
+        if integer.is_list:
+            break
+        sizes[integer.name] = views.value(next(given))
+    other = {
+        "m": sizes.get("t", largest[0]),
+        "d": sizes.get("v", largest[1]),
+        "k": sizes.get("k*", 0),
+        "seq": sizes.get("seq_len", 0),
+        "inputs": num_members,
+        "states": num_members,
+        "steps": sizes.get("num_steps", 0),
+        "item": DTYPES[instruction.kernel.rpartition("_")[2]].itemsize if len(spec.names) > 1 else 4,
+    }
+    return {**other, **sizes}
+
+
+def _operands_by_name(spec: KernelSpec, operands: Sequence[Operand]) -> tuple[dict[str, list[Operand]], int]:
+    """An instruction's operands by the table's names, and how many members its lists have."""
+    num_lists = sum(o.is_list for o in spec.operands)
+    num_members = (len(operands) - len(spec.operands) + num_lists) // max(1, num_lists)
+    found: dict[str, list[Operand]] = {o.name: [] for o in spec.operands}
+    left = iter(operands)
+    for is_list, members in spec.operand_groups:
+        for _ in range(num_members if is_list else 1):
+            for member in members:
+                found[member.name].append(next(left))
+    return found, num_members

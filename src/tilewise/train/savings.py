@@ -1,0 +1,168 @@
+"""Settings that make a training run need less memory without changing a bit of its result, tried by planning.
+
+`find_savings` changes a configuration in one way at a time, then in several, plans each, and says what each needs.
+Nothing is allocated and no data is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tilewise.core import LayoutError, PlanError
+from tilewise.core.tree import allowed_widths
+from tilewise.train.config import DistributionSection, TrainConfig
+from tilewise.train.trainer import make_plan
+
+__all__ = ["Saving", "find_savings", "need_of_all", "need_per_device"]
+
+_MOST_DEVICES = 64  # of those that are tried
+
+
+@dataclass(frozen=True)
+class Saving:
+    """A way to need less memory.
+
+    Attributes:
+        settings: what it changes, as `--set` takes it.
+        need_bytes: what the run then needs.
+        fits: whether that is within the limit.
+    """
+
+    settings: tuple[str, ...]
+    need_bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True)
+class _Change:
+    settings: tuple[str, ...]
+    apply: Callable[[TrainConfig], TrainConfig]
+
+
+def find_savings(
+    config: TrainConfig,
+    need_of: Callable[[TrainConfig], int],
+    limit_bytes: int,
+    *,
+    more_devices: bool,
+    report: Callable[[str], None] = lambda text: None,
+) -> list[Saving]:
+    """Try what makes a configuration fit.
+
+    Args:
+        config: that does not fit.
+        need_of: plans a configuration, and returns the bytes that are held against the limit; PlanError and LayoutError
+            of it say that the change is not possible here.
+        limit_bytes: to fit into.
+        more_devices: whether to try more devices, each with memory of its own.
+        report: called with the settings that are tried next.
+
+    Returns:
+        For each kind of change the cheapest one that fits, or else the one that needs least; then, where none fits, the
+        fewest kinds together that fit, or else all of them.
+    """
+    found: list[Saving] = []
+    strongest: list[_Change] = []
+    for kind in _kinds_of_changes(config, more_devices):
+        tried: list[tuple[Saving, _Change]] = []
+        for change in kind:
+            saving = _try(config, [change], need_of, limit_bytes, report)
+            if saving is not None:
+                tried.append((saving, change))
+            if saving is not None and saving.fits:
+                break
+        if tried:
+            best = min(tried, key=lambda pair: (not pair[0].fits, pair[0].need_bytes))
+            found.append(best[0])
+            strongest.append(best[1])
+    if any(saving.fits for saving in found):
+        return found
+    together = None
+    for count in range(2, len(strongest) + 1):
+        saving = _try(config, strongest[:count], need_of, limit_bytes, report)
+        together = saving or together
+        if saving is not None and saving.fits:
+            break
+    return found if together is None else [*found, together]
+
+
+def _try(
+    config: TrainConfig,
+    changes: list[_Change],
+    need_of: Callable[[TrainConfig], int],
+    limit_bytes: int,
+    report: Callable[[str], None],
+) -> Saving | None:
+    """What changes come to; None where they are not possible."""
+    settings = tuple(setting for change in changes for setting in change.settings)
+    report(" ".join(settings))
+    for change in changes:
+        config = change.apply(config)
+    try:
+        need = need_of(config)
+    except (PlanError, LayoutError):
+        return None
+    return Saving(settings, need, need <= limit_bytes)
+
+
+def need_per_device(config: TrainConfig) -> int:
+    """Bytes that the device with the largest share of a plan needs."""
+    plan = make_plan(config, must_fit=False)[1]
+    return max(device["total"] for device in plan.estimate_memory_usage())
+
+
+def need_of_all(config: TrainConfig) -> int:
+    """Bytes that all devices of a plan need together."""
+    plan = make_plan(config, must_fit=False)[1]
+    return sum(device["total"] for device in plan.estimate_memory_usage())
+
+
+def _kinds_of_changes(config: TrainConfig, more_devices: bool) -> Iterator[list[_Change]]:
+    """Changes by kind, each kind from the cheapest in time to the one that saves most."""
+    train, own = config.train, config.distribution
+    if config.output.checkpoint_in_background:
+        yield [_of("output", checkpoint_in_background=False)]
+    words = ["none", "selective", "full"]
+    if train.recompute in words:
+        yield [_of("train", recompute=word) for word in words[words.index(train.recompute) + 1 :]]
+    widths = allowed_widths(train.leaves)
+    shared = own.mesh.get("dp", 1) * own.mesh.get("fsdp", 1)
+    blocks = [width for width in widths if width > train.accumulation * shared and width % shared == 0]
+    yield [_of("train", accumulation=width // shared) for width in blocks]
+    if train.offload == "none":
+        yield [_of("train", offload=kinds) for kinds in ("optimizer", ("optimizer", "parameters"))]
+    tp = own.mesh.get("tp", 1)
+    if own.mesh.get("dp", 1) > 1:
+        yield [_sharded(shared, tp)]
+    if more_devices:
+        fitting = (width for width in widths if width > shared and train.accumulation * width in widths)
+        yield [_sharded(width, tp) for width in fitting if width * tp <= _MOST_DEVICES]
+
+
+def _of(section: str, **values: object) -> _Change:
+    """A change of keys of one section."""
+    texts = {k: json.dumps(v) if isinstance(v, tuple) else str(v).lower() for k, v in values.items()}
+    settings = tuple(f"{section}.{key}={text}" for key, text in texts.items())
+
+    def apply(config: TrainConfig) -> TrainConfig:
+        own = getattr(config, section).model_copy(update=values)
+        return config.model_copy(update={section: own})
+
+    return _Change(settings, apply)
+
+
+def _sharded(width: int, tp: int) -> _Change:
+    """A change to state that is cut over so many devices, each of which is `tp` devices that share every layer."""
+    axes = {"fsdp": width} if tp == 1 else {"fsdp": width, "tp": tp}
+    strategy = "fsdp" if tp == 1 else "hybrid"
+    text = ", ".join(f"{axis} = {size}" for axis, size in axes.items())
+    settings = (f"distribution.strategy={strategy}", f"distribution.mesh={{{text}}}")
+
+    def apply(config: TrainConfig) -> TrainConfig:
+        workers = config.distribution.workers_per_device
+        own = DistributionSection(strategy=strategy, mesh=axes, workers_per_device=workers)  # type: ignore[arg-type]
+        return config.model_copy(update={"distribution": own})
+
+    return _Change(settings, apply)

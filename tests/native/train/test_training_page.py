@@ -1,0 +1,96 @@
+"""docs/training.md cannot rot: its configurations, its Python and its commands run, with small sizes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+
+from tilewise import LLM, models
+from tilewise.checkpoint import save_pretrained
+from tilewise.cli.main import _run
+from tilewise.data import IGNORED, train_tokenizer
+
+PAGE = Path(__file__).parents[3] / "docs" / "training.md"
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SMALL = ["model.vocab_size=300", "model.hidden_size=32", "model.intermediate_size=64", "model.num_hidden_layers=1",
+         "data.context=32", "train.batch=8", "optimizer.warmup_steps=1"]  # fmt: skip
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def _write_inputs():
+    """What a reader has: articles, conversations and a chat model."""
+    texts = [f"Article {i}: one and {i} make {i + 1}, as anyone can count." for i in range(60)]
+    Path("articles.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    chats = [
+        [
+            ("system", "Count."),
+            ("user", f"After {i}?"),
+            ("assistant", f"{i + 1}."),
+            ("user", "?"),
+            ("assistant", "!"),
+        ]
+        for i in range(5)
+    ]
+    lines = [json.dumps({"messages": [{"role": r, "content": c} for r, c in chat]}) for chat in chats]
+    Path("chat.jsonl").write_text("\n".join(lines) + "\n")
+    special = ("[end]", "[system]", "[user]", "[assistant]")
+    tokenizer = train_tokenizer(texts, 300, special_tokens=special)
+    config = models.config_from_dict(
+        {"model_type": "llama", "vocab_size": 300, "hidden_size": 32, "intermediate_size": 64,
+         "num_hidden_layers": 1, "num_attention_heads": 4, "tie_word_embeddings": True, "eos_token_id": 0}
+    )  # fmt: skip
+    rng, shapes = np.random.default_rng(0), models.parameter_shapes(config)
+    weights = {name: rng.normal(0, 0.05, shape).astype(np.float32) for name, shape in shapes}
+    for name in ("base-model", "chat-model"):
+        save_pretrained(name, config.to_dict(), models.stored_tensors(config, weights), tokenizer)
+    Path("chat-model/chat_template.jinja").write_text(TEMPLATE)
+
+
+def test_the_page_runs(tmp_path, monkeypatch, capsys):
+    """Every configuration trains, the loop learns the answers alone, and every command ends well."""
+    monkeypatch.chdir(tmp_path)
+    _write_inputs()
+    blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
+    names: dict[str, object] = {"__name__": PAGE.name}
+    for number, (kind, code) in enumerate(blocks):
+        if kind == "python":
+            exec(compile(code, f"docs/training.md, block {number}", "exec"), names)
+    assert len(list(Path("texts").iterdir())) == 60
+    tokens, is_learned = names["encode"](names["conversations"][1])
+    text = names["tokenizer"].decode(tokens[is_learned], skip_special_tokens=False)
+    assert text == "2.[end]![end]"
+    labels = names["make_batch"](names["conversations"], 64)["labels"]
+    assert (labels[1][labels[1] != IGNORED] == tokens[is_learned]).all()
+    assert names["losses"][-1] < names["losses"][0]
+    with LLM("tuned-model") as model:
+        assert model.chat([{"role": "user", "content": "?"}])[0].prompt_token_ids
+    scratch, tuned, optimizer = (code for kind, code in blocks if kind == "toml")
+    Path("train.toml").write_text(scratch + optimizer)
+    Path("tuned.toml").write_text(tuned)
+    small = [word for setting in SMALL for word in ("--set", setting)]
+    assert _run(["train", "tuned.toml", "--set", "train.steps=2"]) == 0
+    for kind, code in blocks:
+        for command in code.splitlines() if not kind else ():
+            words = command.partition("#")[0].replace('"', "").split()[1:]
+            if words[0] == "train":
+                steps = "train.steps=2" if "--resume" not in words else "train.steps=3"
+                words = [word.replace("train.steps=4000", "train.steps=3") for word in words]
+                words += [
+                    *small,
+                    "--set",
+                    steps,
+                    "--set",
+                    "train.evaluate_every=1",
+                    "--set",
+                    "data.held_out_percent=20",
+                ]
+            assert _run(words) == 0, (command, capsys.readouterr().err)
+    out = capsys.readouterr()
+    assert "changed from here on: train.steps = 3 instead of 2" in out.err
+    assert '"held_out_loss"' in Path("runs/small/metrics.jsonl").read_text()
