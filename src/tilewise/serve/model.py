@@ -243,8 +243,9 @@ class ServedModel:
         num_blocks = limits.num_blocks - math.ceil(excess / per_block)
         if not is_free or num_blocks * BLOCK_SIZE < min(_SHORTEST_CONTEXT, limits.max_context):
             raise ResourceError(
-                f"[serve.engine] the weights and the KV cache must fit the available memory; got {format_bytes(needed)}, "
-                f"{format_bytes(_cache_bytes(plan))} of them for the cache, with {format_bytes(memory_bytes)} available; lower "
+                "[serve.engine] the weights and the KV cache must fit the available memory; got "
+                f"{format_bytes(needed)}, {format_bytes(_cache_bytes(plan))} of them for the cache, with "
+                f"{format_bytes(memory_bytes)} available; lower "
                 "--max-model-len (max_model_len), --kv-cache-memory (kv_cache_memory_bytes) or --max-num-seqs "
                 "(max_num_seqs), or take a smaller model"
             )

@@ -442,7 +442,7 @@ def test_a_run_may_have_a_thread_of_its_own(texts, whole_run, tmp_path):
 def test_other_texts_are_another_run(texts, whole_run, tmp_path):
     """The same path with other content is refused, and the tokens are named as what differs."""
     other = write_texts(tmp_path / "texts", num_files=40)
-    with pytest.raises(CheckpointError, match=r"got data\.tokens = \w+ instead of \w+ in"):
+    with pytest.raises(CheckpointError, match=r"got data\.tokens = \w+… instead of \w+… in"):
         run(make_config(other, whole_run), resume=True)
 
 
@@ -735,8 +735,9 @@ def test_a_checkpoint_without_a_copy_is_the_same(texts, whole_run, tmp_path):
         assert saved[0] == saved[1]
 
 
-def test_four_lines_say_what_a_run_takes(texts, tmp_path, capsys):
+def test_four_lines_say_what_a_run_takes(texts, tmp_path, capsys, monkeypatch):
     """Parameters, mesh, memory against what is there, tokens; the whole plan comes with --explain alone."""
+    monkeypatch.setattr("tilewise.train.run.available_memory", lambda: 3 << 30)  # the same at each call
     config = make_config(texts, tmp_path / "out", DP, steps=1)
     file = write_toml(config, tmp_path / "train.toml")
     planned = plan_run(config, False)
@@ -744,7 +745,7 @@ def test_four_lines_say_what_a_run_takes(texts, tmp_path, capsys):
     assert len(lines) == 4 and "28,192 (llama)" in lines[0].replace("  ", " ")
     assert (
         "dp=2 (2 devices, 1 worker each), strategy ddp" in lines[1]
-        and "GiB available on this machine" in lines[2]
+        and "3.00 GiB available on this machine" in lines[2]
     )
     assert (
         f"{format_bytes(planned.plan.device_bytes + max(planned.plan.checkpoint_bytes))} per device"
