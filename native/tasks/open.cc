@@ -167,9 +167,9 @@ void close_engine(Engine& engine) {
     const bool helps = has_context(engine);
     try {
       for (uint32_t slot = 0; slot < engine.store.threads_in_use() * engine.store.header->window; ++slot) {
-        const WakeWord word = Wake::look(engine.store.slots[slot].wake);
-        if (!Wake::is_live(word)) continue;
-        const TaskRef task = make_ref(Wake::generation_in(word), slot);
+        const TaskWordBits word = TaskWord::look(engine.store.slots[slot].word);
+        if (!TaskWord::is_live(word)) continue;
+        const TaskRef task = make_ref(TaskWord::generation_in(word), slot);
         wait_until(engine, [&] { return is_complete(engine, task); }, [&] { watch(engine, task); }, PTO_FOREVER, helps);
       }
       wait_until(

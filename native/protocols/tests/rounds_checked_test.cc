@@ -3,13 +3,13 @@
 #include "checker/testing.h"
 #include "protocols/countdown.h"
 #include "protocols/rounds.h"
-#include "protocols/wake_word.h"
+#include "protocols/task_word.h"
 
 using namespace tilewise::checker;
 using tilewise::protocols::Countdowns;
 using tilewise::protocols::RoundOrders;
 using tilewise::protocols::Rounds;
-using tilewise::protocols::WakeWords;
+using tilewise::protocols::TaskWords;
 
 namespace {
 
@@ -21,7 +21,7 @@ struct Replaying {
   static constexpr int kLast = 2;
   static constexpr int kAlone = 3;
   using Own = Rounds<CheckedMemory, Orders>;
-  using Wake = WakeWords<CheckedMemory>;
+  using Wake = TaskWords<CheckedMemory>;
   typename Own::Count done[2];
   typename Wake::Word wake[4];
   Atomic<uint32_t> arrivals[4] = {1u, 1u, 2u, 1u};

@@ -2,12 +2,12 @@
 // end of everything. A thread that is not woken sleeps for ever here, and that is a deadlock.
 #include "checker/testing.h"
 #include "protocols/sleepers.h"
-#include "protocols/wake_word.h"
+#include "protocols/task_word.h"
 
 using namespace tilewise::checker;
 using tilewise::protocols::Sleepers;
 using tilewise::protocols::SleepersOrders;
-using tilewise::protocols::WakeWords;
+using tilewise::protocols::TaskWords;
 
 namespace {
 
@@ -66,7 +66,7 @@ struct Working {
 template <class Orders, int kWaiters, bool kFences>
 struct Awaiting {
   static constexpr int kNumThreads = 1 + kWaiters;
-  using Wake = WakeWords<CheckedMemory>;
+  using Wake = TaskWords<CheckedMemory>;
   Sleepers<CheckedMemory, Orders> waiting;
   typename Wake::Word wake{Wake::of_generation(1)};
   Plain<int> result = 0;

@@ -54,7 +54,9 @@ struct Embedded::Objects : GrowingPool {
   Objects(const Store& its_store, uint32_t num_objects, uint32_t window)
       : store(its_store), states(num_objects), marks(window) {}
 
-  bool is_settled(TaskRef task) const { return Wake::has_ended(store.slots[slot_of(task)].wake, generation_of(task)); }
+  bool is_settled(TaskRef task) const {
+    return TaskWord::has_ended(store.slots[slot_of(task)].word, generation_of(task));
+  }
 
   const Store& store;
   std::vector<AccessState> states;
@@ -107,7 +109,7 @@ void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, 
   const TaskRef self = engine.store.name_at(slot);
   task.begin(kernel_, priority, 0, kIsEmbedded);
   task.sequence.store(sequence, std::memory_order_relaxed);
-  Wake::watch(task.wake, generation_of(self));  // so that its completion is told to the host
+  TaskWord::watch(task.word, generation_of(self));  // so that its completion is told to the host
   const auto sink = [&](TaskRef producer) {
     uint64_t& last = objects.marks[slot_of(producer) - first_slot_];
     if (last == sequence || objects.is_settled(producer)) return;
@@ -167,7 +169,7 @@ uint64_t Embedded::num_ready() const {
 uint64_t Embedded::num_completed() const { return tasks::num_completed(*engine_); }
 
 bool Embedded::is_live(uint32_t task) const {
-  return Wake::is_live(Wake::look(engine_->store.slots[first_slot_ + task].wake));
+  return TaskWord::is_live(TaskWord::look(engine_->store.slots[first_slot_ + task].word));
 }
 
 uint64_t Embedded::sequence(uint32_t task) const {

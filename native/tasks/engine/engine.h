@@ -10,7 +10,7 @@
 //   wait/    waiting for tasks and for room           api/     the C border; opening and closing; seeing inside
 //
 // Who may write what stands at each field. Memory order: a task's writes reach its successors through the exchange of
-// its wake word and the compare-and-swap by which they had waited; see store/slots.h.
+// its task state word and the compare-and-swap by which they had waited; see store/slots.h.
 #pragma once
 #include <atomic>
 #include <memory>

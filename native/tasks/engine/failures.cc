@@ -88,7 +88,7 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
   const uint64_t now = header.sequence.load(std::memory_order_relaxed);
   std::vector<uint64_t> live;
   for (uint32_t slot = 0; slot < engine.store.threads_in_use() * header.window; ++slot) {
-    if (!Wake::is_live(Wake::look(engine.store.slots[slot].wake))) continue;
+    if (!TaskWord::is_live(TaskWord::look(engine.store.slots[slot].word))) continue;
     live.push_back(engine.store.slots[slot].sequence.load(std::memory_order_relaxed));
   }
   std::sort(live.begin(), live.end());
@@ -103,7 +103,7 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
   };
   const auto has_live_parent = [&](const FailedTask& entry) {
     return entry.parent != 0 &&
-           !Wake::has_ended(engine.store.slots[slot_of(entry.parent)].wake, generation_of(entry.parent));
+           !TaskWord::has_ended(engine.store.slots[slot_of(entry.parent)].word, generation_of(entry.parent));
   };
   std::lock_guard guard(header.failures.lock);
   std::vector<FailedTask> kept;
@@ -111,7 +111,7 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
     FailedTask& entry = engine.store.failed[at];
     if (entry.key == 0) continue;
     const bool is_named = std::binary_search(named.begin(), named.end(), entry.key);
-    const bool has_ended = Wake::has_ended(engine.store.slots[slot_of(entry.key)].wake, generation_of(entry.key));
+    const bool has_ended = TaskWord::has_ended(engine.store.slots[slot_of(entry.key)].word, generation_of(entry.key));
     const bool is_new = entry.swept_at == 0;
     if (is_new && has_ended) entry.swept_at = now;
     if (is_named || is_new || entry.is_pinned != 0 || is_awaited(entry) || has_live_parent(entry)) {
@@ -138,7 +138,7 @@ bool is_complete(const Engine& engine, pto_task task) {
     raise(PTO_BAD_ARGUMENT, "[runtime.wait] a task must be one that this runtime returned; got ", task,
           "; check that submit succeeded");
   }
-  return Wake::has_ended(engine.store.slots[slot].wake, generation_of(task));
+  return TaskWord::has_ended(engine.store.slots[slot].word, generation_of(task));
 }
 
 // The task did not do its work: its own error, or the one it inherits, becomes its consumers'.

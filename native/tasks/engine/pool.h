@@ -33,7 +33,7 @@ struct ChunkPool {
 
   /// The task has completed; if it is asked for its data, successfully.
   bool is_settled(TaskRef ref) const {
-    if (!Wake::has_ended(engine.store.slots[slot_of(ref)].wake, generation_of(ref)) || engine.graph != nullptr) {
+    if (!TaskWord::has_ended(engine.store.slots[slot_of(ref)].word, generation_of(ref)) || engine.graph != nullptr) {
       return false;
     }
     return (ref & kCarriesPoison) == 0 || !engine.has_failures() || find_error(engine, without_flags(ref)) == 0;

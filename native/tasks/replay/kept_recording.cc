@@ -60,7 +60,7 @@ KeptRecording::KeptRecording(Engine& engine, Recording& its_recording, uint32_t 
       const Recording::Access& access = recording.accesses[a];
       if (access.meets_entry) entries.push_back({t, access.buffer, access.mode});
     }
-    newest = std::max(newest, Wake::generation_in(Wake::look(store.slots[first_slot + t].wake)) | 1);
+    newest = std::max(newest, TaskWord::generation_in(TaskWord::look(store.slots[first_slot + t].word)) | 1);
   }
   generation = newest;
   for (uint32_t t = 0; t < count; ++t) {
@@ -84,7 +84,7 @@ KeptRecording::KeptRecording(Engine& engine, Recording& its_recording, uint32_t 
                      0,
                      0};
     slot.children.store(num_arrivals[t], std::memory_order_relaxed);
-    slot.wake.store(Wake::of_generation(newest + 2), std::memory_order_release);  // as if a round had just ended
+    slot.word.store(TaskWord::of_generation(newest + 2), std::memory_order_release);  // as if a round had just ended
   }
 }
 

@@ -37,7 +37,7 @@ class KeptRecording : public Round {
     // The last task is mostly the last to end; to look at it costs no other thread a cache line, as to look at the
     // counters would.
     const uint32_t last = first_slot + num_tasks() - 1;
-    const auto has_last_ended = [&] { return Wake::generation(slots_[last].wake) != generation; };
+    const auto has_last_ended = [&] { return TaskWord::generation(slots_[last].word) != generation; };
     return Rounds::is_over(has_last_ended, target.load(std::memory_order_relaxed), num_thread_slots,
                            [this](uint32_t thread) -> const Rounds::Count& { return done[thread].count; });
   }

@@ -60,7 +60,7 @@ void Recording::add(const Store& store, uint32_t slot, const pto_task_spec& spec
   task.kernel = spec.kernel;
   task.priority = spec.priority;
   task.type_class = live.type_class;
-  task.flags = static_cast<uint16_t>(live.flags & (kUsesTokens | kIsParent | kHasTarget));
+  task.flags = static_cast<uint16_t>(live.flags & (kUsesMutexes | kIsParent | kHasTarget));
   task.num_params = live.num_params;
   task.num_scalars = live.num_scalars;
   task.target_worker = static_cast<uint32_t>(spec.target_worker);
@@ -93,7 +93,7 @@ void Recording::add(const Store& store, uint32_t slot, const pto_task_spec& spec
   std::vector<std::pair<uint32_t, Access>> touched;
   const auto touch = [&](uint32_t index, int mode, const pto_region* box, bool is_new) {
     const uint32_t buffer = buffer_of(store, index, is_new);
-    // A buffer that each replay makes anew has no handle that could hold the token: its tasks keep their order instead.
+    // A buffer that each replay makes anew has no handle that could hold the mutex: its tasks keep their order instead.
     if (mode == PTO_COMMUTE && buffers[buffer].handle == 0) mode = PTO_INOUT;
     const auto number = static_cast<uint32_t>(boxes.size());
     if (box != nullptr) boxes.push_back(*box);

@@ -177,7 +177,7 @@ CASE("commuting tasks stay exclusive in replays, on registered and on runtime-ow
   }
 }
 
-CASE("commuting tasks on a buffer that every replay makes anew leave other tasks' tokens alone") {
+CASE("commuting tasks on a buffer that every replay makes anew leave other tasks' mutexes alone") {
   Runtime runtime(2, 4);
   Gate gate;
   const pto_kernel held = runtime.kernel("held", Gate::kernel);
@@ -190,7 +190,7 @@ CASE("commuting tasks on a buffer that every replay makes anew leave other tasks
   EXPECT_EQ(pto_scope_end(runtime), 0);
   const pto_recording recording = pto_record_end(runtime);
   EXPECT(recording != 0);
-  for (int n = 0; n < 8; ++n) {  // every slot has held a task with the token of h
+  for (int n = 0; n < 8; ++n) {  // every slot has held a task with the mutex of h
     EXPECT(runtime.submit(PTO_NO_KERNEL, {commute(h)}) != 0);
     EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   }

@@ -189,7 +189,7 @@ bool Recordings::has_live_rounds() const {
     if (kept.is_done(engine_.store.threads_in_use())) continue;
     for (uint32_t t = 0; t < kept.num_tasks(); ++t) {
       const Slot& task = engine_.store.slots[kept.first_slot + t];
-      const bool is_left = !Wake::has_ended(task.wake, kept.generation);
+      const bool is_left = !TaskWord::has_ended(task.word, kept.generation);
       if (is_left && task.state.load(std::memory_order_acquire) != SlotState::kPending) return true;
     }
   }

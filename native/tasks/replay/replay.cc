@@ -47,8 +47,8 @@ inline uint32_t begin_replayed(Engine& engine, Replay& run, uint32_t number, con
   SlotArgs& args = engine.store.args[slot];
   Header& header = *engine.store.header;
   run.tasks[number] = engine.store.name_at(slot);
-  // Which tokens it uses is found with its buffers: those that every replay makes anew have none.
-  const auto flags = static_cast<uint16_t>(recorded.flags & ~kUsesTokens);
+  // Which mutexes it uses is found with its buffers: those that every replay makes anew have none.
+  const auto flags = static_cast<uint16_t>(recorded.flags & ~kUsesMutexes);
   task.begin(recorded.kernel, recorded.priority, recorded.type_class, flags);
   task.num_scalars = recorded.num_scalars;
   const uint64_t sequence = header.sequence.load(std::memory_order_relaxed) + 1;
@@ -90,7 +90,7 @@ inline void bind_replayed(Engine& engine, Replay& run, uint32_t number, uint32_t
     add_producer(engine, task, wait.event << 32 | kIsEvent, run.thread);
   }
   const uint32_t num_accesses = recorded.num_params + (recorded.predicate != 0 ? 1u : 0u);
-  uint32_t num_tokens = 0;
+  uint32_t num_mutexes = 0;
   for (uint32_t a = 0; a < num_accesses; ++a) {
     const Recording::Access& access = run.recording.accesses[recorded.first_param + a];
     const uint64_t address = access.buffer == kNone ? access.offset : run.addresses[access.buffer] + access.offset;
@@ -116,14 +116,14 @@ inline void bind_replayed(Engine& engine, Replay& run, uint32_t number, uint32_t
     param.is_region = access.is_region;
     if (access.is_region) engine.store.declared[uint64_t{slot} * PTO_MAX_PARAMS + a] = run.recording.boxes[access.box];
     param.shadow = 0;
-    if (access.mode == PTO_COMMUTE && param.handle != kNone) args.tokens[num_tokens++] = param.handle;
+    if (access.mode == PTO_COMMUTE && param.handle != kNone) args.mutexes[num_mutexes++] = param.handle;
     if (engine.store.lies_in_heap(address)) {
       use_heap(engine.store, address, run.thread);
       task.flags |= kUsesHeap;
     }
     task.num_params = static_cast<uint8_t>(a + 1);
   }
-  if (num_tokens > 0) use_tokens(task, args, num_tokens);
+  if (num_mutexes > 0) use_mutexes(task, args, num_mutexes);
   for (uint32_t p = 0; p < recorded.num_producers; ++p) {
     const uint64_t producer = run.recording.producers[recorded.first_producer + p];
     const TaskRef ref = run.tasks[producer >> kFlagBits] | (producer & kFlagMask);

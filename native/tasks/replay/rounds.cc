@@ -69,7 +69,7 @@ bool enter(Engine& engine, KeptRecording& kept, std::vector<pto_handle> names, u
     for (const KeptRecording::Entry& entry : kept.entries) {
       Slot& task = engine.store.slots[kept.first_slot + entry.task];
       collect(kept.handles[entry.buffer]->state, pool, entry.mode, [&](TaskRef producer) {
-        if (Wake::has_ended(engine.store.slots[slot_of(producer)].wake, generation_of(producer))) {
+        if (TaskWord::has_ended(engine.store.slots[slot_of(producer)].word, generation_of(producer))) {
           if (engine.has_failures()) inherit(engine, task, producer);
           return;
         }

@@ -97,7 +97,7 @@ void raise_event(Engine& engine, pto_event name, uint64_t add) {
 bool is_cancelled(const Engine& engine, uint32_t slot) {
   if (engine.store.header->num_cancels.load(std::memory_order_relaxed) == 0) return false;
   const Slot& task = engine.store.slots[slot];
-  const auto generation = static_cast<uint32_t>(Wake::generation(task.wake));
+  const auto generation = static_cast<uint32_t>(TaskWord::generation(task.word));
   const uint64_t below =
       engine.store.thread_slots[submitter_of(engine, slot)].cancel_below.load(std::memory_order_relaxed);
   return task.cancelled.load(std::memory_order_relaxed) == generation || sequence_of(engine, slot) <= below;

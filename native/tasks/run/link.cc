@@ -14,37 +14,37 @@ void start_waiting(Engine& engine, uint32_t slot, uint32_t thread) {
   if (advance(engine, slot, thread)) make_ready(engine, slot, thread);
 }
 
-void use_tokens(Slot& task, SlotArgs& args, uint32_t count) {
-  std::sort(args.tokens, args.tokens + count);
-  args.num_tokens = static_cast<uint32_t>(std::unique(args.tokens, args.tokens + count) - args.tokens);
-  args.num_tokens_held = 0;
-  task.flags |= kUsesTokens;
+void use_mutexes(Slot& task, SlotArgs& args, uint32_t count) {
+  std::sort(args.mutexes, args.mutexes + count);
+  args.num_mutexes = static_cast<uint32_t>(std::unique(args.mutexes, args.mutexes + count) - args.mutexes);
+  args.num_mutexes_held = 0;
+  task.flags |= kUsesMutexes;
 }
 
-// Tokens of commuting accesses are taken in the order of their handles, so that no two tasks wait for each other.
-bool take_tokens(Engine& engine, uint32_t slot) {
+// TaskMutexes of commuting accesses are taken in the order of their handles, so that no two tasks wait for each other.
+bool lock_mutexes(Engine& engine, uint32_t slot) {
   Slot& task = engine.store.slots[slot];
   SlotArgs& args = engine.store.args[slot];
-  while (args.num_tokens_held < args.num_tokens) {
-    Tokens::Token& token = engine.store.handles[args.tokens[args.num_tokens_held]].token;
-    const bool is_taken = Tokens::take(token, slot + 1, [&](uint32_t first) {
+  while (args.num_mutexes_held < args.num_mutexes) {
+    TaskMutexes::Mutex& mutex = engine.store.handles[args.mutexes[args.num_mutexes_held]].mutex;
+    const bool is_taken = TaskMutexes::take(mutex, slot + 1, [&](uint32_t first) {
       task.state.store(SlotState::kPending, std::memory_order_relaxed);
       task.next_waiter = first;
     });
     if (!is_taken) return false;
-    ++args.num_tokens_held;
+    ++args.num_mutexes_held;
   }
   return true;
 }
 
-void release_tokens(Engine& engine, uint32_t slot, uint32_t thread) {
+void unlock_mutexes(Engine& engine, uint32_t slot, uint32_t thread) {
   const SlotArgs& args = engine.store.args[slot];
-  for (uint32_t t = 0; t < args.num_tokens_held; ++t) {
-    Tokens::give(
-        engine.store.handles[args.tokens[t]].token,
+  for (uint32_t t = 0; t < args.num_mutexes_held; ++t) {
+    TaskMutexes::give(
+        engine.store.handles[args.mutexes[t]].mutex,
         [&](uint32_t waiter) { return engine.store.slots[waiter - 1].next_waiter; },
         [&](uint32_t waiter) {
-          if (take_tokens(engine, waiter - 1)) make_ready(engine, waiter - 1, thread);
+          if (lock_mutexes(engine, waiter - 1)) make_ready(engine, waiter - 1, thread);
         });
   }
 }

@@ -1,4 +1,4 @@
-// The order among live tasks: standing behind producers, events and tokens.
+// The order among live tasks: standing behind producers, events and mutexes.
 //
 // Purpose: a task has a list of producers and stands behind one of them at a time; the thread that ends that one
 // advances it to the next. Who may call: the submitter until the task is submitted; then the one thread that advances
@@ -15,12 +15,12 @@ namespace tilewise::tasks {
 
 /// One more producer than a slot has room for.
 void add_many(Engine& engine, Slot& task, uint64_t word, uint32_t thread);
-/// For commuting accesses, whose handles stand in args.tokens.
-void use_tokens(Slot& task, SlotArgs& args, uint32_t count);
-/// Takes the tokens of its commuting accesses. False: the task waits for one.
-bool take_tokens(Engine& engine, uint32_t slot);
+/// For commuting accesses, whose handles stand in args.mutexes.
+void use_mutexes(Slot& task, SlotArgs& args, uint32_t count);
+/// Takes the mutexes of its commuting accesses. False: the task waits for one.
+bool lock_mutexes(Engine& engine, uint32_t slot);
 /// Gives them on.
-void release_tokens(Engine& engine, uint32_t slot, uint32_t thread);
+void unlock_mutexes(Engine& engine, uint32_t slot, uint32_t thread);
 /// The slow way of start_submitted().
 void start_waiting(Engine& engine, uint32_t slot, uint32_t thread);
 
@@ -34,7 +34,7 @@ void start_waiting(Engine& engine, uint32_t slot, uint32_t thread);
 
 /// Waits for a live producer; of a completed one only the failure matters, and that is asked for at once.
 [[gnu::always_inline]] inline void order_after(Engine& engine, Slot& task, TaskRef producer, uint32_t thread) {
-  if (!Wake::has_ended(engine.store.slots[slot_of(producer)].wake, generation_of(producer))) {
+  if (!TaskWord::has_ended(engine.store.slots[slot_of(producer)].word, generation_of(producer))) {
     add_producer(engine, task, producer, thread);
   } else if (engine.has_failures()) [[unlikely]] {
     inherit(engine, task, producer);
@@ -70,7 +70,7 @@ inline void record_param(Engine& engine, TaskRef task, uint32_t thread, Handle& 
 [[gnu::always_inline]] inline bool stand_behind(Engine& engine, uint32_t slot, TaskRef producer_name) {
   Slot& task = engine.store.slots[slot];
   Slot& producer = engine.store.slots[slot_of(producer_name)];
-  return Wake::stand_behind(producer.wake, generation_of(producer_name), slot + 1, [&](uint32_t first) {
+  return TaskWord::stand_behind(producer.word, generation_of(producer_name), slot + 1, [&](uint32_t first) {
     task.state.store(SlotState::kPending, std::memory_order_relaxed);
     task.next_waiter = first;
   });
@@ -117,17 +117,17 @@ inline bool advance(Engine& engine, uint32_t slot, uint32_t thread) {
       inherit(engine, task, word);
     drop_producer(engine, task, thread);
   }
-  if ((task.flags & (kUsesTokens | kIsEmbedded | kIsReplayed)) == 0) [[likely]]
+  if ((task.flags & (kUsesMutexes | kIsEmbedded | kIsReplayed)) == 0) [[likely]]
     return true;
   if ((task.flags & kIsReplayed) != 0) return arrive(engine, slot);
   if ((task.flags & kIsEmbedded) != 0) return engine.host->admit(engine.store.place_of(slot));
-  return take_tokens(engine, slot);
+  return lock_mutexes(engine, slot);
 }
 
 [[gnu::always_inline]] inline void start_submitted(Engine& engine, uint32_t slot, uint32_t thread) {
   const Slot& task = engine.store.slots[slot];
   const bool is_ready =
-      (task.num_producers | task.more_producers) == 0 && (task.flags & (kUsesTokens | kIsEmbedded | kIsReplayed)) == 0;
+      (task.num_producers | task.more_producers) == 0 && (task.flags & (kUsesMutexes | kIsEmbedded | kIsReplayed)) == 0;
   if (is_ready) return make_ready(engine, slot, thread);
   const Busy busy(engine.thread_slot(thread));  // between two looks the slot may say that it waits, and not wait
   if (task.num_producers > 0 && task.more_producers == 0) [[likely]] {

@@ -125,7 +125,7 @@ uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t thre
   protocols::prefetch_for_write(&engine.store.slots[waiter - 1]);
   protocols::prefetch_for_write(&engine.store.slots[waiter - 1].producers);
   const bool is_alone = engine.store.slots[waiter - 1].next_waiter == 0;
-  Wake::for_each_waiter(
+  TaskWord::for_each_waiter(
       waiter, [&](uint32_t number) -> uint32_t& { return engine.store.slots[number - 1].next_waiter; },
       [&](uint32_t woken) {
         if (advance(engine, woken - 1, thread)) follow_up(engine, next, woken - 1, thread, is_worker);
@@ -192,7 +192,7 @@ inline uint32_t complete_replayed(Engine& engine, uint32_t slot, uint32_t thread
   Slot& task = engine.store.slots[slot];
   const Replayed& own = task.replayed;
   Rounds::Count& done = own.round->done[thread].count;
-  WakeWord word = 0;
+  TaskWordBits word = 0;
   uint32_t next = kNone;
   Rounds::end_task(
       done,
@@ -201,16 +201,16 @@ inline uint32_t complete_replayed(Engine& engine, uint32_t slot, uint32_t thread
         task.poison = 0;
         task.state.store(SlotState::kPending, std::memory_order_relaxed);
       },
-      [&] { word = Wake::complete(task.wake, generation_of(self) + 2); },
+      [&] { word = TaskWord::complete(task.word, generation_of(self) + 2); },
       [&] {
         for (uint32_t s = 0; s < own.num_successors; ++s) {
           const uint32_t successor = own.successors[s];
           if (arrive(engine, successor)) follow_up(engine, next, successor, thread, is_worker);
         }
-        if (Wake::first_waiter(word) != 0) [[unlikely]]
-          next = wake_list(engine, Wake::first_waiter(word), next, thread, is_worker);
+        if (TaskWord::first_waiter(word) != 0) [[unlikely]]
+          next = wake_list(engine, TaskWord::first_waiter(word), next, thread, is_worker);
       });
-  if ((word & Wake::kWatched) != 0) [[unlikely]]
+  if ((word & TaskWord::kWatched) != 0) [[unlikely]]
     tell_watchers(engine, self);
   return next;
 }
@@ -220,9 +220,9 @@ inline uint32_t complete_replayed(Engine& engine, uint32_t slot, uint32_t thread
   return complete_replayed(engine, slot, thread, self, is_worker);
 }
 
-// The exchange of the wake word is the completion: it publishes the task's writes, frees the slot for its submitter and
-// takes the waiters. Nothing of the slot is read after it. Returns a successor for this thread to run next.
-// is_flat: all of it inline, for run(); elsewhere what a round needs stands apart, and the rest is quicker.
+// The exchange of the task state word is the completion: it publishes the task's writes, frees the slot for its
+// submitter and takes the waiters. Nothing of the slot is read after it. Returns a successor for this thread to run
+// next. is_flat: all of it inline, for run(); elsewhere what a round needs stands apart, and the rest is quicker.
 template <bool is_flat>
 [[gnu::always_inline]] inline uint32_t complete_as(Engine& engine, uint32_t slot, uint32_t thread, int status,
                                                    bool is_worker) {
@@ -235,19 +235,20 @@ template <bool is_flat>
     trace_end(engine, slot, thread, self, status);
   me.num_completed.store(me.num_completed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   const uint32_t flags = task.flags;
-  if ((flags & (kIsReplayed | kUsesTokens | kUsesHeap)) != 0) [[unlikely]] {
+  if ((flags & (kIsReplayed | kUsesMutexes | kUsesHeap)) != 0) [[unlikely]] {
     if ((flags & kIsReplayed) != 0) {
       return is_flat ? complete_replayed(engine, slot, thread, self, is_worker)
                      : complete_replayed_apart(engine, slot, thread, self, is_worker);
     }
-    if ((flags & kUsesTokens) != 0) release_tokens(engine, slot, thread);
+    if ((flags & kUsesMutexes) != 0) unlock_mutexes(engine, slot, thread);
     if ((flags & kUsesHeap) != 0 && release_heap(engine.store, task, engine.store.args[slot])) wake_waiters(engine);
   }
   const uint32_t parent = task.parent;
-  const WakeWord word = Wake::complete(task.wake, generation_of(self) + 1);
+  const TaskWordBits word = TaskWord::complete(task.word, generation_of(self) + 1);
   uint32_t next = kNone;
-  if (Wake::first_waiter(word) != 0) next = wake_list(engine, Wake::first_waiter(word), next, thread, is_worker);
-  if ((word & Wake::kWatched) != 0) [[unlikely]]
+  if (TaskWord::first_waiter(word) != 0)
+    next = wake_list(engine, TaskWord::first_waiter(word), next, thread, is_worker);
+  if ((word & TaskWord::kWatched) != 0) [[unlikely]]
     tell_watchers(engine, self);
   if (parent != 0) child_ended(engine, parent - 1, thread);
   return next;

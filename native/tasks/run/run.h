@@ -1,7 +1,7 @@
 // Running tasks, and what their completion sets free.
 //
 // Who may call: workers, and submitters that wait. Blocks: for what kernels block for. Memory order: the exchange of
-// the wake word publishes a task's writes to its successors.
+// the task state word publishes a task's writes to its successors.
 #pragma once
 #include "tasks/engine/engine.h"
 #include "tasks/sched/thread_state.h"

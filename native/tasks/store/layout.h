@@ -259,7 +259,7 @@ struct Store {
   /// Which of its submitter's slots it is.
   uint32_t place_of(uint32_t slot) const { return slot & (header->window - 1); }
   /// The task that lives in a slot now.
-  TaskRef name_at(uint32_t slot) const { return make_ref(Wake::generation(slots[slot].wake), slot); }
+  TaskRef name_at(uint32_t slot) const { return make_ref(TaskWord::generation(slots[slot].word), slot); }
   uint32_t index_of(const Handle& handle) const { return static_cast<uint32_t>(&handle - handles); }
   bool lies_in_heap(uint64_t address) const {
     return address - header->heap < uint64_t{header->num_segments} * kSegmentBytes;

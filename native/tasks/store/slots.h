@@ -9,8 +9,8 @@
 
 #include "protocols/countdown.h"
 #include "protocols/ending.h"
-#include "protocols/token.h"
-#include "protocols/wake_word.h"
+#include "protocols/task_mutex.h"
+#include "protocols/task_word.h"
 #include "tasks/regions/access.h"
 #include "tasks/regions/region_index.h"
 #include "tilewise/pto_api.h"
@@ -20,15 +20,15 @@ namespace tilewise::tasks {
 inline constexpr uint32_t kInlineProducers = 8;
 inline constexpr uint32_t kMaxKeptArguments = 5;  // words; the rest is for producers
 
-/// Odd generation: a task lives in the slot. See protocols/wake_word.h.
-using Wake = protocols::WakeWords<protocols::StdMemory>;
-using WakeWord = Wake::Bits;
-using Tokens = protocols::Tokens<protocols::StdMemory>;
+/// Odd generation: a task lives in the slot. See protocols/task_word.h.
+using TaskWord = protocols::TaskWords<protocols::StdMemory>;
+using TaskWordBits = TaskWord::Bits;
+using TaskMutexes = protocols::TaskMutexes<protocols::StdMemory>;
 using Countdown = protocols::Countdowns<protocols::StdMemory>;
 
 enum SlotFlags : uint16_t {
   kUsesHeap = 1,
-  kUsesTokens = 2,
+  kUsesMutexes = 2,
   kKeepsError = 4,
   kIsParent = 8,   // its kernel may submit: it completes after its children
   kHasTarget = 16,
@@ -75,7 +75,7 @@ using Ending = protocols::Endings<protocols::StdMemory, SlotState>;
 /// What every thread reads of a task. Two cache lines. Written by its submitter, then by the threads that
 /// advance it (one at a time), then by the one that runs it; `wake` by any thread.
 struct alignas(128) Slot {
-  Wake::Word wake;
+  TaskWord::Word word;
   int32_t kernel;
   int32_t priority;
   uint32_t next_waiter;  // + 1, of the list this task is on
@@ -135,9 +135,9 @@ struct alignas(64) SlotArgs {
   uint64_t more_scalars[PTO_MAX_SCALARS];  // scalars begin right behind the parameters that the task has
   uint64_t predicate;  // distance of a uint32_t
   uint32_t target_worker;
-  uint32_t tokens[PTO_MAX_PARAMS];  // handles, ascending; these three with kUsesTokens
-  uint32_t num_tokens;
-  uint32_t num_tokens_held;
+  uint32_t mutexes[PTO_MAX_PARAMS];  // handles, ascending; these three with kUsesMutexes
+  uint32_t num_mutexes;
+  uint32_t num_mutexes_held;
   int32_t scope_depth;
   int32_t status;  // of a parent that waits for its children
   uint64_t awaited;  // value of the event it waits for
@@ -181,21 +181,21 @@ struct SharedWord {
 };
 
 /// A buffer. Written by submitters only, under the submission lock (or, inside a task, by that task alone); except
-/// `token`, which workers use.
+/// `mutex`, which workers use.
 struct alignas(128) Handle {
   AccessState state;
   uint64_t address;  // distance from the store's base
   std::atomic<uint32_t> generation;
   SharedWord flags;
   // second line: what plain tasks do not ask for
-  Tokens::Token token;  // [held 1 | first waiter + 1]: commuting tasks, one at a time
+  TaskMutexes::Mutex mutex;  // [held 1 | first waiter + 1]: commuting tasks, one at a time
   SharedWord owner;  // parent slot + 1 whose children use it; 0: outside any task
   uint64_t bytes;
   uint32_t next;  // + 1: in its scope, or free
   RegionTree tree;  // boxes, when kHasRegions
   uint32_t replayed_by;  // first slot of the kept recording, when kReplayed
 };
-static_assert(sizeof(Handle) == 128 && offsetof(Handle, token) == 64);
+static_assert(sizeof(Handle) == 128 && offsetof(Handle, mutex) == 64);
 
 /// Further references of a group or of a task's producers.
 inline constexpr uint32_t kRefsPerChunk = 7;

@@ -90,8 +90,8 @@ uint32_t check_more(Engine& engine, const pto_task_spec& spec) {
   }
   for (uint32_t a = 0; a < spec.num_after; ++a) {
     if (slot_of(spec.after[a]) < engine.store.header->num_slots) {
-      const WakeWord word = Wake::look(engine.store.slots[slot_of(spec.after[a])].wake);
-      if (generation_of(spec.after[a]) <= Wake::generation_in(word))
+      const TaskWordBits word = TaskWord::look(engine.store.slots[slot_of(spec.after[a])].word);
+      if (generation_of(spec.after[a]) <= TaskWord::generation_in(word))
         continue;  // a newer one would never come, or be this task
     }
     raise(PTO_BAD_ARGUMENT, "[runtime.submit] an explicit edge must come from a task of this runtime; got ",

@@ -218,14 +218,14 @@ inline void link(Engine& engine, uint32_t slot, TaskRef self, const pto_task_spe
   if (predicate != nullptr) collect_param(engine, slot, thread, *predicate, nullptr, PTO_INPUT);
   if (is_child) Countdown::join(engine.store.slots[task.parent - 1].children);
   is_recorded = true;
-  uint32_t num_tokens = 0;
+  uint32_t num_mutexes = 0;
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     if (buffers.handles[p] == nullptr) continue;
     record_param(engine, self, thread, *buffers.handles[p], spec.params[p].region, args.params[p].mode);
-    if (args.params[p].mode == PTO_COMMUTE) args.tokens[num_tokens++] = engine.store.index_of(*buffers.handles[p]);
+    if (args.params[p].mode == PTO_COMMUTE) args.mutexes[num_mutexes++] = engine.store.index_of(*buffers.handles[p]);
   }
   if (predicate != nullptr) record_param(engine, self, thread, *predicate, nullptr, PTO_INPUT);
-  if (num_tokens > 0) use_tokens(task, args, num_tokens);
+  if (num_mutexes > 0) use_mutexes(task, args, num_mutexes);
   if (is_observed) [[unlikely]] {
     if (engine.graph != nullptr) engine.graph->add(engine.store, slot, spec);
     engine.replays->add(slot, spec, thread, (traits & kHasOutputs) != 0 ? buffers.fresh : 0);
@@ -273,14 +273,14 @@ pto_task submit_reduction(Engine& engine, const pto_task_spec& spec) {
 // Nothing of it is visible yet.
 void abandon(Engine& engine, uint32_t slot) {
   Slot& task = engine.store.slots[slot];
-  const uint64_t generation = Wake::generation(task.wake);
+  const uint64_t generation = TaskWord::generation(task.word);
   if ((task.flags & kUsesHeap) != 0) {
     if (release_heap(engine.store, task, engine.store.args[slot])) wake_waiters(engine);
   }
   ChunkPool pool{engine, engine.thread_slot(engine.store.submitter_of(slot))};
   give_chunks(pool, task.more_producers);
-  const WakeWord word = Wake::complete(task.wake, generation + 1);
-  if ((word & Wake::kWatched) != 0) wake_waiters(engine);
+  const TaskWordBits word = TaskWord::complete(task.word, generation + 1);
+  if ((word & TaskWord::kWatched) != 0) wake_waiters(engine);
 }
 
 void take_back(Engine& engine, uint32_t slot, uint32_t thread, bool is_recorded) {

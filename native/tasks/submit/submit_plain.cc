@@ -125,7 +125,7 @@ int plain_mode(const pto_param& param) {
   }
   // Asked of readers alone, whose failure is of no account to those that read beside them; and no graph is kept.
   const auto has_ended = [&](TaskRef reader) __attribute__((always_inline)) {
-    return Wake::has_ended(engine.store.slots[slot_of(reader)].wake, generation_of(reader));
+    return TaskWord::has_ended(engine.store.slots[slot_of(reader)].word, generation_of(reader));
   };
   is_recorded = true;
   for (uint32_t p = 0; p < num_params; ++p) {

@@ -32,7 +32,7 @@ bool has_room(const Engine& engine, uint32_t thread, Resource resource, uint64_t
     case Resource::kWindow: {
       const uint32_t base = thread * header.window;
       for (uint32_t s = base; s < base + header.window; ++s) {
-        if (!Wake::is_live(Wake::look(engine.store.slots[s].wake))) return true;
+        if (!TaskWord::is_live(TaskWord::look(engine.store.slots[s].word))) return true;
       }
       return false;
     }
@@ -83,7 +83,7 @@ bool is_stuck(const Engine& engine, uint32_t thread, Resource resource) {
     if (s != thread && may_free && other.blocked.load(std::memory_order_seq_cst) == 0) return false;
     for (uint32_t slot = s * header.window; slot < (s + 1) * header.window; ++slot) {
       const Slot& task = engine.store.slots[slot];
-      if (!Wake::is_live(Wake::look(task.wake))) continue;
+      if (!TaskWord::is_live(TaskWord::look(task.word))) continue;
       const SlotState state = task.state.load(std::memory_order_acquire);
       if (state == SlotState::kPending || state == SlotState::kChildren) continue;
       if (state == SlotState::kFilling && (s == thread || other.blocked.load(std::memory_order_seq_cst) != 0)) {
@@ -112,8 +112,8 @@ uint32_t take_slot_slowly(Engine& engine, uint32_t thread) {
   note_stall(engine, thread, Resource::kWindow, begin);
   for (uint32_t step = 0; step < 8; ++step) {
     const uint32_t at = static_cast<uint32_t>(me.cursor + step) & (window - 1);
-    const WakeWord word = Wake::look(engine.store.slots[base + at].wake);
-    if (Wake::is_live(word)) continue;
+    const TaskWordBits word = TaskWord::look(engine.store.slots[base + at].word);
+    if (TaskWord::is_live(word)) continue;
     me.cursor += step;
     return find_free_slot(engine, thread);
   }
@@ -155,11 +155,11 @@ uint32_t find_free_slot(Engine& engine, uint32_t thread) {
   for (uint32_t step = 0; step <= mask; ++step) {
     const uint32_t at = static_cast<uint32_t>(me.cursor + step) & mask;
     Slot& task = engine.store.slots[base + at];
-    const WakeWord word = Wake::look(task.wake);
-    if (Wake::is_live(word)) continue;
+    const TaskWordBits word = TaskWord::look(task.word);
+    if (TaskWord::is_live(word)) continue;
     me.cursor += step + 1;
     task.state.store(SlotState::kFilling, std::memory_order_relaxed);
-    Wake::begin(task.wake, word);
+    TaskWord::begin(task.word, word);
     return base + at;
   }
   return kNone;
@@ -179,10 +179,10 @@ uint32_t take_slot_carefully(Engine& engine, uint32_t thread) {
   for (uint32_t tries = 0; tries < 8; ++tries) {
     const uint32_t slot = base + (static_cast<uint32_t>(me.cursor++) & mask);
     Slot& task = engine.store.slots[slot];
-    const WakeWord word = Wake::look(task.wake);
-    if (Wake::is_live(word)) continue;
+    const TaskWordBits word = TaskWord::look(task.word);
+    if (TaskWord::is_live(word)) continue;
     task.state.store(SlotState::kFilling, std::memory_order_relaxed);
-    Wake::begin(task.wake, word);
+    TaskWord::begin(task.word, word);
     return slot;
   }
   return take_slot_slowly(engine, thread);
@@ -193,7 +193,7 @@ void raise_deadlock(Engine& engine, uint32_t thread, Resource resource, uint64_t
   uint32_t oldest = kNone;
   for (uint32_t s = thread * header.window; s < (thread + 1) * header.window; ++s) {
     const Slot& task = engine.store.slots[s];
-    if (!Wake::is_live(Wake::look(task.wake)) || task.state.load() == SlotState::kFilling) continue;
+    if (!TaskWord::is_live(TaskWord::look(task.word)) || task.state.load() == SlotState::kFilling) continue;
     if (oldest == kNone || task.sequence.load() < engine.store.slots[oldest].sequence.load()) oldest = s;
   }
   std::ostringstream who;

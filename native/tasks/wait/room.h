@@ -49,15 +49,15 @@ inline void count_submitted(Engine& engine, uint32_t thread, uint64_t count) {
   const uint32_t base = thread * engine.store.header->window;
   const auto at = static_cast<uint32_t>(me.cursor) & mask;
   Slot& task = engine.store.slots[base + at];
-  const WakeWord word = Wake::look(task.wake);
-  if (Wake::is_live(word) || (me.cursor & kCursorsPerLook) == 0) [[unlikely]]
+  const TaskWordBits word = TaskWord::look(task.word);
+  if (TaskWord::is_live(word) || (me.cursor & kCursorsPerLook) == 0) [[unlikely]]
     return take_slot_carefully(engine, thread);
   ++me.cursor;
   const Slot& soon = engine.store.slots[base + ((at + kPrefetchAhead) & mask)];
   protocols::prefetch_for_write(&soon);
   protocols::prefetch_for_write(&soon.producers);
   task.state.store(SlotState::kFilling, std::memory_order_relaxed);
-  Wake::begin(task.wake, word);
+  TaskWord::begin(task.word, word);
   return base + at;
 }
 

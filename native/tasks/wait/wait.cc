@@ -110,14 +110,14 @@ void check_interrupted(int64_t* last_ns) {
 
 bool watch(Engine& engine, TaskRef task) {
   Slot& slot = engine.store.slots[slot_of(task)];
-  return Wake::watch(slot.wake, generation_of(task));
+  return TaskWord::watch(slot.word, generation_of(task));
 }
 
 void watch_submitter(Engine& engine, uint32_t thread) {
   const uint32_t base = thread * engine.store.header->window;
   for (uint32_t s = base; s < base + engine.store.header->window; ++s) {
-    const WakeWord word = Wake::look(engine.store.slots[s].wake);
-    if (Wake::is_live(word)) watch(engine, make_ref(Wake::generation_in(word), s));
+    const TaskWordBits word = TaskWord::look(engine.store.slots[s].word);
+    if (TaskWord::is_live(word)) watch(engine, make_ref(TaskWord::generation_in(word), s));
   }
 }
 
@@ -179,7 +179,7 @@ int wait_all(Engine& engine, double timeout_s, bool helps) {
         engine,
         [&] {
           for (; at < end; ++at) {
-            if (Wake::is_live(Wake::look(engine.store.slots[base + (at & (window - 1))].wake))) return false;
+            if (TaskWord::is_live(TaskWord::look(engine.store.slots[base + (at & (window - 1))].word))) return false;
           }
           return !engine.replays->has_rounds(thread);
         },

@@ -1,34 +1,34 @@
-// Tokens of commuting tasks in every execution: each task runs once, one at a time.
+// TaskMutexes of commuting tasks in every execution: each task runs once, one at a time.
 #include "checker/testing.h"
-#include "protocols/token.h"
+#include "protocols/task_mutex.h"
 
 using namespace tilewise::checker;
-using tilewise::protocols::TokenOrders;
-using tilewise::protocols::Tokens;
+using tilewise::protocols::TaskMutexes;
+using tilewise::protocols::TaskMutexOrders;
 
 namespace {
 
-/// Each thread submits one task; the thread that gives a token up runs those that get it then.
+/// Each thread submits one task; the thread that gives a mutex up runs those that get it then.
 template <class Orders, int kTasks>
 struct Commuting {
   static constexpr int kNumThreads = kTasks;
-  using Own = Tokens<CheckedMemory, Orders>;
+  using Own = TaskMutexes<CheckedMemory, Orders>;
   struct Task {
     Plain<uint32_t> next = 0;
     Plain<int> num_runs = 0;
   };
-  typename Own::Token token{0};
+  typename Own::Mutex mutex{0};
   Plain<int> bytes = 0;
   Task tasks[kTasks];
 
-  Commuting() { token.set_name("token"); }
+  Commuting() { mutex.set_name("mutex"); }
   Task& waiting(uint32_t waiter) {
     expect(waiter >= 1 && waiter <= kTasks, "a waiter in the list");
     return tasks[waiter - 1];
   }
   bool take(uint32_t number) {
     Task& me = tasks[number];
-    return Own::take(token, number + 1, [&](uint32_t first) { me.next = first; });
+    return Own::take(mutex, number + 1, [&](uint32_t first) { me.next = first; });
   }
   void run(int thread) {
     uint32_t ready[kTasks];
@@ -40,7 +40,7 @@ struct Commuting {
       ++bytes;
       task.next = 77;  // it is in another list
       Own::give(
-          token, [&](uint32_t waiter) -> Plain<uint32_t>& { return waiting(waiter).next; },
+          mutex, [&](uint32_t waiter) -> Plain<uint32_t>& { return waiting(waiter).next; },
           [&](uint32_t waiter) {
             if (take(waiter - 1)) ready[num_ready++] = waiter - 1;
           });
@@ -56,35 +56,35 @@ struct Commuting {
   }
 };
 
-struct TakesRelaxed : TokenOrders {
+struct TakesRelaxed : TaskMutexOrders {
   static constexpr auto kTake = std::memory_order_relaxed;
 };
-struct StandsRelaxed : TokenOrders {
+struct StandsRelaxed : TaskMutexOrders {
   static constexpr auto kStand = std::memory_order_relaxed;
 };
-struct GivesWithoutRelease : TokenOrders {
+struct GivesWithoutRelease : TaskMutexOrders {
   static constexpr auto kGive = std::memory_order_acquire;
 };
-struct GivesWithoutAcquire : TokenOrders {
+struct GivesWithoutAcquire : TaskMutexOrders {
   static constexpr auto kGive = std::memory_order_release;
 };
-struct ForgetsWaiters : TokenOrders {
+struct ForgetsWaiters : TaskMutexOrders {
   static constexpr bool kWakesWaiters = false;
 };
-struct ReadsNextLate : TokenOrders {
+struct ReadsNextLate : TaskMutexOrders {
   static constexpr bool kReadsNextFirst = false;
 };
 
 }  // namespace
 
 CASE("commuting tasks run once each, one at a time") {
-  HOLDS(Commuting<TokenOrders, 2>);
-  HOLDS(Commuting<TokenOrders, 3>);
-  HOLDS_WITH(weak_compares(), Commuting<TokenOrders, 2>);
-  if (is_deep) HOLDS_WITH(weak_compares(), Commuting<TokenOrders, 3>);
+  HOLDS(Commuting<TaskMutexOrders, 2>);
+  HOLDS(Commuting<TaskMutexOrders, 3>);
+  HOLDS_WITH(weak_compares(), Commuting<TaskMutexOrders, 2>);
+  if (is_deep) HOLDS_WITH(weak_compares(), Commuting<TaskMutexOrders, 3>);
 }
 
-CASE("every order and step of the tokens is needed") {
+CASE("every order and step of the mutexes is needed") {
   FOUND(Commuting<TakesRelaxed, 2>);
   FOUND(Commuting<StandsRelaxed, 2>);
   FOUND(Commuting<GivesWithoutRelease, 2>);

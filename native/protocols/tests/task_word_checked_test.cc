@@ -1,11 +1,11 @@
 // Wake words in every execution: consumers behind two producers become ready exactly once and see what these wrote,
 // while one producer's slot is used again.
 #include "checker/testing.h"
-#include "protocols/wake_word.h"
+#include "protocols/task_word.h"
 
 using namespace tilewise::checker;
-using tilewise::protocols::WakeWordOrders;
-using tilewise::protocols::WakeWords;
+using tilewise::protocols::TaskWordOrders;
+using tilewise::protocols::TaskWords;
 
 namespace {
 
@@ -14,7 +14,7 @@ namespace {
 template <class Orders, int kConsumers, bool kReuses>
 struct Slots {
   static constexpr int kNumThreads = 3;
-  using Wake = WakeWords<CheckedMemory, Orders>;
+  using Wake = TaskWords<CheckedMemory, Orders>;
   struct Consumer {
     Plain<uint32_t> next = 0;
     Plain<int> left = 2;
@@ -72,34 +72,34 @@ struct Slots {
   }
 };
 
-struct SeesFreeRelaxed : WakeWordOrders {
+struct SeesFreeRelaxed : TaskWordOrders {
   static constexpr auto kSeeFree = std::memory_order_relaxed;
 };
-struct SeesEndedRelaxed : WakeWordOrders {
+struct SeesEndedRelaxed : TaskWordOrders {
   static constexpr auto kSeeEnded = std::memory_order_relaxed;
 };
-struct MissesRelaxed : WakeWordOrders {
+struct MissesRelaxed : TaskWordOrders {
   static constexpr auto kMiss = std::memory_order_relaxed;
 };
-struct StandsRelaxed : WakeWordOrders {
+struct StandsRelaxed : TaskWordOrders {
   static constexpr auto kStand = std::memory_order_relaxed;
 };
-struct CompletesWithoutRelease : WakeWordOrders {
+struct CompletesWithoutRelease : TaskWordOrders {
   static constexpr auto kComplete = std::memory_order_acquire;
 };
-struct CompletesWithoutAcquire : WakeWordOrders {
+struct CompletesWithoutAcquire : TaskWordOrders {
   static constexpr auto kComplete = std::memory_order_release;
 };
-struct ComparesNoGeneration : WakeWordOrders {
+struct ComparesNoGeneration : TaskWordOrders {
   static constexpr bool kComparesGeneration = false;
 };
-struct StoresWithoutComparing : WakeWordOrders {
+struct StoresWithoutComparing : TaskWordOrders {
   static constexpr bool kComparesWord = false;
 };
-struct MarksAfterTaking : WakeWordOrders {
+struct MarksAfterTaking : TaskWordOrders {
   static constexpr bool kMarksWithExchange = false;
 };
-struct ReadsNextLate : WakeWordOrders {
+struct ReadsNextLate : TaskWordOrders {
   static constexpr bool kReadsNextFirst = false;
 };
 
@@ -107,7 +107,7 @@ struct ReadsNextLate : WakeWordOrders {
 template <class Orders>
 struct Reuse {
   static constexpr int kNumThreads = 3;
-  using Wake = WakeWords<CheckedMemory, Orders>;
+  using Wake = TaskWords<CheckedMemory, Orders>;
   typename Wake::Word wake{Wake::of_generation(1)};
   Plain<uint32_t> next = 0;
   bool is_ready = false;
@@ -132,14 +132,14 @@ struct Reuse {
 }  // namespace
 
 CASE("every consumer becomes ready exactly once, behind two producers, one slot used again") {
-  HOLDS(Slots<WakeWordOrders, 1, true>);
-  HOLDS(Slots<WakeWordOrders, 2, true>);
-  HOLDS_WITH(weak_compares(), Slots<WakeWordOrders, 2, true>);
-  HOLDS(Slots<WakeWordOrders, 5, true>);
-  HOLDS(Reuse<WakeWordOrders>);
+  HOLDS(Slots<TaskWordOrders, 1, true>);
+  HOLDS(Slots<TaskWordOrders, 2, true>);
+  HOLDS_WITH(weak_compares(), Slots<TaskWordOrders, 2, true>);
+  HOLDS(Slots<TaskWordOrders, 5, true>);
+  HOLDS(Reuse<TaskWordOrders>);
 }
 
-CASE("every order and step of the wake word is needed") {
+CASE("every order and step of the task state word is needed") {
   FOUND(Slots<SeesFreeRelaxed, 1, true>);
   FOUND(Slots<SeesEndedRelaxed, 1, false>);
   FOUND(Slots<MissesRelaxed, 1, false>);

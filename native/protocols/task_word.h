@@ -17,7 +17,7 @@
 
 namespace tilewise::protocols {
 
-struct WakeWordOrders {
+struct TaskWordOrders {
   static constexpr auto kSeeFree = std::memory_order_acquire;  // by the submitter, before it uses the slot again
   static constexpr auto kSeeEnded = std::memory_order_acquire;  // by a reader, and by a waiter's first look
   static constexpr auto kMiss = std::memory_order_acquire;  // by a waiter whose swap failed
@@ -29,8 +29,8 @@ struct WakeWordOrders {
   static constexpr bool kReadsNextFirst = true;
 };
 
-template <class Memory, class Orders = WakeWordOrders>
-struct WakeWords {
+template <class Memory, class Orders = TaskWordOrders>
+struct TaskWords {
   using Bits = uint64_t;
   using Word = typename Memory::template Atomic<Bits>;
   static constexpr Bits kWatched = 1u << 23;
