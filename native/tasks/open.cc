@@ -173,7 +173,7 @@ void close_engine(Engine& engine) {
         wait_until(engine, [&] { return is_complete(engine, task); }, [&] { watch(engine, task); }, PTO_FOREVER, helps);
       }
       wait_until(
-          engine, [&] { return !engine.replays->has_rounds(kNone); }, [&] { engine.replays->watch_rounds(kNone); },
+          engine, [&] { return !engine.replays->has_replays(kNone); }, [&] { engine.replays->watch_replays(kNone); },
           PTO_FOREVER, helps);
     } catch (const StatusError& error) {
       if (error.status != PTO_PEER_LOST) throw;

@@ -5,7 +5,7 @@
 // that two processes may share; beside it stands what only this process needs. The rooms are functions on it:
 //
 //   engine/  thread slots, kernels, handles, failures  submit/  from a specification to a task that waits or is ready
-//   run/     ready tasks, order among live tasks,     replay/  recordings, and rounds of them
+//   run/     ready tasks, order among live tasks,     replay/  recordings, and replays of them
 //            events, running and completing, workers  embed/   an engine inside other native code
 //   wait/    waiting for tasks and for room           api/     the C border; opening and closing; seeing inside
 //
@@ -26,8 +26,8 @@
 #include "tasks/observe/graph_log.h"
 #include "tasks/observe/trace.h"
 #include "tasks/regions/region_index.h"
+#include "tasks/store/graph_replay.h"
 #include "tasks/store/layout.h"
-#include "tasks/store/round.h"
 #include "tasks/store/status.h"
 
 namespace tilewise::tasks {

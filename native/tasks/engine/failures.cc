@@ -92,13 +92,13 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
     live.push_back(engine.store.slots[slot].sequence.load(std::memory_order_relaxed));
   }
   std::sort(live.begin(), live.end());
-  const std::vector<std::pair<uint64_t, uint64_t>> rounds = engine.replays->live_rounds();
+  const std::vector<std::pair<uint64_t, uint64_t>> replays = engine.replays->live_replays();
   // Only a task submitted after the failed one, and before it was seen to have ended, can stand behind it.
   const auto is_awaited = [&](const FailedTask& entry) {
     const auto first = std::lower_bound(live.begin(), live.end(), entry.submitted_at);
     if (first != live.end() && *first <= entry.swept_at) return true;
-    return std::any_of(rounds.begin(), rounds.end(), [&](const auto& round) {
-      return entry.submitted_at <= round.second && round.first <= entry.swept_at;
+    return std::any_of(replays.begin(), replays.end(), [&](const auto& replay) {
+      return entry.submitted_at <= replay.second && replay.first <= entry.swept_at;
     });
   };
   const auto has_live_parent = [&](const FailedTask& entry) {

@@ -100,7 +100,7 @@ void reclaim_chunks(Engine& engine, uint32_t thread, bool holds_boxes_lock) {
 
 namespace {
 
-/// Needs the submission lock: others look at the states of buffers outside tasks, and rounds of recordings at those
+/// Needs the submission lock: others look at the states of buffers outside tasks, and replays of recordings at those
 /// that they use. A buffer of a task's children is that task's alone.
 bool is_shared(const Handle& handle) {
   return (handle.flags & kHasOwner) == 0 || (handle.flags & (kReplayed | kFrozen)) != 0;

@@ -25,7 +25,7 @@ inline pto_handle handle_name(const Handle& handle, uint32_t index) {
   return uint64_t{handle.generation.load(std::memory_order_relaxed)} << 32 | (index + 1);
 }
 
-/// Leaves in a buffer, by name, the tasks of a round of a recording that accessed it last. Under the submission lock.
+/// Leaves in a buffer, by name, the tasks of a replay of a recording that accessed it last. Under the submission lock.
 inline void settle_buffer(const Engine& engine, Handle& handle, uint32_t thread) {
   if ((handle.flags & kReplayed) != 0) engine.replays->settle(handle, thread);
 }

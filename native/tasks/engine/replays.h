@@ -1,7 +1,7 @@
 // What the runtime asks of recordings: those that are open, and those that are replayed. Implemented by replay/.
 //
-// Purpose: submitting, waiting and failing know that tasks may belong to a round of a recording, and no more than that.
-// Who may call: see each; thread: of the calling thread.
+// Purpose: submitting, waiting and failing know that tasks may belong to a replay of a recording, and no more than
+// that. Who may call: see each; thread: of the calling thread.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -22,22 +22,22 @@ class Replays {
   /// A thread has ended; its open recording ends with it.
   virtual void leave(uint32_t thread) = 0;
 
-  /// A buffer carries kReplayed: leaves in it, by name, the tasks of the round that accessed it last. Under the
+  /// A buffer carries kReplayed: leaves in it, by name, the tasks of the replay that accessed it last. Under the
   /// submission lock.
   virtual void settle(Handle& handle, uint32_t thread) = 0;
   virtual void settle_all(uint32_t thread) = 0;
-  /// A task of a round is about to become ready after something has failed.
+  /// A task of a replay is about to become ready after something has failed.
   virtual void inherit(uint32_t slot) = 0;
   virtual const char* name_of(uint32_t slot) const = 0;
 
-  /// Rounds that a submitter has begun and that have not ended; of any submitter with kNone.
-  virtual bool has_rounds(uint32_t thread) const = 0;
+  /// Replays that a submitter has begun and that have not ended; of any submitter with kNone.
+  virtual bool has_replays(uint32_t thread) const = 0;
   /// Asks for a wake-up at their end.
-  virtual void watch_rounds(uint32_t thread) = 0;
-  /// Whether a task of some round runs, is ready or is ended from outside.
-  virtual bool has_live_rounds() const = 0;
-  /// Sequence numbers, first to last, of the rounds that have not ended.
-  virtual std::vector<std::pair<uint64_t, uint64_t>> live_rounds() const = 0;
+  virtual void watch_replays(uint32_t thread) = 0;
+  /// Whether a task of some replay runs, is ready or is ended from outside.
+  virtual bool has_live_replays() const = 0;
+  /// Sequence numbers, first to last, of the replays that have not ended.
+  virtual std::vector<std::pair<uint64_t, uint64_t>> live_replays() const = 0;
 
   std::atomic<bool> has_kept{false};  // ever
 };

@@ -1,4 +1,4 @@
-// What every task has, and what stands in different places for one that was submitted and one of a recording's round.
+// What every task has, and what stands in different places for one that was submitted and one of a recording's replay.
 //
 // Who may call: see the fields in store/slots.h.
 #pragma once
@@ -9,15 +9,15 @@ namespace tilewise::tasks {
 inline uint32_t submitter_of(const Engine& engine, uint32_t slot) {
   const Slot& task = engine.store.slots[slot];
   return (task.flags & kIsReplayed) == 0 ? engine.store.submitter_of(slot)
-                                         : task.replayed.round->submitter.load(std::memory_order_relaxed);
+                                         : task.replayed.replay->submitter.load(std::memory_order_relaxed);
 }
 
 /// Its place in the order of submission.
 inline uint64_t sequence_of(const Engine& engine, uint32_t slot) {
   const Slot& task = engine.store.slots[slot];
   if ((task.flags & kIsReplayed) == 0) return task.sequence.load(std::memory_order_relaxed);
-  const Round& round = *task.replayed.round;
-  return round.first_sequence + (slot - round.first_slot);
+  const GraphReplay& replay = *task.replayed.replay;
+  return replay.first_sequence + (slot - replay.first_slot);
 }
 
 inline uint64_t& ready_ticks_of(Engine& engine, uint32_t slot) {

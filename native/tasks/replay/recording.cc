@@ -5,7 +5,7 @@
 
 #include "tasks/engine/handles.h"
 #include "tasks/order/boxes.h"
-#include "tasks/replay/kept_recording.h"
+#include "tasks/replay/instantiated_graph.h"
 #include "tasks/store/status.h"
 
 namespace tilewise::tasks {

@@ -17,7 +17,7 @@
 
 namespace tilewise::tasks {
 
-class KeptRecording;
+class InstantiatedGraph;
 
 /// A buffer of a recording.
 struct RecordedBuffer {
@@ -90,7 +90,7 @@ class Recording {
   std::deque<Buffer> buffers;
   std::vector<uint64_t> event_values;  // at the beginning
   std::vector<pto_handle> bound;  // the last binding that was checked, per buffer
-  std::unique_ptr<KeptRecording> kept;  // nullptr: replayed by submitting
+  std::unique_ptr<InstantiatedGraph> kept;  // nullptr: replayed by submitting
 
   /// While recording nothing ever completes, so no reference is ever settled.
   struct Pool : GrowingPool {

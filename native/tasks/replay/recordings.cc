@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "tasks/engine/thread_slots.h"
+#include "tasks/replay/graph_replays.h"
 #include "tasks/replay/replay.h"
-#include "tasks/replay/rounds.h"
 #include "tasks/sched/float_modes.h"
 #include "tasks/sched/submit_lock.h"
 #include "tasks/wait/wait.h"
@@ -62,7 +62,7 @@ void Recordings::free(pto_recording name) {
     all_.erase(found);
   }
   if (recording->kept == nullptr) return;
-  settle_round(engine_, *recording->kept, thread);
+  settle_replay(engine_, *recording->kept, thread);
   std::lock_guard guard(mutex_);
   recording->kept->is_freed = true;
   reap();
@@ -84,7 +84,7 @@ void Recordings::replay(pto_recording name, const pto_handle* from, const pto_ha
   }
   Blocking let_others_run;
   const DefaultFloatModes modes;
-  if (recording->kept != nullptr && replay_round(engine_, *recording, from, to, num_handles, thread)) return;
+  if (recording->kept != nullptr && replay_graph(engine_, *recording, from, to, num_handles, thread)) return;
   std::vector<pto_handle> names;
   {
     const SubmitGuard guard(*engine_.store.header, thread, engine_.fences);  // of what the recording remembers
@@ -109,7 +109,7 @@ void Recordings::leave(uint32_t thread) {
   engine_.num_observers.fetch_sub(1);
 }
 
-// Rounds.
+// GraphReplays.
 
 // Room for it, if its tasks are all plain: else it is submitted task by task whenever it is replayed.
 void Recordings::keep(Recording& recording) {
@@ -120,15 +120,15 @@ void Recordings::keep(Recording& recording) {
   reap();
   uint32_t first = engine_.store.header->num_slots - engine_.store.header->num_replayable;
   for (const auto& other : kept_) {  // in the order of their slots
-    const KeptRecording& kept = *other->kept;
+    const InstantiatedGraph& kept = *other->kept;
     if (first + count <= kept.first_slot) break;
     first = kept.first_slot + kept.num_tasks();
   }
   if (count > engine_.store.header->num_slots - first) return;
-  recording.kept = std::make_unique<KeptRecording>(engine_, recording, first);
+  recording.kept = std::make_unique<InstantiatedGraph>(engine_, recording, first);
 }
 
-/// The slots of freed recordings whose last round has ended. Under recordings_mutex_.
+/// The slots of freed recordings whose last replay has ended. Under recordings_mutex_.
 void Recordings::reap() {
   std::erase_if(kept_, [&](const auto& recording) {
     return recording->kept->is_freed && recording->kept->is_done(engine_.store.threads_in_use());
@@ -136,56 +136,56 @@ void Recordings::reap() {
 }
 
 void Recordings::settle(Handle& handle, uint32_t thread) {
-  settle_round(engine_, kept_in(engine_, handle.replayed_by), thread);
+  settle_replay(engine_, kept_in(engine_, handle.replayed_by), thread);
 }
 
 void Recordings::settle_all(uint32_t thread) {
   std::lock_guard guard(mutex_);
-  for (const auto& recording : kept_) settle_round(engine_, *recording->kept, thread);
+  for (const auto& recording : kept_) settle_replay(engine_, *recording->kept, thread);
 }
 
-void Recordings::inherit(uint32_t slot) { inherit_in_round(engine_, slot); }
+void Recordings::inherit(uint32_t slot) { inherit_in_replay(engine_, slot); }
 
 const char* Recordings::name_of(uint32_t slot) const { return kept_in(engine_, slot).name_in(slot); }
 
-bool Recordings::has_rounds(uint32_t thread) const {
+bool Recordings::has_replays(uint32_t thread) const {
   std::lock_guard guard(mutex_);
   return std::any_of(kept_.begin(), kept_.end(), [&](const auto& recording) {
-    const KeptRecording& kept = *recording->kept;
+    const InstantiatedGraph& kept = *recording->kept;
     return (thread == kNone || kept.submitter.load(std::memory_order_relaxed) == thread) &&
            !kept.is_done(engine_.store.threads_in_use());
   });
 }
 
-void Recordings::watch_rounds(uint32_t thread) {
+void Recordings::watch_replays(uint32_t thread) {
   bool is_watched = false;
   {
     std::lock_guard guard(mutex_);
     for (const auto& recording : kept_) {
-      const KeptRecording& kept = *recording->kept;
+      const InstantiatedGraph& kept = *recording->kept;
       if (kept.submitter.load(std::memory_order_relaxed) != thread && thread != kNone) continue;
       for (const uint32_t sink : kept.sinks) is_watched |= watch(engine_, make_ref(kept.generation, sink));
     }
   }
   // All have ended, but the last of them has yet to say so: it does at once.
-  while (!is_watched && has_rounds(thread)) sched_yield();
+  while (!is_watched && has_replays(thread)) sched_yield();
 }
 
-std::vector<std::pair<uint64_t, uint64_t>> Recordings::live_rounds() const {
-  std::vector<std::pair<uint64_t, uint64_t>> rounds;
+std::vector<std::pair<uint64_t, uint64_t>> Recordings::live_replays() const {
+  std::vector<std::pair<uint64_t, uint64_t>> replays;
   std::lock_guard guard(mutex_);
   for (const auto& recording : kept_) {
-    const KeptRecording& kept = *recording->kept;
+    const InstantiatedGraph& kept = *recording->kept;
     if (kept.is_done(engine_.store.threads_in_use())) continue;
-    rounds.emplace_back(kept.first_sequence, kept.first_sequence + kept.num_tasks() - 1);
+    replays.emplace_back(kept.first_sequence, kept.first_sequence + kept.num_tasks() - 1);
   }
-  return rounds;
+  return replays;
 }
 
-bool Recordings::has_live_rounds() const {
+bool Recordings::has_live_replays() const {
   std::lock_guard guard(mutex_);
   for (const auto& recording : kept_) {
-    const KeptRecording& kept = *recording->kept;
+    const InstantiatedGraph& kept = *recording->kept;
     if (kept.is_done(engine_.store.threads_in_use())) continue;
     for (uint32_t t = 0; t < kept.num_tasks(); ++t) {
       const Slot& task = engine_.store.slots[kept.first_slot + t];

@@ -1,7 +1,7 @@
-// The recordings of one runtime: open ones, and those that can be replayed, by a round of the kept recording
-// (kept_recording.h) or task by task (replay.cc).
+// The recordings of one runtime: open ones, and those that can be replayed, by a replay of the instantiated graph
+// (instantiated_graph.h) or task by task (replay.cc).
 //
-// Who may call: any thread outside tasks. Blocks: a replay for slots and for the round before; else for the submission
+// Who may call: any thread outside tasks. Blocks: a replay for slots and for the replay before; else for the submission
 // lock and mutex_, which is taken after it. Memory: of the process.
 #pragma once
 #include <map>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tasks/engine/engine.h"
-#include "tasks/replay/kept_recording.h"
+#include "tasks/replay/instantiated_graph.h"
 #include "tasks/replay/recording.h"
 
 namespace tilewise::tasks {
@@ -30,10 +30,10 @@ class Recordings final : public Replays {
   void settle_all(uint32_t thread) override;
   void inherit(uint32_t slot) override;
   const char* name_of(uint32_t slot) const override;
-  bool has_rounds(uint32_t thread) const override;
-  void watch_rounds(uint32_t thread) override;
-  bool has_live_rounds() const override;
-  std::vector<std::pair<uint64_t, uint64_t>> live_rounds() const override;
+  bool has_replays(uint32_t thread) const override;
+  void watch_replays(uint32_t thread) override;
+  bool has_live_replays() const override;
+  std::vector<std::pair<uint64_t, uint64_t>> live_replays() const override;
 
  private:
   void keep(Recording& recording);

@@ -17,7 +17,7 @@ constexpr uint32_t kWorkerStreak = 64;  // successors run one after the other wi
 constexpr uint32_t kHelperStreak = 16;
 
 /// Writes one word of each cache line as it is. A line that this thread has only read stays with its last writer as
-/// well, who must then call it back before the next write: that costs a round trip which nothing hides, while a line
+/// well, who must then call it back before the next write: that costs a replay trip which nothing hides, while a line
 /// that another thread has written comes in the background.
 void take_over(uint64_t* words, uint32_t count) {
   for (uint32_t w = 0; w < count; w += 8) {
@@ -148,8 +148,8 @@ uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t thre
   const Slot& task = engine.store.slots[slot];
   Trace::Before before{submitter_of(engine, slot), 0, 0, ready_ticks_of(engine, slot), task_name(engine, slot)};
   if ((task.flags & kIsReplayed) != 0) {
-    before.scope_depth = task.replayed.round->scope_depth;
-    before.submit_ticks = task.replayed.round->submit_ticks;
+    before.scope_depth = task.replayed.replay->scope_depth;
+    before.submit_ticks = task.replayed.replay->submit_ticks;
   } else {
     before.scope_depth = engine.store.args[slot].scope_depth;
     before.submit_ticks = engine.store.args[slot].submit_ticks;
@@ -186,15 +186,15 @@ void child_ended(Engine& engine, uint32_t parent, uint32_t thread) {
   if (Countdown::leave(engine.store.slots[parent].children)) end_parent(engine, parent, thread);
 }
 
-// The same for a task of a kept recording, which waits in its place for the next round. A round ends when all have
-// counted themselves; nothing of the kept recording is touched after that.
+// The same for a task of a instantiated graph, which waits in its place for the next replay. A replay ends when all
+// have counted themselves; nothing of the instantiated graph is touched after that.
 inline uint32_t complete_replayed(Engine& engine, uint32_t slot, uint32_t thread, TaskRef self, bool is_worker) {
   Slot& task = engine.store.slots[slot];
   const Replayed& own = task.replayed;
-  Rounds::Count& done = own.round->done[thread].count;
+  GraphReplays::Count& done = own.replay->done[thread].count;
   TaskWordBits word = 0;
   uint32_t next = kNone;
-  Rounds::end_task(
+  GraphReplays::end_task(
       done,
       [&] {
         task.children.store(own.num_arrivals, std::memory_order_relaxed);
@@ -222,7 +222,7 @@ inline uint32_t complete_replayed(Engine& engine, uint32_t slot, uint32_t thread
 
 // The exchange of the task state word is the completion: it publishes the task's writes, frees the slot for its
 // submitter and takes the waiters. Nothing of the slot is read after it. Returns a successor for this thread to run
-// next. is_flat: all of it inline, for run(); elsewhere what a round needs stands apart, and the rest is quicker.
+// next. is_flat: all of it inline, for run(); elsewhere what a replay needs stands apart, and the rest is quicker.
 template <bool is_flat>
 [[gnu::always_inline]] inline uint32_t complete_as(Engine& engine, uint32_t slot, uint32_t thread, int status,
                                                    bool is_worker) {

@@ -79,7 +79,7 @@ void worker_loop(Engine& engine, uint32_t worker) {
     } else if (!idle.is_idle()) {
       const uint64_t num_run = engine.store.thread_slots[worker].num_completed.load(std::memory_order_relaxed);
       if (is_replayed) {
-        pace.ran_dry_of_rounds(num_run);
+        pace.ran_dry_of_replays(num_run);
       } else {
         pace.ran_dry(num_run, [&] { return num_submitted(engine); });
       }

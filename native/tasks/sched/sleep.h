@@ -71,7 +71,7 @@ class Pace {
  public:
   void found() { begin_ticks_ = ticks(); }
   /// It runs dry after tasks that were not submitted one by one.
-  void ran_dry_of_rounds(uint64_t num_completed) {
+  void ran_dry_of_replays(uint64_t num_completed) {
     completed_ = num_completed;
     delay_ = 0;
   }

@@ -67,7 +67,7 @@ void lay_out(const Options& options, Header& header) {
   header.num_segments = static_cast<uint32_t>((options.heap_bytes + kSegmentBytes - 1) / kSegmentBytes);
   header.is_shared = options.shared_path != nullptr ? 1 : 0;
   const uint64_t num_slots = uint64_t{header.num_thread_slots} * header.window;
-  // Kept recordings hold addresses of this process.
+  // Instantiated graphs hold addresses of this process.
   const uint64_t num_replayable =
       header.is_shared != 0 ? 0 : std::min<uint64_t>(options.max_replayable, (1u << kSlotBits) - num_slots);
   header.num_replayable = static_cast<uint32_t>(num_replayable);

@@ -2,9 +2,9 @@
 //
 // Purpose: one mapping, private or shared by two processes, holds thread slots, slots, handles, chunks,
 // queues, failures, events and the heap. No pointer lies in a shared one: buffers are kept as distances from its base.
-// (In a private one, slots of kept recordings and of tasks that keep their arguments have pointers.) Who may write what
-// stands at each struct; memory order at the functions that use it. Memory: one anonymous or file mapping; pages that
-// no thread touches cost nothing, and all-zero bytes are the empty state of every struct.
+// (In a private one, slots of instantiated graphs and of tasks that keep their arguments have pointers.) Who may write
+// what stands at each struct; memory order at the functions that use it. Memory: one anonymous or file mapping; pages
+// that no thread touches cost nothing, and all-zero bytes are the empty state of every struct.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -190,8 +190,8 @@ struct Header {
   uint32_t num_workers;
   uint32_t num_thread_slots;  // workers first, then submitters
   uint32_t window;
-  uint32_t num_slots;  // num_thread_slots * window, and behind them those of kept recordings
-  uint32_t num_replayable;  // slots of kept recordings
+  uint32_t num_slots;  // num_thread_slots * window, and behind them those of instantiated graphs
+  uint32_t num_replayable;  // slots of instantiated graphs
   uint32_t num_classes;
   uint32_t num_queues;
   uint32_t class_of_type[kNumTypes];

@@ -34,24 +34,24 @@ enum SlotFlags : uint16_t {
   kHasTarget = 16,
   kHasPredicate = 32,
   kIsEmbedded = 64,  // its body and what it waits for besides its producers are the host's
-  kIsReplayed = 128,  // a task of a kept recording, see kept_recording.h
+  kIsReplayed = 128,  // a task of a instantiated graph, see instantiated_graph.h
   kHasName = 256,  // what few tasks have: it stands in their TaskNotes
   kHasDeadline = 512,
   kHasViews = 1024,
 };
 
-struct Round;
+struct GraphReplay;
 
-/// What a task of a kept recording has in the place of its producers; constant while the kept recording lives, except
-/// the last two. No SlotArgs belong to it. Memory: of the process.
+/// What a task of a instantiated graph has in the place of its producers; constant while the instantiated graph lives,
+/// except the last two. No SlotArgs belong to it. Memory: of the process.
 struct Replayed {
-  Round* round;
+  GraphReplay* replay;
   pto_kernel_fn function;  // nullptr: an empty task
   void* const* buffers;
   const uint64_t* scalars;
   const uint32_t* successors;  // slots
   uint32_t num_successors;
-  uint32_t num_arrivals;  // by which it becomes ready: one per producer; without producers, the beginning of the round
+  uint32_t num_arrivals;  // by which it becomes ready: one per producer; without producers, the beginning of the replay
   uint64_t ready_ticks;  // while tracing
   int32_t status;  // of a task that is ended from outside
 };
@@ -157,7 +157,7 @@ struct TaskNotes {
 };
 
 /// kHasOwner: only the children of one task may use it.
-/// kReplayed: a kept recording knows who accesses it; see kept_recording.h.
+/// kReplayed: a instantiated graph knows who accesses it; see instantiated_graph.h.
 enum HandleFlags : uint32_t {
   kFrozen = 1,
   kHasRegions = 2,
@@ -193,7 +193,7 @@ struct alignas(128) Handle {
   uint64_t bytes;
   uint32_t next;  // + 1: in its scope, or free
   RegionTree tree;  // boxes, when kHasRegions
-  uint32_t replayed_by;  // first slot of the kept recording, when kReplayed
+  uint32_t replayed_by;  // first slot of the instantiated graph, when kReplayed
 };
 static_assert(sizeof(Handle) == 128 && offsetof(Handle, mutex) == 64);
 

@@ -75,7 +75,7 @@ bool is_stuck(const Engine& engine, uint32_t thread, Resource resource) {
       return false;
     }
   }
-  if (engine.replays->has_live_rounds()) return false;
+  if (engine.replays->has_live_replays()) return false;
   for (uint32_t s = 0; s < num_thread_slots; ++s) {
     const ThreadSlot& other = engine.store.thread_slots[s];
     const bool may_free = resource != Resource::kWindow && other.is_taken.load(std::memory_order_acquire) != 0 &&
@@ -166,7 +166,7 @@ uint32_t find_free_slot(Engine& engine, uint32_t thread) {
 }
 
 // Past slots of tasks that run for long. And now and then, how many tasks live: the high-water mark of the window.
-// Rounds of recordings have slots of their own.
+// Replays of recordings have slots of their own.
 uint32_t take_slot_carefully(Engine& engine, uint32_t thread) {
   ThreadSlot& me = engine.thread_slot(thread);
   if ((me.cursor & kCursorsPerLook) == 0 && !engine.replays->has_kept.load(std::memory_order_relaxed)) {

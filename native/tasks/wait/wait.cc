@@ -181,11 +181,11 @@ int wait_all(Engine& engine, double timeout_s, bool helps) {
           for (; at < end; ++at) {
             if (TaskWord::is_live(TaskWord::look(engine.store.slots[base + (at & (window - 1))].word))) return false;
           }
-          return !engine.replays->has_rounds(thread);
+          return !engine.replays->has_replays(thread);
         },
         [&] {
           watch_submitter(engine, thread);
-          engine.replays->watch_rounds(thread);
+          engine.replays->watch_replays(thread);
         },
         timeout_s, helps);
     if (done) {

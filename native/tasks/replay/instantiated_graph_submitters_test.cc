@@ -1,10 +1,10 @@
-// Rounds of recordings among several submitters and full windows: none is lost, none runs beside another, no false
+// Replays of recordings among several submitters and full windows: none is lost, none runs beside another, no false
 // alarm is raised.
 #include "tasks/tests/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;
 
-CASE("several submitters replay one recording and submit on its buffers: no round is lost or runs beside another") {
+CASE("several submitters replay one recording and submit on its buffers: no replay is lost or runs beside another") {
   Runtime runtime(2, 64);
   static std::atomic<int> num_inside;
   static std::atomic<int> num_crowded;
@@ -20,14 +20,14 @@ CASE("several submitters replay one recording and submit on its buffers: no roun
   pto_record_begin(runtime);
   for (int t = 0; t < 5; ++t) runtime.submit(alone, {inout(h)});
   const pto_recording recording = pto_record_end(runtime);
-  const int rounds = 2000 / kSlowdown;
+  const int replays = 2000 / kSlowdown;
   std::vector<std::thread> threads;
   for (int submitter = 0; submitter < 3; ++submitter) {
     threads.emplace_back([&, submitter] {
-      for (int round = 0; round < rounds; ++round) {
+      for (int replay = 0; replay < replays; ++replay) {
         EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
-        if (round % (submitter + 2) == 0) runtime.submit(alone, {inout(h)});
-        if (round % 100 == 0) EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
+        if (replay % (submitter + 2) == 0) runtime.submit(alone, {inout(h)});
+        if (replay % 100 == 0) EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
       }
       EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
     });
@@ -36,13 +36,13 @@ CASE("several submitters replay one recording and submit on its buffers: no roun
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   int64_t expected = 5;
   for (int submitter = 0; submitter < 3; ++submitter)
-    expected += 5 * rounds + (rounds + submitter + 1) / (submitter + 2);
+    expected += 5 * replays + (replays + submitter + 1) / (submitter + 2);
   EXPECT_EQ(x, expected);
   EXPECT_EQ(num_crowded.load(), 0);
   EXPECT_EQ(runtime.stats().num_completed, static_cast<uint64_t>(expected));
 }
 
-CASE("a full window behind a round that others hold up is no deadlock") {
+CASE("a full window behind a replay that others hold up is no deadlock") {
   Runtime runtime(1, 4);
   const pto_kernel held = runtime.kernel("held", Gate::kernel), add = runtime.kernel("add", add_kernel);
   int64_t x = 0, one = 1;
@@ -53,7 +53,7 @@ CASE("a full window behind a round that others hold up is no deadlock") {
   runtime.submit(held, {inout(hx)}, {.scalars = {scalar(&gate)}});
   const pto_recording recording = pto_record_end(runtime);
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
-  for (int round = 0; round < 10; ++round) {
+  for (int replay = 0; replay < 10; ++replay) {
     gate.is_open = 0;
     gate.num_inside = 0;
     EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
@@ -65,11 +65,11 @@ CASE("a full window behind a round that others hold up is no deadlock") {
     for (int t = 0; t < 12; ++t) EXPECT(runtime.submit(add, {inout(hx), in(h1)}) != 0);
     opener.join();
     EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
-    EXPECT_EQ(x, 12 * (round + 1));
+    EXPECT_EQ(x, 12 * (replay + 1));
   }
 }
 
-CASE("no false alarm: submitters with full windows behind rounds that others begin") {
+CASE("no false alarm: submitters with full windows behind replays that others begin") {
   Runtime runtime(1, 2);
   const pto_kernel add = runtime.kernel("add", add_kernel);
   int64_t x = 0, one = 1;
@@ -80,10 +80,10 @@ CASE("no false alarm: submitters with full windows behind rounds that others beg
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   std::atomic<int> num_refused{0};
   std::vector<std::thread> threads;
-  const int rounds = 100'000 / kSlowdown;
+  const int replays = 100'000 / kSlowdown;
   for (int submitter = 0; submitter < 4; ++submitter) {
     threads.emplace_back([&, submitter] {
-      for (int n = 0; n < rounds; ++n) {
+      for (int n = 0; n < replays; ++n) {
         if (submitter < 2) {
           num_refused += pto_replay(runtime, recording, nullptr, nullptr, 0) != 0;
         } else {
@@ -95,7 +95,7 @@ CASE("no false alarm: submitters with full windows behind rounds that others beg
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(num_refused.load(), 0);
-  EXPECT_EQ(x, 1 + 10 * rounds);
+  EXPECT_EQ(x, 1 + 10 * replays);
 }
 
 CASE("submitters replay one recording on buffers of their own, submitted because a parameter orders nothing") {
@@ -141,7 +141,7 @@ CASE("a recording is not freed inside a task") {
   EXPECT_EQ(pto_recording_free(runtime, recording), 0);
 }
 
-CASE("tasks of a round that are ended from outside: the round waits for them, and a full window is no deadlock") {
+CASE("tasks of a replay that are ended from outside: the replay waits for them, and a full window is no deadlock") {
   Runtime runtime(1, 4);
   static std::atomic<pto_task> to_end;
   to_end = 0;
@@ -171,11 +171,11 @@ CASE("tasks of a round that are ended from outside: the round waits for them, an
   runtime.submit(add, {inout(hx), in(h1)});
   const pto_recording recording = pto_record_end(runtime);
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
-  for (int round = 0; round < 5; ++round) {
+  for (int replay = 0; replay < 5; ++replay) {
     EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
     for (int t = 0; t < 12; ++t) EXPECT(runtime.submit(add, {inout(hx), in(h1)}) != 0);
     EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
-    EXPECT_EQ(x, 1 + 13 * (round + 1));
+    EXPECT_EQ(x, 1 + 13 * (replay + 1));
   }
   is_over = true;
   ender.join();

@@ -1,4 +1,4 @@
-// Rounds of recordings made ready to run: as good as submitting again, whatever happens around them.
+// Replays of recordings made ready to run: as good as submitting again, whatever happens around them.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -89,7 +89,7 @@ struct Pair {
 
 }  // namespace
 
-CASE("rounds back to back, rebound, between tasks, reads and waits: the values of one thread") {
+CASE("replays back to back, rebound, between tasks, reads and waits: the values of one thread") {
   for (const uint64_t seed : {1, 2, 3, 4, 5, 6}) {
     std::mt19937_64 random(seed);
     const auto workers = static_cast<uint32_t>(seed % 4);
@@ -141,7 +141,7 @@ CASE("rounds back to back, rebound, between tasks, reads and waits: the values o
   }
 }
 
-CASE("the border of a round is task by task: before it, behind it, and to the next one that is submitted meanwhile") {
+CASE("the border of a replay is task by task: before it, behind it, and to the next one that is submitted meanwhile") {
   Runtime runtime(3);
   const pto_kernel set = runtime.kernel("set", set_kernel), copy = runtime.kernel("copy", copy_kernel);
   const pto_kernel held = runtime.kernel("held", Gate::kernel), add = runtime.kernel("add", add_kernel);
@@ -165,7 +165,7 @@ CASE("the border of a round is task by task: before it, behind it, and to the ne
   before.open();
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   EXPECT_EQ(x, 2);
-  // A round whose second task is held: who reads the first one's result goes on, and so does the next replay's first.
+  // A replay whose second task is held: who reads the first one's result goes on, and so does the next replay's first.
   inside.is_open = 0;
   inside.num_inside = 0;
   EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
@@ -184,7 +184,7 @@ CASE("the border of a round is task by task: before it, behind it, and to the ne
   EXPECT_EQ(x, 9);
 }
 
-CASE("a failure poisons exactly its successors in the round and behind it, until it is overwritten") {
+CASE("a failure poisons exactly its successors in the replay and behind it, until it is overwritten") {
   for (const uint32_t workers : {0u, 2u}) {
     Runtime runtime(workers);
     static std::atomic<bool> fails;
@@ -207,7 +207,7 @@ CASE("a failure poisons exactly its successors in the round and behind it, until
     EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
     EXPECT(x == 2 && y == 1 && z == 2);
     fails = false;
-    for (int round = 0; round < 3; ++round) {  // the poison stays, round after round
+    for (int replay = 0; replay < 3; ++replay) {  // the poison stays, replay after replay
       pto_replay(runtime, recording, nullptr, nullptr, 0);
       EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
     }
@@ -218,13 +218,13 @@ CASE("a failure poisons exactly its successors in the round and behind it, until
     runtime.submit(set, {out(hy)}, {.scalars = {20}});
     runtime.submit(set, {out(hz)}, {.scalars = {30}});
     pto_wait_all(runtime, PTO_FOREVER);
-    for (int round = 0; round < 3; ++round) EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
+    for (int replay = 0; replay < 3; ++replay) EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
     EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
     EXPECT(x == 13 && y == 20 + 11 + 12 + 13 && z == 33);
   }
 }
 
-CASE("cancelling everything ends a round early; the next one runs") {
+CASE("cancelling everything ends a replay early; the next one runs") {
   Runtime runtime(1);
   const pto_kernel held = runtime.kernel("held", Gate::kernel), add = runtime.kernel("add", add_kernel);
   int64_t x = 0, one = 1;
@@ -249,7 +249,7 @@ CASE("cancelling everything ends a round early; the next one runs") {
   EXPECT_EQ(x, 40);
 }
 
-CASE("who waits for a long round sleeps and is woken; closing waits for rounds") {
+CASE("who waits for a long replay sleeps and is woken; closing waits for replays") {
   int64_t x = 0;
   {
     Runtime runtime(1);
@@ -261,17 +261,17 @@ CASE("who waits for a long round sleeps and is woken; closing waits for rounds")
     pto_record_begin(runtime);
     for (int t = 0; t < 4; ++t) runtime.submit(busy, {inout(h)}, {.scalars = {3000}});
     const pto_recording recording = pto_record_end(runtime);
-    for (int round = 0; round < 5; ++round) {
+    for (int replay = 0; replay < 5; ++replay) {
       EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
       EXPECT_EQ(pto_wait_all(runtime, 10), 0);  // with a deadline this thread does not help
-      EXPECT_EQ(x, 4 * (round + 2));
+      EXPECT_EQ(x, 4 * (replay + 2));
     }
     EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
   }
   EXPECT_EQ(x, 28);
 }
 
-CASE("a buffer of a round cannot be unregistered before the round is done with it, nor replayed afterwards") {
+CASE("a buffer of a replay cannot be unregistered before the replay is done with it, nor replayed afterwards") {
   Runtime runtime(1);
   const pto_kernel held = runtime.kernel("held", Gate::kernel), add = runtime.kernel("add", add_kernel);
   int64_t x = 0, y = 0;
@@ -293,11 +293,11 @@ CASE("a buffer of a round cannot be unregistered before the round is done with i
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
 }
 
-CASE("recordings come and go while their rounds run, and use each other's slots") {
+CASE("recordings come and go while their replays run, and use each other's slots") {
   Runtime runtime(2);
   Cells cells(runtime, 8);
   std::mt19937_64 random(5);
-  for (int round = 0; round < 300 / kSlowdown; ++round) {
+  for (int replay = 0; replay < 300 / kSlowdown; ++replay) {
     std::vector<Fold> tasks;
     pto_record_begin(runtime);
     for (size_t t = 0; t < 1 + random() % 40; ++t) {
@@ -332,7 +332,7 @@ CASE("a recording for which there is no room is submitted instead") {
   EXPECT_EQ(ran.load(), 6 * size);
 }
 
-CASE("frozen buffers, tasks without kernels and priorities keep their meaning in a round") {
+CASE("frozen buffers, tasks without kernels and priorities keep their meaning in a replay") {
   Runtime runtime(0);
   static std::vector<uint64_t> order;
   order.clear();
@@ -368,7 +368,7 @@ CASE("frozen buffers, tasks without kernels and priorities keep their meaning in
   EXPECT_EQ(x, 18);
 }
 
-CASE("a trace shows every task of a round with its times") {
+CASE("a trace shows every task of a replay with its times") {
   Runtime runtime(1);
   Cells cells(runtime, 4);
   EXPECT_EQ(pto_trace_enable(runtime, 1000), 0);
@@ -376,7 +376,7 @@ CASE("a trace shows every task of a round with its times") {
   for (uint64_t t = 0; t < 10; ++t) cells.submit({t % 4, (t + 1) % 4, (t + 2) % 4, t});
   const pto_recording recording = pto_record_end(runtime);
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
-  for (int round = 0; round < 3; ++round) EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
+  for (int replay = 0; replay < 3; ++replay) EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   std::vector<pto_trace_task> records(100);
   EXPECT_EQ(pto_trace_tasks(runtime, records.data(), 100), uint64_t{40});
@@ -388,7 +388,7 @@ CASE("a trace shows every task of a round with its times") {
   }
 }
 
-CASE("a replay that has helped through a round waits for its end, and is not submitted at the first idle moment") {
+CASE("a replay that has helped through a replay waits for its end, and is not submitted at the first idle moment") {
   constexpr uint32_t kWindow = 256, kLanes = 2, kTasks = 4000;  // patience enough for what Pair does
   pto_config config = Runtime::config(1, kWindow);
   config.max_submitters = kLanes;
@@ -415,11 +415,11 @@ CASE("a replay that has helped through a round waits for its end, and is not sub
     std::vector<pto_trace_task> records(2 * kTasks);
     EXPECT_EQ(pto_trace_enable(runtime, 0), 0);
     EXPECT_EQ(pto_trace_tasks(runtime, records.data(), records.size()), uint64_t{2 * kTasks});
-    // Tasks of a round have slots of their own, behind those of the submitters.
-    const bool was_round = std::all_of(records.begin(), records.end(), [](const pto_trace_task& record) {
+    // Tasks of a replay have slots of their own, behind those of the submitters.
+    const bool was_replay = std::all_of(records.begin(), records.end(), [](const pto_trace_task& record) {
       return (record.task >> 4 & 0xFFFFF) >= (1 + kLanes) * kWindow;
     });
-    num_rounds += has_met && was_round;
+    num_rounds += has_met && was_replay;
   }
   EXPECT_EQ(num_rounds, 5);
 }

@@ -1,5 +1,5 @@
-// See rounds.h.
-#include "tasks/replay/rounds.h"
+// See replays.h.
+#include "tasks/replay/graph_replays.h"
 
 #include <algorithm>
 #include <optional>
@@ -18,9 +18,9 @@ namespace {
 
 constexpr uint64_t kTicksToSubmit = 100;  // roughly, per task
 
-/// Helps until the last round has ended. Idle, it gives up when none of the round's tasks ends for as long as
+/// Helps until the last replay has ended. Idle, it gives up when none of the replay's tasks ends for as long as
 /// submitting would take: what they wait for may be the caller's to do.
-bool outwait(Engine& engine, KeptRecording& kept, uint32_t thread) {
+bool outwait(Engine& engine, InstantiatedGraph& kept, uint32_t thread) {
   uint64_t until = 0;  // its first idle moment sets this
   uint64_t num_done = 0;
   for (uint32_t n = 1; !kept.is_done(engine.store.threads_in_use()); ++n) {
@@ -40,10 +40,10 @@ bool outwait(Engine& engine, KeptRecording& kept, uint32_t thread) {
   return true;
 }
 
-// The first round after others have touched the buffers, or with other buffers. False: one of them is special.
-bool enter(Engine& engine, KeptRecording& kept, std::vector<pto_handle> names, uint32_t thread) {
+// The first replay after others have touched the buffers, or with other buffers. False: one of them is special.
+bool enter(Engine& engine, InstantiatedGraph& kept, std::vector<pto_handle> names, uint32_t thread) {
   const Recording& recording = kept.recording;
-  settle_round(engine, kept, thread);
+  settle_replay(engine, kept, thread);
   if (engine.has_failures()) sweep_failures_if_many(engine, false);
   reclaim_chunks_if_few(engine, thread, false);
   std::vector<Handle*> handles;
@@ -66,7 +66,7 @@ bool enter(Engine& engine, KeptRecording& kept, std::vector<pto_handle> names, u
   }
   ChunkPool pool{engine, engine.thread_slot(thread)};
   try {
-    for (const KeptRecording::Entry& entry : kept.entries) {
+    for (const InstantiatedGraph::Entry& entry : kept.entries) {
       Slot& task = engine.store.slots[kept.first_slot + entry.task];
       collect(kept.handles[entry.buffer]->state, pool, entry.mode, [&](TaskRef producer) {
         if (TaskWord::has_ended(engine.store.slots[slot_of(producer)].word, generation_of(producer))) {
@@ -78,7 +78,7 @@ bool enter(Engine& engine, KeptRecording& kept, std::vector<pto_handle> names, u
       });
     }
   } catch (...) {
-    for (const KeptRecording::Entry& entry : kept.entries) {
+    for (const InstantiatedGraph::Entry& entry : kept.entries) {
       Slot& task = engine.store.slots[kept.first_slot + entry.task];
       give_chunks(pool, task.more_producers);
       task.poison = 0;
@@ -96,7 +96,7 @@ bool enter(Engine& engine, KeptRecording& kept, std::vector<pto_handle> names, u
   return true;
 }
 
-void begin_round(Engine& engine, KeptRecording& kept, uint32_t thread) {
+void begin_replay(Engine& engine, InstantiatedGraph& kept, uint32_t thread) {
   Header& header = *engine.store.header;
   ThreadSlot& me = engine.thread_slot(thread);
   const uint32_t count = kept.num_tasks();
@@ -118,7 +118,7 @@ void begin_round(Engine& engine, KeptRecording& kept, uint32_t thread) {
 
 }  // namespace
 
-void settle_round(Engine& engine, KeptRecording& kept, uint32_t thread) {
+void settle_replay(Engine& engine, InstantiatedGraph& kept, uint32_t thread) {
   kept.is_chained = false;
   std::vector<TaskRef> names;
   for (size_t b = 0; b < kept.handles.size(); ++b) {
@@ -133,10 +133,10 @@ void settle_round(Engine& engine, KeptRecording& kept, uint32_t thread) {
   }
 }
 
-// Failures of the round's own producers; those of others have come while the task waited for them.
-void inherit_in_round(Engine& engine, uint32_t slot) {
+// Failures of the replay's own producers; those of others have come while the task waited for them.
+void inherit_in_replay(Engine& engine, uint32_t slot) {
   Slot& task = engine.store.slots[slot];
-  const KeptRecording& kept = kept_in(engine, slot);
+  const InstantiatedGraph& kept = kept_in(engine, slot);
   const RecordedTask& recorded = kept.recording.tasks[slot - kept.first_slot];
   for (uint32_t p = 0; p < recorded.num_producers; ++p) {
     const uint64_t producer = kept.recording.producers[recorded.first_producer + p];
@@ -144,12 +144,12 @@ void inherit_in_round(Engine& engine, uint32_t slot) {
   }
 }
 
-// True: a round has begun. False: the recording must be submitted.
-bool replay_round(Engine& engine, Recording& recording, const pto_handle* from, const pto_handle* to,
+// True: a replay has begun. False: the recording must be submitted.
+bool replay_graph(Engine& engine, Recording& recording, const pto_handle* from, const pto_handle* to,
                   uint32_t num_handles, uint32_t thread) {
-  KeptRecording& kept = *recording.kept;
+  InstantiatedGraph& kept = *recording.kept;
   if (!outwait(engine, kept, thread)) return false;
-  std::optional<Busy> busy;  // until the roots are ready no slot shows the round
+  std::optional<Busy> busy;  // until the roots are ready no slot shows the replay
   {
     const SubmitGuard guard(*engine.store.header, thread, engine.fences);
     busy.emplace(engine.thread_slot(thread));
@@ -163,7 +163,7 @@ bool replay_round(Engine& engine, Recording& recording, const pto_handle* from, 
       std::vector<pto_handle> names = bind_recording(engine, recording, from, to, num_handles);
       if ((!is_chained || names != kept.names) && !enter(engine, kept, std::move(names), thread)) return false;
     }
-    begin_round(engine, kept, thread);
+    begin_replay(engine, kept, thread);
   }
   for (const uint32_t root : kept.roots) {
     if (!arrive(engine, root)) continue;

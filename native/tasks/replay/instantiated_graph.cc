@@ -1,5 +1,5 @@
-// See kept_recording.h.
-#include "tasks/replay/kept_recording.h"
+// See instantiated_graph.h.
+#include "tasks/replay/instantiated_graph.h"
 
 #include <algorithm>
 #include <utility>
@@ -35,8 +35,8 @@ std::vector<std::pair<uint32_t, uint32_t>> needed_edges(const Recording& recordi
 
 }  // namespace
 
-KeptRecording::KeptRecording(Engine& engine, Recording& its_recording, uint32_t its_first_slot)
-    : Round(its_first_slot, engine.store.header->num_thread_slots),
+InstantiatedGraph::InstantiatedGraph(Engine& engine, Recording& its_recording, uint32_t its_first_slot)
+    : GraphReplay(its_first_slot, engine.store.header->num_thread_slots),
       recording(its_recording),
       addresses(its_recording.accesses.size()),
       slots_(engine.store.slots) {
@@ -84,7 +84,7 @@ KeptRecording::KeptRecording(Engine& engine, Recording& its_recording, uint32_t 
                      0,
                      0};
     slot.children.store(num_arrivals[t], std::memory_order_relaxed);
-    slot.word.store(TaskWord::of_generation(newest + 2), std::memory_order_release);  // as if a round had just ended
+    slot.word.store(TaskWord::of_generation(newest + 2), std::memory_order_release);  // as if a replay had just ended
   }
 }
 

@@ -1,0 +1,81 @@
+// A recording made ready to run: its tasks keep slots of their own, with their successors written down.
+//
+// Purpose: replay at the cost of running. A task that is submitted takes a slot, asks its buffers who came before and
+// stands in a queue behind its producers; here all of that is done once. A replay begins by letting the tasks without
+// producers go; a task that ends counts down its successors, and makes itself ready for the next replay before it
+// counts itself as done. So one replay runs at a time; a replay that comes while one still runs helps, and when none of
+// its tasks ends for as long as submitting would take, it is submitted instead (replay.cc).
+//
+// The world outside: while no other task touches its buffers, a replay needs nothing of them, because it follows the
+// one before. Their handles carry kReplayed; a submitter that meets that flag calls settle first, which leaves in every
+// buffer the task that accessed it last, by name: [generation of the replay | slot], a TaskRef like any other. The
+// first replay after that waits, task by task, for those that it meets in the buffers (enter).
+//
+// Who may call: replaying threads; everything but the tasks' own steps and is_done() under the submission lock. Blocks:
+// never. Memory order: a replay's writes reach its end through `done`; its beginning reaches the tasks through their
+// arrivals. Memory: of the process; the slots lie in the store.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "tasks/engine/engine.h"
+#include "tasks/replay/recording.h"
+#include "tasks/store/graph_replay.h"
+
+namespace tilewise::tasks {
+
+class InstantiatedGraph : public GraphReplay {
+ public:
+  /// Every task of the recording must be plain (RecordedTask). first_slot: of `recording.tasks.size()` free ones.
+  InstantiatedGraph(Engine& engine, Recording& recording, uint32_t first_slot);
+
+  uint32_t num_tasks() const { return static_cast<uint32_t>(recording.tasks.size()); }
+  TaskRef name_of(uint32_t task) const { return make_ref(generation, first_slot + task); }
+
+  /// Whether the last replay has ended, for every thread that learns it from here.
+  bool is_done(uint32_t num_thread_slots) const {
+    // The last task is mostly the last to end; to look at it costs no other thread a cache line, as to look at the
+    // counters would.
+    const uint32_t last = first_slot + num_tasks() - 1;
+    const auto has_last_ended = [&] { return TaskWord::generation(slots_[last].word) != generation; };
+    return GraphReplays::is_over(has_last_ended, target.load(std::memory_order_relaxed), num_thread_slots,
+                                 [this](uint32_t thread) -> const GraphReplays::Count& { return done[thread].count; });
+  }
+  /// Tasks that have ended, of all replays.
+  uint64_t num_done(uint32_t num_thread_slots) const {
+    return GraphReplays::num_done(num_thread_slots,
+                                  [this](uint32_t thread) -> const GraphReplays::Count& { return done[thread].count; });
+  }
+
+  const char* name_in(uint32_t slot) const {
+    const uint32_t name = recording.tasks[slot - first_slot].name;
+    return name != 0 ? recording.names[name - 1].c_str() : "";
+  }
+
+  struct Entry {
+    uint32_t task;
+    uint32_t buffer;
+    uint8_t mode;
+  };
+  Recording& recording;
+  std::atomic<uint64_t> generation;  // that the tasks of the last replay have, or had
+  std::atomic<uint64_t> target{0};  // tasks of all replays so far
+  bool is_chained = false;  // the buffers are as the last replay left them
+  uint64_t num_freezes =
+      0;  // of the engine, when it was last entered: frozen buffers carry no flag of the instantiated graph
+  bool is_as_recorded = false;  // and those that were recorded
+  bool is_freed = false;
+  std::vector<pto_handle> names;  // per buffer of the recording: what the last replay used
+  std::vector<Handle*> handles;
+  std::vector<uint32_t> roots;  // slots of tasks without producers
+  std::vector<uint32_t> sinks;  // without successors
+  std::vector<uint32_t> held_back;  // slots of tasks that wait for others than the replay's
+  std::vector<Entry> entries;  // accesses that meet what stood before the recording
+  std::vector<void*> addresses;  // per access
+  std::vector<uint32_t> successors;
+
+ private:
+  const Slot* slots_;
+};
+
+}  // namespace tilewise::tasks

@@ -1,0 +1,32 @@
+// What the tasks of a replayed recording need of it while they run; replay/instantiated_graph.h has the rest.
+//
+// Who may call: the replaying thread writes it under the submission lock, before the replay's first task is ready; the
+// threads that run its tasks read it, and each counts in a cell of its own. Memory: of the process.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "protocols/graph_replays.h"
+
+namespace tilewise::tasks {
+
+using GraphReplays = protocols::GraphReplays<protocols::StdMemory>;
+
+struct GraphReplay {
+  struct alignas(64) Count {
+    GraphReplays::Count count{0};
+  };
+
+  GraphReplay(uint32_t its_first_slot, uint32_t num_thread_slots)
+      : first_slot(its_first_slot), done(num_thread_slots) {}
+
+  const uint32_t first_slot;
+  std::atomic<uint32_t> submitter{0};  // thread of the last replay
+  uint64_t first_sequence = 0;
+  uint64_t submit_ticks = 0;  // while tracing
+  int32_t scope_depth = 0;
+  std::vector<Count> done;  // tasks that have ended, of all replays; per thread
+};
+
+}  // namespace tilewise::tasks
