@@ -5,8 +5,8 @@
 // over groups of 16 steps counted from its begin, and segments are cut between groups alone (Blocking). Missing steps
 // of the last group are zeros: +0 changes no such sum, since none that begins with +0 is -0.
 #pragma once
-#include "kernels/many.h"
 #include "kernels/microkernel.h"
+#include "kernels/register_block.h"
 
 #if defined(__AMX_BF16__)
 

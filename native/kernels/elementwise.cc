@@ -10,7 +10,7 @@ namespace {
 /// levels with other vectors ask for nothing.
 inline constexpr int64_t kAsksAhead = kParts == 2 ? 1024 : 0;
 
-/// out = fn(in...) lane by lane; tiles: out, in_0 .. in_{N-1}. fn takes and gives Many of any count.
+/// out = fn(in...) lane by lane; tiles: out, in_0 .. in_{N-1}. fn takes and gives RegisterBlock of any count.
 template <class Out, class In, int N, int64_t kAhead = 0, class Fn>
 TILEWISE_INLINE void map_rows(const TileView& out, const TileView* in, const Fn& fn) {
   const int64_t ahead = smaller(kAhead / static_cast<int64_t>(sizeof(In)), out.cols);

@@ -1,7 +1,7 @@
 // exp, log, tanh and erf on 16 lanes: polynomials with an error of at most 2 ulp, the same bits on every level that has
 // fused multiply-add. Infinities, zeros and NaN give what the C library gives.
 #pragma once
-#include "kernels/many.h"
+#include "kernels/register_block.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
@@ -34,17 +34,18 @@ TILEWISE_INLINE Lanes add_to_exponent(const Lanes& y, const Lanes& shifted) {
   return as_float(as_int(y) + shift_left<23>(as_int(shifted)));
 }
 template <int N>
-TILEWISE_INLINE Many<N> add_to_exponent(Many<N> y, const Many<N>& shifted) {
+TILEWISE_INLINE RegisterBlock<N> add_to_exponent(RegisterBlock<N> y, const RegisterBlock<N>& shifted) {
   TILEWISE_EACH_OF y.at[i] = add_to_exponent(y.at[i], shifted.at[i]);
   return y;
 }
 template <bool kIsSmall, int N>
-TILEWISE_INLINE Many<N> times_power_of_two(Many<N> y, const Many<N>& n, const Many<N>& shifted) {
+TILEWISE_INLINE RegisterBlock<N> times_power_of_two(RegisterBlock<N> y, const RegisterBlock<N>& n,
+                                                    const RegisterBlock<N>& shifted) {
   TILEWISE_EACH_OF y.at[i] = times_power_of_two<kIsSmall>(y.at[i], n.at[i], shifted.at[i]);
   return y;
 }
 
-/// e^x for Lanes or Many, reduced by n ln 2; scale(y, n, n + kRoundingShift) is y 2^n for y near 1.
+/// e^x for Lanes or RegisterBlock, reduced by n ln 2; scale(y, n, n + kRoundingShift) is y 2^n for y near 1.
 template <class V, class Scale>
 TILEWISE_INLINE V exponential_scaled(const V& x, const Scale& scale) {
   const V shifted = fused(x, splat<V>(1.44269504088896341f), splat<V>(kRoundingShift));
@@ -61,7 +62,7 @@ TILEWISE_INLINE V exponential_scaled(const V& x, const Scale& scale) {
   return scale(y, n, shifted);
 }
 
-/// e^x for Lanes or Many, x below 42 where kIsSmall and below 90 elsewhere.
+/// e^x for Lanes or RegisterBlock, x below 42 where kIsSmall and below 90 elsewhere.
 template <bool kIsSmall, class V>
 TILEWISE_INLINE V exponential_within(const V& x) {
   return exponential_scaled(maximum(splat<V>(-105.0f), x),
@@ -69,7 +70,7 @@ TILEWISE_INLINE V exponential_within(const V& x) {
                                 __attribute__((always_inline)) { return times_power_of_two<kIsSmall>(y, n, shifted); });
 }
 
-/// e^x for Lanes or Many.
+/// e^x for Lanes or RegisterBlock.
 template <class V>
 TILEWISE_INLINE V exponential(const V& x) {
 #if !defined(__AVX512BW__)
@@ -123,7 +124,7 @@ TILEWISE_INLINE Lanes logarithm(const Lanes& x) {
   return y;
 }
 template <int N>
-TILEWISE_INLINE Many<N> logarithm(Many<N> x) {
+TILEWISE_INLINE RegisterBlock<N> logarithm(RegisterBlock<N> x) {
   TILEWISE_EACH_OF x.at[i] = logarithm(x.at[i]);
   return x;
 }
@@ -135,7 +136,7 @@ TILEWISE_INLINE V sigmoid(const V& x) {
   return splat<V>(1.0f) / (splat<V>(1.0f) + exponential(negate(x)));
 }
 
-/// Hyperbolic tangent for Lanes or Many: a polynomial near 0, where 1 - 2 / (e^2x + 1) would cancel.
+/// Hyperbolic tangent for Lanes or RegisterBlock: a polynomial near 0, where 1 - 2 / (e^2x + 1) would cancel.
 template <class V>
 TILEWISE_INLINE V tanh(const V& x) {
   const V t = magnitude(x), z = t * t, one = splat<V>(1.0f);
@@ -149,7 +150,7 @@ TILEWISE_INLINE V tanh(const V& x) {
   return with_sign_of(select_above(t, 0.625f, far, near), x);
 }
 
-/// The error function for Lanes or Many: a polynomial near 0, further out 1 - e^p.
+/// The error function for Lanes or RegisterBlock: a polynomial near 0, further out 1 - e^p.
 template <class V>
 TILEWISE_INLINE V erf(const V& x) {
   const V t = magnitude(x), z = t * t;

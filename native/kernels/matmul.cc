@@ -1,7 +1,7 @@
 // matmul, matmul_dx, gemm and the ceiling loops. Operand order: src/tilewise/kernels/table.py.
 //
-// matmul reads packed weights where they lie; matmul_dx turns them per task, or what is multiplied with them and the
-// result; gemm packs both plain operands.
+// matmul reads packed weights where they lie; matmul_dx transposes them per task, or what is multiplied with them and
+// the result; gemm packs both plain operands.
 #include "kernels/kernel.h"
 #include "kernels/product.h"
 
@@ -50,28 +50,28 @@ class Output {
     }
   }
   /// The same of a block of `count` columns, whose lanes are rows.
-  void write_turned(int64_t row, int64_t column, int64_t count, const float* block) const {
+  void write_transposed(int64_t row, int64_t column, int64_t count, const float* block) const {
     for (; count > 0; column += kLanes, count -= kLanes, block += kLanes * kPanel)
       if (out_is_f32) {
-        write_turned_as<float>(row, column, smaller(kLanes, count), block);
+        write_transposed_as<float>(row, column, smaller(kLanes, count), block);
       } else {
-        write_turned_as<T>(row, column, smaller(kLanes, count), block);
+        write_transposed_as<T>(row, column, smaller(kLanes, count), block);
       }
   }
 
  private:
   template <class To>
-  void write_turned_as(int64_t row, int64_t column, int64_t count, const float* block) const {
+  void write_transposed_as(int64_t row, int64_t column, int64_t count, const float* block) const {
     To* to = row_of<To>(out, row) + column;
     const T* extra = residual.data ? row_of<const T>(residual, row) + column : nullptr;
-    Lanes turned[kLanes];
+    Lanes transposed[kLanes];
     for (int64_t half = 0; half < smaller(kPanel, out.rows - row); half += kLanes) {
-      turn_rows(turned, block + half, kPanel, count);
+      transpose_rows(transposed, block + half, kPanel, count);
       const int64_t rows = smaller(kLanes, out.rows - row - half);
 #pragma GCC unroll 16
       for (int64_t r = 0; r < kLanes; ++r, to += out.stride) {
         if (r == rows) break;
-        Lanes v = turned[r];
+        Lanes v = transposed[r];
         if (extra) {
           v = v + load(extra, count);
           extra += residual.stride;
@@ -187,7 +187,7 @@ int64_t most_packed_steps(int64_t steps) {
   return steps <= kUndividedSteps<Dot> ? kUndividedSteps<Dot> : kPackedSteps<Dot>;
 }
 
-/// Panels of W are turned: lanes are its columns.
+/// Panels of W are transposed: lanes are its columns.
 template <class D>
 struct InputGradient : RowProduct<D> {
   static constexpr bool kPacksPanels = true;
@@ -195,15 +195,15 @@ struct InputGradient : RowProduct<D> {
   void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
     const TileView& w = this->weight(c.term);
     for (int64_t p = 0; p < count; ++p)
-      turn_panels<kPanel>(to + p * words, static_cast<const typename D::T*>(w.data), w.stride, (first + p) * kPanel,
-                          c.begin, c.end);
+      transpose_panels<kPanel>(to + p * words, static_cast<const typename D::T*>(w.data), w.stride,
+                               (first + p) * kPanel, c.begin, c.end);
   }
 };
 
 /// The same product where W is large: rows of a block are columns of W, which lie in its panels as they are needed, and
-/// lanes are rows of dY. Only dY and the result are turned.
+/// lanes are rows of dY. Only dY and the result are transposed.
 template <class D>
-struct TurnedInputGradient : WeightProduct<D> {
+struct TransposedInputGradient : WeightProduct<D> {
   using T = typename D::T;
   static constexpr bool kPacksPanels = true;
   static int64_t most_steps(int64_t, int64_t steps) { return most_packed_steps<typename D::Dot>(steps); }
@@ -242,12 +242,12 @@ struct TurnedInputGradient : WeightProduct<D> {
     this->output.expect(panel * kPanel, kPanel, column, count, expected);
   }
   void finish(int64_t column, int64_t count, int64_t panel, const float* block) {
-    this->output.write_turned(panel * kPanel, column, count, block);
+    this->output.write_transposed(panel * kPanel, column, count, block);
   }
 };
 
 template <class D, template <class> class Op>
-void run_weight_product(const KernelArgs& args, bool turned = false) {
+void run_weight_product(const KernelArgs& args, bool transposed = false) {
   const int64_t num_terms = args.ints[1], num_chunks = args.ints[2];
   const int64_t* ranges = args.ints + 3;
   const TileView& out = args.tiles[0];
@@ -255,8 +255,8 @@ void run_weight_product(const KernelArgs& args, bool turned = false) {
   Op<D> op;
   op.output = {out, args.tiles[1], args.ints[0] != 0};
   op.terms = args.tiles + 2;
-  op.rows = turned ? out.cols : out.rows;
-  op.lanes = turned ? out.rows : out.cols;
+  op.rows = transposed ? out.cols : out.rows;
+  op.lanes = transposed ? out.rows : out.cols;
   op.num_terms = num_terms;
   const auto range = [&](int64_t chunk, int64_t term) {
     const int64_t* r = ranges + 2 * (chunk * num_terms + term);
@@ -281,11 +281,11 @@ void matmul_dx(const KernelArgs& args) {
   const int64_t rows = args.tiles[0].rows, columns = args.tiles[0].cols;
   int64_t contracted = 0;
   for (int64_t term = 0; term < args.ints[1]; ++term) contracted += args.tiles[3 + 2 * term].rows;
-  // Turned are either the weights or dY and the result, which is in fp32: whichever is fewer words.
+  // Transposed are either the weights or dY and the result, which is in fp32: whichever is fewer words.
   if (contracted * columns < rows * (contracted + columns * D::kPerStep)) {
     run_weight_product<D, InputGradient>(args);
   } else {
-    run_weight_product<D, TurnedInputGradient>(args, true);
+    run_weight_product<D, TransposedInputGradient>(args, true);
   }
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 #include "kernels/kernel.h"
 #include "kernels/microkernel.h"
-#include "kernels/turn.h"
+#include "kernels/transpose.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
@@ -173,8 +173,8 @@ TILEWISE_INLINE void pack_columns(uint32_t* to, int64_t words, int64_t block, in
 
 /// The same as rows of words, kRowStride apart: to[block][column][step].
 template <class D, class Start>
-TILEWISE_INLINE void pack_turned_columns(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start,
-                                         const TileView& x, int64_t begin, int64_t end_row) {
+TILEWISE_INLINE void pack_transposed_columns(uint32_t* to, int64_t words, int64_t block, int64_t end,
+                                             const Start& start, const TileView& x, int64_t begin, int64_t end_row) {
   using T = typename D::T;
   const auto* data = static_cast<const T*>(x.data);
   uint32_t square[kLanes * kLanes];  // [step][column]

@@ -198,7 +198,7 @@ void rope(const KernelArgs& args) {
 
 template <class T>
 TILEWISE_INLINE float row_max(const T* row, int64_t n) {
-  Many<kMany> tops = splat<Many<kMany>>(-kInfinity);
+  RegisterBlock<kBlockRegisters> tops = splat<RegisterBlock<kBlockRegisters>>(-kInfinity);
   Lanes top = set(-kInfinity);
   each_column(n, [&](auto at) TILEWISE_INLINED {
     const auto x = at.load(row, -kInfinity);

@@ -62,7 +62,7 @@ struct WeightGradient {
   void pack_blocks(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start, const Copy& c) {
     const TileView pass = {static_cast<T*>(x.data) + column, x.rows, x.cols - column, x.stride};
     if constexpr (kLayout == ALayout::kRows) {
-      pack_turned_columns<D>(to, words, block, end, start, pass, c.begin, c.end);
+      pack_transposed_columns<D>(to, words, block, end, start, pass, c.begin, c.end);
     } else {
       pack_columns<D>(to, words, block, end, start, pass, c.begin, c.end);
     }

@@ -1,9 +1,10 @@
-// Attention backward over granules: for each query head the query granules ascend, within one the KV granules ascend.
+// Attention backward over blocks of 64 positions: for each query head the query blocks ascend, within one the KV blocks
+// ascend.
 //
-// P and dS of one 64 x 64 granule pair are rebuilt from lse, then feed three products: dV += P^T dO, dK += dS^T Q,
+// P and dS of one 64 x 64 pair of blocks are rebuilt from lse, then feed three products: dV += P^T dO, dK += dS^T Q,
 // dQ += dS K, each with one fp32 accumulator per element. dK and dV of a KV head are a tree over its query heads. What
-// a query does not see is +0 in P and dS; pairs of granules without anything else are skipped.
-#include "kernels/attention/granules.h"
+// a query does not see is +0 in P and dS; pairs of blocks without anything else are skipped.
+#include "kernels/attention/kv_blocks.h"
 #include "kernels/kernel.h"
 #include "kernels/math.h"
 
@@ -11,21 +12,21 @@ namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
 template <class D>
-inline constexpr int64_t kRowBlocks = (kGranule + kRunRows<D> - 1) / kRunRows<D>;
+inline constexpr int64_t kRowBlocks = (kKvBlock + kRunRows<D> - 1) / kRunRows<D>;
 
-/// Granule rows of block b start here: as even as can be.
+/// KV block rows of block b start here: as even as can be.
 template <class D>
 constexpr int64_t block_start(int64_t b) {
-  return b * kGranule / kRowBlocks<D>;
+  return b * kKvBlock / kRowBlocks<D>;
 }
 
-/// Products over queries read P and dS step by step, or turned, with the positions as rows.
+/// Products over queries read P and dS step by step, or transposed, with the positions as rows.
 template <class D>
-inline constexpr bool kTurns = kGroupOf<typename D::Dot> > 1;
+inline constexpr bool kTransposes = kGroupOf<typename D::Dot> > 1;
 
 /// Words of a step of P and dS.
 template <class D>
-inline constexpr int64_t kStepOf = kGranule * kWordsOf<typename D::Dot>;
+inline constexpr int64_t kStepOf = kKvBlock * kWordsOf<typename D::Dot>;
 
 struct Call {
   TileView dq, dk, dv, dout, out, lse, q, k, v, lengths;
@@ -35,22 +36,22 @@ struct Call {
   float scale, softcap;
 };
 
-/// What queries of a sequence see of it, granule by granule.
+/// What queries of a sequence see of it, block by block.
 struct Sight {
   int64_t length;
   int64_t window;  // positions that a query sees at most; where nothing limits them, more than there are
   bool causal;
 
-  /// Rows of granule g.
-  int64_t rows(int64_t g) const { return smaller(kGranule, length - g * kGranule); }
-  /// Positions of granule kv that the first `count` queries of granule g see between them, but for windows.
+  /// Rows of query block g.
+  int64_t rows(int64_t g) const { return smaller(kKvBlock, length - g * kKvBlock); }
+  /// Positions of KV block kv that the first `count` queries of query block g see between them, but for windows.
   int64_t end(int64_t g, int64_t kv, int64_t count) const {
-    return causal ? smaller(rows(kv), (g - kv) * kGranule + count) : rows(kv);
+    return causal ? smaller(rows(kv), (g - kv) * kKvBlock + count) : rows(kv);
   }
-  /// The first position that query r of granule g sees, counted from the first of granule kv.
-  int64_t begin(int64_t g, int64_t kv, int64_t r) const { return (g - kv) * kGranule + r - window + 1; }
-  int64_t first_granule(int64_t g) const { return larger(begin(g, 0, 0), int64_t{0}) / kGranule; }
-  int64_t last_granule(int64_t g) const { return causal ? g : (length - 1) / kGranule; }
+  /// The first position that query r of query block g sees, counted from the first of KV block kv.
+  int64_t begin(int64_t g, int64_t kv, int64_t r) const { return (g - kv) * kKvBlock + r - window + 1; }
+  int64_t first_kv_block(int64_t g) const { return larger(begin(g, 0, 0), int64_t{0}) / kKvBlock; }
+  int64_t last_kv_block(int64_t g) const { return causal ? g : (length - 1) / kKvBlock; }
 };
 
 /// One step of P or dS as the products read it.
@@ -60,7 +61,7 @@ void store_words(uint32_t* to, const Lanes* x) {
     store_int(to, as_int(x[0]));
   } else if constexpr (kWordsOf<typename D::Dot> > 1) {
     store_int(to, rounded_words(x[1]));
-    store_int(to + kGranule, rounded_words(x[0]));
+    store_int(to + kKvBlock, rounded_words(x[0]));
   } else {
     store_step(reinterpret_cast<bf16*>(to), x[0], x[1]);
   }
@@ -70,7 +71,7 @@ void store_words(uint32_t* to, const Lanes* x) {
 template <class Out>
 void write_row(Out* to, const float* from, int64_t dim) {
   for (int64_t c = 0; c < dim; c += kLanes)
-    store(to + c, load(from + c / kPanel * kGranule * kPanel + c % kPanel) + set(0.0f), dim - c);
+    store(to + c, load(from + c / kPanel * kKvBlock * kPanel + c % kPanel) + set(0.0f), dim - c);
 }
 
 template <class D>
@@ -78,27 +79,27 @@ class Backward {
  public:
   using T = typename D::T;
   static constexpr int kColumns = kParts == 1 ? 4 / D::kPerStep : 2;  // vectors of positions side by side
-  static_assert(kColumns % 2 == 0);                                   // they are stored in pairs
+  static_assert(kColumns % 2 == 0);  // they are stored in pairs
 
   Backward(const Call& call, const Scratch& scratch) : c_(call), shape_(call.dim) {
     Carver carver(scratch);
-    granules_ = divide_up(c_.seq, kGranule);
+    kv_blocks_ = divide_up(c_.seq, kKvBlock);
     across_words_ = 2 * kPanel * shape_.dim_steps;
-    along_words_ = shape_.dim_panels * shape_.granule_steps * kPanel;
-    block_floats_ = kGranule * shape_.dim_pad;
-    k_across_ = carver.take<uint32_t>(granules_ * across_words_);
-    v_across_ = carver.take<uint32_t>(granules_ * across_words_);
-    k_along_ = carver.take<uint32_t>(granules_ * along_words_);
-    q_rows_ = carver.take<uint32_t>(shape_.dim_blocks * kGranule * kRowWords<D>);
-    do_rows_ = carver.take<uint32_t>(shape_.dim_blocks * kGranule * kRowWords<D>);
+    along_words_ = shape_.dim_panels * shape_.kv_block_steps * kPanel;
+    block_floats_ = kKvBlock * shape_.dim_pad;
+    k_across_ = carver.take<uint32_t>(kv_blocks_ * across_words_);
+    v_across_ = carver.take<uint32_t>(kv_blocks_ * across_words_);
+    k_along_ = carver.take<uint32_t>(kv_blocks_ * along_words_);
+    q_rows_ = carver.take<uint32_t>(shape_.dim_blocks * kKvBlock * kRowWords<D>);
+    do_rows_ = carver.take<uint32_t>(shape_.dim_blocks * kKvBlock * kRowWords<D>);
     q_along_ = carver.take<uint32_t>(along_words_);
     do_along_ = carver.take<uint32_t>(along_words_);
-    p_steps_ = carver.take<uint32_t>(shape_.granule_steps * kStepOf<D>);
-    ds_steps_ = carver.take<uint32_t>(shape_.granule_steps * kStepOf<D>);
-    ds_rows_ = carver.take<uint32_t>(kGranule * kRowWords<D>);
-    turned_ = carver.take<uint32_t>(kTurns<D> ? kGranule * kRowStride : 0);
-    s_ = carver.take<float>(kGranule * kGranule);
-    dp_ = carver.take<float>(kGranule * kGranule);
+    p_steps_ = carver.take<uint32_t>(shape_.kv_block_steps * kStepOf<D>);
+    ds_steps_ = carver.take<uint32_t>(shape_.kv_block_steps * kStepOf<D>);
+    ds_rows_ = carver.take<uint32_t>(kKvBlock * kRowWords<D>);
+    transposed_ = carver.take<uint32_t>(kTransposes<D> ? kKvBlock * kRowStride : 0);
+    s_ = carver.take<float>(kKvBlock * kKvBlock);
+    dp_ = carver.take<float>(kKvBlock * kKvBlock);
     dq_ = carver.take<float>(block_floats_);
     int64_t entries = 2;
     for (int64_t group = c_.heads / c_.kv_heads; group > 1; group = (group + 1) / 2) ++entries;
@@ -108,10 +109,10 @@ class Backward {
   void run(int64_t first_row, int64_t kv_head) {
     row0_ = first_row;
     const int64_t length = c_.lengths.data ? *row_of<const int32_t>(c_.lengths, first_row / c_.seq) : c_.seq;
-    sight_ = {length, c_.window > 0 ? c_.window : length + kGranule, c_.causal};
+    sight_ = {length, c_.window > 0 ? c_.window : length + kKvBlock, c_.causal};
     const int64_t column = kv_head * c_.dim;
-    for (int64_t g = 0; g * kGranule < length; ++g) {
-      const int64_t row = row0_ + g * kGranule, count = sight_.rows(g);
+    for (int64_t g = 0; g * kKvBlock < length; ++g) {
+      const int64_t row = row0_ + g * kKvBlock, count = sight_.rows(g);
       pack_across(k_across_ + g * across_words_, c_.k, row, column, count);
       pack_across(v_across_ + g * across_words_, c_.v, row, column, count);
       shape_.pack_along(k_along_ + g * along_words_, row_of<const T>(c_.k, row) + column, c_.k.stride, c_.dim, count);
@@ -135,7 +136,7 @@ class Backward {
   }
 
  private:
-  int64_t entry_floats() const { return 2 * granules_ * block_floats_; }  // dK, then dV
+  int64_t entry_floats() const { return 2 * kv_blocks_ * block_floats_; }  // dK, then dV
 
   void pack_across(uint32_t* to, const TileView& tile, int64_t row, int64_t column, int64_t count) {
     for (int64_t half = 0; half < 2; ++half) {
@@ -147,12 +148,12 @@ class Backward {
 
   void run_head(int64_t head, float* sums) {
     for (int64_t i = 0; i < entry_floats(); i += kLanes) store(sums + i, set(0.0f));
-    for (int64_t g = 0; g * kGranule < sight_.length; ++g) {
+    for (int64_t g = 0; g * kKvBlock < sight_.length; ++g) {
       const int64_t count = sight_.rows(g);
       load_queries(head, g, count);
       for (int64_t i = 0; i < block_floats_; i += kLanes) store(dq_ + i, set(0.0f));
-      for (int64_t kv = sight_.first_granule(g); kv <= sight_.last_granule(g); ++kv) {
-        next_ = kv < sight_.last_granule(g) ? kv + 1 : smaller(kv, sight_.first_granule(g + 1));
+      for (int64_t kv = sight_.first_kv_block(g); kv <= sight_.last_kv_block(g); ++kv) {
+        next_ = kv < sight_.last_kv_block(g) ? kv + 1 : smaller(kv, sight_.first_kv_block(g + 1));
         rebuild(g, kv, count);
         float* dk = sums + kv * block_floats_;
         float* dv = dk + entry_floats() / 2;
@@ -162,12 +163,12 @@ class Backward {
         accumulate_q(g, kv, count);
       }
       for (int64_t r = 0; r < count; ++r)
-        write_row(row_of<T>(c_.dq, row0_ + g * kGranule + r) + head * c_.dim, dq_ + r * kPanel, c_.dim);
+        write_row(row_of<T>(c_.dq, row0_ + g * kKvBlock + r) + head * c_.dim, dq_ + r * kPanel, c_.dim);
     }
   }
 
   void load_queries(int64_t head, int64_t g, int64_t count) {
-    const int64_t row = row0_ + g * kGranule, column = head * c_.dim;
+    const int64_t row = row0_ + g * kKvBlock, column = head * c_.dim;
     for (int64_t r = 0; r < count; ++r) {
       shape_.pack_row_blocks(q_rows_ + r * kRowWords<D>, row_of<const T>(c_.q, row + r) + column, c_.dim);
       shape_.pack_row_blocks(do_rows_ + r * kRowWords<D>, row_of<const T>(c_.dout, row + r) + column, c_.dim);
@@ -184,7 +185,7 @@ class Backward {
     }
   }
 
-  /// P and dS of queries of granule g against positions of granule kv, in the orders that the products read.
+  /// P and dS of queries of query block g against positions of KV block kv, in the orders that the products read.
   void rebuild(int64_t g, int64_t kv, int64_t count) {
     for (int64_t half = 0; half < 2; ++half) {
       const int64_t words = kPanel * shape_.dim_steps, panel = kv * across_words_ + half * words;
@@ -194,7 +195,7 @@ class Backward {
           const int64_t first = block_start<D>(b), rows = smaller(count, block_start<D>(b + 1)) - first;
           if (half * kPanel < sight_.end(g, kv, first + rows))
             shape_.across_dim(rows, rows_of + first * kRowWords<D>, panels + panel,
-                              to + (half * kGranule + first) * kPanel, {panels + later, words * 4, b, kRowBlocks<D>});
+                              to + (half * kKvBlock + first) * kPanel, {panels + later, words * 4, b, kRowBlocks<D>});
         }
       };
       across(q_rows_, k_across_, s_);
@@ -202,7 +203,7 @@ class Backward {
     }
     const bool is_plain = c_.softcap == 0.0f && sight_.begin(g, kv, count - 1) <= 0;
     for (int64_t r = 0; r < count; r += D::kPerStep)
-      for (int64_t i = 0; i < kGranule; i += kColumns * kLanes) {
+      for (int64_t i = 0; i < kKvBlock; i += kColumns * kLanes) {
         int64_t limits[D::kPerStep];
         for (int64_t j = 0; j < D::kPerStep; ++j) limits[j] = r + j < count ? sight_.end(g, kv, r + j + 1) - 1 - i : -1;
         if (is_plain) {
@@ -218,13 +219,13 @@ class Backward {
   template <bool kIsPlain>
   void elements(int64_t r, int64_t i, const int64_t* limits, int64_t begin) {
     constexpr int J = D::kPerStep;
-    using V = Many<kColumns * J>;
+    using V = RegisterBlock<kColumns * J>;
     V p = splat<V>(0.0f), ds = p;
     if (larger(limits[0], limits[J - 1]) >= 0) {
       V slope;
       for (int c = 0; c < kColumns; ++c)
         for (int j = 0; j < J; ++j) {
-          const int64_t column = i + c * kLanes, at = (column / kPanel * kGranule + r + j) * kPanel + column % kPanel;
+          const int64_t column = i + c * kLanes, at = (column / kPanel * kKvBlock + r + j) * kPanel + column % kPanel;
           p.at[c * J + j] = load(s_ + at) * set(c_.scale);
           slope.at[c * J + j] = load(dp_ + at) - set(delta_[r + j]);
         }
@@ -258,26 +259,27 @@ class Backward {
                              ds.at[(c + 1) * J + j]);
   }
 
-  /// dK or dV of a granule: rows are its positions, contracted with the queries of a granule that see them. `later`:
-  /// that of the next one.
+  /// dK or dV of a KV block: rows are its positions, contracted with the queries of a query block that see them.
+  /// `later`: that of the next one.
   void accumulate_kv(float* sums, const uint32_t* steps, const uint32_t* along, bool diagonal, int64_t count,
                      const float* later) {
     const int64_t end = divide_up(count, D::kPerStep);
-    if constexpr (kTurns<D>)
+    if constexpr (kTransposes<D>)
       for (int64_t s = 0; s < end; s += kLanes)
-        for (int64_t i = 0; i < kGranule; i += kLanes)
-          transpose_words(turned_ + i * kRowStride + s, kRowStride,
-                          reinterpret_cast<const char*>(steps + s * kGranule + i), kGranule * 4,
+        for (int64_t i = 0; i < kKvBlock; i += kLanes)
+          transpose_words(transposed_ + i * kRowStride + s, kRowStride,
+                          reinterpret_cast<const char*>(steps + s * kKvBlock + i), kKvBlock * 4,
                           smaller(kLanes, end - s), kLanes);
     constexpr int64_t kGroup = kGroupOf<typename D::Dot>;
     for (int64_t panel = 0; panel < shape_.dim_panels; ++panel)
       for (int64_t b = 0; b < kRowBlocks<D>; ++b) {
         const int64_t first = block_start<D>(b), unseen = diagonal ? first / D::kPerStep / kGroup * kGroup : 0;
         if (end <= unseen) continue;
-        const uint32_t* words = along + panel * shape_.granule_steps * kPanel + unseen * kPanel;
-        const Later asked = {later + panel * kGranule * kPanel, kGranule * kPanel * 4, b, kRowBlocks<D>};
-        if constexpr (kTurns<D>) {
-          accumulate<ALayout::kRows>(sums, b, panel, turned_ + first * kRowStride + unseen, words, end - unseen, asked);
+        const uint32_t* words = along + panel * shape_.kv_block_steps * kPanel + unseen * kPanel;
+        const Later asked = {later + panel * kKvBlock * kPanel, kKvBlock * kPanel * 4, b, kRowBlocks<D>};
+        if constexpr (kTransposes<D>) {
+          accumulate<ALayout::kRows>(sums, b, panel, transposed_ + first * kRowStride + unseen, words, end - unseen,
+                                     asked);
         } else {
           accumulate<ALayout::kSteps64>(sums, b, panel, steps + unseen * kStepOf<D> + first, words, end - unseen,
                                         asked);
@@ -285,9 +287,9 @@ class Backward {
       }
   }
 
-  /// dQ of granule g: contracted with the positions of granule kv that a block's queries see.
+  /// dQ of query block g: contracted with the positions of KV block kv that a block's queries see.
   void accumulate_q(int64_t g, int64_t kv, int64_t count) {
-    const int64_t words = shape_.granule_steps * kPanel;
+    const int64_t words = shape_.kv_block_steps * kPanel;
     for (int64_t panel = 0; panel < shape_.dim_panels; ++panel)
       for (int64_t b = 0; b < kRowBlocks<D> && block_start<D>(b) < count; ++b) {
         const int64_t steps = divide_up(sight_.end(g, kv, smaller(count, block_start<D>(b + 1))), D::kPerStep);
@@ -303,7 +305,7 @@ class Backward {
                   const Later& asked) {
     const Segment segment = {0, 0, -1, 0, static_cast<int32_t>(steps), 0, 0, 0};
     const int64_t rows = block_start<D>(b + 1) - block_start<D>(b);
-    float* block = sums + (panel * kGranule + block_start<D>(b)) * kPanel;
+    float* block = sums + (panel * kKvBlock + block_start<D>(b)) * kPanel;
     MicroArgs call = {&segment, 1, a, &words, nullptr, block, nullptr, nullptr, block};
     call.rows = rows;
     asked.ask(call, steps);
@@ -312,7 +314,7 @@ class Backward {
 
   void write_kv(const TileView& tile, const float* sums, int64_t column) {
     for (int64_t i = 0; i < c_.seq; ++i) {
-      const float* from = sums + i / kGranule * block_floats_ + i % kGranule * kPanel;
+      const float* from = sums + i / kKvBlock * block_floats_ + i % kKvBlock * kPanel;
       if (c_.dkv_is_f32) {
         write_row(row_of<float>(tile, row0_ + i) + column, from, c_.dim);
       } else {
@@ -322,14 +324,14 @@ class Backward {
   }
 
   Call c_;
-  GranuleShape<D, kGranule> shape_;
-  int64_t granules_, across_words_, along_words_, block_floats_, row0_ = 0;
-  int64_t next_ = 0;  // the granule of positions after the one at hand
+  KvBlockShape<D, kKvBlock> shape_;
+  int64_t kv_blocks_, across_words_, along_words_, block_floats_, row0_ = 0;
+  int64_t next_ = 0;  // the KV block of positions after the one at hand
   Sight sight_ = {};
   uint32_t *k_across_, *v_across_, *k_along_, *q_rows_, *do_rows_, *q_along_, *do_along_;
-  uint32_t *p_steps_, *ds_steps_, *ds_rows_, *turned_;
+  uint32_t *p_steps_, *ds_steps_, *ds_rows_, *transposed_;
   float *s_, *dp_, *dq_, *stack_;
-  float delta_[kGranule] = {}, lse_[kGranule] = {};
+  float delta_[kKvBlock] = {}, lse_[kKvBlock] = {};
 };
 
 template <class D>

@@ -1,17 +1,17 @@
-// Attention of few query rows over one granule, with keys and values read where they lie: what a decoding step does.
+// Attention of few query rows over one KV block, with keys and values read where they lie: what a decoding step does.
 //
-// To pack a granule takes several times as long as the products of few rows with it. So squares of 16 positions by 16
-// words of keys are turned in registers and used there, and so are pairs of rows of values. Every product is that of
-// the packed way, in its order: the same bits. Only where a vector has 16 lanes and products are made of them;
-// elsewhere granules are packed.
+// To pack a KV block takes several times as long as the products of few rows with it. So squares of 16 positions by 16
+// words of keys are transposed in registers and used there, and so are pairs of rows of values. Every product is that
+// of the packed way, in its order: the same bits. Only where a vector has 16 lanes and products are made of them;
+// elsewhere KV blocks are packed.
 #pragma once
-#include "kernels/attention/granules.h"
-#include "kernels/turn.h"
+#include "kernels/attention/kv_blocks.h"
+#include "kernels/transpose.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
-/// So many rows are few: those whose accumulators, and a turned square, fill the registers; a block, where granules are
-/// packed all the same.
+/// So many rows are few: those whose accumulators, and a transposed square, fill the registers; a block, where KV
+/// blocks are packed all the same.
 #if defined(__AMX_BF16__)
 template <class D>
 inline constexpr int kFewQueries = kGroupOf<typename D::Dot> == 1 ? 8 : kAttentionRows<D>;
@@ -73,7 +73,7 @@ void score_few(const uint32_t* q, const typename D::T* k, int64_t stride, int64_
         words[i] = i < rows ? _mm512_loadu_si512(base + i * pitch + 4 * s) : _mm512_setzero_si512();
       ahead.ask(at_a_time);
       transpose16(words);
-      const uint32_t* a = q + s / kBlockSteps * GranuleShape<D>::block_words + s % kBlockSteps;
+      const uint32_t* a = q + s / kBlockSteps * KvBlockShape<D>::block_words + s % kBlockSteps;
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) {
         const NativeF b[1] = {(NativeF)words[i]};
@@ -143,9 +143,10 @@ void add_few(const uint32_t* p, const typename D::T* v, int64_t stride, int64_t 
                         at_a_time);
 }
 
-/// Where products are not made of lanes: a granule of one head packed, of `steps` words a row, which are whole squares.
+/// Where products are not made of lanes: a KV block of one head packed, of `steps` words a row, which are whole
+/// squares.
 template <class D>
-void pack_few(const GranuleShape<D>& shape, uint32_t* keys, uint32_t* values, const typename D::T* k, int64_t k_stride,
+void pack_few(const KvBlockShape<D>& shape, uint32_t* keys, uint32_t* values, const typename D::T* k, int64_t k_stride,
               const typename D::T* v, int64_t v_stride, int64_t count, Ahead& ahead) {
   const auto pitch = k_stride * static_cast<int64_t>(sizeof(typename D::T));
   const int64_t keys_at_a_time = ahead.k.share(divide_up(count, kLanes) * shape.dim_steps / kLanes);
@@ -163,7 +164,7 @@ void pack_few(const GranuleShape<D>& shape, uint32_t* keys, uint32_t* values, co
     const auto* first = v + t * v_stride;
     const auto* second = t + 1 < count ? first + v_stride : nullptr;
     for (int64_t p = 0; p < shape.dim_panels; ++p) {
-      uint32_t* to = values + p * shape.granule_steps * kPanel;
+      uint32_t* to = values + p * shape.kv_block_steps * kPanel;
       if (second) {
         whole_step<kPanel>(to, first + p * kPanel, second + p * kPanel);
       } else {

@@ -1,7 +1,7 @@
-// Attention over granules of 64 absolute KV positions: forward (dense and paged) in one core, and backward.
+// Attention over KV blocks of 64 absolute positions: forward (dense and paged) in one core, and backward.
 //
-// A query row walks the granules from position 0 upwards; which other rows share its block changes no bit of it.
-// Masked scores are -inf, and +0 is added to the output before each granule and at the end, so masked lanes leave no
+// A query row walks the KV blocks from position 0 upwards; which other rows share its block changes no bit of it.
+// Masked scores are -inf, and +0 is added to the output before each KV block and at the end, so masked lanes leave no
 // trace, whether they are computed or skipped: those behind a row, before its window, or behind its sequence's length.
 #include "kernels/attention/few_rows.h"
 #include "kernels/kernel.h"
@@ -56,7 +56,7 @@ struct QueryRun {
 struct RowSight {
   int64_t window;                           // as in Heads
   int64_t first[kLanes] = {}, last[kLanes] = {};  // visible positions of each row
-  int64_t lowest = 0, furthest = 0;         // of all of them, the former that of a granule
+  int64_t lowest = 0, furthest = 0;         // of all of them, the former that of a KV block
   int64_t latest_first = 0, earliest_last = 0;
 
   /// The first position that a row sees whose last is `end`.
@@ -75,7 +75,7 @@ struct RowSight {
       latest_first = larger(latest_first, first[r]);
       earliest_last = smaller(earliest_last, last[r]);
     }
-    lowest -= lowest % kGranule;
+    lowest -= lowest % kKvBlock;
   }
 };
 
@@ -85,8 +85,8 @@ class Forward {
   using T = typename D::T;
   static constexpr int64_t kMaxRun = 1024;  // rows of state per pass
   /// Positions packed at a time: their panels stay in L2.
-  static constexpr int64_t kSpan = (kMaxRows > 6 ? 16 : 4) * kGranule;
-  /// Granules whose values are added up at a time, in the same registers; tile registers cannot be scaled.
+  static constexpr int64_t kSpan = (kMaxRows > 6 ? 16 : 4) * kKvBlock;
+  /// KV blocks whose values are added up at a time, in the same registers; tile registers cannot be scaled.
   static constexpr int64_t kTogether = kGroupOf<typename D::Dot> == 1 ? 2 : 1;
 
   Forward(const Heads& heads, const Scratch& scratch) : h_(heads), shape_(heads.dim), sight_{heads.window} {
@@ -99,9 +99,9 @@ class Forward {
     total_ = carver.take<float>(num_blocks_ * kLanes);
     q_ = carver.take<uint32_t>(kAttentionRows<D> * kRowWords<D> * shape_.dim_blocks);
     k_words_ = 2 * kPanel * shape_.dim_steps;
-    v_words_ = shape_.dim_panels * kPanel * shape_.granule_steps;
-    k_panels_ = carver.take<uint32_t>(kSpan / kGranule * k_words_);
-    v_panels_ = carver.take<uint32_t>(kSpan / kGranule * v_words_);
+    v_words_ = shape_.dim_panels * kPanel * shape_.kv_block_steps;
+    k_panels_ = carver.take<uint32_t>(kSpan / kKvBlock * k_words_);
+    v_panels_ = carver.take<uint32_t>(kSpan / kKvBlock * v_words_);
     p_ = carver.take<uint32_t>(kAttentionRows<D> * kRowWords<D>);
     scores_ = carver.take<float>(2 * kAttentionRows<D> * kPanel);
   }
@@ -140,52 +140,52 @@ class Forward {
       lowest = last;
       for (int64_t i = 0; i < pass.count; ++i)
         lowest = smaller(lowest, sight_.first_of(pass.run.last_position(pass.first + i, h_.causal)));
-      lowest -= lowest % kGranule;
+      lowest -= lowest % kKvBlock;
     }
     clear_blocks(blocks);
     for (int64_t span = lowest - lowest % kSpan; span <= last; span += kSpan) {
       const int64_t end = smaller(span + kSpan, last + 1);
-      for (int64_t granule = larger(span, lowest); granule < end; granule += kGranule) {
-        const int64_t next = granule + kGranule;
+      for (int64_t kv_block = larger(span, lowest); kv_block < end; kv_block += kKvBlock) {
+        const int64_t next = kv_block + kKvBlock;
         if (next <= last) {
-          expect_granule(kv, pass.kv_head, next, smaller(kGranule, last + 1 - next));
-        } else if (pass.kv_head + 1 < h_.kv_heads && granule > lowest) {
-          expect_granule(kv, pass.kv_head + 1, lowest, kGranule);
+          prefetch_kv_block(kv, pass.kv_head, next, smaller(kKvBlock, last + 1 - next));
+        } else if (pass.kv_head + 1 < h_.kv_heads && kv_block > lowest) {
+          prefetch_kv_block(kv, pass.kv_head + 1, lowest, kKvBlock);
         }
-        pack_granule(kv, pass.kv_head, granule, smaller(kGranule, end - granule));
+        pack_kv_block(kv, pass.kv_head, kv_block, smaller(kKvBlock, end - kv_block));
       }
       for (int64_t b = 0; b < blocks; ++b) run_block(pass, b, start(b), start(b + 1) - start(b), span, end);
     }
     for (int64_t b = 0; b < blocks; ++b) write(pass, b, start(b), start(b + 1) - start(b));
   }
 
-  /// Few rows, all heads of a granule before the next one, as they lie in a block: memory is read in runs, and the next
-  /// head is asked for meanwhile. The state of a head is that of the block with its number.
+  /// Few rows, all heads of a KV block before the next one, as they lie in a block: memory is read in runs, and the
+  /// next head is asked for meanwhile. The state of a head is that of the block with its number.
   void run_few(Pass pass, const KvRows<T>& kv, const Ahead& following) {
 #if defined(__AVX512BW__)
     const int64_t group = h_.heads / h_.kv_heads, rows = group * pass.count, width = sizeof(T);
     look(pass, 0, rows);
     const int64_t last = sight_.furthest;
     clear_blocks(h_.kv_heads);
-    for (int64_t granule = sight_.lowest; granule <= last; granule += kGranule) {
-      const int64_t count = smaller(kGranule, last + 1 - granule), next = granule + kGranule;
+    for (int64_t kv_block = sight_.lowest; kv_block <= last; kv_block += kKvBlock) {
+      const int64_t count = smaller(kKvBlock, last + 1 - kv_block), next = kv_block + kKvBlock;
       for (pass.kv_head = 0; pass.kv_head < h_.kv_heads; ++pass.kv_head) {
         Ahead ahead = following;
         if (pass.kv_head + 1 < h_.kv_heads) {
-          ahead = Ahead::of(kv.key(granule, pass.kv_head + 1), kv.value(granule, pass.kv_head + 1), count * h_.dim);
+          ahead = Ahead::of(kv.key(kv_block, pass.kv_head + 1), kv.value(kv_block, pass.kv_head + 1), count * h_.dim);
         } else if (next <= last) {
-          ahead = Ahead::of(kv.key(next, 0), kv.value(next, 0), smaller(kGranule, last + 1 - next) * h_.dim);
+          ahead = Ahead::of(kv.key(next, 0), kv.value(next, 0), smaller(kKvBlock, last + 1 - next) * h_.dim);
         }
         pack_queries(pass, 0, rows);
-        const T *k = kv.key(granule, pass.kv_head), *v = kv.value(granule, pass.kv_head);
+        const T *k = kv.key(kv_block, pass.kv_head), *v = kv.value(kv_block, pass.kv_head);
         if constexpr (kGroupOf<typename D::Dot> > 1) {
-          const int64_t slot = granule % kSpan / kGranule;
+          const int64_t slot = kv_block % kSpan / kKvBlock;
           pack_few(shape_, k_panels_ + slot * k_words_, v_panels_ + slot * v_words_, k, kv.k_stride, v, kv.v_stride,
                    count, ahead);
-          run_granules(pass.kv_head, rows, granule, count);
+          run_kv_blocks(pass.kv_head, rows, kv_block, count);
         } else {
           Few<D>::kScore[rows - 1](q_, k, kv.k_stride, count, shape_.dim_steps, scores_, ahead.k);
-          soften_granule(pass.kv_head, rows, granule, count, 0);
+          softmax_kv_block(pass.kv_head, rows, kv_block, count, 0);
           Few<D>::kAdd[rows - 1](p_, v, kv.v_stride, count, count, shape_.dim_panels, correction_,
                                  sums_ + pass.kv_head * block_floats_, ahead.v);
         }
@@ -221,9 +221,9 @@ class Forward {
     sight_.look(rows, [&](int64_t r) { return pass.run.last_position(pass.first + (first + r) / group, h_.causal); });
   }
 
-  /// Asks for what is packed after the granule at hand: a few lines of each of many rows, which no processor foresees.
-  void expect_granule(const KvRows<T>& kv, int64_t kv_head, int64_t granule, int64_t count) const {
-    const auto *k = kv.key(granule, kv_head), *v = kv.value(granule, kv_head);
+  /// Asks for what is packed after the KV block at hand: a few lines of each of many rows, which no processor foresees.
+  void prefetch_kv_block(const KvRows<T>& kv, int64_t kv_head, int64_t kv_block, int64_t count) const {
+    const auto *k = kv.key(kv_block, kv_head), *v = kv.value(kv_block, kv_head);
     const auto bytes = h_.dim * static_cast<int64_t>(sizeof(T));
     for (int64_t r = 0; r < count; ++r, k += kv.k_stride, v += kv.v_stride) {
       for (int64_t b = 0; b < bytes; b += 64) {
@@ -234,42 +234,42 @@ class Forward {
   }
 
   /// What no row sees is neither read nor written: its scores are masked, and probabilities are multiplied up to there.
-  void pack_granule(const KvRows<T>& kv, int64_t kv_head, int64_t granule, int64_t count) {
-    const int64_t slot = granule % kSpan / kGranule;
-    const T* k = kv.key(granule, kv_head);
+  void pack_kv_block(const KvRows<T>& kv, int64_t kv_head, int64_t kv_block, int64_t count) {
+    const int64_t slot = kv_block % kSpan / kKvBlock;
+    const T* k = kv.key(kv_block, kv_head);
     for (int64_t half = 0; half * kPanel < count; ++half)
       pack_panel_across<D, false>(k_panels_ + slot * k_words_ + half * kPanel * shape_.dim_steps,
                                   k + half * kPanel * kv.k_stride, kv.k_stride, count - half * kPanel, 0, h_.dim);
-    shape_.template pack_along<false>(v_panels_ + slot * v_words_, kv.value(granule, kv_head), kv.v_stride, h_.dim,
+    shape_.template pack_along<false>(v_panels_ + slot * v_words_, kv.value(kv_block, kv_head), kv.v_stride, h_.dim,
                                       count);
   }
 
-  /// One block of rows over the granules packed, [span, end).
+  /// One block of rows over the KV blocks packed, [span, end).
   void run_block(const Pass& pass, int64_t block, int64_t first, int64_t rows, int64_t span, int64_t end) {
     look(pass, first, rows);
     if (sight_.furthest < span || sight_.lowest >= end) return;
     pack_queries(pass, first, rows);
     const int64_t last = smaller(end, sight_.furthest + 1);
-    for (int64_t granule = larger(span, sight_.lowest); granule < last; granule += kTogether * kGranule)
-      run_granules(block, rows, granule, smaller(kTogether * kGranule, last - granule));
+    for (int64_t kv_block = larger(span, sight_.lowest); kv_block < last; kv_block += kTogether * kKvBlock)
+      run_kv_blocks(block, rows, kv_block, smaller(kTogether * kKvBlock, last - kv_block));
   }
 
-  /// Granules from `granule` on, as many as are added up at a time. `visible`: positions of them that some row of the
+  /// KV blocks from `kv_block` on, as many as are added up at a time. `visible`: positions of them that some row of the
   /// block sees. The others would add nothing.
-  void run_granules(int64_t block, int64_t rows, int64_t granule, int64_t visible) {
+  void run_kv_blocks(int64_t block, int64_t rows, int64_t kv_block, int64_t visible) {
     Segment segments[kTogether];
     int64_t count = 0;
-    for (; count * kGranule < visible; ++count) {
-      const int64_t first = granule + count * kGranule, positions = smaller(kGranule, visible - count * kGranule);
-      const int64_t slot = first % kSpan / kGranule;
+    for (; count * kKvBlock < visible; ++count) {
+      const int64_t first = kv_block + count * kKvBlock, positions = smaller(kKvBlock, visible - count * kKvBlock);
+      const int64_t slot = first % kSpan / kKvBlock;
       for (int64_t half = 0; half * kPanel < positions; ++half)
         each_run<D>(rows, [&](int64_t run, int64_t run_rows) {
           shape_.across_dim(run_rows, q_ + run * kRowWords<D>,
                             k_panels_ + slot * k_words_ + half * kPanel * shape_.dim_steps,
                             scores_ + (half * kAttentionRows<D> + run) * kPanel);
         });
-      soften_granule(block, rows, first, positions, count);
-      segments[count] = {count * shape_.granule_steps,
+      softmax_kv_block(block, rows, first, positions, count);
+      segments[count] = {count * shape_.kv_block_steps,
                          count * v_words_,
                          -1,
                          0,
@@ -278,8 +278,8 @@ class Forward {
                          0,
                          0};
     }
-    const uint32_t* values = v_panels_ + granule % kSpan / kGranule * v_words_;
-    for (int64_t panel = 0; panel < shape_.dim_panels; ++panel, values += kPanel * shape_.granule_steps)
+    const uint32_t* values = v_panels_ + kv_block % kSpan / kKvBlock * v_words_;
+    for (int64_t panel = 0; panel < shape_.dim_panels; ++panel, values += kPanel * shape_.kv_block_steps)
       each_run<D>(rows, [&](int64_t run, int64_t run_rows) {
         float* sums = sums_ + block * block_floats_ + (panel * kAttentionRows<D> + run) * kPanel;
         MicroArgs call = {segments, count, p_ + run * kRowWords<D>, &values, nullptr, sums, correction_ + run,
@@ -294,42 +294,42 @@ class Forward {
 
   /// Scores of a block's rows scaled, capped, and -inf before the rows' windows; what is left to scale them by.
   template <int Halves>
-  __attribute__((noinline)) float shape(int64_t rows, int64_t granule) {
+  __attribute__((noinline)) float shape(int64_t rows, int64_t kv_block) {
     constexpr int kVectors = 2 * Halves;
-    using V = Many<kVectors>;
+    using V = RegisterBlock<kVectors>;
     for (int64_t r = 0; r < rows; ++r) {
       V s;
       for (int i = 0; i < kVectors; ++i) s.at[i] = load(score(r, i)) * set(h_.scale);
       if (h_.softcap > 0.0f) s = splat<V>(h_.softcap) * tanh(s / splat<V>(h_.softcap));
       for (int i = 0; i < kVectors; ++i)
-        store(score(r, i), mask_before(s.at[i], sight_.first[r] - granule - i * kLanes, -kInfinity));
+        store(score(r, i), mask_before(s.at[i], sight_.first[r] - kv_block - i * kLanes, -kInfinity));
     }
     return 1.0f;
   }
 
-  /// Scores of a granule, of which `visible` positions are seen, to probabilities: `place` is that of the granule among
-  /// those whose values are added up together.
-  void soften_granule(int64_t block, int64_t rows, int64_t granule, int64_t visible, int64_t place) {
+  /// Scores of a KV block, of which `visible` positions are seen, to probabilities: `place` is that of the KV block
+  /// among those whose values are added up together.
+  void softmax_kv_block(int64_t block, int64_t rows, int64_t kv_block, int64_t visible, int64_t place) {
     if (visible > kPanel) {
-      soften_panels<2>(block, rows, granule, place);
+      softmax_panels<2>(block, rows, kv_block, place);
     } else {
-      soften_panels<1>(block, rows, granule, place);
+      softmax_panels<1>(block, rows, kv_block, place);
     }
   }
   template <int Halves>
-  void soften_panels(int64_t block, int64_t rows, int64_t granule, int64_t place) {
-    const bool is_plain = h_.softcap == 0.0f && sight_.latest_first <= granule && h_.scale > 0.0f;
-    const float scale = is_plain ? h_.scale : shape<Halves>(rows, granule);
-    if (granule + Halves * kPanel - 1 > sight_.earliest_last) hide<Halves>(rows, granule);
+  void softmax_panels(int64_t block, int64_t rows, int64_t kv_block, int64_t place) {
+    const bool is_plain = h_.softcap == 0.0f && sight_.latest_first <= kv_block && h_.scale > 0.0f;
+    const float scale = is_plain ? h_.scale : shape<Halves>(rows, kv_block);
+    if (kv_block + Halves * kPanel - 1 > sight_.earliest_last) hide<Halves>(rows, kv_block);
     soften<Halves>(block, rows, scale, place);
   }
 
   /// Scores behind the rows become -inf.
   template <int Halves>
-  __attribute__((noinline)) void hide(int64_t rows, int64_t granule) {
+  __attribute__((noinline)) void hide(int64_t rows, int64_t kv_block) {
     for (int64_t r = 0; r < rows; ++r)
       for (int i = 0; i < 2 * Halves; ++i)
-        store(score(r, i), mask_scores(load(score(r, i)), sight_.last[r] - granule - i * kLanes, -kInfinity));
+        store(score(r, i), mask_scores(load(score(r, i)), sight_.last[r] - kv_block - i * kLanes, -kInfinity));
   }
 
   /// Scores of a block's rows to probabilities in p_, over `Halves` panels of positions; maxima and totals move on.
@@ -350,10 +350,10 @@ class Forward {
     const Lanes correction = decay(before - shift);
     store(shift_, shift);
     for (int64_t r = 0; r < rows; ++r) {
-      uint32_t* p = p_ + r * kRowWords<D> + place * shape_.granule_steps * kWordsOf<typename D::Dot>;
+      uint32_t* p = p_ + r * kRowWords<D> + place * shape_.kv_block_steps * kWordsOf<typename D::Dot>;
       Lanes pairs[Halves];
       for (int i = 0; i < kVectors; i += kBeside) {
-        Many<kBeside> e;
+        RegisterBlock<kBeside> e;
         for (int j = 0; j < kBeside; ++j) e.at[j] = load(score(r, i + j)) * set(scale) - set(shift_[r]);
         e = decay(e);
         for (int j = 0; j < kBeside; j += 2) {
@@ -388,12 +388,12 @@ class Forward {
   }
 
   Heads h_;
-  GranuleShape<D> shape_;
+  KvBlockShape<D> shape_;
   int64_t num_blocks_, block_floats_, k_words_, v_words_;
   float *sums_, *top_, *total_;  // per block: outputs [panel][kAttentionRows<D>][32], maxima [16], sums of exp [16]
   uint32_t *q_, *k_panels_, *v_panels_, *p_;
   float* scores_;
-  float shift_[kLanes], correction_[kTogether * kLanes];  // the latter a row per granule
+  float shift_[kLanes], correction_[kTogether * kLanes];  // the latter a row per KV block
   RowSight sight_;
 };
 
@@ -456,14 +456,14 @@ void attention_paged(const KernelArgs& args) {
     int64_t end = row + 1;
     while (end < out.rows && *row_of<const int32_t>(sequence, end) == own) ++end;
     const KvRows<T> kv = pages(own);
-    Ahead following;  // the next sequence's first granule: in a place of its own, which no processor foresees
+    Ahead following;  // the next sequence's first KV block: in a place of its own, which no processor foresees
     if (end < out.rows) {
       const int64_t last = *row_of<const int32_t>(positions, end);
-      int64_t granule = heads.window > 0 ? larger(int64_t{0}, last + 1 - heads.window) : 0;
-      granule -= granule % kGranule;
+      int64_t kv_block = heads.window > 0 ? larger(int64_t{0}, last + 1 - heads.window) : 0;
+      kv_block -= kv_block % kKvBlock;
       const KvRows<T> next = pages(*row_of<const int32_t>(sequence, end));
       following =
-          Ahead::of(next.key(granule, 0), next.value(granule, 0), smaller(kGranule, last + 1 - granule) * heads.dim);
+          Ahead::of(next.key(kv_block, 0), next.value(kv_block, 0), smaller(kKvBlock, last + 1 - kv_block) * heads.dim);
     }
     forward.run(out, {nullptr, 0, 0, 0}, q, kv,
                 {row, end - row, row_of<const int32_t>(positions, row), positions.stride, 0}, following);

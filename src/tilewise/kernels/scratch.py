@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 __all__ = ["scratch_bytes"]
 
-_ROWS = 16  # of a block of attention, on the level that has most (native/kernels/attention/granules.h)
+_ROWS = 16  # of a block of attention, on the level that has most (native/kernels/attention/kv_blocks.h)
 _PACKED_ROWS = 24  # the same in words of packs: 12 rows of two words a step
 _LEAST_ROWS = 12
-_PANEL, _LANES, _GRANULE = 32, 16, 64
+_PANEL, _LANES, _KV_BLOCK = 32, 16, 64
 _BLOCK_STEPS, _ROW_STRIDE = 128, 144
 _ROUNDING = 1 << 14  # every piece begins at a cache line
 _PRODUCT = 17 << 20  # packs, and the state of blocks between windows: bounded by constants of product.h
@@ -72,18 +72,18 @@ def _row_blocks(dim: int, rows: int) -> int:
 def _attention(heads: int, kv_heads: int, dim: int) -> int:
     rows = max(1024, heads // kv_heads) + _ROWS
     sums = rows * _panels(dim) * _PANEL + 2 * (rows // _LEAST_ROWS + 1) * _LANES
-    span = 16 * (2 * _PANEL * dim + _panels(dim) * _PANEL * _GRANULE)
+    span = 16 * (2 * _PANEL * dim + _panels(dim) * _PANEL * _KV_BLOCK)
     words = sums + span + _row_blocks(dim, _ROWS) + _PACKED_ROWS * _ROW_STRIDE + 2 * _ROWS * _PANEL
     return 4 * words + _ROUNDING
 
 
 def _attention_backward(seq: int, heads: int, kv_heads: int, dim: int) -> int:
-    granules = -(-seq // _GRANULE)
-    across, along = 2 * _PANEL * dim, _panels(dim) * _GRANULE * _PANEL
-    block = _GRANULE * _panels(dim) * _PANEL
+    kv_blocks = -(-seq // _KV_BLOCK)
+    across, along = 2 * _PANEL * dim, _panels(dim) * _KV_BLOCK * _PANEL
+    block = _KV_BLOCK * _panels(dim) * _PANEL
     entries, group = 2, heads // kv_heads
     while group > 1:
         entries, group = entries + 1, (group + 1) // 2
-    packed = 2 * (_row_blocks(dim, _GRANULE) + along + _GRANULE * _ROW_STRIDE)
-    own = packed + 4 * _GRANULE * _GRANULE + block
-    return 4 * (granules * (2 * across + along + 2 * entries * block) + own) + _ROUNDING
+    packed = 2 * (_row_blocks(dim, _KV_BLOCK) + along + _KV_BLOCK * _ROW_STRIDE)
+    own = packed + 4 * _KV_BLOCK * _KV_BLOCK + block
+    return 4 * (kv_blocks * (2 * across + along + 2 * entries * block) + own) + _ROUNDING

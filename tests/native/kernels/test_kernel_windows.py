@@ -116,8 +116,8 @@ def test_a_window_of_one_position_gives_its_value(isa, dt):
 @every_level
 @every_dtype
 @pytest.mark.parametrize("window", [1, 64, 65, 100])
-def test_skipped_granules_leave_no_trace(isa, dt, window):
-    """Rows of a long sequence equal those of its end alone, where granules before every window are not there."""
+def test_skipped_kv_blocks_leave_no_trace(isa, dt, window):
+    """Rows of a long sequence equal those of its end alone, where KV blocks before every window are not there."""
     shape, cut = (300, 1, 4, 2, 24), 128
     short = (300 - cut, *shape[1:])
     q, k, v = operands(shape, dt)
@@ -136,9 +136,9 @@ def test_skipped_granules_leave_no_trace(isa, dt, window):
 
 @every_level
 @every_dtype
-def test_masked_in_a_granule_or_skipped_is_the_same(isa, dt):
-    """Rows alone, whose granules are skipped as soon as they see none of them, equal rows in a block of neighbours that
-    see those granules still."""
+def test_masked_in_a_kv_block_or_skipped_is_the_same(isa, dt):
+    """Rows alone, whose KV blocks are skipped as soon as they see none of them, equal rows in a block of neighbours that
+    see those KV blocks still."""
     shape, scores = (400, 1, 4, 2, 32), Scores(window=70)
     q, k, v = operands(shape, dt)
     dense, _ = forward(shape, dt, q, k, v, isa, scores)

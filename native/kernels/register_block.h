@@ -8,14 +8,14 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
 /// Vectors side by side, as registers allow: 4 registers, or 6 of the 16 of AVX2, faster by a tenth than 4 or 8.
-inline constexpr int kMany = kParts == 1 ? 4 : kParts == 2 ? 3 : 1;
+inline constexpr int kBlockRegisters = kParts == 1 ? 4 : kParts == 2 ? 3 : 1;
 
 template <int N>
-struct Many {
+struct RegisterBlock {
   Lanes at[N];
 };
 template <int N>
-struct ManyInt {
+struct RegisterBlockInt {
   IntLanes at[N];
 };
 
@@ -23,45 +23,46 @@ struct ManyInt {
 #define TILEWISE_EACH_OF _Pragma("GCC unroll 8") for (int i = 0; i < N; ++i)
 
 // NOLINTBEGIN(bugprone-macro-parentheses): `type` names a template
-#define TILEWISE_MANY_BINARY(type, name, call)                \
+#define TILEWISE_BLOCK_BINARY(type, name, call)               \
   template <int N>                                            \
   TILEWISE_INLINE type<N> name(type<N> a, const type<N>& b) { \
     TILEWISE_EACH_OF a.at[i] = call;                          \
     return a;                                                 \
   }
 // NOLINTEND(bugprone-macro-parentheses)
-TILEWISE_MANY_BINARY(Many, operator+, a.at[i] + b.at[i])
-TILEWISE_MANY_BINARY(Many, operator-, a.at[i] - b.at[i])
-TILEWISE_MANY_BINARY(Many, operator*, a.at[i] * b.at[i])
-TILEWISE_MANY_BINARY(Many, operator/, a.at[i] / b.at[i])
-TILEWISE_MANY_BINARY(Many, maximum, maximum(a.at[i], b.at[i]))
-TILEWISE_MANY_BINARY(Many, minimum, minimum(a.at[i], b.at[i]))
-TILEWISE_MANY_BINARY(Many, with_sign_of, with_sign_of(a.at[i], b.at[i]))
+TILEWISE_BLOCK_BINARY(RegisterBlock, operator+, a.at[i] + b.at[i])
+TILEWISE_BLOCK_BINARY(RegisterBlock, operator-, a.at[i] - b.at[i])
+TILEWISE_BLOCK_BINARY(RegisterBlock, operator*, a.at[i] * b.at[i])
+TILEWISE_BLOCK_BINARY(RegisterBlock, operator/, a.at[i] / b.at[i])
+TILEWISE_BLOCK_BINARY(RegisterBlock, maximum, maximum(a.at[i], b.at[i]))
+TILEWISE_BLOCK_BINARY(RegisterBlock, minimum, minimum(a.at[i], b.at[i]))
+TILEWISE_BLOCK_BINARY(RegisterBlock, with_sign_of, with_sign_of(a.at[i], b.at[i]))
 
 template <int N>
-TILEWISE_INLINE Many<N> fused(Many<N> a, const Many<N>& b, const Many<N>& c) {
+TILEWISE_INLINE RegisterBlock<N> fused(RegisterBlock<N> a, const RegisterBlock<N>& b, const RegisterBlock<N>& c) {
   TILEWISE_EACH_OF a.at[i] = fused(a.at[i], b.at[i], c.at[i]);
   return a;
 }
 template <int N>
-TILEWISE_INLINE Many<N> negate(Many<N> a) {
+TILEWISE_INLINE RegisterBlock<N> negate(RegisterBlock<N> a) {
   TILEWISE_EACH_OF a.at[i] = negate(a.at[i]);
   return a;
 }
 template <int N>
-TILEWISE_INLINE Many<N> magnitude(Many<N> a) {
+TILEWISE_INLINE RegisterBlock<N> magnitude(RegisterBlock<N> a) {
   TILEWISE_EACH_OF a.at[i] = magnitude(a.at[i]);
   return a;
 }
 template <int N>
-TILEWISE_INLINE Many<N> select_above(const Many<N>& a, float limit, Many<N> yes, const Many<N>& no) {
+TILEWISE_INLINE RegisterBlock<N> select_above(const RegisterBlock<N>& a, float limit, RegisterBlock<N> yes,
+                                              const RegisterBlock<N>& no) {
   TILEWISE_EACH_OF yes.at[i] = select_above(a.at[i], limit, yes.at[i], no.at[i]);
   return yes;
 }
 
 /// Whether |x| <= limit in every lane, where none is NaN.
 template <int N>
-TILEWISE_INLINE bool all_within(const Many<N>& x, float limit) {
+TILEWISE_INLINE bool all_within(const RegisterBlock<N>& x, float limit) {
   NativeI most = {};
   TILEWISE_EACH_OF TILEWISE_EACH_PART {
     const NativeI bits = magnitude_bits(x.at[i].part[p]);
@@ -69,9 +70,9 @@ TILEWISE_INLINE bool all_within(const Many<N>& x, float limit) {
   }
   return all_at_most(most, limit);
 }
-TILEWISE_INLINE bool all_within(const Lanes& x, float limit) { return all_within(Many<1>{{x}}, limit); }
+TILEWISE_INLINE bool all_within(const Lanes& x, float limit) { return all_within(RegisterBlock<1>{{x}}, limit); }
 
-/// The same value in every lane of a V, which is Lanes or Many.
+/// The same value in every lane of a V, which is Lanes or RegisterBlock.
 template <class V>
 struct Splat;
 template <>
@@ -79,9 +80,9 @@ struct Splat<Lanes> {
   static TILEWISE_MEMBER Lanes of(float x) { return set(x); }
 };
 template <int N>
-struct Splat<Many<N>> {
-  static TILEWISE_MEMBER Many<N> of(float x) {
-    Many<N> r;
+struct Splat<RegisterBlock<N>> {
+  static TILEWISE_MEMBER RegisterBlock<N> of(float x) {
+    RegisterBlock<N> r;
     TILEWISE_EACH_OF r.at[i] = set(x);
     return r;
   }
@@ -104,8 +105,8 @@ struct Columns {
   int64_t c, left;
 
   template <class T>
-  TILEWISE_MEMBER Many<N> load(const T* row, float fill = 0.0f) const {
-    Many<N> r;
+  TILEWISE_MEMBER RegisterBlock<N> load(const T* row, float fill = 0.0f) const {
+    RegisterBlock<N> r;
     if constexpr (N == 1) {
       r.at[0] = TILEWISE_ISA_NS::load(row + c, left, fill);
     } else {
@@ -114,14 +115,14 @@ struct Columns {
     return r;
   }
   template <class T>
-  TILEWISE_MEMBER void store(T* row, const Many<N>& x) const {
+  TILEWISE_MEMBER void store(T* row, const RegisterBlock<N>& x) const {
     if constexpr (N == 1) {
       TILEWISE_ISA_NS::store(row + c, x.at[0], left);
     } else {
       store_row(row + c, x.at);
     }
   }
-  TILEWISE_MEMBER Many<N> set(float x) const { return splat<Many<N>>(x); }
+  TILEWISE_MEMBER RegisterBlock<N> set(float x) const { return splat<RegisterBlock<N>>(x); }
 
   /// Asks for these columns of a row that is read or written later: long chains of operations leave memory idle.
   template <bool kWrites, class T>
@@ -139,8 +140,8 @@ struct Columns {
 template <class Body>
 TILEWISE_INLINE void each_column(int64_t n, const Body& body) {
   int64_t c = 0;
-  if constexpr (kMany > 1)
-    for (; c + kMany * kLanes <= n; c += kMany * kLanes) body(Columns<kMany>{c, n - c});
+  if constexpr (kBlockRegisters > 1)
+    for (; c + kBlockRegisters * kLanes <= n; c += kBlockRegisters * kLanes) body(Columns<kBlockRegisters>{c, n - c});
   for (; c < n; c += kLanes) body(Columns<1>{c, n - c});
 }
 

@@ -1,4 +1,4 @@
-// Squares of words turned: what lies along a row comes to lie along the lanes. Rows and words that are missing are
+// Squares of words transposed: what lies along a row comes to lie along the lanes. Rows and words that are missing are
 // zero.
 #pragma once
 #include "kernels/transfer.h"
@@ -82,9 +82,9 @@ TILEWISE_INLINE void transpose4(uint32_t* to, int64_t to_stride, const char* fro
   for (int i = 0; i < 4; ++i) __builtin_memcpy(&r[i], from + i * from_bytes, 16);
   const Four low01 = pick<0, 4, 1, 5>(r[0], r[1]), low23 = pick<0, 4, 1, 5>(r[2], r[3]);
   const Four high01 = pick<2, 6, 3, 7>(r[0], r[1]), high23 = pick<2, 6, 3, 7>(r[2], r[3]);
-  const Four turned[4] = {pick<0, 1, 4, 5>(low01, low23), pick<2, 3, 6, 7>(low01, low23),
-                          pick<0, 1, 4, 5>(high01, high23), pick<2, 3, 6, 7>(high01, high23)};
-  for (int i = 0; i < 4; ++i) __builtin_memcpy(to + i * to_stride, &turned[i], 16);
+  const Four transposed[4] = {pick<0, 1, 4, 5>(low01, low23), pick<2, 3, 6, 7>(low01, low23),
+                              pick<0, 1, 4, 5>(high01, high23), pick<2, 3, 6, 7>(high01, high23)};
+  for (int i = 0; i < 4; ++i) __builtin_memcpy(to + i * to_stride, &transposed[i], 16);
 }
 #endif
 
@@ -134,13 +134,13 @@ TILEWISE_INLINE void transpose_words(uint32_t* to, int64_t to_stride, const char
 #endif
 }
 
-/// turned[c] = lanes of column c of 16 rows, `stride` apart; rows from `count` on are zero.
-TILEWISE_INLINE void turn_rows(Lanes (&turned)[kLanes], const float* rows, int64_t stride, int64_t count) {
+/// transposed[c] = lanes of column c of 16 rows, `stride` apart; rows from `count` on are zero.
+TILEWISE_INLINE void transpose_rows(Lanes (&transposed)[kLanes], const float* rows, int64_t stride, int64_t count) {
 #if defined(__AVX512BW__)
   __m512i r[16];
   for (int i = 0; i < 16; ++i) r[i] = i < count ? _mm512_loadu_si512(rows + i * stride) : _mm512_setzero_si512();
   transpose16(r);
-  for (int i = 0; i < 16; ++i) turned[i].part[0] = (NativeF)r[i];
+  for (int i = 0; i < 16; ++i) transposed[i].part[0] = (NativeF)r[i];
 #elif defined(__AVX2__)
   for (int64_t i = 0; i < 16; i += 8)
     for (int64_t c = 0; c < 16; c += 8) {
@@ -149,24 +149,24 @@ TILEWISE_INLINE void turn_rows(Lanes (&turned)[kLanes], const float* rows, int64
         r[j] = i + j < count ? load8(reinterpret_cast<const char*>(rows + (i + j) * stride + c), 8)
                              : _mm256_setzero_si256();
       if (i < count) transpose8(r);
-      for (int64_t j = 0; j < 8; ++j) turned[c + j].part[i / 8] = (NativeF)r[j];
+      for (int64_t j = 0; j < 8; ++j) transposed[c + j].part[i / 8] = (NativeF)r[j];
     }
 #else
   float words[kLanes * kLanes];
   transpose_words(reinterpret_cast<uint32_t*>(words), kLanes, reinterpret_cast<const char*>(rows), stride * 4, count,
                   kLanes);
-  for (int i = 0; i < kLanes; ++i) turned[i] = load(words + i * kLanes);
+  for (int i = 0; i < kLanes; ++i) transposed[i] = load(words + i * kLanes);
 #endif
 }
 
-inline constexpr int64_t kAhead = 2;  // panels that are asked for while one is turned: they lie far apart
+inline constexpr int64_t kAhead = 2;  // panels that are asked for while one is transposed: they lie far apart
 
 /// The transposed use of packed weights: columns [column, column + Width) of packed rows [begin, end) become lanes,
 /// to[step along n][Width]. `panels` is the packed operand of panels of Width rows (fp32: [k][Width]; bf16: [k /
 /// 2][Width][2]), k_pad its padded row length.
 template <int Width>
-TILEWISE_INLINE void turn_panels(uint32_t* to, const float* panels, int64_t k_pad, int64_t column, int64_t begin,
-                                 int64_t end) {
+TILEWISE_INLINE void transpose_panels(uint32_t* to, const float* panels, int64_t k_pad, int64_t column, int64_t begin,
+                                      int64_t end) {
   for (int64_t n = begin; n < end;) {
     const int64_t lane = n % Width, count = smaller(smaller(kLanes, end - n), Width - lane);
     const float* base = panels + (n - lane) * k_pad + lane;
@@ -180,19 +180,19 @@ TILEWISE_INLINE void turn_panels(uint32_t* to, const float* panels, int64_t k_pa
   }
 }
 template <int Width>
-TILEWISE_INLINE void turn_panels(uint32_t* to, const bf16* panels, int64_t k_pad, int64_t column, int64_t begin,
-                                 int64_t end) {
+TILEWISE_INLINE void transpose_panels(uint32_t* to, const bf16* panels, int64_t k_pad, int64_t column, int64_t begin,
+                                      int64_t end) {
   static_assert(Width == 2 * kLanes);
-  uint32_t turned[kLanes * kLanes];  // [n][pair of columns]; steps have pairs along n
+  uint32_t transposed[kLanes * kLanes];  // [n][pair of columns]; steps have pairs along n
   for (int64_t n = begin; n < end;) {
     const int64_t lane = n % Width, count = smaller(smaller(kLanes, end - n), Width - lane);
     const int64_t pairs = larger(int64_t{0}, smaller(kLanes, (k_pad - column) / 2));
     const bf16* from = panels + (n - lane) * k_pad + column * Width + 2 * lane;
     for (int64_t c = 0; c < pairs; ++c) __builtin_prefetch(from + (2 * c + kAhead * k_pad) * Width, 0, 2);
-    transpose_words(turned, kLanes, reinterpret_cast<const char*>(from), Width * 4, pairs, count);
+    transpose_words(transposed, kLanes, reinterpret_cast<const char*>(from), Width * 4, pairs, count);
     for (int64_t i = 0; i < count; i += 2) {
-      const IntLanes first = load_int(turned + i * kLanes);
-      const IntLanes second = i + 1 < count ? load_int(turned + (i + 1) * kLanes) : set_int(0);
+      const IntLanes first = load_int(transposed + i * kLanes);
+      const IntLanes second = i + 1 < count ? load_int(transposed + (i + 1) * kLanes) : set_int(0);
       uint32_t* row = to + (n - begin + i) / 2 * Width;
 #if defined(__AVX512BW__)
       _mm512_storeu_si512(row, interleave<0>((__m512i)first.part[0], (__m512i)second.part[0]));

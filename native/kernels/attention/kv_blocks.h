@@ -1,13 +1,13 @@
-// Shared by attention forward and backward: the granule, its packed shapes and its masked scores.
+// Shared by attention forward and backward: the KV block, its packed shapes and its masked scores.
 #pragma once
 #include "kernels/amx.h"
-#include "kernels/many.h"
 #include "kernels/pack.h"
+#include "kernels/register_block.h"
 #include "kernels/tree.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
-inline constexpr int64_t kGranule = 64;
+inline constexpr int64_t kKvBlock = 64;
 
 /// Rows of a product at most.
 template <class D>
@@ -143,15 +143,15 @@ struct Later {
 
 /// Packed sizes for one head dimension and blocks of so many rows.
 template <class D, int64_t kRows = kAttentionRows<D>>
-struct GranuleShape {
+struct KvBlockShape {
   using T = typename D::T;
-  static constexpr int64_t granule_steps = kGranule / D::kPerStep;
+  static constexpr int64_t kv_block_steps = kKvBlock / D::kPerStep;
   static constexpr int64_t block_words = kRows * kRowStride;
   int64_t dim_steps = 0, dim_panels = 0, dim_pad = 0, dim_blocks = 0;
   Segment dim_segments[16];  // of a product over the head dimension
 
-  GranuleShape() = default;
-  explicit GranuleShape(int64_t dim)
+  KvBlockShape() = default;
+  explicit KvBlockShape(int64_t dim)
       : dim_steps(divide_up(dim, D::kPerStep)),
         dim_panels(divide_up(dim, kPanel)),
         dim_pad(dim_panels * kPanel),
@@ -177,15 +177,15 @@ struct GranuleShape {
     }
   }
 
-  /// `count` rows of a granule with the head dimension on lanes: [panel][granule step][32]; zero beyond `count`, or
+  /// `count` rows of a KV block with the head dimension on lanes: [panel][KV block step][32]; zero beyond `count`, or
   /// whatever was there.
   template <bool IsCleared = true>
   void pack_along(uint32_t* to, const T* from, int64_t stride, int64_t dim, int64_t count) const {
     const int64_t steps = divide_up(count, D::kPerStep);
-    for (int64_t p = 0; p < dim_panels; ++p, to += granule_steps * kPanel) {
+    for (int64_t p = 0; p < dim_panels; ++p, to += kv_block_steps * kPanel) {
       pack_panel_along<D, kPanel>(to, from + p * kPanel, stride, dim - p * kPanel, 0, count);
       if constexpr (!IsCleared) continue;
-      for (int64_t i = steps * kPanel; i < granule_steps * kPanel; i += kLanes) store_int(to + i, set_int(0));
+      for (int64_t i = steps * kPanel; i < kv_block_steps * kPanel; i += kLanes) store_int(to + i, set_int(0));
     }
   }
 
