@@ -8,5 +8,5 @@ void bind_programs(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
 void bind_tasks(nanobind::module_& m);
 void bind_weights(nanobind::module_& m);
-void bind_wire(nanobind::module_& m);
+void bind_connection(nanobind::module_& m);
 }  // namespace tilewise::bind

@@ -136,7 +136,7 @@ ExecutorOptions executor_options(const nb::kwargs& given) {
       .set<"spill_files">(options.team.spill_files)
       .set<"peer_files">(options.team.peer_files)
       .set<"hosts">(options.team.hosts)
-      .set<"wire">(options.team.wire)
+      .set<"connection">(options.team.connection)
       .set<"number">(options.team.number)
       .done();
   return options;

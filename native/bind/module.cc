@@ -13,5 +13,5 @@ NB_MODULE(_native, m) {
   tilewise::bind::bind_sampling(m);
   tilewise::bind::bind_tasks(m);
   tilewise::bind::bind_weights(m);
-  tilewise::bind::bind_wire(m);
+  tilewise::bind::bind_connection(m);
 }

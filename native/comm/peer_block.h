@@ -1,5 +1,5 @@
 // What a process of a team says to the others, where they read it: in memory that they share, or written by who takes
-// its letters. See peers.h.
+// its messages. See peers.h.
 #pragma once
 #include <atomic>
 
@@ -19,7 +19,7 @@ struct alignas(128) PeerBlock {
   alignas(128) protocols::Sleepers<StdMemory> sleepers;  // who waits for orders, or for answers
   std::atomic<uint64_t> ordered;
   std::atomic<uint64_t> answered;
-  std::atomic<uint64_t> ended;  // the last run of which a far process has raised its last signal
+  std::atomic<uint64_t> ended;  // the last run of which a remote process has raised its last signal
   Order order;
   Answer answer;
   alignas(128) std::atomic<int64_t> pid;

@@ -38,7 +38,7 @@ struct Answer {
   static void set(char* text, int64_t size, const std::string& value);
 };
 
-/// How far a process is, as it says itself some twenty times a second.
+/// How remote a process is, as it says itself some twenty times a second.
 struct Progress {
   int64_t pid;
   uint64_t num_completed;

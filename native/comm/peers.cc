@@ -29,12 +29,12 @@ bool spin(Look&& look) {
   return false;
 }
 
-/// Sleeps until there is a reason, at most so long; while awake makes progress of what leads to far processes, if there
-/// are any.
+/// Sleeps until there is a reason, at most so long; while awake makes progress of what leads to remote processes, if
+/// there are any.
 template <class Look>
-bool sleep(protocols::Sleepers<StdMemory>& sleepers, FarPeers* far, int64_t limit_ns, Look&& look) {
+bool sleep(protocols::Sleepers<StdMemory>& sleepers, RemotePeers* remote, int64_t limit_ns, Look&& look) {
   const auto progress_and_look = [&] {
-    if (far != nullptr) far->wire().progress();
+    if (remote != nullptr) remote->connection().progress();
     return look();
   };
   if (spin(progress_and_look)) return true;
@@ -66,9 +66,9 @@ Peers::Peers(PeersOptions options)
       "is seen; got process ",
       options_.process, " of ", count, " with ", options_.ends.size(), " ends; correct the argument");
   lives_.resize(count);
-  if (options_.far.wire != nullptr) {
-    far_ = std::make_unique<FarPeers>(std::move(options_.far), options_.process, block(options_.process),
-                                      [this](const Raise& raise) { return take(raise); });
+  if (options_.remote.connection != nullptr) {
+    remote_ = std::make_unique<RemotePeers>(std::move(options_.remote), options_.process, block(options_.process),
+                                            [this](const Raise& raise) { return take(raise); });
   }
   block(options_.process).pid.store(getpid(), std::memory_order_relaxed);
 }
@@ -76,7 +76,7 @@ Peers::Peers(PeersOptions options)
 Peers::~Peers() { close(); }
 
 PeerBlock& Peers::block(int64_t process) const {
-  if (is_far(process)) return far_->block(process);
+  if (is_remote(process)) return remote_->block(process);
   return reinterpret_cast<PeerBlock*>(memory_.data())[process];
 }
 
@@ -87,8 +87,8 @@ bool Peers::take(const Raise& raise) {
 }
 
 void Peers::raise(int64_t process, const Raise& raise) {
-  if (is_far(process)) {
-    far_->raise(process, raise);
+  if (is_remote(process)) {
+    remote_->raise(process, raise);
     return;
   }
   auto& mail = block(process).mail;
@@ -101,7 +101,7 @@ void Peers::raise(int64_t process, const Raise& raise) {
 }
 
 void Peers::look() {
-  if (far_ != nullptr) far_->wire().progress_if_due();
+  if (remote_ != nullptr) remote_->connection().progress_if_due();
   block(options_.process).mail.look([this](const Raise& raise) { return take(raise); });
 }
 
@@ -114,7 +114,7 @@ bool Peers::leave() {
 void Peers::listen() {
   PeerBlock& own = block(options_.process);
   const auto is_over = [this] { return is_closed_.load(std::memory_order_relaxed); };
-  if (far_ != nullptr) far_->listen(is_over);
+  if (remote_ != nullptr) remote_->listen(is_over);
   while (!is_over()) {
     own.beats.fetch_add(1, std::memory_order_relaxed);
     own.mail.listen([this](const Raise& raise) { return take(raise); }, is_over, kBeatNs);
@@ -124,26 +124,26 @@ void Peers::listen() {
 void Peers::close() {
   is_closed_.store(true, std::memory_order_relaxed);
   block(options_.process).mail.ring();
-  if (far_ != nullptr) far_->leave();
+  if (remote_ != nullptr) remote_->leave();
 }
 
 void Peers::end_raises() {
-  if (far_ != nullptr) far_->end_raises(run());
+  if (remote_ != nullptr) remote_->end_raises(run());
 }
 
 bool Peers::settle(int64_t limit_ns) {
   const auto has_settled = [this] {
     block(options_.process).mail.take_now([this](const Raise& raise) { return take(raise); });
-    return far_ == nullptr || far_->have_ended(run());
+    return remote_ == nullptr || remote_->have_ended(run());
   };
-  return has_settled() || sleep(block(options_.process).sleepers, far_.get(), limit_ns, has_settled);
+  return has_settled() || sleep(block(options_.process).sleepers, remote_.get(), limit_ns, has_settled);
 }
 
 uint64_t Peers::give(const Order& order) {
   ++num_ordered_;
   for (int64_t p = 1; p < num_processes(); ++p) {
-    if (is_far(p)) {
-      far_->give(p, order, num_ordered_);
+    if (is_remote(p)) {
+      remote_->give(p, order, num_ordered_);
       continue;
     }
     PeerBlock& other = block(p);
@@ -161,7 +161,7 @@ uint64_t Peers::give(const Order& order) {
 bool Peers::await_order(int64_t limit_ns, Order* order, uint64_t* number) {
   PeerBlock& own = block(options_.process);
   const auto has_come = [&] { return own.ordered.load(std::memory_order_acquire) > num_ordered_; };
-  if (!sleep(own.sleepers, far_.get(), limit_ns, has_come)) return false;
+  if (!sleep(own.sleepers, remote_.get(), limit_ns, has_come)) return false;
   num_ordered_ = own.ordered.load(std::memory_order_acquire);
   *order = own.order;
   *number = num_ordered_;
@@ -169,8 +169,8 @@ bool Peers::await_order(int64_t limit_ns, Order* order, uint64_t* number) {
 }
 
 void Peers::answer(const Answer& answer) {
-  if (is_far(0)) {
-    far_->answer(answer, num_ordered_);
+  if (is_remote(0)) {
+    remote_->answer(answer, num_ordered_);
     return;
   }
   PeerBlock& own = block(options_.process);
@@ -187,7 +187,7 @@ bool Peers::have_answered() const {
 }
 
 bool Peers::await_answers(int64_t limit_ns) {
-  return sleep(block(0).sleepers, far_.get(), limit_ns, [this] { return have_answered(); });
+  return sleep(block(0).sleepers, remote_.get(), limit_ns, [this] { return have_answered(); });
 }
 
 const Answer& Peers::answer_of(int64_t process) const { return block(process).answer; }
@@ -206,7 +206,7 @@ Progress Peers::progress(int64_t process) const {
 
 void Peers::tell_stopped() {
   const bool is_new = block(options_.process).stopped.exchange(run(), std::memory_order_relaxed) != run();
-  if (is_new && far_ != nullptr) far_->tell();
+  if (is_new && remote_ != nullptr) remote_->tell();
 }
 
 bool Peers::is_stopped() const {
@@ -223,8 +223,8 @@ bool Peers::has_ended(int64_t process) const {
 }
 
 // Time counts in which this thread itself was awake, so a stopped machine loses no process. A leader that stands still
-// is waited for: a person may have stopped it (Ctrl-Z), and nothing is lost when it goes on. Of a far process there is
-// no other sign than its silence.
+// is waited for: a person may have stopped it (Ctrl-Z), and nothing is lost when it goes on. Of a remote process there
+// is no other sign than its silence.
 int64_t Peers::find_lost(int64_t limit_ns, std::string* how) {
   const int64_t now = now_ns();
   const int64_t passed = std::min(now - looked_ns_, 4 * kBeatNs);
@@ -238,13 +238,13 @@ int64_t Peers::find_lost(int64_t limit_ns, std::string* how) {
     *how = "";
     if (has_ended(p)) {
       *how = "has ended";
-    } else if (is_far(p) && far_->wire().has_failed()) {
-      *how = "cannot be reached: " + far_->wire().cause();
-    } else if ((leads() || is_far(p)) && life.quiet_ns > limit_ns) {
+    } else if (is_remote(p) && remote_->connection().has_failed()) {
+      *how = "cannot be reached: " + remote_->connection().cause();
+    } else if ((leads() || is_remote(p)) && life.quiet_ns > limit_ns) {
       *how = "has stood still for " + std::to_string(life.quiet_ns / 1'000'000'000) + " s";
     }
     if (how->empty()) continue;
-    if (far_ != nullptr) far_->wire().fail("process " + std::to_string(p) + " " + *how);
+    if (remote_ != nullptr) remote_->connection().fail("process " + std::to_string(p) + " " + *how);
     return p;
   }
   return -1;

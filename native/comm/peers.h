@@ -1,14 +1,14 @@
-// The processes that run one program, and what they say to each other: in memory that those of one host map, by letters
-// (wire.h) to those of another, which are far.
+// The processes that run one program, and what they say to each other: in memory that those of one host map, by
+// messages (connection.h) to those of another, which are remote.
 //
 // Purpose: one process leads: it orders runs, and all others answer when a run has ended. While one goes on, each
-// raises signals of the others' devices by messages (protocols/mailbox.h), and tells how far it is. Signals themselves
-// stay in their owner's memory. Memory order: what happened before a raise was sent is seen by who takes it; what
-// happened before an order or an answer by who receives it.
+// raises signals of the others' devices by messages (protocols/mailbox.h), and reports how far it has got. Signals
+// themselves stay in their owner's memory. Memory order: what happened before a raise was sent is seen by who takes it;
+// what happened before an order or an answer by who receives it.
 //
 // A message carries the number of its run, which is its order's. Devices count signals from where a run begins, so a
 // message of a run that has not begun here is left until it has; those of earlier runs are taken before the next one
-// begins. On one host they had been sent before the leader heard of their end; from far processes there may be some
+// begins. On one host they had been sent before the leader heard of their end; from remote processes there may be some
 // under way, so each says when it has raised its last one of a run, and settle() waits for that.
 //
 // Who may call: raise, look, stay, leave any worker of the process; listen one thread that does nothing else; the rest
@@ -23,8 +23,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/far_peers.h"
 #include "comm/peer_messages.h"
+#include "comm/remote_peers.h"
 #include "memory/shared_file.h"
 #include "protocols/mailbox.h"
 #include "protocols/sleepers.h"
@@ -38,7 +38,7 @@ struct PeersOptions {
   std::vector<int> ends;  // per process a descriptor that becomes readable when it ends; -1: none is watched
   /// Takes a message of a run that has begun. Called by one thread at a time.
   std::function<void(const Raise&)> take;
-  FarOptions far = {};
+  RemoteOptions remote = {};
 };
 
 struct PeerBlock;
@@ -52,7 +52,7 @@ class Peers {
   int64_t process() const { return options_.process; }
   int64_t num_processes() const { return options_.num_processes; }
   bool leads() const { return options_.process == 0; }
-  bool is_far(int64_t process) const { return far_ != nullptr && far_->has(process); }
+  bool is_remote(int64_t process) const { return remote_ != nullptr && remote_->has(process); }
 
   // Raises.
 
@@ -65,7 +65,7 @@ class Peers {
   void close();
   /// After the devices have ended: no raise of this run will be sent.
   void end_raises();
-  /// Before devices begin: no message of an earlier run is left. False: far processes have not said so for so long.
+  /// Before devices begin: no message of an earlier run is left. False: remote processes have not said so for so long.
   bool settle(int64_t limit_ns);
   /// After they have begun: messages of this run are taken from now on.
   void open_run(uint64_t number) { run_.store(number, std::memory_order_seq_cst); }
@@ -100,7 +100,7 @@ class Peers {
 
   PeersOptions options_;
   memory::SharedFile memory_;
-  std::unique_ptr<FarPeers> far_;  // none: all share memory
+  std::unique_ptr<RemotePeers> remote_;  // none: all share memory
   uint64_t num_ordered_ = 0;  // given, or received
   std::atomic<uint64_t> run_{0};
   std::atomic<bool> is_closed_{false};

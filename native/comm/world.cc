@@ -20,24 +20,24 @@ constexpr int64_t kFrames = -1;
 constexpr int64_t kAlive = -2;
 constexpr int64_t kProbes = -3;
 
-constexpr int64_t kIsLast = 1;  // what such a letter says besides
+constexpr int64_t kIsLast = 1;  // what such a message says besides
 constexpr int64_t kBeatNs = 200'000'000;
 constexpr int64_t kEndNs = 30'000'000'000;
 constexpr int64_t kGoneNs = 10'000'000'000;
 constexpr std::chrono::milliseconds kPause{5};
 
-Letter letter_for(int64_t team, int64_t number) {
-  Letter letter;
-  letter.team = team;
-  letter.numbers[0] = number;
-  return letter;
+Message message_for(int64_t team, int64_t number) {
+  Message message;
+  message.team = team;
+  message.numbers[0] = number;
+  return message;
 }
 
-/// Whether a letter may speak of so many bytes; else the wire fails.
-bool is_bounded(Wire& wire, int64_t from, int64_t bytes, int64_t most) {
+/// Whether a message may speak of so many bytes; else the connection fails.
+bool is_bounded(Connection& connection, int64_t from, int64_t bytes, int64_t most) {
   if (bytes >= 0 && bytes <= most) return true;
-  wire.fail("a message must have at most " + std::to_string(most) + " bytes; got " + std::to_string(bytes) +
-            " from process " + std::to_string(from));
+  connection.fail("a message must have at most " + std::to_string(most) + " bytes; got " + std::to_string(bytes) +
+                  " from process " + std::to_string(from));
   return false;
 }
 
@@ -45,20 +45,22 @@ bool is_bounded(Wire& wire, int64_t from, int64_t bytes, int64_t most) {
 
 // ---- frames ------------------------------------------------------------------------------------------------------
 
-Frames::Frames(Wire& wire) : wire_(wire), frames_(wire.size()) { wire_.join(kFrames, *this); }
+Frames::Frames(Connection& connection) : connection_(connection), frames_(connection.size()) {
+  connection_.join(kFrames, *this);
+}
 
-Frames::~Frames() { wire_.leave(kFrames); }
+Frames::~Frames() { connection_.leave(kFrames); }
 
-void Frames::take(int64_t from, const Letter& letter, const std::string& /*text*/) {
-  const int64_t bytes = letter.numbers[0];
-  if (!is_bounded(wire_, from, bytes, kMostFrame)) return;
+void Frames::take(int64_t from, const Message& message, const std::string& /*text*/) {
+  const int64_t bytes = message.numbers[0];
+  if (!is_bounded(connection_, from, bytes, kMostFrame)) return;
   const auto frame = std::make_shared<Frame>();
   frame->bytes.resize(bytes);
   {
     std::lock_guard guard(mutex_);
     frames_[from].push_back(frame);
   }
-  wire_.receive(from, letter, reinterpret_cast<std::byte*>(frame->bytes.data()), bytes, [this, frame] {
+  connection_.receive(from, message, reinterpret_cast<std::byte*>(frame->bytes.data()), bytes, [this, frame] {
     std::lock_guard guard(mutex_);
     frame->is_whole = true;
   });
@@ -74,16 +76,16 @@ bool Frames::send(int64_t to, std::string bytes, int64_t limit_ns) {
                        " bytes; got ", bytes.size(), "; divide it");
   const auto frame = std::make_shared<std::string>(std::move(bytes));
   const auto is_gone = std::make_shared<std::atomic<bool>>(false);
-  wire_.give(to, letter_for(kFrames, std::ssize(*frame)), reinterpret_cast<const std::byte*>(frame->data()),
-             std::ssize(*frame), [frame, is_gone] { is_gone->store(true, std::memory_order_release); });
-  return wire_.wait(limit_ns, [&] { return is_gone->load(std::memory_order_acquire); });
+  connection_.give(to, message_for(kFrames, std::ssize(*frame)), reinterpret_cast<const std::byte*>(frame->data()),
+                   std::ssize(*frame), [frame, is_gone] { is_gone->store(true, std::memory_order_release); });
+  return connection_.wait(limit_ns, [&] { return is_gone->load(std::memory_order_acquire); });
 }
 
 std::optional<std::string> Frames::receive(int64_t from, int64_t limit_ns) {
-  check<ArgumentError>(from >= 0 && from < wire_.size() && from != wire_.rank(),
-                       "[comm.Frames.receive] frames come from another of ", wire_.size(), " processes; got ", from,
-                       "; correct the argument");
-  if (!wire_.wait(limit_ns, [&] { return has_frame(from); })) return std::nullopt;
+  check<ArgumentError>(from >= 0 && from < connection_.size() && from != connection_.rank(),
+                       "[comm.Frames.receive] frames come from another of ", connection_.size(), " processes; got ",
+                       from, "; correct the argument");
+  if (!connection_.wait(limit_ns, [&] { return has_frame(from); })) return std::nullopt;
   std::lock_guard guard(mutex_);
   std::string bytes = std::move(frames_[from].front()->bytes);
   frames_[from].pop_front();
@@ -92,15 +94,16 @@ std::optional<std::string> Frames::receive(int64_t from, int64_t limit_ns) {
 
 // ---- signs of life -----------------------------------------------------------------------------------------------
 
-Heartbeat::Heartbeat(Wire& wire) : wire_(wire), quiet_ns_(wire.size()), ended_(wire.size()) {
-  ended_[wire.rank()].store(true, std::memory_order_relaxed);
-  wire_.join(kAlive, *this);
+Heartbeat::Heartbeat(Connection& connection)
+    : connection_(connection), quiet_ns_(connection.size()), ended_(connection.size()) {
+  ended_[connection.rank()].store(true, std::memory_order_relaxed);
+  connection_.join(kAlive, *this);
   thread_ = quiet_thread([this] { beat(); });
 }
 
 Heartbeat::~Heartbeat() {
   stop();
-  wire_.leave(kAlive);
+  connection_.leave(kAlive);
 }
 
 void Heartbeat::stop() {
@@ -108,24 +111,24 @@ void Heartbeat::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Heartbeat::take(int64_t from, const Letter& letter, const std::string& /*text*/) {
+void Heartbeat::take(int64_t from, const Message& message, const std::string& /*text*/) {
   quiet_ns_[from].store(0, std::memory_order_relaxed);
-  if (letter.numbers[0] == kIsLast) ended_[from].store(true, std::memory_order_release);
+  if (message.numbers[0] == kIsLast) ended_[from].store(true, std::memory_order_release);
 }
 
-// Letters of one process keep their order, so behind its last one nothing comes that MPI's end could wait for.
+// Messages of one process keep their order, so behind its last one nothing comes that MPI's end could wait for.
 bool Heartbeat::end(int64_t limit_ns, int64_t quiet_limit_ns) {
   stop();
-  for (int64_t p = 0; p < wire_.size(); ++p) {
-    if (p != wire_.rank()) wire_.post(p, letter_for(kAlive, kIsLast));
+  for (int64_t p = 0; p < connection_.size(); ++p) {
+    if (p != connection_.rank()) connection_.post(p, message_for(kAlive, kIsLast));
   }
   for (auto& quiet : quiet_ns_) quiet.store(0, std::memory_order_relaxed);
   const int64_t until = now_ns() + limit_ns;
   int64_t last_ns = now_ns();
-  while (!wire_.wait(kBeatNs, [this] { return have_ended(); })) {
+  while (!connection_.wait(kBeatNs, [this] { return have_ended(); })) {
     listen(last_ns);
-    if (wire_.has_failed() || last_ns > until) return false;
-    for (int64_t p = 0; p < wire_.size(); ++p) {
+    if (connection_.has_failed() || last_ns > until) return false;
+    for (int64_t p = 0; p < connection_.size(); ++p) {
       const bool has_ended = ended_[p].load(std::memory_order_relaxed);
       if (!has_ended && quiet_ns(p) > quiet_limit_ns) return false;
     }
@@ -147,32 +150,32 @@ void Heartbeat::listen(int64_t& last_ns) {
 }
 
 void Heartbeat::beat() {
-  pthread_setname_np(pthread_self(), "tw-wire");
+  pthread_setname_np(pthread_self(), "tw-connection");
   int64_t last_ns = now_ns();
   int64_t told_ns = 0;
-  while (!is_ending_.load(std::memory_order_relaxed) && !wire_.has_failed()) {
-    wire_.progress();
+  while (!is_ending_.load(std::memory_order_relaxed) && !connection_.has_failed()) {
+    connection_.progress();
     std::this_thread::sleep_for(kPause);
     listen(last_ns);
     if (last_ns - told_ns <= kBeatNs) continue;
     told_ns = last_ns;
-    for (int64_t p = 0; p < wire_.size(); ++p) {
-      if (p != wire_.rank()) wire_.post(p, letter_for(kAlive, 0));
+    for (int64_t p = 0; p < connection_.size(); ++p) {
+      if (p != connection_.rank()) connection_.post(p, message_for(kAlive, 0));
     }
   }
 }
 
 // ---- probes ------------------------------------------------------------------------------------------------------
 
-Probes::Probes(Wire& wire) : wire_(wire) { wire_.join(kProbes, *this); }
+Probes::Probes(Connection& connection) : connection_(connection) { connection_.join(kProbes, *this); }
 
-Probes::~Probes() { wire_.leave(kProbes); }
+Probes::~Probes() { connection_.leave(kProbes); }
 
-void Probes::take(int64_t from, const Letter& letter, const std::string& /*text*/) {
-  const int64_t bytes = letter.numbers[0];
-  if (!is_bounded(wire_, from, bytes, kMostProbe)) return;
+void Probes::take(int64_t from, const Message& message, const std::string& /*text*/) {
+  const int64_t bytes = message.numbers[0];
+  if (!is_bounded(connection_, from, bytes, kMostProbe)) return;
   if (zeros_.empty()) zeros_.resize(kMostProbe);
-  wire_.reply(from, letter, zeros_.data(), bytes, {});
+  connection_.reply(from, message, zeros_.data(), bytes, {});
 }
 
 int64_t Probes::measure(int64_t from, int64_t bytes, int64_t limit_ns) {
@@ -181,17 +184,17 @@ int64_t Probes::measure(int64_t from, int64_t bytes, int64_t limit_ns) {
   const auto into = std::make_shared<std::vector<std::byte>>(bytes);
   const auto has_come = std::make_shared<std::atomic<bool>>(false);
   const int64_t begun = now_ns();
-  wire_.ask(from, letter_for(kProbes, bytes), into->data(), bytes, [into, has_come] { has_come->store(true); });
-  return wire_.wait(limit_ns, [&] { return has_come->load(); }) ? now_ns() - begun : -1;
+  connection_.ask(from, message_for(kProbes, bytes), into->data(), bytes, [into, has_come] { has_come->store(true); });
+  return connection_.wait(limit_ns, [&] { return has_come->load(); }) ? now_ns() - begun : -1;
 }
 
 // ---- all ---------------------------------------------------------------------------------------------------------
 
 void World::leave() {
   if (heartbeat_.end(kEndNs, kGoneNs)) {
-    wire_->finish();
+    connection_->finish();
   } else {
-    wire_->fail("a process has not come to its end");
+    connection_->fail("a process has not come to its end");
   }
 }
 

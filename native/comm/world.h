@@ -1,11 +1,11 @@
-// The processes that a launcher has started together: the wire between them, and what it carries beside the runs of
-// teams: frames, signs of life, probes.
+// The processes that a launcher has started together: the connection between them, and what it carries beside the runs
+// of teams: frames, signs of life, probes.
 //
 // Purpose: `Frames` are bytes for a process itself, in order, and what a leader and its workers say to each other.
 // `Heartbeat` says now and then that this process is alive, and makes progress where no other thread does; so a process
 // that is heard of no more is gone, or stands still. `Probes` measure a link by the way that tiles take. Who may call:
 // any thread. Blocks: send, receive and measure up to their limits; leave() for all other processes. Trusts nothing:
-// what cannot be fails the wire.
+// what cannot be fails the connection.
 #pragma once
 #include <atomic>
 #include <deque>
@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/wire.h"
+#include "comm/connection.h"
 
 namespace tilewise::comm {
 
@@ -25,14 +25,14 @@ inline constexpr int64_t kMostFrame = int64_t{1} << 28;
 
 class Frames final : private Receiver {
  public:
-  explicit Frames(Wire& wire);
+  explicit Frames(Connection& connection);
   ~Frames() override;
   Frames(const Frames&) = delete;
   Frames& operator=(const Frames&) = delete;
 
   /// False: it was not taken for so long.
   bool send(int64_t to, std::string bytes, int64_t limit_ns);
-  /// None: nothing came for so long, or the wire has failed.
+  /// None: nothing came for so long, or the connection has failed.
   std::optional<std::string> receive(int64_t from, int64_t limit_ns);
 
  private:
@@ -41,17 +41,17 @@ class Frames final : private Receiver {
     bool is_whole = false;
   };
 
-  void take(int64_t from, const Letter& letter, const std::string& text) override;
+  void take(int64_t from, const Message& message, const std::string& text) override;
   bool has_frame(int64_t from);
 
-  Wire& wire_;
+  Connection& connection_;
   std::mutex mutex_;
   std::vector<std::deque<std::shared_ptr<Frame>>> frames_;  // per sender, as they were announced
 };
 
 class Heartbeat final : private Receiver {
  public:
-  explicit Heartbeat(Wire& wire);
+  explicit Heartbeat(Connection& connection);
   ~Heartbeat() override;
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
@@ -63,14 +63,14 @@ class Heartbeat final : private Receiver {
   int64_t quiet_ns(int64_t process) const { return quiet_ns_[process].load(std::memory_order_relaxed); }
 
  private:
-  void take(int64_t from, const Letter& letter, const std::string& text) override;
+  void take(int64_t from, const Message& message, const std::string& text) override;
   void beat();
   void stop();
   bool have_ended() const;
   /// Counts the time since the last call as quiet.
   void listen(int64_t& last_ns);
 
-  Wire& wire_;
+  Connection& connection_;
   std::vector<std::atomic<int64_t>> quiet_ns_;  // per process
   std::vector<std::atomic<bool>> ended_;  // the same; itself has
   std::atomic<bool> is_ending_{false};
@@ -79,7 +79,7 @@ class Heartbeat final : private Receiver {
 
 class Probes final : private Receiver {
  public:
-  explicit Probes(Wire& wire);
+  explicit Probes(Connection& connection);
   ~Probes() override;
   Probes(const Probes&) = delete;
   Probes& operator=(const Probes&) = delete;
@@ -88,9 +88,9 @@ class Probes final : private Receiver {
   int64_t measure(int64_t from, int64_t bytes, int64_t limit_ns);
 
  private:
-  void take(int64_t from, const Letter& letter, const std::string& text) override;
+  void take(int64_t from, const Message& message, const std::string& text) override;
 
-  Wire& wire_;
+  Connection& connection_;
   std::vector<std::byte> zeros_;  // once they were asked for
 };
 
@@ -98,9 +98,12 @@ class World {
  public:
   /// mpi: already started; it outlives this.
   explicit World(const TilewiseMpi& mpi)
-      : wire_(std::make_shared<Wire>(mpi)), frames_(*wire_), probes_(*wire_), heartbeat_(*wire_) {}
+      : connection_(std::make_shared<Connection>(mpi)),
+        frames_(*connection_),
+        probes_(*connection_),
+        heartbeat_(*connection_) {}
 
-  const std::shared_ptr<Wire>& wire() const { return wire_; }
+  const std::shared_ptr<Connection>& connection() const { return connection_; }
   Frames& frames() { return frames_; }
   Probes& probes() { return probes_; }
   const Heartbeat& heartbeat() const { return heartbeat_; }
@@ -108,7 +111,7 @@ class World {
   void leave();
 
  private:
-  std::shared_ptr<Wire> wire_;
+  std::shared_ptr<Connection> connection_;
   Frames frames_;
   Probes probes_;
   Heartbeat heartbeat_;

@@ -35,7 +35,7 @@ CASE("frames come in order between threads, and what does not come is said in ti
   }
   echo.join();
   EXPECT(!one.frames().receive(1, 1'000'000).has_value());
-  EXPECT(!one.wire()->has_failed());
+  EXPECT(!one.connection()->has_failed());
 }
 
 CASE("a probe takes as long as its bytes do, and one that cannot be is refused by both sides") {
@@ -44,15 +44,15 @@ CASE("a probe takes as long as its bytes do, and one that cannot be is refused b
   World other(world.rank(1));
   EXPECT(one.probes().measure(1, 100'000, kPatience) > 0);
   EXPECT(one.probes().measure(1, 0, kPatience) > 0);
-  EXPECT_EQ(one.wire()->traffic().bytes_received, int64_t{100'000});
-  Letter letter;
-  letter.team = -3;
-  letter.numbers[0] = kMostProbe + 1;
+  EXPECT_EQ(one.connection()->traffic().bytes_received, int64_t{100'000});
+  Message message;
+  message.team = -3;
+  message.numbers[0] = kMostProbe + 1;
   std::byte into{};
-  one.wire()->ask(1, letter, &into, 1, {});
-  EXPECT(one.wire()->wait(kPatience, [&] { return other.wire()->has_failed(); }));
-  EXPECT(other.wire()->cause().find("at most") != std::string::npos);
-  one.wire()->fail("the other has ended");
+  one.connection()->ask(1, message, &into, 1, {});
+  EXPECT(one.connection()->wait(kPatience, [&] { return other.connection()->has_failed(); }));
+  EXPECT(other.connection()->cause().find("at most") != std::string::npos);
+  one.connection()->fail("the other has ended");
 }
 
 CASE("a process that stands still is quiet, one that does nothing is not") {
@@ -74,12 +74,12 @@ CASE("processes end together, and none before it has heard of all") {
   EXPECT_EQ(num_left.load(), 0);
   worlds[2]->leave();
   for (std::thread& thread : leaving) thread.join();
-  for (auto& of : worlds) EXPECT_EQ(of->wire()->cause(), std::string("it has ended"));
+  for (auto& of : worlds) EXPECT_EQ(of->connection()->cause(), std::string("it has ended"));
 }
 
 CASE("an end waits for a process that is busy, and not for one that is gone") {
   FakeWorld world(3, 11);
-  Wire one(world.rank(0));
+  Connection one(world.rank(0));
   Heartbeat beats(one);
   const World busy(world.rank(1));
   const int64_t begun = now_ns();
@@ -87,7 +87,7 @@ CASE("an end waits for a process that is busy, and not for one that is gone") {
   EXPECT(now_ns() - begun < 10'000'000'000);
   EXPECT(beats.quiet_ns(1) < 1'000'000'000 && beats.quiet_ns(2) > 1'000'000'000);
   one.fail("the case is over");
-  busy.wire()->fail("the case is over");
+  busy.connection()->fail("the case is over");
 }
 
 TILEWISE_TEST_MAIN

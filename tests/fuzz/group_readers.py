@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tilewise.comm.channel import Channel
 from tilewise.comm.facts import own_facts, require_equal
+from tilewise.comm.mpi_channel import MpiChannel
 from tilewise.comm.peer import error_of
-from tilewise.comm.wire_channel import WireChannel
 from tilewise.core import PeerLost, TilewiseError
 from tilewise.core.frames import HEAD, pack
 
@@ -43,7 +43,7 @@ def read_messages(folder: Path, data: bytes) -> None:
 
 
 class Frames:
-    """What a wire brings, frame by frame, then its end."""
+    """What a connection brings, frame by frame, then its end."""
 
     cause = ""
 
@@ -61,8 +61,8 @@ class Frames:
 
 
 def read_frames(folder: Path, data: bytes) -> None:
-    """The same through MPI's wire, where paths stand for descriptors: none but those of processes are opened."""
-    channel = WireChannel(Frames(data), 1, "process 1")  # type: ignore[arg-type]
+    """The same through MPI's connection, where paths stand for descriptors: none but those of processes are opened."""
+    channel = MpiChannel(Frames(data), 1, "process 1")  # type: ignore[arg-type]
     while True:
         try:
             _, files = channel.receive(5.0)

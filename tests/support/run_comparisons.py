@@ -175,7 +175,7 @@ def fetches_homes(dtype, **changes):
 
 def require_bytes(graph, plan, batch):
     """What was fetched is what the plan says; nothing where all are on one host."""
-    from support.wire_bytes import planned_bytes
+    from support.connection_bytes import planned_bytes
 
     hosts = hosts_of(plan)
     found, planned = fetched(graph, plan, batch), planned_bytes(plan, hosts)
@@ -186,8 +186,7 @@ def misses_bytes():
     """A part that is not fetched is missed in what was fetched."""
     import small_llama
     import test_strategies_equal
-
-    from support.wire_bytes import planned_bytes
+    from support.connection_bytes import planned_bytes
 
     model = small_llama.config()
     graph = small_llama.training_graph(model, "f32")

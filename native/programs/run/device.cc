@@ -9,7 +9,7 @@
 #include <sstream>
 #include <thread>
 
-#include "programs/far/fetch.h"
+#include "programs/remote/fetch.h"
 #include "programs/run/errors.h"
 #include "protocols/spin_lock.h"
 
@@ -30,7 +30,7 @@ std::unique_ptr<memory::SpillFile> file_of(const DeviceOptions& options) {
 }  // namespace
 
 std::shared_ptr<memory::Arena> make_arena(const DeviceOptions& options) {
-  if (options.is_far) {
+  if (options.is_remote) {
     return std::make_shared<memory::Arena>(memory::Arena::Addresses{options.arena_bytes, options.file_bytes});
   }
   if (options.arena_file < 0) return std::make_shared<memory::Arena>(options.arena_bytes, file_of(options));
@@ -77,7 +77,7 @@ int64_t Device::bytes() const {
 void Device::begin(const RunContext& run, std::vector<Injection> injections) {
   run_ = run;
   const ExpandContext context{run.program, options_.index,       run.symbols,
-                              run.arenas,  options_.num_handles, run.far != nullptr ? run.hosts : nullptr};
+                              run.arenas,  options_.num_handles, run.remote != nullptr ? run.hosts : nullptr};
   walker_.begin(context, run.list, signals_, std::move(injections));
   transfers_ = std::vector<std::atomic<int64_t>>(run.program->labels().size());
   if (run.tracing) enable_trace(true);
@@ -144,8 +144,8 @@ bool Device::admit(uint32_t number) {
   if (!has_come) return false;
   if (task.is_moved) return true;
   if (task.instr->moves != Moves::kNothing) return !start_transfer(number);
-  if (task.far.empty() || task.poison != 0 || state_->stopped() != 0) return true;
-  start_fetch(*run_.far, task, [this, number] { signal_raised(number, 0); });
+  if (task.remote.empty() || task.poison != 0 || state_->stopped() != 0) return true;
+  start_fetch(*run_.remote, task, [this, number] { signal_raised(number, 0); });
   return false;
 }
 
@@ -199,7 +199,7 @@ void Device::execute(uint32_t task_number, uint32_t number) {
     }
   }
   if (task.staging.data != nullptr) {
-    run_.far->give_back(task.staging);
+    run_.remote->give_back(task.staging);
     task.staging = {};
   }
   raise_signals(task, poison);

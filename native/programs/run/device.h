@@ -13,7 +13,7 @@
 // A task that moves tiles between memory and the file is handed to the queue of transfers where others would start; the
 // end of its transfer lets it start, with nothing left to do. So it waits as it waits for signals: it holds no worker.
 //
-// A task that reads tiles of a far device asks for them there, too, and is told when they have come.
+// A task that reads tiles of a remote device asks for them there, too, and is told when they have come.
 //
 // A task asks for its signals one after the other once its producers have completed: it stands in one signal's list at
 // a time, and the thread that raises that one goes on asking (protocols/counter.h). So exactly one thread at a time has
@@ -29,7 +29,7 @@
 #include <vector>
 
 #include "memory/arena.h"
-#include "programs/far/far_memory.h"
+#include "programs/remote/remote_memory.h"
 #include "programs/run/run_state.h"
 #include "programs/run/walker.h"
 #include "programs/run/worker.h"
@@ -59,7 +59,7 @@ struct DeviceOptions {
   std::string file_directory = {};
   int arena_file = -1;  // memory that other processes map; -1: its own
   int spill_file = -1;  // likewise, of what does not fit
-  bool is_far = false;  // another host has it: its memory is nothing but addresses here
+  bool is_remote = false;  // another host has it: its memory is nothing but addresses here
 };
 
 /// What a device reserves besides its arena.
@@ -83,7 +83,7 @@ struct RunContext {
   const std::vector<std::unique_ptr<Device>>* devices = nullptr;
   const std::vector<int64_t>* processes = nullptr;  // of the devices that are none here
   const std::vector<int64_t>* hosts = nullptr;  // of all devices
-  FarMemory* far = nullptr;  // of devices of other hosts; none: there are none
+  RemoteMemory* remote = nullptr;  // of devices of other hosts; none: there are none
   bool tracing = false;
 };
 

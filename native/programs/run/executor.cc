@@ -51,11 +51,11 @@ std::thread start_listener(const std::shared_ptr<Team>& team) {
 Executor::Executor(const ExecutorOptions& options)
     : options_(options), team_(std::make_shared<Team>()), process_(getpid()) {
   check_options(options);
-  int64_t num_here = 0;
+  int64_t num_local = 0;
   for (int64_t d = 0; d < options.num_devices; ++d) {
     const DeviceOptions of = device_options(options, d);
-    auto device = is_here(options.team, d) ? std::make_unique<Device>(team_->state, of) : nullptr;
-    num_here += device != nullptr ? 1 : 0;
+    auto device = is_local(options.team, d) ? std::make_unique<Device>(team_->state, of) : nullptr;
+    num_local += device != nullptr ? 1 : 0;
     arenas_.push_back(device != nullptr ? device->arena() : make_arena(of));
     team_->devices.push_back(std::move(device));
     team_->arenas.push_back(arenas_.back()->data());
@@ -63,12 +63,12 @@ Executor::Executor(const ExecutorOptions& options)
   join_team(*team_, options.team, arenas_);
   const int64_t num_movers = options.file_bytes > 0 ? kMovers : 0;
   const int64_t num_listeners = team_->peers() != nullptr ? 1 : 0;
-  team_->state->set_workers(num_here * options.workers_per_device + num_movers + num_listeners);
+  team_->state->set_workers(num_local * options.workers_per_device + num_movers + num_listeners);
   try {
     for (int64_t m = 0; m < num_movers; ++m) threads_.push_back(start_mover(team_));
     if (num_listeners > 0) threads_.push_back(start_listener(team_));
     for (int64_t d = 0; d < options.num_devices; ++d) {
-      if (!is_here(options.team, d)) continue;
+      if (!is_local(options.team, d)) continue;
       for (int64_t w = 0; w < options.workers_per_device; ++w) threads_.push_back(start_worker(team_, d, w));
     }
   } catch (const std::system_error& error) {
@@ -174,7 +174,7 @@ void Executor::begin_run(std::shared_ptr<const Program> program, int64_t list, s
                        .devices = &team.devices,
                        .processes = &team.processes,
                        .hosts = &team.hosts,
-                       .far = team.far.get(),
+                       .remote = team.remote.get(),
                        .tracing = tracing_};
   for (int64_t d = 0; d < options_.num_devices; ++d) {
     if (team.devices[d] == nullptr) continue;
@@ -260,7 +260,7 @@ void Executor::move(memory::SpillFile::Way way, int64_t device, int64_t offset, 
                     int64_t bytes) const {
   check_device(device, "move");
   if (!arenas_[device]->is_mapped()) {
-    team_->far->move(way, device, offset, memory, bytes);
+    team_->remote->move(way, device, offset, memory, bytes);
   } else {
     arenas_[device]->move(way, offset, memory, bytes);
   }
@@ -318,7 +318,7 @@ ExecutorStats Executor::stats() const {
   check_idle("stats");
   ExecutorStats stats{
       .num_runs = num_runs_, .num_tasks = num_completed(*team_), .files = team_->state->files().traffic()};
-  if (team_->far != nullptr) stats.bytes_fetched = team_->far->bytes_fetched();
+  if (team_->remote != nullptr) stats.bytes_fetched = team_->remote->bytes_fetched();
   if (broken_) return stats;
   for (const auto& device : team_->devices) {
     if (device == nullptr) continue;

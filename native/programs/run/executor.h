@@ -40,7 +40,7 @@ struct ExecutorStats {
   int64_t num_tasks = 0;
   int64_t window_high_water = 0;
   int64_t timeline_dropped = 0;
-  int64_t bytes_fetched = 0;  // of far devices, by tasks
+  int64_t bytes_fetched = 0;  // of remote devices, by tasks
   Traffic files = {};         // between memory and files since the executor was made
 };
 
@@ -73,7 +73,7 @@ class Executor {
 
   std::byte* memory(int64_t device, int64_t offset, int64_t bytes) const;
   std::shared_ptr<memory::Arena> arena(int64_t device) const;
-  /// Between a device's file, or anything of a far device, and memory of the host.
+  /// Between a device's file, or anything of a remote device, and memory of the host.
   void move(memory::SpillFile::Way way, int64_t device, int64_t offset, std::byte* memory, int64_t bytes) const;
 
   void trace(bool enable);

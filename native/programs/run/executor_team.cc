@@ -61,7 +61,7 @@ std::exception_ptr error_of(const comm::Answer& answer) {
 void check_order_will_come(comm::Peers& peers) {
   std::string how;
   const int64_t lost = peers.find_lost(kLostNs, &how);
-  check<PeerLost>(lost < 0 || (lost != 0 && !peers.is_far(lost)),
+  check<PeerLost>(lost < 0 || (lost != 0 && !peers.is_remote(lost)),
                   "[runtime.Executor.serve] the process that leads must stay, and all of other hosts; got process ",
                   lost, ", which ", how, "; start again from the last checkpoint");
 }
@@ -102,16 +102,16 @@ std::string find_loss(Team& team) {
 void join_team(Team& team, const TeamOptions& options, const std::vector<std::shared_ptr<memory::Arena>>& arenas) {
   if (options.processes.empty()) return;
   team.processes = options.processes;
-  std::vector<bool> is_far;
-  for (int64_t p = 0; p < std::ssize(options.hosts); ++p) is_far.push_back(options.is_far(p));
+  std::vector<bool> is_remote;
+  for (int64_t p = 0; p < std::ssize(options.hosts); ++p) is_remote.push_back(options.is_remote(p));
   if (!options.hosts.empty()) {
     std::vector<memory::Arena*> own;
     for (int64_t d = 0; d < std::ssize(arenas); ++d) {
       own.push_back(team.devices[d] != nullptr ? arenas[d].get() : nullptr);
       team.hosts.push_back(options.hosts[options.processes[d]]);
     }
-    team.far = std::make_unique<FarMemory>(options.wire, options.number, options.processes, std::move(own),
-                                           [&team] { return find_loss(team); });
+    team.remote = std::make_unique<RemoteMemory>(options.connection, options.number, options.processes, std::move(own),
+                                                 [&team] { return find_loss(team); });
   }
   team.state->peers = std::make_unique<comm::Peers>(comm::PeersOptions{
       .process = options.process,
@@ -119,13 +119,15 @@ void join_team(Team& team, const TeamOptions& options, const std::vector<std::sh
       .file = options.team_file,
       .ends = options.peer_files,
       .take = [&team](const comm::Raise& raise) { take_raise(team, raise); },
-      .far = options.hosts.empty()
-                 ? comm::FarOptions{}
-                 : comm::FarOptions{.wire = options.wire,
-                                    .team = options.number,
-                                    .is_far = std::move(is_far),
-                                    .take = [&team](int64_t from, const comm::Letter& letter,
-                                                    const std::string& text) { team.far->take(from, letter, text); }},
+      .remote = options.hosts.empty() ? comm::RemoteOptions{}
+                                      : comm::RemoteOptions{.connection = options.connection,
+                                                            .team = options.number,
+                                                            .is_remote = std::move(is_remote),
+                                                            .take =
+                                                                [&team](int64_t from, const comm::Message& message,
+                                                                        const std::string& text) {
+                                                                  team.remote->take(from, message, text);
+                                                                }},
   });
 }
 

@@ -146,10 +146,10 @@ kernels::TileView view_of(const Tensor& tensor, Mode mode, std::byte* arena, Row
   return {data, viewed.end - viewed.begin, columns.end - columns.begin, tensor.stride};
 }
 
-/// What has to be fetched of a far device's tensor for a view: its rows, and the padding behind the last ones where
+/// What has to be fetched of a remote device's tensor for a view: its rows, and the padding behind the last ones where
 /// they lie without gaps, as a packed weight's do.
-FarRows far_rows(const ExpandContext& context, int64_t owner, const Sized& sized, RowRange viewed,
-                 const kernels::TileView& view) {
+RemoteRows remote_rows(const ExpandContext& context, int64_t owner, const Sized& sized, RowRange viewed,
+                       const kernels::TileView& view) {
   const int64_t bytes = size_of(sized.tensor.dtype);
   const int64_t offset = static_cast<std::byte*>(view.data) - (*context.arenas)[owner];
   const int64_t row_bytes = view.cols * bytes;
@@ -174,7 +174,7 @@ void expand(const ExpandContext& context, const Iteration& iteration, Task& task
   task.index = index;
   task.row_begin = range.begin;
   task.transfers = 0;
-  task.far.clear();
+  task.remote.clear();
   task.set_num_views(std::ssize(instr.operands));
   kernels::TileView* view = task.views();
   for (const BoundOperand& operand : instr.operands) {
@@ -190,7 +190,7 @@ void expand(const ExpandContext& context, const Iteration& iteration, Task& task
     if (operand.owner != context.device) task.transfers += view->rows * view->cols;
     if (context.hosts != nullptr && (*context.hosts)[operand.owner] != (*context.hosts)[context.device] &&
         view->rows > 0 && view->cols > 0) {
-      task.far.push_back({view - task.views(), far_rows(context, operand.owner, now, viewed, *view)});
+      task.remote.push_back({view - task.views(), remote_rows(context, operand.owner, now, viewed, *view)});
     }
     if (operand.access != kNoAccess) tile_accesses(context, operand, now, range, viewed, columns, values, accesses);
     ++view;

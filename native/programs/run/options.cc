@@ -22,9 +22,10 @@ void check_team(const ExecutorOptions& options) {
                          process, "; count from 0");
   }
   check<ArgumentError>(
-      team.hosts.empty() || (team.hosts.size() == team.peer_files.size() && team.wire != nullptr &&
-                             std::ssize(team.peer_files) <= team.wire->size() && team.process == team.wire->rank()),
-      "[runtime.Executor] processes of several hosts have a wire, their numbers are its, and each has "
+      team.hosts.empty() ||
+          (team.hosts.size() == team.peer_files.size() && team.connection != nullptr &&
+           std::ssize(team.peer_files) <= team.connection->size() && team.process == team.connection->rank()),
+      "[runtime.Executor] processes of several hosts have a connection, their numbers are its, and each has "
       "a host; got ",
       team.hosts.size(), " hosts of ", team.peer_files.size(), " processes; correct the argument");
   check<ArgumentError>(std::ssize(team.spill_files) == (options.file_bytes == 0 ? 0 : options.num_devices),
@@ -34,12 +35,12 @@ void check_team(const ExecutorOptions& options) {
 
 }  // namespace
 
-bool is_here(const TeamOptions& team, int64_t device) {
+bool is_local(const TeamOptions& team, int64_t device) {
   return team.processes.empty() || team.processes[device] == team.process;
 }
 
-bool is_far_device(const TeamOptions& team, int64_t device) {
-  return !team.processes.empty() && team.is_far(team.processes[device]);
+bool is_remote_device(const TeamOptions& team, int64_t device) {
+  return !team.processes.empty() && team.is_remote(team.processes[device]);
 }
 
 void check_options(const ExecutorOptions& options) {
@@ -92,7 +93,7 @@ DeviceOptions device_options(const ExecutorOptions& options, int64_t device) {
           options.file_directory,
           options.team.arena_files.empty() ? -1 : options.team.arena_files[device],
           options.team.spill_files.empty() ? -1 : options.team.spill_files[device],
-          is_far_device(options.team, device)};
+          is_remote_device(options.team, device)};
 }
 
 }  // namespace tilewise::programs

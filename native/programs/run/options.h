@@ -5,14 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "comm/wire.h"
+#include "comm/connection.h"
 #include "kernels/kernel.h"
 #include "programs/run/device.h"
 
 namespace tilewise::programs {
 
 /// Where a program's devices are, if not all in this process. Descriptors stay their owner's. Processes of other hosts
-/// are far: of their devices there are no files here, and of their ends no descriptors.
+/// are remote: of their devices there are no files here, and of their ends no descriptors.
 struct TeamOptions {
   int64_t process = 0;                  // this one
   std::vector<int64_t> processes = {};  // per device, which has it; empty: all are here
@@ -21,10 +21,10 @@ struct TeamOptions {
   std::vector<int> spill_files = {};    // per device, where the plan has files: memory::SpillFile::make()
   std::vector<int> peer_files = {};     // per process, becomes readable when it ends; -1: not watched
   std::vector<int64_t> hosts = {};      // per process; empty: all are on one
-  std::shared_ptr<comm::Wire> wire = nullptr;  // to those of other hosts
+  std::shared_ptr<comm::Connection> connection = nullptr;  // to those of other hosts
   int64_t number = 0;                   // by which all processes know this team
 
-  bool is_far(int64_t other) const { return !hosts.empty() && hosts[other] != hosts[process]; }
+  bool is_remote(int64_t other) const { return !hosts.empty() && hosts[other] != hosts[process]; }
 };
 
 struct ExecutorOptions {
@@ -45,9 +45,9 @@ struct ExecutorOptions {
 /// Refuses sizes and limits that cannot be (ArgumentError), and memory beyond the limit (ResourceError).
 void check_options(const ExecutorOptions& options);
 /// Whether this process has the device.
-bool is_here(const TeamOptions& team, int64_t device);
+bool is_local(const TeamOptions& team, int64_t device);
 /// Whether another host has it.
-bool is_far_device(const TeamOptions& team, int64_t device);
+bool is_remote_device(const TeamOptions& team, int64_t device);
 DeviceOptions device_options(const ExecutorOptions& options, int64_t device);
 
 }  // namespace tilewise::programs

@@ -11,7 +11,7 @@
 #include "comm/signal.h"
 #include "kernels/kernel.h"
 #include "programs/bound.h"
-#include "programs/far/far_memory.h"
+#include "programs/remote/remote_memory.h"
 
 namespace tilewise::programs {
 
@@ -31,10 +31,10 @@ struct TaskWaiter : comm::Waiter {
   uint32_t task = 0;
 };
 
-/// A view of a far device's memory, and what of it is fetched.
-struct FarView {
+/// A view of a remote device's memory, and what of it is fetched.
+struct RemoteView {
   int64_t view = 0;
-  FarRows rows;
+  RemoteRows rows;
 };
 
 enum class Injected : uint8_t { kNothing, kThrow, kStall, kDelay };
@@ -52,7 +52,7 @@ struct Task {
   TaskWaiter waiter;
   bool is_moved = false;  // its transfer, or its fetch, has been handed over
   bool is_landed = false;  // and was all there is to do
-  std::vector<FarView> far = {};
+  std::vector<RemoteView> remote = {};
   Staging::Block staging = {};  // where they have been fetched to
   uint64_t poison = 0;    // an error's id, left by the raisers of its signals, or of its transfer
 

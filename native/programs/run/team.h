@@ -23,7 +23,7 @@ struct Team {
   std::vector<int64_t> hosts;          // per device, whose it is
   std::vector<std::unique_ptr<Device>> devices;  // none where another process has it
   std::vector<std::byte*> arenas;
-  std::unique_ptr<FarMemory> far;  // of devices of other hosts
+  std::unique_ptr<RemoteMemory> remote;  // of devices of other hosts
   std::shared_ptr<const Program> program;  // of the last run
   std::vector<int64_t> symbols;
 

@@ -2,7 +2,7 @@
 // Devices, workers, windows, tile sizes, modes, aliases and delays are drawn at random from a printed seed.
 #include <random>
 
-#include "programs/tests/testing_far.h"
+#include "programs/tests/testing_remote.h"
 
 using namespace tilewise;
 using namespace tilewise::programs;
@@ -208,7 +208,7 @@ bool agrees_on_hosts(uint64_t seed, int64_t num_devices, int64_t num_processes, 
   std::vector<int64_t> hosts;
   for (int64_t p = 0; p < num_processes; ++p) hosts.push_back(seed % 2 == 0 ? p : p / 2);
   if (hosts.back() == 0) hosts.back() = 1;
-  FarTeam team(program, hosts, 1 + static_cast<int64_t>(seed % 2), window, seed);
+  RemoteTeam team(program, hosts, 1 + static_cast<int64_t>(seed % 2), window, seed);
   const auto wanted = Generator(seed).make(num_devices);
   Oracle oracle(*wanted);
   for (int round = 0; round < 3; ++round) {

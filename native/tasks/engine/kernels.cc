@@ -92,11 +92,11 @@ pto_kernel_fn Kernels::function_of(int32_t id) {
 
 void* open_library(const std::string& path, const char* where) {
   const bool is_name = path.find('/') == std::string::npos;
-  const bool is_here = is_name && access(path.c_str(), F_OK) == 0;
-  void* library = dlopen(is_here ? ("./" + path).c_str() : path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  const bool is_local = is_name && access(path.c_str(), F_OK) == 0;
+  void* library = dlopen(is_local ? ("./" + path).c_str() : path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     raise(PTO_BAD_ARGUMENT, "[runtime.", where, "] a library must load; got '", dlerror(), "'",
-          is_name && !is_here ? ", and no file of that name in the current folder" : "", "; check path and symbols");
+          is_name && !is_local ? ", and no file of that name in the current folder" : "", "; check path and symbols");
   }
   return library;
 }

@@ -24,7 +24,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tilewise._native.wire import World as Native
+from tilewise._native.connection import World as Native
 from tilewise.comm.facts import own_command, own_facts, own_host, require_equal
 from tilewise.comm.links import BUSY_S, Link, bandwidth, clock_offset, round_trip
 from tilewise.comm.peer import JoinedPeer, Peer, SpawnedPeer, error_of, watched, watched_too
@@ -232,9 +232,9 @@ class Group:
                 self._dropped.popleft().close()
             self._teams = {team for team in self._teams if not team.is_closed}
             self._num_opened += 1
-            wire = self._world.native.wire if self._world is not None else None
+            connection = self._world.native.connection if self._world is not None else None
             spread = (content, options, file_directory)
-            team = Team(self, self._num_opened, processes, self._ends, *spread, wire)
+            team = Team(self, self._num_opened, processes, self._ends, *spread, connection)
             self._teams.add(team)
         executor = TeamExecutor(team)
         weakref.finalize(executor, self._dropped.append, team)  # it may be let go in the middle of a question

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewise._native.wire import World
+from tilewise._native.connection import World
 from tilewise.core.errors import PeerLost
 
 __all__ = ["BUSY_S", "Link", "bandwidth", "clock_offset", "compute", "round_trip"]

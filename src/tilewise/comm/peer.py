@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from tilewise._native.wire import World
+from tilewise._native.connection import World
 from tilewise.comm.channel import Channel, Message
-from tilewise.comm.wire_channel import WireChannel
+from tilewise.comm.mpi_channel import MpiChannel
 from tilewise.core import errors
 from tilewise.core.errors import CommError, InternalError, PeerLost, ResourceError, TilewiseError
 from tilewise.core.spawn import Spawned
@@ -34,7 +34,7 @@ class Peer:
         name: in words.
     """
 
-    def __init__(self, number: int, channel: Channel | WireChannel) -> None:
+    def __init__(self, number: int, channel: Channel | MpiChannel) -> None:
         self.number, self.channel = number, channel
         self.ended, self.pid = -1, -1
         self._owed: int | None = None  # the number of the question that it has not answered
@@ -125,10 +125,10 @@ class JoinedPeer(Peer):
     """
 
     def __init__(self, number: int, world: World) -> None:
-        self._wire_channel = WireChannel(world, number, f"process {number}")
+        self._wire_channel = MpiChannel(world, number, f"process {number}")
         super().__init__(number, self._wire_channel)
 
-    def met(self, pid: object, is_near: bool) -> None:
+    def met(self, pid: object, is_local: bool) -> None:
         """What it has said of itself.
 
         Raises:
@@ -140,7 +140,7 @@ class JoinedPeer(Peer):
             )
         self.pid = pid
         self._wire_channel.peer = self.name
-        if is_near:
+        if is_local:
             self.ended = watched(pid)
         self._wire_channel.watch(self.ended)
 

@@ -1,9 +1,9 @@
 """`TeamExecutor`: the devices of a plan, in several processes, as the native executor of one process offers them.
 
 Every device's memory and the memory in which processes tell each other of signals are made here and mapped by all of
-this host, so tensors are read and written as in one process. On another host its first process makes them, for those
-beside it (`comm.team_memory`), and what is there is read and written through the wire. What an executor counts, it
-counts for its own devices: the others' figures are asked for and added.
+this host, so tensors are read and written as in one process. On another host its first process makes them for the
+others there (`comm.team_memory`), and their tensors are read and written through the connection. An executor counts
+for its own devices alone: the others' figures are asked for and added.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewise._native.connection import Connection
 from tilewise._native.programs import Executor, Program
-from tilewise._native.wire import Wire
 from tilewise.comm.memory import shared_content
 from tilewise.comm.peer import watched_too
 from tilewise.comm.team_memory import executor_files, make_memory, needed_memory
@@ -40,7 +40,7 @@ class Team:
         content: the plan's program, as the workers read it.
         options: of the native executor, as in one process.
         file_directory: of the devices' files, on every host.
-        wire: to processes of other hosts; None where there are none.
+        connection: to processes of other hosts; None where there are none.
 
     Attributes:
         native: the executor of this process.
@@ -60,10 +60,10 @@ class Team:
         content: bytes,
         options: Mapping[str, Any],
         file_directory: str,
-        wire: Wire | None,
+        connection: Connection | None,
     ) -> None:
         self.group, self._number = group, number
-        self._is_far = [host != group.hosts[0] for host in group.hosts]
+        self._is_remote = [host != group.hosts[0] for host in group.hosts]
         self.processes = processes
         self.is_closed = False
         with ExitStack() as opened, ExitStack() as kept:
@@ -81,11 +81,13 @@ class Team:
                 if end >= 0:
                     kept.callback(os.close, self._ends[-1])
             spread = {**options, "processes": list(processes)}
-            is_wired = any(self._is_far)
+            is_connected = any(self._is_remote)
             self.native = Executor(
                 **spread,
                 **executor_files(made, len(processes)),
-                **({"hosts": group.hosts, "wire": wire, "number": number} if is_wired else {}),
+                **(
+                    {"hosts": group.hosts, "connection": connection, "number": number} if is_connected else {}
+                ),
                 process=0,
                 peer_files=self._ends,
             )
@@ -110,7 +112,7 @@ class Team:
 
     def reaches(self, device: int) -> bool:
         """Whether a device's memory is mapped here."""
-        return not self._is_far[self.processes[device]]
+        return not self._is_remote[self.processes[device]]
 
     def ask(self, what: str, *given: object) -> list[Any]:
         """What the workers say of it."""

@@ -50,12 +50,12 @@ def make_memory(needed: Mapping[str, Any], is_own: Sequence[bool], own: Callable
     with named as directory, _naming_host():
         team = own(shared_memory(needed["team_bytes"], "team"))
         arenas = [
-            own(shared_memory(size, f"device-{device}")) if is_here else -1
-            for device, (size, is_here) in enumerate(zip(needed["arena_bytes"], is_own, strict=True))
+            own(shared_memory(size, f"device-{device}")) if is_local else -1
+            for device, (size, is_local) in enumerate(zip(needed["arena_bytes"], is_own, strict=True))
         ]
         files = [
-            own(make_spill_file(directory, needed["file_bytes"])) if is_here else -1
-            for is_here in is_own
+            own(make_spill_file(directory, needed["file_bytes"])) if is_local else -1
+            for is_local in is_own
             if needed["file_bytes"]
         ]
     return [team, *arenas, *files]

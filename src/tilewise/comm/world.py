@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tilewise._native.wire import World as Native
-from tilewise._native.wire import join_world as join_native
+from tilewise._native.connection import World as Native
+from tilewise._native.connection import join_world as join_native
 from tilewise.comm.launcher import Launched, ending_by_mpi, launched, require_mpi, require_world
 from tilewise.core.environment import on_host
 from tilewise.core.errors import LOST, ConfigError

@@ -25,9 +25,9 @@ from tilewise.comm.channel import Channel, Message
 from tilewise.comm.facts import own_command, own_facts, own_host
 from tilewise.comm.links import compute
 from tilewise.comm.memory import read_content, require_memory
+from tilewise.comm.mpi_channel import MpiChannel
 from tilewise.comm.peer import row_of_error, watched
 from tilewise.comm.team_memory import executor_files, make_memory
-from tilewise.comm.wire_channel import WireChannel
 from tilewise.comm.world import World
 from tilewise.core import configure_logging
 from tilewise.core.errors import LOST, CommError, CommTimeout, InternalError, TilewiseError
@@ -48,7 +48,7 @@ class Worker:
         world: that a launcher has made; None where the leader has started this one.
     """
 
-    def __init__(self, channel: Channel | WireChannel, world: World | None = None) -> None:
+    def __init__(self, channel: Channel | MpiChannel, world: World | None = None) -> None:
         self._channel, self._world = channel, world
         self._sending, self._leaving = threading.Lock(), threading.Lock()
         self._unanswered: set[int] = set()
@@ -160,14 +160,14 @@ class Worker:
                 if arena >= 0:
                     require_memory(arena, size)
             ends = [-1 if number == self._process else end for number, end in enumerate(self._ends)]
-            wired: dict[str, Any] = {}
+            connected: dict[str, Any] = {}
             if self._world is not None and len(set(self._hosts)) > 1:
-                wire = self._world.native.wire
-                wired = {"hosts": self._hosts, "wire": wire, "number": message["executor"]}
+                connection = self._world.native.connection
+                connected = {"hosts": self._hosts, "connection": connection, "number": message["executor"]}
             executor = Executor(
                 **options,
                 **shared,
-                **wired,
+                **connected,
                 process=self._process,
                 peer_files=ends,
             )
@@ -245,7 +245,7 @@ def serve_world(world: World) -> NoReturn:
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # they are for the leader, whose end ends this process
         signal.signal(number, signal.SIG_IGN)
-    is_done = _run(Worker(WireChannel(world.native, 0, "the leader"), world))
+    is_done = _run(Worker(MpiChannel(world.native, 0, "the leader"), world))
     if not is_done:
         os._exit(1)
     world.leave()

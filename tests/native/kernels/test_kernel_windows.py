@@ -137,8 +137,8 @@ def test_skipped_kv_blocks_leave_no_trace(isa, dt, window):
 @every_level
 @every_dtype
 def test_masked_in_a_kv_block_or_skipped_is_the_same(isa, dt):
-    """Rows alone, whose KV blocks are skipped as soon as they see none of them, equal rows in a block of neighbours that
-    see those KV blocks still."""
+    """Rows alone, whose KV blocks are skipped as soon as no row sees them, equal rows in a block of neighbours that
+    still see those KV blocks."""
     shape, scores = (400, 1, 4, 2, 32), Scores(window=70)
     q, k, v = operands(shape, dt)
     dense, _ = forward(shape, dt, q, k, v, isa, scores)

@@ -1,5 +1,5 @@
-// See courier.h.
-#include "comm/courier.h"
+// See transport.h.
+#include "comm/transport.h"
 
 #include <cstring>
 #include <utility>
@@ -9,7 +9,7 @@ namespace tilewise::comm {
 namespace {
 
 constexpr uint32_t kMark = 0x31525754;  // "TWR1"
-constexpr int32_t kLetters = 0;  // their tag
+constexpr int32_t kMessages = 0;  // their tag
 constexpr int64_t kTested = 32;  // operations at once: each look costs a system call on some networks
 
 std::vector<Operation::Owned>& left_behind() {
@@ -30,7 +30,7 @@ void Failure::set(const std::string& cause) {
   has_come_.store(true, std::memory_order_release);
 }
 
-Courier::Courier(const TilewiseMpi& mpi, Failure& failure)
+Transport::Transport(const TilewiseMpi& mpi, Failure& failure)
     : mpi_(mpi),
       failure_(failure),
       rank_(mpi.rank(mpi.self)),
@@ -38,20 +38,20 @@ Courier::Courier(const TilewiseMpi& mpi, Failure& failure)
       tag_max_(mpi.tag_max(mpi.self)),
       num_sent_(size_),
       num_received_(size_),
-      letter_(sizeof(Letter) + kMostText) {}
+      message_(sizeof(Message) + kMostText) {}
 
 // What is still under way when this ends belongs to a peer that is lost: MPI may write into it, so it stays for good.
-Courier::~Courier() {
+Transport::~Transport() {
   static std::mutex mutex;
   std::lock_guard guard(mutex);
   for (Owned& operation : running_) left_behind().push_back(std::move(operation));
 }
 
-WireTraffic Courier::traffic() const {
+ConnectionTraffic Transport::traffic() const {
   return {bytes_sent_.load(std::memory_order_relaxed), bytes_received_.load(std::memory_order_relaxed)};
 }
 
-bool Courier::check_error(int32_t error, const char* what, int64_t peer) {
+bool Transport::check_error(int32_t error, const char* what, int64_t peer) {
   if (error == 0) return true;
   char text[512] = {};
   mpi_.describe(mpi_.self, error, text, sizeof(text));
@@ -61,20 +61,20 @@ bool Courier::check_error(int32_t error, const char* what, int64_t peer) {
 }
 
 // False: it has failed; what was begun stays as it is, since MPI may still use it.
-bool Courier::start(Owned operation) {
+bool Transport::start(Owned operation) {
   Operation& begun = *operation;
   const auto peer = static_cast<int32_t>(begun.peer);
   bool is_begun = false;
   switch (begun.kind) {
-    case Operation::Kind::kLetter: {
-      Letter letter;
-      std::memcpy(&letter, begun.text.data(), sizeof(letter));
-      letter.mark = kMark;
-      letter.sequence = num_sent_[begun.peer]++;
-      letter.length = static_cast<int32_t>(begun.text.size() - sizeof(letter));
-      std::memcpy(begun.text.data(), &letter, sizeof(letter));
+    case Operation::Kind::kMessage: {
+      Message message;
+      std::memcpy(&message, begun.text.data(), sizeof(message));
+      message.mark = kMark;
+      message.sequence = num_sent_[begun.peer]++;
+      message.length = static_cast<int32_t>(begun.text.size() - sizeof(message));
+      std::memcpy(begun.text.data(), &message, sizeof(message));
       is_begun =
-          check_error(mpi_.send(mpi_.self, begun.text.data(), std::ssize(begun.text), peer, kLetters, &begun.request),
+          check_error(mpi_.send(mpi_.self, begun.text.data(), std::ssize(begun.text), peer, kMessages, &begun.request),
                       "send to", peer);
       break;
     }
@@ -91,36 +91,36 @@ bool Courier::start(Owned operation) {
   return is_begun;
 }
 
-bool Courier::take_letter(const Deliver& deliver) {
+bool Transport::take_message(const Deliver& deliver) {
   if (failure_.has_come()) return false;
   int32_t is_found = 0;
   int32_t from = -1;
   int64_t bytes = 0;
-  if (!check_error(mpi_.probe(mpi_.self, kLetters, &is_found, &from, &bytes), "look for messages") || is_found == 0)
+  if (!check_error(mpi_.probe(mpi_.self, kMessages, &is_found, &from, &bytes), "look for messages") || is_found == 0)
     return false;
-  constexpr auto kHead = static_cast<int64_t>(sizeof(Letter));
-  if (from < 0 || from >= size_ || from == rank_ || bytes < kHead || bytes > std::ssize(letter_)) {
-    failure_.set("a message must be a letter of another process; got " + std::to_string(bytes) +
+  constexpr auto kHead = static_cast<int64_t>(sizeof(Message));
+  if (from < 0 || from >= size_ || from == rank_ || bytes < kHead || bytes > std::ssize(message_)) {
+    failure_.set("a message must be a message of another process; got " + std::to_string(bytes) +
                  " bytes from process " + std::to_string(from));
     return false;
   }
-  if (!check_error(mpi_.take(mpi_.self, letter_.data(), bytes, from, kLetters), "receive from", from)) return false;
-  Letter letter;
-  std::memcpy(&letter, letter_.data(), sizeof(letter));
-  if (letter.mark != kMark || letter.sequence != num_received_[from] || letter.length != bytes - kHead ||
-      letter.tag < 0 || letter.tag > tag_max_) {
-    failure_.set("a letter must be whole and the next one of its sender; got mark " + std::to_string(letter.mark) +
-                 ", number " + std::to_string(letter.sequence) + " instead of " + std::to_string(num_received_[from]) +
-                 ", length " + std::to_string(letter.length) + " of " + std::to_string(bytes - kHead) + ", tag " +
-                 std::to_string(letter.tag) + " from process " + std::to_string(from));
+  if (!check_error(mpi_.take(mpi_.self, message_.data(), bytes, from, kMessages), "receive from", from)) return false;
+  Message message;
+  std::memcpy(&message, message_.data(), sizeof(message));
+  if (message.mark != kMark || message.sequence != num_received_[from] || message.length != bytes - kHead ||
+      message.tag < 0 || message.tag > tag_max_) {
+    failure_.set("a message must be whole and the next one of its sender; got mark " + std::to_string(message.mark) +
+                 ", number " + std::to_string(message.sequence) + " instead of " + std::to_string(num_received_[from]) +
+                 ", length " + std::to_string(message.length) + " of " + std::to_string(bytes - kHead) + ", tag " +
+                 std::to_string(message.tag) + " from process " + std::to_string(from));
     return false;
   }
   ++num_received_[from];
-  deliver(from, letter, {reinterpret_cast<const char*>(letter_.data()) + kHead, static_cast<size_t>(bytes - kHead)});
+  deliver(from, message, {reinterpret_cast<const char*>(message_.data()) + kHead, static_cast<size_t>(bytes - kHead)});
   return true;
 }
 
-bool Courier::end_some(const std::function<void(const Operation&)>& ended) {
+bool Transport::end_some(const std::function<void(const Operation&)>& ended) {
   bool has_moved = false;
   for (int64_t tested = 0; tested < kTested && !running_.empty() && !failure_.has_come(); ++tested) {
     if (next_tested_ >= running_.size()) next_tested_ = 0;
@@ -134,7 +134,7 @@ bool Courier::end_some(const std::function<void(const Operation&)>& ended) {
       continue;
     }
     if (operation.kind == Operation::Kind::kReceive && bytes != operation.bytes) {
-      failure_.set("a payload must have the bytes that its letter has announced; got " + std::to_string(bytes) +
+      failure_.set("a payload must have the bytes that its message has announced; got " + std::to_string(bytes) +
                    " of " + std::to_string(operation.bytes) + " from process " + std::to_string(operation.peer));
       break;
     }
@@ -150,7 +150,7 @@ bool Courier::end_some(const std::function<void(const Operation&)>& ended) {
   return has_moved;
 }
 
-void Courier::finish() {
+void Transport::finish() {
   if (failure_.has_come()) return;
   check_error(mpi_.finish(mpi_.self), "end");
   failure_.set("it has ended");

@@ -1,5 +1,5 @@
 // See fetch.h.
-#include "programs/far/fetch.h"
+#include "programs/remote/fetch.h"
 
 #include <utility>
 #include <vector>
@@ -9,11 +9,11 @@ namespace tilewise::programs {
 namespace {
 
 /// Whether all that a task does is to copy what is fetched to places without gaps: then it lands there.
-bool lands(Task& task, std::vector<FarRows>& wanted, std::vector<std::byte*>& ends) {
-  if (!task.instr->is_copy || task.injected != Injected::kNothing || 2 * std::ssize(task.far) != task.num_views())
+bool lands(Task& task, std::vector<RemoteRows>& wanted, std::vector<std::byte*>& ends) {
+  if (!task.instr->is_copy || task.injected != Injected::kNothing || 2 * std::ssize(task.remote) != task.num_views())
     return false;
-  for (size_t i = 0; i < task.far.size(); ++i) {
-    const int64_t from = task.far[i].view;
+  for (size_t i = 0; i < task.remote.size(); ++i) {
+    const int64_t from = task.remote[i].view;
     const kernels::TileView& to = task.views()[from - 1];
     const kernels::TileView& of = task.views()[from];
     if (from % 2 == 0 || to.cols != to.stride || to.cols != of.cols || to.rows > of.rows || to.rows == 0) return false;
@@ -25,9 +25,9 @@ bool lands(Task& task, std::vector<FarRows>& wanted, std::vector<std::byte*>& en
 
 }  // namespace
 
-void start_fetch(FarMemory& memory, Task& task, std::function<void()> fetched) {
-  std::vector<FarRows> wanted;
-  for (const FarView& far : task.far) wanted.push_back(far.rows);
+void start_fetch(RemoteMemory& memory, Task& task, std::function<void()> fetched) {
+  std::vector<RemoteRows> wanted;
+  for (const RemoteView& remote : task.remote) wanted.push_back(remote.rows);
   task.is_moved = true;
   if (std::vector<std::byte*> ends; lands(task, wanted, ends)) {
     task.is_landed = true;
@@ -37,7 +37,7 @@ void start_fetch(FarMemory& memory, Task& task, std::function<void()> fetched) {
   memory.fetch(wanted, [&task, fetched = std::move(fetched)](Staging::Block block, const auto& rows) {
     task.staging = block;
     for (size_t i = 0; i < rows.size(); ++i) {
-      kernels::TileView& view = task.views()[task.far[i].view];
+      kernels::TileView& view = task.views()[task.remote[i].view];
       view.data = rows[i];
       view.stride = view.cols;
     }

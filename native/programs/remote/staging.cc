@@ -1,5 +1,5 @@
 // See staging.h.
-#include "programs/far/staging.h"
+#include "programs/remote/staging.h"
 
 #include <bit>
 #include <cstdlib>

@@ -1,9 +1,9 @@
-// What is inside MPI: letters and payloads that have been begun, and letters that come.
+// What is inside MPI: messages and payloads that have been begun, and messages that come.
 //
-// Purpose: the part of comm/wire.h that one thread at a time does; it turns operations into MPI's requests and tells
-// their ends. Who may call: the thread that has the wire's lock. Blocks: never. Trusts nothing: a letter's mark,
-// sequence and length are checked before anything of it is used, a payload's length before its end is told. After the
-// first error nothing is handed to MPI any more.
+// Purpose: the part of comm/connection.h that one thread at a time does; it turns operations into MPI's requests and
+// tells their ends. Who may call: the thread that has the connection's lock. Blocks: never. Trusts nothing: a message's
+// mark, sequence and length are checked before anything of it is used, a payload's length before its end is told. After
+// the first error nothing is handed to MPI any more.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -21,7 +21,7 @@
 namespace tilewise::comm {
 
 /// The fixed part of a message. Those who take it fill in nothing but kind, team, tag and numbers.
-struct Letter {
+struct Message {
   static constexpr int64_t kNumbers = 6;
 
   uint32_t mark = 0;
@@ -38,7 +38,7 @@ inline constexpr int64_t kMostText = 8192;
 inline constexpr int64_t kMostPayload = int64_t{1} << 30;
 
 /// Bytes of payloads, of tasks and of the host alike.
-struct WireTraffic {
+struct ConnectionTraffic {
   int64_t bytes_sent = 0;
   int64_t bytes_received = 0;
 };
@@ -56,14 +56,14 @@ class Failure {
   std::string cause_;
 };
 
-/// A letter or a payload, from when it is wanted until its end.
+/// A message or a payload, from when it is wanted until its end.
 struct Operation {
   using Owned = std::unique_ptr<Operation>;
   using Done = std::function<void()>;
 
-  enum class Kind : uint8_t { kLetter, kSend, kReceive };
+  enum class Kind : uint8_t { kMessage, kSend, kReceive };
 
-  Kind kind = Kind::kLetter;
+  Kind kind = Kind::kMessage;
   int64_t peer = 0;
   int64_t team = 0;
   int32_t tag = 0;  // of a payload
@@ -71,15 +71,15 @@ struct Operation {
   std::byte* into = nullptr;        // of kReceive
   int64_t bytes = 0;
   Done done;
-  std::string text = {};  // of kLetter: all of it
+  std::string text = {};  // of kMessage: all of it
   TilewiseMpiRequest request = {};
 
-  static Owned letter(int64_t to, const Letter& letter, std::string_view text) {
-    std::string whole(sizeof(Letter) + text.size(), '\0');
-    std::memcpy(whole.data(), &letter, sizeof(Letter));
-    text.copy(whole.data() + sizeof(Letter), text.size());
+  static Owned message(int64_t to, const Message& message, std::string_view text) {
+    std::string whole(sizeof(Message) + text.size(), '\0');
+    std::memcpy(whole.data(), &message, sizeof(Message));
+    text.copy(whole.data() + sizeof(Message), text.size());
     return std::make_unique<Operation>(
-        Operation{.kind = Kind::kLetter, .peer = to, .team = letter.team, .done = {}, .text = std::move(whole)});
+        Operation{.kind = Kind::kMessage, .peer = to, .team = message.team, .done = {}, .text = std::move(whole)});
   }
   static Owned send(int64_t to, int64_t team, int32_t tag, const std::byte* data, int64_t bytes, Done done) {
     return std::make_unique<Operation>(Operation{.kind = Kind::kSend,
@@ -101,25 +101,25 @@ struct Operation {
   }
 };
 
-class Courier {
+class Transport {
  public:
   using Owned = Operation::Owned;
-  using Deliver = std::function<void(int64_t from, const Letter& letter, const std::string& text)>;
+  using Deliver = std::function<void(int64_t from, const Message& message, const std::string& text)>;
 
-  Courier(const TilewiseMpi& mpi, Failure& failure);
-  ~Courier();
-  Courier(const Courier&) = delete;
-  Courier& operator=(const Courier&) = delete;
+  Transport(const TilewiseMpi& mpi, Failure& failure);
+  ~Transport();
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
 
   int64_t rank() const { return rank_; }
   int64_t size() const { return size_; }
   int32_t tag_max() const { return tag_max_; }
-  WireTraffic traffic() const;
+  ConnectionTraffic traffic() const;
 
   /// False: it has failed.
   bool start(Owned operation);
-  /// Whether a letter has come.
-  bool take_letter(const Deliver& deliver);
+  /// Whether a message has come.
+  bool take_message(const Deliver& deliver);
   /// Whether any operation has ended; `ended` is called for each.
   bool end_some(const std::function<void(const Operation&)>& ended);
   void finish();
@@ -134,9 +134,9 @@ class Courier {
   int32_t tag_max_;
   std::vector<Owned> running_;
   size_t next_tested_ = 0;  // of them
-  std::vector<uint64_t> num_sent_;      // letters, per receiver
+  std::vector<uint64_t> num_sent_;      // messages, per receiver
   std::vector<uint64_t> num_received_;  // per sender
-  std::vector<std::byte> letter_;
+  std::vector<std::byte> message_;
   std::atomic<int64_t> bytes_sent_{0};
   std::atomic<int64_t> bytes_received_{0};
 };

@@ -2,7 +2,7 @@
 // and reorders what it may; memory of other hosts; failures that every process hears of.
 #include <random>
 
-#include "programs/tests/testing_far.h"
+#include "programs/tests/testing_remote.h"
 
 using namespace tilewise;
 using namespace tilewise::programs;
@@ -12,7 +12,7 @@ namespace {
 
 void expect_ring(int64_t devices, const std::vector<int64_t>& hosts, int64_t workers, int64_t window, int64_t epochs) {
   auto program = ring(devices, epochs);
-  FarTeam team(program, hosts, workers, window, 11);
+  RemoteTeam team(program, hosts, workers, window, 11);
   Oracle oracle(*program);
   for (int run = 0; run < 3; ++run) {
     team.leader().run(program, {});
@@ -20,7 +20,7 @@ void expect_ring(int64_t devices, const std::vector<int64_t>& hosts, int64_t wor
     EXPECT(same_memory(team, oracle, devices));
   }
   for (const std::string& failure : team.end()) EXPECT_EQ(failure, std::string());
-  for (auto& wire : team.wires) EXPECT_EQ(wire->cause(), std::string());
+  for (auto& connection : team.connections) EXPECT_EQ(connection->cause(), std::string());
 }
 
 /// Every device shows 12 rows of 6 to the next, which copies them, two pieces a task: whole rows, or some columns.
@@ -56,7 +56,7 @@ std::shared_ptr<Program> copies(int64_t devices, bool is_dense, int64_t num_call
 CASE("copies of another host's tiles land where they belong, with gaps between rows and without") {
   for (const bool is_dense : {true, false}) {
     auto program = copies(2, is_dense, 20);
-    FarTeam team(program, {0, 1}, 2, 16, 21);
+    RemoteTeam team(program, {0, 1}, 2, 16, 21);
     Oracle oracle(*program);
     for (int run = 0; run < 2; ++run) {
       team.leader().run(program, {});
@@ -83,7 +83,7 @@ CASE("the leader reads and writes memory and files of another host, and nothing 
   ExecutorOptions options = options_of(*program, 1, 8);
   options.file_bytes = 3 * 4096;
   options.file_directory = "/tmp";
-  FarTeam team(program, {0, 1}, options);
+  RemoteTeam team(program, {0, 1}, options);
   using Way = memory::SpillFile::Way;
   const int64_t size = options.arena_bytes[1];
   std::vector<std::byte> written(size), read(size);
@@ -115,15 +115,15 @@ CASE("memory that is not there is refused by its owner, whichever process asks")
   for (const auto& [offset, bytes] : {std::pair<int64_t, int64_t>{1 << 20, 8}, {-8, 8}, {0, 1 << 20}}) {
     for (const Way way : {Way::kRead, Way::kWrite}) {
       auto program = ring(2, 1);
-      auto team = std::make_unique<FarTeam>(program, std::vector<int64_t>{0, 1});
+      auto team = std::make_unique<RemoteTeam>(program, std::vector<int64_t>{0, 1});
       std::vector<std::byte> memory(bytes);
       std::thread other([&] {  // who has refused says no more, and this one would wait for long
-        while (!team->wires[1]->has_failed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        team->wires[0]->fail("the other has ended");
+        while (!team->connections[1]->has_failed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        team->connections[0]->fail("the other has ended");
       });
       EXPECT(is_lost([&] { team->leader().move(way, 1, offset, memory.data(), bytes); }));
       other.join();
-      EXPECT(team->wires[1]->cause().find("must name memory of this process") != std::string::npos);
+      EXPECT(team->connections[1]->cause().find("must name memory of this process") != std::string::npos);
     }
   }
 }
@@ -134,7 +134,7 @@ CASE("MPI is never given the memory that a caller moves from or to, which goes w
   std::vector<std::byte> memory(size);
   std::atomic<int64_t> num_seen = 0;
   std::atomic<int64_t> num_of_host = 0;
-  FarTeam team(program, {0, 1});
+  RemoteTeam team(program, {0, 1});
   team.world.watch([&](const std::byte* data) {
     ++num_seen;
     if (data >= memory.data() && data < memory.data() + size) ++num_of_host;
@@ -145,7 +145,7 @@ CASE("MPI is never given the memory that a caller moves from or to, which goes w
   EXPECT(num_seen > 0 && num_of_host == 0);
 }
 
-CASE("letters of any content are taken or end the wire, and touch no memory") {
+CASE("messages of any content are taken or end the connection, and touch no memory") {
   std::mt19937_64 random(31);
   const auto draw = [&](int64_t low, int64_t high) {
     return std::uniform_int_distribution<int64_t>(low, high)(random);
@@ -155,27 +155,27 @@ CASE("letters of any content are taken or end the wire, and touch no memory") {
   int64_t num_refused = 0;
   int64_t num_taken = 0;
   for (int trial = 0; trial < 60; ++trial) {
-    FarTeam team(program, {0, 1}, 1, 8, trial);
+    RemoteTeam team(program, {0, 1}, 1, 8, trial);
     std::byte* const memory = team.leader().memory(0, 0, 0);
     const auto size = static_cast<size_t>(program->needs(0).arena_bytes);
     std::memset(memory, 0x5a, size);
     const std::vector<std::byte> before(memory, memory + size);
-    for (int n = 0; n < 40 && !team.wires[0]->has_failed(); ++n) {
-      comm::Letter letter;
-      letter.kind = static_cast<uint16_t>(draw(0, 9));
-      letter.flags = static_cast<uint16_t>(draw(0, 2));
-      letter.team = draw(0, 9) == 0 ? odd[draw(0, 13)] : 5;
-      letter.tag = static_cast<int32_t>(draw(0, 3));
-      for (int64_t& number : letter.numbers) number = draw(0, 3) == 0 ? draw(0, 300) : odd[draw(0, 13)];
-      team.wires[1]->post(0, letter, std::string(draw(0, 1) * draw(0, 100), '\xff'));
+    for (int n = 0; n < 40 && !team.connections[0]->has_failed(); ++n) {
+      comm::Message message;
+      message.kind = static_cast<uint16_t>(draw(0, 9));
+      message.flags = static_cast<uint16_t>(draw(0, 2));
+      message.team = draw(0, 9) == 0 ? odd[draw(0, 13)] : 5;
+      message.tag = static_cast<int32_t>(draw(0, 3));
+      for (int64_t& number : message.numbers) number = draw(0, 3) == 0 ? draw(0, 300) : odd[draw(0, 13)];
+      team.connections[1]->post(0, message, std::string(draw(0, 1) * draw(0, 100), '\xff'));
       num_taken += 1;
     }
-    for (int looks = 0; looks < 2000 && !team.wires[0]->has_failed(); ++looks)
-      team.wires[1]->progress(), team.wires[0]->progress();
+    for (int looks = 0; looks < 2000 && !team.connections[0]->has_failed(); ++looks)
+      team.connections[1]->progress(), team.connections[0]->progress();
     EXPECT(std::memcmp(memory, before.data(), size) == 0);
-    num_refused += team.wires[0]->has_failed() ? 1 : 0;
-    team.wires[0]->fail("the trial is over");
-    team.wires[1]->fail("the trial is over");
+    num_refused += team.connections[0]->has_failed() ? 1 : 0;
+    team.connections[0]->fail("the trial is over");
+    team.connections[1]->fail("the trial is over");
   }
   EXPECT(num_refused > 30 && num_taken > 600);
 }
@@ -183,7 +183,7 @@ CASE("letters of any content are taken or end the wire, and touch no memory") {
 CASE("a kernel that throws on any host is raised by the leader, and the next run is right") {
   for (const int64_t device : {1, 0}) {
     auto program = ring(2, 20);
-    FarTeam team(program, {0, 1}, 1, 64, 3, {{Injected::kThrow, device, "show", 5}});
+    RemoteTeam team(program, {0, 1}, 1, 64, 3, {{Injected::kThrow, device, "show", 5}});
     bool has_failed = false;
     try {
       team.leader().run(program, {});
@@ -192,13 +192,13 @@ CASE("a kernel that throws on any host is raised by the leader, and the next run
     }
     EXPECT(has_failed);
     team.leader().run(program, {});
-    for (auto& wire : team.wires) EXPECT_EQ(wire->cause(), std::string());
+    for (auto& connection : team.connections) EXPECT_EQ(connection->cause(), std::string());
   }
 }
 
 CASE("a process whose connection breaks is named by the others, each by itself") {
   auto program = ring(3, 100'000, "slow", {1});
-  FarTeam team(program, {0, 1, 2}, 1, 64, 4);
+  RemoteTeam team(program, {0, 1, 2}, 1, 64, 4);
   std::thread breaker([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     team.world.break_rank(2);

@@ -1,17 +1,17 @@
 // Messages between processes that share no memory, over MPI (mpi/tilewise_mpi.h).
 //
-// Purpose: letters, which are short and tell something, and payloads, which are bytes from memory to memory. A payload
-// is announced by a letter, that of its sender (give) or that of its receiver (ask), and travels under the letter's
+// Purpose: messages, which are short and tell something, and payloads, which are bytes from memory to memory. A payload
+// is announced by a message, that of its sender (give) or that of its receiver (ask), and travels under the message's
 // tag. MPI makes no progress by itself, so progress() must be called again and again: by idle workers, and by one
-// thread of every executor while all of them compute (far_peers.h).
+// thread of every executor while all of them compute (remote_peers.h).
 //
 // Who may call: any thread; one at a time is inside MPI, the others leave what they have in the outbox. Blocks:
 // nothing but leave(), wait() and finish(); a receiver's take() and what is called at an end run inside progress(), and
 // must neither wait nor call leave(). Memory: that of a payload stays its owner's until the end was told. Memory order:
-// what happened before a letter was posted is seen by who takes it.
+// what happened before a message was posted is seen by who takes it.
 //
-// Trusts nothing: a message is checked before anything of it is used (courier.h); what a letter names is checked by who
-// takes it. After the first error nothing is handed to MPI any more: cause() says which it was, and no end is told.
+// Trusts nothing: a message is checked before anything of it is used (transport.h); what a message names is checked by
+// who takes it. After the first error nothing is handed to MPI any more: cause() says which it was, and no end is told.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -24,39 +24,39 @@
 #include <string>
 #include <vector>
 
-#include "comm/courier.h"
+#include "comm/transport.h"
 
 namespace tilewise::comm {
 
-/// Takes the letters of a team.
+/// Takes the messages of a team.
 class Receiver {
  public:
   virtual ~Receiver() = default;
-  virtual void take(int64_t from, const Letter& letter, const std::string& text) = 0;
+  virtual void take(int64_t from, const Message& message, const std::string& text) = 0;
 };
 
-class Wire {
+class Connection {
  public:
   using Done = Operation::Done;
 
   /// mpi: already started; it outlives this.
-  explicit Wire(const TilewiseMpi& mpi);
+  explicit Connection(const TilewiseMpi& mpi);
 
-  int64_t rank() const { return courier_.rank(); }
-  int64_t size() const { return courier_.size(); }
+  int64_t rank() const { return transport_.rank(); }
+  int64_t size() const { return transport_.size(); }
 
-  /// Letters of that team go to the receiver, until leave(): then nothing of the team is under way.
+  /// Messages of that team go to the receiver, until leave(): then nothing of the team is under way.
   void join(int64_t team, Receiver& receiver);
   void leave(int64_t team);
 
-  void post(int64_t to, const Letter& letter, const std::string& text = {});
-  /// A letter, and these bytes.
-  void give(int64_t to, const Letter& letter, const std::byte* data, int64_t bytes, Done done);
-  /// A letter that asks for bytes.
-  void ask(int64_t to, const Letter& letter, std::byte* into, int64_t bytes, Done done);
-  /// The payload of a letter that has come: of one that gives, or for one that asks.
-  void receive(int64_t from, const Letter& letter, std::byte* into, int64_t bytes, Done done);
-  void reply(int64_t to, const Letter& letter, const std::byte* data, int64_t bytes, Done done);
+  void post(int64_t to, const Message& message, const std::string& text = {});
+  /// A message, and these bytes.
+  void give(int64_t to, const Message& message, const std::byte* data, int64_t bytes, Done done);
+  /// A message that asks for bytes.
+  void ask(int64_t to, const Message& message, std::byte* into, int64_t bytes, Done done);
+  /// The payload of a message that has come: of one that gives, or for one that asks.
+  void receive(int64_t from, const Message& message, std::byte* into, int64_t bytes, Done done);
+  void reply(int64_t to, const Message& message, const std::byte* data, int64_t bytes, Done done);
 
   /// Whether anything has moved. Does nothing while another thread is at it.
   bool progress();
@@ -70,11 +70,11 @@ class Wire {
   std::string cause() const { return failure_.cause(); }
   bool has_failed() const { return failure_.has_come(); }
   void fail(const std::string& cause) { failure_.set(cause); }
-  WireTraffic traffic() const { return courier_.traffic(); }
+  ConnectionTraffic traffic() const { return transport_.traffic(); }
 
  private:
   void check_bytes(int64_t peer, int64_t bytes) const;
-  bool has_payload(int64_t from, const Letter& letter, bool is_asked);
+  bool has_payload(int64_t from, const Message& message, bool is_asked);
   int32_t new_tag(bool is_asked);
   void queue(std::vector<Operation::Owned> operations);
   bool step();
@@ -89,7 +89,7 @@ class Wire {
   int32_t last_tag_ = 0;
 
   std::mutex mutex_;  // of all below
-  Courier courier_;
+  Transport transport_;
   std::map<int64_t, Receiver*> receivers_;
 
   std::atomic<int64_t> last_progress_ns_{0};

@@ -1,5 +1,5 @@
-// Letters and payloads between processes, over an MPI of threads that delays them; and what is refused.
-#include "comm/wire.h"
+// Messages and payloads between processes, over an MPI of threads that delays them; and what is refused.
+#include "comm/connection.h"
 
 #include <thread>
 
@@ -18,32 +18,32 @@ constexpr int64_t kTeam = 7;
 
 struct Taken {
   int64_t from;
-  Letter letter;
+  Message message;
   std::string text;
 };
 
 class Collector final : public Receiver {
  public:
   std::vector<Taken> taken;
-  std::function<void(int64_t, const Letter&)> also;
+  std::function<void(int64_t, const Message&)> also;
 
  private:
-  void take(int64_t from, const Letter& letter, const std::string& text) override {
-    taken.push_back({from, letter, text});
-    if (also) also(from, letter);
+  void take(int64_t from, const Message& message, const std::string& text) override {
+    taken.push_back({from, message, text});
+    if (also) also(from, message);
   }
 };
 
-Letter letter_of(uint16_t kind, int64_t number = 0) {
-  Letter letter;
-  letter.kind = kind;
-  letter.team = kTeam;
-  letter.numbers[0] = number;
-  return letter;
+Message message_of(uint16_t kind, int64_t number = 0) {
+  Message message;
+  message.kind = kind;
+  message.team = kTeam;
+  message.numbers[0] = number;
+  return message;
 }
 
 /// Progress of both until something holds.
-bool until(Wire& one, Wire& other, const std::function<bool()>& holds) {
+bool until(Connection& one, Connection& other, const std::function<bool()>& holds) {
   for (int64_t looks = 0; looks < 100'000; ++looks) {
     one.progress();
     other.progress();
@@ -54,28 +54,28 @@ bool until(Wire& one, Wire& other, const std::function<bool()>& holds) {
 
 }  // namespace
 
-CASE("letters arrive whole and in order, whatever thread posts them") {
+CASE("messages arrive whole and in order, whatever thread posts them") {
   FakeWorld world(2, 1);
-  Wire one(world.rank(0));
-  Wire other(world.rank(1));
+  Connection one(world.rank(0));
+  Connection other(world.rank(1));
   Collector collector;
   other.join(kTeam, collector);
-  for (int64_t n = 0; n < 500; ++n) one.post(1, letter_of(3, n), std::string(n % 70, 'x'));
+  for (int64_t n = 0; n < 500; ++n) one.post(1, message_of(3, n), std::string(n % 70, 'x'));
   EXPECT(until(one, other, [&] { return collector.taken.size() == 500; }));
   for (int64_t n = 0; n < 500; ++n) {
-    EXPECT(collector.taken[n].from == 0 && collector.taken[n].letter.numbers[0] == n);
-    EXPECT(collector.taken[n].letter.kind == 3 && std::ssize(collector.taken[n].text) == n % 70);
+    EXPECT(collector.taken[n].from == 0 && collector.taken[n].message.numbers[0] == n);
+    EXPECT(collector.taken[n].message.kind == 3 && std::ssize(collector.taken[n].text) == n % 70);
   }
   other.leave(kTeam);
-  one.post(1, letter_of(3));
+  one.post(1, message_of(3));
   EXPECT(until(one, other, [&] { return !one.progress() && !other.progress(); }));
   EXPECT(collector.taken.size() == 500);
 }
 
 CASE("what is given and what is asked for reaches its memory, hundreds at once") {
   FakeWorld world(2, 2, 9);
-  Wire one(world.rank(0));
-  Wire other(world.rank(1));
+  Connection one(world.rank(0));
+  Connection other(world.rank(1));
   Collector collector;
   Collector asking;
   constexpr int64_t kCount = 400;
@@ -86,17 +86,17 @@ CASE("what is given and what is asked for reaches its memory, hundreds at once")
     asked[n].resize(sent[n].size());
   }
   int64_t num_ended = 0;
-  collector.also = [&](int64_t from, const Letter& letter) {
-    const int64_t n = letter.numbers[0];
-    if (letter.kind == 1)
-      other.receive(from, letter, received[n].data(), std::ssize(received[n]), [&] { ++num_ended; });
-    if (letter.kind == 2) other.reply(from, letter, sent[n].data(), std::ssize(sent[n]), [&] { ++num_ended; });
+  collector.also = [&](int64_t from, const Message& message) {
+    const int64_t n = message.numbers[0];
+    if (message.kind == 1)
+      other.receive(from, message, received[n].data(), std::ssize(received[n]), [&] { ++num_ended; });
+    if (message.kind == 2) other.reply(from, message, sent[n].data(), std::ssize(sent[n]), [&] { ++num_ended; });
   };
   one.join(kTeam, asking);
   other.join(kTeam, collector);
   for (int64_t n = 0; n < kCount; ++n) {
-    one.give(1, letter_of(1, n), sent[n].data(), std::ssize(sent[n]), [&] { ++num_ended; });
-    one.ask(1, letter_of(2, n), asked[n].data(), std::ssize(asked[n]), [&] { ++num_ended; });
+    one.give(1, message_of(1, n), sent[n].data(), std::ssize(sent[n]), [&] { ++num_ended; });
+    one.ask(1, message_of(2, n), asked[n].data(), std::ssize(asked[n]), [&] { ++num_ended; });
   }
   EXPECT(until(one, other, [&] { return num_ended == 4 * kCount; }));
   EXPECT(received == sent && asked == sent);
@@ -104,7 +104,7 @@ CASE("what is given and what is asked for reaches its memory, hundreds at once")
   EXPECT(bytes > 0 && one.traffic().bytes_received == bytes && other.traffic().bytes_sent == bytes);
 }
 
-CASE("a message that is no letter, or not the next one, ends the wire and is not taken") {
+CASE("a message that is no message, or not the next one, ends the connection and is not taken") {
   struct Fault {
     const char* name;
     std::function<void(std::vector<std::byte>&)> spoil;
@@ -123,14 +123,14 @@ CASE("a message that is no letter, or not the next one, ends the wire and is not
   };
   for (const Fault& fault : faults) {
     FakeWorld world(2, 4, 0);
-    Wire one(world.rank(0));
-    Wire other(world.rank(1));
+    Connection one(world.rank(0));
+    Connection other(world.rank(1));
     Collector collector;
     other.join(kTeam, collector);
     world.spoil = [&](std::vector<std::byte>& message, int32_t tag) {
       if (tag == 0) fault.spoil(message);
     };
-    one.post(1, letter_of(3));
+    one.post(1, message_of(3));
     EXPECT(until(one, other, [&] { return other.has_failed(); }));
     EXPECT(collector.taken.empty() && !other.cause().empty());
     if (!other.has_failed()) std::fprintf(stderr, "%s\n", fault.name);
@@ -140,42 +140,42 @@ CASE("a message that is no letter, or not the next one, ends the wire and is not
 CASE("a payload of other bytes than were announced is not told as one that has come") {
   for (const int64_t difference : {-1, 1}) {
     FakeWorld world(2, 5, 0);
-    Wire one(world.rank(0));
-    Wire other(world.rank(1));
+    Connection one(world.rank(0));
+    Connection other(world.rank(1));
     Collector collector;
     std::vector<std::byte> data(100), into(100);
     bool has_ended = false;
-    collector.also = [&](int64_t from, const Letter& letter) {
-      other.receive(from, letter, into.data(), std::ssize(into), [&] { has_ended = true; });
+    collector.also = [&](int64_t from, const Message& message) {
+      other.receive(from, message, into.data(), std::ssize(into), [&] { has_ended = true; });
     };
     other.join(kTeam, collector);
     world.spoil = [&](std::vector<std::byte>& message, int32_t tag) {
       if (tag != 0) message.resize(message.size() + difference);
     };
-    one.give(1, letter_of(1), data.data(), std::ssize(data), {});
+    one.give(1, message_of(1), data.data(), std::ssize(data), {});
     EXPECT(until(one, other, [&] { return other.has_failed(); }));
     EXPECT(!has_ended);
   }
 }
 
-CASE("a letter that names a tag of its receiver ends the wire, and no payload is begun") {
+CASE("a message that names a tag of its receiver ends the connection, and no payload is begun") {
   for (const uint16_t kind : {1, 2}) {
     for (const int32_t tag : {0, 5, 6}) {
       FakeWorld world(2, 8, 0);
-      Wire one(world.rank(0));
-      Wire other(world.rank(1));
+      Connection one(world.rank(0));
+      Connection other(world.rank(1));
       Collector collector;
       std::vector<std::byte> data(100);
       bool is_right = false;
-      collector.also = [&](int64_t from, const Letter& letter) {
-        if (kind == 1) other.receive(from, letter, data.data(), std::ssize(data), {});
-        if (kind == 2) other.reply(from, letter, data.data(), std::ssize(data), {});
+      collector.also = [&](int64_t from, const Message& message) {
+        if (kind == 1) other.receive(from, message, data.data(), std::ssize(data), {});
+        if (kind == 2) other.reply(from, message, data.data(), std::ssize(data), {});
         is_right = tag == (kind == 1 ? 5 : 6);
       };
       other.join(kTeam, collector);
-      Letter letter = letter_of(kind);
-      letter.tag = tag;
-      one.post(1, letter);
+      Message message = message_of(kind);
+      message.tag = tag;
+      one.post(1, message);
       EXPECT(until(one, other, [&] { return !collector.taken.empty(); }));
       EXPECT(other.has_failed() != is_right);
       other.fail("the case is over");
@@ -183,14 +183,14 @@ CASE("a letter that names a tag of its receiver ends the wire, and no payload is
   }
 }
 
-CASE("what a receiver throws ends the wire, and says so") {
+CASE("what a receiver throws ends the connection, and says so") {
   FakeWorld world(2, 9);
-  Wire one(world.rank(0));
-  Wire other(world.rank(1));
+  Connection one(world.rank(0));
+  Connection other(world.rank(1));
   Collector collector;
-  collector.also = [](int64_t, const Letter&) { throw std::runtime_error("no memory is left"); };
+  collector.also = [](int64_t, const Message&) { throw std::runtime_error("no memory is left"); };
   other.join(kTeam, collector);
-  one.post(1, letter_of(3));
+  one.post(1, message_of(3));
   EXPECT(until(one, other, [&] { return other.has_failed(); }));
   EXPECT_EQ(other.cause(), std::string("no memory is left"));
   other.leave(kTeam);
@@ -198,11 +198,11 @@ CASE("what a receiver throws ends the wire, and says so") {
 
 CASE("after an error nothing goes on, and waiting ends") {
   FakeWorld world(2, 6);
-  Wire one(world.rank(0));
+  Connection one(world.rank(0));
   Collector collector;
   one.join(kTeam, collector);
   std::vector<std::byte> into(10);
-  one.ask(1, letter_of(2), into.data(), std::ssize(into), {});
+  one.ask(1, message_of(2), into.data(), std::ssize(into), {});
   world.break_rank(0);
   EXPECT(!one.wait(kPatience, [] { return false; }));
   EXPECT(one.cause().starts_with("MPI could not ") && one.cause().find("connection reset") != std::string::npos);
@@ -211,7 +211,7 @@ CASE("after an error nothing goes on, and waiting ends") {
 
 CASE("arguments that cannot be are refused") {
   FakeWorld world(2, 7);
-  Wire one(world.rank(0));
+  Connection one(world.rank(0));
   const auto is_refused = [](const std::function<void()>& body) {
     try {
       body();
@@ -220,9 +220,9 @@ CASE("arguments that cannot be are refused") {
     }
     return false;
   };
-  EXPECT(is_refused([&] { one.post(0, letter_of(1)); }));
-  EXPECT(is_refused([&] { one.post(2, letter_of(1)); }));
-  EXPECT(is_refused([&] { one.receive(-1, letter_of(1), nullptr, 0, {}); }));
+  EXPECT(is_refused([&] { one.post(0, message_of(1)); }));
+  EXPECT(is_refused([&] { one.post(2, message_of(1)); }));
+  EXPECT(is_refused([&] { one.receive(-1, message_of(1), nullptr, 0, {}); }));
 }
 
 TILEWISE_TEST_MAIN

@@ -8,15 +8,15 @@
 
 namespace tilewise::programs::testing {
 
-class FarTeam {
+class RemoteTeam {
  public:
   /// hosts: per process. Devices are in blocks over the processes. faults: of the first run.
-  FarTeam(const std::shared_ptr<const Program>& program, std::vector<int64_t> hosts, int64_t workers = 1,
-          int64_t window = 512, uint64_t seed = 0, const std::vector<PlannedInjection>& faults = {})
-      : FarTeam(program, std::move(hosts), options_of(*program, workers, window), seed, faults) {}
+  RemoteTeam(const std::shared_ptr<const Program>& program, std::vector<int64_t> hosts, int64_t workers = 1,
+             int64_t window = 512, uint64_t seed = 0, const std::vector<PlannedInjection>& faults = {})
+      : RemoteTeam(program, std::move(hosts), options_of(*program, workers, window), seed, faults) {}
 
-  FarTeam(const std::shared_ptr<const Program>& program, std::vector<int64_t> hosts, const ExecutorOptions& options,
-          uint64_t seed = 0, const std::vector<PlannedInjection>& faults = {})
+  RemoteTeam(const std::shared_ptr<const Program>& program, std::vector<int64_t> hosts, const ExecutorOptions& options,
+             uint64_t seed = 0, const std::vector<PlannedInjection>& faults = {})
       : world(static_cast<int32_t>(hosts.size()), seed), hosts_(std::move(hosts)) {
     const auto num_processes = std::ssize(hosts_);
     std::vector<int64_t> processes;
@@ -43,14 +43,14 @@ class FarTeam {
       of.team.team_file = of_hosts[hosts_[p]];
       of.team.peer_files.assign(num_processes, -1);
       of.team.hosts = hosts_;
-      of.team.wire = std::make_shared<comm::Wire>(world.rank(static_cast<int32_t>(p)));
+      of.team.connection = std::make_shared<comm::Connection>(world.rank(static_cast<int32_t>(p)));
       of.team.number = 5;
       for (int64_t d = 0; d < options.num_devices; ++d) {
-        const bool is_near = hosts_[processes[d]] == hosts_[p];
-        of.team.arena_files.push_back(is_near ? arenas[d] : -1);
-        if (options.file_bytes > 0) of.team.spill_files.push_back(is_near ? spills[d] : -1);
+        const bool is_local = hosts_[processes[d]] == hosts_[p];
+        of.team.arena_files.push_back(is_local ? arenas[d] : -1);
+        if (options.file_bytes > 0) of.team.spill_files.push_back(is_local ? spills[d] : -1);
       }
-      wires.push_back(of.team.wire);
+      connections.push_back(of.team.connection);
       executors_.push_back(std::make_unique<Executor>(of));
       owners_.resize(options.num_devices);
       for (int64_t d = 0; d < options.num_devices; ++d) {
@@ -71,7 +71,7 @@ class FarTeam {
     }
   }
 
-  ~FarTeam() {
+  ~RemoteTeam() {
     end();
     // Each leaves while the others still answer.
     std::vector<std::thread> closing;
@@ -79,12 +79,14 @@ class FarTeam {
     for (std::thread& thread : closing) thread.join();
     for (int file : files_) close(file);
   }
-  FarTeam(const FarTeam&) = delete;
-  FarTeam& operator=(const FarTeam&) = delete;
+  RemoteTeam(const RemoteTeam&) = delete;
+  RemoteTeam& operator=(const RemoteTeam&) = delete;
 
   Executor& leader() { return *executors_[0]; }
   Executor& owner(int64_t device) { return *owners_[device]; }
-  bool is_far(int64_t device) const { return hosts_[device * std::ssize(hosts_) / std::ssize(owners_)] != hosts_[0]; }
+  bool is_remote(int64_t device) const {
+    return hosts_[device * std::ssize(hosts_) / std::ssize(owners_)] != hosts_[0];
+  }
   /// Lets all serve() return; what each has raised.
   const std::vector<std::string>& end() {
     if (!threads_.empty()) leader().call_peers();
@@ -94,7 +96,7 @@ class FarTeam {
   }
 
   comm::testing::FakeWorld world;
-  std::vector<std::shared_ptr<comm::Wire>> wires;
+  std::vector<std::shared_ptr<comm::Connection>> connections;
 
  private:
   std::vector<int64_t> hosts_;
@@ -108,12 +110,12 @@ class FarTeam {
 /// Every device's memory is the oracle's, as the leader reads it and, of other hosts, also where it lies. Memory of its
 /// own host is read at the leader's own addresses: processes there agree through a file that each maps elsewhere, which
 /// ThreadSanitizer cannot follow.
-inline bool same_memory(FarTeam& team, Oracle& oracle, int64_t num_devices) {
+inline bool same_memory(RemoteTeam& team, Oracle& oracle, int64_t num_devices) {
   for (int64_t d = 0; d < num_devices; ++d) {
     const auto& wanted = oracle.memory(d);
-    const Executor& reader = team.is_far(d) ? team.owner(d) : team.leader();
+    const Executor& reader = team.is_remote(d) ? team.owner(d) : team.leader();
     if (std::memcmp(reader.memory(d, 0, 0), wanted.data(), wanted.size()) != 0) return false;
-    if (!team.is_far(d)) continue;
+    if (!team.is_remote(d)) continue;
     std::vector<std::byte> found(wanted.size());
     team.leader().move(memory::SpillFile::Way::kRead, d, 0, found.data(), std::ssize(found));
     if (std::memcmp(found.data(), wanted.data(), wanted.size()) != 0) return false;

@@ -1,4 +1,4 @@
-// Memory for what tasks read of far devices: blocks that are taken before a read begins and given back by the task's
+// Memory for what tasks read of remote devices: blocks that are taken before a read begins and given back by the task's
 // end.
 //
 // Purpose: bounds what is under way, and keeps blocks whose pages the system has given. Who may call: any thread.
@@ -44,7 +44,7 @@ class Staging {
 
   std::mutex mutex_;
   const int64_t limit_;
-  int64_t out_ = 0;   // bytes of blocks that are out
+  int64_t out_ = 0;  // bytes of blocks that are out
   int64_t kept_ = 0;  // of those that are not
   std::array<std::vector<std::byte*>, 64> free_;  // per power of two
   std::deque<Waiting> waiting_;

@@ -1,4 +1,4 @@
-// The Python face of native/comm's wire: the processes that mpiexec has started, and frames between them.
+// The Python face of native/comm's connection: the processes that mpiexec has started, and frames between them.
 //
 // Checks nothing that the native side checks itself. What waits does so with the GIL released, in slices between which
 // Python sees its signals.
@@ -40,7 +40,7 @@ nb::object receive_frame(World& world, int64_t from, double limit_s) {
       frame = world.frames().receive(from, std::clamp<int64_t>(until - now_ns(), 0, kSliceNs));
     }
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
-  } while (!frame && !world.wire()->has_failed() && now_ns() < until);
+  } while (!frame && !world.connection()->has_failed() && now_ns() < until);
   if (!frame) return nb::none();
   return nb::bytes(frame->data(), frame->size());
 }
@@ -56,33 +56,34 @@ double quiet_s(const World& world, int64_t process) {
 
 }  // namespace
 
-void bind_wire(nb::module_& m) {
-  nb::module_ wire = m.def_submodule("wire", "Messages between processes that share no memory, over MPI.");
+void bind_connection(nb::module_& m) {
+  nb::module_ connection = m.def_submodule("connection", "Messages between processes that share no memory, over MPI.");
   // NOLINTNEXTLINE(bugprone-unused-raii): Python hands it on, and asks nothing of it
-  nb::class_<comm::Wire>(wire, "Wire", "What an executor needs of a world.");
-  nb::class_<World>(wire, "World", "This process among those that a launcher has started together.")
-      .def_prop_ro("wire", &World::wire)
-      .def_prop_ro("rank", [](const World& self) { return self.wire()->rank(); })
-      .def_prop_ro("size", [](const World& self) { return self.wire()->size(); })
+  nb::class_<comm::Connection>(connection, "Connection", "What an executor needs of a world.");
+  nb::class_<World>(connection, "World", "This process among those that a launcher has started together.")
+      .def_prop_ro("connection", &World::connection)
+      .def_prop_ro("rank", [](const World& self) { return self.connection()->rank(); })
+      .def_prop_ro("size", [](const World& self) { return self.connection()->size(); })
       .def("send_frame", &send_frame, nb::arg("to"), nb::arg("frame"), nb::arg("limit_s"),
-           "False: the other process did not take it in time, or the wire has failed.")
+           "False: the other process did not take it in time, or the connection has failed.")
       .def("receive_frame", &receive_frame, nb::arg("source"), nb::arg("limit_s"),
            nb::sig("def receive_frame(self, source: int, limit_s: float) -> bytes | None"),
-           "The next frame of a process; None: there was none in time, or the wire has failed.")
+           "The next frame of a process; None: there was none in time, or the connection has failed.")
       .def("probe", &probe, nb::arg("source"), nb::arg("num_bytes"), nb::arg("limit_s"),
            "Seconds until so many bytes have come from a process; negative: longer than that.")
       .def("quiet_s", &quiet_s, nb::arg("process"), "For how long nothing was heard of a process, in seconds.")
       .def_prop_ro(
-          "cause", [](const World& self) { return self.wire()->cause(); },
+          "cause", [](const World& self) { return self.connection()->cause(); },
           "Why it has failed or ended; empty while it goes well.")
       .def(
-          "fail", [](const World& self, const std::string& cause) { self.wire()->fail(cause); }, nb::arg("cause"),
+          "fail", [](const World& self, const std::string& cause) { self.connection()->fail(cause); }, nb::arg("cause"),
           "A process is lost: nothing is handed to MPI from now on.")
       .def("leave", &World::leave, nb::call_guard<nb::gil_scoped_release>(), "End MPI, together with all others.");
-  wire.def("join_world", &comm::join_world, nb::arg("table"), nb::arg("library"), nb::arg("ending"),
-           nb::call_guard<nb::gil_scoped_release>(),
-           "Start MPI: a file of its functions, the library to load before it, or '', and the line that is said where "
-           "MPI ends the process instead.");
+  connection.def(
+      "join_world", &comm::join_world, nb::arg("table"), nb::arg("library"), nb::arg("ending"),
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Start MPI: a file of its functions, the library to load before it, or '', and the line that is said where "
+      "MPI ends the process instead.");
 }
 
 }  // namespace tilewise::bind

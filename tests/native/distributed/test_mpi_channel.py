@@ -1,11 +1,11 @@
-"""Messages through MPI's wire: paths and copies stand for descriptors; and what is no message."""
+"""Messages through MPI's connection: paths and copies stand for descriptors; and what is no message."""
 
 import os
 from collections import deque
 
 import pytest
 
-from tilewise.comm.wire_channel import WireChannel
+from tilewise.comm.mpi_channel import MpiChannel
 from tilewise.core import PeerLost
 from tilewise.core.frames import HEAD, pack
 
@@ -48,7 +48,7 @@ def test_what_is_no_message(name):
     """Is refused, and nothing of it stays open."""
     before = os.listdir("/proc/self/fd")
     with pytest.raises(PeerLost, match=r"as this version does|must be a descriptor of a process"):
-        WireChannel(FakeWorld(NO_MESSAGES[name]), 1, "process 1").receive(5.0)
+        MpiChannel(FakeWorld(NO_MESSAGES[name]), 1, "process 1").receive(5.0)
     assert os.listdir("/proc/self/fd") == before
 
 
@@ -56,7 +56,7 @@ def test_descriptors_come_with_their_message():
     """As copies from another host; none where there is none."""
     own = os.memfd_create("file")
     os.write(own, b"content")
-    channel = WireChannel(FakeWorld(), 1, "process 1")
+    channel = MpiChannel(FakeWorld(), 1, "process 1")
     channel.send({"what": "open"}, [own, -1, ""])
     message, files = channel.receive(5.0)
     assert message["what"] == "open" and files[1:] == [-1, -1]

@@ -1,4 +1,4 @@
-"""`WireChannel`: messages between a group's leader and one of its workers, through MPI's wire.
+"""`MpiChannel`: messages between a group's leader and one of its workers, through MPI's connection.
 
 What `comm.channel` is for processes that one has started, this is for those that a launcher has. Descriptors cannot
 travel: between processes of one host their paths do, which the receiver opens; to another host goes a copy of what they
@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from tilewise._native.wire import World
+from tilewise._native.connection import World
 from tilewise.comm.channel import Message
 from tilewise.comm.memory import content_of, shared_content
 from tilewise.core.border import shown
 from tilewise.core.errors import CommTimeout, PeerLost, ResourceError
 from tilewise.core.frames import HEAD, pack, unpack
 
-__all__ = ["WireChannel"]
+__all__ = ["MpiChannel"]
 
 _SLICE_S = 0.2
 _QUIET_S = 10.0  # a process of another host of which so long nothing was heard is lost
@@ -30,7 +30,7 @@ _PIECE = 1 << 26
 _PATH = re.compile(r"/proc/[0-9]{1,10}/fd/[0-9]{1,10}")
 
 
-class WireChannel:
+class MpiChannel:
     """One end. One thread sends at a time, and one receives.
 
     Args:
@@ -39,17 +39,17 @@ class WireChannel:
         peer: who that is, in words.
 
     Attributes:
-        is_near: whether it is on this host.
+        is_local: whether it is on this host.
     """
 
     def __init__(self, world: World, number: int, peer: str) -> None:
-        self.peer, self.is_near = peer, False
+        self.peer, self.is_local = peer, False
         self._world, self._number, self._ended = world, number, -1
 
     def watch(self, ended: int) -> None:
         """Notice the end of the other process by a descriptor; it stays the caller's. -1: by its silence."""
         self._ended = ended
-        self.is_near = ended >= 0
+        self.is_local = ended >= 0
 
     def send(self, message: Message, files: Sequence[int | str] = (), patience_s: float = 60.0) -> None:
         """One message.
@@ -67,7 +67,7 @@ class WireChannel:
         for file in files:
             if isinstance(file, str) or file < 0:
                 paths.append(file if isinstance(file, str) else "")
-            elif self.is_near:
+            elif self.is_local:
                 paths.append(f"/proc/{os.getpid()}/fd/{file}")
             else:
                 copies.append(content_of(file))

@@ -1,0 +1,245 @@
+// See remote_peers.h.
+#include "comm/remote_peers.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/clock.h"
+#include "comm/peer_block.h"
+
+namespace tilewise::comm {
+
+namespace {
+
+constexpr int64_t kKeenNs = 2'000'000;  // after the last message, while no worker is awake: looks all the time
+constexpr int64_t kPauseNs = 200'000;
+
+}  // namespace
+
+RemotePeers::RemotePeers(RemoteOptions options, int64_t process, PeerBlock& own, std::function<bool(const Raise&)> take)
+    : options_(std::move(options)), process_(process), own_(own), take_(std::move(take)) {
+  for (const bool is_remote : options_.is_remote)
+    blocks_.push_back(is_remote ? std::make_unique<PeerBlock>() : nullptr);
+  options_.connection->join(options_.team, *this);
+}
+
+RemotePeers::~RemotePeers() { leave(); }
+
+Message RemotePeers::message_of(MessageKind kind) const {
+  Message message;
+  message.kind = static_cast<uint16_t>(kind);
+  message.team = options_.team;
+  return message;
+}
+
+void RemotePeers::post(int64_t process, const Message& message, const std::string& text) {
+  options_.connection->post(process, message, text);
+  options_.connection->progress();
+}
+
+void RemotePeers::post_to_all(const Message& message) {
+  for (int64_t p = 0; p < std::ssize(blocks_); ++p) {
+    if (has(p)) options_.connection->post(p, message);
+  }
+  options_.connection->progress();
+}
+
+// ---- what this process says --------------------------------------------------------------------------------------
+
+void RemotePeers::raise(int64_t process, const Raise& raise) {
+  Message message = message_of(MessageKind::kRaise);
+  message.flags = raise.is_poisoned ? 1 : 0;
+  message.numbers[0] = static_cast<int64_t>(raise.run);
+  message.numbers[1] = raise.device;
+  message.numbers[2] = raise.signal;
+  post(process, message);
+}
+
+void RemotePeers::give(int64_t process, const Order& order, uint64_t number) {
+  Message message = message_of(MessageKind::kOrder);
+  message.flags = order.clears_poison ? 1 : 0;
+  message.numbers[0] = static_cast<int64_t>(number);
+  message.numbers[1] = static_cast<int64_t>(order.kind);
+  message.numbers[2] = order.list;
+  message.numbers[3] = order.num_symbols;
+  const auto* const symbols = reinterpret_cast<const char*>(order.symbols);
+  post(process, message, {symbols, order.num_symbols * sizeof(int64_t)});
+}
+
+void RemotePeers::answer(const Answer& answer, uint64_t number) {
+  Message message = message_of(MessageKind::kAnswer);
+  message.numbers[0] = static_cast<int64_t>(number);
+  message.numbers[1] = static_cast<int64_t>(answer.kind);
+  message.numbers[2] = answer.tile;
+  message.numbers[3] = answer.worker;
+  message.numbers[4] = answer.device;
+  std::string text(answer.op, strnlen(answer.op, sizeof(answer.op)));
+  message.numbers[5] = std::ssize(text);
+  text.append(answer.message, strnlen(answer.message, sizeof(answer.message)));
+  post(0, message, text);
+}
+
+void RemotePeers::tell() {
+  Message message = message_of(MessageKind::kState);
+  message.flags = own_.is_at_work.load(std::memory_order_relaxed) ? 1 : 0;
+  message.numbers[0] = own_.pid.load(std::memory_order_relaxed);
+  message.numbers[1] = static_cast<int64_t>(own_.beats.load(std::memory_order_relaxed));
+  message.numbers[2] = static_cast<int64_t>(own_.num_completed.load(std::memory_order_relaxed));
+  message.numbers[3] = static_cast<int64_t>(own_.stopped.load(std::memory_order_relaxed));
+  post_to_all(message);
+}
+
+void RemotePeers::end_raises(uint64_t run) {
+  Message message = message_of(MessageKind::kEnd);
+  message.numbers[0] = static_cast<int64_t>(run);
+  post_to_all(message);
+}
+
+bool RemotePeers::have_ended(uint64_t run) const {
+  return std::all_of(blocks_.begin(), blocks_.end(), [run](const auto& of) {
+    return of == nullptr || of->ended.load(std::memory_order_acquire) >= run;
+  });
+}
+
+// ---- what it hears -----------------------------------------------------------------------------------------------
+
+// Between messages: takes messages of all kinds, says how it is, and sees to the connection's progress while all
+// workers compute. While none of them is awake nothing is lost by looking all the time.
+void RemotePeers::listen(const std::function<bool()>& is_over) {
+  int64_t told_ns = 0;
+  int64_t keen_until = 0;
+  while (!is_over()) {
+    const bool has_moved = options_.connection->progress();
+    const int64_t now = now_ns();
+    if (now - told_ns > kBeatNs) {
+      own_.beats.fetch_add(1, std::memory_order_relaxed);
+      tell();
+      told_ns = now;
+    }
+    if (has_moved) keen_until = now + kKeenNs;
+    const bool is_keen = now < keen_until && own_.mail.awake.load(std::memory_order_relaxed) == 0;
+    if (is_keen) StdMemory::yield();
+    own_.mail.listen(take_, [&] { return is_keen || is_over(); }, kPauseNs);
+  }
+}
+
+void RemotePeers::refuse(int64_t from, const Message& message) {
+  std::string text =
+      "a message must be of this version and name what there is; got kind " + std::to_string(message.kind);
+  for (const int64_t number : message.numbers) text += ", " + std::to_string(number);
+  options_.connection->fail(text + " from process " + std::to_string(from));
+}
+
+void RemotePeers::take(int64_t from, const Message& message, const std::string& text) {
+  if (from >= std::ssize(blocks_) || !has(from)) {
+    refuse(from, message);
+    return;
+  }
+  switch (static_cast<MessageKind>(message.kind)) {
+    case MessageKind::kRaise:
+      take_raise(from, message);
+      return;
+    case MessageKind::kOrder:
+      take_order(from, message, text);
+      return;
+    case MessageKind::kAnswer:
+      take_answer(from, message, text);
+      return;
+    case MessageKind::kState:
+      take_state(from, message);
+      return;
+    case MessageKind::kEnd:
+      undelivered_.push_back(
+          {.raise = {.run = static_cast<uint64_t>(message.numbers[0])}, .from = from, .is_end = true});
+      deliver();
+      return;
+    case MessageKind::kRead:
+    case MessageKind::kWrite:
+    case MessageKind::kWritten:
+      options_.take(from, message, text);
+      return;
+  }
+  refuse(from, message);
+}
+
+void RemotePeers::take_raise(int64_t from, const Message& message) {
+  const auto device = static_cast<int32_t>(message.numbers[1]);
+  const auto signal = static_cast<int32_t>(message.numbers[2]);
+  if (message.numbers[1] != device || message.numbers[2] != signal) {
+    refuse(from, message);
+    return;
+  }
+  undelivered_.push_back({.raise = {.run = static_cast<uint64_t>(message.numbers[0]),
+                                    .device = device,
+                                    .signal = signal,
+                                    .is_poisoned = message.flags != 0},
+                          .from = from});
+  deliver();
+}
+
+void RemotePeers::take_state(int64_t from, const Message& message) {
+  PeerBlock& other = block(from);
+  other.is_at_work.store(message.flags != 0, std::memory_order_relaxed);
+  other.pid.store(message.numbers[0], std::memory_order_relaxed);
+  other.beats.store(message.numbers[1], std::memory_order_relaxed);
+  other.num_completed.store(message.numbers[2], std::memory_order_relaxed);
+  other.stopped.store(message.numbers[3], std::memory_order_relaxed);
+  deliver();
+}
+
+// Into this process's own mailbox, where those of its host leave theirs.
+void RemotePeers::deliver() {
+  for (; !undelivered_.empty(); undelivered_.pop_front()) {
+    const Undelivered& next = undelivered_.front();
+    if (next.is_end) {
+      block(next.from).ended.store(next.raise.run, std::memory_order_release);
+      own_.sleepers.wake_all_if_any(true, true);
+    } else if (!own_.mail.send(next.raise)) {
+      own_.mail.look(take_);
+      if (!own_.mail.send(next.raise)) return;
+    }
+  }
+}
+
+void RemotePeers::take_order(int64_t from, const Message& message, const std::string& text) {
+  const int64_t count = message.numbers[3];
+  const uint64_t number = message.numbers[0];
+  const bool is_known = message.numbers[1] == static_cast<int64_t>(Order::Kind::kRun) ||
+                        message.numbers[1] == static_cast<int64_t>(Order::Kind::kTalk);
+  if (from != 0 || !is_known || count < 0 || count > kMaxSymbols ||
+      std::ssize(text) != count * static_cast<int64_t>(sizeof(int64_t)) ||
+      number != own_.ordered.load(std::memory_order_relaxed) + 1) {
+    refuse(from, message);
+    return;
+  }
+  own_.order.kind = static_cast<Order::Kind>(message.numbers[1]);
+  own_.order.clears_poison = message.flags != 0;
+  own_.order.list = message.numbers[2];
+  own_.order.num_symbols = count;
+  if (count > 0) std::memcpy(own_.order.symbols, text.data(), text.size());
+  own_.ordered.store(number, std::memory_order_release);
+  own_.sleepers.wake_all_if_any(true, true);
+}
+
+void RemotePeers::take_answer(int64_t from, const Message& message, const std::string& text) {
+  const int64_t length = message.numbers[5];
+  PeerBlock& other = block(from);
+  const bool is_new =
+      static_cast<uint64_t>(message.numbers[0]) > other.answered.load(std::memory_order_relaxed);  // once: it is read
+  if (process_ != 0 || message.numbers[1] < 0 || message.numbers[1] > static_cast<int64_t>(Answer::Kind::kOther) ||
+      length < 0 || length > std::ssize(text) || !is_new) {
+    refuse(from, message);
+    return;
+  }
+  other.answer.kind = static_cast<Answer::Kind>(message.numbers[1]);
+  other.answer.tile = message.numbers[2];
+  other.answer.worker = message.numbers[3];
+  other.answer.device = message.numbers[4];
+  Answer::set(other.answer.op, sizeof(other.answer.op), text.substr(0, length));
+  Answer::set(other.answer.message, sizeof(other.answer.message), text.substr(length));
+  other.answered.store(message.numbers[0], std::memory_order_release);
+  own_.sleepers.wake_all_if_any(true, true);
+}
+
+}  // namespace tilewise::comm

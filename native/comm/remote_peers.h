@@ -1,0 +1,84 @@
+// The processes of a team that are on other hosts: what is said to them in messages (connection.h), and a block of each
+// as of those that share memory (peer_block.h), written by who takes its messages.
+//
+// Purpose: the other half of comm/peers.h, which alone calls this. Who may call, and what blocks: as there; listen()
+// besides makes the connection's progress. Trusts nothing: a message that cannot be fails the connection, and nothing
+// of it is kept.
+#pragma once
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/connection.h"
+#include "comm/peer_messages.h"
+
+namespace tilewise::comm {
+
+/// What messages of a team are about. Those from kRead on are handed on.
+enum class MessageKind : uint16_t { kRaise = 1, kOrder, kAnswer, kState, kEnd, kRead, kWrite, kWritten };
+
+struct RemoteOptions {
+  std::shared_ptr<Connection> connection = nullptr;  // processes have the same numbers there; none: all share memory
+  int64_t team = 0;  // this team's number there
+  std::vector<bool> is_remote = {};  // per process
+  /// Takes messages that are about memory. Called inside Connection::progress().
+  std::function<void(int64_t from, const Message& message, const std::string& text)> take = {};
+};
+
+struct PeerBlock;
+
+class RemotePeers final : private Receiver {
+ public:
+  /// own: the block of this process, which is number `process`. take: as a mailbox takes messages.
+  RemotePeers(RemoteOptions options, int64_t process, PeerBlock& own, std::function<bool(const Raise&)> take);
+  ~RemotePeers() override;
+  RemotePeers(const RemotePeers&) = delete;
+  RemotePeers& operator=(const RemotePeers&) = delete;
+
+  bool has(int64_t process) const { return options_.is_remote[process]; }
+  PeerBlock& block(int64_t process) const { return *blocks_[process]; }
+  Connection& connection() const { return *options_.connection; }
+  /// No message is taken any more.
+  void leave() { options_.connection->leave(options_.team); }
+
+  void raise(int64_t process, const Raise& raise);
+  void give(int64_t process, const Order& order, uint64_t number);
+  void answer(const Answer& answer, uint64_t number);
+  /// To all: how this process is, as its own block says.
+  void tell();
+  /// To all: no raise of that run will follow; and whether all have said so.
+  void end_raises(uint64_t run);
+  bool have_ended(uint64_t run) const;
+
+  /// Until is_over(): takes messages of all kinds, tells how this process is, makes progress.
+  void listen(const std::function<bool()>& is_over);
+
+ private:
+  struct Undelivered {
+    Raise raise;
+    int64_t from = 0;
+    bool is_end = false;  // the sender's last raise of raise.run was before this
+  };
+
+  void take(int64_t from, const Message& message, const std::string& text) override;
+  void take_raise(int64_t from, const Message& message);
+  void take_state(int64_t from, const Message& message);
+  void take_order(int64_t from, const Message& message, const std::string& text);
+  void take_answer(int64_t from, const Message& message, const std::string& text);
+  void refuse(int64_t from, const Message& message);
+  void deliver();
+  Message message_of(MessageKind kind) const;
+  void post(int64_t process, const Message& message, const std::string& text = {});
+  void post_to_all(const Message& message);
+
+  RemoteOptions options_;
+  int64_t process_;
+  PeerBlock& own_;
+  std::function<bool(const Raise&)> take_;
+  std::vector<std::unique_ptr<PeerBlock>> blocks_;  // per process; none of those that share memory
+  std::deque<Undelivered> undelivered_;  // while the mailbox is full; of who is inside progress()
+};
+
+}  // namespace tilewise::comm

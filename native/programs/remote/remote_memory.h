@@ -1,0 +1,85 @@
+// The memory of devices that this process cannot map: read and written by messages (comm/connection.h).
+//
+// Purpose: a task that reads tiles of a remote device asks for them once its signals have come, as one waits for a
+// disk, and finds them in a block of this process's memory; the owner's processes answer without their workers. What
+// the tiles are is as certain as in memory that is shared: the owner overwrites them after this reader has said that it
+// is done. The host reads and writes remote memory between runs. Who may call: fetch and give_back any worker; move the
+// thread that has the executor; take who is inside Connection::progress(). Blocks: move, for the other process.
+//
+// Trusts nothing: a message that asks for bytes or brings some names a device of this process and a range inside its
+// memory, or the connection has failed. Memory: at most kStagingBytes for tasks, or one task's tiles if they are
+// larger.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/peers.h"
+#include "memory/arena.h"
+#include "programs/remote/staging.h"
+
+namespace tilewise::programs {
+
+inline constexpr int64_t kStagingBytes = int64_t{128} << 20;
+
+/// Rows in the memory of a remote device.
+struct RemoteRows {
+  int64_t device = 0;
+  int64_t offset = 0;
+  int64_t rows = 0;
+  int64_t row_bytes = 0;
+  int64_t stride_bytes = 0;
+
+  int64_t bytes() const { return rows * row_bytes; }
+};
+
+class RemoteMemory {
+ public:
+  using Way = memory::SpillFile::Way;
+  /// Where the rows of each lie, one behind the other; the block is given back by the task.
+  using Fetched = std::function<void(Staging::Block block, const std::vector<std::byte*>& rows)>;
+
+  /// Which process is lost, and how, in words; empty: none.
+  using FindLoss = std::function<std::string()>;
+
+  /// processes: per device, which has it. arenas: of the devices of this process; none elsewhere.
+  RemoteMemory(std::shared_ptr<comm::Connection> connection, int64_t team, std::vector<int64_t> processes,
+               std::vector<memory::Arena*> arenas, FindLoss find_loss);
+
+  void fetch(const std::vector<RemoteRows>& wanted, Fetched fetched);
+  /// The same into memory that the task has: the rows of each without gaps.
+  void read(const std::vector<RemoteRows>& wanted, const std::vector<std::byte*>& into,
+            const comm::Connection::Done& done);
+  void give_back(Staging::Block block) { staging_.give_back(block); }
+  /// Bytes that tasks have read since this was made.
+  int64_t bytes_fetched() const { return bytes_fetched_.load(std::memory_order_relaxed); }
+
+  /// Between a remote device's memory, or file, from that offset on, and memory here, which MPI itself never sees.
+  /// Throws PeerLost where the other process does not answer.
+  void move(Way way, int64_t device, int64_t offset, std::byte* memory, int64_t bytes);
+
+  void take(int64_t from, const comm::Message& message, const std::string& text);
+
+ private:
+  comm::Message message_of(comm::MessageKind kind) const;
+  memory::Arena* arena_for(const comm::Message& message, int64_t bytes) const;
+  void answer_read(int64_t from, const comm::Message& message);
+  void take_write(int64_t from, const comm::Message& message);
+  void say_written(int64_t to, int64_t number, const std::string& error);
+  void refuse(int64_t from, const comm::Message& message);
+
+  std::shared_ptr<comm::Connection> connection_;
+  int64_t team_;
+  std::vector<int64_t> processes_;
+  std::vector<memory::Arena*> arenas_;
+  FindLoss find_loss_;
+  Staging staging_{kStagingBytes};
+  std::atomic<int64_t> bytes_fetched_{0};
+  std::atomic<int64_t> num_written_{0};   // by the host here
+  std::atomic<int64_t> written_to_{-1};   // the last of them
+  std::atomic<int64_t> last_written_{0};  // that its process has confirmed
+  std::string write_error_;               // published by last_written_
+};
+
+}  // namespace tilewise::programs
