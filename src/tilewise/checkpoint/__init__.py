@@ -13,13 +13,14 @@ from tilewise.checkpoint.files import (
     remove_leftovers,
 )
 from tilewise.checkpoint.generation import load_generation_config
+from tilewise.checkpoint.gguf import refuse_gguf
 from tilewise.checkpoint.hub import find_model
 from tilewise.checkpoint.lock import lock_directory
 from tilewise.checkpoint.pretrained import save_pretrained
 from tilewise.checkpoint.shards import write_weights
 from tilewise.checkpoint.stored import StoredTensor, StoredWeights, store_parameters
 from tilewise.checkpoint.tensors import FileTensor, LazyTensor, PartedTensor, Tensor, TensorPart
-from tilewise.checkpoint.tokenizer import load_tokenizer
+from tilewise.checkpoint.tokenizer import check_token_ids, load_tokenizer
 from tilewise.checkpoint.tokenizer_config import TokenizerConfig, load_tokenizer_config
 from tilewise.checkpoint.torch_files import open_state_dict
 from tilewise.checkpoint.training import (
@@ -51,6 +52,7 @@ __all__ = [
     "TokenizerConfig",
     "TrainingState",
     "check_replaceable",
+    "check_token_ids",
     "check_writable",
     "checkpoint_paths",
     "find_model",
@@ -67,6 +69,7 @@ __all__ = [
     "open_distributed",
     "open_state_dict",
     "open_weights",
+    "refuse_gguf",
     "remove_leftovers",
     "save_checkpoint",
     "save_pretrained",

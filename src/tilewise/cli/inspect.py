@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +17,12 @@ __all__ = ["describe_model"]
 _DTYPES = {"bf16": 2, "f32": 4}
 
 
-def describe_model(model_dir: Path) -> Iterator[str]:
+def describe_model(model_dir: Path, ignore: Sequence[str] = ()) -> Iterator[str]:
     """Lines about a model directory; of weights the headers are read, and a copied tied head.
+
+    Args:
+        model_dir: the directory.
+        ignore: fields of config.json that are left aside.
 
     Raises:
         ConfigError, CheckpointError: it is no model we can run; names file and field.
@@ -26,12 +30,12 @@ def describe_model(model_dir: Path) -> Iterator[str]:
     from tilewise import models
     from tilewise.core.limits import memory_of_machine
 
-    config = models.open(model_dir)
+    config = models.open(model_dir, ignore=ignore)
     files, has_head = _open_weights(model_dir, config)
     shapes = {name: tuple(tensor.shape) for name, tensor in files.items()}
     names = models.config_content(model_dir).get("architectures")
     kind = f"{names[0]} ({config.model_type})" if names else config.model_type
-    yield f"architecture: {kind}" + ("" if has_head else ", without the head that it is trained by")
+    yield f"architecture: {kind}" + ("" if has_head else ", without the head")
     yield from _sizes(config)
     count = sum(prod(shape) for shape in shapes.values())
     yield f"parameters: {count:,} ({count / 1e9:.2f} billion)"
@@ -48,16 +52,14 @@ def describe_model(model_dir: Path) -> Iterator[str]:
 
 
 def _open_weights(model_dir: Path, config: ModelConfig) -> tuple[StoredWeights, bool]:
-    """The weights, and whether an encoder's head is among them; it may do without."""
+    """The weights, and whether the head is among them: models that only make vectors do without."""
     from tilewise import models
     from tilewise.core import CheckpointError
 
-    if models.is_encoder(config):
-        try:
-            return models.open_weights(model_dir, config), True
-        except CheckpointError:  # what else is wrong is said of the files without a head, too
-            return models.open_weights(model_dir, config, with_head=False), False
-    return models.open_weights(model_dir, config), True
+    try:
+        return models.open_weights(model_dir, config), True
+    except CheckpointError:  # anything else that is wrong is found without the head, too
+        return models.open_weights(model_dir, config, with_head=False), False
 
 
 def _sizes(config: ModelConfig) -> Iterator[str]:

@@ -24,7 +24,7 @@ from tilewise.cli.checkpoint import checkpoints
 from tilewise.cli.doctor import doctor
 from tilewise.cli.generate import generate
 from tilewise.cli.launch import launch
-from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_console
+from tilewise.cli.options import DTYPE_HELP, IGNORE, MODEL, REVISION, known_dtype, make_console
 from tilewise.cli.refuse import before_work
 from tilewise.cli.run_batch import run_batch
 from tilewise.cli.serve import serve
@@ -216,6 +216,7 @@ def inspect(
         ),
     ] = None,
     revision: Annotated[str | None, REVISION] = None,
+    ignore_config_field: Annotated[list[str] | None, IGNORE] = None,
 ) -> None:
     """Say what a model directory holds, what fits on this machine, and how fast it can be at most.
 
@@ -233,7 +234,8 @@ def inspect(
 
     if graph is not None:
         with before_work():
-            text = draw_graph(find_model(model, revision), graph)  # all of it, before anything is written
+            # all of it, before anything is written
+            text = draw_graph(find_model(model, revision), graph, ignore_config_field or ())
         replace_text(graph, text)
         _print_path(graph)
     if plan is not None:
@@ -244,7 +246,9 @@ def inspect(
     if graph is not None or plan is not None:
         return
     with before_work():
-        lines = list(describe_model(find_model(model, revision)))  # all of it, or what is wrong
+        lines = list(
+            describe_model(find_model(model, revision), ignore_config_field or ())
+        )  # all, or what is wrong
     print("\n".join(lines))
 
 
@@ -265,6 +269,7 @@ def evaluate(
     tp: Annotated[int, typer.Option(min=1, help="Devices that share every layer (1, 2, 4, ...).")] = 1,
     dtype: Annotated[str, typer.Option(callback=known_dtype, metavar="TYPE", help=DTYPE_HELP)] = "bf16",
     revision: Annotated[str | None, REVISION] = None,
+    ignore_config_field: Annotated[list[str] | None, IGNORE] = None,
 ) -> None:
     """Say how well a model predicts files: perplexity per token, bits per byte.
 
@@ -278,7 +283,16 @@ def evaluate(
 
     console = make_console(stderr=True)
     path = find_model(model, revision)
-    score = evaluate_files(path, data, context=context, batch=batch, tp=tp, dtype=dtype, console=console)
+    score = evaluate_files(
+        path,
+        data,
+        context=context,
+        batch=batch,
+        tp=tp,
+        dtype=dtype,
+        console=console,
+        ignore=ignore_config_field or (),
+    )
     print(f"perplexity {score.perplexity:.4f}, {score.bits_per_byte:.4f} bits per byte")
 
 
@@ -313,6 +327,7 @@ def encode(
     tp: Annotated[int, typer.Option(min=1, help="Devices that share every layer (1, 2, 4, ...).")] = 1,
     dtype: Annotated[str, typer.Option(callback=known_dtype, metavar="TYPE", help=DTYPE_HELP)] = "f32",
     revision: Annotated[str | None, REVISION] = None,
+    ignore_config_field: Annotated[list[str] | None, IGNORE] = None,
 ) -> None:
     """Turn texts into vectors with an encoder: a line of JSON per text on standard output.
 
@@ -334,6 +349,7 @@ def encode(
         tp=tp,
         dtype=dtype,
         console=make_console(stderr=True),
+        ignore=ignore_config_field or (),
     )
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tilewise.checkpoint import check_token_ids
 from tilewise.core import ConfigError
 from tilewise.generate import encode_prompt
 from tilewise.serve import Piece, SamplingParams
@@ -193,10 +194,10 @@ class Service:
                 "shorten it"
             )
             raise ApiError(400, text, param, "context_length_exceeded")
-        size = self.files.config.vocab_size
-        if ids and max(ids) >= size:
-            text = f"[server] ids must be below {size}; got {max(ids)}; correct it"
-            raise ApiError(400, text, param)
+        try:
+            check_token_ids(self.files.tokenizer, ids, self.files.config.vocab_size, param)
+        except ConfigError as error:
+            raise ApiError(400, str(error), param) from None
         return ids
 
     def check_params(self, params: SamplingParams) -> SamplingParams:

@@ -90,16 +90,24 @@ class ModelSection(_Section):
     Attributes:
         model_type: the family of a new model.
         path: a model directory whose weights and tokenizer training starts from; it says everything else.
+        ignore_config_fields: fields of that directory's config.json that are left aside (`models.open`).
     """
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 
     model_type: str = "llama"
     path: _Path | None = None
+    ignore_config_fields: tuple[str, ...] = ()
+
+    @field_validator("ignore_config_fields", mode="before")
+    @classmethod
+    def _names(cls, given: object) -> object:
+        """TOML has lists."""
+        return tuple(given) if isinstance(given, list) else given
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelSection:
-        others = [*self.model_fields_set - {"path"}, *(self.model_extra or {})]
+        others = [*self.model_fields_set - {"path", "ignore_config_fields"}, *(self.model_extra or {})]
         if self.path is not None and others:
             raise ValueError(
                 f"a model that starts from path has no settings of its own, got {shown(min(others))}"
@@ -323,7 +331,7 @@ def make_model_config(config: TrainConfig) -> ModelConfig:
     """
     _border.instance("config", "a configuration", config, TrainConfig, "pass what load_config returned")
     if config.model.path is not None:
-        return models.open(config.model.path)
+        return models.open(config.model.path, ignore=config.model.ignore_config_fields)
     family = models.FAMILIES.get(config.model.model_type)
     if family is None:
         _border.refuse(
@@ -354,7 +362,7 @@ def make_model_config(config: TrainConfig) -> ModelConfig:
             "remove it",
         )
     given = {**defaults, **extra, "model_type": family.name}
-    model = models.config_from_dict(given)
+    model = models.config_from_dict(given, only_known=True)
     if model.vocab_size < _LEAST_VOCABULARY:
         _border.refuse(
             "config",

@@ -17,7 +17,14 @@ import numpy as np
 
 import tilewise as tw
 from tilewise import models
-from tilewise.checkpoint import CheckpointWriter, PartedTensor, TrainingState, load_tokenizer, save_pretrained
+from tilewise.checkpoint import (
+    CheckpointWriter,
+    PartedTensor,
+    TrainingState,
+    check_token_ids,
+    load_tokenizer,
+    save_pretrained,
+)
 from tilewise.core import DeviceMesh, NotFinite, TilewiseError, get_logger
 from tilewise.core.tree import allowed_widths
 from tilewise.core.watch import Watch
@@ -98,6 +105,8 @@ def prepare_data(config: TrainConfig, console: Console) -> TrainingData:
     )
     with track_work(console, "encoding") as progress:
         stream = encode_files(tokenizer, [file.text for file in corpus.train], end, progress.show)
+    beyond = stream[stream >= model.vocab_size][:1].tolist()
+    check_token_ids(tokenizer, beyond, model.vocab_size, "the training data")
     cut = (stream, config.train.batch, config.data.context, config.train.seed)
     windows = PaddedBatches(*cut, end) if config.data.is_padded else Batches(*cut)
     batches: Batches | MaskedBatches = windows
@@ -172,7 +181,7 @@ def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path, con
     with graph.instantiate(plan) as model, track_work(console, "held-out files") as progress:
         model.load_parameters(models.open_weights(model_dir, make_model_config(config)))
         files = data.corpus.held_out
-        marks = {"start": data.end, "end": data.end}
+        marks = {"start": data.end, "end": data.end, "vocab_size": make_model_config(config).vocab_size}
         score = score_files(model, data.tokenizer, files, batch, context, **marks, show=progress.show)
         return score.bits_per_byte
 

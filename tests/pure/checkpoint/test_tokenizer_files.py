@@ -182,8 +182,8 @@ def test_templates_have_names_and_files_come_first(tmp_path):
     assert load_tokenizer_config(tmp_path).chat_templates["default"] == "c"
 
 
-def test_vocabulary_and_merges_fit_the_model(tmp_path):
-    """Ids beyond the model's vocabulary are refused."""
-    _save(tmp_path)
-    with pytest.raises(CheckpointError, match=f"got id {FIRST - 1} with vocab_size {FIRST - 1}"):
-        load_tokenizer(tmp_path, FIRST - 1)
+def test_an_empty_role_is_no_token(tmp_path):
+    """`"bos_token": ""`, of first conversions of Llama 1, in both forms that a role has."""
+    _save(tmp_path, config={"bos_token": "", "unk_token": {**TOKEN, "content": ""}, "add_bos_token": True})
+    assert load_tokenizer_config(tmp_path).special_tokens == {"eos_token": "<|endoftext|>"}
+    assert load_tokenizer(tmp_path, SIZE).encode("h").ids == [TRAINED.token_to_id("h")]

@@ -40,7 +40,7 @@ class ModelFiles:
     """
 
     def __init__(self, model: str, settings: ServerSettings, engine: dict[str, Any]) -> None:
-        self.config = models.open(model)
+        self.config = models.open(model, ignore=engine.get("ignore_config_fields", ()))
         self.is_encoder = models.is_encoder(self.config)
         self.makes_vectors = engine.get("runner") == "pooling" or self.is_encoder
         self.tokenizer = load_tokenizer(model, self.config.vocab_size)

@@ -1,0 +1,108 @@
+"""Directories as others publish them: a token beyond the vocabulary, fields that no table knows; in every caller."""
+
+import json
+
+import pytest
+
+from native.serve.serving_models import TEXTS, save_model
+from native.server.served import Served
+from tilewise import LLM, SamplingParams, StructuredOutputsParams
+from tilewise.core import ConfigError
+
+EXTRA = "<image_soft_token>"
+REFUSAL = f"which is {EXTRA!r}; the model has no weights for it"
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A model whose tokenizer has an added token at vocab_size, with a harmless field, one that must be ignored by
+    name, and an unknown setting of generation; and the token's id."""
+    directory = save_model(tmp_path_factory.mktemp("published") / "model")
+    config = json.loads((directory / "config.json").read_text())
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    extra = config["vocab_size"]
+    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": extra, "content": EXTRA})
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (directory / "config.json").write_text(json.dumps({**config, "note_version": "1", "num_notes": 3}))
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 0, "style": "baroque"}))
+    return directory, extra
+
+
+def test_llm_refuses_prompts_and_settings_that_name_the_token(published):
+    """Of any form; it is never written, whatever else may be; structured outputs and vectors work."""
+    directory, extra = published
+    with pytest.raises(ConfigError, match=r"num_notes.*--ignore-config-field num_notes"):
+        LLM(directory)
+    ways = {"max_tokens": 24, "temperature": 5.0, "n": 4, "ignore_eos": True, "logprobs": 2}
+    with LLM(directory, dtype="f32", ignore_config_fields=["num_notes"]) as llm:
+        for prompt in (f"a {EXTRA}", [1, extra], {"prompt_token_ids": [extra]}):
+            with pytest.raises(ConfigError, match=REFUSAL):
+                llm.generate(prompt)
+        with pytest.raises(ConfigError, match=REFUSAL):
+            llm.chat([{"role": "user", "content": EXTRA}])
+        for way in (
+            {"bad_words": [EXTRA]},
+            {"logit_bias": {extra: 5.0}},
+            {"allowed_token_ids": [1, extra]},
+            {"stop_token_ids": [extra]},
+        ):
+            with pytest.raises(
+                ConfigError, match=f"of {next(iter(way))} must lie below .*; got {extra}, {REFUSAL}"
+            ):
+                llm.generate("x", SamplingParams(**way))
+        (output,) = llm.generate(TEXTS[:1], SamplingParams(**ways))
+        assert all(max(text.token_ids) < extra for text in output.outputs)
+        for wanted in ({"regex": "[a-z ]{8}"}, {"choice": [EXTRA, "other"]}, {"json": {"type": "integer"}}):
+            (output,) = llm.generate(
+                "x", SamplingParams(max_tokens=30, structured_outputs=StructuredOutputsParams(**wanted))
+            )
+            assert max(output.outputs[0].token_ids) < extra
+    with LLM(directory, dtype="f32", runner="pooling", ignore_config_fields=["num_notes"]) as llm:
+        assert len(llm.encode("x")) == 1
+        with pytest.raises(ConfigError, match=REFUSAL):
+            llm.encode(f"a {EXTRA}")
+
+
+def test_the_command_line_refuses_the_token_before_any_work(published, capsys):
+    """`generate` with a prompt and in a conversation; a field is ignored where that is said."""
+    from tilewise.cli.main import _run
+
+    directory, _ = published
+    for more in (("a",), ("a", "--chat")):
+        assert _run(["generate", str(directory), *more]) == 2
+        assert "num_notes must be a field" in capsys.readouterr().err
+    given = ["generate", str(directory), "--ignore-config-field", "num_notes"]
+    for more in ((f"a {EXTRA}",), (EXTRA, "--chat")):
+        assert _run([*given, *more]) == 2
+        assert REFUSAL in capsys.readouterr().err
+    assert _run([*given, "a", "--max-tokens", "2", "--dtype", "f32"]) == 0
+
+
+def test_the_server_answers_400_and_logs_each_file_once(published):
+    """Prompts as text, ids, conversations; the unknown fields of both files are one line of the log each."""
+    directory, extra = published
+    server = Served(directory, "--ignore-config-field", "num_notes").wait_ready()
+    try:
+        talk = [{"role": "user", "content": EXTRA}]
+        for path, body in (
+            ("/v1/completions", {"prompt": f"a {EXTRA}"}),
+            ("/v1/completions", {"prompt": [[1], [extra]]}),
+            ("/v1/chat/completions", {"messages": talk}),
+            ("/v1/responses", {"input": EXTRA}),
+        ):
+            status, told = server.ask(path, {"model": str(directory), "max_tokens": 2, **body})
+            assert status == 400 and REFUSAL in told["error"]["message"], told
+        for more in (
+            {"logit_bias": {str(extra): 1.0}},
+            {"bad_words": [EXTRA]},
+            {"allowed_token_ids": [extra]},
+        ):
+            status, told = server.ask("/v1/completions", {"prompt": "a", "max_tokens": 2, **more})
+            assert status == 400 and REFUSAL in told["error"]["message"], told
+        body = {"prompt": "a", "max_tokens": 4, "structured_outputs": {"regex": "[a-z]{2}"}}
+        assert server.ask("/v1/completions", body)[0] == 200
+        assert server.ask("/tokenize", {"prompt": EXTRA})[1]["tokens"] == [extra]
+    finally:
+        server.close()
+    for words in ("note_version = '1'", "unknown fields are ignored: style"):
+        assert len([line for line in server.log if words in line]) == 1, server.log
