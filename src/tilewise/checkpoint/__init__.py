@@ -16,15 +16,23 @@ from tilewise.checkpoint.generation import load_generation_config
 from tilewise.checkpoint.gguf import refuse_gguf
 from tilewise.checkpoint.hub import find_model
 from tilewise.checkpoint.lock import lock_directory
-from tilewise.checkpoint.pretrained import save_pretrained
+from tilewise.checkpoint.pretrained import model_files, save_model_directory, save_pretrained
 from tilewise.checkpoint.shards import write_weights
 from tilewise.checkpoint.stored import StoredTensor, StoredWeights, store_parameters
-from tilewise.checkpoint.tensors import FileTensor, LazyTensor, PartedTensor, Tensor, TensorPart
+from tilewise.checkpoint.tensors import (
+    FileTensor,
+    LazyTensor,
+    PartedTensor,
+    Tensor,
+    TensorPart,
+    cast_tensors,
+)
 from tilewise.checkpoint.tokenizer import check_token_ids, load_tokenizer
 from tilewise.checkpoint.tokenizer_config import TokenizerConfig, load_tokenizer_config
 from tilewise.checkpoint.torch_files import open_state_dict
 from tilewise.checkpoint.training import (
     DamagedCheckpoint,
+    FinishedModel,
     OpenCheckpoint,
     TrainingState,
     checkpoint_paths,
@@ -42,6 +50,7 @@ __all__ = [
     "CheckpointWriter",
     "DamagedCheckpoint",
     "FileTensor",
+    "FinishedModel",
     "LazyTensor",
     "OpenCheckpoint",
     "PartedTensor",
@@ -51,6 +60,7 @@ __all__ = [
     "TensorPart",
     "TokenizerConfig",
     "TrainingState",
+    "cast_tensors",
     "check_replaceable",
     "check_token_ids",
     "check_writable",
@@ -65,6 +75,7 @@ __all__ = [
     "load_tokenizer",
     "load_tokenizer_config",
     "lock_directory",
+    "model_files",
     "open_checkpoint",
     "open_distributed",
     "open_state_dict",
@@ -72,6 +83,7 @@ __all__ = [
     "refuse_gguf",
     "remove_leftovers",
     "save_checkpoint",
+    "save_model_directory",
     "save_pretrained",
     "store_parameters",
     "write_weights",

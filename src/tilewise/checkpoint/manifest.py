@@ -18,14 +18,16 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from tilewise.checkpoint.boxes import Box, Misfit, misfit
-from tilewise.checkpoint.header import MAX_DIMS, MAX_SIZE
+from tilewise.checkpoint.header import MAX_DIMS, MAX_SIZE, dtype_of_name
 from tilewise.core.border import shown
+from tilewise.core.dtypes import is_float
 from tilewise.core.mesh import MAX_DEVICES
 from tilewise.core.reading import Unreadable, parse_json, read_whole
 
 __all__ = [
     "MANIFEST",
     "Manifest",
+    "ModelRecord",
     "PartRecord",
     "TensorRecord",
     "device_file",
@@ -85,6 +87,39 @@ class TensorRecord(BaseModel):
     parts: Annotated[list[PartRecord], Field(min_length=1, max_length=MAX_DEVICES)]
 
 
+class ModelRecord(BaseModel):
+    """What makes a model directory of a checkpoint, besides its parameters.
+
+    Attributes:
+        files: names of the directory's files, which lie in `model/`, and the SHA-256 of each.
+        dtypes: by parameter, the element type that the directory's weights have, as safetensors spells it.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    files: dict[str, str]
+    dtypes: dict[str, str]
+
+    @field_validator("files")
+    @classmethod
+    def _stay_inside(cls, files: dict[str, str]) -> dict[str, str]:
+        for name in files:
+            if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
+                raise ValueError(f"names of files must lie in the checkpoint's model/; got {shown(name)}")
+        return files
+
+    @field_validator("dtypes")
+    @classmethod
+    def _can_be_stored(cls, dtypes: dict[str, str]) -> dict[str, str]:
+        for dtype in dtypes.values():
+            found = dtype_of_name(dtype)
+            if found is None or not is_float(found):
+                raise ValueError(
+                    f"weights must have a floating-point type of safetensors; got {shown(dtype)}"
+                )
+        return dtypes
+
+
 class Manifest(BaseModel):
     """What checkpoint.json holds.
 
@@ -95,7 +130,8 @@ class Manifest(BaseModel):
         devices: how many there were; each has a file.
         mesh: their axes, for people: a checkpoint goes on on any other.
         tensors: by name.
-        tokenizer: checksum of the tokenizer.json beside it; None where there is none.
+        model: what makes a model directory of it; None where it was saved without.
+        tokenizer: checksum of the tokenizer.json next to it, in checkpoints from before `model`.
         digest: SHA-256 of everything else in it.
     """
 
@@ -107,6 +143,7 @@ class Manifest(BaseModel):
     devices: Annotated[int, Field(ge=1, le=MAX_DEVICES)]
     mesh: dict[str, Annotated[int, Field(ge=1, le=MAX_DEVICES)]]
     tensors: dict[str, TensorRecord]
+    model: ModelRecord | None = None
     tokenizer: str | None = None
     digest: str = ""
 
@@ -127,7 +164,7 @@ class Manifest(BaseModel):
         mesh: Mapping[str, int],
         num_devices: int,
         tensors: Mapping[str, TensorRecord],
-        tokenizer: bytes | None,
+        model: ModelRecord | None,
     ) -> Manifest:
         """A manifest with its digest.
 
@@ -137,9 +174,8 @@ class Manifest(BaseModel):
             mesh: the same.
             num_devices: the same.
             tensors: the same.
-            tokenizer: content of tokenizer.json.
+            model: the same.
         """
-        words = None if tokenizer is None else hashlib.sha256(tokenizer).hexdigest()
         return Manifest(
             version=_VERSION,
             step=step,
@@ -147,12 +183,13 @@ class Manifest(BaseModel):
             devices=num_devices,
             mesh=dict(mesh),
             tensors=dict(tensors),
-            tokenizer=words,
+            model=model,
         ).signed()
 
     def signed(self) -> Manifest:
-        """The same with the digest that belongs to it."""
-        content = json.dumps(self.model_dump(exclude={"digest"}), sort_keys=True, separators=(",", ":"))
+        """The same with the digest that belongs to it; without `model`, the digest of earlier checkpoints."""
+        excluded = {"digest"} if self.model is not None else {"digest", "model"}
+        content = json.dumps(self.model_dump(exclude=excluded), sort_keys=True, separators=(",", ":"))
         return self.model_copy(update={"digest": hashlib.sha256(content.encode("utf-8")).hexdigest()})
 
     def content(self) -> str:

@@ -79,6 +79,13 @@ def _named(path: str) -> str:
 _Path = Annotated[InstanceOf[str], AfterValidator(_named)]
 
 
+def _one_spelling(name: str) -> str:
+    """`bf16` or `f32` for any spelling of the two."""
+    if name not in MODEL_DTYPES:
+        raise ValueError(f"must be one of {', '.join(MODEL_DTYPES)}, got {shown(name)}")
+    return model_dtype(name)
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -173,9 +180,7 @@ class TrainSection(_Section):
     @classmethod
     def _known_dtype(cls, name: str) -> str:
         """One spelling, so that another one is no other run."""
-        if name not in MODEL_DTYPES:
-            raise ValueError(f"must be one of {', '.join(MODEL_DTYPES)}, got {shown(name)}")
-        return model_dtype(name)
+        return _one_spelling(name)
 
 
 class OptimizerSection(_Section):
@@ -232,12 +237,21 @@ class DistributionSection(_Section):
 
 class OutputSection(_Section):
     """`[output]`: where checkpoints, metrics, the loss curve and the finished model go, and while it runs what is
-    offloaded, unless that has a directory of its own. In a file, a relative directory starts where the file lies."""
+    offloaded, unless that has a directory of its own. In a file, a relative directory starts where the file lies.
+
+    `dtype` is the element type of the finished model's weights; None for that of the model that training starts from,
+    and for fp32 in a new model."""
 
     directory: _Path = "runs/train"
     checkpoint_every: int = Field(default=100, ge=1, le=10**9)
     keep_checkpoints: int = Field(default=2, ge=1, le=10**9)
     offload_directory: _Path | None = None
+    dtype: str | None = None
+
+    @field_validator("dtype")
+    @classmethod
+    def _known_dtype(cls, name: str | None) -> str | None:
+        return None if name is None else _one_spelling(name)
 
 
 class TrainConfig(_Section):
