@@ -181,7 +181,7 @@ def main(descriptor: int) -> None:
     outbox = Outbox(link.sendall)
     try:
         given = _read(link)
-    except EOFError:  # the parent had nothing to serve
+    except (EOFError, ConnectionError):  # the parent had nothing to serve
         return
     for package in (
         "models",
@@ -240,7 +240,7 @@ def _obey_all(link: socket.socket, ready: deque[EngineProcess]) -> None:
         while True:
             message = _read(link)
             ready[0].obey(message)  # the parent asks nothing before it has heard that the model is loaded
-    except EOFError:
+    except (EOFError, ConnectionError):  # a parent that ends with messages unread resets the connection
         os._exit(0)
     except BaseException as error:
         get_logger("server").error("a message must be one of the server's; got %r", error)
