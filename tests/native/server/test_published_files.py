@@ -3,11 +3,14 @@
 import json
 
 import pytest
+from rich.console import Console
 
 from native.serve.serving_models import TEXTS, save_model
 from native.server.served import Served
 from tilewise import LLM, SamplingParams, StructuredOutputsParams
+from tilewise.cli.main import _run
 from tilewise.core import ConfigError
+from tilewise.train import check_config, prepare_data
 
 EXTRA = "<image_soft_token>"
 REFUSAL = f"which is {EXTRA!r}; the model has no weights for it"
@@ -63,10 +66,36 @@ def test_llm_refuses_prompts_and_settings_that_name_the_token(published):
             llm.encode(f"a {EXTRA}")
 
 
+def test_every_command_ignores_the_fields_that_are_named(published, tmp_path, capsys):
+    """Each that opens a model, and none without being asked to."""
+    directory, _ = published
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("def f(x):\n    return x\n")
+    (tmp_path / "asked.jsonl").write_text("")
+    (tmp_path / "w.safetensors").write_bytes((directory / "model.safetensors").read_bytes())
+    for words in (
+        ["inspect", directory],
+        ["inspect", directory, "--graph", tmp_path / "graph.html"],
+        ["evaluate", directory, tmp_path / "texts"],
+        ["run-batch", directory, tmp_path / "asked.jsonl", "-o", tmp_path / "out.jsonl"],
+        ["bench", "latency", directory, "--num-iters", 1, "--num-iters-warmup", 0, "--output-len", 2],
+        ["bench", "throughput", directory, "--num-prompts", 1, "--output-len", 2],
+        ["checkpoint", "convert", tmp_path / "w.safetensors", tmp_path / "new", "--model", directory],
+    ):
+        command = [str(word) for word in words]
+        assert _run(command) == 2 and "num_notes must be a field" in capsys.readouterr().err, command
+        assert _run([*command, "--ignore-config-field", "num_notes"]) == 0, capsys.readouterr().err
+    (tmp_path / "texts" / "a.txt").write_text(f"def f(x): {EXTRA}")
+    command = ["evaluate", str(directory), str(tmp_path / "texts"), "--ignore-config-field", "num_notes"]
+    assert _run(command) == 2 and REFUSAL in capsys.readouterr().err
+    model = {"path": str(directory), "ignore_config_fields": ["num_notes"]}
+    data = {"path": str(tmp_path / "texts"), "context": 8, "held_out_percent": 0}
+    with pytest.raises(ConfigError, match=f"of the training data .*{REFUSAL}"):
+        prepare_data(check_config({"model": model, "data": data}, "a test"), Console(quiet=True))
+
+
 def test_the_command_line_refuses_the_token_before_any_work(published, capsys):
     """`generate` with a prompt and in a conversation; a field is ignored where that is said."""
-    from tilewise.cli.main import _run
-
     directory, _ = published
     for more in (("a",), ("a", "--chat")):
         assert _run(["generate", str(directory), *more]) == 2
@@ -102,6 +131,7 @@ def test_the_server_answers_400_and_logs_each_file_once(published):
         body = {"prompt": "a", "max_tokens": 4, "structured_outputs": {"regex": "[a-z]{2}"}}
         assert server.ask("/v1/completions", body)[0] == 200
         assert server.ask("/tokenize", {"prompt": EXTRA})[1]["tokens"] == [extra]
+        assert server.ask("/detokenize", {"tokens": [extra]})[1]["prompt"] == EXTRA
     finally:
         server.close()
     for words in ("note_version = '1'", "unknown fields are ignored: style"):
