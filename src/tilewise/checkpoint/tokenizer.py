@@ -128,7 +128,7 @@ def load_tokenizer(directory: str | Path, vocab_size: int) -> Tokenizer:
     if not names:
         raise _missing(place)
     try:
-        tokenizer = _from_json(place) if names[0] == _FILES[0] else _from_merges(place, config)
+        tokenizer = _from_json(place, vocab_size) if names[0] == _FILES[0] else _from_merges(place, config)
         with refusals_of("tokenizers"):
             tokenizer.encode("")  # a template of tokens that are not there shows here
     except Unreadable as error:
@@ -170,8 +170,11 @@ def check_token_ids(tokenizer: Tokenizer, ids: Sequence[int], vocab_size: int, w
     )
 
 
-def _parse_tokenizer(content: bytes) -> Tokenizer:
+def _parse_tokenizer(content: bytes, vocab_size: int) -> Tokenizer:
     """A tokenizer that encodes whole texts as they are.
+
+    The library gives an added token another id, without a word, where the file's is in use or leaves a gap: the next
+    free one, or that of the vocabulary. The model would read another token, unless it has weights for neither.
 
     Raises:
         Unreadable: the library refuses the content, or comes to grief over it.
@@ -187,9 +190,7 @@ def _parse_tokenizer(content: bytes) -> Tokenizer:
         tokenizer.no_padding()
         ids = [tokenizer.token_to_id(token.content) for token in found.added_tokens or ()]
     for token, id_ in zip(found.added_tokens or (), ids):
-        if (
-            id_ != token.id
-        ):  # the library moves it without a word: to the next free id, or to that in the vocabulary
+        if id_ != token.id and (id_ is None or min(id_, token.id) < vocab_size):
             raise Unreadable(
                 f"added token {shown(token.content)} has id {token.id} in the file, where the tokenizers library gives "
                 f"it {'none' if id_ is None else id_}"
@@ -223,8 +224,8 @@ def _missing(place: Path) -> CheckpointError:
     )
 
 
-def _from_json(place: Path) -> Tokenizer:
-    return _parse_tokenizer(read_whole(place / _FILES[0], _MAX_TOKENIZER_BYTES))
+def _from_json(place: Path, vocab_size: int) -> Tokenizer:
+    return _parse_tokenizer(read_whole(place / _FILES[0], _MAX_TOKENIZER_BYTES), vocab_size)
 
 
 def _from_merges(place: Path, config: TokenizerConfig) -> Tokenizer:

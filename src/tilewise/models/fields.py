@@ -57,14 +57,13 @@ ADVICE = {"quantization_config": "give the unquantized weights"}
 
 _LABELS = (
     "name path version revision url uri repo repository commit hash sha dir directory folder file filename date "
-    "author license model checkpoint id"
+    "timestamp author license language title description comment note notes model checkpoint id"
 )
 _LABEL_WORDS = frozenset(_LABELS.split())
 # A field about one of these may choose what is computed, whatever its value looks like.
 _COMPUTED = """
 act activation func function norm attn attention causal mask window bias rope rotary position positions positional
-embedding embeddings mlp ffn ff glu layer layers block cell mixer head heads kv quant quantization scale scaling
-router expert experts moe adapter adapters lora
+mlp ffn ff glu layer layers block cell mixer head heads kv quant quantization scale scaling router expert experts
 """
 _COMPUTED_WORDS = frozenset(_COMPUTED.split())
 _WORD = re.compile(r"[A-Z]*[a-z0-9]+|[A-Z]+")
