@@ -237,7 +237,7 @@ def test_a_state_dict_becomes_a_model_directory(command, pretrained, tmp_path):
 
 
 def _each(prefix):
-    """A name with parts in front of it, and inside, at every layer."""
+    """Puts a prefix before every name."""
     return lambda name: prefix + name
 
 

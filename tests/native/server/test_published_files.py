@@ -119,15 +119,15 @@ def test_the_server_answers_400_and_logs_each_file_once(published):
             ("/v1/chat/completions", {"messages": talk}),
             ("/v1/responses", {"input": EXTRA}),
         ):
-            status, told = server.ask(path, {"model": str(directory), "max_tokens": 2, **body})
-            assert status == 400 and REFUSAL in told["error"]["message"], told
+            status, answer = server.ask(path, {"model": str(directory), "max_tokens": 2, **body})
+            assert status == 400 and REFUSAL in answer["error"]["message"], answer
         for more in (
             {"logit_bias": {str(extra): 1.0}},
             {"bad_words": [EXTRA]},
             {"allowed_token_ids": [extra]},
         ):
-            status, told = server.ask("/v1/completions", {"prompt": "a", "max_tokens": 2, **more})
-            assert status == 400 and REFUSAL in told["error"]["message"], told
+            status, answer = server.ask("/v1/completions", {"prompt": "a", "max_tokens": 2, **more})
+            assert status == 400 and REFUSAL in answer["error"]["message"], answer
         body = {"prompt": "a", "max_tokens": 4, "structured_outputs": {"regex": "[a-z]{2}"}}
         assert server.ask("/v1/completions", body)[0] == 200
         assert server.ask("/tokenize", {"prompt": EXTRA})[1]["tokens"] == [extra]
