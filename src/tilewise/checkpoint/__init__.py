@@ -13,18 +13,27 @@ from tilewise.checkpoint.files import (
     remove_leftovers,
 )
 from tilewise.checkpoint.generation import load_generation_config
+from tilewise.checkpoint.gguf import refuse_gguf
 from tilewise.checkpoint.hub import find_model
 from tilewise.checkpoint.lock import lock_directory
 from tilewise.checkpoint.manifest import ConfigChange
-from tilewise.checkpoint.pretrained import save_pretrained
+from tilewise.checkpoint.pretrained import model_files, save_model_directory, save_pretrained
 from tilewise.checkpoint.shards import write_weights
 from tilewise.checkpoint.stored import StoredTensor, StoredWeights, store_parameters
-from tilewise.checkpoint.tensors import FileTensor, LazyTensor, PartedTensor, Tensor, TensorPart
-from tilewise.checkpoint.tokenizer import load_tokenizer
+from tilewise.checkpoint.tensors import (
+    FileTensor,
+    LazyTensor,
+    PartedTensor,
+    Tensor,
+    TensorPart,
+    cast_tensors,
+)
+from tilewise.checkpoint.tokenizer import check_token_ids, load_tokenizer
 from tilewise.checkpoint.tokenizer_config import TokenizerConfig, load_tokenizer_config
 from tilewise.checkpoint.torch_files import open_state_dict
 from tilewise.checkpoint.training import (
     DamagedCheckpoint,
+    FinishedModel,
     OpenCheckpoint,
     OtherConfiguration,
     TrainingState,
@@ -46,6 +55,7 @@ __all__ = [
     "ConfigChange",
     "DamagedCheckpoint",
     "FileTensor",
+    "FinishedModel",
     "LazyTensor",
     "OpenCheckpoint",
     "OtherConfiguration",
@@ -56,7 +66,9 @@ __all__ = [
     "TensorPart",
     "TokenizerConfig",
     "TrainingState",
+    "cast_tensors",
     "check_replaceable",
+    "check_token_ids",
     "check_writable",
     "checkpoint_paths",
     "config_changes",
@@ -71,12 +83,15 @@ __all__ = [
     "load_tokenizer",
     "load_tokenizer_config",
     "lock_directory",
+    "model_files",
     "open_checkpoint",
     "open_distributed",
     "open_state_dict",
     "open_weights",
+    "refuse_gguf",
     "remove_leftovers",
     "save_checkpoint",
+    "save_model_directory",
     "save_pretrained",
     "store_parameters",
     "write_weights",

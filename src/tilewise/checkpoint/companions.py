@@ -1,19 +1,21 @@
-"""The small files of a model directory beside config.json and weights: tokenizer, chat templates, how an encoder pools.
+"""The files of a model directory next to its weights: configuration, tokenizer, chat templates, how an encoder pools.
 
-Owns their names, and the reading of them as they are, to be written elsewhere; what they mean is other modules' to
-know. Refuses what is no regular file, and what is larger than its kind ever is.
+Owns their names, and reads them as bytes to be written elsewhere unchanged; other modules know what they mean. Refuses
+what is not a regular file, and what is larger than its kind ever is.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from tilewise.core import CheckpointError
 from tilewise.core.reading import Unreadable, read_whole
 
-__all__ = ["GENERATION", "MODULES", "TEMPLATES", "TEMPLATE_FOLDER", "TOKENIZER", "read_companions"]
+__all__ = ["CODE", "CONFIG", "GENERATION", "MODULES", "TEMPLATES", "TOKENIZER", "read_companions"]
 
+CONFIG = "config.json"
 GENERATION = "generation_config.json"
 TOKENIZER = (
     "tokenizer.json",
@@ -24,25 +26,32 @@ TOKENIZER = (
     "merges.txt",
     "vocab.txt",
     "tokenizer.model",
+    "tokenizer.model.v*",  # Mistral's
+    "tekken.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "preprocessor_config.json",
+    "processor_config.json",
 )
-TEMPLATE_FOLDER = "additional_chat_templates"
-TEMPLATES = ("chat_template.jinja", f"{TEMPLATE_FOLDER}/*.jinja")
+TEMPLATES = ("chat_template.json", "*.jinja", "additional_chat_templates/*.jinja")
 MODULES = (
     "modules.json",
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
     "1_Pooling/config.json",
 )
+CODE = "*.py"
+"""What `auto_map` in config.json names: never run and never downloaded, but copied with the files that name it."""
 _MAX_BYTES = 512 << 20
-_MAX_TEMPLATES = 100
+_MAX_FILES = 100  # of one pattern
 
 
-def read_companions(directory: Path, patterns: tuple[str, ...]) -> dict[str, bytes]:
-    """The files of a directory that have one of these names; no file is no mistake.
+def read_companions(directory: Path, patterns: Sequence[str]) -> dict[str, bytes]:
+    """The content of the files of a directory that have one of these names, by name.
 
     Args:
         directory: of a model.
-        patterns: of the names above.
+        patterns: of the names above; one without a file is fine.
 
     Raises:
         CheckpointError: one cannot be read.
@@ -50,9 +59,8 @@ def read_companions(directory: Path, patterns: tuple[str, ...]) -> dict[str, byt
     found: dict[str, bytes] = {}
     for pattern in patterns:
         if "*" in pattern:
-            names = [
-                f"{TEMPLATE_FOLDER}/{path.name}" for path in sorted(directory.glob(pattern))[:_MAX_TEMPLATES]
-            ]
+            paths = sorted(directory.glob(pattern))[:_MAX_FILES]
+            names = [path.relative_to(directory).as_posix() for path in paths]
         else:
             names = [pattern] if os.path.lexists(directory / pattern) else []
         for name in names:

@@ -1,8 +1,9 @@
-"""generation_config.json: how a model's makers mean it to write.
+"""generation_config.json: the settings that a model's makers recommend for writing.
 
-Fields have the names and types of transformers' `GenerationConfig`. What has a meaning here is returned, what decides
-nothing of the text is passed by, and whatever else would make another text than transformers makes is refused by name:
-it is better to say so than to write something else.
+Fields have the names and types of transformers' `GenerationConfig`. Settings that Tilewise has are returned, known ones
+that do not change the text are left aside, and known ones that would make another text than transformers makes are
+refused by name. A field that `GenerationConfig` does not have changes nothing in transformers either: it is left aside
+with a warning.
 """
 
 from __future__ import annotations
@@ -15,19 +16,25 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tilewise.core import Border, CheckpointError
-from tilewise.core.border import shown
+from tilewise.core.border import bare, shown
+from tilewise.core.log import warn_once
 from tilewise.core.reading import Unreadable, first_problem, plain_json, read_whole
 
 __all__ = ["load_generation_config"]
 
 _MAX_VOCABULARY = 1 << 31
+_MOST_NAMED = 8  # fields in one line of the log
+_WITHOUT_FILE = (
+    "correct the file, or do not use it: tilewise generate --no-generation-config, tilewise serve --generation-config "
+    "vllm, LLM(..., generation_config=False)"
+)
 _border = Border("checkpoint", CheckpointError)
 _Count = Annotated[int, Field(ge=0, le=1 << 53)]
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 
-# Of assistants, caches, beams' scores, what is returned: it decides nothing of a text that one model writes.
+# About assistants, caches, scores of beams, what is returned: they do not change the text that one model writes.
 _UNUSED = """
 _from_model_config _commit_hash transformers_version pad_token_id decoder_start_token_id use_cache
 cache_implementation cache_config max_cache_len early_stopping length_penalty diversity_penalty
@@ -38,7 +45,7 @@ assistant_ensemble_weight prompt_lookup_num_tokens max_matching_ngram_size specu
 compile_config disable_compile continuous_batching_config low_memory prefill_chunk_size
 """
 _WITHOUT_EFFECT = frozenset(_UNUSED.split())
-# Fields of which other values make another text.
+# Fields whose other values make another text.
 _ONLY: Mapping[str, tuple[object, ...]] = {
     "num_beams": (1,),
     "num_beam_groups": (1,),
@@ -99,8 +106,10 @@ def load_generation_config(directory: str | Path, vocab_size: int) -> dict[str, 
         directory: of the model.
         vocab_size: of the model; token ids lie below it.
 
+    Fields that are unknown are left aside, with one warning in the log for all of them.
+
     Raises:
-        CheckpointError: the file is no JSON object, a field has no such value or is unknown, a token lies outside the
+        CheckpointError: the file is not a JSON object, a field cannot have such a value, a token lies outside the
             vocabulary, or a setting is not supported.
     """
     path = _border.path("load_generation_config", "a model directory", directory) / "generation_config.json"
@@ -108,40 +117,46 @@ def load_generation_config(directory: str | Path, vocab_size: int) -> dict[str, 
     if not os.path.lexists(path):
         return {}
     try:
-        found = _parse(read_whole(path))
+        found, unknown = _parse(read_whole(path))
     except Unreadable as error:
         raise CheckpointError(
             f"[checkpoint.load_generation_config] the file must be a JSON object of generation's settings; got "
-            f"{str(path)!r}: {error}; repair or remove it, or write without it"
+            f"{str(path)!r}: {error}; {_WITHOUT_FILE}"
         ) from None
+    if unknown:
+        names = ", ".join(bare(name) for name in unknown[:_MOST_NAMED])
+        more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
+        rule = "[checkpoint.load_generation_config] unknown fields are ignored"
+        warn_once("checkpoint", f"{rule}: {names}{more} ({str(path)!r})")
     for token in _tokens(found):
         if not 0 <= token < vocab_size:
             raise CheckpointError(
                 f"[checkpoint.load_generation_config] token ids must lie below config.json's vocab_size {vocab_size}; "
-                f"got {token} in {str(path)!r}; repair or remove it"
+                f"got {token} in {str(path)!r}; {_WITHOUT_FILE}"
             )
     return found.model_dump(exclude_none=True)
 
 
-def _parse(content: bytes) -> _GenerationConfig:
-    """The settings of a file.
+def _parse(content: bytes) -> tuple[_GenerationConfig, list[str]]:
+    """The settings of a file, and the names of its unknown fields.
 
     Raises:
         Unreadable: it holds no such settings.
     """
     data = plain_json(content)
     if not isinstance(data, dict):
-        raise Unreadable(f"it holds no object but {shown(data)}")
+        raise Unreadable(f"it must hold an object; got {shown(data)}")
     for key, allowed in _ONLY.items():
         value = data.pop(key, None)
         if value is not None and not any(_is_same(value, a) for a in allowed):
             rule = f"must be {' or '.join(shown(a) for a in allowed)}" if allowed else "must be absent"
             raise Unreadable(f"{key} {rule}, others are not supported; got {shown(value)}")
-    known = {key: value for key, value in data.items() if key not in _WITHOUT_EFFECT}
+    known = {key: value for key, value in data.items() if key in _GenerationConfig.model_fields}
     try:
-        return _GenerationConfig.model_validate(known)
+        found = _GenerationConfig.model_validate(known)
     except ValidationError as error:
         raise Unreadable(first_problem(error)) from None
+    return found, [key for key in data if key not in known and key not in _WITHOUT_EFFECT]
 
 
 def _is_same(value: object, allowed: object) -> bool:

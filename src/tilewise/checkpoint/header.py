@@ -24,6 +24,7 @@ __all__ = [
     "MAX_SIZE",
     "TensorEntry",
     "dtype_name",
+    "dtype_of_name",
     "header_end",
     "is_storable",
     "parse_header",
@@ -93,6 +94,11 @@ def is_storable(dtype: np.dtype[Any]) -> bool:
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """How a header spells an element type."""
     return next(name for name, kind in _DTYPES.items() if np.dtype(kind) == dtype)
+
+
+def dtype_of_name(name: str) -> np.dtype[Any] | None:
+    """The element type that a header spells so; None where there is none."""
+    return np.dtype(_DTYPES[name]) if name in _DTYPES else None
 
 
 def header_end(data: bytes, size: int) -> int:

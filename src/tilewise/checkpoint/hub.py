@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 
 from tilewise.checkpoint.companions import GENERATION, MODULES, TEMPLATES, TOKENIZER
+from tilewise.checkpoint.gguf import refuse_gguf
 from tilewise.checkpoint.weights import INDEX, SINGLE, files_of_index
 from tilewise.core import Border, ConfigError
 from tilewise.core.border import cut, shown
@@ -43,7 +44,7 @@ def find_model(name: str | Path, revision: str | None = None) -> Path:
 
     Raises:
         ConfigError: neither a directory nor such a repository, or a revision of a directory; the hub cannot be reached
-            and its cache has no copy; the repository has no safetensors files.
+            and its cache has no copy; the repository has no safetensors files; a GGUF file.
     """
     path = _border.path("find_model", "a model", name)
     text = os.fsdecode(name)  # as it was given: ./owner/name is a path
@@ -54,6 +55,8 @@ def find_model(name: str | Path, revision: str | None = None) -> Path:
             _border.refuse(
                 "find_model", "a revision belongs to a model on the hub", f"{text!r}", "give owner/name"
             )
+        if not os.path.lexists(path / "config.json"):
+            refuse_gguf(path)
         return path
     return _download(text, revision)
 
@@ -63,8 +66,8 @@ def _download(repository: str, revision: str | None) -> Path:
     directory = _snapshot(repository, revision, list(_SMALL))
     if not (directory / "config.json").exists():
         raise ConfigError(
-            f"[checkpoint.find_model] a repository of a model has config.json; got {repository!r} without; "
-            "check its name"
+            f"[checkpoint.find_model] a repository of a model must have config.json; got {repository!r} without it; "
+            "check its name (repositories of GGUF files alone are not loaded: give the original model's)"
         )
     weights = sorted(files_of_index(directory)) if (directory / INDEX).exists() else [SINGLE]
     directory = _snapshot(repository, directory.name, weights)

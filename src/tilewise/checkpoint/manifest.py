@@ -18,8 +18,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from tilewise.checkpoint.boxes import Box, Misfit, misfit
-from tilewise.checkpoint.header import MAX_DIMS, MAX_SIZE
+from tilewise.checkpoint.header import MAX_DIMS, MAX_SIZE, dtype_of_name
 from tilewise.core.border import shown
+from tilewise.core.dtypes import is_float
 from tilewise.core.mesh import MAX_DEVICES
 from tilewise.core.reading import Unreadable, parse_json, read_whole
 from tilewise.core.sizes import format_bytes
@@ -28,6 +29,7 @@ __all__ = [
     "MANIFEST",
     "ConfigChange",
     "Manifest",
+    "ModelRecord",
     "PartRecord",
     "TensorRecord",
     "device_file",
@@ -105,6 +107,39 @@ class ConfigChange(BaseModel):
     new: Any
 
 
+class ModelRecord(BaseModel):
+    """What makes a model directory of a checkpoint, besides its parameters.
+
+    Attributes:
+        files: names of the directory's files, which lie in `model/`, and the SHA-256 of each.
+        dtypes: by parameter, the element type that the directory's weights have, as safetensors spells it.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    files: dict[str, str]
+    dtypes: dict[str, str]
+
+    @field_validator("files")
+    @classmethod
+    def _stay_inside(cls, files: dict[str, str]) -> dict[str, str]:
+        for name in files:
+            if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
+                raise ValueError(f"names of files must lie in the checkpoint's model/; got {shown(name)}")
+        return files
+
+    @field_validator("dtypes")
+    @classmethod
+    def _can_be_stored(cls, dtypes: dict[str, str]) -> dict[str, str]:
+        for dtype in dtypes.values():
+            found = dtype_of_name(dtype)
+            if found is None or not is_float(found):
+                raise ValueError(
+                    f"weights must have a floating-point type of safetensors; got {shown(dtype)}"
+                )
+        return dtypes
+
+
 class Manifest(BaseModel):
     """What checkpoint.json holds.
 
@@ -115,7 +150,8 @@ class Manifest(BaseModel):
         devices: how many there were; each has a file.
         mesh: their axes, for people: a checkpoint goes on on any other.
         tensors: by name.
-        tokenizer: checksum of the tokenizer.json next to it; None without one.
+        model: what makes a model directory of it; None where it was saved without.
+        tokenizer: checksum of the tokenizer.json next to it, in checkpoints from before `model`.
         changes: of the configuration since the run began, in order. The file has this key only if there are some, so
             that files of runs without changes are those of earlier versions.
         digest: SHA-256 of everything else in it.
@@ -129,6 +165,7 @@ class Manifest(BaseModel):
     devices: Annotated[int, Field(ge=1, le=MAX_DEVICES)]
     mesh: dict[str, Annotated[int, Field(ge=1, le=MAX_DEVICES)]]
     tensors: dict[str, TensorRecord]
+    model: ModelRecord | None = None
     tokenizer: str | None = None
     changes: list[ConfigChange] = []
     digest: str = ""
@@ -150,7 +187,7 @@ class Manifest(BaseModel):
         mesh: Mapping[str, int],
         num_devices: int,
         tensors: Mapping[str, TensorRecord],
-        tokenizer: bytes | None,
+        model: ModelRecord | None,
         changes: Sequence[ConfigChange] = (),
     ) -> Manifest:
         """A manifest with its digest.
@@ -161,10 +198,9 @@ class Manifest(BaseModel):
             mesh: the same.
             num_devices: the same.
             tensors: the same.
-            tokenizer: content of tokenizer.json.
+            model: the same.
             changes: as in the attributes.
         """
-        words = None if tokenizer is None else hashlib.sha256(tokenizer).hexdigest()
         return Manifest(
             version=_VERSION,
             step=step,
@@ -172,7 +208,7 @@ class Manifest(BaseModel):
             devices=num_devices,
             mesh=dict(mesh),
             tensors=dict(tensors),
-            tokenizer=words,
+            model=model,
             changes=list(changes),
         ).signed()
 
@@ -188,7 +224,9 @@ class Manifest(BaseModel):
         return json.dumps(self._dump()) + "\n"
 
     def _dump(self) -> dict[str, Any]:
-        return self.model_dump(exclude=set() if self.changes else {"changes"})
+        """The fields; without `model` and `changes`, those of checkpoints from before there were any."""
+        absent = {name for name in ("model", "changes") if not getattr(self, name)}
+        return self.model_dump(exclude=absent)
 
     def parts_by_device(self) -> dict[int, dict[str, PartRecord]]:
         """What each device's file holds, by the tensors' names."""

@@ -1,8 +1,8 @@
 """Writing a Hugging Face directory: config.json, generation_config.json, tokenizer files, weights.
 
-`transformers` opens what is written here. Written into a hidden directory and renamed, so that a directory of
-that name is always whole. Knows nothing of model families: configurations arrive as dictionaries, names as
-files spell them.
+`transformers` opens what is written here. Everything goes into a hidden directory that is renamed at the end, so a
+directory of that name is always whole. Knows nothing of model families: configurations arrive as dictionaries, names
+of tensors as files spell them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewise.checkpoint.companions import GENERATION, MODULES, TEMPLATES, TOKENIZER, read_companions
+from tilewise.checkpoint.companions import (
+    CODE,
+    CONFIG,
+    GENERATION,
+    MODULES,
+    TEMPLATES,
+    TOKENIZER,
+    read_companions,
+)
 from tilewise.checkpoint.files import replace_directory
 from tilewise.checkpoint.shards import MAX_SHARD_BYTES, write_weights
 from tilewise.checkpoint.tensors import Tensor
@@ -22,7 +30,7 @@ from tilewise.core.writing import writing
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["save_pretrained"]
+__all__ = ["model_files", "save_model_directory", "save_pretrained"]
 
 _border = Border("checkpoint", CheckpointError)
 
@@ -45,50 +53,89 @@ def save_pretrained(
         tensors: names as files spell them, and arrays; lazy ones (`store_parameters`) are fetched one after the other.
         tokenizer: written as tokenizer.json with a tokenizer_config.json.
         generation_config: defaults of generation, for example `{"eos_token_id": 0}`.
-        copy_from: a model directory whose other files are copied as they are: chat templates, how an encoder pools, and
-            tokenizer and generation_config.json where none are given here.
+        copy_from: a model directory whose other files are copied as they are: see `model_files`.
         max_shard_bytes: of a file of weights; more are spread over several with an index.
 
     Raises:
         CheckpointError: a file of `copy_from` cannot be read.
         ResourceError: it cannot be written; what stood there is kept.
     """
+    path = _border.path("save_pretrained", "a directory", directory)
+    config = _border.json("save_pretrained", "config", config)
+    files = model_files(config, tokenizer, generation_config, copy_from=copy_from)
+    save_model_directory(path, files, tensors, max_shard_bytes=max_shard_bytes)
+
+
+def save_model_directory(
+    directory: Path,
+    files: Mapping[str, bytes],
+    tensors: Iterable[tuple[str, Tensor]],
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write a model from the content of its files and its weights, as `save_pretrained` does.
+
+    Args:
+        directory: written, or replaced.
+        files: content by name, from `model_files`.
+        tensors: as for `save_pretrained`.
+        max_shard_bytes: the same.
+
+    Raises:
+        ResourceError: it cannot be written; what stood there is kept.
+    """
 
     def write(temporary: Path) -> None:
-        _write_json(temporary / "config.json", config)
-        if generation_config is not None:
-            _write_json(temporary / "generation_config.json", generation_config)
-        if tokenizer is not None:
-            (temporary / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-            _write_json(temporary / "tokenizer_config.json", _tokenizer_config(config, tokenizer))
-        for name, content in copied.items():
+        for name, content in files.items():
             (temporary / name).parent.mkdir(exist_ok=True)
             (temporary / name).write_bytes(content)
         write_weights(temporary, tensors, max_shard_bytes)
 
-    path = _border.path("save_pretrained", "a directory", directory)
-    _border.json("save_pretrained", "config", config)
+    with writing(directory):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+    replace_directory(directory, write)
+
+
+def model_files(
+    config: Mapping[str, Any] | None = None,
+    tokenizer: Tokenizer | None = None,
+    generation_config: Mapping[str, Any] | None = None,
+    *,
+    copy_from: str | Path | None = None,
+) -> dict[str, bytes]:
+    """Everything that a Hugging Face directory holds next to its weights, by name.
+
+    Args:
+        config: content of config.json; None: that of `copy_from`.
+        tokenizer: becomes tokenizer.json with a tokenizer_config.json; None: the files of `copy_from`.
+        generation_config: content of generation_config.json; None: that of `copy_from`.
+        copy_from: a model directory whose other files are taken byte by byte: tokenizer, chat templates, how an
+            encoder pools, code that config.json names.
+
+    Raises:
+        CheckpointError: a file of `copy_from` cannot be read, or an argument is of another type.
+    """
+    call, made = "save_pretrained", dict[str, bytes]()
+    if config is not None:
+        made[CONFIG] = _json(config)
     if generation_config is not None:
-        _border.json("save_pretrained", "generation_config", generation_config)
+        made[GENERATION] = _json(_border.json(call, "generation_config", generation_config))
     if tokenizer is not None:
         from tokenizers import Tokenizer
 
-        _border.instance(
-            "save_pretrained", "a tokenizer", tokenizer, Tokenizer, "pass what load_tokenizer returned"
-        )
-    copied: dict[str, bytes] = {}
-    if copy_from is not None:
-        own: tuple[str, ...] = () if tokenizer is not None else TOKENIZER
-        own += () if generation_config is not None else (GENERATION,)
-        source = _border.path("save_pretrained", "a model directory", copy_from)
-        copied = read_companions(source, (*own, *TEMPLATES, *MODULES))
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    replace_directory(path, write)
+        _border.instance(call, "a tokenizer", tokenizer, Tokenizer, "pass what load_tokenizer returned")
+        made["tokenizer.json"] = tokenizer.to_str(pretty=True).encode()
+        made["tokenizer_config.json"] = _json(_tokenizer_config(config or {}, tokenizer))
+    if copy_from is None:
+        return made
+    own = () if tokenizer is not None else TOKENIZER
+    source = _border.path(call, "a model directory", copy_from)
+    patterns = [name for name in (CONFIG, GENERATION) if name not in made]
+    return {**read_companions(source, (*patterns, *own, *TEMPLATES, *MODULES, CODE)), **made}
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+def _json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
 
 
 def _tokenizer_config(config: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:

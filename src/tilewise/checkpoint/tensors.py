@@ -14,6 +14,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.checkpoint.boxes import Box
-from tilewise.checkpoint.header import TensorEntry, header_end, parse_header
+from tilewise.checkpoint.header import TensorEntry, dtype_of_name, header_end, parse_header
 from tilewise.core import CheckpointError
 from tilewise.core.border import Border, shown
 from tilewise.core.reading import Unreadable, open_regular
@@ -36,6 +37,7 @@ __all__ = [
     "Tensor",
     "TensorPart",
     "WeightsFile",
+    "cast_tensors",
     "read_array",
 ]
 
@@ -377,6 +379,37 @@ def read_array(tensor: Tensor) -> NDArray[Any]:
         )
     _border.without_mask("read", "a tensor", array)
     return array
+
+
+def cast_tensors(tensors: Mapping[str, Tensor], dtypes: Mapping[str, str]) -> dict[str, Tensor]:
+    """Tensors in other element types; each is rounded to the nearest, ties to even, when it is fetched.
+
+    Args:
+        tensors: by name.
+        dtypes: by name, as safetensors spells them; tensors without one keep theirs.
+
+    Returns:
+        The tensors; making an array of one raises CheckpointError where a finite number is beyond its new type.
+    """
+    found = dict(tensors)
+    for name, tensor in tensors.items():
+        dtype = dtype_of_name(dtypes.get(name, ""))
+        if dtype is not None and dtype != tensor.dtype:
+            found[name] = LazyTensor(tuple(tensor.shape), dtype, partial(_cast, name, tensor, dtype))
+    return found
+
+
+def _cast(name: str, tensor: Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:
+    array = read_array(tensor)
+    with np.errstate(over="ignore"):
+        found = array.astype(dtype)
+    beyond = np.isfinite(array) & ~np.isfinite(found)
+    if beyond.any():
+        raise CheckpointError(
+            f"[checkpoint.cast] a weight must lie within the type that it is written in, {dtype}; got "
+            f"{array[beyond][0]} in {shown(name)}; write another type: output.dtype = 'bf16' or 'fp32'"
+        )
+    return found
 
 
 class WeightsFile(Mapping[str, FileTensor]):

@@ -1,7 +1,8 @@
 """A model directory's tokenizer: tokenizer.json, or vocab.json with merges.txt, as GPT-2 and Qwen2 had them at first.
 
-Parsing is the `tokenizers` library's; here its input is held to what the library does not check, and ids to the
-model's vocabulary. A tokenizer.model (SentencePiece) alone is refused with advice: it says less than a tokenizer.json
+The `tokenizers` library parses; this module checks its input for what the library does not check. A tokenizer may
+know tokens that the model has no weights for (text Gemma 3 has one, CodeLlama-34b four): `check_token_ids` refuses
+texts that use them. A tokenizer.model (SentencePiece) alone is refused with advice: it says less than a tokenizer.json
 does, and what it leaves open, converters of transformers know.
 """
 
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from tilewise.checkpoint.tokenizer_config import AddedTokenFile, TokenizerConfig, load_tokenizer_config
-from tilewise.core import Border, CheckpointError
+from tilewise.core import Border, CheckpointError, ConfigError
 from tilewise.core.border import shown
+from tilewise.core.log import warn_once
 from tilewise.core.reading import (
     Unreadable,
     decode_text,
@@ -27,9 +29,11 @@ from tilewise.core.reading import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tokenizers import AddedToken, Tokenizer
 
-__all__ = ["load_tokenizer"]
+__all__ = ["check_token_ids", "load_tokenizer"]
 
 _MAX_TOKENIZER_BYTES = 512 << 20
 _MAX_VOCABULARY = 1 << 31
@@ -110,11 +114,12 @@ def load_tokenizer(directory: str | Path, vocab_size: int) -> Tokenizer:
     What its file says of truncation and padding is left aside, as transformers does: a prompt is encoded as it is.
 
     Args:
-        vocab_size: of the model; a tokenizer may know fewer tokens, never more.
+        directory: of the model.
+        vocab_size: of the model. A tokenizer may know fewer tokens, or added ones beyond it: see `check_token_ids`.
+            Where its own vocabulary has more, a warning says so, since the files may not belong together.
 
     Raises:
-        CheckpointError: there is no tokenizer.json and no vocab.json with merges.txt, they cannot be read, or make ids
-            that the model does not have.
+        CheckpointError: there is no tokenizer.json and no vocab.json with merges.txt, or they cannot be read.
     """
     place = _border.path("load_tokenizer", "a model directory", directory)
     vocab_size = _border.integer("load_tokenizer", "vocab_size", vocab_size, 1, _MAX_VOCABULARY)
@@ -123,7 +128,7 @@ def load_tokenizer(directory: str | Path, vocab_size: int) -> Tokenizer:
     if not names:
         raise _missing(place)
     try:
-        tokenizer = _from_json(place) if names[0] == _FILES[0] else _from_merges(place, config)
+        tokenizer = _from_json(place, vocab_size) if names[0] == _FILES[0] else _from_merges(place, config)
         with refusals_of("tokenizers"):
             tokenizer.encode("")  # a template of tokens that are not there shows here
     except Unreadable as error:
@@ -131,17 +136,45 @@ def load_tokenizer(directory: str | Path, vocab_size: int) -> Tokenizer:
             f"[checkpoint.load_tokenizer] {names[0]} must be readable; got {str(place / names[0])!r}: {error}; "
             "download it again"
         ) from None
-    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    largest = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1)
     if largest >= vocab_size:
-        raise CheckpointError(
-            "[checkpoint.load_tokenizer] the tokenizer's ids must lie below config.json's vocab_size; got id "
-            f"{largest} with vocab_size {vocab_size} in {str(directory)!r}; check that the two belong together"
+        warn_once(
+            "checkpoint",
+            f"[checkpoint.load_tokenizer] the tokenizer's vocabulary reaches id {largest}, beyond config.json's "
+            f"vocab_size {vocab_size}; texts that use such tokens are refused; check that the files of "
+            f"{str(directory)!r} belong together",
         )
     return tokenizer
 
 
-def _parse_tokenizer(content: bytes) -> Tokenizer:
+def check_token_ids(tokenizer: Tokenizer, ids: Sequence[int], vocab_size: int, what: str) -> None:
+    """Refuse tokens that the tokenizer knows and the model has no weights for.
+
+    Args:
+        tokenizer: of the model; its texts of tokens go into the message.
+        ids: to check; 0 or more.
+        vocab_size: of the model.
+        what: the ids are, for the message: `a prompt`, `logit_bias`.
+
+    Raises:
+        ConfigError: an id lies at or beyond `vocab_size`; names the first one and its text.
+    """
+    if max(ids, default=-1) < vocab_size:
+        return
+    wrong = int(next(id_ for id_ in ids if id_ >= vocab_size))
+    with refusals_of("tokenizers"):
+        text = tokenizer.id_to_token(wrong) if wrong < _MAX_VOCABULARY else None
+    raise ConfigError(
+        f"[checkpoint.check_token_ids] token ids of {what} must lie below the model's vocab_size {vocab_size}; got "
+        f"{wrong}{'' if text is None else f', which is {shown(text)}'}; the model has no weights for it: leave it out"
+    )
+
+
+def _parse_tokenizer(content: bytes, vocab_size: int) -> Tokenizer:
     """A tokenizer that encodes whole texts as they are.
+
+    The library gives an added token another id, without a word, where the file's is in use or leaves a gap: the next
+    free one, or that of the vocabulary. The model would read another token, unless it has weights for neither.
 
     Raises:
         Unreadable: the library refuses the content, or comes to grief over it.
@@ -157,9 +190,7 @@ def _parse_tokenizer(content: bytes) -> Tokenizer:
         tokenizer.no_padding()
         ids = [tokenizer.token_to_id(token.content) for token in found.added_tokens or ()]
     for token, id_ in zip(found.added_tokens or (), ids):
-        if (
-            id_ != token.id
-        ):  # the library moves it without a word: to the next free id, or to that in the vocabulary
+        if id_ != token.id and (id_ is None or min(id_, token.id) < vocab_size):
             raise Unreadable(
                 f"added token {shown(token.content)} has id {token.id} in the file, where the tokenizers library gives "
                 f"it {'none' if id_ is None else id_}"
@@ -193,8 +224,8 @@ def _missing(place: Path) -> CheckpointError:
     )
 
 
-def _from_json(place: Path) -> Tokenizer:
-    return _parse_tokenizer(read_whole(place / _FILES[0], _MAX_TOKENIZER_BYTES))
+def _from_json(place: Path, vocab_size: int) -> Tokenizer:
+    return _parse_tokenizer(read_whole(place / _FILES[0], _MAX_TOKENIZER_BYTES), vocab_size)
 
 
 def _from_merges(place: Path, config: TokenizerConfig) -> Tokenizer:

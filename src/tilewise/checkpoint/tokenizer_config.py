@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tilewise.core import Border, CheckpointError, shown
 from tilewise.core.reading import Unreadable, decode_text, read_json, read_whole
@@ -38,6 +38,15 @@ class AddedTokenFile(BaseModel):
     special: bool = False
 
 
+def _none_of_empty(token: object) -> object:
+    """None for an empty text, which says that there is no such token (first conversions of Llama 1)."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return None if content == "" else token
+
+
+_Role = Annotated[_Text | AddedTokenFile | None, BeforeValidator(_none_of_empty)]
+
+
 class _Template(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -50,10 +59,10 @@ class _File(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    bos_token: _Text | AddedTokenFile | None = None
-    eos_token: _Text | AddedTokenFile | None = None
-    unk_token: _Text | AddedTokenFile | None = None
-    pad_token: _Text | AddedTokenFile | None = None
+    bos_token: _Role = None
+    eos_token: _Role = None
+    unk_token: _Role = None
+    pad_token: _Role = None
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
     add_prefix_space: bool | None = None

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from tilewise.checkpoint.device_files import (
     DeviceFile,
@@ -32,18 +33,26 @@ from tilewise.checkpoint.device_files import (
     write_device_files,
 )
 from tilewise.checkpoint.files import remove_directory, remove_leftovers, replace_directory
-from tilewise.checkpoint.manifest import MANIFEST, ConfigChange, Manifest, parse_manifest, read_manifest
+from tilewise.checkpoint.manifest import (
+    MANIFEST,
+    ConfigChange,
+    Manifest,
+    ModelRecord,
+    parse_manifest,
+    read_manifest,
+)
 from tilewise.checkpoint.parts import make_parts
 from tilewise.checkpoint.tensors import FileTensor, PartedTensor
 from tilewise.core import CheckpointError, ResourceError
 from tilewise.core.border import Border, bare, shown
 from tilewise.core.mesh import MAX_DEVICES
-from tilewise.core.reading import Forbidden, Unreadable, read_whole
+from tilewise.core.reading import Forbidden, Unreadable, first_problem, read_whole
 from tilewise.core.writing import writing
 
 __all__ = [
     "STEP_NAME",
     "DamagedCheckpoint",
+    "FinishedModel",
     "OpenCheckpoint",
     "OtherConfiguration",
     "Progress",
@@ -63,7 +72,8 @@ __all__ = [
 Progress = Callable[[int, int], object]
 
 _TOKENIZER = "tokenizer.json"
-_MAX_TOKENIZER_BYTES = 512 << 20
+_MODEL = "model"  # the folder of the finished model's files
+_MAX_FILE_BYTES = 512 << 20
 STEP_NAME = re.compile(r"step-([0-9]{8,18})")
 _STEP_TENSOR = "optimizer.step"
 _LAST_STEP = 10**18 - 1  # the longest name that `STEP_NAME` matches
@@ -113,6 +123,20 @@ def _value_in_words(value: object) -> str:
 
 
 @dataclass(frozen=True)
+class FinishedModel:
+    """What makes a model directory of a checkpoint, besides its parameters.
+
+    Attributes:
+        files: content by name of everything that the directory holds next to its weights (`model_files`).
+        dtypes: by parameter, the element type that the directory's weights have, as safetensors spells it (`F32`,
+            `BF16`).
+    """
+
+    files: Mapping[str, bytes]
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class TrainingState:
     """What a checkpoint holds.
 
@@ -120,14 +144,14 @@ class TrainingState:
         step: optimizer steps done.
         tensors: as `GraphInstance.copy_state` returns them, each device its parts; whole ones are the first device's.
             Read lazily after loading.
-        tokenizer: content of tokenizer.json, so that a checkpoint alone becomes a model directory; not read by loading.
+        model: what makes a model directory of the checkpoint alone; not read by loading.
         mesh: axes of the devices; none for one device.
         changes: of the configuration since the run began, in order.
     """
 
     step: int
     tensors: Mapping[str, NDArray[Any] | FileTensor | PartedTensor]
-    tokenizer: bytes | None = None
+    model: FinishedModel | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
     changes: Sequence[ConfigChange] = ()
 
@@ -143,7 +167,9 @@ class OpenCheckpoint:
         mesh: axes of the devices that wrote it.
         tensors: by name.
         files: of the devices.
-        tokenizer: checksum of the tokenizer.json next to them; None without one.
+        model: checksums of the finished model's files, and the element types of its weights; None where it was saved
+            without.
+        tokenizer: checksum of the tokenizer.json next to them, in checkpoints from before `model`.
         changes: of the configuration since the run began, in order.
     """
 
@@ -153,6 +179,7 @@ class OpenCheckpoint:
     mesh: Mapping[str, int]
     tensors: Mapping[str, FileTensor | PartedTensor]
     files: tuple[DeviceFile, ...]
+    model: ModelRecord | None
     tokenizer: str | None
     changes: tuple[ConfigChange, ...] = ()
 
@@ -175,8 +202,32 @@ class OpenCheckpoint:
         found = damages(self.files, _Work(self.nbytes, on_progress).add)
         if found is not None:
             raise DamagedCheckpoint(self.path, found)
-        if self.tokenizer is not None and _checksum_of_file(self.path) != self.tokenizer:
-            raise DamagedCheckpoint(self.path, f"{_TOKENIZER} does not have its checksum")
+        if self.tokenizer is not None:
+            self._read_file(_TOKENIZER, self.tokenizer)
+        self.read_model()
+
+    def read_model(self) -> FinishedModel | None:
+        """What makes a model directory of the checkpoint; None where it was saved without.
+
+        Raises:
+            DamagedCheckpoint: a file is missing or does not hold what was saved; names it.
+        """
+        if self.model is None:
+            return None
+        files = {
+            name: self._read_file(f"{_MODEL}/{name}", checksum) for name, checksum in self.model.files.items()
+        }
+        return FinishedModel(files, self.model.dtypes)
+
+    def _read_file(self, name: str, checksum: str) -> bytes:
+        """The content of a file of the checkpoint, which has that checksum."""
+        try:
+            content = read_whole(self.path / name, _MAX_FILE_BYTES)
+        except Unreadable as error:
+            raise _error_of(self.path, error, f"{name}: ") from None
+        if hashlib.sha256(content).hexdigest() != checksum:
+            raise DamagedCheckpoint(self.path, f"{name} does not have its checksum")
+        return content
 
 
 def checkpoint_path(directory: str | Path, step: int) -> Path:
@@ -222,14 +273,11 @@ def save_checkpoint(
     }
     num_devices = _border.integer("save_checkpoint", "devices", prod(mesh.values()), 1, MAX_DEVICES)
     tensors = make_parts(state.tensors, num_devices)
-    if state.tokenizer is not None:
-        _border.instance(
-            "save_checkpoint", "a tokenizer", state.tokenizer, bytes, "pass the bytes of its file"
-        )
+    model = None if state.model is None else _record_of(state.model)
     work = _Work(2 * sum(tensor.nbytes for tensor in tensors.values()), on_progress)
     settings = _border.json("save_checkpoint", "a configuration", config)
     records = describe(tensors, num_devices, work.add)
-    meta = Manifest.of(step, settings, mesh, num_devices, records, state.tokenizer, state.changes)
+    meta = Manifest.of(step, settings, mesh, num_devices, records, model, state.changes)
     _require_readable(meta)
     with writing(root):
         root.mkdir(parents=True, exist_ok=True)
@@ -244,14 +292,32 @@ def save_checkpoint(
 
     def write(temporary: Path) -> None:
         write_device_files(temporary, tensors, num_devices, work.add)
-        if state.tokenizer is not None:
-            (temporary / _TOKENIZER).write_bytes(state.tokenizer)
+        for name, content in ({} if state.model is None else state.model.files).items():
+            (temporary / _MODEL / name).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / _MODEL / name).write_bytes(content)
         (temporary / MANIFEST).write_text(meta.content(), encoding="utf-8")
 
     if not _holds(path, meta):
         replace_directory(path, write)
     _remove_older(root, path, keep_last - 1)
     return path
+
+
+def _record_of(model: FinishedModel) -> ModelRecord:
+    """What a manifest says of a finished model's files."""
+    call, advice = "save_checkpoint", "pass FinishedModel(files, dtypes)"
+    _border.instance(call, "a model", model, FinishedModel, advice)
+    files = _border.mapping(call, "files of a model", model.files, "bytes")
+    contents = {
+        name: _border.instance(call, "a file", content, bytes, advice) for name, content in files.items()
+    }
+    checksums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    try:
+        return ModelRecord(files=checksums, dtypes=dict(model.dtypes))
+    except ValidationError as error:
+        _border.refuse(
+            call, "a finished model must be one that can be read again", first_problem(error), advice
+        )
 
 
 def _require_readable(meta: Manifest) -> None:
@@ -342,7 +408,15 @@ def open_checkpoint(path: str | Path) -> OpenCheckpoint:
     if problem is not None:
         raise DamagedCheckpoint(path, problem)
     return OpenCheckpoint(
-        path, meta.step, meta.config, meta.mesh, tensors, files, meta.tokenizer, tuple(meta.changes)
+        path,
+        meta.step,
+        meta.config,
+        meta.mesh,
+        tensors,
+        files,
+        meta.model,
+        meta.tokenizer,
+        tuple(meta.changes),
     )
 
 
@@ -412,14 +486,6 @@ def load_latest(
         f"[checkpoint.load_latest] going on needs a whole checkpoint; got {', '.join(damaged) or 'none'} in "
         f"{str(directory)!r}; start anew in another directory"
     )
-
-
-def _checksum_of_file(path: Path) -> str:
-    """Of a checkpoint's tokenizer."""
-    try:
-        return hashlib.sha256(read_whole(path / _TOKENIZER, _MAX_TOKENIZER_BYTES)).hexdigest()
-    except Unreadable as error:
-        raise _error_of(path, error, f"{_TOKENIZER}: ") from None
 
 
 def _error_of(path: Path, error: Unreadable, where: str = "") -> DamagedCheckpoint | ResourceError:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from tilewise.checkpoint.gguf import refuse_gguf
 from tilewise.checkpoint.tensors import FileTensor, WeightsFile
 from tilewise.checkpoint.torch_files import is_torch_file, open_state_dict
 from tilewise.core import CheckpointError
@@ -48,13 +49,16 @@ def open_weights(path: str | Path) -> Mapping[str, FileTensor]:
 
     Raises:
         CheckpointError: no such file, a broken header, an index that names absent tensors, pickled weights alone.
+        ConfigError: GGUF files alone.
     """
     path = _border.path("open_weights", "weights", path)
     if not os.path.isdir(path):
+        refuse_gguf(path)
         return open_state_dict(path) if is_torch_file(path) else WeightsFile(path)
     if os.path.lexists(path / INDEX):
         return _open_indexed(path)
     if not os.path.lexists(path / SINGLE):
+        refuse_gguf(path)
         _refuse_pickled(path)
     return WeightsFile(path / SINGLE)
 

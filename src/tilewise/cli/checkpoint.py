@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise.cli.help import App
+from tilewise.cli.options import IGNORE
 from tilewise.core import ResourceError
 from tilewise.core.border import bare
 from tilewise.core.sizes import format_bytes
@@ -151,7 +152,7 @@ def convert(
         Path | None,
         typer.Option(
             help="A model directory whose config.json, tokenizer, chat templates and generation_config.json the target "
-            "gets; a training checkpoint keeps its own configuration and tokenizer.",
+            "gets; a training checkpoint keeps its own files and gets those that it lacks.",
             show_default=False,
         ),
     ] = None,
@@ -161,17 +162,20 @@ def convert(
             help="Where a file holds more than weights: the key of the state dict.", show_default=False
         ),
     ] = None,
+    ignore_config_field: Annotated[list[str] | None, IGNORE] = None,
 ) -> None:
     """Turn weights into a Hugging Face directory, or into one safetensors file.
 
-    Files of PyTorch are read as data: PyTorch is not needed, and nothing in a file is run. Of a training run the newest
-    checkpoint is taken, after every byte of it was checked. The target must not be there yet.
+    Files of PyTorch are read as data: PyTorch is not needed, and nothing in a file is run. Names of compiled and
+    wrapped models lose what PyTorch put before them (`_orig_mod.`, `module.`). Of a training run the newest checkpoint
+    is taken, after every byte of it was checked, and becomes what the run itself writes at its end. The target must not
+    be there yet.
 
     Example: `tilewise checkpoint convert runs/train my-model`
     """
     from tilewise.cli.convert import convert_checkpoint
 
-    convert_checkpoint(source, target, model, part, _console())
+    convert_checkpoint(source, target, model, part, _console(), ignore_config_field or ())
 
 
 def _console() -> Console:

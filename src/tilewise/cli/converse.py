@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from tilewise.checkpoint import check_token_ids
 from tilewise.cli.terminal import write_to
 from tilewise.cli.write import Request, context_limit, make_engine, say_settings
 from tilewise.core import ConfigError
@@ -41,14 +42,16 @@ def converse(request: Request, first: str | None, system: str | None) -> None:
     from tilewise import models
     from tilewise.checkpoint import load_generation_config, load_tokenizer
 
-    model = models.open(request.model_dir)
+    model = models.open(request.model_dir, ignore=request.ignore)
     limit = context_limit(model, request)
     limit = limit if request.max_model_len is not None else min(limit, _DEFAULT_CONTEXT)
     template = ChatTemplate(request.model_dir)
     beginning: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     text = template.render([*beginning, {"role": "user", "content": first or "Hello"}])
     tokenizer = load_tokenizer(request.model_dir, model.vocab_size)
-    num_tokens = len(encode_prompt(tokenizer, text, add_special_tokens=False))
+    ids = encode_prompt(tokenizer, text, add_special_tokens=False)
+    check_token_ids(tokenizer, ids, model.vocab_size, "the first message")
+    num_tokens = len(ids)
     check_prompt(num_tokens, limit)
     file = load_generation_config(request.model_dir, model.vocab_size) if request.use_file else {}
     _, taken = combine_settings(file, request.given, num_tokens)
@@ -105,6 +108,7 @@ def _answer(
     try:
         text = template.render(asked)
         ids = encode_prompt(engine.model.tokenizer, text, add_special_tokens=False)
+        check_token_ids(engine.model.tokenizer, ids, engine.model.config.vocab_size, "the conversation")
         sampling = _sampling(request, file, len(ids), engine.model.limits.max_context)
     except ConfigError as error:
         request.say(f"{' '.join(str(error).split())} (/reset begins anew)")

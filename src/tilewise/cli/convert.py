@@ -7,8 +7,9 @@ that is there already.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tilewise.checkpoint import Tensor
-    from tilewise.models import ModelConfig
 
 __all__ = ["convert_checkpoint", "find_checkpoints"]
 
 _SAFETENSORS = ".safetensors"
+_MOST_TOKENS = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
@@ -33,15 +34,13 @@ class _Source:
     """What is converted.
 
     Attributes:
-        tensors: as files of a model spell them.
-        config: of the model, where the source says it.
-        tokenizer_dir: where its tokenizer.json lies, if it has one.
-        model_dir: where config.json, tokenizer and what else stands beside them lie, if it is a model directory.
+        tensors: as files of a model spell them, perhaps with prefixes of PyTorch's wrappers.
+        files: of a training checkpoint, everything that its model directory holds next to the weights.
+        model_dir: where config.json, tokenizer and the files next to them lie, if the source is a model directory.
     """
 
     tensors: Mapping[str, Tensor]
-    config: ModelConfig | None = None
-    tokenizer_dir: Path | None = None
+    files: Mapping[str, bytes] | None = None
     model_dir: Path | None = None
 
 
@@ -67,7 +66,12 @@ def find_checkpoints(path: Path) -> list[Path]:
 
 
 def convert_checkpoint(
-    source: Path, target: Path, model_dir: Path | None, part: str | None, console: Console
+    source: Path,
+    target: Path,
+    model_dir: Path | None,
+    part: str | None,
+    console: Console,
+    ignore: Sequence[str] = (),
 ) -> None:
     """Write what `source` holds as `target`.
 
@@ -78,7 +82,8 @@ def convert_checkpoint(
         model_dir: whose config.json, tokenizer, chat templates and generation_config.json the directory gets where the
             source has none.
         part: key of the state dict in a source that holds more.
-        console: for progress and what is to be said.
+        console: for progress and messages.
+        ignore: fields of config.json that are left aside.
 
     Raises:
         ConfigError: the target is there already or lies among the checkpoints of its source, no config.json is known
@@ -106,13 +111,20 @@ def convert_checkpoint(
         if is_file:
             _write_file(target, found, progress.show)
         else:
-            _write_directory(target, found, model_dir, console, progress.show)
+            _write_directory(target, found, model_dir, console, progress.show, ignore)
 
 
 def _open(source: Path, target: Path, part: str | None, show: Callable[[int, int], object]) -> _Source:
-    from tilewise.checkpoint import is_distributed, open_distributed, open_state_dict, open_weights
+    from tilewise.checkpoint import (
+        is_distributed,
+        open_distributed,
+        open_state_dict,
+        open_weights,
+        refuse_gguf,
+    )
     from tilewise.checkpoint.torch_files import has_torch_weights, is_torch_file, open_torch_directory
 
+    refuse_gguf(source)
     if not source.is_dir():
         if is_torch_file(source):
             return _Source(open_state_dict(source, part))
@@ -160,9 +172,10 @@ def _refuse_part(source: Path, part: str | None) -> None:
 
 
 def _open_training(path: Path, show: Callable[[int, int], object]) -> _Source:
-    """A training checkpoint, every byte of which was read; its parameters as the family's files spell them."""
+    """A training checkpoint, every byte of which was read; its parameters as the family's files spell them, in the
+    element types that the run's finished model has."""
     from tilewise import models
-    from tilewise.checkpoint import open_checkpoint
+    from tilewise.checkpoint import cast_tensors, load_tokenizer, model_files, open_checkpoint
 
     opened = open_checkpoint(path)
     opened.verify(show)
@@ -175,16 +188,23 @@ def _open_training(path: Path, show: Callable[[int, int], object]) -> _Source:
             f"[cli.convert] a checkpoint must hold its model's parameters; got none called {missing[0]!r} in "
             f"{str(path)!r}; convert one that `tilewise train` wrote"
         )
-    parameters = {name: opened.tensors[name] for name in names}
-    tokenizer_dir = None if opened.tokenizer is None else path
-    return _Source(dict(models.stored_tensors(config, parameters)), config, tokenizer_dir)
+    parameters: Mapping[str, Tensor] = {name: opened.tensors[name] for name in names}
+    finished = opened.read_model()
+    if finished is not None:
+        files, parameters = finished.files, cast_tensors(parameters, finished.dtypes)
+    else:  # saved by an earlier version
+        content = {**config.to_dict(), "torch_dtype": "float32"}
+        tokenizer = None if opened.tokenizer is None else load_tokenizer(path, config.vocab_size)
+        files = model_files(content, tokenizer, _tokens(content))
+    return _Source(dict(models.stored_tensors(config, parameters)), files)
 
 
 def _write_file(target: Path, source: _Source, show: Callable[[int, int], object]) -> None:
     from tilewise.checkpoint.shards import save_tensors
     from tilewise.core.writing import replace_file
+    from tilewise.models.layout import without_wrappers
 
-    tensors = dict(_counted(source.tensors.items(), show))
+    tensors = dict(_counted(without_wrappers(source.tensors).items(), show))
     replace_file(target, lambda path: save_tensors(path, tensors, {"format": "pt"}))
 
 
@@ -194,45 +214,75 @@ def _write_directory(
     model_dir: Path | None,
     console: Console,
     show: Callable[[int, int], object],
+    ignore: Sequence[str],
 ) -> None:
-    from tilewise import models
-    from tilewise.checkpoint import load_generation_config, load_tokenizer, save_pretrained
+    from tilewise.checkpoint import save_model_directory
 
-    config, content = source.config, {}
     model_dir = source.model_dir if model_dir is None else model_dir
-    if config is not None:
-        content = {**config.to_dict(), "torch_dtype": "float32"}
+    if source.files is not None:
+        files, tensors = _with_files_of(source.files, model_dir), source.tensors
     elif model_dir is not None:
-        config, content = models.open(model_dir), models.config_content(model_dir)
-        layout = models.file_layout(config, with_head=not models.is_encoder(config))
-        layout.weights({name: _outline(tensor) for name, tensor in source.tensors.items()})
+        files, tensors = _as_model(source.tensors, model_dir, ignore)
     else:
         raise ConfigError(
-            "[cli.convert] a model directory needs a config.json, which this source has not; got no --model; give a "
-            "directory of the same model, or a target that ends in .safetensors"
+            "[cli.convert] a model directory needs a config.json, which this source does not have; got no --model; "
+            "give a directory of the same model, or a target that ends in .safetensors"
         )
-    tokenizer, generation = None, {key: content[key] for key in _TOKENS if content.get(key) is not None}
-    if source.tokenizer_dir is not None:
-        tokenizer = load_tokenizer(source.tokenizer_dir, config.vocab_size)
-    elif model_dir is not None and _has(model_dir, "tokenizer.json", "vocab.json"):
-        load_tokenizer(model_dir, config.vocab_size)  # its files are copied, when they fit the model
-    elif model_dir is None or not _has(model_dir, "tokenizer.model", "vocab.txt"):
+    if not any(name in files for name in ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model")):
         console.print(
             "no tokenizer is written: the source has none, and neither has --model", highlight=False
         )
-    if model_dir is not None:
-        found = load_generation_config(model_dir, config.vocab_size)
-        is_copied = source.config is None and _has(model_dir, "generation_config.json")
-        generation = {} if is_copied else generation | found
-    tensors = _counted(source.tensors.items(), show)
-    save_pretrained(target, content, tensors, tokenizer, generation or None, copy_from=model_dir)
+    save_model_directory(target, files, _counted(tensors.items(), show))
+
+
+def _as_model(
+    tensors: Mapping[str, Tensor], model_dir: Path, ignore: Sequence[str]
+) -> tuple[Mapping[str, bytes], Mapping[str, Tensor]]:
+    """The files of a model directory, and tensors under the names that its weights have.
+
+    Raises:
+        ConfigError, CheckpointError: the tensors are not what its config.json describes, or a file cannot be read.
+    """
+    from tilewise import models
+    from tilewise.checkpoint import load_generation_config, load_tokenizer, model_files
+
+    config, content = models.open(model_dir, ignore=ignore), models.config_content(model_dir)
+    layout = models.file_layout(config, with_head=not models.is_encoder(config))
+    layout.weights({name: _outline(tensor) for name, tensor in tensors.items()})
+    if _has(model_dir, "tokenizer.json", "vocab.json"):
+        load_tokenizer(model_dir, config.vocab_size)
+    load_generation_config(model_dir, config.vocab_size)
+    tokens = None if _has(model_dir, "generation_config.json") else _tokens(content) or None
+    return model_files(generation_config=tokens, copy_from=model_dir), layout.unwrapped(tensors)
+
+
+def _with_files_of(files: Mapping[str, bytes], model_dir: Path | None) -> Mapping[str, bytes]:
+    """The files of a training checkpoint, and what it lacks of chat templates, settings of generation and of pooling.
+
+    Raises:
+        CheckpointError: a file of the directory cannot be read.
+    """
+    from tilewise.checkpoint import load_generation_config
+    from tilewise.checkpoint.companions import GENERATION, MODULES, TEMPLATES, read_companions
+
+    if model_dir is None:
+        return files
+    more = read_companions(model_dir, (GENERATION, *TEMPLATES, *MODULES))
+    found = {**more, **files}
+    if GENERATION in more and GENERATION in files:
+        load_generation_config(model_dir, _MOST_TOKENS)  # refuses what is not JSON, or no such settings
+        settings = {**json.loads(more[GENERATION]), **json.loads(files[GENERATION])}
+        found[GENERATION] = (json.dumps(settings, indent=2, sort_keys=True) + "\n").encode()
+    return found
+
+
+def _tokens(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of generation that follow from a config.json."""
+    return {key: content[key] for key in ("bos_token_id", "eos_token_id") if content.get(key) is not None}
 
 
 def _has(directory: Path, *names: str) -> bool:
     return any(os.path.lexists(directory / name) for name in names)
-
-
-_TOKENS = ("bos_token_id", "eos_token_id")
 
 
 def _outline(tensor: Tensor) -> Any:

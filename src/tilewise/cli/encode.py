@@ -32,6 +32,7 @@ def encode_texts(
     tp: int,
     dtype: str,
     console: Console,
+    ignore: Sequence[str] = (),
 ) -> None:
     """Encode `texts`, or the lines of standard input where there are none.
 
@@ -46,6 +47,7 @@ def encode_texts(
         tp: devices that share every layer.
         dtype: of weights and activations.
         console: shows progress.
+        ignore: fields of config.json that are left aside.
 
     Raises:
         ConfigError, CheckpointError, LayoutError: before any work.
@@ -68,7 +70,15 @@ def encode_texts(
     way = way if pooling == "auto" else replace(way, mode=pooling)
     way = way if normalize is None else replace(way, normalize=normalize)
     with before_work():
-        encoder = Encoder(model_dir, tp=tp, dtype=dtype, pooling=way, batch=batch, truncate=truncate)
+        encoder = Encoder(
+            model_dir,
+            tp=tp,
+            dtype=dtype,
+            pooling=way,
+            batch=batch,
+            truncate=truncate,
+            ignore_config_fields=ignore,
+        )
     with encoder:
         given = list(texts) if texts else _lines()
         if not given:

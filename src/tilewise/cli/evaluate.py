@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,15 @@ _LONGEST = 1024  # tokens of a window, where the model would take more
 
 
 def evaluate_files(
-    model_dir: Path, data: str, *, context: int | None, batch: int, tp: int, dtype: str, console: Console
+    model_dir: Path,
+    data: str,
+    *,
+    context: int | None,
+    batch: int,
+    tp: int,
+    dtype: str,
+    console: Console,
+    ignore: Sequence[str] = (),
 ) -> Score:
     """Score the files at a path with a model.
 
@@ -34,6 +43,7 @@ def evaluate_files(
         tp: devices that share every layer.
         dtype: of weights and activations.
         console: shows progress.
+        ignore: fields of config.json that are left aside.
 
     Raises:
         ConfigError, CheckpointError, LayoutError: before any work.
@@ -46,7 +56,7 @@ def evaluate_files(
     from tilewise.train import score_files, track_work
 
     with before_work():
-        config = models.open(model_dir)
+        config = models.open(model_dir, ignore=ignore)
         if models.is_encoder(config):
             raise ConfigError(
                 f"[cli.evaluate] evaluation needs a model that writes; got a {config.architecture}; give another"
@@ -71,7 +81,15 @@ def evaluate_files(
     with graph.instantiate(plan) as model, track_work(console, "files") as progress:
         model.load_parameters(weights)
         score = score_files(
-            model, tokenizer, corpus.train, batch, width, start=start, end=None, show=progress.show
+            model,
+            tokenizer,
+            corpus.train,
+            batch,
+            width,
+            start=start,
+            end=None,
+            vocab_size=config.vocab_size,
+            show=progress.show,
         )
     seconds = time.perf_counter() - started
     if not math.isfinite(score.nats):

@@ -7,7 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_console, names_option
+from tilewise.cli.options import (
+    DTYPE_HELP,
+    MODEL,
+    REVISION,
+    ignore_option,
+    known_dtype,
+    make_console,
+    names_option,
+)
 from tilewise.cli.structure import CHOICE, GRAMMAR, JSON_SCHEMA, REGEX, find_structure
 
 __all__ = ["generate"]
@@ -189,6 +197,7 @@ def generate(
         str, typer.Option(callback=known_dtype, metavar="TYPE", rich_help_panel=_MODEL, help=DTYPE_HELP)
     ] = "bf16",
     revision: Annotated[str | None, REVISION] = None,
+    ignore_config_field: Annotated[list[str] | None, ignore_option(_MODEL)] = None,
 ) -> None:
     """Continue a prompt with a model, as it is written, or converse with it.
 
@@ -243,6 +252,7 @@ def generate(
         use_file=generation_config,
         console=make_console(stderr=True),
         structure=structure,
+        ignore=tuple(ignore_config_field or ()),
     )
     text = None if prompt is None and prompt_file is None else read_prompt(prompt, prompt_file)
     with names_option("--no-generation-config"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,13 +24,17 @@ _DTYPES = {"bf16": 2, "f32": 4}
 _WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".gguf")
 
 
-def describe_model(source: Path, given: Given) -> Iterator[str]:
+def describe_model(source: Path, given: Given, ignore: Sequence[str] = ()) -> Iterator[str]:
     """Lines about a model. Of weights the headers are read, and a copied tied head; a directory without weights, or a
     config.json, is described by its configuration alone.
 
     Args:
         source: a model's directory, or its config.json.
         given: peaks and memory that stand for this machine's.
+
+    Args:
+        model_dir: the directory.
+        ignore: fields of config.json that are left aside.
 
     Raises:
         ConfigError, CheckpointError: it is not a model that we can run; names file and field.
@@ -39,14 +43,14 @@ def describe_model(source: Path, given: Given) -> Iterator[str]:
 
     is_config = source.name == "config.json" and source.is_file()
     directory = source.parent if is_config else source
-    config = models.open(directory)
+    config = models.open(directory, ignore=ignore)
     names = models.config_content(directory).get("architectures")
     kind = f"{names[0]} ({config.model_type})" if names else config.model_type
     stored: StoredWeights | None = None
     has_head = True
     if not is_config and _has_weights(directory):
         stored, has_head = _open_weights(directory, config)
-    yield f"architecture: {kind}" + ("" if has_head else ", without the head that it is trained by")
+    yield f"architecture: {kind}" + ("" if has_head else ", without the head")
     yield from _sizes(config)
     shapes = dict(models.parameter_shapes(config))
     if stored is not None:
@@ -66,15 +70,13 @@ def _has_weights(directory: Path) -> bool:
 
 
 def _open_weights(model_dir: Path, config: ModelConfig) -> tuple[StoredWeights, bool]:
-    """The weights, and whether an encoder's head is among them; it may do without."""
+    """The weights, and whether the head is among them: models that only make vectors do without."""
     from tilewise import models
 
-    if models.is_encoder(config):
-        try:
-            return models.open_weights(model_dir, config), True
-        except CheckpointError:  # what else is wrong is said of the files without a head, too
-            return models.open_weights(model_dir, config, with_head=False), False
-    return models.open_weights(model_dir, config), True
+    try:
+        return models.open_weights(model_dir, config), True
+    except CheckpointError:  # anything else that is wrong is found without the head, too
+        return models.open_weights(model_dir, config, with_head=False), False
 
 
 def _stored_in_words(stored: StoredWeights | None) -> str:

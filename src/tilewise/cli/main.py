@@ -25,7 +25,7 @@ from tilewise.cli.doctor import doctor
 from tilewise.cli.generate import generate
 from tilewise.cli.help import App
 from tilewise.cli.launch import launch
-from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_console
+from tilewise.cli.options import DTYPE_HELP, IGNORE, MODEL, REVISION, known_dtype, make_console
 from tilewise.cli.refuse import before_work
 from tilewise.cli.run_batch import run_batch
 from tilewise.cli.serve import serve, size
@@ -259,6 +259,7 @@ def inspect(
         ),
     ] = None,
     revision: Annotated[str | None, REVISION] = None,
+    ignore_config_field: Annotated[list[str] | None, IGNORE] = None,
 ) -> None:
     """Say what a model or a training run needs, what fits, and how fast it can be at most.
 
@@ -285,7 +286,8 @@ def inspect(
     source = Path(model) if is_file and revision is None else find_model(model, revision)
     if graph is not None:
         with before_work():
-            text = draw_graph(source, graph)  # all of it, before anything is written
+            # all of it, before anything is written
+            text = draw_graph(source, graph, ignore_config_field or ())
         replace_text(graph, text)
         _print_path(graph)
     if plan is not None:
@@ -299,8 +301,8 @@ def inspect(
     with before_work():
         if source.suffix.lower() == ".toml":
             lines = list(describe_training(source, given, make_console(stderr=True)))
-        else:
-            lines = list(describe_model(source, given))  # all of it, or what is wrong
+        else:  # all of it, or what is wrong
+            lines = list(describe_model(source, given, ignore_config_field or ()))
     print("\n".join(lines))
 
 
@@ -321,6 +323,7 @@ def evaluate(
     tp: Annotated[int, typer.Option(min=1, help="Devices that share every layer (1, 2, 4, ...).")] = 1,
     dtype: Annotated[str, typer.Option(callback=known_dtype, metavar="TYPE", help=DTYPE_HELP)] = "bf16",
     revision: Annotated[str | None, REVISION] = None,
+    ignore_config_field: Annotated[list[str] | None, IGNORE] = None,
 ) -> None:
     """Say how well a model predicts files: perplexity per token, bits per byte.
 
@@ -334,7 +337,16 @@ def evaluate(
 
     console = make_console(stderr=True)
     path = find_model(model, revision)
-    score = evaluate_files(path, data, context=context, batch=batch, tp=tp, dtype=dtype, console=console)
+    score = evaluate_files(
+        path,
+        data,
+        context=context,
+        batch=batch,
+        tp=tp,
+        dtype=dtype,
+        console=console,
+        ignore=ignore_config_field or (),
+    )
     print(f"perplexity {score.perplexity:.4f}, {score.bits_per_byte:.4f} bits per byte")
 
 
@@ -369,6 +381,7 @@ def encode(
     tp: Annotated[int, typer.Option(min=1, help="Devices that share every layer (1, 2, 4, ...).")] = 1,
     dtype: Annotated[str, typer.Option(callback=known_dtype, metavar="TYPE", help=DTYPE_HELP)] = "f32",
     revision: Annotated[str | None, REVISION] = None,
+    ignore_config_field: Annotated[list[str] | None, IGNORE] = None,
 ) -> None:
     """Turn texts into vectors with an encoder: a line of JSON per text on standard output.
 
@@ -390,6 +403,7 @@ def encode(
         tp=tp,
         dtype=dtype,
         console=make_console(stderr=True),
+        ignore=ignore_config_field or (),
     )
 
 

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DTYPE_HELP",
+    "IGNORE",
     "MODEL",
     "REVISION",
     "SPECULATIVE_HELP",
+    "ignore_option",
     "json_object",
     "known_dtype",
     "make_console",
@@ -31,6 +33,21 @@ MODEL = typer.Argument(
     show_default=False,
 )
 REVISION = typer.Option(help="Of a model on the hub: a branch, tag or commit.", show_default=False)
+
+
+def ignore_option(panel: str | None = None) -> Any:
+    """`--ignore-config-field`, in a panel of a command's help."""
+    return typer.Option(
+        "--ignore-config-field",
+        metavar="NAME",
+        rich_help_panel=panel,
+        help="Ignore this field of config.json, where it is refused although it decides nothing of what the model "
+        "computes; may be given several times.",
+        show_default=False,
+    )
+
+
+IGNORE = ignore_option()
 DTYPE_HELP = (
     "Of weights and activations: bf16 or bfloat16; f32, float32 or fp32; auto: as config.json says, bf16 when that is "
     "another type."

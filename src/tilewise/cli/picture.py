@@ -7,6 +7,7 @@ Reads configurations and graph files, never weights. The file's ending says the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,13 +30,14 @@ class _Drawing(NamedTuple):
     note: str
 
 
-def draw_graph(source: Path, file: Path) -> str:
+def draw_graph(source: Path, file: Path, ignore: Sequence[str] = ()) -> str:
     """The picture of a graph, as the text of a file. Nothing is written.
 
     Args:
         source: a model's directory or its config.json, a training configuration (.toml), or a graph that
             `ComputeGraph.save` wrote (.json).
         file: where it goes; .html or .mmd.
+        ignore: fields of a model's config.json that are left aside.
 
     Raises:
         ConfigError: no such form, or the source is none of these; names file and field.
@@ -46,7 +48,7 @@ def draw_graph(source: Path, file: Path) -> str:
             f"[cli.inspect] a graph is drawn into a file that ends in {' or '.join(_FORMS)}; got {str(file)!r}; "
             "choose a form"
         )
-    drawing = _drawing(source)
+    drawing = _drawing(source, ignore)
     if file.suffix.lower() == ".mmd":
         return drawing.graph.to_mermaid() + "\n"
     from tilewise.observe import render_graph
@@ -79,14 +81,14 @@ def plan_of_training(source: Path, file: Path) -> Plan:
     return make_plan(load_config(source), must_fit=False)[1]
 
 
-def _drawing(source: Path) -> _Drawing:
+def _drawing(source: Path, ignore: Sequence[str]) -> _Drawing:
     if source.suffix.lower() == ".toml":
         return _of_training(source)
     if source.suffix.lower() == ".json" and source.name != "config.json":
         from tilewise.session import ComputeGraph
 
         return _Drawing(ComputeGraph.load(source), "As it was saved.")
-    return _of_model(source.parent if source.name == "config.json" else source)
+    return _of_model(source.parent if source.name == "config.json" else source, ignore)
 
 
 def _of_training(source: Path) -> _Drawing:
@@ -99,12 +101,12 @@ def _of_training(source: Path) -> _Drawing:
     return _Drawing(make_graph(config, is_padded=is_padded), note)
 
 
-def _of_model(directory: Path) -> _Drawing:
+def _of_model(directory: Path, ignore: Sequence[str]) -> _Drawing:
     from tilewise import models
     from tilewise.core import Dim, choose_dtype
     from tilewise.session import ComputeGraph
 
-    config = models.open(directory)
+    config = models.open(directory, ignore=ignore)
     dtype = choose_dtype("auto", config.dtype)
     graph = ComputeGraph(config.model_type)
     context = min(models.max_context(config), _MOST_CONTEXT)

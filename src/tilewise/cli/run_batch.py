@@ -10,6 +10,7 @@ import typer
 
 from tilewise.cli.options import (
     DTYPE_HELP,
+    IGNORE,
     MODEL,
     REVISION,
     SPECULATIVE_HELP,
@@ -57,6 +58,7 @@ def run_batch(
     ] = None,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Texts that are written at a time.")] = 64,
     revision: Annotated[str | None, REVISION] = None,
+    ignore_config_field: Annotated[list[str] | None, IGNORE] = None,
 ) -> None:
     """Answer a file of requests, many at a time.
 
@@ -87,7 +89,8 @@ def run_batch(
     check_replaceable(out, is_directory=False)
     with before_work():
         place = find_model(model, revision)
-        files = ModelFiles(str(place), ServerSettings(), {})
+        ignore = ignore_config_field or []
+        files = ModelFiles(str(place), ServerSettings(), {"ignore_config_fields": ignore})
         engine = Engine(
             place,
             tensor_parallel_size=tp,
@@ -97,6 +100,7 @@ def run_batch(
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             enable_prompt_pacing=False,
+            ignore_config_fields=ignore,
         )
     with engine:
         answers = list(answer_lines(engine, files, lines, ProgressTracker()))

@@ -13,6 +13,7 @@ from tilewise.cli.options import (
     MODEL,
     REVISION,
     SPECULATIVE_HELP,
+    ignore_option,
     json_object,
     known_dtype,
     make_console,
@@ -304,6 +305,7 @@ def serve(
         ),
     ] = False,
     revision: Annotated[str | None, REVISION] = None,
+    ignore_config_field: Annotated[list[str] | None, ignore_option(_ENGINE)] = None,
 ) -> None:
     """Serve a model over HTTP, for clients of OpenAI's API.
 
@@ -367,6 +369,7 @@ def serve(
         "generation_config": generation_config == "auto",
         "speculative_config": json_object(speculative_config),
         "runner": runner,
+        "ignore_config_fields": ignore_config_field,
     }
     engine = {name: value for name, value in engine.items() if value is not None}
     console = make_console(stderr=True)

@@ -75,6 +75,7 @@ class Request:
         use_file: whether generation_config.json counts.
         console: for what is no text.
         structure: that each text follows.
+        ignore: fields of config.json that are left aside.
     """
 
     model_dir: Path
@@ -86,6 +87,7 @@ class Request:
     use_file: bool
     console: Console
     structure: StructuredOutputsParams | None = None
+    ignore: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         from tilewise.generate import combine_settings
@@ -183,16 +185,18 @@ def write_text(request: Request, prompt: str) -> None:
         ConfigError, CheckpointError, LayoutError: before any work.
     """
     from tilewise import models
-    from tilewise.checkpoint import load_generation_config, load_tokenizer
+    from tilewise.checkpoint import check_token_ids, load_generation_config, load_tokenizer
     from tilewise.generate import check_prompt, combine_settings, encode_prompt
     from tilewise.serve import SamplingParams
 
     started = time.perf_counter()
-    model = models.open(request.model_dir)
+    model = models.open(request.model_dir, ignore=request.ignore)
     limit = context_limit(model, request)
     # an empty prompt begins with one token of the engine's own
     tokenizer = load_tokenizer(request.model_dir, model.vocab_size)
-    num_tokens = max(1, len(encode_prompt(tokenizer, prompt)))
+    ids = encode_prompt(tokenizer, prompt)
+    check_token_ids(tokenizer, ids, model.vocab_size, "the prompt")
+    num_tokens = max(1, len(ids))
     check_prompt(num_tokens, limit)
     room = limit - num_tokens
     for name in ("max_tokens", "min_tokens"):
@@ -250,6 +254,7 @@ def make_engine(request: Request, max_context: int, num_texts: int) -> Engine:
             max_context=max_context,
             generation_config=request.use_file,
             load_format=request.load_format,
+            ignore_config_fields=request.ignore,
             on_progress=on_progress,
         )
     if request.load_format == "dummy":

@@ -11,7 +11,7 @@ import logging
 from tilewise.core.environment import read
 from tilewise.core.errors import ConfigError
 
-__all__ = ["configure_logging", "get_logger"]
+__all__ = ["configure_logging", "get_logger", "warn_once"]
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -24,6 +24,16 @@ _LEVELS = {
 def get_logger(package: str) -> logging.Logger:
     """The logger of a package, for example `get_logger("train")` is `tilewise.train`."""
     return logging.getLogger(f"tilewise.{package}")
+
+
+_WARNED: set[tuple[str, str]] = set()
+
+
+def warn_once(package: str, text: str) -> None:
+    """Log a warning, unless this process has logged it before: a model's files are read several times."""
+    if (package, text) not in _WARNED:
+        _WARNED.add((package, text))
+        get_logger(package).warning("%s", text)
 
 
 def configure_logging() -> None:

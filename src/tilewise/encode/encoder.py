@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import tilewise as tw
 from tilewise import models
-from tilewise.checkpoint import load_tokenizer
+from tilewise.checkpoint import check_token_ids, load_tokenizer
 from tilewise.core import MAX_DEVICES, Border, ConfigError, NotFinite, choose_dtype
 from tilewise.encode.pooling import Pooling, load_max_length, load_pooling
 from tilewise.generate import encode_prompt
@@ -25,6 +25,7 @@ from tilewise.generate import encode_prompt
 __all__ = ["Encoder"]
 
 _MOST = 1 << 20
+_LARGEST_ID = (1 << 31) - 1
 _border = Border("encode")
 
 
@@ -39,6 +40,7 @@ class Encoder:
         pooling: None for what the directory says, else the mean.
         batch: texts of a call.
         truncate: cut longer texts instead of refusing them.
+        ignore_config_fields: fields of config.json that are left aside although they are unknown (`models.open`).
 
     Raises:
         ConfigError, CheckpointError: the directory is not an encoder that we can run, or a setting has no such value.
@@ -54,11 +56,12 @@ class Encoder:
         pooling: Pooling | None = None,
         batch: int = 16,
         truncate: bool = False,
+        ignore_config_fields: Sequence[str] = (),
     ) -> None:
         tp = _border.integer("encoder", "tp", tp, 1, MAX_DEVICES)
         self._batch = _border.integer("encoder", "batch", batch, 1, _MOST)
         self._truncate = _border.truth("encoder", "truncate", truncate)
-        self.config = models.open(model_dir)
+        self.config = models.open(model_dir, ignore=ignore_config_fields)
         dtype = choose_dtype(dtype, self.config.dtype)
         self.tokenizer = load_tokenizer(model_dir, self.config.vocab_size)
         if pooling is not None:
@@ -135,9 +138,9 @@ class Encoder:
         if isinstance(text, str):
             ids = encode_prompt(self.tokenizer, text)
         else:
-            last = self.config.vocab_size - 1
             given = _border.sequence("encoder", "a text", text, "ids, or a str")
-            ids = [_border.integer("encoder", "an id of a text", id_, 0, last) for id_ in given]
+            ids = [_border.integer("encoder", "an id of a text", id_, 0, _LARGEST_ID) for id_ in given]
+        check_token_ids(self.tokenizer, ids, self.config.vocab_size, f"text {index}")
         if not ids:
             raise ConfigError(
                 f"[encode.encoder] a text must have tokens; got none in text {index}; leave it out"

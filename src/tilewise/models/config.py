@@ -1,23 +1,25 @@
-"""What every family's configuration is: frozen sizes and choices under Hugging Face's names, read from and written to
-config.json.
+"""The configuration of a model: frozen sizes and choices under Hugging Face's names, as config.json has them.
 
-A family's class declares fields; this base reads them, holds them to their types (nothing is coerced: a text is no
-number, a fraction is no size) and refuses what the family does not compute by the field's name: values, and keys that
-no table here or there knows, so that a model is never run as something it is not.
+A family's class declares fields. This base class reads them, checks their types strictly (nothing is converted) and
+refuses by name what the family does not compute, so that a model is never run as another one. `fields.py` says which
+fields decide nothing, and which unknown ones are left aside with a line in the log.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_origin, get_type_hints
 
-from tilewise.core.border import Border, shown
+from tilewise.checkpoint import refuse_gguf
+from tilewise.core.border import Border, bare, shown
 from tilewise.core.errors import ConfigError
+from tilewise.core.log import warn_once
 from tilewise.core.reading import Unreadable, first_problem, plain_json, read_whole
+from tilewise.models.fields import ADVICE, ONLY, WITHOUT_EFFECT, decides_nothing, ignore_advice
 from tilewise.models.require import MAX_POSITIONS, Require
 
 if TYPE_CHECKING:
@@ -35,66 +37,42 @@ _LIMITS = {
     "num_attention_heads": 1024,
     "max_position_embeddings": MAX_POSITIONS,
 }
-# What transformers and others write that decides nothing of what a forward pass computes: training's dropout and
-# initialisation, caches, tokens that generation_config.json decides, labels of tasks, notes about tools.
-_UNUSED = """
-_name_or_path _attn_implementation _attn_implementation_autoset _commit_hash transformers_version use_cache
-cache_implementation pretraining_tp attention_dropout hidden_dropout hidden_dropout_prob
-attention_probs_dropout_prob embd_pdrop resid_pdrop attn_pdrop classifier_dropout initializer_range
-sep_token_id cls_token_id mask_token_id unk_token_id decoder_start_token_id tokenizer_class
-max_length min_length max_new_tokens do_sample early_stopping num_beams num_beam_groups diversity_penalty
-temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
-encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate
-forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty
-suppress_tokens begin_suppress_tokens return_dict output_hidden_states output_attentions torchscript
-use_bfloat16 tf_legacy_loss finetuning_task task_specific_params problem_type id2label label2id num_labels
-prefix chunk_size_feed_forward gradient_checkpointing tie_encoder_decoder unsloth_version unsloth_fixed
-_num_labels output_past max_sequence_length transformers.js_config
-"""
-_WITHOUT_EFFECT = frozenset(_UNUSED.split())
-# Keys whose other values make another model, in every family.
-_ONLY: Mapping[str, tuple[object, ...]] = {
-    "is_decoder": (False,),
-    "is_encoder_decoder": (False,),
-    "add_cross_attention": (False,),
-    "cross_attention_hidden_size": (),
-    "pruned_heads": ({},),
-    "quantization_config": (),
-    "auto_map": (),
-    "use_bidirectional_attention": (False,),
-}
-_ADVICE = {
-    "quantization_config": "give the unquantized weights",
-    "auto_map": "code that a model brings is not run; where its weights are those of its model_type, as built in, "
-    "remove the key from a copy of the file",
-}
+_MOST_NAMED = 8  # fields in one line of the log
 
 
-def read_config_file(model_dir: str | Path, read: Callable[[Mapping[str, Any]], _Config]) -> _Config:
-    """config.json of a Hugging Face directory, as a configuration.
+def read_config_file(
+    model_dir: str | Path, read: Callable[..., _Config], ignore: Collection[str] = ()
+) -> _Config:
+    """The configuration in the config.json of a Hugging Face directory.
 
     Args:
         model_dir: the directory.
-        read: makes a configuration of the file's content.
+        read: makes a configuration of the file's content; also takes `ignore` and `where`, as
+            `ModelConfig.from_dict` does.
+        ignore: fields that are left aside.
 
     Raises:
-        ConfigError: there is none, it is not a JSON object, or `read` refuses it; names the file.
+        ConfigError: the file is missing, is not a JSON object, or `read` refuses it; names the file.
     """
     data = config_content(model_dir)
+    place = repr(str(Path(model_dir) / "config.json"))
     try:
-        return read(data)
+        return read(data, ignore=ignore, where=place)
     except ConfigError as error:
-        raise ConfigError(f"{error} ({str(Path(model_dir) / 'config.json')!r})") from None
+        raise ConfigError(f"{error} ({place})") from None
 
 
 def config_content(model_dir: str | Path) -> dict[str, Any]:
-    """What the config.json of a Hugging Face directory holds, of whatever model.
+    """The parsed config.json of a Hugging Face directory, of any model.
 
     Raises:
-        ConfigError: there is none, or it is not a JSON object; names the file.
+        ConfigError: the file is missing or is not a JSON object; names it. A GGUF file, or a directory with nothing
+            else, is refused with the way to convert it.
     """
-    path = _border.path("open", "a model directory", model_dir) / "config.json"
+    directory = _border.path("open", "a model directory", model_dir)
+    path = directory / "config.json"
     if not os.path.lexists(path):
+        refuse_gguf(directory)
         raise ConfigError(
             f"[models.open] a model directory must hold config.json; got {str(model_dir)!r}; "
             "give a Hugging Face directory"
@@ -143,15 +121,15 @@ class ModelConfig:
     pad_token_id: int | None = None
     dtype: str | None = None
 
-    # Of a family: its name in files, the class that files name, others that hold the same; fields that it spells in
-    # another way; keys with the values that are computed;
-    # keys without effect.
+    # Of a family: its `model_type` in files; the class that files name as `architectures`, and other classes whose
+    # files hold the same parameters (`also`); fields that its files spell in another way; fields with the values that
+    # are computed (`only`), and fields without effect, each added to those of the base classes.
     model_type: ClassVar[str] = ""
     architecture: ClassVar[str] = ""
     also: ClassVar[tuple[str, ...]] = ()
     spellings: ClassVar[Mapping[str, str]] = {}
-    only: ClassVar[Mapping[str, tuple[object, ...]]] = {}
-    without_effect: ClassVar[frozenset[str]] = frozenset()
+    only: ClassVar[Mapping[str, tuple[object, ...]]] = ONLY
+    without_effect: ClassVar[frozenset[str]] = WITHOUT_EFFECT
 
     def __post_init__(self) -> None:
         require = self.require()
@@ -207,24 +185,49 @@ class ModelConfig:
         return ours if ours is not None else theirs
 
     @classmethod
-    def from_pretrained(cls: type[_Config], model_dir: str | Path) -> _Config:
+    def from_pretrained(
+        cls: type[_Config], model_dir: str | Path, *, ignore: Collection[str] = ()
+    ) -> _Config:
         """The configuration of a Hugging Face directory.
+
+        Args:
+            model_dir: the directory.
+            ignore: fields that are left aside, as in `from_dict`.
 
         Raises:
             ConfigError: no config.json, broken JSON, or not a model of this family that we compute.
         """
-        return read_config_file(model_dir, cls.from_dict)
+        return read_config_file(model_dir, cls.from_dict, ignore)
 
     @classmethod
-    def from_dict(cls: type[_Config], data: Mapping[str, Any]) -> _Config:
+    def from_dict(
+        cls: type[_Config],
+        data: Mapping[str, Any],
+        *,
+        ignore: Collection[str] = (),
+        where: str = "a configuration",
+        only_known: bool = False,
+    ) -> _Config:
         """The configuration that a parsed config.json describes.
 
+        An unknown field that decides nothing by its name and value (`fields.decides_nothing`) is left aside, with one
+        warning in the log for all of them.
+
+        Args:
+            data: the parsed file.
+            ignore: fields that are left aside although the family does not know them, or refuses their value. A field
+                inside `rope_scaling` is named `rope_scaling.NAME`.
+            where: what the warning calls the file.
+            only_known: refuse every unknown field: for a configuration that is written by hand.
+
         Raises:
-            ConfigError: a field is missing, unknown or of another type, or asks for something that is not computed.
+            ConfigError: a field is missing, unknown or of another type, or asks for something that is not computed;
+                or `ignore` names a field that the model is computed by.
         """
         from pydantic import ValidationError
 
         given = dict(_border.mapping(cls.model_type, "a configuration", data, "values"))
+        ignore = _border.sequence("open", "ignore", ignore, "names of fields", in_any_order=True)
         require = cls.require()
         kind, names = given.pop("model_type", None), given.pop("architectures", None)
         known = (cls.architecture, *cls.also)
@@ -233,23 +236,29 @@ class ModelConfig:
         require(
             fits, "architectures", rule, f"{shown(kind)} {shown(names)}", f"give a {cls.model_type} model"
         )
-        for key, allowed in {**_ONLY, **cls.only}.items():
+        spelled = {cls.spelled(name): name for name in _types(cls).model_fields}
+        cls._check_ignored(ignore, spelled)
+        given = {key: value for key, value in given.items() if key not in ignore}
+        for key, allowed in cls._gathered("only").items():
             value = given.pop(key, None)
             holds = value is None or any(type(value) is type(a) and value == a for a in allowed)
             rule = f"must be {' or '.join(shown(a) for a in allowed)}" if allowed else "must be absent"
-            require(holds, key, rule, value, _ADVICE.get(key, "others are not supported"))
-        given = cls._adapted(
-            {k: v for k, v in given.items() if k not in _WITHOUT_EFFECT | cls.without_effect}
-        )
-        spelled = {cls.spelled(name): name for name in _types(cls).model_fields}
-        for key in given:
-            rule = "must be a field that this family's models have"
-            advice = "remove it if it decides nothing of what the model computes"
+            require(holds, key, rule, value, ADVICE.get(key, "others are not supported"))
+        without_effect = frozenset().union(*cls._each("without_effect"))
+        given = {key: value for key, value in given.items() if key not in without_effect}
+        given, unknown = cls._without_unknown_nested(given, ignore)
+        given = cls._adapted(given)
+        unknown |= {key: given.pop(key) for key in [*given] if key not in spelled}
+        for key, value in unknown.items():
+            rule, advice = "must be a field that this family's models have", ignore_advice(bare(key))
             if near := get_close_matches(key, spelled, 1):
                 advice = f"did you mean {near[0]}? {advice}"
             if key in cls.spellings:
                 advice = f"this family's files spell it {cls.spelled(key)}"
-            require(key in spelled, shown(key)[1:-1], rule, "an unknown one", advice)
+            is_left_aside = not only_known and decides_nothing(key, value)
+            require(is_left_aside, bare(key), rule, "an unknown one", advice)
+        if unknown:
+            _say_left_aside(cls.model_type, where, unknown)
         try:
             found = _types(cls).model_validate({spelled[key]: value for key, value in given.items()})
         except ValidationError as error:
@@ -258,6 +267,31 @@ class ModelConfig:
                 f"got {first_problem(error)}; correct it"
             ) from None
         return cls(**{name: getattr(found, name) for name in found.model_fields_set})
+
+    @classmethod
+    def _each(cls, table: str) -> list[Any]:
+        """A class attribute as this class and each of its bases declares it, bases first."""
+        return [vars(base)[table] for base in reversed(cls.__mro__) if table in vars(base)]
+
+    @classmethod
+    def _gathered(cls, table: str) -> dict[str, tuple[object, ...]]:
+        """A mapping of this class and its bases as one; the class's own entries win."""
+        return {key: value for one in cls._each(table) for key, value in one.items()}
+
+    @classmethod
+    def _check_ignored(cls, ignore: Collection[str], computed: Collection[str]) -> None:
+        for name in ignore:
+            _border.text("open", "a field to ignore", name)
+            rule, advice = "must not be ignored, because the model is computed by it", "do not name it"
+            cls.require()(name not in computed, name, rule, f"ignore={[*ignore]}", advice)
+
+    @classmethod
+    def _without_unknown_nested(
+        cls, given: dict[str, Any], ignore: Collection[str]
+    ) -> tuple[dict[str, Any], dict[str, object]]:
+        """Fields without what nested ones (`rope_scaling`) hold that is ignored or unknown; and the unknown ones, under
+        dotted names."""
+        return given, {}
 
     @classmethod
     def _adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -278,7 +312,7 @@ class ModelConfig:
         return {
             key: tuple(value) if isinstance(value, list) and key in takes_list else value
             for key, value in given.items()
-            if value is not None or key in takes_none
+            if value is not None or key in takes_none or key not in kinds
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -301,6 +335,14 @@ class ModelConfig:
     def initializer_range(self) -> float:
         """Standard deviation of random weights, by width (Nguyen and Salazar 2019, GPT-NeoX)."""
         return float((2 / (5 * self.hidden_size)) ** 0.5)
+
+
+def _say_left_aside(family: str, where: str, left_aside: Mapping[str, object]) -> None:
+    """Log one line about the unknown fields of a file that are left aside."""
+    named = [f"{bare(name)} = {shown(value, 40)}" for name, value in left_aside.items()]
+    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    text = f"unknown fields that decide nothing are ignored: {', '.join(named[:_MOST_NAMED])}{more}"
+    warn_once("models", f"[models.{family}] {text} ({where})")
 
 
 def _plain(value: Any) -> Any:

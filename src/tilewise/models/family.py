@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -24,8 +25,8 @@ class Family:
 
     Attributes:
         config: its configurations.
-        layout: how files hold a model's parameters; `with_head` says whether the head is needed by which encoders are
-            trained.
+        layout: how files hold a model's parameters; `with_head` says whether a head is needed: a decoder's, or the one
+            that encoders are trained by.
         shapes: every parameter's name in the training graph and its shape, in the order of the forward pass.
         max_context: the longest sequence that a model is meant for.
         default_context: the context limit where none is asked for.
@@ -74,7 +75,11 @@ def decoder_family(
     def layout(given: Any, *, with_head: bool) -> FileLayout:
         table, copies = tuple(stored(given.decoder)), {HEAD: embedding} if given.decoder.tied_head else {}
         found = FileLayout(table, prefix, copies=copies)
-        return found if derived is None else replace(found, derived=derived)
+        found = found if derived is None else replace(found, derived=derived)
+        if with_head:
+            return found
+        table = tuple(tensor for tensor in table if tensor.name != HEAD)
+        return replace(found, table=table, copies={}, derived=f"{found.derived}|{re.escape(HEAD)}")
 
     @wraps(model.training_parts)
     def training(given: Any, *sizes: Any, **named: Any) -> ModelParts:

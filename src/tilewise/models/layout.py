@@ -1,7 +1,8 @@
 """How a family's files hold its parameters: a table, and what files may leave out or hold besides.
 
 Files of one family differ: some leave out the prefix (`model.`), older ones hold buffers that follow from config.json
-or spell a few names in another way, some hold a copy of a tied head. What is read is exactly the table.
+or spell a few names in another way, some hold a copy of a tied head. Names that PyTorch's wrappers have prefixed
+(`_orig_mod.`, `module.`) are read without these prefixes. What is read is exactly the table.
 """
 
 from __future__ import annotations
@@ -9,13 +10,41 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
 from tilewise.checkpoint import FileTensor, StoredTensor, StoredWeights
 
-__all__ = ["FileLayout"]
+__all__ = ["FileLayout", "without_wrappers"]
+
+T = TypeVar("T")
+# What torch.compile, FSDP and activation checkpointing put into names. DataParallel, DistributedDataParallel and
+# AveragedModel put `module`.
+_WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+_NUM_AVERAGED = "n_averaged"  # a counter in state dicts of AveragedModel
+
+
+def without_wrappers(files: Mapping[str, T]) -> Mapping[str, T]:
+    """A state dict under the names that the model has without PyTorch's wrappers.
+
+    Args:
+        files: tensors by name. `module` is a wrapper's where every name begins with it, in any nesting with others.
+    """
+    names = {name: _parts(name, _WRAPPERS) for name in files if name != _NUM_AVERAGED}
+    while names and all(len(parts) > 1 and parts[0] == "module" for parts in names.values()):
+        names = {name: parts[1:] for name, parts in names.items()}
+    return _renamed(files, names)
+
+
+def _parts(name: str, wrappers: Collection[str]) -> list[str]:
+    return [part for part in name.split(".") if part not in wrappers]
+
+
+def _renamed(files: Mapping[str, T], names: Mapping[str, list[str]]) -> Mapping[str, T]:
+    """Tensors under new names; as they are where two would have the same name."""
+    found = {".".join(parts): files[name] for name, parts in names.items()}
+    return found if len(found) == len(names) else files
 
 
 @dataclass(frozen=True)
@@ -37,8 +66,43 @@ class FileLayout:
     copies: Mapping[str, str] = field(default_factory=dict)
     older: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Every tensor of the table."""
+        return frozenset(tensor.name for tensor in self.table)
+
+    def unwrapped(self, files: Mapping[str, T]) -> Mapping[str, T]:
+        """Files under names of this layout, where they have those of a compiled or wrapped model.
+
+        Leaves out the parts of names that PyTorch's wrappers have put (`_orig_mod.`, `module.`), and then leading parts
+        that every name has, until the table's first tensor is found: a model inside another has `model.model.` or any
+        attribute's name before its own names.
+
+        Args:
+            files: tensors by name.
+
+        Returns:
+            The same tensors; the same mapping where no name is wrapped, or none of this fits.
+        """
+        wrappers = {*_WRAPPERS, "module"}
+        is_wrapped = any(not wrappers.isdisjoint(name.split(".")) for name in files)
+        if not is_wrapped and self._has_first(files):
+            return files
+        names = {name: _parts(name, wrappers) for name in files if not is_wrapped or name != _NUM_AVERAGED}
+        while names and not self._has_first({".".join(parts) for parts in names.values()}):
+            leading = {parts[0] for parts in names.values() if len(parts) > 1}
+            if len(leading) != 1 or any(len(parts) < 2 for parts in names.values()):
+                return files
+            names = {name: parts[1:] for name, parts in names.items()}
+        return _renamed(files, names)
+
+    def _has_first(self, names: Collection[str]) -> bool:
+        """Whether files hold the table's first tensor, with its prefix or without."""
+        first = self._spelled(self.table[0].name, names)
+        return first in names or first.removeprefix(self.prefix) in names
+
     def weights(self, files: Mapping[str, NDArray[Any] | FileTensor]) -> StoredWeights:
-        """Files under the graph's names; nothing is read yet but copies, which must be some.
+        """Files under the graph's names. Nothing is read yet but tied copies, which must equal their original.
 
         Args:
             files: tensors by name, from `open_weights`.
@@ -46,6 +110,7 @@ class FileLayout:
         Raises:
             CheckpointError: they hold less or more than the table, or a tensor of another size or kind.
         """
+        files = self.unwrapped(files)
         names = {t.name: self._spelled(t.name, files) for t in self.table}
         table = tuple(replace(t, name=names[t.name]) for t in self.table)
         copies = {copy: names[original] for copy, original in self.copies.items()}

@@ -5,7 +5,7 @@ Training, generation, encoding and the command line go through here and know no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from inspect import signature
 from math import prod
 from pathlib import Path
@@ -15,9 +15,10 @@ from tilewise.checkpoint import StoredWeights, Tensor, store_parameters
 from tilewise.checkpoint import open_weights as open_files
 from tilewise.core.border import Border, shown
 from tilewise.core.dims import Size
-from tilewise.core.errors import ConfigError
+from tilewise.core.errors import CheckpointError, ConfigError
 from tilewise.models import bert, gemma2, gemma3, gpt2, llama, mistral, phi3, qwen2, qwen3
 from tilewise.models.config import ModelConfig, read_config_file
+from tilewise.models.decoder.weights import HEAD
 from tilewise.models.family import Family
 from tilewise.models.layout import FileLayout
 from tilewise.models.parts import ModelParts
@@ -54,33 +55,56 @@ PURPOSES = ("training", "decoding", "encoding")
 """What graphs are made for."""
 
 
-def open(model_dir: str | Path) -> ModelConfig:
-    """The configuration of a Hugging Face directory, of whichever family it is.
+def open(model_dir: str | Path, *, ignore: Collection[str] = ()) -> ModelConfig:
+    """The configuration of a Hugging Face directory, of any family.
+
+    Args:
+        model_dir: the directory.
+        ignore: fields of config.json that are left aside, as in `config_from_dict`.
 
     Raises:
         ConfigError: no config.json, none of the families, or a model of one that we do not compute.
     """
-    return read_config_file(model_dir, config_from_dict)
+    return read_config_file(model_dir, config_from_dict, ignore)
 
 
-def config_from_dict(data: Mapping[str, Any]) -> ModelConfig:
+def config_from_dict(
+    data: Mapping[str, Any],
+    *,
+    ignore: Collection[str] = (),
+    where: str = "a configuration",
+    only_known: bool = False,
+) -> ModelConfig:
     """The configuration that a parsed config.json describes.
 
+    An unknown field that decides nothing by its name and value (null, false, a name, a path, a version; docs/models.md
+    has the rule) is left aside, with one warning in the log for all of them.
+
+    Args:
+        data: the parsed file.
+        ignore: fields that are left aside although the family does not know them, or refuses their value. A field
+            inside `rope_scaling` is named `rope_scaling.NAME`.
+        where: what the warning calls the file.
+        only_known: refuse every unknown field: for a configuration that is written by hand.
+
     Raises:
-        ConfigError: as `open`.
+        ConfigError: none of the families, or a model of one that we do not compute; or `ignore` names a field that the
+            model is computed by.
     """
     given = _border.mapping("open", "a configuration", data, "values")
     kind, names = given.get("model_type"), given.get("architectures")
-    by_architecture = {family.config.architecture: family for family in FAMILIES.values()}
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
-    if kind is None and isinstance(names, list) and len(names) == 1 and isinstance(names[0], str):
-        family = by_architecture.get(names[0])
+    if kind is None and isinstance(names, list) and len(names) == 1:
+        classes = (
+            (name, one) for one in FAMILIES.values() for name in (one.config.architecture, *one.config.also)
+        )
+        family = next((one for name, one in classes if name == names[0]), None)
     if family is None:
         raise ConfigError(
             f"[models.open] model_type must be one of {', '.join(FAMILIES)}; got {shown(kind)} with architectures "
             f"{shown(names)}; give a model of one of these families"
         )
-    return family.config.from_dict(given)
+    return family.config.from_dict(given, ignore=ignore, where=where, only_known=only_known)
 
 
 def _family_of(call: str, config: ModelConfig) -> Family:
@@ -95,7 +119,8 @@ def file_layout(config: ModelConfig, *, with_head: bool = True) -> FileLayout:
 
     Args:
         config: the model.
-        with_head: False leaves aside what an encoder's vectors do not need: the head that it is trained by.
+        with_head: False leaves aside what vectors do not need: a decoder's head, or the head that an encoder is
+            trained by. Files may hold it or not.
     """
     return _family_of("file_layout", config).layout(config, with_head=with_head)
 
@@ -111,7 +136,15 @@ def open_weights(model_dir: str | Path, config: ModelConfig, *, with_head: bool 
     Raises:
         CheckpointError: no weights, or others than the configuration describes; names the tensor.
     """
-    found = file_layout(config, with_head=with_head).weights(open_files(model_dir))
+    files, layout = open_files(model_dir), file_layout(config, with_head=with_head)
+    if HEAD in layout.names and HEAD not in layout.unwrapped(files):
+        file_layout(config, with_head=False).weights(files)  # names what else is missing
+        raise CheckpointError(
+            f"[models.open_weights] a model that writes text must have a head; got no {HEAD!r} in {str(model_dir)!r}; "
+            "make vectors with it (--runner pooling, runner='pooling'), or set tie_word_embeddings in config.json if "
+            "the embedding is its head"
+        )
+    found = layout.weights(files)
     found.require_shapes(dict(parameter_shapes(config)))
     return found
 

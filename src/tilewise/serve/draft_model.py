@@ -44,7 +44,7 @@ class DraftModel:
     """
 
     def __init__(self, model_dir: str, target: ServedModel, count: int) -> None:
-        config = models.open(model_dir)
+        config = models.open(model_dir, ignore=target.settings.ignore_config_fields)
         if config.vocab_size != target.config.vocab_size:
             rule = f"a draft model needs the model's vocabulary of {target.config.vocab_size}"
             _border.refuse(

@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 from zlib import crc32
 
+from tilewise.checkpoint import check_token_ids
 from tilewise.core import Border, PlanError
 from tilewise.core.border import shown
 from tilewise.core.limits import available_memory
@@ -41,6 +42,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or a dictionary with `prompt` or `prompt_token_ids`, and perhaps `cache_salt`."""
 _PROMPT_FIELDS = ("prompt", "prompt_token_ids", "cache_salt")
 _FOR_VECTORS = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
+_LARGEST_ID = (1 << 31) - 1
 _border = Border("serve")
 
 
@@ -401,8 +403,8 @@ class Engine:
                 grammar = self._grammars.prepare(way.structured_outputs)
         else:
             sampling, asked = way, Asked()
-        self._check_ids(sampling)
         bad = (*sampling.bad_words_ids, *(word_ids(self.model.tokenizer, sampling.bad_words)))
+        self._check_ids(sampling, bad)
         if not self.model.settings.enable_prefix_caching:  # its own texts still share its prompt
             salt = f"only {name} {next(self._numbers)}"
         return Request(
@@ -429,24 +431,22 @@ class Engine:
         if isinstance(prompt, str):
             ids = encode_prompt(self.model.tokenizer, prompt)
         else:
-            last = self.model.config.vocab_size - 1
             given = _border.sequence("engine", "a prompt", prompt, "ids, or a text")
-            ids = [_border.integer("engine", "an id of a prompt", id_, 0, last) for id_ in given]
+            ids = [_border.integer("engine", "an id of a prompt", id_, 0, _LARGEST_ID) for id_ in given]
+        check_token_ids(self.model.tokenizer, ids, self.model.config.vocab_size, "a prompt")
         beginning = self.model.config.bos_token_id
         return ids or [0 if beginning is None else beginning], salt
 
-    def _check_ids(self, sampling: Sampling) -> None:
+    def _check_ids(self, sampling: Sampling, bad_words: Sequence[Sequence[int]]) -> None:
         """Settings name tokens that the model has."""
-        last = self.model.config.vocab_size - 1
         named = {
             "logit_bias": [id_ for id_, _ in sampling.logit_bias],
             "allowed_token_ids": sampling.allowed_token_ids,
             "stop_token_ids": sampling.stop_token_ids,
-            "bad_words_ids": [id_ for word in sampling.bad_words_ids for id_ in word],
+            "bad_words": [id_ for word in bad_words for id_ in word],
         }
         for name, ids in named.items():
-            for id_ in ids:
-                _border.integer("engine", f"an id of {name}", id_, 0, last)
+            check_token_ids(self.model.tokenizer, ids, self.model.config.vocab_size, name)
 
 
 def _ends(piece: Piece) -> bool:

@@ -46,7 +46,10 @@ class LLM:
         self._template: ChatTemplate | None = None
         self._engine: Engine | None = None
         self._encoder: Encoder | None = None
-        if settings.get("runner") == "pooling" and models.is_encoder(models.open(self._model_dir)):
+        ignore = settings.get("ignore_config_fields", ())
+        if settings.get("runner") == "pooling" and models.is_encoder(
+            models.open(self._model_dir, ignore=ignore)
+        ):
             given = encoder_settings("llm", settings)
             self._encoder = Encoder(self._model_dir, **{"dtype": "auto", **given})
         else:

@@ -8,7 +8,7 @@ frequencies are chosen in some models) decide what is written.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,12 @@ _USUAL_CACHE_BYTES = 1 << 30
 _SHORTEST_CONTEXT = 2048  # a model whose cache has no room for this is refused rather than shortened
 _SHARE_TO_FILL = 0.9  # of the available memory, where the size of the cache is chosen by it
 _LOAD_FORMATS, _RUNNERS = ("auto", "dummy"), ("generate", "pooling")
-_OF_ENCODERS = {"tensor_parallel_size": "tp", "dtype": "dtype", "max_num_seqs": "batch"}
+_OF_ENCODERS = {
+    "tensor_parallel_size": "tp",
+    "dtype": "dtype",
+    "max_num_seqs": "batch",
+    "ignore_config_fields": "ignore_config_fields",
+}
 ENCODER_SETTINGS = ("runner", *_OF_ENCODERS)
 _border = Border("serve")
 
@@ -72,6 +77,7 @@ class EngineSettings:
             number of devices.
         speculative_config: how next tokens are guessed, as `SpeculativeConfig` has it or a dictionary of its fields;
             None: they are not. No text depends on it.
+        ignore_config_fields: fields of config.json that are left aside although they are unknown (`models.open`).
 
     Raises:
         ConfigError: a setting has no such value.
@@ -92,6 +98,7 @@ class EngineSettings:
     runner: str = "generate"
     load_format: str = "auto"
     speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None
+    ignore_config_fields: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name in ("tensor_parallel_size", "data_parallel_size"):
@@ -164,7 +171,7 @@ class ServedModel:
             rule, advice = "on_progress must be a function", "pass one of two numbers"
             _border.refuse("engine", rule, shown(on_progress), advice)
         self.settings = settings
-        self.config: ModelConfig = models.open(model_dir)
+        self.config: ModelConfig = models.open(model_dir, ignore=settings.ignore_config_fields)
         maker_of(self.config, "decoding")  # refuses an encoder, which has no cache to be measured
         self.dtype = choose_dtype(settings.dtype, self.config.dtype)
         self.tokenizer = load_tokenizer(model_dir, self.config.vocab_size)
@@ -176,7 +183,8 @@ class ServedModel:
         self.max_model_len, self.limits = _sizes(self.config, settings, self.dtype)
         self.name = f"{model_dir} {self.dtype} {self.max_model_len}".encode("utf-8", "surrogatepass")
         is_dummy = settings.load_format == "dummy"
-        weights = {} if is_dummy else models.open_weights(model_dir, self.config)
+        writes = settings.runner == "generate"
+        weights = {} if is_dummy else models.open_weights(model_dir, self.config, with_head=writes)
         self.stored_dtypes = frozenset(str(tensor.dtype) for tensor in weights.values())
         memory_bytes = available_memory() if memory_bytes is None else memory_bytes
         plan = self._plan_within(memory_bytes)
@@ -187,9 +195,6 @@ class ServedModel:
             if is_dummy:
                 self.instance.initialize(0, self.config.initializer_range)
             else:
-                if settings.runner == "pooling":  # the head is left in its file
-                    known = {n for name in self.instance.parameter_names() for n in (name, f"model.{name}")}
-                    weights = {name: weight for name, weight in weights.items() if name in known}
                 self.instance.load_parameters(weights, on_progress=on_progress)
         except BaseException:
             self.instance.close()

@@ -83,6 +83,13 @@ def _named(path: str) -> str:
 _Path = Annotated[InstanceOf[str], AfterValidator(_named)]
 
 
+def _one_spelling(name: str) -> str:
+    """`bf16` or `f32` for any spelling of the two."""
+    if name not in MODEL_DTYPES:
+        raise ValueError(f"must be one of {', '.join(MODEL_DTYPES)}, got {shown(name)}")
+    return model_dtype(name)
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -94,16 +101,24 @@ class ModelSection(_Section):
     Attributes:
         model_type: the family of a new model.
         path: a model directory whose weights and tokenizer training starts from; it says everything else.
+        ignore_config_fields: fields of that directory's config.json that are left aside (`models.open`).
     """
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 
     model_type: str = "llama"
     path: _Path | None = None
+    ignore_config_fields: tuple[str, ...] = ()
+
+    @field_validator("ignore_config_fields", mode="before")
+    @classmethod
+    def _names(cls, given: object) -> object:
+        """TOML has lists."""
+        return tuple(given) if isinstance(given, list) else given
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelSection:
-        others = [*self.model_fields_set - {"path"}, *(self.model_extra or {})]
+        others = [*self.model_fields_set - {"path", "ignore_config_fields"}, *(self.model_extra or {})]
         if self.path is not None and others:
             raise ValueError(
                 f"a model that starts from path has no settings of its own, got {shown(min(others))}"
@@ -170,9 +185,7 @@ class TrainSection(_Section):
     @classmethod
     def _known_dtype(cls, name: str) -> str:
         """One spelling, so that another one is no other run."""
-        if name not in MODEL_DTYPES:
-            raise ValueError(f"must be one of {', '.join(MODEL_DTYPES)}, got {shown(name)}")
-        return model_dtype(name)
+        return _one_spelling(name)
 
 
 _ADAMW_LR = 3e-3
@@ -271,6 +284,8 @@ class OutputSection(_Section):
 
     Attributes:
         directory: of the run.
+        dtype: the element type of the finished model's weights; None for that of the model that training starts from,
+            and for fp32 in a new model.
         checkpoint_every: steps between two checkpoints.
         keep_checkpoints: how many of the newest are kept.
         checkpoint_in_background: copy the state and write it while training goes on. Without it training waits until
@@ -283,6 +298,12 @@ class OutputSection(_Section):
     keep_checkpoints: int = Field(default=2, ge=1, le=10**9)
     checkpoint_in_background: bool = True
     offload_directory: _Path | None = None
+    dtype: str | None = None
+
+    @field_validator("dtype")
+    @classmethod
+    def _known_dtype(cls, name: str | None) -> str | None:
+        return None if name is None else _one_spelling(name)
 
 
 class TrainConfig(_Section):
@@ -469,7 +490,7 @@ def make_model_config(config: TrainConfig) -> ModelConfig:
     """
     _border.instance("config", "a configuration", config, TrainConfig, "pass what load_config returned")
     if config.model.path is not None:
-        return models.open(config.model.path)
+        return models.open(config.model.path, ignore=config.model.ignore_config_fields)
     family = models.FAMILIES.get(config.model.model_type)
     if family is None:
         _border.refuse(
@@ -508,7 +529,7 @@ def make_model_config(config: TrainConfig) -> ModelConfig:
                 "config", "model has the keys of its family", f"model.{key}", f"did you mean {place}?"
             )
     given = {**defaults, **extra, "model_type": family.name}
-    model = models.config_from_dict(given)
+    model = models.config_from_dict(given, only_known=True)
     if model.vocab_size < _LEAST_VOCABULARY:
         _border.refuse(
             "config",

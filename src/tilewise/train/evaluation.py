@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewise.checkpoint import check_token_ids
 from tilewise.core.border import Border
 from tilewise.data.batches import IGNORED
 
@@ -130,6 +131,7 @@ def score_files(
     *,
     start: int,
     end: int | None,
+    vocab_size: int | None = None,
     show: Callable[[int, int], None] = lambda done, total: None,
 ) -> Score:
     """Predict every token of files.
@@ -142,12 +144,16 @@ def score_files(
         context: tokens that a window sees at most.
         start: the id that stands before a file.
         end: the id of a mark behind each file, which is predicted, too; None: there is none.
+        vocab_size: of the model, where its tokenizer may know tokens beyond it; None: it does not.
         show: called with done and all windows after each forward pass.
 
     Raises:
-        ConfigError: no window has the size `context`.
+        ConfigError: no window has the size `context`, or a file uses a token that the model has no weights for.
     """
     encoded = [e.ids for e in tokenizer.encode_batch([file.text for file in files], add_special_tokens=False)]
+    for file, ids in zip(files, encoded):
+        if vocab_size is not None:
+            check_token_ids(tokenizer, ids, vocab_size, repr(file.name))
     behind = [] if end is None else [end]
     windows = [sliding_windows([*ids, *behind], context, start) for ids in encoded if ids or behind]
     num_bytes = sum(file.num_bytes for file in files)

@@ -20,12 +20,18 @@ from tilewise import models
 from tilewise.checkpoint import (
     CheckpointWriter,
     ConfigChange,
+    FinishedModel,
     PartedTensor,
+    StoredWeights,
     TrainingState,
+    cast_tensors,
+    check_token_ids,
     load_tokenizer,
+    model_files,
     save_checkpoint,
-    save_pretrained,
+    save_model_directory,
 )
+from tilewise.checkpoint.header import dtype_name
 from tilewise.core import ConfigError, NotFinite, TilewiseError, get_logger
 from tilewise.core.watch import Watch
 from tilewise.core.writing import writing
@@ -60,6 +66,7 @@ __all__ = [
     "Trainer",
     "TrainingData",
     "evaluate_model",
+    "finished_model",
     "make_graph",
     "make_plan",
     "prepare_data",
@@ -126,6 +133,8 @@ def prepare_data(config: TrainConfig, console: Console) -> TrainingData:
 
     with track_work(console, "encoding") as progress:
         stream = encode_files(tokenizer, [file.text for file in corpus.train], end, progress.show)
+    beyond = stream[stream >= model.vocab_size][:1].tolist()
+    check_token_ids(tokenizer, beyond, model.vocab_size, "the training data")
     batches, held_out = cut(stream), None
     if config.train.evaluate_every:
         held_out_stream = encode_files(tokenizer, [file.text for file in corpus.held_out], end)
@@ -207,7 +216,7 @@ def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path, con
     with graph.instantiate(plan) as model, track_work(console, "held-out files") as progress:
         model.load_parameters(models.open_weights(model_dir, make_model_config(config)))
         files = data.corpus.held_out
-        marks = {"start": data.end, "end": data.end}
+        marks = {"start": data.end, "end": data.end, "vocab_size": make_model_config(config).vocab_size}
         score = score_files(model, data.tokenizer, files, batch, context, **marks, show=progress.show)
         return score.bits_per_byte
 
@@ -236,9 +245,9 @@ class Trainer:
         self.changes: Sequence[ConfigChange] = ()
         self._num_skipped = 0  # steps one after the other that were not finite
         self._writer = CheckpointWriter()
-        self._tokenizer = data.tokenizer.to_str(pretty=True).encode()
         model = make_model_config(config)
         weights = None if config.model.path is None else models.open_weights(config.model.path, model)
+        self._finished = finished_model(config, data.tokenizer, weights)
         where = Path(config.output.offload_directory or config.output.directory)
         if plan.file_bytes:
             with writing(where):
@@ -367,7 +376,7 @@ class Trainer:
             )
         mesh = self.instance.plan.mesh
         axes = {name: size for name, size in zip(mesh.names, mesh.sizes) if size > 1}
-        state = TrainingState(num_steps, tensors, self._tokenizer, axes, self.changes)
+        state = TrainingState(num_steps, tensors, self._finished, axes, self.changes)
         write = self._writer.write if output.checkpoint_in_background else save_checkpoint
         return write(directory, state, self.what_must_match(), output.keep_checkpoints)
 
@@ -393,12 +402,43 @@ class Trainer:
         self.changes = state.changes
 
     def save_model(self, directory: Path) -> None:
-        """Write the fp32 weights as a Hugging Face directory with the tokenizer."""
-        model = make_model_config(self.config)
-        config = {**model.to_dict(), "torch_dtype": "float32"}
-        eos = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"]}
-        tensors = models.stored_tensors(model, self.instance.parameters())
-        save_pretrained(directory, config, tensors, self.data.tokenizer, eos)
+        """Write the weights as a Hugging Face directory, with tokenizer, chat templates and generation settings; those
+        of the model that training started from, unchanged."""
+        parameters = cast_tensors(self.instance.parameters(), self._finished.dtypes)
+        tensors = models.stored_tensors(make_model_config(self.config), parameters)
+        save_model_directory(directory, self._finished.files, tensors)
+
+
+_NAMES = {"f32": ("float32", "F32"), "bf16": ("bfloat16", "BF16")}  # in config.json and in safetensors
+
+
+def finished_model(config: TrainConfig, tokenizer: Tokenizer, weights: StoredWeights | None) -> FinishedModel:
+    """What a run's finished model has besides its parameters.
+
+    Args:
+        config: of the run.
+        tokenizer: of a new model; a model that training starts from keeps its own files.
+        weights: of the model that training starts from, whose element types the finished ones have unless
+            `output.dtype` says otherwise; None for a new model.
+
+    Raises:
+        CheckpointError: a file of the model that training starts from cannot be read.
+    """
+    asked = config.output.dtype
+    in_config, in_weights = _NAMES[asked or "f32"]
+    if config.model.path is None or weights is None:
+        model = make_model_config(config)
+        content = {**model.to_dict(), "torch_dtype": in_config}
+        tokens = {name: content[name] for name in ("bos_token_id", "eos_token_id")}
+        names = (name for name, _ in models.parameter_shapes(model))
+        return FinishedModel(model_files(content, tokenizer, tokens), dict.fromkeys(names, in_weights))
+    if asked is None:
+        dtypes = {name: dtype_name(tensor.dtype) for name, tensor in weights.items()}
+        return FinishedModel(model_files(copy_from=config.model.path), dtypes)
+    content = models.config_content(config.model.path)
+    keys = [key for key in ("dtype", "torch_dtype") if key in content] or ["torch_dtype"]
+    files = model_files({**content, **dict.fromkeys(keys, in_config)}, copy_from=config.model.path)
+    return FinishedModel(files, dict.fromkeys(weights, in_weights))
 
 
 def rate_of(config: TrainConfig, number: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import warnings
 import weakref
@@ -20,7 +21,14 @@ from native.models.families import Case
 from native.train.small_run import is_same, make_config, run, weights, write_texts
 from pure.checkpoint.planted import planted, write_archive
 from tilewise import models
-from tilewise.checkpoint import PartedTensor, TrainingState, lock_directory, open_weights, save_checkpoint
+from tilewise.checkpoint import (
+    PartedTensor,
+    TrainingState,
+    lock_directory,
+    open_weights,
+    save_checkpoint,
+    write_weights,
+)
 from tilewise.cli.main import _run
 from tilewise.core.sizes import format_bytes
 from tilewise.data import train_tokenizer
@@ -220,6 +228,70 @@ def test_a_state_dict_becomes_a_model_directory(command, pretrained, tmp_path):
         assert is_same(*({n: np.array(t) for n, t in w.items()} for w in (mine, theirs)))
     assert command("convert", tmp_path / "model.bin", tmp_path / "m.safetensors")[0] == 0
     assert load_file(tmp_path / "m.safetensors").keys() == model.state_dict().keys()
+
+
+def _each(prefix):
+    """Puts a prefix before every name."""
+    return lambda name: prefix + name
+
+
+WRAPPED = {
+    "compiled": _each("_orig_mod."),
+    "data parallel": _each("module."),
+    "compiled, then data parallel": _each("module._orig_mod."),
+    "data parallel, then compiled": _each("_orig_mod.module."),
+    "each layer compiled": lambda name: re.sub(r"(layers\.\d+\.)", r"\1_orig_mod.", name),
+    "checkpointed activations": lambda name: re.sub(
+        r"(layers\.\d+\.)", r"\1_checkpoint_wrapped_module.", name
+    ),
+    "FSDP": lambda name: f"_fsdp_wrapped_module.{name.replace('model.', 'model._fsdp_wrapped_module.', 1)}",
+    "part data parallel": lambda name: name.replace("model.", "model.module.", 1),
+    "inside a module": _each("model."),
+    "inside others, compiled": _each("module.trainer.model._orig_mod."),
+    "without the prefix, inside": lambda name: "net." + name.removeprefix("model."),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_state_dicts_of_wrapped_models_are_converted(command, pretrained, tmp_path, name):
+    """The names of torch.compile, DataParallel, FSDP and of modules around the model are taken off, in any nesting."""
+    directory, model = pretrained
+    wrapped = {WRAPPED[name](key): tensor for key, tensor in model.state_dict().items()}
+    if name == "data parallel":
+        wrapped["n_averaged"] = torch.tensor(3)  # of AveragedModel
+    torch.save(wrapped, tmp_path / "w.pt")
+    code, _, err = command("convert", tmp_path / "w.pt", tmp_path / "new", "--model", directory)
+    assert code == 0, err
+    found, expected = _arrays(tmp_path / "new"), _arrays(directory)
+    if "without the prefix" in name:
+        expected = {key.removeprefix("model."): tensor for key, tensor in expected.items()}
+    found.pop("lm_head.weight", None)
+    expected.pop("lm_head.weight", None)
+    assert is_same(found, expected)
+    code, _, err = command("convert", tmp_path / "w.pt", tmp_path / "one.safetensors")
+    keys = " ".join(load_file(tmp_path / "one.safetensors"))
+    assert (
+        code == 0
+        and not re.search("_orig_mod|_wrapped_module|n_averaged", keys)
+        and not keys.startswith("module.")
+    )
+    write_weights(tmp_path / "new", ((key, tensor.numpy()) for key, tensor in wrapped.items() if tensor.ndim))
+    assert models.open_weights(tmp_path / "new", models.open(tmp_path / "new")).keys()
+
+
+def test_names_that_would_meet_are_not_unwrapped(command, pretrained, tmp_path):
+    """A tensor under both names has no one meaning; another model's is named as it is."""
+    directory, model = pretrained
+    state = model.state_dict()
+    key = "model.norm.weight"
+    for wrapped in (
+        {**state, f"_orig_mod.{key}": state[key]},
+        {f"a.{name}" if i else f"b.{name}": tensor for i, (name, tensor) in enumerate(state.items())},
+        {"a": state[key]},
+    ):
+        torch.save(wrapped, tmp_path / "w.pt")
+        code, _, err = command("convert", tmp_path / "w.pt", tmp_path / "new", "--model", directory)
+        assert code == 2 and "[checkpoint.stored] files must hold" in err and not (tmp_path / "new").exists()
 
 
 SMALL_FILES = {

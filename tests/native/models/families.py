@@ -30,7 +30,14 @@ SIZES = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+    "finetuned": True,  # as in Yarn-Llama-2's files
+}
+LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -99,11 +106,7 @@ CASES = [
     Case(
         "llama-biases-tied", "llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
     ),
-    Case(
-        "llama-linear",
-        "llama",
-        {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}},
-    ),
+    Case("llama-linear", "llama", {"rope_parameters": LINEAR}),
     Case("llama-llama3", "llama", {"rope_parameters": LLAMA3}),
     Case("llama-yarn", "llama", {"rope_parameters": YARN, "num_key_value_heads": 1}),
     Case("mistral-window", "mistral", {"sliding_window": 7}),

@@ -17,6 +17,14 @@ BORDER = 24
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 CASES = {
     "dynamic": Case("dynamic", "llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": BORDER}),
+    "dynamic with an original length": Case(
+        "dynamic-original",
+        "llama",
+        {
+            "rope_parameters": {**DYNAMIC, "original_max_position_embeddings": BORDER // 2},
+            "max_position_embeddings": BORDER,
+        },
+    ),
     "longrope": Case(
         "longrope",
         "phi3",
@@ -69,7 +77,7 @@ def test_a_longer_text_begins_as_a_shorter_one(name, tmp_path, capsys):
     _save(CASES.get(name, Case("llama", "llama", {})), tmp_path)
     longer = ["--max-model-len", str(BORDER + 16)]
     texts = {}
-    for limit in ([], longer) if name != "dynamic" else (longer,):
+    for limit in ([], longer) if "dynamic" not in name else (longer,):
         for count in (5, 25):
             text = _written(capsys, tmp_path, "--max-tokens", count, *limit)
             texts.setdefault(tuple(limit), []).append(text)

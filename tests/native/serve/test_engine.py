@@ -434,7 +434,8 @@ def test_an_event_loop_that_is_gone_hangs_nothing(engine, alone):
         ("x = 1\n" * 500, "must leave room"),
         (b"x", "a prompt must be a sequence of ids, or a text"),
         (None, "a prompt must be a sequence"),
-        ([1, 10**6], "an id of a prompt must lie in"),
+        ([1, -1], "an id of a prompt must lie in"),
+        ([1, 10**6], "token ids of a prompt must lie below .*; got 1000000;"),
         ("\ud800", "must be UTF-8 text"),
         ({"prompt": "x", "prompt_token_ids": [1]}, "either prompt or prompt_token_ids"),
         ({"text": "x"}, "a field of a prompt must be one of"),
@@ -463,10 +464,10 @@ def test_ways_that_are_none_are_refused_at_once(engine):
         (lambda: engine.generate("x", WAY, ""), "request_id must be printable text"),
         (
             lambda: engine.stream(["x"], SamplingParams(allowed_token_ids=[10**6])),
-            "an id of allowed_token_ids",
+            "token ids of allowed_token_ids must lie below",
         ),
-        (lambda: engine.stream(["x"], SamplingParams(logit_bias={10**6: 1.0})), "an id of logit_bias"),
-        (lambda: engine.stream(["x"], SamplingParams(stop_token_ids=[10**6])), "an id of stop_token_ids"),
+        (lambda: engine.stream(["x"], SamplingParams(logit_bias={10**6: 1.0})), "token ids of logit_bias"),
+        (lambda: engine.stream(["x"], SamplingParams(stop_token_ids=[10**6])), "token ids of stop_token_ids"),
     ):
         with pytest.raises(ConfigError, match=words):
             call()

@@ -52,11 +52,13 @@ ENGINE = {
     "generation-config": ("vllm", False),
     "speculative-config": ('{"num_speculative_tokens": 4}', {"num_speculative_tokens": 4}),
     "runner": ("pooling", "pooling"),
+    "ignore-config-field": ("note", ["note"]),
 }
 OTHER_NAMES = {
     "api_key": "api_keys",
     "served_model_name": "served_model_names",
     "disable_log_requests": "log_requests",
+    "ignore_config_field": "ignore_config_fields",
     "kv_cache_memory": "kv_cache_memory_bytes",
     "no_enable_prefix_caching": "enable_prefix_caching",
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,8 @@ import transformers
 from native.models.families import Case
 from native.train.small_run import run, silent, write_texts
 from tilewise import Engine, SamplingParams, models
-from tilewise.checkpoint import open_weights, write_weights
+from tilewise.checkpoint import cast_tensors, checkpoint_paths, open_checkpoint, open_weights, write_weights
+from tilewise.cli.convert import convert_checkpoint
 from tilewise.core import CheckpointError, ConfigError, DeviceMesh
 from tilewise.data import train_tokenizer
 from tilewise.encode import Encoder
@@ -104,6 +107,93 @@ def test_training_starts_from_a_model_directory(texts, tmp_path):
     assert losses[0] == pytest.approx(first, rel=1e-4) and losses[-1] < first
     assert open_weights(tmp_path / "run" / "model").keys() == open_weights(tmp_path / "start").keys()
     assert json.loads((tmp_path / "run" / "model" / "config.json").read_text())["model_type"] == "qwen2"
+
+
+CARRIED = {
+    "tokenizer_config.json": '{"eos_token": "<end>", "bos_token": "", "chat_template": "x", "padding_side": "left"}',
+    "special_tokens_map.json": '{"eos_token": "<end>"}',
+    "generation_config.json": '{"temperature": 0.6, "do_sample": true, "eos_token_id": [0, 1], "style": 3}',
+    "chat_template.jinja": "{{ messages[0].content }}\n",
+    "additional_chat_templates/tool_use.jinja": "{{ tools }}",
+    "tokenizer.model": "\u0000",
+    "tekken.json": "{}",
+    "modeling_start.py": "raise SystemExit",
+}
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked"),
+    [("bfloat16", None), ("bfloat16", "fp32"), ("float16", None), ("float32", "bf16"), ("mixed", None)],
+)
+def test_a_finetuned_model_keeps_its_files_and_its_element_types(stored, asked, texts, tmp_path):
+    """Every file next to the weights is the same to the byte, config.json but for the type that `output.dtype` asks
+    for; weights are the fp32 masters rounded to the type of each in the source; `checkpoint convert` writes the same,
+    also where the source has gone; and the model runs in the type that it is stored in."""
+    start, out = tmp_path / "start", tmp_path / "run"
+    tokenizer = train_tokenizer([path.read_text() for path in sorted(texts.rglob("*.py"))], vocab_size=290)
+    model = Case("start", "qwen2", {"num_key_value_heads": 2, "eos_token_id": 0}).model(vocab_size=290)
+    model = model.to(torch.bfloat16 if stored == "mixed" else getattr(torch, stored))
+    if stored == "mixed":
+        model.model.norm = model.model.norm.to(torch.float32)
+    model.save_pretrained(start)
+    config = json.loads((start / "config.json").read_text())
+    (start / "config.json").write_text(json.dumps(config | {"initializer_range": 0.017, "num_notes": 3}))
+    tokenizer.save(str(start / "tokenizer.json"), pretty=False)
+    for name, content in CARRIED.items():
+        (start / name).parent.mkdir(exist_ok=True)
+        (start / name).write_text(content)
+    named = {"path": str(start), "ignore_config_fields": ["num_notes"]}
+    given = configuration(texts, out, named, held_out_percent=0)
+    changes = {
+        "output": {"dtype": asked, "directory": str(out)},
+        "train": {"steps": 2, "batch": 4, "leaves": 4},
+    }
+    run(check_config({**given.model_dump(exclude_defaults=True), **changes, "distribution": {}}, "a test"))
+    files = {
+        path.relative_to(start).as_posix(): path.read_bytes()
+        for path in start.rglob("*")
+        if path.is_file() and path.name != "model.safetensors"
+    }
+    assert {*CARRIED, "config.json", "tokenizer.json"} == files.keys()
+    dtypes = {name: tensor.dtype for name, tensor in open_weights(start).items()}
+    shutil.rmtree(start)
+    convert_checkpoint(out, tmp_path / "converted", None, None, silent())
+    for directory in (out / "model", tmp_path / "converted"):
+        for name in files.keys() - {"config.json"}:
+            assert (directory / name).read_bytes() == files[name], name
+        found = json.loads((directory / "config.json").read_text())
+        kind = {None: config["dtype"], "fp32": "float32", "bf16": "bfloat16"}[asked]
+        assert found == json.loads(files["config.json"]) | {"dtype": kind}
+        masters = open_checkpoint(checkpoint_paths(out / "checkpoints")[-1]).tensors
+        written = open_weights(directory)
+        assert written.keys() == dtypes.keys()
+        for name, tensor in written.items():
+            expected = dtypes[name] if asked is None else np.dtype(getattr(ml_dtypes, kind, kind))
+            master = np.asarray(masters[name.removeprefix("model.")])
+            assert master.dtype == np.float32 and tensor.dtype == expected
+            assert np.array(tensor).tobytes() == master.astype(expected).tobytes()
+    with Engine(out / "model", ignore_config_fields=["num_notes"]) as engine:
+        assert engine.model.dtype == ("f32" if kind == "float32" else "bf16")
+
+
+def test_a_weight_beyond_its_type_is_not_written():
+    """A float16 would be infinite; it names the weight and what to do."""
+    weights = {"a": np.array([1.0, 70000.0], np.float32), "b": np.array([np.inf, 1e30], np.float32)}
+    cast = cast_tensors(weights, {"a": "F16", "b": "BF16"})
+    assert np.isinf(np.asarray(cast["b"])[0])
+    with pytest.raises(CheckpointError, match=r"70000.* in 'a'; .*output\.dtype"):
+        np.asarray(cast["a"])
+
+
+def test_a_new_model_is_written_in_the_type_that_is_asked_for(texts, tmp_path):
+    """fp32 by default, bf16 where `output.dtype` says so, as its config.json says."""
+    given = configuration(texts, tmp_path, section("llama"), held_out_percent=0).model_dump(
+        exclude_defaults=True
+    )
+    changes = {"output": {"dtype": "bfloat16", "directory": str(tmp_path)}, "train": {"steps": 1, "batch": 8}}
+    run(check_config({**given, **changes, "distribution": {}}, "a test"))
+    assert {str(tensor.dtype) for tensor in open_weights(tmp_path / "model").values()} == {"bfloat16"}
+    assert models.open(tmp_path / "model").dtype == "bfloat16"
 
 
 def test_a_directory_that_is_no_model_is_refused_before_memory_is_taken(

@@ -22,6 +22,7 @@ from pure.checkpoint.test_boxes import cut
 from tilewise.checkpoint import (
     Box,
     DamagedCheckpoint,
+    FinishedModel,
     PartedTensor,
     TensorPart,
     TrainingState,
@@ -398,11 +399,13 @@ def test_a_killed_writer_of_several_files_leaves_a_whole_checkpoint(tmp_path):
         reached = loaded.step
 
 
-@pytest.mark.parametrize("name", ["checkpoint.json", "device-00002.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize("name", ["checkpoint.json", "device-00002.safetensors", "model/tokenizer.json"])
 def test_a_file_that_may_not_be_read_is_no_damage(tmp_path, monkeypatch, name):
     """It is named with the system's reason, no older checkpoint is taken for it, and it stays when others go."""
     for step in (1, 2):
-        save_checkpoint(tmp_path, replace(state(step), tokenizer=b"{}"), CONFIG)
+        save_checkpoint(
+            tmp_path, replace(state(step), model=FinishedModel({"tokenizer.json": b"{}"})), CONFIG
+        )
     opens = os.open
 
     def open_others(path, *arguments, **options):
@@ -433,7 +436,7 @@ root, count = sys.argv[1], 64
 def state(step):
     parts = tuple(TensorPart(Box((i, 0), (1, 4)), np.full((1, 4), i, np.float32), i) for i in range(count))
     tensors = {"w": PartedTensor((count, 4), np.dtype(np.float32), parts), "optimizer.step": np.array([step])}
-    return TrainingState(step, tensors, b"{}", {"dp": count})
+    return TrainingState(step, tensors, None, {"dp": count})
 
 save_checkpoint(root, state(1), {"a": 1}, keep_last=3)
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))

@@ -162,6 +162,10 @@ def test_added_tokens_have_the_ids_that_the_file_says(tmp_path, added, words):
     content = json.loads(TRAINED.to_str())
     content["added_tokens"] += [{**TOKEN, "id": id_, "content": text} for id_, text in added]
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    if added == [
+        (FIRST + 3, "<u>")
+    ]:  # the model has weights for neither id, so no text may use it in any case
+        assert load_tokenizer(tmp_path, FIRST).token_to_id("<u>") >= FIRST
     if words is None:
         tokenizer = load_tokenizer(tmp_path, SIZE)
         assert [(tokenizer.token_to_id(text), text) for _, text in added] == added
@@ -182,8 +186,8 @@ def test_templates_have_names_and_files_come_first(tmp_path):
     assert load_tokenizer_config(tmp_path).chat_templates["default"] == "c"
 
 
-def test_vocabulary_and_merges_fit_the_model(tmp_path):
-    """Ids beyond the model's vocabulary are refused."""
-    _save(tmp_path)
-    with pytest.raises(CheckpointError, match=f"got id {FIRST - 1} with vocab_size {FIRST - 1}"):
-        load_tokenizer(tmp_path, FIRST - 1)
+def test_an_empty_role_is_no_token(tmp_path):
+    """`"bos_token": ""`, of first conversions of Llama 1, in both forms that a role has."""
+    _save(tmp_path, config={"bos_token": "", "unk_token": {**TOKEN, "content": ""}, "add_bos_token": True})
+    assert load_tokenizer_config(tmp_path).special_tokens == {"eos_token": "<|endoftext|>"}
+    assert load_tokenizer(tmp_path, SIZE).encode("h").ids == [TRAINED.token_to_id("h")]

@@ -1,5 +1,6 @@
 """Training checkpoints: whole or absent, whatever happens to the writer."""
 
+import hashlib
 import json
 import os
 import random
@@ -22,6 +23,7 @@ from tilewise.checkpoint import (
     CheckpointWriter,
     ConfigChange,
     DamagedCheckpoint,
+    FinishedModel,
     OtherConfiguration,
     PartedTensor,
     TensorPart,
@@ -211,18 +213,58 @@ def test_any_damage_is_found_named_and_gone_round(tmp_path, damage, words):
         (lambda file: _replace(file, os.mkfifo), "named pipe"),
     ],
 )
-def test_a_tokenizer_is_kept_and_checked(tmp_path, damage, words):
-    """Its bytes stand beside the state and are part of what is verified; another one is another checkpoint."""
-    state = TrainingState(1, _state(1).tensors, b'{"model": 1}')
+def test_files_of_the_model_are_kept_and_checked(tmp_path, damage, words):
+    """Their bytes stand in model/ and are part of what is verified; other ones are another checkpoint."""
+    files = {"tokenizer.json": b'{"model": 1}', "1_Pooling/config.json": b"{}"}
+    state = TrainingState(1, _state(1).tensors, FinishedModel(files, {"w": "BF16"}))
     path = save_checkpoint(tmp_path, state, CONFIG)
-    assert (path / "tokenizer.json").read_bytes() == state.tokenizer
-    before = (path / "tokenizer.json").stat().st_ino
+    assert open_checkpoint(path).read_model() == state.model
+    before = (path / "model" / "tokenizer.json").stat().st_ino
     save_checkpoint(tmp_path, state, CONFIG)
-    assert (path / "tokenizer.json").stat().st_ino == before
-    save_checkpoint(tmp_path, TrainingState(1, state.tensors, b"{}"), CONFIG)
-    assert (path / "tokenizer.json").read_bytes() == b"{}"
-    damage(path / "tokenizer.json")
+    assert (path / "model" / "tokenizer.json").stat().st_ino == before
+    save_checkpoint(
+        tmp_path, TrainingState(1, state.tensors, FinishedModel({"tokenizer.json": b"{}"})), CONFIG
+    )
+    assert (path / "model" / "tokenizer.json").read_bytes() == b"{}"
+    damage(path / "model" / "tokenizer.json")
     with pytest.raises(DamagedCheckpoint, match=words):
+        load_checkpoint(path, CONFIG)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        FinishedModel({"../x": b""}),
+        FinishedModel({"/x": b""}),
+        FinishedModel({"a//b": b""}),
+        FinishedModel({"x": "text"}),
+        FinishedModel({}, {"w": "I32"}),
+        FinishedModel({}, {"w": "half"}),
+        b"{}",
+    ],
+    ids=str,
+)
+def test_files_that_would_lie_elsewhere_are_not_saved(tmp_path, model):
+    """Names stay in model/, and weights are numbers; nothing is written."""
+    with pytest.raises(CheckpointError, match=r"\[checkpoint.save_checkpoint\]"):
+        save_checkpoint(tmp_path, TrainingState(1, _state(1).tensors, model), CONFIG)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_from_before_has_a_tokenizer_next_to_it(tmp_path):
+    """It has the digest that it was saved with, and its tokenizer is verified."""
+    path = save_checkpoint(tmp_path, _state(1), CONFIG)
+    (path / "tokenizer.json").write_bytes(b"{}")
+    content = json.loads((path / "checkpoint.json").read_text())
+    content |= {"tokenizer": hashlib.sha256(b"{}").hexdigest()}
+    del content["model"]
+    signed = {key: value for key, value in content.items() if key != "digest"}
+    text = json.dumps(signed, sort_keys=True, separators=(",", ":"))
+    content["digest"] = hashlib.sha256(text.encode()).hexdigest()
+    (path / "checkpoint.json").write_text(json.dumps(content))
+    assert load_checkpoint(path, CONFIG).step == 1 and open_checkpoint(path).read_model() is None
+    (path / "tokenizer.json").write_bytes(b"[]")
+    with pytest.raises(DamagedCheckpoint, match=r"tokenizer\.json does not have its checksum"):
         load_checkpoint(path, CONFIG)
 
 

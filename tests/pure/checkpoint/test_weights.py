@@ -9,8 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tilewise.checkpoint import open_weights, write_weights
-from tilewise.core import CheckpointError
+from tilewise import models
+from tilewise.checkpoint import find_model, open_weights, write_weights
+from tilewise.core import CheckpointError, ConfigError
 
 
 def _tensors():
@@ -169,7 +170,6 @@ def test_two_models_in_one_directory_are_refused(tmp_path):
         (b"PK\x03\x04" + b"\0" * 60, "an archive of torch.save"),
         (b"PK\x03\x04\x14" + b"\0" * 60, "no whole archive of torch.save"),
         (b"\x80\x02}q\x00." + b"\0" * 60, "pickled objects, .*, which may run any code"),
-        (b"GGUF" + b"\3" * 60, "a GGUF file"),
     ],
 )
 def test_other_formats_are_called_by_their_names(tmp_path, content, words):
@@ -178,6 +178,24 @@ def test_other_formats_are_called_by_their_names(tmp_path, content, words):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(CheckpointError, match=words):
             open_weights(tmp_path / name)
+
+
+def test_gguf_is_refused_with_the_way_to_convert_it(tmp_path):
+    """A file of any name, as weights or as a model, and a directory with nothing else; safetensors next to it go
+    first."""
+    for name in ("m.gguf", "sha256-1234", "model.safetensors"):
+        (tmp_path / name).write_bytes(b"GGUF" + b"\3" * 60)
+        for call in (open_weights, models.open, find_model):
+            with pytest.raises(ConfigError, match=rf"GGUF files are not loaded.*{name}'; .*gguf_file=f"):
+                call(tmp_path / name)
+    (tmp_path / "model.safetensors").unlink()
+    for call in (open_weights, models.open, find_model):
+        with pytest.raises(ConfigError, match=r"GGUF files are not loaded.*m\.gguf"):
+            call(tmp_path)
+    write_weights(tmp_path, _tensors().items())
+    assert set(open_weights(tmp_path)) == set(_tensors())
+    with pytest.raises(ConfigError, match=r"must hold config\.json"):
+        models.open(tmp_path)
 
 
 def test_a_directory_with_pickled_weights_alone_is_refused_with_advice(tmp_path):

@@ -15,7 +15,6 @@ from tilewise.cli.main import main
 from tilewise.core import ConfigError
 
 WRONG = {  # a file's text, and what is said of it
-    "a\n\n# b\na:2\n": "line 4: a host stands once",
     "": "there must be a host",
     "# only this\n": "there must be a host",
     "a:0\n": "line 1: slots are a number",
@@ -24,7 +23,19 @@ WRONG = {  # a file's text, and what is said of it
     "a:-1": "line 1: slots are a number",
     "a:99999": "line 1: slots are a number",
     "a:1:2": "line 1: slots are a number",
-    "a slots=2": "line 1: a host is a name",
+    "a slots=0": "line 1: slots are a number",
+    "a\nb slots=two": "line 2: slots are a number",
+    "a slots": "line 1: after a host there may be slots=SLOTS",
+    "a ifname=eth0": "line 1: after a host there may be slots=SLOTS",
+    "a b": "line 1: after a host there may be",
+    "a:2 slots=2": "line 1: a line says once",
+    "a slots=4 max_slots=2": "line 1: max_slots must be at least slots; got 2 and 4",
+    "slots=2": "line 1: a host is a name",
+    "n[1-3": "line 1: a host is a name",
+    "n[3-1]": "line 1: brackets hold numbers",
+    "n[1,,2]": "line 1: brackets hold numbers",
+    "n[1-999999999]": "line 1: brackets hold numbers",
+    "n[]": "line 1: a host is a name",
     "a\n-oProxyCommand=x": "line 2: a host is a name",
     "a\nb;c": "line 2: a host is a name",
     "a,b": "line 1: a host is a name",
@@ -43,6 +54,29 @@ def test_a_file_of_hosts(tmp_path):
     assert read_hosts(str(path)) == [Host("node1", 2), Host("10.0.0.7"), Host("node-3.example.org", 16)]
 
 
+FILES = {  # as users of MPI write them, and what they mean
+    "localhost\nlocalhost\n": {"localhost": 2},  # $PBS_NODEFILE, `srun hostname`
+    "b\na\nb\nb\n": {"b": 3, "a": None},
+    "a\n\n# b\na:2\n": {"a": 3},
+    "a slots=2\nb  slots = 4 max_slots=8 # ours\nc\n": {"a": 2, "b": 4, "c": None},
+    "a slots=1\na slots=2\n": {"a": 3},
+    "a cpu=2\nb max-slots=3\nc count=1 max_count=1": {"a": 2, "b": 3, "c": 1},
+    "a:2\nb:1\n": {"a": 2, "b": 1},
+    "node[08-10,12] slots=2\ngpu[1-2]x[1-2]:4\n": {
+        **{f"node{number}": 2 for number in ("08", "09", "10", "12")},
+        **{f"gpu{a}x{b}": 4 for a in (1, 2) for b in (1, 2)},
+    },
+}
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_files_of_mpi_and_of_batch_systems(tmp_path, text):
+    """Open MPI's slots, MPICH's, a host once for each process, Slurm's lists."""
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    assert {host.name: host.slots for host in read_hosts(str(path))} == FILES[text]
+
+
 @pytest.mark.parametrize("text", WRONG)
 def test_wrong_files_are_refused_by_line(tmp_path, text):
     """Before anything starts."""
@@ -57,7 +91,9 @@ def test_names_in_the_option(tmp_path, monkeypatch):
     """As many as there are, checked as lines are; a path that is not there is no name."""
     monkeypatch.chdir(tmp_path)
     assert read_hosts("a,b:2") == [Host("a"), Host("b", 2)]
-    wrong = {"a,,b": "entry 2", "a,a": "entry 2", "": "entry 1", "a,-x": "entry 2", "a" * 9999: "entry 1"}
+    assert read_hosts("a, b,a") == [Host("a", 2), Host("b")]
+    assert [host.name for host in read_hosts("n[1-2,4],m")] == ["n1", "n2", "n4", "m"]  # $SLURM_JOB_NODELIST
+    wrong = {"a,,b": "entry 2", "": "entry 1", "a,-x": "entry 2", "a" * 9999: "entry 1"}
     for text, said in wrong.items():
         with pytest.raises(ConfigError, match=said):
             read_hosts(text)
@@ -169,7 +205,7 @@ def test_another_launcher_is_refused():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--hosts", "a,a"), "a host stands once"),
+        (("--hosts", "a,a,b slots=x"), "slots are a number"),
         (("--hosts", "a,b,c"), "every host runs a process"),
         (("--hosts", "a", "--restart", "2", "--mpiexec", "absent"), "is a program"),
         (("--launcher-exec", "in"), "needs --hosts"),

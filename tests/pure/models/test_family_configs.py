@@ -68,7 +68,7 @@ def test_refusals_name_the_file(tmp_path, change):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_keys_that_no_table_knows_are_refused(family):
-    """They may change what a model computes; those that decide nothing are known by name, and null is no setting."""
+    """They may change what a model computes; those that decide nothing are known by name."""
     assert (
         read(family, attention_dropout=0.1, torch_dtype="bfloat16", transformers_version="4.57.0") is not None
     )
@@ -78,9 +78,105 @@ def test_keys_that_no_table_knows_are_refused(family):
         ) as caught:
             read(family, **{key: 3})
         assert len(str(caught.value)) < 600
-    for key in ("quantization_config", "auto_map"):
-        with pytest.raises(ConfigError, match=key):
-            read(family, **{key: {"a": "b"}})
+    with pytest.raises(ConfigError, match="quantization_config"):
+        read(family, quantization_config={"a": "b"})
+    with pytest.raises(
+        ConfigError, match=r"num_experts.*--ignore-config-field num_experts.*ignore_config_fields"
+    ):
+        read(family, num_experts=8)
+    given = {**read(family).to_dict(), "num_experts": 8, "quantization_config": {"a": "b"}}
+    names = ("num_experts", "quantization_config", "not there")
+    assert models.config_from_dict(given, ignore=names) == read(family)
+
+
+UNKNOWN = {  # value of an unknown field -> whether it is left aside
+    "alibi": (None, True),
+    "use_qk_norm": (False, True),
+    "model_name": ("a model", True),
+    "_model_name_or_path": ("a model", True),
+    "dataset_path": ("here", True),
+    "training_revision": ("abc", True),
+    "framework_version": (2, True),
+    "version": ("2024", True),
+    "modelVersion": (1.5, True),
+    "base_model": ("a/b", True),
+    "finetuned_from": ("org/model", True),
+    "axolotl": ("0.4.1.dev0", True),
+    "num_experts": (0, False),
+    "use_alibi": (True, False),
+    "logit_scale": ("0.5", False),
+    "version_count": (2, False),
+    "model_version": ({}, False),
+    "model_is_version": (True, False),
+    "activation_name": ("relu", False),
+    "rope_version": ("1.0.0", False),
+    "attn_kernel": ("org/kernel", False),
+    "residual_type": ("parallel", False),
+    "name": ([], False),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_unknown_fields_are_judged_by_name_and_value(name, caplog, tmp_path):
+    """null, false, a name, a path or a version is left aside, and one line of the log says so; a part of the
+    computation never is, and a configuration that is written by hand has no such fields."""
+    value, is_left_aside = UNKNOWN[name]
+    given = {**FAMILIES["qwen2"], "model_type": "qwen2", name: value}
+    (tmp_path / "config.json").write_text(json.dumps({**given, "other_version": "1"}))
+    if is_left_aside:
+        assert models.open(tmp_path) == models.open(tmp_path) == read("qwen2")
+        (line,) = (record.getMessage() for record in caplog.records)
+        assert name in line and "other_version = '1'" in line and str(tmp_path / "config.json") in line
+    else:
+        with pytest.raises(ConfigError, match=f"{name} must be a field that"):
+            models.open(tmp_path)
+        assert models.open(tmp_path, ignore=[name]) == read("qwen2")
+    with pytest.raises(ConfigError, match=f"{name} must be a field that"):
+        models.config_from_dict(given, only_known=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "same"),
+    [
+        *((family, {"is_decoder": True, "is_causal": True}) for family in FAMILIES if family != "bert"),
+        ("bert", {"is_decoder": False, "is_causal": False}),
+        *((family, {"auto_map": {"AutoConfig": "a.B"}, "name_or_path": "x"}) for family in FAMILIES),
+        (
+            "llama",
+            {"_flash_attn_2_enabled": True, "use_rope": "null", "gated_mlp": True, "type_vocab_size": 16},
+        ),
+        ("llama", {"rope_scaling": {**YARN, "finetuned": True}}),
+        ("llama", {"rope_scaling": {**YARN, "note": None, "is_new": False}}),
+        ("gpt2", {"use_rope": False}),
+    ],
+)
+def test_what_the_family_computes_anyway_is_accepted(family, same):
+    """Fields that say what a family does, in words of other programs, change nothing of what is computed."""
+    found = read(family, **same).to_dict()
+    (found.get("rope_scaling") or {}).pop("finetuned", None)
+    assert models.config_from_dict(found) == read(family)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_headless_classes_are_read(family):
+    """Files of a family's base class name it, with a model_type and without; so do LLaMA's first ones."""
+    for name in models.FAMILIES[family].config.also:
+        assert read(family, architectures=[name]) == read(family)
+        assert read(family, architectures=[name], model_type=None) == read(family)
+
+
+def test_fields_that_a_model_is_computed_by_are_not_ignored():
+    """Else another model would be run; what stands in rope_scaling is named with a dot."""
+    for name in ("rope_theta", "rope_scaling", "rope_parameters", "hidden_size"):
+        with pytest.raises(ConfigError, match=f"{name} must not be ignored"):
+            models.config_from_dict({**FAMILIES["llama"], "model_type": "llama"}, ignore=[name])
+    given = {**FAMILIES["llama"], "model_type": "llama", "rope_scaling": {**YARN, "attn_factor": 1.5}}
+    with pytest.raises(ConfigError, match=r"--ignore-config-field rope_scaling\.attn_factor"):
+        models.config_from_dict(given)
+    assert models.config_from_dict(given, ignore=["rope_scaling.attn_factor"]) == read("llama")
+    for names in ("a", [3], [""]):
+        with pytest.raises(ConfigError, match="ignore"):
+            models.config_from_dict(given, ignore=names)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -180,7 +276,16 @@ def test_sizes_must_be_there(family):
         ("llama", {"rope_scaling": {"rope_type": "yarn"}}, "factor"),
         ("llama", {"rope_scaling": {**YARN, "beta_fast": 1.0, "beta_slow": 2.0}}, "beta_slow must be below"),
         ("llama", {"rope_scaling": {**YARN, "truncate": 1}}, "truncate"),
-        ("llama", {"rope_scaling": {**YARN, "finetuned": True}}, "finetuned"),
+        ("llama", {"rope_scaling": {**YARN, "finetuned": 1}}, "finetuned"),
+        ("llama", {"rope_scaling": {"type": "llama3", "factor": 2.0, "finetuned": True}}, "must hold"),
+        ("llama", {"is_causal": False}, "is_causal"),
+        ("qwen3", {"use_rope": False}, "use_rope"),
+        ("bert", {"is_causal": True}, "is_causal"),
+        (
+            "llama",
+            {"rope_scaling": YARN, "original_max_position_embeddings": 33},
+            "original_max_position_embeddings must say what",
+        ),
         ("llama", {"rope_scaling": YARN, "rope_theta": 0.5}, "rope_theta must be above 1"),
         (
             "llama",
@@ -229,6 +334,16 @@ def test_contexts_follow_from_scaling():
     assert models.max_context(read("llama", max_position_embeddings=32)) == 128
     linear = {"rope_type": "linear", "factor": 2.5}
     assert models.max_context(read("llama", max_position_embeddings=32, rope_scaling=linear)) == 80
+    original = {"original_max_position_embeddings": 32}
+    for nested, above in (
+        (original, {}),
+        ({}, original),
+    ):  # the length after stretching is max_position_embeddings
+        config = read("llama", max_position_embeddings=80, rope_scaling={**linear, **nested}, **above)
+        assert models.max_context(config) == models.default_context(config) == 80
+        dynamic = {"rope_type": "dynamic", "factor": 2.0, **nested}
+        config = read("llama", max_position_embeddings=80, rope_scaling=dynamic, **above)
+        assert (models.max_context(config), models.default_context(config)) == (160, 80)
     assert models.max_context(read("phi3", max_position_embeddings=64)) == 64
 
 

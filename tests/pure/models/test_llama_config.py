@@ -54,7 +54,6 @@ def test_both_spellings_of_rope():
     [
         ({"hidden_act": "relu6"}, "hidden_act"),
         ({"hidden_acts": "silu"}, "hidden_acts must be a field"),
-        ({"auto_map": {"AutoModel": "m.py"}}, "auto_map"),
         ({"architectures": ["MistralForCausalLM"]}, "architectures"),
         ({"model_type": "qwen2"}, "architectures"),
         ({"rope_scaling": {"rope_type": "nope", "factor": 2.0}}, "rope_scaling"),

@@ -19,6 +19,7 @@ from tilewise.cli.options import (
     MODEL,
     REVISION,
     SPECULATIVE_HELP,
+    ignore_option,
     json_object,
     known_dtype,
     make_console,
@@ -62,6 +63,7 @@ _BATCHED = typer.Option(min=1, rich_help_panel=_ENGINE, help="Tokens of one call
 _WORKERS = typer.Option(
     min=1, rich_help_panel=_ENGINE, help="Threads of each device; default: as many as there is room for."
 )
+_IGNORE = ignore_option(_ENGINE)
 _JSON = typer.Option(rich_help_panel=_OUT, metavar="FILE", help="Write the figures here, as JSON.")
 _PICTURE = typer.Option(
     rich_help_panel=_OUT, metavar="FILE", help="Draw them into this picture (.png or .svg)."
@@ -95,6 +97,7 @@ def latency(
     output_json: Annotated[Path | None, _JSON] = None,
     picture: Annotated[Path | None, _PICTURE] = None,
     revision: Annotated[str | None, REVISION] = None,
+    ignore_config_field: Annotated[list[str] | None, _IGNORE] = None,
 ) -> None:
     """Time one batch of equal prompts from its beginning to its end, again and again.
 
@@ -120,6 +123,7 @@ def latency(
         max_num_batched_tokens=max_num_batched_tokens,
         workers_per_device=workers_per_device,
         enable_prefix_caching=enable_prefix_caching,
+        ignore_config_fields=ignore_config_field or (),
     )
     with llm, track_work(make_console(stderr=True), "rounds") as bar:
         vocab_size = llm.engine.model.config.vocab_size
@@ -188,6 +192,7 @@ def throughput(
     output_json: Annotated[Path | None, _JSON] = None,
     picture: Annotated[Path | None, _PICTURE] = None,
     revision: Annotated[str | None, REVISION] = None,
+    ignore_config_field: Annotated[list[str] | None, _IGNORE] = None,
 ) -> None:
     """Ask for many texts at once, and say how many requests and tokens a second that makes.
 
@@ -227,6 +232,7 @@ def throughput(
         max_num_batched_tokens=max_num_batched_tokens,
         workers_per_device=workers_per_device,
         enable_prefix_caching=enable_prefix_caching,
+        ignore_config_fields=ignore_config_field or (),
     )
     prompts: Sequence[Any] = [prompt for prompt, _ in read]
     lengths = [random_output_len if wanted is None else wanted for _, wanted in read]

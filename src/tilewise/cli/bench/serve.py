@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -247,12 +248,14 @@ def _drawn(
     """Random prompts: as tokens where the server takes them, else as the text that these make."""
     import random
 
+    from tilewise import models
     from tilewise.checkpoint import find_model, load_tokenizer
     from tilewise.serve.measure import random_prompts
     from tilewise.server.load import Wanted
 
+    place = find_model(name, revision)
     try:
-        made = load_tokenizer(find_model(name, revision), _MOST_TOKENS)
+        made = load_tokenizer(place, _MOST_TOKENS)
     except CheckpointError as error:
         raise ConfigError(
             f"[cli.bench] random prompts need a tokenizer; got {name!r}: {error}; pass --tokenizer MODEL"
@@ -264,7 +267,13 @@ def _drawn(
         return max(1, rng.randint(round(middle * (1 - ratio)), round(middle * (1 + ratio))))
 
     longest = round(length * (1 + ratio))
-    ids = random_prompts(count, max(1, longest), made.get_vocab_size(), seed, prefix)
+    known = made.get_vocab_size()
+    if os.path.lexists(
+        place / "config.json"
+    ):  # a tokenizer may know tokens that the model has no weights for
+        size = models.config_content(place).get("vocab_size")
+        known = min(known, size) if isinstance(size, int) and size > 0 else known
+    ids = random_prompts(count, max(1, longest), known, seed, prefix)
     cut = [one[: prefix + near(length)] for one in ids]
     is_chat = backend == "openai-chat"
     return [Wanted(made.decode(one) if is_chat else one, len(one), near(num_new)) for one in cut]

@@ -49,8 +49,8 @@ def launch(
         str | None,
         typer.Option(
             metavar="HOSTS",
-            help="Run on these hosts, over MPI: names with commas between them, or a file with a name on each line. "
-            "`name:2` runs two processes.",
+            help="Run on these hosts, over MPI: names with commas between them, or a file as mpiexec takes it, with a "
+            "host on each line. `name:2`, `name slots=2` and a name on two lines run two processes.",
             show_default=False,
         ),
     ] = None,

@@ -1,14 +1,16 @@
 """The hosts of a launch: from what the command line or a file says to how many processes each runs.
 
-A file has a host on each line, `name` or `name:slots` as MPICH writes it, and comments after `#`. All of it is checked
-before anything starts: names go to ssh, so they are names or addresses and nothing else.
+A file has a host on each line, as files of MPI have them: `name`, `name:slots` (MPICH), or `name slots=2 max_slots=4`
+(Open MPI); a host that stands on several lines has the slots of all of them, one for a line without a number, as
+$PBS_NODEFILE and the output of `srun hostname` mean it. Names may be Slurm's lists (`node[01-03,07]`). Comments begin
+with `#`. All of it is checked before anything starts: names go to ssh, so they are names or addresses and nothing else.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,12 @@ from tilewise.core.mesh import MAX_DEVICES
 __all__ = ["Host", "place_processes", "read_hosts"]
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+_LIST = re.compile(r"([^\[\]]*)\[([0-9,-]+)\](.*)")  # of Slurm
+_OUTSIDE = re.compile(r",(?![^\[]*\])")  # commas that are not inside brackets
+_SLOTS = ("slots", "cpu", "count")  # Open MPI's words
+_MOST_SLOTS = tuple(
+    f"{a}{sign}{b}" for word in _SLOTS for a, b in ((word, "max"), ("max", word)) for sign in "_-"
+)
 _MAX_BYTES = 1 << 20
 
 
@@ -38,12 +46,12 @@ def read_hosts(text: str) -> list[Host]:
     """The hosts of an option: a file's where it names one, else names with commas between them.
 
     Raises:
-        ConfigError: a host twice, none at all, what is no name, a number of slots that is none, or a file that cannot
-            be read; says where.
+        ConfigError: no host at all, an invalid name or number of slots, or a file that cannot be read; says where.
     """
     path = Path(text)
     if "/" not in text and not os.path.isfile(text):  # which no length is too much for
-        return _read((f"--hosts, entry {number}", entry) for number, entry in enumerate(text.split(","), 1))
+        entries = enumerate(_OUTSIDE.split(text), 1)
+        return _read((f"--hosts, entry {number}", entry.strip()) for number, entry in entries)
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
@@ -57,33 +65,89 @@ def read_hosts(text: str) -> list[Host]:
             f"[cli.hosts] a file of hosts has at most {_MAX_BYTES} bytes; got more; give the right file"
         )
     lines = content.decode("utf-8-sig", "replace").splitlines()
-    entries = ((number, line.partition("#")[0].strip()) for number, line in enumerate(lines, 1))
-    return _read((f"{path.name}, line {number}", entry) for number, entry in entries if entry)
+    stripped = ((number, line.partition("#")[0].strip()) for number, line in enumerate(lines, 1))
+    return _read((f"{path.name}, line {number}", entry) for number, entry in stripped if entry)
 
 
 def _read(entries: Iterable[tuple[str, str]]) -> list[Host]:
-    """Hosts from texts and where each stands."""
+    """Hosts from texts and where each stands; one that stands several times has the slots of all its entries."""
     hosts: dict[str, Host] = {}
     for where, entry in entries:
-        name, colon, slots = entry.strip().partition(":")
-        if not _NAME.fullmatch(name):
-            raise ConfigError(
-                f"[cli.hosts] {where}: a host is a name or an IPv4 address, then perhaps :slots; got {entry[:80]!r}; "
-                "write one host, without options"
-            )
-        if colon and not (re.fullmatch("[0-9]{1,4}", slots) and 1 <= int(slots) <= MAX_DEVICES):
-            raise ConfigError(
-                f"[cli.hosts] {where}: slots are a number from 1 to {MAX_DEVICES}; got {slots[:80]!r}; say how many "
-                "processes the host runs"
-            )
-        if name in hosts:
-            raise ConfigError(
-                f"[cli.hosts] {where}: a host stands once; got {name!r} again; give it {name}:SLOTS"
-            )
-        hosts[name] = Host(name, int(slots) if colon else None)
+        names, *options = re.sub(r"\s*=\s*", "=", entry).split() or [""]
+        names, colon, number = names.partition(":")
+        slots = _slots(where, number) if colon else None
+        slots = _option_slots(where, options, slots)
+        for name in _expanded(where, names):
+            if not _NAME.fullmatch(name):
+                raise ConfigError(
+                    f"[cli.hosts] {where}: a host is a name or an IPv4 address, then perhaps :SLOTS or slots=SLOTS; "
+                    f"got {entry[:80]!r}; write one host"
+                )
+            if name in hosts:
+                hosts[name] = Host(name, (hosts[name].slots or 1) + (slots or 1))
+            else:
+                hosts[name] = Host(name, slots)
+            if len(hosts) > MAX_DEVICES:
+                raise ConfigError(
+                    f"[cli.hosts] {where}: at most {MAX_DEVICES} hosts run processes; got more; name fewer"
+                )
     if not hosts:
         raise ConfigError("[cli.hosts] there must be a host; got none; write one on each line")
     return list(hosts.values())
+
+
+def _slots(where: str, number: str) -> int:
+    if not (re.fullmatch("[0-9]{1,4}", number) and 1 <= int(number) <= MAX_DEVICES):
+        raise ConfigError(
+            f"[cli.hosts] {where}: slots are a number from 1 to {MAX_DEVICES}; got {number[:80]!r}; say how many "
+            "processes the host runs"
+        )
+    return int(number)
+
+
+def _option_slots(where: str, options: list[str], slots: int | None) -> int | None:
+    """What Open MPI's options say; the most slots count where nothing says how many there are."""
+    most = None
+    for option in options:
+        key, equals, number = option.partition("=")
+        if not equals or key not in (*_SLOTS, *_MOST_SLOTS):
+            raise ConfigError(
+                f"[cli.hosts] {where}: after a host there may be slots=SLOTS and max_slots=SLOTS; got {option[:80]!r}; "
+                "leave it out"
+            )
+        if key in _MOST_SLOTS:
+            most = _slots(where, number)
+        elif slots is not None:
+            raise ConfigError(
+                f"[cli.hosts] {where}: a line says once how many slots a host has; got {option[:80]!r} again; "
+                "leave it out"
+            )
+        else:
+            slots = _slots(where, number)
+    if slots is not None and most is not None and most < slots:
+        raise ConfigError(
+            f"[cli.hosts] {where}: max_slots must be at least slots; got {most} and {slots}; correct one of them"
+        )
+    return most if slots is None else slots
+
+
+def _expanded(where: str, names: str) -> Iterator[str]:
+    """The names of a list of Slurm's, `node[01-03,07]`; a plain name is its own."""
+    match = _LIST.fullmatch(names)
+    if match is None:
+        yield names
+        return
+    before, ranges, after = match.groups()
+    for one in ranges.split(","):
+        bounds = re.fullmatch("([0-9]{1,9})(?:-([0-9]{1,9}))?", one)
+        first, last = (0, -1) if bounds is None else (int(bounds[1]), int(bounds[2] or bounds[1]))
+        if bounds is None or not first <= last < first + MAX_DEVICES:
+            raise ConfigError(
+                f"[cli.hosts] {where}: brackets hold numbers and ranges of at most {MAX_DEVICES}, such as [01-03,07]; "
+                f"got {one[:80]!r}; correct it"
+            )
+        for number in range(first, last + 1):
+            yield from _expanded(where, f"{before}{number:0{len(bounds[1])}}{after}")
 
 
 def place_processes(hosts: list[Host], processes: int) -> list[tuple[str, int]]:

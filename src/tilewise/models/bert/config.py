@@ -32,7 +32,12 @@ class BertConfig(ModelConfig):
     model_type: ClassVar[str] = "bert"
     architecture: ClassVar[str] = "BertForMaskedLM"
     also: ClassVar[tuple[str, ...]] = ("BertModel", "BertForPreTraining")
-    only: ClassVar[Mapping[str, tuple[object, ...]]] = {"position_embedding_type": ("absolute",)}
+    only: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "position_embedding_type": ("absolute",),
+        "is_decoder": (False,),
+        "is_causal": (False,),
+        "causal": (False,),
+    }
     # of the pooler and of TensorFlow's first files
     without_effect: ClassVar[frozenset[str]] = frozenset(
         (

@@ -5,18 +5,19 @@ Reads both spellings of RoPE settings (`rope_theta` with `rope_scaling`, and `ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from tilewise.models.config import ModelConfig
 from tilewise.models.decoder.architecture import Decoder, LayerKind
-from tilewise.models.decoder.rope import SLOWEST, Rope, checked_scaling
+from tilewise.models.decoder.rope import ORIGINAL, SCALING_FIELDS, SLOWEST, Rope, checked_scaling
 from tilewise.models.require import HUGE, TINY
 
 __all__ = ["ACTIVATIONS", "MAX_HEAD_DIM", "RotaryConfig", "layer_kinds"]
 
 MAX_HEAD_DIM = 1024  # of attention's kernels
+_SCALINGS = ("rope_scaling", "rope_parameters")  # two spellings of one field
 
 # What `hidden_act` calls an activation, and what the graph calls it.
 ACTIVATIONS: Mapping[str, str] = {
@@ -48,6 +49,23 @@ class RotaryConfig(ModelConfig):
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     rope_scaling: Mapping[str, Any] | None = None
+
+    # Features that these decoders always have: a file that switches one off describes another model.
+    only: ClassVar[Mapping[str, tuple[object, ...]]] = dict.fromkeys(
+        (
+            "use_rope",
+            "use_rotary",
+            "use_rotary_emb",
+            "use_rms_norm",
+            "use_rmsnorm",
+            "gated_mlp",
+            "use_gated_mlp",
+        ),
+        (True,),
+    )
+    without_effect: ClassVar[frozenset[str]] = frozenset(
+        ("type_vocab_size",)
+    )  # in some files; transformers ignores it
 
     def __post_init__(self) -> None:
         require = self.require()
@@ -92,7 +110,33 @@ class RotaryConfig(ModelConfig):
         return {"num_key_value_heads": 1024, "head_dim": MAX_HEAD_DIM}
 
     @classmethod
+    def _check_ignored(cls, ignore: Collection[str], computed: Collection[str]) -> None:
+        super()._check_ignored(ignore, {*computed, *_SCALINGS})
+
+    @classmethod
+    def _without_unknown_nested(
+        cls, given: dict[str, Any], ignore: Collection[str]
+    ) -> tuple[dict[str, Any], dict[str, object]]:
+        unknown: dict[str, object] = {}
+        ignored = {name.partition(".")[2] for name in ignore if name.partition(".")[0] in _SCALINGS}
+
+        def known(place: str, scaling: Mapping[str, Any]) -> dict[str, Any]:
+            found: dict[str, Any] = {}
+            for key, value in scaling.items():
+                if isinstance(value, Mapping):  # of one kind of layer
+                    found[key] = known(f"{place}.{key}", value)
+                elif key in SCALING_FIELDS:
+                    found[key] = value
+                elif key not in ignored:
+                    unknown[f"{place}.{key}"] = value
+            return found
+
+        nested = {key: known(key, given[key]) for key in _SCALINGS if isinstance(given.get(key), Mapping)}
+        return {**given, **nested}, unknown
+
+    @classmethod
     def _adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
+        original = None if ORIGINAL in cls.__dataclass_fields__ else given.pop(ORIGINAL, None)
         partial = given.pop("partial_rotary_factor", None)
         cls.require()(
             partial in (None, 1), "partial_rotary_factor", "must be 1", partial, "others are not supported"
@@ -111,6 +155,9 @@ class RotaryConfig(ModelConfig):
             )
             kind = one.get("rope_type", one.get("type", "default"))
             one = None if kind == "default" and one.get("partial_rotary_factor") in (None, 1) else one
+        if original is not None and isinstance(one, Mapping):  # without scaling it decides nothing
+            place = f"rope_scaling.{ORIGINAL}"
+            one = {**one, ORIGINAL: cls.one_answer(ORIGINAL, original, place, one.get(ORIGINAL))}
         given["rope_scaling"] = one
         return super()._adapted(given)
 

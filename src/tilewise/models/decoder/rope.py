@@ -19,29 +19,36 @@ from numpy.typing import NDArray
 
 from tilewise.models.require import HUGE, MAX_POSITIONS, Require
 
-__all__ = ["SLOWEST", "Rope", "checked_scaling", "rope_table"]
+__all__ = ["ORIGINAL", "SCALING_FIELDS", "SLOWEST", "Rope", "checked_scaling", "rope_table"]
 
 SLOWEST = 1e-9  # of theta and of what divides frequencies: the angle at the longest position is finite
-_ORIGINAL = "original_max_position_embeddings"
-# per type: what must be there, what may
+ORIGINAL = "original_max_position_embeddings"
+"""Positions that a model was trained with before its RoPE was stretched."""
+# Per type: fields that must be there, and fields that may be. `finetuned` (of Yarn-Llama-2's files) says how the model
+# came to be. transformers computes `linear` and `dynamic` without the original length.
 _FIELDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "linear": (("factor",), ()),
-    "dynamic": (("factor",), ()),
-    "llama3": (("factor", "high_freq_factor", "low_freq_factor", _ORIGINAL), ()),
+    "linear": (("factor",), (ORIGINAL, "finetuned")),
+    "dynamic": (("factor",), (ORIGINAL, "finetuned")),
+    "llama3": (("factor", "high_freq_factor", "low_freq_factor", ORIGINAL), ()),
     "yarn": (
         ("factor",),
         (
-            _ORIGINAL,
+            ORIGINAL,
             "attention_factor",
             "beta_fast",
             "beta_slow",
             "mscale",
             "mscale_all_dim",
             "truncate",
+            "finetuned",
         ),
     ),
-    "longrope": (("long_factor", "short_factor"), (_ORIGINAL, "factor", "attention_factor")),
+    "longrope": (("long_factor", "short_factor"), (ORIGINAL, "factor", "attention_factor")),
 }
+SCALING_FIELDS = frozenset(("rope_type", "type", "rope_theta", "partial_rotary_factor")).union(
+    *(needed + optional for needed, optional in _FIELDS.values())
+)
+"""Every field that `rope_scaling` or `rope_parameters` has for some type of scaling."""
 _ALIASES = {"su": "longrope"}  # as Phi-3's first files spell it
 
 
@@ -64,10 +71,10 @@ class Rope:
         """Positions that the model is meant for."""
         scaling = self.scaling or {}
         kind, factor = scaling.get("rope_type"), min(scaling.get("factor", 1.0), float(MAX_POSITIONS))
-        if kind in ("linear", "dynamic"):
+        if kind == "dynamic":  # its frequencies change beyond max_positions, whatever the original length
             return min(MAX_POSITIONS, int(self.max_positions * max(1.0, factor)))
-        if kind == "yarn":
-            stretched = int(scaling.get(_ORIGINAL, self.max_positions) * factor)
+        if kind in ("linear", "yarn"):
+            stretched = int(scaling.get(ORIGINAL, self.max_positions) * factor)
             return min(MAX_POSITIONS, max(self.max_positions, stretched))
         return self.max_positions
 
@@ -122,15 +129,15 @@ def checked_scaling(
         require(slow < fast, place, "must be below beta_fast", f"{slow} and {fast}", "correct them")
         require(theta > 1, "rope_theta", "must be above 1 when rope_scaling is yarn", theta, "correct it")
     if kind in ("yarn", "longrope"):
-        require.integer(f"rope_scaling.{_ORIGINAL}", given.get(_ORIGINAL, max_positions), 2, 1 << 30)
+        require.integer(f"rope_scaling.{ORIGINAL}", given.get(ORIGINAL, max_positions), 2, 1 << 30)
     return {"rope_type": kind, **given}
 
 
 def _check_field(name: str, value: object, head_dim: int, require: Require) -> None:
     place = f"rope_scaling.{name}"
-    if name == _ORIGINAL:
+    if name == ORIGINAL:
         require.integer(place, value, 2, 1 << 30)
-    elif name == "truncate":
+    elif name in ("truncate", "finetuned"):
         require(isinstance(value, bool), place, "must be true or false", value, "write one of them")
     elif name in ("long_factor", "short_factor"):
         rule = f"must be a list of {head_dim // 2} numbers, one per pair of a head"
@@ -176,7 +183,7 @@ def _frequencies(rope: Rope, head_dim: int, context: int) -> tuple[NDArray[np.fl
     if kind == "yarn":
         return _yarn(rope, plain, scaling)
     if kind == "longrope":
-        original = scaling.get(_ORIGINAL, rope.max_positions)
+        original = scaling.get(ORIGINAL, rope.max_positions)
         chosen = scaling["long_factor" if context > original else "short_factor"]
         factor = scaling.get("factor", rope.max_positions / original)
         stretched = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
@@ -186,7 +193,7 @@ def _frequencies(rope: Rope, head_dim: int, context: int) -> tuple[NDArray[np.fl
 
 def _llama3(plain: NDArray[np.float64], scaling: Mapping[str, Any]) -> NDArray[np.float64]:
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
-    old = scaling[_ORIGINAL]
+    old = scaling[ORIGINAL]
     wavelength = 2 * math.pi / plain
     smooth = np.clip((old / wavelength - low) / (high - low), 0.0, 1.0)
     blended = (1 - smooth) * plain / factor + smooth * plain
@@ -199,7 +206,7 @@ def _yarn(
 ) -> tuple[NDArray[np.float64], float]:
     """Long wavelengths are stretched, short ones kept, those between blended."""
     half, factor = len(plain), scaling["factor"]
-    original = scaling.get(_ORIGINAL, rope.max_positions)
+    original = scaling.get(ORIGINAL, rope.max_positions)
 
     def pair_that_turns(rotations: float) -> float:
         return half * math.log(original / (rotations * 2 * math.pi)) / math.log(rope.theta)

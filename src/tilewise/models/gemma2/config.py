@@ -100,6 +100,7 @@ class Gemma2Config(GemmaConfig):
 
     model_type: ClassVar[str] = "gemma2"
     architecture: ClassVar[str] = "Gemma2ForCausalLM"
+    also: ClassVar[tuple[str, ...]] = ("Gemma2Model",)
 
     @property
     def decoder(self) -> Decoder:

@@ -33,6 +33,7 @@ class Gemma3Config(GemmaConfig):
 
     model_type: ClassVar[str] = "gemma3_text"
     architecture: ClassVar[str] = "Gemma3ForCausalLM"
+    also: ClassVar[tuple[str, ...]] = ("Gemma3TextModel",)
 
     def __post_init__(self) -> None:
         self.require().integer("sliding_window_pattern", self.sliding_window_pattern, 1, 1 << 20)

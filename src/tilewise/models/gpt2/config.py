@@ -32,6 +32,7 @@ class GPT2Config(ModelConfig):
 
     model_type: ClassVar[str] = "gpt2"
     architecture: ClassVar[str] = "GPT2LMHeadModel"
+    also: ClassVar[tuple[str, ...]] = ("GPT2Model",)
     spellings: ClassVar[Mapping[str, str]] = {
         "hidden_size": "n_embd",
         "intermediate_size": "n_inner",

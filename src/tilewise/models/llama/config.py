@@ -26,6 +26,7 @@ class LlamaConfig(RotaryConfig):
 
     model_type: ClassVar[str] = "llama"
     architecture: ClassVar[str] = "LlamaForCausalLM"
+    also: ClassVar[tuple[str, ...]] = ("LlamaModel", "LLaMAForCausalLM")
     only: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "is_llama_config": (True,),
         "rope_interleaved": (False,),

@@ -25,6 +25,7 @@ class MistralConfig(RotaryConfig):
 
     model_type: ClassVar[str] = "mistral"
     architecture: ClassVar[str] = "MistralForCausalLM"
+    also: ClassVar[tuple[str, ...]] = ("MistralModel",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

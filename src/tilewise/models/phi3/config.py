@@ -29,6 +29,7 @@ class Phi3Config(RotaryConfig):
 
     model_type: ClassVar[str] = "phi3"
     architecture: ClassVar[str] = "Phi3ForCausalLM"
+    also: ClassVar[tuple[str, ...]] = ("Phi3Model",)
     only: ClassVar[Mapping[str, tuple[object, ...]]] = {"attention_bias": (False,)}
 
     def __post_init__(self) -> None:

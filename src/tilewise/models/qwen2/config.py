@@ -62,6 +62,7 @@ class Qwen2Config(QwenConfig):
 
     model_type: ClassVar[str] = "qwen2"
     architecture: ClassVar[str] = "Qwen2ForCausalLM"
+    also: ClassVar[tuple[str, ...]] = ("Qwen2Model",)
 
     @property
     def decoder(self) -> Decoder:

@@ -24,6 +24,7 @@ class Qwen3Config(QwenConfig):
 
     model_type: ClassVar[str] = "qwen3"
     architecture: ClassVar[str] = "Qwen3ForCausalLM"
+    also: ClassVar[tuple[str, ...]] = ("Qwen3Model",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -39,7 +39,7 @@ async def detokenize(service: Service, body: DetokenizeBody, _: Asked) -> dict[s
     """
     service.check_ready()
     service.check_model(body.model)
-    size = service.files.config.vocab_size
+    size = max(service.files.config.vocab_size, service.files.tokenizer.get_vocab_size())
     if body.tokens and max(body.tokens) >= size:
         text = f"[server.request] ids must be below {size}; got {max(body.tokens)}; correct it"
         raise ApiError(400, text, "tokens")

@@ -183,6 +183,11 @@ def main(descriptor: int) -> None:
         given = _read(link)
     except (EOFError, ConnectionError):  # the parent had nothing to serve
         return
+    for package in (
+        "models",
+        "checkpoint",
+    ):  # the HTTP process reads the same files and logs the same warnings
+        get_logger(package).addFilter(lambda record: given["model"] not in record.getMessage())
     threading.Thread(target=_send_all, args=(outbox,), daemon=True).start()
     ready: deque[EngineProcess] = deque()
     threading.Thread(target=_obey_all, args=(link, ready), daemon=True).start()
@@ -199,7 +204,7 @@ def main(descriptor: int) -> None:
 
 
 def _load(model: str, settings: dict[str, Any], outbox: Outbox) -> Engine | Encoder:
-    if models.is_encoder(models.open(model)):
+    if models.is_encoder(models.open(model, ignore=settings.get("ignore_config_fields", ()))):
         told = {  # the command line gives all
             name: value
             for name, value in settings.items()

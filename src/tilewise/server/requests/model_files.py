@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewise import models
-from tilewise.checkpoint import load_generation_config, load_tokenizer, load_tokenizer_config
+from tilewise.checkpoint import (
+    check_token_ids,
+    load_generation_config,
+    load_tokenizer,
+    load_tokenizer_config,
+)
+from tilewise.core import ConfigError
 from tilewise.generate import TokenBytes
 from tilewise.server.errors import ApiError, context_error
 from tilewise.server.requests.conversation import Renderer
@@ -42,7 +48,7 @@ class ModelFiles:
     """
 
     def __init__(self, model: str, settings: ServerSettings, engine: dict[str, Any]) -> None:
-        self.config = models.open(model)
+        self.config = models.open(model, ignore=engine.get("ignore_config_fields", ()))
         self.is_encoder = models.is_encoder(self.config)
         self.makes_vectors = engine.get("runner") == "pooling" or self.is_encoder
         self.tokenizer = load_tokenizer(model, self.config.vocab_size)
@@ -80,10 +86,10 @@ class ModelFiles:
         if len(ids) + least > max_context:
             got = f"you requested {len(ids) + least} tokens ({len(ids)} in the {what}, {least} in the completion)"
             raise context_error(max_context, got, what)
-        size = self.config.vocab_size
-        if ids and max(ids) >= size:
-            text = f"[server.request] ids must be below {size}; got {max(ids)}; correct it"
-            raise ApiError(400, text, what)
+        try:
+            check_token_ids(self.tokenizer, ids, self.config.vocab_size, what)
+        except ConfigError as error:
+            raise ApiError(400, str(error), what) from None
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
