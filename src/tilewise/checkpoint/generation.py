@@ -24,10 +24,7 @@ __all__ = ["load_generation_config"]
 
 _MAX_VOCABULARY = 1 << 31
 _MOST_NAMED = 8  # fields in one line of the log
-_WITHOUT_FILE = (
-    "correct the file, or do not use it: tilewise generate --no-generation-config, tilewise serve --generation-config "
-    "vllm, LLM(..., generation_config=False)"
-)
+_WITHOUT_FILE = "correct the file, or do not use it (generation_config=False in Python)"
 _border = Border("checkpoint", CheckpointError)
 _Count = Annotated[int, Field(ge=0, le=1 << 53)]
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]

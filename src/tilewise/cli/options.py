@@ -94,7 +94,8 @@ def names_option(option: str) -> Iterator[None]:
         yield
     except CheckpointError as error:
         if "[checkpoint.load_generation_config]" in str(error):
-            raise CheckpointError(f"{error} ({option})") from None
+            text = str(error).replace("(generation_config=False in Python)", f"({option})")
+            raise CheckpointError(text) from None
         raise
 
 

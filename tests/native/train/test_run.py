@@ -731,7 +731,8 @@ def test_a_checkpoint_without_a_copy_is_the_same(texts, whole_run, tmp_path):
                 path = trainer.save(_checkpoints(one), 1)
                 assert one is plain or (path / "checkpoint.json").is_file()
                 trainer.finish_saving(silent())
-                saved.append({file.name: file.read_bytes() for file in path.iterdir()})
+                files = (file for file in path.rglob("*") if file.is_file())
+                saved.append({str(file.relative_to(path)): file.read_bytes() for file in files})
         assert saved[0] == saved[1]
 
 

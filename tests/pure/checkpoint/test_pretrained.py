@@ -243,7 +243,7 @@ def test_a_spoilt_generation_config_is_one_error(tmp_path, content, words):
         load_generation_config(tmp_path, 8)
     said = str(caught.value)
     assert "generation_config.json" in said
-    assert "generate --no-generation-config" in said and "serve --generation-config vllm" in said
+    assert "generation_config=False in Python" in said
 
 
 def test_other_settings_of_generation_are_allowed(tmp_path, caplog):
