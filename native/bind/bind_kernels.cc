@@ -36,8 +36,8 @@ kernels::Scratch thread_scratch(int64_t bytes) {
   if (bytes > capacity) {
     capacity = 0;
     memory.reset(static_cast<std::byte*>(std::aligned_alloc(4096, (static_cast<size_t>(bytes) + 4095) / 4096 * 4096)));
-    check<ResourceError>(memory != nullptr, "[kernels.run] scratch must be allocatable; got no memory for ", bytes,
-                         " bytes; free some memory.");
+    check<ResourceError>(memory != nullptr, "[kernels.run] scratch must be allocatable; got no memory for ",
+                         ByteCount(static_cast<uint64_t>(bytes)), "; free some memory.");
     capacity = bytes;
   }
   return {memory.get(), bytes};

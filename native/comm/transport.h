@@ -68,7 +68,7 @@ struct Operation {
   int64_t team = 0;
   int32_t tag = 0;  // of a payload
   const std::byte* data = nullptr;  // of kSend
-  std::byte* into = nullptr;        // of kReceive
+  std::byte* into = nullptr;  // of kReceive
   int64_t bytes = 0;
   Done done;
   std::string text = {};  // of kMessage: all of it
@@ -134,7 +134,7 @@ class Transport {
   int32_t tag_max_;
   std::vector<Owned> running_;
   size_t next_tested_ = 0;  // of them
-  std::vector<uint64_t> num_sent_;      // messages, per receiver
+  std::vector<uint64_t> num_sent_;  // messages, per receiver
   std::vector<uint64_t> num_received_;  // per sender
   std::vector<std::byte> message_;
   std::atomic<int64_t> bytes_sent_{0};

@@ -16,7 +16,8 @@ namespace {
 std::byte* map(void* where, int64_t bytes, int access, int flags) {
   void* const mapped = mmap(where, bytes, access, flags | (where == nullptr ? 0 : MAP_FIXED), -1, 0);
   check<ResourceError>(mapped != MAP_FAILED, "[memory.Arena] the system must map a device's memory; got ",
-                       std::strerror(errno), " for ", bytes, " bytes; use more devices or a smaller model");
+                       std::strerror(errno), " for ", ByteCount(static_cast<uint64_t>(bytes)),
+                       "; use more devices or a smaller model");
   return static_cast<std::byte*>(mapped);
 }
 

@@ -38,7 +38,8 @@ SharedFile::SharedFile(int file, int64_t bytes, int64_t behind) : bytes_(bytes) 
     const int error = errno;
     if (data_ != nullptr) munmap(data_, mapped_);
     check<ResourceError>(false, "[memory.SharedFile] the system must map what processes share; got ",
-                         std::strerror(error), " for ", size, " bytes; use more devices or a smaller model");
+                         std::strerror(error), " for ", ByteCount(static_cast<uint64_t>(size)),
+                         "; use more devices or a smaller model");
     return data_;
   };
   data_ = map(nullptr, mapped_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);

@@ -80,7 +80,7 @@ int SpillFile::make(const std::string& directory, int64_t bytes) {
   if (error == 0) return file;
   close(file);
   check<ResourceError>(false, "[memory.SpillFile] the disk must have room for what does not fit into memory; got '",
-                       std::strerror(error), "' for ", bytes, " bytes in '", directory,
+                       std::strerror(error), "' for ", ByteCount(static_cast<uint64_t>(bytes)), " in '", directory,
                        "'; make room, or choose another directory");
   return -1;
 }

@@ -32,8 +32,8 @@ std::byte* thread_buffer(int64_t bytes) {
     capacity = 0;
     const size_t rounded = (static_cast<size_t>(bytes) + 4095) / 4096 * 4096;
     memory.reset(static_cast<std::byte*>(std::aligned_alloc(4096, rounded)));
-    check<ResourceError>(memory != nullptr, "[weights.read] a buffer must be allocatable; got no memory for ", bytes,
-                         " bytes; free some memory");
+    check<ResourceError>(memory != nullptr, "[weights.read] a buffer must be allocatable; got no memory for ",
+                         ByteCount(static_cast<uint64_t>(bytes)), "; free some memory");
     capacity = bytes;
   }
   return memory.get();

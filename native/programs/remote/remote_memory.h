@@ -76,10 +76,10 @@ class RemoteMemory {
   FindLoss find_loss_;
   Staging staging_{kStagingBytes};
   std::atomic<int64_t> bytes_fetched_{0};
-  std::atomic<int64_t> num_written_{0};   // by the host here
-  std::atomic<int64_t> written_to_{-1};   // the last of them
+  std::atomic<int64_t> num_written_{0};  // by the host here
+  std::atomic<int64_t> written_to_{-1};  // the last of them
   std::atomic<int64_t> last_written_{0};  // that its process has confirmed
-  std::string write_error_;               // published by last_written_
+  std::string write_error_;  // published by last_written_
 };
 
 }  // namespace tilewise::programs

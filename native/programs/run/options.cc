@@ -76,8 +76,9 @@ void check_options(const ExecutorOptions& options) {
   check_team(options);
   for (int64_t d = 0; d < options.num_devices; ++d) total += bytes_needed(device_options(options, d)).total();
   check<ResourceError>(options.memory_limit_bytes <= 0 || total <= options.memory_limit_bytes,
-                       "[runtime.Executor] the devices' memory must stay within the limit; got ", total,
-                       " bytes against ", options.memory_limit_bytes,
+                       "[runtime.Executor] the devices' memory must stay within the limit; got ",
+                       ByteCount(static_cast<uint64_t>(total)), " against ",
+                       ByteCount(static_cast<uint64_t>(options.memory_limit_bytes)),
                        "; shard over more devices, use smaller batches or raise the limit");
 }
 

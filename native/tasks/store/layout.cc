@@ -163,7 +163,7 @@ Store make_store(const Options& options) {
   std::byte* base = options.shared_path != nullptr ? map_new_file(options.shared_path, header.total_bytes)
                                                    : map(-1, header.total_bytes);
   check<ResourceError>(base != nullptr, "[runtime.open] the system must map the runtime's memory; got no memory for ",
-                       header.total_bytes, " bytes; use a smaller heap, window or fewer submitters");
+                       ByteCount(header.total_bytes), "; use a smaller heap, window or fewer submitters");
   std::memcpy(static_cast<void*>(base), &header, offsetof(Header, submit_lock));
   const Store store = locate(base);
   store.header->pools.reclaim_below = header.max_chunks / 2;

@@ -78,7 +78,7 @@ class _GenerationConfig(BaseModel):
     do_sample: bool | None = None
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     top_k: _Count | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     min_p: _Share | None = None
     typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
     repetition_penalty: _Positive | None = None

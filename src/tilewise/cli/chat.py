@@ -53,7 +53,9 @@ def chat(
         float | None,
         typer.Option(min=0, max=1, rich_help_panel=_ANSWER, help="Among the likeliest of this share."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, rich_help_panel=_ANSWER, help="Of the draws.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=-1, rich_help_panel=_ANSWER, help="Of the draws; -1: a random one.")
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", "-q", help="Answer one message and end; no others are read.")
     ] = False,

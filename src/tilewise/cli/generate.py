@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -127,7 +128,8 @@ def generate(
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, rich_help_panel=_CHOICE, help="Of the draws; equal seeds write equal text.")
+        int,
+        typer.Option(min=-1, rich_help_panel=_CHOICE, help="Equal seeds write equal text; -1: a random one."),
     ] = 0,
     n: Annotated[
         int | None,
@@ -221,7 +223,7 @@ def generate(
         "top_p": top_p,
         "min_p": min_p,
         "typical_p": typical_p,
-        "seed": seed,
+        "seed": secrets.randbits(63) if seed == -1 else seed,
         "n": 1 if chat else n,
         "repetition_penalty": repetition_penalty,
         "presence_penalty": presence_penalty,

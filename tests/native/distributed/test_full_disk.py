@@ -146,7 +146,7 @@ def test_no_room_for_what_is_offloaded(two_hosts, two_disks, tmp_path, host, by)
     run.require_refusal(
         "[memory.SpillFile]",
         "got 'No space left on device' for ",
-        f" bytes in 'offloaded'; make room, or choose another directory on {two_hosts.names[host]}",
+        f" in 'offloaded'; make room, or choose another directory on {two_hosts.names[host]}",
     )
     assert contents(tmp_path / "run") == before and os.listdir(disk) == []
     resize("16m")

@@ -23,6 +23,7 @@ from native.programs.sample_programs import (
 )
 from tilewise.comm import Notify, Wait
 from tilewise.core.errors import PlanError, ResourceError
+from tilewise.core.sizes import format_bytes
 from tilewise.ir.program import Instruction
 from tilewise.runtime import Access, Executor, Mode, Number, Operand, Program, device_overhead
 
@@ -100,7 +101,9 @@ def test_memory_limit(make_executor):
         "num_handles": 5,
         "scratch_bytes": 1 << 16,
     }
-    with pytest.raises(ResourceError, match=f"{need} bytes against {need - 1}") as caught:
+    with pytest.raises(
+        ResourceError, match=f"{format_bytes(need)} against {format_bytes(need - 1)}"
+    ) as caught:
         Executor(**offered, memory_limit_bytes=need - 1)
     assert isinstance(caught.value, MemoryError)
     executor = Executor(**offered, memory_limit_bytes=need)
