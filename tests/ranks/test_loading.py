@@ -315,7 +315,7 @@ def test_what_is_read_of_large_files_leaves_the_page_cache(tmp_path, monkeypatch
     with _decoding("bf16", {"tp": 2}) as model:
         model.load_parameters(tmp_path)
         assert not dropped
-        monkeypatch.setattr(loading, "_free_memory", lambda: 1000)
+        monkeypatch.setattr(loading, "available_memory", lambda: 1000)
         model.load_parameters(tmp_path)
     assert sum(length for _, _, length, _ in dropped) == sum(w.nbytes for w in weights.values())
     assert {advice for *_, advice in dropped} == {os.POSIX_FADV_DONTNEED} and len(dropped) == len(weights)
@@ -328,7 +328,7 @@ def test_parts_leave_the_page_cache_too(tmp_path, monkeypatch):
         path = save_checkpoint(tmp_path, TrainingState(0, model.copy_state(), mesh={"fsdp": 2}), {})
     dropped = []
     monkeypatch.setattr(os, "posix_fadvise", lambda *call: dropped.append(call))
-    monkeypatch.setattr(loading, "_free_memory", lambda: 1000)
+    monkeypatch.setattr(loading, "available_memory", lambda: 1000)
     with _training({"tp": 2}) as model:
         opened = open_checkpoint(path)
         model.load_state_dict(opened.tensors)

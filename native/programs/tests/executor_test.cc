@@ -233,7 +233,7 @@ CASE("memory over the limit is refused before anything is mapped") {
   const int64_t need = 2 * (600 + own.total());
   options.memory_limit_bytes = need - 1;
   const std::string message = message_of<ResourceError>([&] { Executor executor(options); });
-  EXPECT(contains(message, "must stay within the limit; got ") && contains(message, "KiB against "));
+  EXPECT(contains(message, "must stay within the limit; got ") && contains(message, "iB against "));
   options.memory_limit_bytes = need;
   const Executor executor(options);
   EXPECT(executor.allocated_bytes() == std::vector<int64_t>(2, need / 2));
