@@ -37,12 +37,15 @@ uint32_t record_error(Engine& engine, uint32_t slot, uint32_t thread, int status
   return number;
 }
 
+// A hash table finds its entries quickly while a quarter of it is empty.
+uint32_t max_failures(const Header& header) { return header.failed_capacity / 4 * 3; }
+
 void mark_failed(Engine& engine, TaskRef task, uint32_t error, bool is_pinned) {
   Header& header = *engine.store.header;
   std::lock_guard guard(header.failures.lock);
   const uint32_t mask = header.failed_capacity - 1;
   const uint32_t count = header.failures.num_failed.load(std::memory_order_relaxed);
-  if (count >= header.failed_capacity / 4 * 3) {
+  if (count >= max_failures(header)) {
     header.failures.overflow.store(error, std::memory_order_release);
     return;
   }
@@ -127,7 +130,9 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
   }
   header.failures.num_failed.store(static_cast<uint32_t>(kept.size()), std::memory_order_release);
   if (kept.size() < header.failed_capacity / 4) header.failures.overflow.store(0, std::memory_order_release);
-  header.failures.sweep_at = static_cast<uint32_t>(2 * kept.size());
+  // The next sweep is due when the number has doubled, or is half-way to the most that the table holds.
+  const auto num_kept = static_cast<uint32_t>(kept.size());
+  header.failures.sweep_at = std::min(2 * num_kept, (num_kept + max_failures(header)) / 2);
 }
 
 }  // namespace
