@@ -139,7 +139,7 @@ std::vector<Times> in_threads(bool is_told, const int* processors, uint64_t roun
   return found;
 }
 
-int team_file(int64_t bytes) {
+int group_file(int64_t bytes) {
   const int file = memfd_create("signals", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   const int64_t whole = (bytes + 4095) / 4096 * 4096;
   if (file < 0 || ftruncate(file, whole) != 0 ||
@@ -151,7 +151,7 @@ int team_file(int64_t bytes) {
 }
 
 std::vector<Times> in_processes(const int* processors, uint64_t rounds) {
-  const int file = team_file(Peers::bytes(2));
+  const int file = group_file(Peers::bytes(2));
   void* const shared = mmap(nullptr, sizeof(Ball), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) std::exit(2);
   Ball& ball = *new (shared) Ball;

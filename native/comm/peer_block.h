@@ -1,5 +1,5 @@
-// What a process of a team says to the others, where they read it: in memory that they share, or written by who takes
-// its messages. See peers.h.
+// What a process of a device group says to the others, where they read it: in memory that they share, or written by who
+// takes its messages. See peers.h.
 #pragma once
 #include <atomic>
 

@@ -1,4 +1,4 @@
-// What processes of a team say to each other, as the runtime means it. See peers.h.
+// What processes of a device group say to each other, as the runtime means it. See peers.h.
 #pragma once
 #include <cstdint>
 #include <string>

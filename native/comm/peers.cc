@@ -62,7 +62,7 @@ Peers::Peers(PeersOptions options)
   const int64_t count = options_.num_processes;
   check<ArgumentError>(
       count >= 2 && options_.process >= 0 && options_.process < count && std::ssize(options_.ends) == count,
-      "[comm.Peers] a team has two processes or more, this one among them, and says how each one's end "
+      "[comm.Peers] a device group has two processes or more, this one among them, and says how each one's end "
       "is seen; got process ",
       options_.process, " of ", count, " with ", options_.ends.size(), " ends; correct the argument");
   lives_.resize(count);

@@ -21,7 +21,7 @@ RemotePeers::RemotePeers(RemoteOptions options, int64_t process, PeerBlock& own,
     : options_(std::move(options)), process_(process), own_(own), take_(std::move(take)) {
   for (const bool is_remote : options_.is_remote)
     blocks_.push_back(is_remote ? std::make_unique<PeerBlock>() : nullptr);
-  options_.connection->join(options_.team, *this);
+  options_.connection->join(options_.group, *this);
 }
 
 RemotePeers::~RemotePeers() { leave(); }
@@ -29,7 +29,7 @@ RemotePeers::~RemotePeers() { leave(); }
 Message RemotePeers::message_of(MessageKind kind) const {
   Message message;
   message.kind = static_cast<uint16_t>(kind);
-  message.team = options_.team;
+  message.group = options_.group;
   return message;
 }
 

@@ -1,5 +1,5 @@
-// The processes of a team that are on other hosts: what is said to them in messages (connection.h), and a block of each
-// as of those that share memory (peer_block.h), written by who takes its messages.
+// The processes of a device group that are on other hosts: what is said to them in messages (connection.h), and a block
+// of each as of those that share memory (peer_block.h), written by who takes its messages.
 //
 // Purpose: the other half of comm/peers.h, which alone calls this. Who may call, and what blocks: as there; listen()
 // besides makes the connection's progress. Trusts nothing: a message that cannot be fails the connection, and nothing
@@ -16,12 +16,12 @@
 
 namespace tilewise::comm {
 
-/// What messages of a team are about. Those from kRead on are handed on.
+/// What messages of a device group are about. Those from kRead on are handed on.
 enum class MessageKind : uint16_t { kRaise = 1, kOrder, kAnswer, kState, kEnd, kRead, kWrite, kWritten };
 
 struct RemoteOptions {
   std::shared_ptr<Connection> connection = nullptr;  // processes have the same numbers there; none: all share memory
-  int64_t team = 0;  // this team's number there
+  int64_t group = 0;  // this device group's number there
   std::vector<bool> is_remote = {};  // per process
   /// Takes messages that are about memory. Called inside Connection::progress().
   std::function<void(int64_t from, const Message& message, const std::string& text)> take = {};
@@ -41,7 +41,7 @@ class RemotePeers final : private Receiver {
   PeerBlock& block(int64_t process) const { return *blocks_[process]; }
   Connection& connection() const { return *options_.connection; }
   /// No message is taken any more.
-  void leave() { options_.connection->leave(options_.team); }
+  void leave() { options_.connection->leave(options_.group); }
 
   void raise(int64_t process, const Raise& raise);
   void give(int64_t process, const Order& order, uint64_t number);

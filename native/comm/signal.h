@@ -45,7 +45,7 @@ class alignas(128) Signal {
 };
 static_assert(sizeof(Signal) == 128);
 
-/// The signals of one device. The n-th has the same index on every device of the team.
+/// The signals of one device. The n-th has the same index on every device of the device group.
 class SignalBoard {
  public:
   explicit SignalBoard(int64_t num_signals);

@@ -15,7 +15,7 @@ namespace tilewise::comm {
 
 namespace {
 
-// Their teams; those of executors count from 1.
+// Their device groups; those of executors count from 1.
 constexpr int64_t kFrames = -1;
 constexpr int64_t kAlive = -2;
 constexpr int64_t kProbes = -3;
@@ -26,9 +26,9 @@ constexpr int64_t kEndNs = 30'000'000'000;
 constexpr int64_t kGoneNs = 10'000'000'000;
 constexpr std::chrono::milliseconds kPause{5};
 
-Message message_for(int64_t team, int64_t number) {
+Message message_for(int64_t group, int64_t number) {
   Message message;
-  message.team = team;
+  message.group = group;
   message.numbers[0] = number;
   return message;
 }

@@ -47,8 +47,8 @@ struct Cast {
   std::vector<std::vector<std::vector<std::vector<Raise>>>> raises;  // per cursor, template, instruction
 };
 
-int64_t member_of(const DeviceEntry& device, int64_t team, const Number& member) {
-  return device.teams[team][member.on(device.numbers).constant];
+int64_t member_of(const DeviceEntry& device, int64_t group, const Number& member) {
+  return device.groups[group][member.on(device.numbers).constant];
 }
 
 void make_room(const Program& program, int64_t device, Cast& cast) {
@@ -203,7 +203,7 @@ class Classes {
       for (size_t i = 0; i < templates[t].instrs.size(); ++i) {
         const int64_t site = first_sites_[device.class_id][t] + static_cast<int64_t>(i);
         for (const Notify& n : templates[t].instrs[i].notifies) {
-          const int64_t target = member_of(device, n.team, n.member);
+          const int64_t target = member_of(device, n.group, n.member);
           if (target == number) continue;
           const BoundSignal signal{n.signal_base.on(device.numbers), n.per_index};
           const std::vector<int64_t>& alike = members_[program_.device(target).class_id];
@@ -262,7 +262,7 @@ class Classes {
       for (const Instr& instr : templates[t].instrs) {
         const int64_t begin = std::ssize(waits);
         for (const Wait& wait : instr.waits) {
-          const int64_t raiser = wait.team < 0 ? -1 : member_of(device, wait.team, wait.member);
+          const int64_t raiser = wait.group < 0 ? -1 : member_of(device, wait.group, wait.member);
           const Number signal = wait.signal_base.on(device.numbers);
           if (raiser == number) continue;
           check_signal(signal, site);
@@ -314,7 +314,7 @@ class Classes {
     throw Difference{"devices of one class must wait for each other in lockstep; got device " + std::to_string(device) +
                      " with " + what + " '" + program_.labels()[sites_[site].label] + "' than device " +
                      std::to_string(members_[program_.device(device).class_id].front()) +
-                     " of its class; correct its teams, or make it another class"};
+                     " of its class; correct its device groups, or make it another class"};
   }
 
   const Program& program_;

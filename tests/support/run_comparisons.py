@@ -186,6 +186,7 @@ def misses_bytes():
     """A part that is not fetched is missed in what was fetched."""
     import small_llama
     import test_strategies_equal
+
     from support.connection_bytes import planned_bytes
 
     model = small_llama.config()

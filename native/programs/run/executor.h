@@ -24,8 +24,8 @@
 
 #include "programs/program.h"
 #include "programs/run/errors.h"
+#include "programs/run/group.h"
 #include "programs/run/options.h"
-#include "programs/run/team.h"
 
 namespace tilewise::programs {
 
@@ -110,7 +110,7 @@ class Executor {
   void check_idle(const char* where) const;
 
   ExecutorOptions options_;
-  std::shared_ptr<Team> team_;
+  std::shared_ptr<DeviceGroup> group_;
   std::vector<std::shared_ptr<memory::Arena>> arenas_;  // of all devices
   std::vector<std::thread> threads_;
   std::vector<PlannedInjection> injections_;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kTiles = 2;
 
-/// Random classes that exchange over two teams, of all devices and of their class's, with or without a mistake.
+/// Random classes that exchange over two device groups, of all devices and of their class's, with or without a mistake.
 class Exchanges {
  public:
   explicit Exchanges(uint64_t seed) : random_(seed) {}
@@ -58,13 +58,13 @@ class Exchanges {
       const int64_t among_own = std::find(mine.begin(), mine.end(), d) - mine.begin();
       program.add_device({class_of[d], {among_all, among_own}, {all, mine}});
     }
-    for (const auto& team : own) sizes_.push_back(std::ssize(team));
+    for (const auto& group : own) sizes_.push_back(std::ssize(group));
   }
 
   /// Instructions of one class that tell each other something, or acknowledge it, in a random order that mostly works.
   void add_template(Program& program, int64_t& first_signal) {
     struct Site {
-      int64_t team, signal;
+      int64_t group, signal;
     };
     std::vector<Site> sites(draw(1, 3));
     for (Site& site : sites) {
@@ -77,13 +77,13 @@ class Exchanges {
     for (int64_t c = 0; c < num_classes_; ++c) {
       std::vector<Instr> instrs{instr("", kTiles, 1, {})};
       for (const Site& site : sites) {
-        const int64_t size = site.team == 0 ? num_devices_ : sizes_[c];
+        const int64_t size = site.group == 0 ? num_devices_ : sizes_[c];
         if (!is_chained) instrs.push_back(instr("", kTiles, 1, {}));
         Instr wait = instr("", kTiles, 1, {});
         for (int64_t k = 0; k < size; ++k) {
-          const Number base{site.signal, kTiles, Source::kDevice, static_cast<int32_t>(site.team)};
-          instrs.back().notifies.push_back({site.team, k, base, true, 0});
-          wait.waits.push_back({site.signal + k * kTiles, true, 1, site.team, k, 0});
+          const Number base{site.signal, kTiles, Source::kDevice, static_cast<int32_t>(site.group)};
+          instrs.back().notifies.push_back({site.group, k, base, true, 0});
+          wait.waits.push_back({site.signal + k * kTiles, true, 1, site.group, k, 0});
         }
         instrs.push_back(wait);
       }
@@ -297,8 +297,10 @@ CASE("finish refuses classes, devices and numbers that do not fit each other") {
   };
   EXPECT(contains(refused([](Program&) {}), "1 device or more"));
   EXPECT(contains(refused([](Program& p) { p.add_class(), p.add_device({0, {}, {}}); }), "none for class 1 of 2"));
-  EXPECT(contains(refused([](Program& p) { p.add_device({0, {}, {{0, 1}}}); }), "a team must be different devices"));
-  EXPECT(contains(refused([](Program& p) { p.add_device({0, {}, {{0, 0}}}); }), "a team must be different devices"));
+  EXPECT(contains(refused([](Program& p) { p.add_device({0, {}, {{0, 1}}}); }),
+                  "a device group must be different devices"));
+  EXPECT(contains(refused([](Program& p) { p.add_device({0, {}, {{0, 0}}}); }),
+                  "a device group must be different devices"));
   EXPECT(
       contains(refused([](Program& p) { p.add_device({0, {1}, {}}), p.add_device({0, {}, {}}); }), "as many numbers"));
   EXPECT(contains(refused([](Program& p) { p.add_device({0, {}, {{0}}}), p.add_device({0, {}, {{0, 1}}}); }),

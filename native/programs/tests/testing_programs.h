@@ -108,7 +108,7 @@ inline kernels::KernelFn resolve(std::string_view name) {
   return nullptr;
 }
 
-/// Devices of a class each, which has their number; their team 0 is all of them.
+/// Devices of a class each, which has their number; their device group 0 is all of them.
 inline void add_devices(Program& program, int64_t count) {
   std::vector<int64_t> all(count);
   std::iota(all.begin(), all.end(), 0);

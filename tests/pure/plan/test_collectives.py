@@ -72,7 +72,7 @@ def test_every_read_of_a_peer_is_acknowledged(axes):
     broken = unread = 0
     for number, template in enumerate(program.classes[0].templates):
         for place, instruction in enumerate(template.instructions if template.signal_sites else ()):
-            reads = any(o.team >= 0 for o in instruction.operands)
+            reads = any(o.group >= 0 for o in instruction.operands)
             if instruction.label.endswith("/ack"):
                 with pytest.raises(InternalError, match="acknowledged"):
                     validate_acknowledgements(without(program, number, place, "waits"))

@@ -51,9 +51,9 @@ def _validate_template(program: TileProgram, device: int, number: int) -> None:
     for reader in template.instructions:
         known: set[tuple[int, int]] = set()
         for operand in reader.operands:
-            if operand.team < 0 or operand.null:
+            if operand.group < 0 or operand.null:
                 continue
-            peer = own.teams[operand.team][value_on(operand.member, own)]
+            peer = own.groups[operand.group][value_on(operand.member, own)]
             theirs = program.devices[peer]
             if peer == device or (theirs.class_id, operand.slot) in known:
                 continue
@@ -76,7 +76,7 @@ def _raised(reader: Instruction, own: DeviceBinding, peer: int) -> _Signals:
     return {
         (value_on(n.signal_base, own), n.per_index)
         for n in reader.notifies
-        if own.teams[n.team][value_on(n.member, own)] == peer
+        if own.groups[n.group][value_on(n.member, own)] == peer
     }
 
 
@@ -86,7 +86,7 @@ def _waits_of(template: LoweredTemplate) -> _Waits:
     for task in template.instructions:
         waits = [w for w in task.waits if w.increment != 0]
         if waits:
-            own = [o for o in task.operands if o.team < 0 and o.access != Access.NONE]
+            own = [o for o in task.operands if o.group < 0 and o.access != Access.NONE]
             held = {template.slots[o.slot].memory for o in own}
             for slot in held:
                 found.setdefault(slot, []).extend(waits)

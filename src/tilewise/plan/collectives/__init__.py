@@ -1,6 +1,6 @@
 """Collectives as tile tasks, a free function and a file each, over what a lowering offers.
 
-Devices read each other's tiles in place. For every tile of a team of n devices:
+Devices read each other's tiles in place. For every tile of a device group of n devices:
 
     producer     writes its partial tile, then raises `ready` on every peer
     reduce       waits for `ready` of every peer; combines the n partials of ITS part of the rows along the fixed tree,
@@ -11,7 +11,7 @@ Devices read each other's tiles in place. For every tile of a team of n devices:
 
 Elements read per device: (n-1)/n of the tile in reduce and as much in gather, 2(n-1)/n in all. Signals count up and
 are never reset; one device raises each, and its tasks do so in the order of submission (native/programs/run/expand.cc).
-A peer is a place in a team, so that one lowering serves all devices of a class.
+A peer is a place in a device group, so that one lowering serves all devices of a class.
 """
 
 from tilewise.plan.collectives.all_gather import all_gather_batch

@@ -1,10 +1,10 @@
 """What all collectives are made of: signals, raises to peers, waits for them, acknowledgements.
 
-A *site* is the signals of one half of an exchange, on every member of a team: a run of `tiles` signals for each member,
-who alone raises those of its place. Where a loop has several tasks, tile i has its own signal (`per_index`). Arguments
-that several functions share:
+A *site* is the signals of one half of an exchange, on every member of a device group: a run of
+`tiles` signals for each member, who alone raises those of its place. Where a loop has several
+tasks, tile i has its own signal (`per_index`). Arguments that several functions share:
 
-    team        who communicates, as one of them sees it
+    device group        who communicates, as one of them sees it
     site        where the signals begin, as `ClassLowering.signals` gave it
     tiles       tasks of the loop (`num_tiles`)
     about       what the signal says something of: its slot stands in waits and raises, and `ir.validate` compares them
@@ -37,7 +37,7 @@ from tilewise.ir.program import (
     is_single,
     upper,
 )
-from tilewise.plan.classes import DeviceNumbers, Team
+from tilewise.plan.classes import DeviceGroup, DeviceNumbers
 from tilewise.plan.shapes import LocalShapes
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "await_peers",
     "beside",
     "gather_label",
+    "group_of",
     "note_completion",
     "num_tiles",
     "place_signals",
@@ -54,7 +55,6 @@ __all__ = [
     "reduce_label",
     "ring_site",
     "signal_site",
-    "team_of",
 ]
 
 _SITE_SHIFT = 24
@@ -159,9 +159,9 @@ def place_signals(
     ]
 
 
-def team_of(low: ClassLowering, record: Record) -> Team:
+def group_of(low: ClassLowering, record: Record) -> DeviceGroup:
     """The devices that complete a value together, in the order of its tree."""
-    return low.numbers.team(record.team, low.mesh.size(*record.team) // len(record.held))
+    return low.numbers.group(record.group, low.mesh.size(*record.group) // len(record.held))
 
 
 def note_completion(
@@ -187,24 +187,26 @@ def num_tiles(low: ClassLowering, extent: Number, step: NumberLike) -> int:
     return 1 if is_single(step) else max(1, -(-extent.upper(bounds) // upper(step, bounds)))
 
 
-def raise_on_peers(task: Draft, team: Team, site: int, tiles: int, about: Ref, *, per_index: bool) -> None:
+def raise_on_peers(
+    task: Draft, group: DeviceGroup, site: int, tiles: int, about: Ref, *, per_index: bool
+) -> None:
     """Let a task tell every peer, tile by tile or once.
 
     Args:
         task: raises when it is complete.
-        team: who is told; on each of them this device raises the signals of its own place.
+        device group: who is told; on each of them this device raises the signals of its own place.
         site: where the signals begin.
         tiles: tasks of the loop.
         about: what can be read, or has been read.
         per_index: a signal per tile; else one for all.
     """
-    mine = Number(site, tiles * team.me.multiple, team.me.source, team.me.which)
-    task.notifies += [Notify(team.number, m, mine, per_index, about.slot) for m in team.peer_members]
+    mine = Number(site, tiles * group.me.multiple, group.me.source, group.me.which)
+    task.notifies += [Notify(group.number, m, mine, per_index, about.slot) for m in group.peer_members]
 
 
 def await_peers(
     task: Draft,
-    team: Team,
+    group: DeviceGroup,
     site: int,
     tiles: int,
     about: Ref,
@@ -217,7 +219,7 @@ def await_peers(
 
     Args:
         task: becomes ready after the raises.
-        team: who is waited for.
+        device group: who is waited for.
         site: where the signals begin.
         tiles: tasks of the loop.
         about: what the raises speak of.
@@ -226,8 +228,8 @@ def await_peers(
         use: the call whose raise is waited for.
     """
     task.waits += [
-        Wait(Number(site, tiles, *p[2:]), per_index, increment, team.number, m, about.slot, use)
-        for p, m in zip(team.peers, team.peer_members)
+        Wait(Number(site, tiles, *p[2:]), per_index, increment, group.number, m, about.slot, use)
+        for p, m in zip(group.peers, group.peer_members)
     ]
 
 
@@ -235,7 +237,7 @@ def acknowledge(
     low: ClassLowering,
     op: OpNode,
     about: Ref,
-    team: Team,
+    group: DeviceGroup,
     site: int,
     tiles: int,
     step: NumberLike,
@@ -249,7 +251,7 @@ def acknowledge(
         low: takes the instruction.
         op: for whom.
         about: what peers read.
-        team: who reads it.
+        device group: who reads it.
         site: of the signals that say that they have.
         tiles: tasks of the loop.
         step: rows per task.
@@ -258,4 +260,4 @@ def acknowledge(
     """
     mode = Mode.WHOLE if is_single(step) else Mode.ROW
     task = low.hold(op, about.extent, step, Operand(about.slot, mode), f"{op.label}/ack")
-    await_peers(task, team, site, tiles, about, per_index=not is_single(step), increment=increment, use=use)
+    await_peers(task, group, site, tiles, about, per_index=not is_single(step), increment=increment, use=use)
