@@ -313,7 +313,7 @@ nb::dict tasks_of(const Program& program, int64_t device, const std::vector<int6
   result["accesses"] = array_of(std::move(tables.accesses));
   result["views"] = array_of(std::move(tables.views));
   result["waits"] = array_of(std::move(tables.waits));
-  result["raises"] = array_of(std::move(tables.raises));
+  result["posts"] = array_of(std::move(tables.posts));
   return result;
 }
 
@@ -365,8 +365,8 @@ void bind_program(nb::module_& m) {
            "What one run of a list does on a device, task by task in the order of submission, as int64 arrays with a "
            "row each: `tasks` (call, template, instruction, iteration, label); then, behind the task's number, "
            "`accesses` (handle, use: 0 reads, 1 writes, 2 comes after all; handles from the device's `needs` on order "
-           "raises), `views` (operand, owner, begin, end, rows, bytes between rows, role as `Access`; bytes of the "
-           "owner's arena), `waits` (signal, threshold if all signals began at 0, raiser or -1), `raises` (device, "
+           "posts), `views` (operand, owner, begin, end, rows, bytes between rows, role as `Access`; bytes of the "
+           "owner's arena), `waits` (signal, threshold if all signals began at 0, poster or -1), `posts` (device, "
            "signal).")
       .def(
           "needs",

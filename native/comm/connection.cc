@@ -67,7 +67,7 @@ void Connection::queue(std::vector<Operation::Owned> operations) {
   has_mail_.store(true, std::memory_order_release);
 }
 
-void Connection::post(int64_t to, const Message& message, const std::string& text) {
+void Connection::send(int64_t to, const Message& message, const std::string& text) {
   check_bytes(to, std::ssize(text));
   std::vector<Operation::Owned> operations;
   operations.push_back(Operation::message(to, message, text));

@@ -49,7 +49,7 @@ class Connection {
   void join(int64_t group, Receiver& receiver);
   void leave(int64_t group);
 
-  void post(int64_t to, const Message& message, const std::string& text = {});
+  void send(int64_t to, const Message& message, const std::string& text = {});
   /// A message, and these bytes.
   void give(int64_t to, const Message& message, const std::byte* data, int64_t bytes, Done done);
   /// A message that asks for bytes.

@@ -60,14 +60,14 @@ CASE("messages arrive whole and in order, whatever thread posts them") {
   Connection other(world.rank(1));
   Collector collector;
   other.join(kGroup, collector);
-  for (int64_t n = 0; n < 500; ++n) one.post(1, message_of(3, n), std::string(n % 70, 'x'));
+  for (int64_t n = 0; n < 500; ++n) one.send(1, message_of(3, n), std::string(n % 70, 'x'));
   EXPECT(until(one, other, [&] { return collector.taken.size() == 500; }));
   for (int64_t n = 0; n < 500; ++n) {
     EXPECT(collector.taken[n].from == 0 && collector.taken[n].message.numbers[0] == n);
     EXPECT(collector.taken[n].message.kind == 3 && std::ssize(collector.taken[n].text) == n % 70);
   }
   other.leave(kGroup);
-  one.post(1, message_of(3));
+  one.send(1, message_of(3));
   EXPECT(until(one, other, [&] { return !one.progress() && !other.progress(); }));
   EXPECT(collector.taken.size() == 500);
 }
@@ -130,7 +130,7 @@ CASE("a message that is no message, or not the next one, ends the connection and
     world.spoil = [&](std::vector<std::byte>& message, int32_t tag) {
       if (tag == 0) fault.spoil(message);
     };
-    one.post(1, message_of(3));
+    one.send(1, message_of(3));
     EXPECT(until(one, other, [&] { return other.has_failed(); }));
     EXPECT(collector.taken.empty() && !other.cause().empty());
     if (!other.has_failed()) std::fprintf(stderr, "%s\n", fault.name);
@@ -175,7 +175,7 @@ CASE("a message that names a tag of its receiver ends the connection, and no pay
       other.join(kGroup, collector);
       Message message = message_of(kind);
       message.tag = tag;
-      one.post(1, message);
+      one.send(1, message);
       EXPECT(until(one, other, [&] { return !collector.taken.empty(); }));
       EXPECT(other.has_failed() != is_right);
       other.fail("the case is over");
@@ -190,7 +190,7 @@ CASE("what a receiver throws ends the connection, and says so") {
   Collector collector;
   collector.also = [](int64_t, const Message&) { throw std::runtime_error("no memory is left"); };
   other.join(kGroup, collector);
-  one.post(1, message_of(3));
+  one.send(1, message_of(3));
   EXPECT(until(one, other, [&] { return other.has_failed(); }));
   EXPECT_EQ(other.cause(), std::string("no memory is left"));
   other.leave(kGroup);
@@ -220,8 +220,8 @@ CASE("arguments that cannot be are refused") {
     }
     return false;
   };
-  EXPECT(is_refused([&] { one.post(0, message_of(1)); }));
-  EXPECT(is_refused([&] { one.post(2, message_of(1)); }));
+  EXPECT(is_refused([&] { one.send(0, message_of(1)); }));
+  EXPECT(is_refused([&] { one.send(2, message_of(1)); }));
   EXPECT(is_refused([&] { one.receive(-1, message_of(1), nullptr, 0, {}); }));
 }
 

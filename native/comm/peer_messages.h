@@ -6,7 +6,7 @@
 namespace tilewise::comm {
 
 /// A signal of a device rises by one.
-struct Raise {
+struct Post {
   uint64_t run = 0;
   int32_t device = 0;
   int32_t signal = 0;

@@ -32,9 +32,9 @@ class Binding {
     }
     made.waits.reserve(given.waits.size());
     for (const Wait& w : given.waits) {
-      const int64_t raiser = w.group < 0 ? -1 : peer(w.group, w.member);
-      if (raiser == number_) continue;
-      made.waits.push_back({signal(w.signal_base, w.per_index), w.increment, raiser, w.slot, w.use});
+      const int64_t poster = w.group < 0 ? -1 : peer(w.group, w.member);
+      if (poster == number_) continue;
+      made.waits.push_back({signal(w.signal_base, w.per_index), w.increment, poster, w.slot, w.use});
     }
     made.notifies.reserve(given.notifies.size());
     for (const Notify& n : given.notifies) {

@@ -34,7 +34,7 @@ struct BoundSignal {
 struct BoundWait {
   BoundSignal signal;
   Number increment;
-  int64_t raiser = -1;  // -1: not said
+  int64_t poster = -1;  // -1: not said
   int64_t slot = -1;
   Number use;
 };

@@ -73,7 +73,7 @@ struct Wait {
   Number signal_base = 0;  // of the device or of the call
   bool per_index = false;
   Number increment = 0;  // of the call; 0: the epoch that an earlier wait of this signal asked for
-  int64_t group = -1;  // with the member: the device that raises it; -1: not said
+  int64_t group = -1;  // with the member: the device that posts it; -1: not said
   Number member = 0;
   int64_t slot = -1;  // the tensor it is about; -1: not said
   Number use = {0, 1, Source::kPosition};  // and which use of it: of the call, or the call's position
@@ -197,8 +197,8 @@ class Program {
   const Bound& bound(int64_t device) const;
   /// Tasks of one run of a list on a device with these symbols.
   int64_t num_tasks(int64_t device, int64_t list, const std::vector<int64_t>& symbols) const;
-  /// Devices with an instruction that raises this signal of `device`.
-  std::vector<int64_t> raisers(int64_t device, int64_t signal) const;
+  /// Devices with an instruction that posts this signal of `device`.
+  std::vector<int64_t> posters(int64_t device, int64_t signal) const;
 
  private:
   DeviceClass& open(int64_t class_id, const char* where);
@@ -223,7 +223,7 @@ class Program {
 std::vector<Needs> check_program(const Program& program);
 
 /// Refuses a program, which is checked otherwise, when submission orders and signals of its devices block each other in
-/// one of its lists, or when a wait and its raise are about different things (see deadlock.cc): with a cursor per
+/// one of its lists, or when a wait and its post are about different things (see deadlock.cc): with a cursor per
 /// device, with one per class of devices, or with whichever suits the number of devices.
 void check_signals_by_device(const Program& program);
 void check_signals_by_class(const Program& program);

@@ -169,7 +169,7 @@ void RemoteMemory::answer_read(int64_t from, const comm::Message& message) {
 void RemoteMemory::say_written(int64_t to, int64_t number, const std::string& error) {
   comm::Message message = message_of(comm::MessageKind::kWritten);
   message.numbers[2] = number;
-  connection_->post(to, message, error.substr(0, comm::kMostText));
+  connection_->send(to, message, error.substr(0, comm::kMostText));
 }
 
 void RemoteMemory::take_write(int64_t from, const comm::Message& message) {

@@ -1,4 +1,4 @@
-// Errors of a run, as run() raises them. bind/ maps each to its Python class.
+// Errors of a run, as run() throws them. bind/ maps each to its Python class.
 #pragma once
 #include <cstdint>
 #include <stdexcept>

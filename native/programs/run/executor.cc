@@ -144,7 +144,7 @@ std::exception_ptr Executor::end_run(const Poll& poll) {
     broken_ = true;
     return error_here(*group_);
   }
-  if (group_->peers() != nullptr) group_->peers()->end_raises();
+  if (group_->peers() != nullptr) group_->peers()->end_posts();
   count_transfers();
   const std::exception_ptr error = error_anywhere(*group_);
   failed_ = error != nullptr;

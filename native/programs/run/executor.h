@@ -2,7 +2,7 @@
 //
 // A program's devices may be spread over several processes of a host: each has an executor of all devices, which makes
 // those that are its own, and maps the memory of all (comm/peers.h). Process 0 leads: its run() has every process run
-// the list and returns when all have ended; the others are in serve(). An error is raised where it happened and by
+// the list and returns when all have ended; the others are in serve(). An error is thrown where it happened and by
 // run().
 //
 // Purpose: runs a finished tile program on every device at once and returns when all are done, failed, cancelled or

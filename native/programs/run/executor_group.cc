@@ -1,4 +1,4 @@
-// The executor of a process among several: joining the device group, raises that come, orders and answers. See
+// The executor of a process among several: joining the device group, posts that come, orders and answers. See
 // executor.h.
 #include <algorithm>
 #include <cstring>
@@ -120,7 +120,7 @@ void join_group(DeviceGroup& group, const GroupOptions& options,
       .num_processes = std::ssize(options.peer_files),
       .file = options.group_file,
       .ends = options.peer_files,
-      .take = [&group](const comm::Raise& raise) { take_raise(group, raise); },
+      .take = [&group](const comm::Post& post) { take_post(group, post); },
       .remote = options.hosts.empty() ? comm::RemoteOptions{}
                                       : comm::RemoteOptions{.connection = options.connection,
                                                             .group = options.number,
@@ -134,26 +134,26 @@ void join_group(DeviceGroup& group, const GroupOptions& options,
 }
 
 // A message names a device of this process and one of its signals, of the run that goes on, or nothing is touched.
-void take_raise(DeviceGroup& group, const comm::Raise& raise) {
-  const bool is_device = raise.device >= 0 && raise.device < std::ssize(group.devices);
-  Device* const device = is_device ? group.devices[raise.device].get() : nullptr;
-  if (device == nullptr || raise.signal < 0 || raise.signal >= device->options().num_signals ||
-      raise.run != group.peers()->run()) {
+void take_post(DeviceGroup& group, const comm::Post& post) {
+  const bool is_device = post.device >= 0 && post.device < std::ssize(group.devices);
+  Device* const device = is_device ? group.devices[post.device].get() : nullptr;
+  if (device == nullptr || post.signal < 0 || post.signal >= device->options().num_signals ||
+      post.run != group.peers()->run()) {
     group.state->fail(std::make_exception_ptr(
         PeerLost("[comm.Peers] a message must name a device and a signal of this process in this run; got device " +
-                 std::to_string(raise.device) + ", signal " + std::to_string(raise.signal) + ", run " +
-                 std::to_string(raise.run) + "; memory that processes share has been written over; start again")));
+                 std::to_string(post.device) + ", signal " + std::to_string(post.signal) + ", run " +
+                 std::to_string(post.run) + "; memory that processes share has been written over; start again")));
     return;
   }
   uint64_t poison = 0;
-  if (raise.is_poisoned) {
+  if (post.is_poisoned) {
     poison = group.state->stopped();
     if (poison == 0) {
       poison = group.state->fail(
           std::make_exception_ptr(StoppedElsewhere("[runtime.Executor.run] another process has failed")));
     }
   }
-  device->signals()[raise.signal].raise(poison);
+  device->signals()[post.signal].post(poison);
 }
 
 uint64_t order_run(const DeviceGroup& group, bool clears_poison, int64_t list, const std::vector<int64_t>& symbols) {

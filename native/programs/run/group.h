@@ -56,10 +56,10 @@ bool watch_run(DeviceGroup& group, double deadline_s, const Poll& poll);
 std::exception_ptr error_here(const DeviceGroup& group);
 std::exception_ptr error_anywhere(const DeviceGroup& group);
 
-/// A raise from another process. What names no signal here fails the run.
-void take_raise(DeviceGroup& group, const comm::Raise& raise);
+/// A post from another process. What names no signal here fails the run.
+void take_post(DeviceGroup& group, const comm::Post& post);
 
-/// What is late, in one message: the wait, its signal, who should raise it and what that device does.
+/// What is late, in one message: the wait, its signal, who should post it and what that device does.
 std::string describe_timeout(const DeviceGroup& group, double deadline_s);
 
 /// The same of a process that is lost: `how`, and the first wait for one of its devices.

@@ -79,7 +79,7 @@ void check_options(const ExecutorOptions& options) {
                        "[runtime.Executor] the devices' memory must stay within the limit; got ",
                        ByteCount(static_cast<uint64_t>(total)), " against ",
                        ByteCount(static_cast<uint64_t>(options.memory_limit_bytes)),
-                       "; shard over more devices, use smaller batches or raise the limit");
+                       "; shard over more devices, use smaller batches or post the limit");
 }
 
 DeviceOptions device_options(const ExecutorOptions& options, int64_t device) {

@@ -1,4 +1,4 @@
-// The report of a passed deadline: who waits for what, who should raise it, and what that device is doing.
+// The report of a passed deadline: who waits for what, who should post it, and what that device is doing.
 #include <algorithm>
 #include <sstream>
 
@@ -12,7 +12,7 @@ struct Blocked {
   int64_t device;
   BlockedWait wait;
   uint64_t seen;
-  std::vector<int64_t> raisers;
+  std::vector<int64_t> posters;
 };
 
 /// What the workers of a device do; of another process's, what that process has said last.
@@ -55,18 +55,18 @@ std::vector<Blocked> all_blocked(const DeviceGroup& group) {
     if (group.devices[device] == nullptr) continue;
     Device& of = *group.devices[device];
     for (const BlockedWait& wait : of.blocked()) {
-      found.push_back({device, wait, of.signals()[wait.signal].value(), group.program->raisers(device, wait.signal)});
+      found.push_back({device, wait, of.signals()[wait.signal].value(), group.program->posters(device, wait.signal)});
       break;  // the first of each device
     }
   }
   return found;
 }
 
-// Of several waits in a chain, the one whose raiser is busy (or stalled) is where the chain begins.
+// Of several waits in a chain, the one whose poster is busy (or stalled) is where the chain begins.
 const Blocked& root(const DeviceGroup& group, const std::vector<Blocked>& blocked) {
   for (const Blocked& wait : blocked) {
-    const auto busy = [&](int64_t raiser) { return is_busy(group, raiser); };
-    if (std::any_of(wait.raisers.begin(), wait.raisers.end(), busy)) return wait;
+    const auto busy = [&](int64_t poster) { return is_busy(group, poster); };
+    if (std::any_of(wait.posters.begin(), wait.posters.end(), busy)) return wait;
   }
   return blocked.front();
 }
@@ -75,8 +75,8 @@ void describe(std::ostringstream& text, const DeviceGroup& group, const Blocked&
   text << "device " << late.device << " waits in '" << group.program->labels()[late.wait.instr->label] << "'["
        << late.wait.index << "] for signal " << late.wait.signal << " to reach " << late.wait.expected << " (seen "
        << late.seen << "), which device";
-  for (int64_t raiser : late.raisers) text << " " << raiser << " (" << doing(group, raiser) << ")";
-  text << " should raise; ";
+  for (int64_t poster : late.posters) text << " " << poster << " (" << doing(group, poster) << ")";
+  text << " should post; ";
 }
 
 }  // namespace
@@ -90,7 +90,7 @@ std::string describe_timeout(const DeviceGroup& group, double deadline_s) {
   } else {
     describe(text, group, root(group, blocked));
   }
-  text << "look at that device, or raise deadline_s; this executor cannot be used again";
+  text << "look at that device, or post deadline_s; this executor cannot be used again";
   return text.str();
 }
 
@@ -100,8 +100,8 @@ std::string describe_loss(const DeviceGroup& group, int64_t process, const std::
   text << "[runtime.Executor.run] every process must stay until the end; got process " << process << " (pid "
        << progress.pid << "), which " << how << " after " << progress.num_completed << " tasks; ";
   for (const Blocked& wait : all_blocked(group)) {
-    const auto is_its = [&](int64_t raiser) { return group.processes[raiser] == process; };
-    if (std::none_of(wait.raisers.begin(), wait.raisers.end(), is_its)) continue;
+    const auto is_its = [&](int64_t poster) { return group.processes[poster] == process; };
+    if (std::none_of(wait.posters.begin(), wait.posters.end(), is_its)) continue;
     describe(text, group, wait);
     break;
   }

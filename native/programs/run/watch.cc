@@ -84,7 +84,7 @@ int64_t num_completed(const DeviceGroup& group) {
 
 // The deadline counts time in which this thread itself was awake, so a stopped process does not run into it; of several
 // processes the one that leads keeps it, since the others cannot know that it was stopped. A run that had already
-// failed raises that failure: a device that then does not drain is broken all the same.
+// failed posts that failure: a device that then does not drain is broken all the same.
 bool watch_run(DeviceGroup& group, double deadline_s, const Poll& poll) {
   int64_t seen = num_completed_anywhere(group);
   int64_t quiet_ns = 0;

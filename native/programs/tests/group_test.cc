@@ -68,26 +68,26 @@ CASE("litmus shapes between processes: message passing and reuse in a ring, ISA2
 }
 
 CASE("a mailbox that is full holds its sender back and loses nothing") {
-  constexpr int64_t kRaises = 10'000;  // while the other's worker is busy
+  constexpr int64_t kPosts = 10'000;  // while the other's worker is busy
   auto program = program_of(2);
   for (int64_t d = 0; d < 2; ++d) {
-    program->add_tensor(d, tensor(0, kRaises, 1, 1, 0));
+    program->add_tensor(d, tensor(0, kPosts, 1, 1, 0));
     program->add_template(d, "all");
   }
-  program->add_instr(0, 0, instr("increment", kRaises, 1, {by_row(0, kInOut)}, {}, {}, {{0, 1, 0}}), "raise");
+  program->add_instr(0, 0, instr("increment", kPosts, 1, {by_row(0, kInOut)}, {}, {}, {{0, 1, 0}}), "post");
   program->add_instr(1, 0, instr("slow", 1, 0, {by_row(0, kInOut)}, {300}), "busy");
-  program->add_instr(1, 0, instr("increment", 1, 0, {by_row(0, kInOut)}, {}, {{0, false, kRaises}}), "all have come");
+  program->add_instr(1, 0, instr("increment", 1, 0, {by_row(0, kInOut)}, {}, {{0, false, kPosts}}), "all have come");
   for (int64_t d = 0; d < 2; ++d) program->add_call(d, {0, {0}, {}});
   program->finish({}, resolve);
   ForkedGroup group(program, 2);
   for (int run = 1; run <= 3; ++run) {
     group.leader().run(program, {});
-    EXPECT_EQ(words(group.leader(), 0)[kRaises - 1], static_cast<uint64_t>(run));
+    EXPECT_EQ(words(group.leader(), 0)[kPosts - 1], static_cast<uint64_t>(run));
     EXPECT_EQ(words(group.leader(), 1)[0], static_cast<uint64_t>(run));
   }
 }
 
-CASE("a kernel that throws in another process is raised by the leader, and the next run is right") {
+CASE("a kernel that throws in another process is reported by the leader, and the next run is right") {
   auto program = ring(2, 20, "throwing", {2});
   ForkedGroup group(program, 2);
   for (int round = 0; round < 3; ++round) {
@@ -182,8 +182,8 @@ CASE("messages that name nothing fail the run and touch nothing") {
     const int file = sealed_file(comm::Peers::bytes(2));
     DeviceGroup group;
     group.state->peers = std::make_unique<comm::Peers>(comm::PeersOptions{
-        .process = 0, .num_processes = 2, .file = file, .ends = {-1, -1}, .take = [&group](const comm::Raise& raise) {
-          take_raise(group, raise);
+        .process = 0, .num_processes = 2, .file = file, .ends = {-1, -1}, .take = [&group](const comm::Post& post) {
+          take_post(group, post);
         }});
     DeviceOptions options;
     options.num_signals = 8;
@@ -191,13 +191,13 @@ CASE("messages that name nothing fail the run and touch nothing") {
     group.devices.push_back(nullptr);
     group.peers()->settle(0);
     group.peers()->open_run(1);
-    group.peers()->raise(0, {.run = 1, .device = 0, .signal = 3});
+    group.peers()->post(0, {.run = 1, .device = 0, .signal = 3});
     group.peers()->settle(0);
     EXPECT_EQ(group.devices[0]->signals()[3].value(), 1u);
     EXPECT(group.state->first_error() == nullptr);
-    group.peers()->raise(0, {.run = static_cast<uint64_t>(run),
-                             .device = static_cast<int32_t>(device),
-                             .signal = static_cast<int32_t>(signal)});
+    group.peers()->post(0, {.run = static_cast<uint64_t>(run),
+                            .device = static_cast<int32_t>(device),
+                            .signal = static_cast<int32_t>(signal)});
     group.peers()->settle(0);
     EXPECT(group.state->first_error() != nullptr);
     for (int64_t s = 0; s < 8; ++s) EXPECT_EQ(group.devices[0]->signals()[s].value(), s == 3 ? 1u : 0u);
@@ -208,11 +208,11 @@ CASE("messages that name nothing fail the run and touch nothing") {
 CASE("a message of a run that has not begun is left until it has") {
   const int file = sealed_file(comm::Peers::bytes(2));
   std::vector<uint64_t> taken;
-  comm::Peers peers({.process = 0, .num_processes = 2, .file = file, .ends = {-1, -1}, .take = [&](const auto& raise) {
-                       taken.push_back(raise.run);
+  comm::Peers peers({.process = 0, .num_processes = 2, .file = file, .ends = {-1, -1}, .take = [&](const auto& post) {
+                       taken.push_back(post.run);
                      }});
   peers.open_run(1);
-  for (uint64_t run : {1, 2, 1}) peers.raise(0, {.run = run, .device = 0, .signal = 0});
+  for (uint64_t run : {1, 2, 1}) peers.post(0, {.run = run, .device = 0, .signal = 0});
   peers.settle(0);
   EXPECT_EQ(taken.size(), 1u);
   peers.open_run(2);

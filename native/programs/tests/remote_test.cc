@@ -167,7 +167,7 @@ CASE("messages of any content are taken or end the connection, and touch no memo
       message.group = draw(0, 9) == 0 ? odd[draw(0, 13)] : 5;
       message.tag = static_cast<int32_t>(draw(0, 3));
       for (int64_t& number : message.numbers) number = draw(0, 3) == 0 ? draw(0, 300) : odd[draw(0, 13)];
-      group.connections[1]->post(0, message, std::string(draw(0, 1) * draw(0, 100), '\xff'));
+      group.connections[1]->send(0, message, std::string(draw(0, 1) * draw(0, 100), '\xff'));
       num_taken += 1;
     }
     for (int looks = 0; looks < 2000 && !group.connections[0]->has_failed(); ++looks)
@@ -180,7 +180,7 @@ CASE("messages of any content are taken or end the connection, and touch no memo
   EXPECT(num_refused > 30 && num_taken > 600);
 }
 
-CASE("a kernel that throws on any host is raised by the leader, and the next run is right") {
+CASE("a kernel that throws on any host is reported by the leader, and the next run is right") {
   for (const int64_t device : {1, 0}) {
     auto program = ring(2, 20);
     RemoteGroup group(program, {0, 1}, 1, 64, 3, {{Injected::kThrow, device, "show", 5}});

@@ -167,7 +167,7 @@ inline uint64_t* words(Executor& executor, int64_t device) {
   return reinterpret_cast<uint64_t*>(executor.memory(device, 0, 0));
 }
 
-/// The message of the Error that `body` raises; "" when it raises none.
+/// The message of the Error that `body` posts; "" when it posts none.
 template <class Error, class Body>
 std::string message_of(Body body) {
   try {

@@ -87,7 +87,7 @@ class RemoteGroup {
   bool is_remote(int64_t device) const {
     return hosts_[device * std::ssize(hosts_) / std::ssize(owners_)] != hosts_[0];
   }
-  /// Lets all serve() return; what each has raised.
+  /// Lets all serve() return; what each has posted.
   const std::vector<std::string>& end() {
     if (!threads_.empty()) leader().call_peers();
     for (std::thread& thread : threads_) thread.join();

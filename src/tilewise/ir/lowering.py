@@ -62,7 +62,7 @@ class Accumulator:
 
 @dataclass
 class Draft:
-    """An instruction while its template is lowered: collectives add waits and raises to it.
+    """An instruction while its template is lowered: collectives add waits and posts to it.
 
     Attributes:
         instruction: all but those.

@@ -222,9 +222,9 @@ class Wait(NamedTuple):
     The device keeps count of what it expects of each signal, so repeated waits speak of successive epochs; an increment
     of 0 (a constant or of the call) waits for the epoch that an earlier wait asked for. No worker is held meanwhile.
 
-    `group` and `member` name the device that raises the signal (device group -1: not said); a wait
+    `group` and `member` name the device that posts the signal (device group -1: not said); a wait
     for the device itself disappears. `slot` (-1: not said) and `use` (of the call) say which tensor
-    and which use of it the signal is about: `Program.finish` compares them with those of the raise
+    and which use of it the signal is about: `Program.finish` compares them with those of the post
     that ends the wait.
     """
 
@@ -317,15 +317,15 @@ class LoweredTemplate:
     instructions: tuple[Instruction, ...]
     slots: tuple[Slot, ...]
     temps: tuple[TempSpec, ...]
-    signal_sites: tuple[int, ...] = ()
-    ring_sites: tuple[int, ...] = ()
+    signal_ranges: tuple[int, ...] = ()
+    ring_signal_ranges: tuple[int, ...] = ()
     completions: tuple[Completion, ...] = ()
     first_signal: int = 0
 
     @property
     def num_signals(self) -> int:
         """Signals that one template needs."""
-        return sum(self.signal_sites)
+        return sum(self.signal_ranges)
 
 
 def tiles_across(cols: int, tile_cols: int) -> int:

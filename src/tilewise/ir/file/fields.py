@@ -38,7 +38,12 @@ class SharedInts(NamedTuple):
     items: tuple[int, ...]
 
 
-RENAMED: Mapping[str, str] = {"team": "group", "teams": "groups"}
+RENAMED: Mapping[str, str] = {
+    "team": "group",
+    "teams": "groups",
+    "signal_sites": "signal_ranges",
+    "ring_sites": "ring_signal_ranges",
+}
 """Names of records and fields in files of earlier versions, and what they are called now."""
 DEEPEST = 16  # of values without a type: attributes of ops are flat
 IN_ATTRIBUTES = (Dim, DimLabel)

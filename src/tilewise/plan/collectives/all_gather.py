@@ -1,7 +1,7 @@
 """All-gathers along rows: of what each device has made of every tile, or of what each has, one behind the other.
 
-In the first every device copies what its peers have made once they raise `done`. In the second a task `offer` holds
-a device's rows and raises `ready` on every peer, tile by tile; a copy per member waits for its `ready` and raises `ack`
+In the first every device copies what its peers have made once they post `done`. In the second a task `offer` holds
+a device's rows and posts `ready` on every peer, tile by tile; a copy per member waits for its `ready` and posts `ack`
 on it; an empty task holds the rows until all peers have read them.
 """
 
@@ -21,7 +21,7 @@ from tilewise.plan.collectives.handshake import (
     await_peers,
     gather_label,
     num_tiles,
-    raise_on_peers,
+    post_to_peers,
 )
 
 __all__ = ["Rows", "all_gather_batch", "all_gather_rows", "collect_rows"]
@@ -49,7 +49,7 @@ def all_gather_rows(
         low: takes the instructions.
         op: for whom.
         dst: `[rows, cols]`; member k of the device group has made part k of the rows of every tile, on its own device.
-        done: site of the signals that say so, one raised by each member.
+        done: the signal range that says so, one posted by each member.
         device group: the members.
         step: rows per task; 0 for one task over all.
     """
@@ -65,7 +65,7 @@ def all_gather_rows(
         "copy_pairs", op, over=dst, step=step, dtype=dst.dtype, tiles=views, priority=2, label=label
     )
     await_peers(gather, group, done, tiles, dst, per_index=per_index)
-    raise_on_peers(gather, group, ack, tiles, dst, per_index=per_index)
+    post_to_peers(gather, group, ack, tiles, dst, per_index=per_index)
     acknowledge(low, op, dst, group, ack, tiles, step)
 
 
@@ -86,7 +86,7 @@ def collect_rows(
     ready, ack = low.signals(group.size * most), low.signals(group.size * most)
     step = upper(src.tile_rows)
     offer = low.hold(op, src.extent, step, Operand(src.slot, Mode.ROW), f"{op.label}/offer")
-    raise_on_peers(offer, group, ready, most, src, per_index=True)
+    post_to_peers(offer, group, ready, most, src, per_index=True)
     read = Number(ack, most * group.me.multiple, group.me.source, group.me.which)
     for number, member in enumerate(members):
         views: Tiles = {

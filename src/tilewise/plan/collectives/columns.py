@@ -1,6 +1,6 @@
 """Exchanges along columns: row tiles gathered from peers on every device, sliced at home, or summed in shards.
 
-`offer` holds a part and raises `ready` on every peer, the copy waits for `ready` of all and raises `ack`, and an empty
+`offer` holds a part and posts `ready` on every peer, the copy waits for `ready` of all and posts `ack`, and an empty
 task holds the part until all peers have read it. A slice moves nothing between devices. Elements read per device: what
 its result has and its own part has not. A sum that arrives in shards is combined by each device for its own columns,
 which reads (n - 1)/n of a tile: half of an all-reduce.
@@ -23,7 +23,7 @@ from tilewise.plan.collectives.handshake import (
     gather_label,
     group_of,
     num_tiles,
-    raise_on_peers,
+    post_to_peers,
     reduce_label,
 )
 
@@ -62,7 +62,7 @@ def all_gather_columns(low: ClassLowering, op: OpNode, source: int, target: int)
     ready, ack = low.signals(group.size * tiles), low.signals(group.size * tiles)
     held = Operand(src.slot, Mode.ROW)
     offer = low.hold(op, src.extent, step, held, f"{op.label}/offer")
-    raise_on_peers(offer, group, ready, tiles, src, per_index=True)
+    post_to_peers(offer, group, ready, tiles, src, per_index=True)
     first = _range(low, target, low.shapes.device)[0]
     ranges = [_range(low, source, device) for device in low.mesh.group(low.shapes.device, *axes)]
     pairs: Tiles = {
@@ -74,7 +74,7 @@ def all_gather_columns(low: ClassLowering, op: OpNode, source: int, target: int)
         "copy_pairs", op, over=src, step=step, dtype=dst.dtype, tiles=pairs, priority=2, label=label
     )
     await_peers(copy, group, ready, tiles, src, per_index=True)
-    raise_on_peers(copy, group, ack, tiles, src, per_index=True)
+    post_to_peers(copy, group, ack, tiles, src, per_index=True)
     acknowledge(low, op, src, group, ack, tiles, step)
 
 
@@ -93,7 +93,7 @@ def reduce_scatter_columns(
     group = group_of(low, record)
     tiles, per_index = num_tiles(low, src.extent, step), not is_single(step)
     ready, ack = low.signals(group.size * tiles), low.signals(group.size * tiles)
-    raise_on_peers(producer, group, ready, tiles, src, per_index=per_index)
+    post_to_peers(producer, group, ready, tiles, src, per_index=per_index)
 
     spec, layout = low.spec(target), low.layout(target)
     begin, end = _range(low, target, low.shapes.device)
@@ -114,7 +114,7 @@ def reduce_scatter_columns(
     kernel, label = TREES[record.combine], reduce_label(op.label)
     reduce = low.emit(kernel, op, over=src, step=step, dtype=dst.dtype, tiles=views, priority=2, label=label)
     await_peers(reduce, group, ready, tiles, src, per_index=per_index)
-    raise_on_peers(reduce, group, ack, tiles, src, per_index=per_index)
+    post_to_peers(reduce, group, ack, tiles, src, per_index=per_index)
     acknowledge(low, op, src, group, ack, tiles, step)
 
 

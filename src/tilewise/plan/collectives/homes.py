@@ -2,11 +2,11 @@
 
 A home is a run of whole panels of dim 0, so the rows of all members of a device group follow each
 other in what is used. Where panels are fewer than members some homes have no rows, so loops over
-them have no tasks, raises or waits.
+them have no tasks, posts or waits.
 
     unshard      copies the homes of all members (all_gather.py)
     reduce       for each home an empty task waits for the rows of it that this device has written into its part, and
-                 raises `ready` on the home's owner; the owner adds the parts of ITS rows along the tree and raises
+                 posts `ready` on the home's owner; the owner adds the parts of ITS rows along the tree and posts
                  `ack`; empty tasks hold the part until all owners have read it
 
 Elements read per device: what is used and not its own home in `unshard`, (n - 1) homes in `reduce`.
@@ -29,7 +29,7 @@ from tilewise.plan.collectives.handshake import (
     group_of,
     note_completion,
     num_tiles,
-    raise_on_peers,
+    post_to_peers,
     reduce_label,
 )
 from tilewise.plan.collectives.over_time import make_stack
@@ -124,11 +124,11 @@ def reduce_to_homes(
         label=label,
     )
     await_peers(reduce, group, ready, most, src, per_index=True)
-    raise_on_peers(reduce, group, ack, most, src, per_index=True)
+    post_to_peers(reduce, group, ack, most, src, per_index=True)
     if alike and is_last:
         tiles = num_tiles(low, dst.extent, step)
         done = low.signals(replicas.size * tiles)
-        raise_on_peers(reduce, replicas, done, tiles, dst, per_index=True)
+        post_to_peers(reduce, replicas, done, tiles, dst, per_index=True)
         all_gather_rows(low, op, dst, done, replicas, step)
     for number, home in enumerate(homes):
         rows = Operand(src.slot, Mode.ROWPART, offset=home.first)

@@ -6,9 +6,9 @@ some rows adds the parts of all members to the stack of a binary counter (`tree_
 its own share, and after the last one everyone gathers the shares.
 
     producer     waits until what it wrote into this place of the ring two uses ago has been read; writes its part into
-                 the ring, then raises `ready` on every peer
-    reduce       waits for `ready` of every peer; puts the n parts of ITS rows onto its stack, then raises `credit` on
-                 every peer; after the last microbatch it leaves the root in the result and raises `done`
+                 the ring, then posts `ready` on every peer
+    reduce       waits for `ready` of every peer; puts the n parts of ITS rows onto its stack, then posts `credit` on
+                 every peer; after the last microbatch it leaves the root in the result and posts `done`
     gather       as in an all-reduce
     drain        in the last use of a step: reads the ring until all credits of the step have come
 
@@ -29,7 +29,7 @@ from tilewise.plan.collectives.handshake import (
     await_peers,
     group_of,
     num_tiles,
-    raise_on_peers,
+    post_to_peers,
     reduce_label,
 )
 from tilewise.plan.rings import RING_DEPTH, credit_of_drain, credit_of_write
@@ -61,7 +61,7 @@ def add_microbatch(low: ClassLowering, op: OpNode, output: int, record: Record) 
     ready, credit = low.signals(group.size * tiles), low.ring_signals(group.size * tiles)
     increment, use = credit_of_write()
     await_peers(producer, group, credit, tiles, part, per_index=per_index, increment=increment, use=use)
-    raise_on_peers(producer, group, ready, tiles, part, per_index=per_index)
+    post_to_peers(producer, group, ready, tiles, part, per_index=per_index)
 
     mine = Operand(total.slot, Mode.ROWPART, part=group.me, parts=group.size)
     stack, on_stack = make_stack(low, tensor, part, mine, step, group.size)
@@ -82,7 +82,7 @@ def add_microbatch(low: ClassLowering, op: OpNode, output: int, record: Record) 
         label=reduce_label(op.label),
     )
     await_peers(reduce, group, ready, tiles, part, per_index=per_index)
-    raise_on_peers(reduce, group, credit, tiles, part, per_index=per_index)
+    post_to_peers(reduce, group, credit, tiles, part, per_index=per_index)
     number = low.records(op, record.partial).index(record)
     low.completions.append(
         Completion(
@@ -92,7 +92,7 @@ def add_microbatch(low: ClassLowering, op: OpNode, output: int, record: Record) 
     if not is_last:
         return
     done = low.signals(group.size * tiles)
-    raise_on_peers(reduce, group, done, tiles, total, per_index=per_index)
+    post_to_peers(reduce, group, done, tiles, total, per_index=per_index)
     all_gather_rows(low, op, total, done, group, step)
     for age in reversed(range(RING_DEPTH)):
         about = low.flat(low.ring(tensor, age))

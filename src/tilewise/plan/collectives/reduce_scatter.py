@@ -13,7 +13,7 @@ from tilewise.plan.collectives.handshake import (
     await_peers,
     beside,
     num_tiles,
-    raise_on_peers,
+    post_to_peers,
     reduce_label,
 )
 
@@ -45,11 +45,11 @@ def reduce_scatter_rows(
         step: rows per task; 0 for one task over all.
 
     Returns:
-        The site of the signals that say that a member's part is there.
+        Where the range of signals begins that say that a member's part is there.
     """
     tiles, per_index = num_tiles(low, src.extent, step), not is_single(step)
     ready, done = low.signals(group.size * tiles), low.signals(group.size * tiles)
-    raise_on_peers(producer, group, ready, tiles, src, per_index=per_index)
+    post_to_peers(producer, group, ready, tiles, src, per_index=per_index)
 
     part = Operand(dst.slot, Mode.ROWPART, part=group.me, parts=group.size)
     views: Tiles = {
@@ -62,11 +62,11 @@ def reduce_scatter_rows(
         TREES[combine], op, over=src, step=step, dtype=dst.dtype, tiles=views, priority=2, label=label
     )
     await_peers(reduce, group, ready, tiles, src, per_index=per_index)
-    raise_on_peers(reduce, group, done, tiles, dst, per_index=per_index)
+    post_to_peers(reduce, group, done, tiles, dst, per_index=per_index)
     if (
         src.slot != dst.slot
     ):  # in place, `done` of a peer says that it has read the part the gather will overwrite
         ack = low.signals(group.size * tiles)
-        raise_on_peers(reduce, group, ack, tiles, src, per_index=per_index)
+        post_to_peers(reduce, group, ack, tiles, src, per_index=per_index)
         acknowledge(low, op, src, group, ack, tiles, step)
     return done

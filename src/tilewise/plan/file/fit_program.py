@@ -161,7 +161,7 @@ class _Checks:
 
     def _require_template(self, template: LoweredTemplate) -> None:
         slots = range(len(template.slots))
-        counts = (*template.signal_sites, *template.ring_sites, template.first_signal)
+        counts = (*template.signal_ranges, *template.ring_signal_ranges, template.first_signal)
         hold(
             all(0 <= n <= _MOST for n in counts),
             "template {!r} has signals out of range",

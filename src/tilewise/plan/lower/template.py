@@ -76,8 +76,8 @@ class TemplateLowering(SlotTable):
         super().__init__(graph, layout, shapes, numbers, roots)
         self.name, self.ops, self.late, self.microbatch = name, ops, late, microbatch
         self.instructions: list[Draft] = []
-        self.signal_sites: list[int] = []
-        self.ring_sites: list[int] = []
+        self.signal_ranges: list[int] = []
+        self.ring_signal_ranges: list[int] = []
         self.completed: set[Record] = set()
         self.completions: list[Completion] = []
         self.scratch_bytes = 0
@@ -283,14 +283,14 @@ class TemplateLowering(SlotTable):
     # ---- collectives --------------------------------------------------------------------------------------
 
     def signals(self, count: int) -> int:
-        """Reserve signals; numbered within their site until every device's need is known."""
-        self.signal_sites.append(count)
-        return collectives.signal_site(len(self.signal_sites) - 1)
+        """Reserve signals; numbered within their signals until every device's need is known."""
+        self.signal_ranges.append(count)
+        return collectives.signal_range(len(self.signal_ranges) - 1)
 
     def ring_signals(self, count: int) -> int:
         """The same for a ring, whose signals all variants of the template share."""
-        self.ring_sites.append(count)
-        return collectives.ring_site(len(self.ring_sites) - 1)
+        self.ring_signal_ranges.append(count)
+        return collectives.ring_signal_range(len(self.ring_signal_ranges) - 1)
 
     def all_reduce(
         self,
@@ -368,8 +368,8 @@ class TemplateLowering(SlotTable):
             tuple(d.freeze() for d in self.instructions),
             tuple(by_index),
             tuple(self.temps),
-            tuple(self.signal_sites),
-            tuple(self.ring_sites),
+            tuple(self.signal_ranges),
+            tuple(self.ring_signal_ranges),
             tuple(self.completions),
         )
 

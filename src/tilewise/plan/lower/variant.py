@@ -145,8 +145,8 @@ def _template_columns(template: LoweredTemplate) -> tuple[Any, ...]:
     ]
     rest = (
         template.temps,
-        template.signal_sites,
-        template.ring_sites,
+        template.signal_ranges,
+        template.ring_signal_ranges,
         template.completions,
         template.first_signal,
     )
