@@ -2,8 +2,8 @@
 
 Claims (issue figures; "must" and "goal" are printed beside each):
 
-- `signal`: a raise is seen by a thread that spins on it within 1.5 and 1 cache-line round trips in one process, 2 and
-  1.2 between two. Two sides raise each other's signal in turn; half of there and back is one way, and is divided by a
+- `signal`: a post is seen by a thread that spins on it within 1.5 and 1 cache-line round trips in one process, 2 and
+  1.2 between two. Two sides post each other's signal in turn; half of there and back is one way, and is divided by a
   whole round trip of a plain line between the same two processors, measured in turns with it (signals.cc).
 - `all-reduce`: of 16 KiB fp32 over two devices 8 and 5 us in one process, 12 and 8 us in two, 20 and 40 times gloo's;
   of 16 MiB 70% and 85% of the bound, 1.2 and 1.6 times MPICH's. Ours is what planning makes of a product whose inner

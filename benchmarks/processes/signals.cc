@@ -1,8 +1,8 @@
 // A signal there and back between two processors, in turns with a bare cache line: two threads, or two processes.
 //
 //   threads     comm::Signal: a thread spins on the value.
-//   told        the same as tasks wait: wait() registers, then the thread spins on a flag that on_raised sets.
-//   processes   comm::Peers: raise() leaves a message; the waiter's thread looks for it, which raises its own Signal,
+//   told        the same as tasks wait: wait() registers, then the thread spins on a flag that on_posted sets.
+//   processes   comm::Peers: post() leaves a message; the waiter's thread looks for it, which posts its own Signal,
 //               on whose value it spins. Both processes map one sealed memfd.
 //
 // In both a plain line is an atomic counter that one side makes odd and the other even. Prints, medians over rounds:
@@ -38,7 +38,7 @@ namespace {
 using tilewise::now_ns;
 using tilewise::comm::Peers;
 using tilewise::comm::PeersOptions;
-using tilewise::comm::Raise;
+using tilewise::comm::Post;
 using tilewise::comm::SignalBoard;
 using tilewise::comm::Waiter;
 
@@ -60,7 +60,7 @@ void pin(int processor) {
 class Seat {
  public:
   explicit Seat(tilewise::comm::Signal& own) : own_(own) {
-    waiter_.on_raised = [](Waiter* met, uint64_t) {
+    waiter_.on_posted = [](Waiter* met, uint64_t) {
       static_cast<Own*>(met)->has_come.store(true, std::memory_order_release);
     };
   }
@@ -86,7 +86,7 @@ struct Times {
   double signal_ns = 0;
 };
 
-// What one side does in every round. `send` raises the other's signal, `await` waits for the n-th raise of its own.
+// What one side does in every round. `send` posts the other's signal, `await` waits for the n-th post of its own.
 template <class Send, class Await>
 std::vector<Times> play(bool is_first, uint64_t rounds, Ball& ball, Send&& send, Await&& await) {
   std::vector<Times> found;
@@ -131,7 +131,7 @@ std::vector<Times> in_threads(bool is_told, const int* processors, uint64_t roun
       while (signals[own].value() < value) {
       }
     };
-    return play(own == 0, rounds, ball, [&] { signals[1 - own].raise(0); }, await);
+    return play(own == 0, rounds, ball, [&] { signals[1 - own].post(0); }, await);
   };
   std::thread other([&] { side(1); });
   std::vector<Times> found = side(0);
@@ -139,7 +139,7 @@ std::vector<Times> in_threads(bool is_told, const int* processors, uint64_t roun
   return found;
 }
 
-int team_file(int64_t bytes) {
+int group_file(int64_t bytes) {
   const int file = memfd_create("signals", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   const int64_t whole = (bytes + 4095) / 4096 * 4096;
   if (file < 0 || ftruncate(file, whole) != 0 ||
@@ -151,7 +151,7 @@ int team_file(int64_t bytes) {
 }
 
 std::vector<Times> in_processes(const int* processors, uint64_t rounds) {
-  const int file = team_file(Peers::bytes(2));
+  const int file = group_file(Peers::bytes(2));
   void* const shared = mmap(nullptr, sizeof(Ball), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) std::exit(2);
   Ball& ball = *new (shared) Ball;
@@ -159,14 +159,14 @@ std::vector<Times> in_processes(const int* processors, uint64_t rounds) {
     pin(processors[own]);
     SignalBoard signals(1);
     Peers peers(
-        PeersOptions{.process = own, .num_processes = 2, .file = file, .ends = {-1, -1}, .take = [&](const Raise& of) {
-                       signals[of.signal].raise(0);
+        PeersOptions{.process = own, .num_processes = 2, .file = file, .ends = {-1, -1}, .take = [&](const Post& of) {
+                       signals[of.signal].post(0);
                      }});
     peers.stay();
     peers.open_run(kRun);
-    const Raise raise{.run = kRun, .device = 1 - own, .signal = 0};
+    const Post post{.run = kRun, .device = 1 - own, .signal = 0};
     return play(
-        own == 0, rounds, ball, [&] { peers.raise(1 - own, raise); },
+        own == 0, rounds, ball, [&] { peers.post(1 - own, post); },
         [&](uint64_t value) {
           while (signals[0].value() < value) peers.look();
         });

@@ -254,11 +254,11 @@ void submissions() {
       },
       drain);
   const pto_event gate = open_event(*engine);
-  uint64_t raised = 0;
+  uint64_t posted = 0;
   const auto hold = [&] {  // writers of the first cells, which cannot start
     for (int h = 0; h < 300; ++h) {
       pto_param param = {PTO_OUTPUT, 0, names[h], 0, nullptr, nullptr};
-      const pto_wait_for wait{gate, raised + 1};
+      const pto_wait_for wait{gate, posted + 1};
       pto_task_spec spec = plain(kernel, &param, 1);
       spec.waits = &wait;
       spec.num_waits = 1;
@@ -273,12 +273,12 @@ void submissions() {
         for (int i = 0; i < 700; ++i) submit(*engine, plain(kernel, &params[3 * i], 3));
       },
       [&] {
-        raise_event(*engine, gate, 1);
-        ++raised;
+        post_event(*engine, gate, 1);
+        ++posted;
         drain();
         hold();
       });
-  raise_event(*engine, gate, 1);
+  post_event(*engine, gate, 1);
   drain();
 }
 

@@ -121,7 +121,7 @@ int main(int argc, char** argv) {
     std::fflush(stdout);
     require(mib <= first_mib + 4, "resident memory stays where it was");
   }
-  pto_event_raise(runtime, gate, 1);
+  pto_event_post(runtime, gate, 1);
   require(pto_wait_all(runtime, PTO_FOREVER) == PTO_TASK_FAILED, "the failures are told");
   pto_stats stats;
   pto_get_stats(runtime, &stats);

@@ -1,4 +1,4 @@
-/* OpenMP tasks with `depend`, for GNU and LLVM: one thread submits, the team runs.
+/* OpenMP tasks with `depend`, for GNU and LLVM: one thread submits, the device group runs.
  * With one thread GNU OpenMP runs each task at once instead of queueing it.
  * Build: gcc|clang -O2 -fopenmp omp.c     Run: ./omp THREADS REPETITIONS PATTERN */
 #include <omp.h>

@@ -1,4 +1,4 @@
-// Errors of the native code and the one way to raise them: check<Error>(holds, parts...).
+// Errors of the native code and the one way to throw them: check<Error>(holds, parts...).
 //
 // Messages follow the project's form: `[package.function] the rule; got the values; what to do`.
 // bind/ maps each class to its Python class once, in one table. Hot paths return status instead.

@@ -92,20 +92,20 @@ void add_instr(Program& program, int64_t class_id, int64_t template_id, nb::hand
   instr.kernel = read<"kernel", std::string>(instruction);
   instr.extent = read<"extent", Number>(instruction);
   instr.step = read<"step", Number>(instruction);
-  for (const auto& [slot, mode, access, team, member, div, part, parts, null, role, offset] :
+  for (const auto& [slot, mode, access, group, member, div, part, parts, null, role, offset] :
        read<"operands", std::vector<OperandTuple>>(instruction)) {
     instr.operands.push_back(
-        {slot, static_cast<Mode>(mode), access, team, member, div, part, parts, null, role, offset});
+        {slot, static_cast<Mode>(mode), access, group, member, div, part, parts, null, role, offset});
   }
   instr.ints = read<"ints", std::vector<Number>>(instruction);
   instr.floats = read<"floats", std::vector<double>>(instruction);
-  for (const auto& [base, per_index, increment, team, member, slot, use] :
+  for (const auto& [base, per_index, increment, group, member, slot, use] :
        read<"waits", std::vector<WaitTuple>>(instruction)) {
-    instr.waits.push_back({behind(base, first_signal), per_index, increment, team, member, slot, use});
+    instr.waits.push_back({behind(base, first_signal), per_index, increment, group, member, slot, use});
   }
-  for (const auto& [team, member, base, per_index, slot, use] :
+  for (const auto& [group, member, base, per_index, slot, use] :
        read<"notifies", std::vector<NotifyTuple>>(instruction)) {
-    instr.notifies.push_back({team, member, behind(base, first_signal), per_index, slot, use});
+    instr.notifies.push_back({group, member, behind(base, first_signal), per_index, slot, use});
   }
   instr.priority = read<"priority", int64_t>(instruction);
   program.add_instr(class_id, template_id, std::move(instr), read<"label", std::string>(instruction));
@@ -129,15 +129,15 @@ ExecutorOptions executor_options(const nb::kwargs& given) {
       .set<"file_directory">(options.file_directory)
       .set<"memory_limit_bytes">(options.memory_limit_bytes)
       .set<"deadline_s">(options.deadline_s)
-      .set<"process">(options.team.process)
-      .set<"processes">(options.team.processes)
-      .set<"team_file">(options.team.team_file)
-      .set<"arena_files">(options.team.arena_files)
-      .set<"spill_files">(options.team.spill_files)
-      .set<"peer_files">(options.team.peer_files)
-      .set<"hosts">(options.team.hosts)
-      .set<"connection">(options.team.connection)
-      .set<"number">(options.team.number)
+      .set<"process">(options.group.process)
+      .set<"processes">(options.group.processes)
+      .set<"group_file">(options.group.group_file)
+      .set<"arena_files">(options.group.arena_files)
+      .set<"spill_files">(options.group.spill_files)
+      .set<"peer_files">(options.group.peer_files)
+      .set<"hosts">(options.group.hosts)
+      .set<"connection">(options.group.connection)
+      .set<"number">(options.group.number)
       .done();
   return options;
 }
@@ -313,7 +313,7 @@ nb::dict tasks_of(const Program& program, int64_t device, const std::vector<int6
   result["accesses"] = array_of(std::move(tables.accesses));
   result["views"] = array_of(std::move(tables.views));
   result["waits"] = array_of(std::move(tables.waits));
-  result["raises"] = array_of(std::move(tables.raises));
+  result["posts"] = array_of(std::move(tables.posts));
   return result;
 }
 
@@ -342,12 +342,12 @@ void bind_program(nb::module_& m) {
       .def(
           "add_device",
           [](Program& program, int64_t class_id, std::vector<int64_t> numbers,
-             std::vector<std::vector<int64_t>> teams) {
-            return program.add_device({class_id, std::move(numbers), std::move(teams)});
+             std::vector<std::vector<int64_t>> groups) {
+            return program.add_device({class_id, std::move(numbers), std::move(groups)});
           },
           nb::arg("class_id"), nb::arg("numbers") = std::vector<int64_t>{},
-          nb::arg("teams") = std::vector<std::vector<int64_t>>{},
-          "Add a device of a class with its numbers and its teams of devices; returns its number.")
+          nb::arg("groups") = std::vector<std::vector<int64_t>>{},
+          "Add a device of a class with its numbers and its device groups; returns its number.")
       .def("finish", &finish, nb::arg("symbols_max") = std::vector<int64_t>{}, nb::arg("memory_bytes") = kNoFile,
            "Check the whole program at the symbols' upper bounds (kernels, ranges, no deadlock) and freeze it. Tensors "
            "from byte `memory_bytes` on lie in the devices' files.")
@@ -365,8 +365,8 @@ void bind_program(nb::module_& m) {
            "What one run of a list does on a device, task by task in the order of submission, as int64 arrays with a "
            "row each: `tasks` (call, template, instruction, iteration, label); then, behind the task's number, "
            "`accesses` (handle, use: 0 reads, 1 writes, 2 comes after all; handles from the device's `needs` on order "
-           "raises), `views` (operand, owner, begin, end, rows, bytes between rows, role as `Access`; bytes of the "
-           "owner's arena), `waits` (signal, threshold if all signals began at 0, raiser or -1), `raises` (device, "
+           "posts), `views` (operand, owner, begin, end, rows, bytes between rows, role as `Access`; bytes of the "
+           "owner's arena), `waits` (signal, threshold if all signals began at 0, poster or -1), `posts` (device, "
            "signal).")
       .def(
           "needs",
@@ -389,7 +389,8 @@ void bind_executor(nb::module_& m) {
           "scratch_bytes, file_bytes (per device) and file_directory (of what does not lie in memory), "
           "memory_limit_bytes (0: none), deadline_s. Where several processes have devices, also process (this one; 0 "
           "leads), "
-          "processes (per device, which has it), team_file (a sealed memfd of team_bytes()), arena_files (per device a "
+          "processes (per device, which has it), group_file (a sealed memfd of group_bytes()), arena_files (per device "
+          "a "
           "sealed memfd), spill_files (per device what make_spill_file() returned, if there are files) and "
           "peer_files (per process a descriptor that becomes readable when it ends, or -1).")
       .def("buffer", &buffer, nb::arg("device"), nb::arg("offset"), nb::arg("bytes"),
@@ -433,7 +434,7 @@ void bind_programs(nb::module_& m) {
   nb::module_ programs = m.def_submodule("programs", "Tile programs and the executor that runs them.");
   bind_program(programs);
   bind_executor(programs);
-  programs.def("team_bytes", &comm::Peers::bytes, nb::arg("num_processes"),
+  programs.def("group_bytes", &comm::Peers::bytes, nb::arg("num_processes"),
                "Bytes of the memory by which so many processes run one program.");
   programs.def("make_spill_file", &memory::SpillFile::make, nb::arg("directory"), nb::arg("bytes"),
                "A descriptor of a file without a name that has the room already; the caller's to close.");

@@ -224,10 +224,10 @@ void bind_open_runtime(nb::class_<OpenRuntime>& rt) {
            })
       .def("cancel_all", checked<pto_cancel_all>())
       .def("event_open", made<pto_event_open>())
-      .def("event_raise",
+      .def("event_post",
            [](OpenRuntime& rt, pto_event event, uint64_t add) {
              const Call call(rt, true);
-             check_status(pto_event_raise(rt.runtime, event, add));
+             check_status(pto_event_post(rt.runtime, event, add));
            })
       .def("event_value",
            [](OpenRuntime& rt, pto_event event) {

@@ -73,7 +73,7 @@ void OpenRuntime::close(bool cancels) {
 }
 
 // The interpreter ends, and what is queued still runs. Tasks that wait for an event when nothing runs any more are
-// cancelled: threads that would raise it have ended. A first signal cancels what has not started, a second one leaves.
+// cancelled: threads that would post it have ended. A first signal cancels what has not started, a second one leaves.
 // False: some task has not ended, and none has for `patience_s`; the process must end without going through its
 // threads.
 bool OpenRuntime::close_at_exit(double patience_s) {
@@ -128,7 +128,7 @@ bool OpenRuntime::close_at_exit(double patience_s) {
       cancels = true;
       PySys_FormatStderr(
           "[runtime.close] tasks must be able to end before the interpreter does; got %llu that wait for events or for "
-          "a thread to end them when nothing runs; what has not started is cancelled: raise the events, or cancel it\n",
+          "a thread to end them when nothing runs; what has not started is cancelled: post the events, or cancel it\n",
           static_cast<unsigned long long>(stats.num_submitted - stats.num_completed));
     }
     if (now - last_end > patience) break;

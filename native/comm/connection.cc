@@ -25,23 +25,24 @@ constexpr std::chrono::microseconds kPause{200};
 
 Connection::Connection(const TilewiseMpi& mpi) : transport_(mpi, failure_) {}
 
-void Connection::join(int64_t team, Receiver& receiver) {
+void Connection::join(int64_t group, Receiver& receiver) {
   std::lock_guard guard(mutex_);
-  check<ArgumentError>(receivers_.emplace(team, &receiver).second,
-                       "[comm.Connection] a team has one receiver in a process; got a second one for team ", team,
-                       "; count teams");
+  check<ArgumentError>(
+      receivers_.emplace(group, &receiver).second,
+      "[comm.Connection] a device group has one receiver in a process; got a second one for device group ", group,
+      "; count device groups");
 }
 
-bool Connection::is_under_way(int64_t team) {
+bool Connection::is_under_way(int64_t group) {
   std::lock_guard guard(outbox_mutex_);
-  const auto found = under_way_.find(team);
+  const auto found = under_way_.find(group);
   return found != under_way_.end() && found->second > 0;
 }
 
-void Connection::leave(int64_t team) {
-  if (!wait(kLeaveNs, [&] { return !is_under_way(team); })) fail("what is under way must end; got nothing for 10 s");
+void Connection::leave(int64_t group) {
+  if (!wait(kLeaveNs, [&] { return !is_under_way(group); })) fail("what is under way must end; got nothing for 10 s");
   std::lock_guard guard(mutex_);
-  receivers_.erase(team);
+  receivers_.erase(group);
 }
 
 void Connection::check_bytes(int64_t peer, int64_t bytes) const {
@@ -60,13 +61,13 @@ int32_t Connection::new_tag(bool is_asked) {
 void Connection::queue(std::vector<Operation::Owned> operations) {
   std::lock_guard guard(outbox_mutex_);
   for (Operation::Owned& operation : operations) {
-    ++under_way_[operation->team];
+    ++under_way_[operation->group];
     outbox_.push_back(std::move(operation));
   }
   has_mail_.store(true, std::memory_order_release);
 }
 
-void Connection::post(int64_t to, const Message& message, const std::string& text) {
+void Connection::send(int64_t to, const Message& message, const std::string& text) {
   check_bytes(to, std::ssize(text));
   std::vector<Operation::Owned> operations;
   operations.push_back(Operation::message(to, message, text));
@@ -79,7 +80,7 @@ void Connection::give(int64_t to, const Message& message, const std::byte* data,
   announced.tag = new_tag(false);
   std::vector<Operation::Owned> operations;
   operations.push_back(Operation::message(to, announced, {}));
-  operations.push_back(Operation::send(to, message.team, announced.tag, data, bytes, std::move(done)));
+  operations.push_back(Operation::send(to, message.group, announced.tag, data, bytes, std::move(done)));
   queue(std::move(operations));
 }
 
@@ -88,7 +89,7 @@ void Connection::ask(int64_t to, const Message& message, std::byte* into, int64_
   Message asking = message;
   asking.tag = new_tag(true);
   std::vector<Operation::Owned> operations;
-  operations.push_back(Operation::receive(to, message.team, asking.tag, into, bytes, std::move(done)));
+  operations.push_back(Operation::receive(to, message.group, asking.tag, into, bytes, std::move(done)));
   operations.push_back(Operation::message(to, asking, {}));
   queue(std::move(operations));
 }
@@ -105,7 +106,7 @@ void Connection::receive(int64_t from, const Message& message, std::byte* into, 
   check_bytes(from, bytes);
   if (!has_payload(from, message, false)) return;
   std::vector<Operation::Owned> operations;
-  operations.push_back(Operation::receive(from, message.team, message.tag, into, bytes, std::move(done)));
+  operations.push_back(Operation::receive(from, message.group, message.tag, into, bytes, std::move(done)));
   queue(std::move(operations));
 }
 
@@ -113,7 +114,7 @@ void Connection::reply(int64_t to, const Message& message, const std::byte* data
   check_bytes(to, bytes);
   if (!has_payload(to, message, true)) return;
   std::vector<Operation::Owned> operations;
-  operations.push_back(Operation::send(to, message.team, message.tag, data, bytes, std::move(done)));
+  operations.push_back(Operation::send(to, message.group, message.tag, data, bytes, std::move(done)));
   queue(std::move(operations));
 }
 
@@ -157,13 +158,13 @@ bool Connection::step() {
     }
   }
   const auto deliver = [this](int64_t from, const Message& message, const std::string& text) {
-    const auto found = receivers_.find(message.team);  // none: it tells of something that no longer matters
+    const auto found = receivers_.find(message.group);  // none: it tells of something that no longer matters
     if (found != receivers_.end()) found->second->take(from, message, text);
   };
   for (int64_t taken = 0; taken < kAtOnce && transport_.take_message(deliver); ++taken) has_moved = true;
   const bool has_ended = transport_.end_some([this](const Operation& ended) {
     std::lock_guard guard(outbox_mutex_);
-    --under_way_[ended.team];
+    --under_way_[ended.group];
   });
   return has_ended || has_moved;
 }

@@ -28,7 +28,7 @@
 
 namespace tilewise::comm {
 
-/// Takes the messages of a team.
+/// Takes the messages of a device group.
 class Receiver {
  public:
   virtual ~Receiver() = default;
@@ -45,11 +45,11 @@ class Connection {
   int64_t rank() const { return transport_.rank(); }
   int64_t size() const { return transport_.size(); }
 
-  /// Messages of that team go to the receiver, until leave(): then nothing of the team is under way.
-  void join(int64_t team, Receiver& receiver);
-  void leave(int64_t team);
+  /// Messages of that device group go to the receiver, until leave(): then nothing of the device group is under way.
+  void join(int64_t group, Receiver& receiver);
+  void leave(int64_t group);
 
-  void post(int64_t to, const Message& message, const std::string& text = {});
+  void send(int64_t to, const Message& message, const std::string& text = {});
   /// A message, and these bytes.
   void give(int64_t to, const Message& message, const std::byte* data, int64_t bytes, Done done);
   /// A message that asks for bytes.
@@ -78,14 +78,14 @@ class Connection {
   int32_t new_tag(bool is_asked);
   void queue(std::vector<Operation::Owned> operations);
   bool step();
-  bool is_under_way(int64_t team);
+  bool is_under_way(int64_t group);
 
   Failure failure_;
 
   std::mutex outbox_mutex_;
   std::deque<Operation::Owned> outbox_;
   std::atomic<bool> has_mail_{false};
-  std::map<int64_t, int64_t> under_way_;  // per team, operations that have not ended
+  std::map<int64_t, int64_t> under_way_;  // per device group, operations that have not ended
   int32_t last_tag_ = 0;
 
   std::mutex mutex_;  // of all below

@@ -14,7 +14,7 @@ using tilewise::comm::testing::FakeWorld;
 namespace {
 
 constexpr int64_t kPatience = 20'000'000'000;
-constexpr int64_t kTeam = 7;
+constexpr int64_t kGroup = 7;
 
 struct Taken {
   int64_t from;
@@ -37,7 +37,7 @@ class Collector final : public Receiver {
 Message message_of(uint16_t kind, int64_t number = 0) {
   Message message;
   message.kind = kind;
-  message.team = kTeam;
+  message.group = kGroup;
   message.numbers[0] = number;
   return message;
 }
@@ -59,15 +59,15 @@ CASE("messages arrive whole and in order, whatever thread posts them") {
   Connection one(world.rank(0));
   Connection other(world.rank(1));
   Collector collector;
-  other.join(kTeam, collector);
-  for (int64_t n = 0; n < 500; ++n) one.post(1, message_of(3, n), std::string(n % 70, 'x'));
+  other.join(kGroup, collector);
+  for (int64_t n = 0; n < 500; ++n) one.send(1, message_of(3, n), std::string(n % 70, 'x'));
   EXPECT(until(one, other, [&] { return collector.taken.size() == 500; }));
   for (int64_t n = 0; n < 500; ++n) {
     EXPECT(collector.taken[n].from == 0 && collector.taken[n].message.numbers[0] == n);
     EXPECT(collector.taken[n].message.kind == 3 && std::ssize(collector.taken[n].text) == n % 70);
   }
-  other.leave(kTeam);
-  one.post(1, message_of(3));
+  other.leave(kGroup);
+  one.send(1, message_of(3));
   EXPECT(until(one, other, [&] { return !one.progress() && !other.progress(); }));
   EXPECT(collector.taken.size() == 500);
 }
@@ -92,8 +92,8 @@ CASE("what is given and what is asked for reaches its memory, hundreds at once")
       other.receive(from, message, received[n].data(), std::ssize(received[n]), [&] { ++num_ended; });
     if (message.kind == 2) other.reply(from, message, sent[n].data(), std::ssize(sent[n]), [&] { ++num_ended; });
   };
-  one.join(kTeam, asking);
-  other.join(kTeam, collector);
+  one.join(kGroup, asking);
+  other.join(kGroup, collector);
   for (int64_t n = 0; n < kCount; ++n) {
     one.give(1, message_of(1, n), sent[n].data(), std::ssize(sent[n]), [&] { ++num_ended; });
     one.ask(1, message_of(2, n), asked[n].data(), std::ssize(asked[n]), [&] { ++num_ended; });
@@ -126,11 +126,11 @@ CASE("a message that is no message, or not the next one, ends the connection and
     Connection one(world.rank(0));
     Connection other(world.rank(1));
     Collector collector;
-    other.join(kTeam, collector);
+    other.join(kGroup, collector);
     world.spoil = [&](std::vector<std::byte>& message, int32_t tag) {
       if (tag == 0) fault.spoil(message);
     };
-    one.post(1, message_of(3));
+    one.send(1, message_of(3));
     EXPECT(until(one, other, [&] { return other.has_failed(); }));
     EXPECT(collector.taken.empty() && !other.cause().empty());
     if (!other.has_failed()) std::fprintf(stderr, "%s\n", fault.name);
@@ -148,7 +148,7 @@ CASE("a payload of other bytes than were announced is not told as one that has c
     collector.also = [&](int64_t from, const Message& message) {
       other.receive(from, message, into.data(), std::ssize(into), [&] { has_ended = true; });
     };
-    other.join(kTeam, collector);
+    other.join(kGroup, collector);
     world.spoil = [&](std::vector<std::byte>& message, int32_t tag) {
       if (tag != 0) message.resize(message.size() + difference);
     };
@@ -172,10 +172,10 @@ CASE("a message that names a tag of its receiver ends the connection, and no pay
         if (kind == 2) other.reply(from, message, data.data(), std::ssize(data), {});
         is_right = tag == (kind == 1 ? 5 : 6);
       };
-      other.join(kTeam, collector);
+      other.join(kGroup, collector);
       Message message = message_of(kind);
       message.tag = tag;
-      one.post(1, message);
+      one.send(1, message);
       EXPECT(until(one, other, [&] { return !collector.taken.empty(); }));
       EXPECT(other.has_failed() != is_right);
       other.fail("the case is over");
@@ -189,24 +189,24 @@ CASE("what a receiver throws ends the connection, and says so") {
   Connection other(world.rank(1));
   Collector collector;
   collector.also = [](int64_t, const Message&) { throw std::runtime_error("no memory is left"); };
-  other.join(kTeam, collector);
-  one.post(1, message_of(3));
+  other.join(kGroup, collector);
+  one.send(1, message_of(3));
   EXPECT(until(one, other, [&] { return other.has_failed(); }));
   EXPECT_EQ(other.cause(), std::string("no memory is left"));
-  other.leave(kTeam);
+  other.leave(kGroup);
 }
 
 CASE("after an error nothing goes on, and waiting ends") {
   FakeWorld world(2, 6);
   Connection one(world.rank(0));
   Collector collector;
-  one.join(kTeam, collector);
+  one.join(kGroup, collector);
   std::vector<std::byte> into(10);
   one.ask(1, message_of(2), into.data(), std::ssize(into), {});
   world.break_rank(0);
   EXPECT(!one.wait(kPatience, [] { return false; }));
   EXPECT(one.cause().starts_with("MPI could not ") && one.cause().find("connection reset") != std::string::npos);
-  one.leave(kTeam);
+  one.leave(kGroup);
 }
 
 CASE("arguments that cannot be are refused") {
@@ -220,8 +220,8 @@ CASE("arguments that cannot be are refused") {
     }
     return false;
   };
-  EXPECT(is_refused([&] { one.post(0, message_of(1)); }));
-  EXPECT(is_refused([&] { one.post(2, message_of(1)); }));
+  EXPECT(is_refused([&] { one.send(0, message_of(1)); }));
+  EXPECT(is_refused([&] { one.send(2, message_of(1)); }));
   EXPECT(is_refused([&] { one.receive(-1, message_of(1), nullptr, 0, {}); }));
 }
 

@@ -2,13 +2,13 @@
 // protocols/tests/counter_checked_test.cc has the same shapes in every execution.
 //
 // What docs/memory_model.md promises, per shape (x is a tile, s and t are signals, all start at 0):
-//   message passing   x = 1; raise s             | s seen; read x                      x = 0 forbidden
-//   reuse             x = 1; raise s; ack; x = 2 | s seen; read x; raise ack           x = 2 forbidden
-//   ISA2              x = 1; raise s | s seen; raise t | t seen; read x                x = 0 forbidden
-//   store buffering   raise s; look at t         | raise t; look at s                  both 0: allowed for value(),
+//   message passing   x = 1; post s             | s seen; read x                      x = 0 forbidden
+//   reuse             x = 1; post s; ack; x = 2 | s seen; read x; post ack           x = 2 forbidden
+//   ISA2              x = 1; post s | s seen; post t | t seen; read x                x = 0 forbidden
+//   store buffering   post s; look at t         | post t; look at s                  both 0: allowed for value(),
 //                                                                                      forbidden for wait()
-//   IRIW              raise s | raise t | look at s, t | look at t, s                  opposite orders: as above
-// value() is an acquire load. wait() registers, then compares; raise() adds, then asks for waiters; all four in one
+//   IRIW              post s | post t | look at s, t | look at t, s                  opposite orders: as above
+// value() is an acquire load. wait() registers, then compares; post() adds, then asks for waiters; all four in one
 // order that every thread agrees on, which a lost wake-up would have to break. Tasks only ever use wait().
 #include <algorithm>
 #include <array>
@@ -27,7 +27,7 @@ namespace {
 constexpr int64_t kRounds = 4000;
 constexpr int64_t kTileElements = 48;  // several cache lines
 
-/// Waits as a task does: one compare-and-register, then the raiser tells. Odd epochs poll value() instead.
+/// Waits as a task does: one compare-and-register, then the poster tells. Odd epochs poll value() instead.
 void await(Signal& signal, uint64_t epoch) {
   if (epoch % 2 == 1) {
     while (signal.value() < epoch) std::this_thread::yield();
@@ -37,7 +37,7 @@ void await(Signal& signal, uint64_t epoch) {
     std::atomic<bool> told{false};
   } waiter;
   waiter.threshold = epoch;
-  waiter.on_raised = [](Waiter* self, uint64_t) {
+  waiter.on_posted = [](Waiter* self, uint64_t) {
     static_cast<Told*>(self)->told.store(true, std::memory_order_release);
   };
   uint64_t poison = 0;
@@ -48,7 +48,7 @@ void await(Signal& signal, uint64_t epoch) {
 /// Whether wait() finds the epoch reached. An unmet waiter stays registered, so it lives as long as the board.
 bool has_reached(Signal& signal, Waiter& waiter, uint64_t epoch) {
   waiter.threshold = epoch;
-  waiter.on_raised = [](Waiter*, uint64_t) {};
+  waiter.on_posted = [](Waiter*, uint64_t) {};
   uint64_t poison = 0;
   return signal.wait(&waiter, &poison);
 }
@@ -69,7 +69,7 @@ struct Tile {
   }
 };
 
-/// One device writes and raises, `hops` devices pass the news on, the last reads and acknowledges. Counts wrong tiles.
+/// One device writes and posts, `hops` devices pass the news on, the last reads and acknowledges. Counts wrong tiles.
 int64_t stale_reads(int64_t hops) {
   SignalBoard board(hops + 2);
   Signal& ack = board[hops + 1];
@@ -79,14 +79,14 @@ int64_t stale_reads(int64_t hops) {
     for (int64_t r = 1; r <= kRounds; ++r) {
       await(ack, r - 1);
       tile.write(r);
-      board[0].raise(0);
+      board[0].post(0);
     }
   }};
   for (int64_t hop = 0; hop < hops; ++hop) {
     devices.push_back([&, hop] {
       for (int64_t r = 1; r <= kRounds; ++r) {
         await(board[hop], r);
-        board[hop + 1].raise(0);
+        board[hop + 1].post(0);
       }
     });
   }
@@ -94,14 +94,14 @@ int64_t stale_reads(int64_t hops) {
     for (int64_t r = 1; r <= kRounds; ++r) {
       await(board[hops], r);
       stale += tile.holds(r) ? 0 : 1;
-      ack.raise(0);
+      ack.post(0);
     }
   });
   run_devices(devices);
   return stale;
 }
 
-/// Store buffering with looks through wait(): rounds in which both devices saw the other's signal unraised.
+/// Store buffering with looks through wait(): rounds in which both devices saw the other's signal unposted.
 int64_t both_missed() {
   SignalBoard board(2 * kRounds);
   std::vector<Waiter> waiters(2 * kRounds);
@@ -110,7 +110,7 @@ int64_t both_missed() {
   const auto device = [&](int64_t me) {
     for (int64_t r = 0; r < kRounds; ++r) {
       start.arrive_and_wait();
-      board[2 * r + me].raise(0);
+      board[2 * r + me].post(0);
       saw[2 * r + me] = has_reached(board[2 * r + 1 - me], waiters[2 * r + me], 1);
     }
   };
@@ -120,8 +120,8 @@ int64_t both_missed() {
   return missed;
 }
 
-/// IRIW with looks through wait(): rounds in which two readers saw two raises in opposite orders. Each writer fills a
-/// tile before it raises; `stale` counts readers that saw a raise without its tile.
+/// IRIW with looks through wait(): rounds in which two readers saw two posts in opposite orders. Each writer fills a
+/// tile before it posts; `stale` counts readers that saw a post without its tile.
 int64_t opposite_orders(int64_t* stale) {
   SignalBoard board(2 * kRounds);
   std::vector<Tile> tiles(2 * kRounds);
@@ -133,7 +133,7 @@ int64_t opposite_orders(int64_t* stale) {
     for (int64_t r = 0; r < kRounds; ++r) {
       start.arrive_and_wait();
       tiles[2 * r + me].write(r);
-      board[2 * r + me].raise(0);
+      board[2 * r + me].post(0);
     }
   };
   const auto reader = [&](int64_t me) {
@@ -168,19 +168,19 @@ CASE("ISA2: the news may come through a third and a fourth device") {
   EXPECT_EQ(stale_reads(2), 0);
 }
 
-CASE("store buffering: two waits cannot both miss the other's raise") { EXPECT_EQ(both_missed(), 0); }
+CASE("store buffering: two waits cannot both miss the other's post") { EXPECT_EQ(both_missed(), 0); }
 
-CASE("IRIW: waits see two raises in one order, each with its tile") {
+CASE("IRIW: waits see two posts in one order, each with its tile") {
   int64_t stale = 0;
   EXPECT_EQ(opposite_orders(&stale), 0);
   EXPECT_EQ(stale, 0);
 }
 
-CASE("who sees a poisoned raise sees the poison") {
+CASE("who sees a poisoned post sees the poison") {
   SignalBoard board(kRounds);
   int64_t unpoisoned = 0;
   run_devices({[&] {
-                 for (int64_t r = 0; r < kRounds; ++r) board[r].raise(r + 1);
+                 for (int64_t r = 0; r < kRounds; ++r) board[r].post(r + 1);
                },
                [&] {
                  for (int64_t r = 0; r < kRounds; ++r) {

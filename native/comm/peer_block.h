@@ -1,5 +1,5 @@
-// What a process of a team says to the others, where they read it: in memory that they share, or written by who takes
-// its messages. See peers.h.
+// What a process of a device group says to the others, where they read it: in memory that they share, or written by who
+// takes its messages. See peers.h.
 #pragma once
 #include <atomic>
 
@@ -15,11 +15,11 @@ inline constexpr int64_t kBeatNs = 50'000'000;
 using protocols::StdMemory;
 
 struct alignas(128) PeerBlock {
-  protocols::Mailbox<StdMemory, Raise, kCells> mail;
+  protocols::Mailbox<StdMemory, Post, kCells> mail;
   alignas(128) protocols::Sleepers<StdMemory> sleepers;  // who waits for orders, or for answers
   std::atomic<uint64_t> ordered;
   std::atomic<uint64_t> answered;
-  std::atomic<uint64_t> ended;  // the last run of which a remote process has raised its last signal
+  std::atomic<uint64_t> ended;  // the last run of which a remote process has posted its last signal
   Order order;
   Answer answer;
   alignas(128) std::atomic<int64_t> pid;

@@ -1,4 +1,4 @@
-// What processes of a team say to each other, as the runtime means it. See peers.h.
+// What processes of a device group say to each other, as the runtime means it. See peers.h.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -6,7 +6,7 @@
 namespace tilewise::comm {
 
 /// A signal of a device rises by one.
-struct Raise {
+struct Post {
   uint64_t run = 0;
   int32_t device = 0;
   int32_t signal = 0;

@@ -62,13 +62,13 @@ Peers::Peers(PeersOptions options)
   const int64_t count = options_.num_processes;
   check<ArgumentError>(
       count >= 2 && options_.process >= 0 && options_.process < count && std::ssize(options_.ends) == count,
-      "[comm.Peers] a team has two processes or more, this one among them, and says how each one's end "
+      "[comm.Peers] a device group has two processes or more, this one among them, and says how each one's end "
       "is seen; got process ",
       options_.process, " of ", count, " with ", options_.ends.size(), " ends; correct the argument");
   lives_.resize(count);
   if (options_.remote.connection != nullptr) {
     remote_ = std::make_unique<RemotePeers>(std::move(options_.remote), options_.process, block(options_.process),
-                                            [this](const Raise& raise) { return take(raise); });
+                                            [this](const Post& post) { return take(post); });
   }
   block(options_.process).pid.store(getpid(), std::memory_order_relaxed);
 }
@@ -80,19 +80,19 @@ PeerBlock& Peers::block(int64_t process) const {
   return reinterpret_cast<PeerBlock*>(memory_.data())[process];
 }
 
-bool Peers::take(const Raise& raise) {
-  if (raise.run > run_.load(std::memory_order_relaxed)) return false;
-  options_.take(raise);
+bool Peers::take(const Post& post) {
+  if (post.run > run_.load(std::memory_order_relaxed)) return false;
+  options_.take(post);
   return true;
 }
 
-void Peers::raise(int64_t process, const Raise& raise) {
+void Peers::post(int64_t process, const Post& post) {
   if (is_remote(process)) {
-    remote_->raise(process, raise);
+    remote_->post(process, post);
     return;
   }
   auto& mail = block(process).mail;
-  while (!mail.send(raise)) {
+  while (!mail.send(post)) {
     look();
     if (is_closed_.load(std::memory_order_relaxed) || has_ended(process)) return;
     protocols::relax();
@@ -102,13 +102,13 @@ void Peers::raise(int64_t process, const Raise& raise) {
 
 void Peers::look() {
   if (remote_ != nullptr) remote_->connection().progress_if_due();
-  block(options_.process).mail.look([this](const Raise& raise) { return take(raise); });
+  block(options_.process).mail.look([this](const Post& post) { return take(post); });
 }
 
 void Peers::stay() { block(options_.process).mail.stay(); }
 
 bool Peers::leave() {
-  return block(options_.process).mail.leave([this](const Raise& raise) { return take(raise); });
+  return block(options_.process).mail.leave([this](const Post& post) { return take(post); });
 }
 
 void Peers::listen() {
@@ -117,7 +117,7 @@ void Peers::listen() {
   if (remote_ != nullptr) remote_->listen(is_over);
   while (!is_over()) {
     own.beats.fetch_add(1, std::memory_order_relaxed);
-    own.mail.listen([this](const Raise& raise) { return take(raise); }, is_over, kBeatNs);
+    own.mail.listen([this](const Post& post) { return take(post); }, is_over, kBeatNs);
   }
 }
 
@@ -127,13 +127,13 @@ void Peers::close() {
   if (remote_ != nullptr) remote_->leave();
 }
 
-void Peers::end_raises() {
-  if (remote_ != nullptr) remote_->end_raises(run());
+void Peers::end_posts() {
+  if (remote_ != nullptr) remote_->end_posts(run());
 }
 
 bool Peers::settle(int64_t limit_ns) {
   const auto has_settled = [this] {
-    block(options_.process).mail.take_now([this](const Raise& raise) { return take(raise); });
+    block(options_.process).mail.take_now([this](const Post& post) { return take(post); });
     return remote_ == nullptr || remote_->have_ended(run());
   };
   return has_settled() || sleep(block(options_.process).sleepers, remote_.get(), limit_ns, has_settled);

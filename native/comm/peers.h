@@ -2,17 +2,17 @@
 // messages (connection.h) to those of another, which are remote.
 //
 // Purpose: one process leads: it orders runs, and all others answer when a run has ended. While one goes on, each
-// raises signals of the others' devices by messages (protocols/mailbox.h), and reports how far it has got. Signals
-// themselves stay in their owner's memory. Memory order: what happened before a raise was sent is seen by who takes it;
+// posts signals of the others' devices by messages (protocols/mailbox.h), and reports how far it has got. Signals
+// themselves stay in their owner's memory. Memory order: what happened before a post was sent is seen by who takes it;
 // what happened before an order or an answer by who receives it.
 //
 // A message carries the number of its run, which is its order's. Devices count signals from where a run begins, so a
 // message of a run that has not begun here is left until it has; those of earlier runs are taken before the next one
 // begins. On one host they had been sent before the leader heard of their end; from remote processes there may be some
-// under way, so each says when it has raised its last one of a run, and settle() waits for that.
+// under way, so each says when it has posted its last one of a run, and settle() waits for that.
 //
-// Who may call: raise, look, stay, leave any worker of the process; listen one thread that does nothing else; the rest
-// the thread that leads or serves. Blocks: raise while the other's mailbox is full, and takes its own messages
+// Who may call: post, look, stay, leave any worker of the process; listen one thread that does nothing else; the rest
+// the thread that leads or serves. Blocks: post while the other's mailbox is full, and takes its own messages
 // meanwhile; await_order and await_answers up to their limits. Trusts nothing: who takes a message checks what it
 // names. Refuses: sizes that do not fit (ArgumentError), and a mapping that the system refuses (ResourceError).
 #pragma once
@@ -37,7 +37,7 @@ struct PeersOptions {
   int file = -1;  // of bytes(num_processes), which all processes of this host map
   std::vector<int> ends;  // per process a descriptor that becomes readable when it ends; -1: none is watched
   /// Takes a message of a run that has begun. Called by one thread at a time.
-  std::function<void(const Raise&)> take;
+  std::function<void(const Post&)> take;
   RemoteOptions remote = {};
 };
 
@@ -56,15 +56,15 @@ class Peers {
 
   // Raises.
 
-  void raise(int64_t process, const Raise& raise);
+  void post(int64_t process, const Post& post);
   void look();
   void stay();
   bool leave();
   /// Until close(): takes messages while no worker looks, and shows that this process is alive.
   void listen();
   void close();
-  /// After the devices have ended: no raise of this run will be sent.
-  void end_raises();
+  /// After the devices have ended: no post of this run will be sent.
+  void end_posts();
   /// Before devices begin: no message of an earlier run is left. False: remote processes have not said so for so long.
   bool settle(int64_t limit_ns);
   /// After they have begun: messages of this run are taken from now on.
@@ -95,7 +95,7 @@ class Peers {
 
  private:
   PeerBlock& block(int64_t process) const;
-  bool take(const Raise& raise);
+  bool take(const Post& post);
   bool have_answered() const;
 
   PeersOptions options_;

@@ -17,11 +17,11 @@ constexpr int64_t kPauseNs = 200'000;
 
 }  // namespace
 
-RemotePeers::RemotePeers(RemoteOptions options, int64_t process, PeerBlock& own, std::function<bool(const Raise&)> take)
+RemotePeers::RemotePeers(RemoteOptions options, int64_t process, PeerBlock& own, std::function<bool(const Post&)> take)
     : options_(std::move(options)), process_(process), own_(own), take_(std::move(take)) {
   for (const bool is_remote : options_.is_remote)
     blocks_.push_back(is_remote ? std::make_unique<PeerBlock>() : nullptr);
-  options_.connection->join(options_.team, *this);
+  options_.connection->join(options_.group, *this);
 }
 
 RemotePeers::~RemotePeers() { leave(); }
@@ -29,31 +29,31 @@ RemotePeers::~RemotePeers() { leave(); }
 Message RemotePeers::message_of(MessageKind kind) const {
   Message message;
   message.kind = static_cast<uint16_t>(kind);
-  message.team = options_.team;
+  message.group = options_.group;
   return message;
 }
 
-void RemotePeers::post(int64_t process, const Message& message, const std::string& text) {
-  options_.connection->post(process, message, text);
+void RemotePeers::send(int64_t process, const Message& message, const std::string& text) {
+  options_.connection->send(process, message, text);
   options_.connection->progress();
 }
 
-void RemotePeers::post_to_all(const Message& message) {
+void RemotePeers::send_to_all(const Message& message) {
   for (int64_t p = 0; p < std::ssize(blocks_); ++p) {
-    if (has(p)) options_.connection->post(p, message);
+    if (has(p)) options_.connection->send(p, message);
   }
   options_.connection->progress();
 }
 
 // ---- what this process says --------------------------------------------------------------------------------------
 
-void RemotePeers::raise(int64_t process, const Raise& raise) {
-  Message message = message_of(MessageKind::kRaise);
-  message.flags = raise.is_poisoned ? 1 : 0;
-  message.numbers[0] = static_cast<int64_t>(raise.run);
-  message.numbers[1] = raise.device;
-  message.numbers[2] = raise.signal;
-  post(process, message);
+void RemotePeers::post(int64_t process, const Post& post) {
+  Message message = message_of(MessageKind::kPost);
+  message.flags = post.is_poisoned ? 1 : 0;
+  message.numbers[0] = static_cast<int64_t>(post.run);
+  message.numbers[1] = post.device;
+  message.numbers[2] = post.signal;
+  send(process, message);
 }
 
 void RemotePeers::give(int64_t process, const Order& order, uint64_t number) {
@@ -64,7 +64,7 @@ void RemotePeers::give(int64_t process, const Order& order, uint64_t number) {
   message.numbers[2] = order.list;
   message.numbers[3] = order.num_symbols;
   const auto* const symbols = reinterpret_cast<const char*>(order.symbols);
-  post(process, message, {symbols, order.num_symbols * sizeof(int64_t)});
+  send(process, message, {symbols, order.num_symbols * sizeof(int64_t)});
 }
 
 void RemotePeers::answer(const Answer& answer, uint64_t number) {
@@ -77,7 +77,7 @@ void RemotePeers::answer(const Answer& answer, uint64_t number) {
   std::string text(answer.op, strnlen(answer.op, sizeof(answer.op)));
   message.numbers[5] = std::ssize(text);
   text.append(answer.message, strnlen(answer.message, sizeof(answer.message)));
-  post(0, message, text);
+  send(0, message, text);
 }
 
 void RemotePeers::tell() {
@@ -87,13 +87,13 @@ void RemotePeers::tell() {
   message.numbers[1] = static_cast<int64_t>(own_.beats.load(std::memory_order_relaxed));
   message.numbers[2] = static_cast<int64_t>(own_.num_completed.load(std::memory_order_relaxed));
   message.numbers[3] = static_cast<int64_t>(own_.stopped.load(std::memory_order_relaxed));
-  post_to_all(message);
+  send_to_all(message);
 }
 
-void RemotePeers::end_raises(uint64_t run) {
+void RemotePeers::end_posts(uint64_t run) {
   Message message = message_of(MessageKind::kEnd);
   message.numbers[0] = static_cast<int64_t>(run);
-  post_to_all(message);
+  send_to_all(message);
 }
 
 bool RemotePeers::have_ended(uint64_t run) const {
@@ -137,8 +137,8 @@ void RemotePeers::take(int64_t from, const Message& message, const std::string& 
     return;
   }
   switch (static_cast<MessageKind>(message.kind)) {
-    case MessageKind::kRaise:
-      take_raise(from, message);
+    case MessageKind::kPost:
+      take_post(from, message);
       return;
     case MessageKind::kOrder:
       take_order(from, message, text);
@@ -151,7 +151,7 @@ void RemotePeers::take(int64_t from, const Message& message, const std::string& 
       return;
     case MessageKind::kEnd:
       undelivered_.push_back(
-          {.raise = {.run = static_cast<uint64_t>(message.numbers[0])}, .from = from, .is_end = true});
+          {.post = {.run = static_cast<uint64_t>(message.numbers[0])}, .from = from, .is_end = true});
       deliver();
       return;
     case MessageKind::kRead:
@@ -163,17 +163,17 @@ void RemotePeers::take(int64_t from, const Message& message, const std::string& 
   refuse(from, message);
 }
 
-void RemotePeers::take_raise(int64_t from, const Message& message) {
+void RemotePeers::take_post(int64_t from, const Message& message) {
   const auto device = static_cast<int32_t>(message.numbers[1]);
   const auto signal = static_cast<int32_t>(message.numbers[2]);
   if (message.numbers[1] != device || message.numbers[2] != signal) {
     refuse(from, message);
     return;
   }
-  undelivered_.push_back({.raise = {.run = static_cast<uint64_t>(message.numbers[0]),
-                                    .device = device,
-                                    .signal = signal,
-                                    .is_poisoned = message.flags != 0},
+  undelivered_.push_back({.post = {.run = static_cast<uint64_t>(message.numbers[0]),
+                                   .device = device,
+                                   .signal = signal,
+                                   .is_poisoned = message.flags != 0},
                           .from = from});
   deliver();
 }
@@ -193,11 +193,11 @@ void RemotePeers::deliver() {
   for (; !undelivered_.empty(); undelivered_.pop_front()) {
     const Undelivered& next = undelivered_.front();
     if (next.is_end) {
-      block(next.from).ended.store(next.raise.run, std::memory_order_release);
+      block(next.from).ended.store(next.post.run, std::memory_order_release);
       own_.sleepers.wake_all_if_any(true, true);
-    } else if (!own_.mail.send(next.raise)) {
+    } else if (!own_.mail.send(next.post)) {
       own_.mail.look(take_);
-      if (!own_.mail.send(next.raise)) return;
+      if (!own_.mail.send(next.post)) return;
     }
   }
 }

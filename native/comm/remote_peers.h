@@ -1,5 +1,5 @@
-// The processes of a team that are on other hosts: what is said to them in messages (connection.h), and a block of each
-// as of those that share memory (peer_block.h), written by who takes its messages.
+// The processes of a device group that are on other hosts: what is said to them in messages (connection.h), and a block
+// of each as of those that share memory (peer_block.h), written by who takes its messages.
 //
 // Purpose: the other half of comm/peers.h, which alone calls this. Who may call, and what blocks: as there; listen()
 // besides makes the connection's progress. Trusts nothing: a message that cannot be fails the connection, and nothing
@@ -16,12 +16,12 @@
 
 namespace tilewise::comm {
 
-/// What messages of a team are about. Those from kRead on are handed on.
-enum class MessageKind : uint16_t { kRaise = 1, kOrder, kAnswer, kState, kEnd, kRead, kWrite, kWritten };
+/// What messages of a device group are about. Those from kRead on are handed on.
+enum class MessageKind : uint16_t { kPost = 1, kOrder, kAnswer, kState, kEnd, kRead, kWrite, kWritten };
 
 struct RemoteOptions {
   std::shared_ptr<Connection> connection = nullptr;  // processes have the same numbers there; none: all share memory
-  int64_t team = 0;  // this team's number there
+  int64_t group = 0;  // this device group's number there
   std::vector<bool> is_remote = {};  // per process
   /// Takes messages that are about memory. Called inside Connection::progress().
   std::function<void(int64_t from, const Message& message, const std::string& text)> take = {};
@@ -32,7 +32,7 @@ struct PeerBlock;
 class RemotePeers final : private Receiver {
  public:
   /// own: the block of this process, which is number `process`. take: as a mailbox takes messages.
-  RemotePeers(RemoteOptions options, int64_t process, PeerBlock& own, std::function<bool(const Raise&)> take);
+  RemotePeers(RemoteOptions options, int64_t process, PeerBlock& own, std::function<bool(const Post&)> take);
   ~RemotePeers() override;
   RemotePeers(const RemotePeers&) = delete;
   RemotePeers& operator=(const RemotePeers&) = delete;
@@ -41,15 +41,15 @@ class RemotePeers final : private Receiver {
   PeerBlock& block(int64_t process) const { return *blocks_[process]; }
   Connection& connection() const { return *options_.connection; }
   /// No message is taken any more.
-  void leave() { options_.connection->leave(options_.team); }
+  void leave() { options_.connection->leave(options_.group); }
 
-  void raise(int64_t process, const Raise& raise);
+  void post(int64_t process, const Post& post);
   void give(int64_t process, const Order& order, uint64_t number);
   void answer(const Answer& answer, uint64_t number);
   /// To all: how this process is, as its own block says.
   void tell();
-  /// To all: no raise of that run will follow; and whether all have said so.
-  void end_raises(uint64_t run);
+  /// To all: no post of that run will follow; and whether all have said so.
+  void end_posts(uint64_t run);
   bool have_ended(uint64_t run) const;
 
   /// Until is_over(): takes messages of all kinds, tells how this process is, makes progress.
@@ -57,26 +57,26 @@ class RemotePeers final : private Receiver {
 
  private:
   struct Undelivered {
-    Raise raise;
+    Post post;
     int64_t from = 0;
-    bool is_end = false;  // the sender's last raise of raise.run was before this
+    bool is_end = false;  // the sender's last post of post.run was before this
   };
 
   void take(int64_t from, const Message& message, const std::string& text) override;
-  void take_raise(int64_t from, const Message& message);
+  void take_post(int64_t from, const Message& message);
   void take_state(int64_t from, const Message& message);
   void take_order(int64_t from, const Message& message, const std::string& text);
   void take_answer(int64_t from, const Message& message, const std::string& text);
   void refuse(int64_t from, const Message& message);
   void deliver();
   Message message_of(MessageKind kind) const;
-  void post(int64_t process, const Message& message, const std::string& text = {});
-  void post_to_all(const Message& message);
+  void send(int64_t process, const Message& message, const std::string& text = {});
+  void send_to_all(const Message& message);
 
   RemoteOptions options_;
   int64_t process_;
   PeerBlock& own_;
-  std::function<bool(const Raise&)> take_;
+  std::function<bool(const Post&)> take_;
   std::vector<std::unique_ptr<PeerBlock>> blocks_;  // per process; none of those that share memory
   std::deque<Undelivered> undelivered_;  // while the mailbox is full; of who is inside progress()
 };

@@ -15,7 +15,7 @@ bool Signal::wait(Waiter* waiter, uint64_t* poison) {
   return counter_.wait(waiter, is_met, [&](Waiter* first) { waiter->next = first; });
 }
 
-void Signal::raise(uint64_t poison) {
+void Signal::post(uint64_t poison) {
   uint64_t none = 0;
   if (poison != 0) poison_.compare_exchange_strong(none, poison, std::memory_order_relaxed);  // the value publishes it
   const auto next = [](Waiter* waiter) -> Waiter*& { return waiter->next; };
@@ -23,7 +23,7 @@ void Signal::raise(uint64_t poison) {
   Waiter* const met = counter_.add(1, is_met, next);
   if (met == nullptr) return;
   const uint64_t left = poison_.load(std::memory_order_relaxed);
-  counter_.wake_all(met, next, [&](Waiter* waiter) { waiter->on_raised(waiter, left); });
+  counter_.wake_all(met, next, [&](Waiter* waiter) { waiter->on_posted(waiter, left); });
 }
 
 SignalBoard::SignalBoard(int64_t num_signals)

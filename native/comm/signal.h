@@ -1,10 +1,10 @@
 // Signals: 64-bit counters between devices, and tasks that wait for them without holding a worker.
 //
-// A signal counts up and never falls. raise() is the notifier's last act: everything it did before is visible to
-// the waiter that is told (release; wait() and on_raised acquire the value).
+// A signal counts up and never falls. post() is the notifier's last act: everything it did before is visible to
+// the waiter that is told (release; wait() and on_posted acquire the value).
 //
-// No wake-up can be lost: protocols/counter.h says why. on_raised runs outside the lock, once per waiter, in the
-// raising thread; the waiter's memory may be reused by then. No other lock is taken while a signal's lock is held.
+// No wake-up can be lost: protocols/counter.h says why. on_posted runs outside the lock, once per waiter, in the
+// posting thread; the waiter's memory may be reused by then. No other lock is taken while a signal's lock is held.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace tilewise::comm {
 struct Waiter {
   uint64_t threshold = 0;
   Waiter* next = nullptr;
-  void (*on_raised)(Waiter*, uint64_t poison) = nullptr;
+  void (*on_posted)(Waiter*, uint64_t poison) = nullptr;
 };
 
 /// One signal: 128 bytes, so that neighbours (and the adjacent-line prefetcher) never share with it.
@@ -26,12 +26,12 @@ struct Waiter {
 /// (same index everywhere).
 class alignas(128) Signal {
  public:
-  /// True when the value has reached waiter->threshold (then *poison is what the raisers left); otherwise the waiter
-  /// is registered and its on_raised will be called exactly once.
+  /// True when the value has reached waiter->threshold (then *poison is what the posters left); otherwise the waiter
+  /// is registered and its on_posted will be called exactly once.
   bool wait(Waiter* waiter, uint64_t* poison);
 
   /// Adds one. A poison (an error's id, 0 for none) is written before the value; the first one stays.
-  void raise(uint64_t poison);
+  void post(uint64_t poison);
 
   uint64_t value() const { return counter_.load(); }
   uint64_t poison() const { return poison_.load(std::memory_order_acquire); }
@@ -45,7 +45,7 @@ class alignas(128) Signal {
 };
 static_assert(sizeof(Signal) == 128);
 
-/// The signals of one device. The n-th has the same index on every device of the team.
+/// The signals of one device. The n-th has the same index on every device of the device group.
 class SignalBoard {
  public:
   explicit SignalBoard(int64_t num_signals);

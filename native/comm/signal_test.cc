@@ -14,7 +14,7 @@ struct Counting : Waiter {
   std::atomic<int> calls{0};
   uint64_t poison = 0;
   Counting() {
-    on_raised = [](Waiter* self, uint64_t id) {
+    on_posted = [](Waiter* self, uint64_t id) {
       auto* me = static_cast<Counting*>(self);
       me->poison = id;
       me->calls.fetch_add(1, std::memory_order_release);
@@ -38,11 +38,11 @@ CASE("a met wait returns at once, an unmet one is told once when its value comes
   high.threshold = 3;
   EXPECT(!board[0].wait(&low, &poison));
   EXPECT(!board[0].wait(&high, &poison));
-  board[0].raise(0);
+  board[0].post(0);
   EXPECT_EQ(low.calls.load(), 1);
   EXPECT_EQ(high.calls.load(), 0);
-  board[0].raise(9);
-  board[0].raise(0);
+  board[0].post(9);
+  board[0].post(0);
   EXPECT_EQ(high.calls.load(), 1);
   EXPECT_EQ(high.poison, 9u);
   met.threshold = 2;
@@ -51,11 +51,11 @@ CASE("a met wait returns at once, an unmet one is told once when its value comes
   EXPECT_EQ(low.calls.load(), 1);
 }
 
-CASE("no wake-up is lost between a waiting and a raising thread (mistake: lost wake-ups)") {
+CASE("no wake-up is lost between a waiting and a posting thread (mistake: lost wake-ups)") {
   SignalBoard board(1);
   constexpr int kRounds = 20000;
-  std::thread raiser([&] {
-    for (int i = 0; i < kRounds; ++i) board[0].raise(0);
+  std::thread poster([&] {
+    for (int i = 0; i < kRounds; ++i) board[0].post(0);
   });
   std::vector<Counting> waiters(kRounds);
   int64_t data_seen = 0;
@@ -64,7 +64,7 @@ CASE("no wake-up is lost between a waiting and a raising thread (mistake: lost w
     uint64_t poison = 0;
     if (board[0].wait(&waiters[i], &poison)) ++data_seen;
   }
-  raiser.join();
+  poster.join();
   int64_t told = 0;
   for (auto& waiter : waiters) told += waiter.calls.load();
   EXPECT_EQ(told + data_seen, kRounds);

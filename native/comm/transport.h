@@ -20,7 +20,7 @@
 
 namespace tilewise::comm {
 
-/// The fixed part of a message. Those who take it fill in nothing but kind, team, tag and numbers.
+/// The fixed part of a message. Those who take it fill in nothing but kind, device group, tag and numbers.
 struct Message {
   static constexpr int64_t kNumbers = 6;
 
@@ -28,7 +28,7 @@ struct Message {
   uint16_t kind = 0;
   uint16_t flags = 0;
   uint64_t sequence = 0;  // from this sender to this receiver
-  int64_t team = 0;  // whom it is for
+  int64_t group = 0;  // whom it is for
   int32_t tag = 0;  // of the payload that it announces; 0: none
   int32_t length = 0;  // of the text that follows
   int64_t numbers[kNumbers] = {};
@@ -65,7 +65,7 @@ struct Operation {
 
   Kind kind = Kind::kMessage;
   int64_t peer = 0;
-  int64_t team = 0;
+  int64_t group = 0;
   int32_t tag = 0;  // of a payload
   const std::byte* data = nullptr;  // of kSend
   std::byte* into = nullptr;  // of kReceive
@@ -79,21 +79,21 @@ struct Operation {
     std::memcpy(whole.data(), &message, sizeof(Message));
     text.copy(whole.data() + sizeof(Message), text.size());
     return std::make_unique<Operation>(
-        Operation{.kind = Kind::kMessage, .peer = to, .team = message.team, .done = {}, .text = std::move(whole)});
+        Operation{.kind = Kind::kMessage, .peer = to, .group = message.group, .done = {}, .text = std::move(whole)});
   }
-  static Owned send(int64_t to, int64_t team, int32_t tag, const std::byte* data, int64_t bytes, Done done) {
+  static Owned send(int64_t to, int64_t group, int32_t tag, const std::byte* data, int64_t bytes, Done done) {
     return std::make_unique<Operation>(Operation{.kind = Kind::kSend,
                                                  .peer = to,
-                                                 .team = team,
+                                                 .group = group,
                                                  .tag = tag,
                                                  .data = data,
                                                  .bytes = bytes,
                                                  .done = std::move(done)});
   }
-  static Owned receive(int64_t from, int64_t team, int32_t tag, std::byte* into, int64_t bytes, Done done) {
+  static Owned receive(int64_t from, int64_t group, int32_t tag, std::byte* into, int64_t bytes, Done done) {
     return std::make_unique<Operation>(Operation{.kind = Kind::kReceive,
                                                  .peer = from,
-                                                 .team = team,
+                                                 .group = group,
                                                  .tag = tag,
                                                  .into = into,
                                                  .bytes = bytes,

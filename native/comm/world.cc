@@ -15,7 +15,7 @@ namespace tilewise::comm {
 
 namespace {
 
-// Their teams; those of executors count from 1.
+// Their device groups; those of executors count from 1.
 constexpr int64_t kFrames = -1;
 constexpr int64_t kAlive = -2;
 constexpr int64_t kProbes = -3;
@@ -26,9 +26,9 @@ constexpr int64_t kEndNs = 30'000'000'000;
 constexpr int64_t kGoneNs = 10'000'000'000;
 constexpr std::chrono::milliseconds kPause{5};
 
-Message message_for(int64_t team, int64_t number) {
+Message message_for(int64_t group, int64_t number) {
   Message message;
-  message.team = team;
+  message.group = group;
   message.numbers[0] = number;
   return message;
 }
@@ -120,7 +120,7 @@ void Heartbeat::take(int64_t from, const Message& message, const std::string& /*
 bool Heartbeat::end(int64_t limit_ns, int64_t quiet_limit_ns) {
   stop();
   for (int64_t p = 0; p < connection_.size(); ++p) {
-    if (p != connection_.rank()) connection_.post(p, message_for(kAlive, kIsLast));
+    if (p != connection_.rank()) connection_.send(p, message_for(kAlive, kIsLast));
   }
   for (auto& quiet : quiet_ns_) quiet.store(0, std::memory_order_relaxed);
   const int64_t until = now_ns() + limit_ns;
@@ -160,7 +160,7 @@ void Heartbeat::beat() {
     if (last_ns - told_ns <= kBeatNs) continue;
     told_ns = last_ns;
     for (int64_t p = 0; p < connection_.size(); ++p) {
-      if (p != connection_.rank()) connection_.post(p, message_for(kAlive, 0));
+      if (p != connection_.rank()) connection_.send(p, message_for(kAlive, 0));
     }
   }
 }

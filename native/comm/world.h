@@ -1,5 +1,5 @@
 // The processes that a launcher has started together: the connection between them, and what it carries beside the runs
-// of teams: frames, signs of life, probes.
+// of device groups: frames, signs of life, probes.
 //
 // Purpose: `Frames` are bytes for a process itself, in order, and what a leader and its workers say to each other.
 // `Heartbeat` says now and then that this process is alive, and makes progress where no other thread does; so a process

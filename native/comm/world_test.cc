@@ -46,7 +46,7 @@ CASE("a probe takes as long as its bytes do, and one that cannot be is refused b
   EXPECT(one.probes().measure(1, 0, kPatience) > 0);
   EXPECT_EQ(one.connection()->traffic().bytes_received, int64_t{100'000});
   Message message;
-  message.team = -3;
+  message.group = -3;
   message.numbers[0] = kMostProbe + 1;
   std::byte into{};
   one.connection()->ask(1, message, &into, 1, {});

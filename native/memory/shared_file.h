@@ -1,7 +1,7 @@
 // Memory of a file that several processes map: sealed, so that no other process can shrink it under this one.
 //
-// Purpose: devices' arenas and the team's memory (comm/peers.h). The file is a memfd that one process has made and
-// handed to the others; it has no name. Who may call: anyone. Blocks: never after construction. Memory: a mapping,
+// Purpose: devices' arenas and the device group's memory (comm/peers.h). The file is a memfd that one process has made
+// and handed to the others; it has no name. Who may call: anyone. Blocks: never after construction. Memory: a mapping,
 // given back by the destructor; the descriptor stays its owner's. Refuses: files that are not sealed or of another size
 // (ArgumentError), and what the system cannot map (ResourceError).
 #pragma once

@@ -32,13 +32,13 @@ class Binding {
     }
     made.waits.reserve(given.waits.size());
     for (const Wait& w : given.waits) {
-      const int64_t raiser = w.team < 0 ? -1 : peer(w.team, w.member);
-      if (raiser == number_) continue;
-      made.waits.push_back({signal(w.signal_base, w.per_index), w.increment, raiser, w.slot, w.use});
+      const int64_t poster = w.group < 0 ? -1 : peer(w.group, w.member);
+      if (poster == number_) continue;
+      made.waits.push_back({signal(w.signal_base, w.per_index), w.increment, poster, w.slot, w.use});
     }
     made.notifies.reserve(given.notifies.size());
     for (const Notify& n : given.notifies) {
-      const int64_t target = peer(n.team, n.member);
+      const int64_t target = peer(n.group, n.member);
       if (target == number_) continue;
       made.notifies.push_back({target, signal(n.signal_base, n.per_index), n.slot, n.use});
     }
@@ -46,14 +46,14 @@ class Binding {
   }
 
  private:
-  int64_t peer(int64_t team, const Number& member) const {
-    return device_.teams[team][member.on(device_.numbers).constant];
+  int64_t peer(int64_t group, const Number& member) const {
+    return device_.groups[group][member.on(device_.numbers).constant];
   }
   BoundSignal signal(const Number& base, bool per_index) const { return {base.on(device_.numbers), per_index}; }
 
   BoundOperand operand(const Operand& o) const {
     if (o.null) return {o.slot, number_, o.mode, kNoAccess, 1, 0, 1, true, kNoAccess};
-    const int64_t owner = o.team < 0 ? number_ : peer(o.team, o.member);
+    const int64_t owner = o.group < 0 ? number_ : peer(o.group, o.member);
     const bool is_own = owner == number_;
     const int64_t role = o.role != kNoAccess ? o.role : (o.access != kNoAccess && is_own ? o.access : int64_t{kIn});
     const auto at = [&](const Number& n) { return n.on(device_.numbers); };

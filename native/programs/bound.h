@@ -1,7 +1,8 @@
-// A device's templates as its walker executes them: numbers of the device filled in, teams and members resolved.
+// A device's templates as its walker executes them: numbers of the device filled in, device groups and members
+// resolved.
 //
-// What remains open are symbols and numbers of the call. Operands of the device itself have lost their team, waits for
-// and notifies to itself are gone. Made by Program::bound, frozen, read by every thread of the device.
+// What remains open are symbols and numbers of the call. Operands of the device itself have lost their device group,
+// waits for and notifies to itself are gone. Made by Program::bound, frozen, read by every thread of the device.
 #pragma once
 #include <string>
 #include <vector>
@@ -33,7 +34,7 @@ struct BoundSignal {
 struct BoundWait {
   BoundSignal signal;
   Number increment;
-  int64_t raiser = -1;  // -1: not said
+  int64_t poster = -1;  // -1: not said
   int64_t slot = -1;
   Number use;
 };

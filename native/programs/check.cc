@@ -20,8 +20,8 @@ struct Range {
 struct ClassFacts {
   bool is_used = false;
   std::vector<Range> numbers;
-  std::vector<int64_t> team_sizes;
-  std::vector<int64_t> fewest_tensors;  // per team: among its devices' classes
+  std::vector<int64_t> group_sizes;
+  std::vector<int64_t> fewest_tensors;  // per device group: among its devices' classes
 };
 
 enum Allowed : int64_t { kSymbols = 1, kDevices = 2, kCalls = 4, kPositions = 8 };
@@ -55,29 +55,30 @@ class Checks {
     if (!facts.is_used) {
       facts.is_used = true;
       for (int64_t value : device.numbers) facts.numbers.push_back({value, value});
-      for (const auto& team : device.teams) facts.team_sizes.push_back(std::ssize(team));
-      facts.fewest_tensors.assign(device.teams.size(), INT64_MAX);
+      for (const auto& group : device.groups) facts.group_sizes.push_back(std::ssize(group));
+      facts.fewest_tensors.assign(device.groups.size(), INT64_MAX);
     }
-    bool is_alike = device.numbers.size() == facts.numbers.size() && device.teams.size() == facts.team_sizes.size();
-    for (size_t t = 0; is_alike && t < device.teams.size(); ++t) {
-      is_alike = std::ssize(device.teams[t]) == facts.team_sizes[t];
+    bool is_alike = device.numbers.size() == facts.numbers.size() && device.groups.size() == facts.group_sizes.size();
+    for (size_t t = 0; is_alike && t < device.groups.size(); ++t) {
+      is_alike = std::ssize(device.groups[t]) == facts.group_sizes[t];
     }
-    check<ArgumentError>(is_alike,
-                         "[runtime.Program.finish] devices of one class must have as many numbers, and teams of the "
-                         "same sizes; got others on device ",
-                         number, "; correct the plan, or make it another class");
+    check<ArgumentError>(
+        is_alike,
+        "[runtime.Program.finish] devices of one class must have as many numbers, and device groups of the "
+        "same sizes; got others on device ",
+        number, "; correct the plan, or make it another class");
     for (size_t n = 0; n < device.numbers.size(); ++n) {
       facts.numbers[n].low = std::min(facts.numbers[n].low, device.numbers[n]);
       facts.numbers[n].high = std::max(facts.numbers[n].high, device.numbers[n]);
     }
-    for (size_t t = 0; t < device.teams.size(); ++t) check_team(number, device.teams[t], facts.fewest_tensors[t]);
+    for (size_t t = 0; t < device.groups.size(); ++t) check_group(number, device.groups[t], facts.fewest_tensors[t]);
   }
 
-  void check_team(int64_t number, const std::vector<int64_t>& team, int64_t& fewest_tensors) {
+  void check_group(int64_t number, const std::vector<int64_t>& group, int64_t& fewest_tensors) {
     std::vector<bool> is_member(program_.num_devices());
-    for (int64_t member : team) {
+    for (int64_t member : group) {
       check<ArgumentError>(member >= 0 && member < program_.num_devices() && !is_member[member],
-                           "[runtime.Program.finish] a team must be different devices of the program's ",
+                           "[runtime.Program.finish] a device group must be different devices of the program's ",
                            program_.num_devices(), "; got ", member, " in one of device ", number,
                            "; correct the plan");
       is_member[member] = true;
@@ -157,7 +158,7 @@ class Checks {
 
   const std::string& label_of(const Instr& instr) const { return program_.labels()[instr.label]; }
 
-  /// What does not depend on calls: sources, modes, accesses, teams.
+  /// What does not depend on calls: sources, modes, accesses, device groups.
   void check_instr(const Instr& instr) {
     const std::string& label = label_of(instr);
     const std::string place = "'" + label + "'";
@@ -175,28 +176,28 @@ class Checks {
       check<ArgumentError>(operand.role >= kNoAccess && operand.role <= kInOut,
                            "[runtime.Program.finish] role must be 0 to 3; got ", operand.role, " in '", label,
                            "'; see runtime.Access");
-      if (operand.team != -1) check_peer(operand.team, operand.member, "an operand's", label);
-      check<ArgumentError>(operand.team < 0 || (operand.access <= kIn && operand.role <= kIn),
+      if (operand.group != -1) check_peer(operand.group, operand.member, "an operand's", label);
+      check<ArgumentError>(operand.group < 0 || (operand.access <= kIn && operand.role <= kIn),
                            "[runtime.Program.finish] a peer's tile is only read, and ordered by signals; got access ",
-                           operand.access, ", role ", operand.role, " on a member of team ", operand.team, " in '",
-                           label, "'; pass 0 or 1");
+                           operand.access, ", role ", operand.role, " on a member of device group ", operand.group,
+                           " in '", label, "'; pass 0 or 1");
       check<ArgumentError>(operand.mode != Mode::kPanelCols || is_of_whole_panels(instr, operand),
                            "[runtime.Program.finish] columns of panels are read, on the device itself, in a loop of "
                            "whole panels (32); got access ",
-                           operand.access, ", team ", operand.team, ", step ", instr.step.constant, " in '", label,
-                           "'; copy the weight first");
+                           operand.access, ", device group ", operand.group, ", step ", instr.step.constant, " in '",
+                           label, "'; copy the weight first");
       for (const Number* n : {&operand.div, &operand.part, &operand.parts, &operand.offset}) {
         check_number(*n, kAll, "div, part, parts and offset", place);
       }
     }
     for (const Wait& wait : instr.waits) {
-      if (wait.team != -1) check_peer(wait.team, wait.member, "a wait's", label);
+      if (wait.group != -1) check_peer(wait.group, wait.member, "a wait's", label);
       check_number(wait.signal_base, kDevices | kCalls, "a signal", place);
       check_number(wait.increment, kCalls, "an increment", place);
       check_number(wait.use, kCalls | kPositions, "a use", place);
     }
     for (const Notify& notify : instr.notifies) {
-      check_peer(notify.team, notify.member, "a notify's", label);
+      check_peer(notify.group, notify.member, "a notify's", label);
       check_number(notify.signal_base, kDevices | kCalls, "a signal", place);
       check_number(notify.use, kCalls | kPositions, "a use", place);
     }
@@ -204,22 +205,22 @@ class Checks {
 
   /// Columns come in pairs, and rows of panels lie apart: no other view of some columns is one.
   static bool is_of_whole_panels(const Instr& instr, const Operand& operand) {
-    const bool is_read = operand.access <= kIn && operand.role <= kIn && operand.team < 0;
+    const bool is_read = operand.access <= kIn && operand.role <= kIn && operand.group < 0;
     return is_read && operand.div.is_constant() && operand.div.constant == 1 && instr.step.is_constant() &&
            instr.step.constant % kPanelRows == 0;
   }
 
-  void check_peer(int64_t team, const Number& member, const char* whose, const std::string& label) {
-    const int64_t num_teams = std::ssize(facts().team_sizes);
-    check<ArgumentError>(team >= 0 && team < num_teams, "[runtime.Program.finish] ", whose,
-                         " peer must be in a team of its device; got team ", team, " of ", num_teams, " in '", label,
-                         "'; pass the team to add_device");
+  void check_peer(int64_t group, const Number& member, const char* whose, const std::string& label) {
+    const int64_t num_groups = std::ssize(facts().group_sizes);
+    check<ArgumentError>(group >= 0 && group < num_groups, "[runtime.Program.finish] ", whose,
+                         " peer must be in a device group of its device; got device group ", group, " of ", num_groups,
+                         " in '", label, "'; pass the device group to add_device");
     check_number(member, kDevices, "a member", "'" + label + "'");
     const Range members = range(member, nullptr);
-    check<ArgumentError>(members.low >= 0 && members.high < facts().team_sizes[team], "[runtime.Program.finish] ",
-                         whose, " peer must be a member of its team; got member ",
-                         members.low < 0 ? members.low : members.high, " of ", facts().team_sizes[team], " in '", label,
-                         "'; correct the plan");
+    check<ArgumentError>(members.low >= 0 && members.high < facts().group_sizes[group], "[runtime.Program.finish] ",
+                         whose, " peer must be a member of its device group; got member ",
+                         members.low < 0 ? members.low : members.high, " of ", facts().group_sizes[group], " in '",
+                         label, "'; correct the plan");
   }
 
   void check_number(const Number& n, int64_t allowed, const char* what, const std::string& place) {
@@ -343,7 +344,7 @@ class Checks {
       for (const Operand& operand : instr.operands) {
         if (operand.null) continue;
         check_slot(operand.slot, "operand's");
-        const int64_t num_tensors = operand.team < 0 ? std::ssize(of.tensors) : facts().fewest_tensors[operand.team];
+        const int64_t num_tensors = operand.group < 0 ? std::ssize(of.tensors) : facts().fewest_tensors[operand.group];
         const int64_t tensor = call.binding[operand.slot];
         check<ArgumentError>(tensor >= 0 && tensor < num_tensors,
                              "[runtime.Program.finish] a bound tensor must exist on its device; got tensor ", tensor,
@@ -375,7 +376,7 @@ class Checks {
       for (const Operand& operand : instr.operands) {
         const bool has_columns =
             operand.mode == Mode::kCol || operand.mode == Mode::kRowCols || operand.mode == Mode::kPanelCols;
-        fits = fits && !operand.null && operand.team < 0 && !has_columns;
+        fits = fits && !operand.null && operand.group < 0 && !has_columns;
         if (!fits) break;
         const Tensor& tensor = of.tensors[call.binding[operand.slot]];
         fits = tensor.cols == tensor.stride &&
@@ -401,7 +402,7 @@ class Checks {
   /// Of a peer's tensor, in whatever class the peer is.
   bool is_in_file(const DeviceClass& of, const Operand& operand, const Call& call) const {
     const auto number = static_cast<size_t>(call.binding[operand.slot]);
-    if (operand.team < 0) return is_in_file(of.tensors[number]);
+    if (operand.group < 0) return is_in_file(of.tensors[number]);
     for (int64_t c = 0; c < program_.num_classes(); ++c) {
       const std::vector<Tensor>& tensors = program_.class_at(c).tensors;
       if (number < tensors.size() && is_in_file(tensors[number])) return true;

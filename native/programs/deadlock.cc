@@ -3,20 +3,20 @@
 // One legal schedule is: every device runs its tasks strictly in submission order. If that schedule reaches the end,
 // every greedy execution does: of the tasks not completed when something is stuck, take the first in the order in
 // which this schedule completed them. All before it are complete, among them all that were submitted before it on its
-// device (so the window has room and it is submitted), all it depends on, and all raisers it waits for: it can run.
+// device (so the window has room and it is submitted), all it depends on, and all posters it waits for: it can run.
 //
 // With few devices there is a cursor per device. With more there is one per class, that of its first device, and a
-// step of a class raises what the step raises on all its devices: a wait for a peer is a wait for the peer's class.
+// step of a class posts what the step posts on all its devices: a wait for a peer is a wait for the peer's class.
 // That is the same proof where a class's devices are in lockstep: but for the names of signals and peers, each has the
-// waits of the first in every instruction, and gets from every instruction of every class the raises that the first
+// waits of the first in every instruction, and gets from every instruction of every class the posts that the first
 // gets. Then a schedule of classes that ends is one of devices (let all devices of a class take a step at once: what
 // lets the first go on lets every other). And where the devices' schedule ends, so does the classes': order the steps
 // of classes by when the first device of each took them; it waited for devices that had taken theirs, so their classes
 // stand before it. Where a class is not in lockstep, every device has a cursor, however many there are. Sharded state
 // is such a case: each home is copied by an instruction of its own, and its owner waits in another one than its peers.
 //
-// Signals only count, so the proof also pairs the n-th raise of a signal with the n-th that is waited for, and refuses
-// a pair about different tensors or uses, or from another raiser than the wait names.
+// Signals only count, so the proof also pairs the n-th post of a signal with the n-th that is waited for, and refuses
+// a pair about different tensors or uses, or from another poster than the wait names.
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -32,69 +32,69 @@ namespace {
 
 constexpr int64_t kMostCursors = 16;  // with more devices, classes have one if they are in lockstep
 
-/// A raise, as the cursor that takes it sees it.
-struct Raise {
+/// A post, as the cursor that takes it sees it.
+struct Post {
   int64_t cursor;
-  int64_t raiser;
+  int64_t poster;
   BoundSignal signal;
   int64_t slot;
   Number use;
 };
 
-/// Whose steps are taken, and what each step raises at which cursor.
-struct Cast {
+/// Whose steps are taken, and what each step posts at which cursor.
+struct CursorSet {
   std::vector<int64_t> devices;  // of each cursor
-  std::vector<std::vector<std::vector<std::vector<Raise>>>> raises;  // per cursor, template, instruction
+  std::vector<std::vector<std::vector<std::vector<Post>>>> posts;  // per cursor, template, instruction
 };
 
-int64_t member_of(const DeviceEntry& device, int64_t team, const Number& member) {
-  return device.teams[team][member.on(device.numbers).constant];
+int64_t member_of(const DeviceEntry& device, int64_t group, const Number& member) {
+  return device.groups[group][member.on(device.numbers).constant];
 }
 
-void make_room(const Program& program, int64_t device, Cast& cast) {
-  cast.devices.push_back(device);
-  auto& of_cursor = cast.raises.emplace_back();
+void make_room(const Program& program, int64_t device, CursorSet& cursors) {
+  cursors.devices.push_back(device);
+  auto& of_cursor = cursors.posts.emplace_back();
   for (const Template& plan : program.class_of(device).templates) of_cursor.emplace_back(plan.instrs.size());
 }
 
-Cast cast_of_devices(const Program& program) {
-  Cast cast;
+CursorSet cursors_of_devices(const Program& program) {
+  CursorSet cursors;
   for (int64_t d = 0; d < program.num_devices(); ++d) {
-    make_room(program, d, cast);
+    make_room(program, d, cursors);
     const Bound& templates = program.bound(d);
     for (size_t t = 0; t < templates.size(); ++t) {
       for (size_t i = 0; i < templates[t].instrs.size(); ++i) {
         for (const BoundNotify& n : templates[t].instrs[i].notifies) {
-          cast.raises[d][t][i].push_back({n.device, d, n.signal, n.slot, n.use});
+          cursors.posts[d][t][i].push_back({n.device, d, n.signal, n.slot, n.use});
         }
       }
     }
   }
-  return cast;
+  return cursors;
 }
 
 /// What the signals of a device are called on the first of its class, and who is waited for at each.
-class Renaming {
+class SignalMap {
  public:
-  explicit Renaming(int64_t num_signals) : image_(num_signals), origin_(num_signals), raiser_(num_signals) {}
+  explicit SignalMap(int64_t num_signals) : image_(num_signals), origin_(num_signals), poster_(num_signals) {}
 
   void forget() {
-    for (auto* of : {&image_, &origin_, &raiser_}) std::fill(of->begin(), of->end(), kUnheard);
+    for (auto* of : {&image_, &origin_, &poster_}) std::fill(of->begin(), of->end(), kUnheard);
   }
 
-  /// Waits in `num` iterations; false if one of their signals has another name, or another raiser, elsewhere.
-  bool hear(int64_t signal_of_first, int64_t signal, int64_t num, int64_t raiser) {
+  /// Waits in `num` iterations; false if one of their signals has another name, or another poster, elsewhere.
+  bool hear(int64_t signal_of_first, int64_t signal, int64_t num, int64_t poster) {
     for (int64_t i = 0; i < num; ++i) {
       const bool is_same = set(image_[signal_of_first + i], signal + i) &&
-                           set(origin_[signal + i], signal_of_first + i) && set(raiser_[signal + i], raiser);
+                           set(origin_[signal + i], signal_of_first + i) && set(poster_[signal + i], poster);
       if (!is_same) return false;
     }
     return true;
   }
 
-  /// A raise as the first device sees it: its first signal there, how many of its iterations are waited for, and how
-  /// many by waits that name its raiser or none. False if it runs into signals that lie otherwise there.
-  bool rename(int64_t num, int64_t raiser, int64_t& signal, int64_t& num_heard, int64_t& num_named) const {
+  /// A post as the first device sees it: its first signal there, how many of its iterations are waited for, and how
+  /// many by waits that name its poster or none. False if it runs into signals that lie otherwise there.
+  bool rename(int64_t num, int64_t poster, int64_t& signal, int64_t& num_heard, int64_t& num_named) const {
     const int64_t own = signal;
     signal = num_heard = num_named = 0;
     for (int64_t i = 0; i < num; ++i) {
@@ -102,13 +102,13 @@ class Renaming {
       if (num_heard > 0 && signal != origin_[own + i] - i) return false;
       signal = origin_[own + i] - i;
       ++num_heard;
-      num_named += raiser_[own + i] < 0 || raiser_[own + i] == raiser;
+      num_named += poster_[own + i] < 0 || poster_[own + i] == poster;
     }
     return true;
   }
 
  private:
-  static constexpr int64_t kUnheard = -2;  // -1: by a wait that names no raiser
+  static constexpr int64_t kUnheard = -2;  // -1: by a wait that names no poster
 
   static bool set(int64_t& kept, int64_t value) {
     if (kept == kUnheard) kept = value;
@@ -117,7 +117,7 @@ class Renaming {
 
   std::vector<int64_t> image_;
   std::vector<int64_t> origin_;
-  std::vector<int64_t> raiser_;
+  std::vector<int64_t> poster_;
 };
 
 /// Devices of one class that are not in lockstep, in words.
@@ -131,123 +131,124 @@ class Classes {
   explicit Classes(const Program& program)
       : program_(program), members_(program.num_classes()), received_(program.num_devices()) {
     for (int64_t d = 0; d < program.num_devices(); ++d) members_[program.device(d).class_id].push_back(d);
-    for (int64_t c = 0; c < program.num_classes(); ++c) number_sites(c);
+    for (int64_t c = 0; c < program.num_classes(); ++c) number_positions(c);
   }
 
-  Cast cast() {
-    Cast cast;
-    for (const auto& members : members_) make_room(program_, members.front(), cast);
-    for (int64_t d = 0; d < program_.num_devices(); ++d) add_device(d, cast);
+  CursorSet cursors() {
+    CursorSet cursors;
+    for (const auto& members : members_) make_room(program_, members.front(), cursors);
+    for (int64_t d = 0; d < program_.num_devices(); ++d) add_device(d, cursors);
     for (const auto& members : members_) {
       if (members.size() > 1) check_lockstep(members);
     }
-    return cast;
+    return cursors;
   }
 
  private:
   /// An instruction of a class.
-  struct Site {
+  struct Position {
     int64_t label;
     int64_t num_iterations = 0;  // at most
-    std::vector<Notify> kinds = {};  // of raises, as they differ in more than names
+    std::vector<Notify> kinds = {};  // of posts, as they differ in more than names
   };
 
-  /// A raise that a device gets from a peer.
+  /// A post that a device gets from a peer.
   struct Received {
-    int32_t site;
+    int32_t position;
     int32_t kind;
-    int64_t raiser;
+    int64_t poster;
     int64_t signal;
   };
 
   /// A wait of a device for a peer.
   struct Heard {
-    int64_t site;
-    int64_t raiser;
+    int64_t position;
+    int64_t poster;
     int64_t signal;
     const Wait* wait;
   };
 
-  /// A received raise without the names of its device.
+  /// A received post without the names of its device.
   using Nameless = std::array<int64_t, 5>;
 
-  void number_sites(int64_t class_id) {
+  void number_positions(int64_t class_id) {
     const DeviceClass& of = program_.class_at(class_id);
-    auto& first_sites = first_sites_.emplace_back();
+    auto& first_positions = first_positions_.emplace_back();
     for (const Template& plan : of.templates) {
-      first_sites.push_back(std::ssize(sites_));
-      for (const Instr& instr : plan.instrs) sites_.push_back({instr.label});
+      first_positions.push_back(std::ssize(positions_));
+      for (const Instr& instr : plan.instrs) positions_.push_back({instr.label});
     }
     for (const CallList& list : of.lists) {
       for (int64_t n = 0; n < std::ssize(list.calls); ++n) {
         const Call& call = list.calls[n];
         const Values values{program_.symbols_max().data(), nullptr, call.numbers.data(), n};
-        Site* site = &sites_[first_sites[call.template_id]];
+        Position* position = &positions_[first_positions[call.template_id]];
         for (const Instr& instr : of.templates[call.template_id].instrs) {
           const int64_t iterations = num_iterations(instr.extent.at(values), instr.step_at(values));
-          site->num_iterations = std::max(site->num_iterations, iterations);
-          ++site;
+          position->num_iterations = std::max(position->num_iterations, iterations);
+          ++position;
         }
       }
     }
   }
 
-  int64_t num_signals_of(int64_t site, bool per_index) const {
-    return per_index ? sites_[site].num_iterations : std::min<int64_t>(sites_[site].num_iterations, 1);
+  int64_t num_signals_of(int64_t position, bool per_index) const {
+    return per_index ? positions_[position].num_iterations : std::min<int64_t>(positions_[position].num_iterations, 1);
   }
 
-  void add_device(int64_t number, Cast& cast) {
+  void add_device(int64_t number, CursorSet& cursors) {
     const DeviceEntry& device = program_.device(number);
     const std::vector<Template>& templates = program_.class_of(number).templates;
     for (size_t t = 0; t < templates.size(); ++t) {
       for (size_t i = 0; i < templates[t].instrs.size(); ++i) {
-        const int64_t site = first_sites_[device.class_id][t] + static_cast<int64_t>(i);
+        const int64_t position = first_positions_[device.class_id][t] + static_cast<int64_t>(i);
         for (const Notify& n : templates[t].instrs[i].notifies) {
-          const int64_t target = member_of(device, n.team, n.member);
+          const int64_t target = member_of(device, n.group, n.member);
           if (target == number) continue;
           const BoundSignal signal{n.signal_base.on(device.numbers), n.per_index};
           const std::vector<int64_t>& alike = members_[program_.device(target).class_id];
           if (alike.size() > 1) {
-            check_signal(signal.base, site);
-            received_[target].push_back({static_cast<int32_t>(site), kind_of(site, n), number, signal.base.constant});
+            check_signal(signal.base, position);
+            received_[target].push_back(
+                {static_cast<int32_t>(position), kind_of(position, n), number, signal.base.constant});
           }
           if (alike.front() != target) continue;
-          cast.raises[device.class_id][t][i].push_back(
+          cursors.posts[device.class_id][t][i].push_back(
               {program_.device(target).class_id, number, signal, n.slot, n.use});
         }
       }
     }
   }
 
-  void check_signal(const Number& signal, int64_t site) const {
+  void check_signal(const Number& signal, int64_t position) const {
     if (signal.is_constant()) return;
     throw Difference{"signals of a class of several devices must not change from call to call; got one that does in '" +
-                     program_.labels()[sites_[site].label] + "'; give each device a class of its own"};
+                     program_.labels()[positions_[position].label] + "'; give each device a class of its own"};
   }
 
-  int32_t kind_of(int64_t site, const Notify& raise) {
-    std::vector<Notify>& kinds = sites_[site].kinds;
+  int32_t kind_of(int64_t position, const Notify& post) {
+    std::vector<Notify>& kinds = positions_[position].kinds;
     const auto found = std::find_if(kinds.begin(), kinds.end(), [&](const Notify& kind) {
-      return kind.per_index == raise.per_index && kind.slot == raise.slot && kind.use == raise.use;
+      return kind.per_index == post.per_index && kind.slot == post.slot && kind.use == post.use;
     });
     const auto kind = static_cast<int32_t>(found - kinds.begin());
-    if (found == kinds.end()) kinds.push_back(raise);
+    if (found == kinds.end()) kinds.push_back(post);
     return kind;
   }
 
-  /// Every device's waits and raises against those of the first, under its names.
+  /// Every device's waits and posts against those of the first, under its names.
   void check_lockstep(const std::vector<int64_t>& members) const {
-    Renaming names(program_.needs(members.front()).num_signals);
+    SignalMap names(program_.needs(members.front()).num_signals);
     const std::vector<Heard> expected = waits_of(members.front());
-    std::vector<Nameless> raises;
+    std::vector<Nameless> posts;
     for (int64_t d : members) {
       names.forget();
       check_waits(waits_of(d), expected, d, names);
-      std::vector<Nameless> own = raises_of(d, names);
-      if (d == members.front()) raises = own;
-      const auto [other, mine] = std::mismatch(raises.begin(), raises.end(), own.begin(), own.end());
-      if (mine != own.end() || other != raises.end()) {
-        refuse(d, "other raises from", mine != own.end() ? mine->front() : other->front());
+      std::vector<Nameless> own = posts_of(d, names);
+      if (d == members.front()) posts = own;
+      const auto [other, mine] = std::mismatch(posts.begin(), posts.end(), own.begin(), own.end());
+      if (mine != own.end() || other != posts.end()) {
+        refuse(d, "other posts from", mine != own.end() ? mine->front() : other->front());
       }
     }
   }
@@ -258,77 +259,77 @@ class Classes {
     const std::vector<Template>& templates = program_.class_of(number).templates;
     std::vector<Heard> waits;
     for (size_t t = 0; t < templates.size(); ++t) {
-      int64_t site = first_sites_[device.class_id][t];
+      int64_t position = first_positions_[device.class_id][t];
       for (const Instr& instr : templates[t].instrs) {
         const int64_t begin = std::ssize(waits);
         for (const Wait& wait : instr.waits) {
-          const int64_t raiser = wait.team < 0 ? -1 : member_of(device, wait.team, wait.member);
+          const int64_t poster = wait.group < 0 ? -1 : member_of(device, wait.group, wait.member);
           const Number signal = wait.signal_base.on(device.numbers);
-          if (raiser == number) continue;
-          check_signal(signal, site);
-          waits.push_back({site, raiser, signal.constant, &wait});
+          if (poster == number) continue;
+          check_signal(signal, position);
+          waits.push_back({position, poster, signal.constant, &wait});
         }
         std::stable_sort(waits.begin() + begin, waits.end(),
-                         [&](const Heard& a, const Heard& b) { return class_of(a.raiser) < class_of(b.raiser); });
-        ++site;
+                         [&](const Heard& a, const Heard& b) { return class_of(a.poster) < class_of(b.poster); });
+        ++position;
       }
     }
     return waits;
   }
 
-  int64_t class_of(int64_t raiser) const { return raiser < 0 ? -1 : program_.device(raiser).class_id; }
+  int64_t class_of(int64_t poster) const { return poster < 0 ? -1 : program_.device(poster).class_id; }
 
   void check_waits(const std::vector<Heard>& waits, const std::vector<Heard>& expected, int64_t device,
-                   Renaming& names) const {
+                   SignalMap& names) const {
     for (size_t w = 0; w < std::max(waits.size(), expected.size()); ++w) {
       if (w == waits.size() || w == expected.size()) {
-        refuse(device, "other waits in", w == waits.size() ? expected[w].site : waits[w].site);
+        refuse(device, "other waits in", w == waits.size() ? expected[w].position : waits[w].position);
       }
       const Heard &mine = waits[w], &other = expected[w];
-      const bool is_alike = mine.site == other.site && class_of(mine.raiser) == class_of(other.raiser) &&
+      const bool is_alike = mine.position == other.position && class_of(mine.poster) == class_of(other.poster) &&
                             mine.wait->per_index == other.wait->per_index &&
                             mine.wait->increment == other.wait->increment && mine.wait->slot == other.wait->slot &&
                             mine.wait->use == other.wait->use;
-      if (!is_alike) refuse(device, "other waits in", mine.site);
-      const int64_t num = num_signals_of(mine.site, mine.wait->per_index);
-      if (!names.hear(other.signal, mine.signal, num, mine.raiser)) refuse(device, "other signals in", mine.site);
+      if (!is_alike) refuse(device, "other waits in", mine.position);
+      const int64_t num = num_signals_of(mine.position, mine.wait->per_index);
+      if (!names.hear(other.signal, mine.signal, num, mine.poster)) refuse(device, "other signals in", mine.position);
     }
   }
 
   /// Sorted.
-  std::vector<Nameless> raises_of(int64_t device, const Renaming& names) const {
-    std::vector<Nameless> raises;
-    for (const Received& raise : received_[device]) {
-      const int64_t num = num_signals_of(raise.site, sites_[raise.site].kinds[raise.kind].per_index);
-      int64_t signal = raise.signal, num_heard = 0, num_named = 0;
-      if (!names.rename(num, raise.raiser, signal, num_heard, num_named)) {
-        refuse(device, "other signals raised from", raise.site);
+  std::vector<Nameless> posts_of(int64_t device, const SignalMap& names) const {
+    std::vector<Nameless> posts;
+    for (const Received& post : received_[device]) {
+      const int64_t num = num_signals_of(post.position, positions_[post.position].kinds[post.kind].per_index);
+      int64_t signal = post.signal, num_heard = 0, num_named = 0;
+      if (!names.rename(num, post.poster, signal, num_heard, num_named)) {
+        refuse(device, "other signals posted from", post.position);
       }
-      raises.push_back({raise.site, raise.kind, signal, num_heard, num_named});
+      posts.push_back({post.position, post.kind, signal, num_heard, num_named});
     }
-    std::sort(raises.begin(), raises.end());
-    return raises;
+    std::sort(posts.begin(), posts.end());
+    return posts;
   }
 
-  [[noreturn]] void refuse(int64_t device, const char* what, int64_t site) const {
+  [[noreturn]] void refuse(int64_t device, const char* what, int64_t position) const {
     throw Difference{"devices of one class must wait for each other in lockstep; got device " + std::to_string(device) +
-                     " with " + what + " '" + program_.labels()[sites_[site].label] + "' than device " +
+                     " with " + what + " '" + program_.labels()[positions_[position].label] + "' than device " +
                      std::to_string(members_[program_.device(device).class_id].front()) +
-                     " of its class; correct its teams, or make it another class"};
+                     " of its class; correct its device groups, or make it another class"};
   }
 
   const Program& program_;
   std::vector<std::vector<int64_t>> members_;  // devices of each class
-  std::vector<std::vector<int64_t>> first_sites_;  // per class and template
-  std::vector<Site> sites_;
+  std::vector<std::vector<int64_t>> first_positions_;  // per class and template
+  std::vector<Position> positions_;
   std::vector<std::vector<Received>> received_;  // per device, where its class has several
 };
 
-/// What a raise is about, and where it comes from.
+/// What a post is about, and where it comes from.
 struct Mark {
   int64_t tensor;
   int64_t use;
-  int64_t raiser;
+  int64_t poster;
   int64_t label;
   int64_t index;
 };
@@ -340,7 +341,7 @@ struct Counter {
   uint64_t expected = 0;
 
   uint64_t value() const { return num_dropped + marks.size(); }
-  const Mark& at(uint64_t raise) const { return marks[raise - num_dropped]; }
+  const Mark& at(uint64_t post) const { return marks[post - num_dropped]; }
   void drop() {
     if (expected != value()) return;
     num_dropped = expected;
@@ -356,7 +357,7 @@ struct Cursor {
   size_t call = 0;
   size_t instr = 0;
   int64_t index = 0;
-  bool armed = false;  // expected values already raised for this iteration
+  bool armed = false;  // expected values already posted for this iteration
   std::vector<Counter> signals;
   std::vector<uint64_t> thresholds;  // of this iteration's waits
 
@@ -365,8 +366,9 @@ struct Cursor {
 
 class Simulation {
  public:
-  Simulation(const Program& program, const Cast& cast, int64_t list) : program_(program), cast_(cast) {
-    for (int64_t device : cast.devices) {
+  Simulation(const Program& program, const CursorSet& cursors, int64_t list)
+      : program_(program), program_cursors_(cursors) {
+    for (int64_t device : cursors.devices) {
       Cursor& at = cursors_.emplace_back();
       at.device = device;
       at.templates = &program.bound(device);
@@ -423,9 +425,9 @@ class Simulation {
     if (unmet(at, *instr) >= 0) return false;
     for (size_t w = 0; w < instr->waits.size(); ++w) pair(at, *instr, w);
     for (const BoundWait& wait : instr->waits) at.signals[wait.signal.at(values, at.index)].drop();
-    for (const Raise& raise : cast_.raises[cursor][at.now().template_id][at.instr]) {
-      cursors_[raise.cursor].signals[raise.signal.at(values, at.index)].marks.push_back(
-          {tensor(at, raise.slot), raise.use.at(values), raise.raiser, instr->label, at.index});
+    for (const Post& post : program_cursors_.posts[cursor][at.now().template_id][at.instr]) {
+      cursors_[post.cursor].signals[post.signal.at(values, at.index)].marks.push_back(
+          {tensor(at, post.slot), post.use.at(values), post.poster, instr->label, at.index});
     }
     at.armed = false;
     ++at.index;
@@ -443,44 +445,44 @@ class Simulation {
     return -1;
   }
 
-  /// The raises that a wait newly asks for are about its tensor and its use. One that asks for none repeats another.
+  /// The posts that a wait newly asks for are about its tensor and its use. One that asks for none repeats another.
   void pair(const Cursor& at, const BoundInstr& instr, size_t which) const {
     const BoundWait& wait = instr.waits[which];
     const Values values = values_of(at);
     const int64_t number = wait.signal.at(values, at.index);
     const auto increment = static_cast<uint64_t>(wait.increment.at(values));
-    for (uint64_t raise = at.thresholds[which] - increment; raise < at.thresholds[which]; ++raise) {
-      const Mark& mark = at.signals[number].at(raise);
+    for (uint64_t post = at.thresholds[which] - increment; post < at.thresholds[which]; ++post) {
+      const Mark& mark = at.signals[number].at(post);
       const int64_t about = tensor(at, wait.slot);
       const int64_t use = wait.use.at(values);
-      const bool is_raiser = wait.raiser < 0 || wait.raiser == mark.raiser;
-      if (mark.tensor == about && mark.use == use && is_raiser) continue;
+      const bool is_poster = wait.poster < 0 || wait.poster == mark.poster;
+      if (mark.tensor == about && mark.use == use && is_poster) continue;
       const auto place = [&](int64_t label, int64_t index) {
         return "'" + program_.labels()[label] + "'[" + std::to_string(index) + "]";
       };
-      check<ArgumentError>(false, "[runtime.Program.finish] a wait and its raise must be about one use of one tensor, ",
+      check<ArgumentError>(false, "[runtime.Program.finish] a wait and its post must be about one use of one tensor, ",
                            "by the device that the wait names; got device ", at.device, " waiting in ",
                            place(instr.label, at.index), " for signal ", number, " about tensor ", about, ", use ", use,
-                           raiser_named(wait.raiser), " and raise ", raise + 1, " in ", place(mark.label, mark.index),
-                           " of device ", mark.raiser, " about tensor ", mark.tensor, ", use ", mark.use,
+                           poster_named(wait.poster), " and post ", post + 1, " in ", place(mark.label, mark.index),
+                           " of device ", mark.poster, " about tensor ", mark.tensor, ", use ", mark.use,
                            "; correct the plan");
     }
   }
 
-  static std::string raiser_named(int64_t device) {
+  static std::string poster_named(int64_t device) {
     return device < 0 ? "" : " of device " + std::to_string(device) + ",";
   }
 
-  /// A raise that nothing waits for would stand for one of the next run.
+  /// A post that nothing waits for would stand for one of the next run.
   void report_leftover(const Cursor& at) const {
     for (int64_t signal = 0; signal < std::ssize(at.signals); ++signal) {
       const Counter& counter = at.signals[signal];
       if (counter.value() == counter.expected) continue;
       const Mark& mark = counter.at(counter.expected);
-      check<ArgumentError>(false, "[runtime.Program.finish] every raise must be waited for; got ", counter.value(),
+      check<ArgumentError>(false, "[runtime.Program.finish] every post must be waited for; got ", counter.value(),
                            " of signal ", signal, " of device ", at.device, ", of which it waits for ",
                            counter.expected, ", the next in '", program_.labels()[mark.label], "'[", mark.index,
-                           "] of device ", mark.raiser, "; add the wait or drop the raise");
+                           "] of device ", mark.poster, "; add the wait or drop the post");
     }
   }
 
@@ -493,25 +495,25 @@ class Simulation {
     check<ArgumentError>(false, "[runtime.Program.finish] the devices' orders must not block each other; got device ",
                          at.device, " waiting for ever in '", program_.labels()[instr->label], "'[", at.index,
                          "] for signal ", signal, " to reach ", at.thresholds[w], " (it stays at ",
-                         at.signals[signal].value(), "); submit the raising task earlier or add it");
+                         at.signals[signal].value(), "); submit the posting task earlier or add it");
   }
 
   const Program& program_;
-  const Cast& cast_;
+  const CursorSet& program_cursors_;
   std::vector<Cursor> cursors_;
 };
 
-void simulate(const Program& program, const Cast& cast) {
-  for (int64_t list = 0; list < program.num_lists(); ++list) Simulation(program, cast, list).run();
+void simulate(const Program& program, const CursorSet& cursors) {
+  for (int64_t list = 0; list < program.num_lists(); ++list) Simulation(program, cursors, list).run();
 }
 
 }  // namespace
 
-void check_signals_by_device(const Program& program) { simulate(program, cast_of_devices(program)); }
+void check_signals_by_device(const Program& program) { simulate(program, cursors_of_devices(program)); }
 
 void check_signals_by_class(const Program& program) {
   try {
-    simulate(program, Classes(program).cast());
+    simulate(program, Classes(program).cursors());
   } catch (const Difference& difference) {
     check<ArgumentError>(false, "[runtime.Program.finish] ", difference.what());
   }
@@ -519,13 +521,13 @@ void check_signals_by_class(const Program& program) {
 
 void check_signals(const Program& program) {
   if (program.num_devices() <= kMostCursors) return check_signals_by_device(program);
-  std::optional<Cast> cast;
+  std::optional<CursorSet> cursors;
   try {
-    cast = Classes(program).cast();
+    cursors = Classes(program).cursors();
   } catch (const Difference&) {
     return check_signals_by_device(program);
   }
-  simulate(program, *cast);
+  simulate(program, *cursors);
 }
 
 }  // namespace tilewise::programs

@@ -164,8 +164,8 @@ int64_t Program::num_tasks(int64_t device, int64_t list, const std::vector<int64
   return total;
 }
 
-std::vector<int64_t> Program::raisers(int64_t device, int64_t signal) const {
-  const auto raises = [&](int64_t from) {
+std::vector<int64_t> Program::posters(int64_t device, int64_t signal) const {
+  const auto posts = [&](int64_t from) {
     const Bound& templates = bound(from);
     for (const CallList& list : class_of(from).lists) {
       for (const Call& call : list.calls) {
@@ -185,7 +185,7 @@ std::vector<int64_t> Program::raisers(int64_t device, int64_t signal) const {
   };
   std::vector<int64_t> found;
   for (int64_t d = 0; d < num_devices(); ++d) {
-    if (raises(d)) found.push_back(d);
+    if (posts(d)) found.push_back(d);
   }
   return found;
 }

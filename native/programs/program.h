@@ -2,8 +2,8 @@
 //
 // A program is made of classes of devices. A class has tensors (tiles -> dependency handles), templates of instructions
 // and lists of calls, each under a name; the calls of all its lists bind the same templates to tensors. A device is a
-// class, its numbers and its teams (ordered lists of devices): what an instruction says of a peer is a team and a
-// member of it, and a member that is the device itself is no peer. A run executes one list on every device.
+// class, its numbers and its device groups (ordered lists of devices): what an instruction says of a peer is a device
+// group and a member of it, and a member that is the device itself is no peer. A run executes one list on every device.
 //
 // Tensors from byte memory_bytes() on lie in the device's file. Instructions of the kernels `fetch` and `store` move
 // tiles between it and memory; no other touches it.
@@ -58,7 +58,7 @@ struct Operand {
   int64_t slot = 0;  // which tensor of the call's binding
   Mode mode = Mode::kWhole;
   int64_t access = kNoAccess;
-  int64_t team = -1;  // -1: this device's memory
+  int64_t group = -1;  // -1: this device's memory
   Number member = 0;
   Number div = 1;
   Number part = 0;  // kRowCols: the first column; kRows: the first row
@@ -73,7 +73,7 @@ struct Wait {
   Number signal_base = 0;  // of the device or of the call
   bool per_index = false;
   Number increment = 0;  // of the call; 0: the epoch that an earlier wait of this signal asked for
-  int64_t team = -1;  // with the member: the device that raises it; -1: not said
+  int64_t group = -1;  // with the member: the device that posts it; -1: not said
   Number member = 0;
   int64_t slot = -1;  // the tensor it is about; -1: not said
   Number use = {0, 1, Source::kPosition};  // and which use of it: of the call, or the call's position
@@ -81,7 +81,7 @@ struct Wait {
 
 /// To the member itself it disappears.
 struct Notify {
-  int64_t team = -1;
+  int64_t group = -1;
   Number member = 0;
   Number signal_base = 0;
   bool per_index = false;
@@ -142,11 +142,11 @@ struct DeviceClass {
   std::vector<CallList> lists;  // by the number of their name; may end early
 };
 
-/// One device: its class, the numbers that its templates ask for, and its teams of devices.
+/// One device: its class, the numbers that its templates ask for, and its device groups.
 struct DeviceEntry {
   int64_t class_id = 0;
   std::vector<int64_t> numbers;
-  std::vector<std::vector<int64_t>> teams;
+  std::vector<std::vector<int64_t>> groups;
 };
 
 /// What a device must offer to run a program.
@@ -197,8 +197,8 @@ class Program {
   const Bound& bound(int64_t device) const;
   /// Tasks of one run of a list on a device with these symbols.
   int64_t num_tasks(int64_t device, int64_t list, const std::vector<int64_t>& symbols) const;
-  /// Devices with an instruction that raises this signal of `device`.
-  std::vector<int64_t> raisers(int64_t device, int64_t signal) const;
+  /// Devices with an instruction that posts this signal of `device`.
+  std::vector<int64_t> posters(int64_t device, int64_t signal) const;
 
  private:
   DeviceClass& open(int64_t class_id, const char* where);
@@ -223,7 +223,7 @@ class Program {
 std::vector<Needs> check_program(const Program& program);
 
 /// Refuses a program, which is checked otherwise, when submission orders and signals of its devices block each other in
-/// one of its lists, or when a wait and its raise are about different things (see deadlock.cc): with a cursor per
+/// one of its lists, or when a wait and its post are about different things (see deadlock.cc): with a cursor per
 /// device, with one per class of devices, or with whichever suits the number of devices.
 void check_signals_by_device(const Program& program);
 void check_signals_by_class(const Program& program);

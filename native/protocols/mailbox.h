@@ -1,6 +1,6 @@
 // Messages from many threads, of this process and others, to the threads of one that look for them between their work.
 //
-// Purpose: a raise of a signal that another process's device waits for (comm/peers.h). Those who look say so: `awake`
+// Purpose: a post of a signal that another process's device waits for (comm/peers.h). Those who look say so: `awake`
 // counts them. While there is one, a sender only leaves its message; otherwise it rings the bell, by which a thread
 // that does nothing else sleeps. So a message costs its sender no system call while the receivers compute, and none is
 // left lying: who looks no more says so, then looks once more; the sender leaves its message, then looks for who is

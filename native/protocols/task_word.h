@@ -1,6 +1,6 @@
 // The word by which a task tells those behind it that it has completed.
 //
-// [generation 40 | watched 1 | first waiter + 1, 23 bits]. Odd generation: a task lives in the slot. Completing raises
+// [generation 40 | watched 1 | first waiter + 1, 23 bits]. Odd generation: a task lives in the slot. Completing posts
 // the generation and takes the waiters in one exchange; a waiter adds itself by compare-and-swap against the generation
 // that it knows. So a wake-up cannot be lost, and a slot that was used again cannot be mistaken.
 //
@@ -8,7 +8,7 @@
 // thread that ends the task; the rest any thread. Blocks: never. Memory: one word of the slot; the links lie in the
 // waiters.
 //
-// Memory order: completing releases what the task wrote to those that find its generation raised, and to the submitter
+// Memory order: completing releases what the task wrote to those that find its generation posted, and to the submitter
 // that uses the slot again; standing behind a task releases the waiter to the thread that completes the task.
 #pragma once
 #include <cstdint>

@@ -37,8 +37,8 @@ void pin(uint32_t number) {
 void check_options(const Options& options) {
   const auto within = [](uint64_t value, uint64_t low, uint64_t high, const char* name) {
     if (value >= low && value <= high) return;
-    raise(PTO_BAD_ARGUMENT, "[runtime.open] ", name, " must lie in [", low, ", ", high, "]; got ", value,
-          "; correct it");
+    throw_error(PTO_BAD_ARGUMENT, "[runtime.open] ", name, " must lie in [", low, ", ", high, "]; got ", value,
+                "; correct it");
   };
   within(options.num_workers, 0, 256, "num_workers");
   within(options.max_submitters, 1, 256, "max_submitters");
@@ -50,7 +50,8 @@ void check_options(const Options& options) {
   within(options.max_events, 1, 1 << 20, "max_events");
   within(options.heap_bytes, 1, uint64_t{1} << 46, "heap_bytes");
   if ((options.window & (options.window - 1)) != 0) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.open] window must be a power of two; got ", options.window, "; choose 1024");
+    throw_error(PTO_BAD_ARGUMENT, "[runtime.open] window must be a power of two; got ", options.window,
+                "; choose 1024");
   }
 }
 
@@ -73,8 +74,8 @@ void wait_for_workers(Engine& engine, double timeout_s) {
     if (now_ns() > deadline) {
       unlink(engine.peer.path.c_str());
       engine.is_closed = true;  // nothing has begun
-      raise(PTO_TIMEOUT, "[runtime.open] the workers' process must attach to '", engine.peer.path, "' within ",
-            timeout_s, " s; got none; start pto_workers_run there (python -m tilewise.runtime.workers)");
+      throw_error(PTO_TIMEOUT, "[runtime.open] the workers' process must attach to '", engine.peer.path, "' within ",
+                  timeout_s, " s; got none; start pto_workers_run there (python -m tilewise.runtime.workers)");
     }
     timespec nap{0, 2'000'000};
     nanosleep(&nap, nullptr);
@@ -137,7 +138,7 @@ int run_workers(const char* path, const std::vector<std::string>& libraries) {
   engine.kernels.expect_names();
   engine.replays = std::make_unique<Recordings>(engine);
   engine.peer.fd = static_cast<int>(syscall(SYS_pidfd_open, header.processes.owner.load(), 0));
-  if (engine.peer.fd < 0) raise(PTO_PEER_LOST, "[runtime.workers_run] the orchestrator must live; got its death");
+  if (engine.peer.fd < 0) throw_error(PTO_PEER_LOST, "[runtime.workers_run] the orchestrator must live; got its death");
   header.processes.workers.store(getpid(), std::memory_order_release);
   Blocking let_others_run;
   for (uint32_t w = 1; w < header.num_workers; ++w) start_worker(engine, w, false);
@@ -161,7 +162,7 @@ void drop_engine(Engine* engine) {
 void close_engine(Engine& engine) {
   if (engine.is_closed) return;
   if (running.engine == &engine) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.close] a runtime is closed from outside its tasks; got a call inside one");
+    throw_error(PTO_BAD_ARGUMENT, "[runtime.close] a runtime is closed from outside its tasks; got a call inside one");
   }
   if (!engine.peer.is_lost.load()) {
     const bool helps = has_context(engine);

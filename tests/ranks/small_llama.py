@@ -115,7 +115,7 @@ def change_every(label: str, change: Callable[[Instruction], Instruction]) -> Ca
 def drop_partial(instruction: Instruction) -> Instruction:
     """One partial is counted twice, in another's place."""
     operands = list(instruction.operands)
-    partials = [i for i, o in enumerate(operands) if o.team >= 0]
+    partials = [i for i, o in enumerate(operands) if o.group >= 0]
     operands[partials[0]] = operands[partials[1]]
     return replace(instruction, operands=tuple(operands))
 

@@ -315,7 +315,7 @@ def without_rows(instruction):
 
 def of_the_first(instruction):
     """A copy from the first device, whose home is empty."""
-    operands = tuple(o._replace(member=0) if o.team >= 0 else o for o in instruction.operands)
+    operands = tuple(o._replace(member=0) if o.group >= 0 else o for o in instruction.operands)
     return replace(instruction, operands=operands)
 
 

@@ -205,7 +205,7 @@ def test_a_sum_in_shards_moves_half():
 
 
 @pytest.mark.parametrize("kernel", ["tree_add", "copy_pairs"])
-def test_other_columns_than_the_teams_are_found(kernel):
+def test_other_columns_than_the_groups_are_found(kernel):
     """A reduction in shards, or a slice, of columns that leave some out is refused when planning."""
 
     def shift(instruction):

@@ -161,7 +161,7 @@ def test_the_whole_product_is_equal():
 def shift(instruction):
     """What is copied from a home is another tile of it."""
     operands = list(instruction.operands)
-    source = next(i for i, o in enumerate(operands) if o.team >= 0)
+    source = next(i for i, o in enumerate(operands) if o.group >= 0)
     operands[source] = operands[source]._replace(member=0)
     return replace(instruction, operands=tuple(operands))
 

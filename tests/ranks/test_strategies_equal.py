@@ -172,7 +172,7 @@ def test_planted_faults_are_found(dtype, axes, accumulation, label, fault):
 def gather_own(instruction):
     """A device keeps its own part where it should fetch the peer's."""
     mine, theirs, *rest = instruction.operands
-    return replace(instruction, operands=(mine, theirs._replace(team=-1, member=0), *rest))
+    return replace(instruction, operands=(mine, theirs._replace(group=-1, member=0), *rest))
 
 
 REPLICA_FAULTS = [

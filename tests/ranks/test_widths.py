@@ -92,14 +92,14 @@ def lose_carry(instruction):
     return replace(instruction, operands=tuple(operands), ints=ints)
 
 
-def other_team(instruction):
+def other_group(instruction):
     """A device's own part in the place of its peer's."""
     operands = list(instruction.operands)
     operands[3] = operands[2]
     return replace(instruction, operands=tuple(operands))
 
 
-@pytest.mark.parametrize("fault", [lose_carry, other_team])
+@pytest.mark.parametrize("fault", [lose_carry, other_group])
 def test_a_fault_among_shared_microbatches_is_seen(fault):
     """The comparison notices a lost carry and a part of the wrong device."""
     _, graph = training(8, 12)

@@ -100,7 +100,7 @@ PTO_CALL int pto_cancel_all(PTORuntime* runtime); /* everything submitted so far
 
 /* Events: counters that rise. */
 PTO_CALL pto_event pto_event_open(PTORuntime* runtime);
-PTO_CALL int pto_event_raise(PTORuntime* runtime, pto_event event, uint64_t add);
+PTO_CALL int pto_event_post(PTORuntime* runtime, pto_event event, uint64_t add);
 PTO_CALL uint64_t pto_event_value(PTORuntime* runtime, pto_event event);
 
 /* Record and replay. Between begin and end this thread's tasks run and are recorded; a replay submits them again, each

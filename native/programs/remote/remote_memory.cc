@@ -20,10 +20,10 @@ constexpr int64_t kLine = 64;
 
 }  // namespace
 
-RemoteMemory::RemoteMemory(std::shared_ptr<comm::Connection> connection, int64_t team, std::vector<int64_t> processes,
+RemoteMemory::RemoteMemory(std::shared_ptr<comm::Connection> connection, int64_t group, std::vector<int64_t> processes,
                            std::vector<memory::Arena*> arenas, FindLoss find_loss)
     : connection_(std::move(connection)),
-      team_(team),
+      group_(group),
       processes_(std::move(processes)),
       arenas_(std::move(arenas)),
       find_loss_(std::move(find_loss)) {}
@@ -31,7 +31,7 @@ RemoteMemory::RemoteMemory(std::shared_ptr<comm::Connection> connection, int64_t
 comm::Message RemoteMemory::message_of(comm::MessageKind kind) const {
   comm::Message message;
   message.kind = static_cast<uint16_t>(kind);
-  message.team = team_;
+  message.group = group_;
   return message;
 }
 
@@ -169,7 +169,7 @@ void RemoteMemory::answer_read(int64_t from, const comm::Message& message) {
 void RemoteMemory::say_written(int64_t to, int64_t number, const std::string& error) {
   comm::Message message = message_of(comm::MessageKind::kWritten);
   message.numbers[2] = number;
-  connection_->post(to, message, error.substr(0, comm::kMostText));
+  connection_->send(to, message, error.substr(0, comm::kMostText));
 }
 
 void RemoteMemory::take_write(int64_t from, const comm::Message& message) {

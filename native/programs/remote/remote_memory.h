@@ -44,7 +44,7 @@ class RemoteMemory {
   using FindLoss = std::function<std::string()>;
 
   /// processes: per device, which has it. arenas: of the devices of this process; none elsewhere.
-  RemoteMemory(std::shared_ptr<comm::Connection> connection, int64_t team, std::vector<int64_t> processes,
+  RemoteMemory(std::shared_ptr<comm::Connection> connection, int64_t group, std::vector<int64_t> processes,
                std::vector<memory::Arena*> arenas, FindLoss find_loss);
 
   void fetch(const std::vector<RemoteRows>& wanted, Fetched fetched);
@@ -70,7 +70,7 @@ class RemoteMemory {
   void refuse(int64_t from, const comm::Message& message);
 
   std::shared_ptr<comm::Connection> connection_;
-  int64_t team_;
+  int64_t group_;
   std::vector<int64_t> processes_;
   std::vector<memory::Arena*> arenas_;
   FindLoss find_loss_;

@@ -49,9 +49,9 @@ Device::Device(std::shared_ptr<RunState> state, const DeviceOptions& options)
     TaskWaiter& waiter = tasks_[t].waiter;
     waiter.device = this;
     waiter.task = t;
-    waiter.on_raised = [](comm::Waiter* raised, uint64_t poison) {
-      const auto* of_task = static_cast<TaskWaiter*>(raised);
-      of_task->device->signal_raised(of_task->task, poison);
+    waiter.on_posted = [](comm::Waiter* posted, uint64_t poison) {
+      const auto* of_task = static_cast<TaskWaiter*>(posted);
+      of_task->device->signal_posted(of_task->task, poison);
     };
   }
   for (int64_t w = 0; w < options.num_workers; ++w) {
@@ -130,7 +130,7 @@ void Device::submit(uint32_t number, uint32_t worker) {
   engine_.submit(number, accesses_, priority, worker);
 }
 
-// Nothing of the task may be touched after a wait that registered it: the raiser has it then.
+// Nothing of the task may be touched after a wait that registered it: the poster has it then.
 bool Device::admit(uint32_t number) {
   Task& task = tasks_[number];
   const bool has_come = protocols::ask_in_turn(task.num_asked, task.waits.size(), [&](size_t which) {
@@ -145,7 +145,7 @@ bool Device::admit(uint32_t number) {
   if (task.is_moved) return true;
   if (task.instr->moves != Moves::kNothing) return !start_transfer(number);
   if (task.remote.empty() || task.poison != 0 || state_->stopped() != 0) return true;
-  start_fetch(*run_.remote, task, [this, number] { signal_raised(number, 0); });
+  start_fetch(*run_.remote, task, [this, number] { signal_posted(number, 0); });
   return false;
 }
 
@@ -173,12 +173,12 @@ bool Device::start_transfer(uint32_t place) {
       const std::string& label = run_.program->labels()[moved.instr->label];
       poison = state_->fail(std::make_exception_ptr(failure_of(moved, label, options_.index, -1, error)));
     }
-    signal_raised(place, poison);
+    signal_posted(place, poison);
   });
   return true;
 }
 
-void Device::signal_raised(uint32_t number, uint64_t poison) {
+void Device::signal_posted(uint32_t number, uint64_t poison) {
   Task& task = tasks_[number];
   if (task.poison == 0) task.poison = poison;
   engine_.resume(number);
@@ -202,7 +202,7 @@ void Device::execute(uint32_t task_number, uint32_t number) {
     run_.remote->give_back(task.staging);
     task.staging = {};
   }
-  raise_signals(task, poison);
+  post_signals(task, poison);
   worker.end();
 }
 
@@ -221,17 +221,17 @@ void Device::completed() {
   if (walk_.left()) state_->device_finished();
 }
 
-void Device::raise_signals(const Task& task, uint64_t poison) {
+void Device::post_signals(const Task& task, uint64_t poison) {
   const Values values{run_.symbols->data(), nullptr, task.call->numbers.data()};
   for (const BoundNotify& notify : task.instr->notifies) {
     const int64_t signal = notify.signal.at(values, task.index);
     if (Device* const target = (*run_.devices)[notify.device].get(); target != nullptr) {
-      target->signals()[signal].raise(poison);
+      target->signals()[signal].post(poison);
     } else {
-      state_->peers->raise((*run_.processes)[notify.device], {.run = state_->peers->run(),
-                                                              .device = static_cast<int32_t>(notify.device),
-                                                              .signal = static_cast<int32_t>(signal),
-                                                              .is_poisoned = poison != 0});
+      state_->peers->post((*run_.processes)[notify.device], {.run = state_->peers->run(),
+                                                             .device = static_cast<int32_t>(notify.device),
+                                                             .signal = static_cast<int32_t>(signal),
+                                                             .is_poisoned = poison != 0});
     }
   }
 }

@@ -2,7 +2,7 @@
 //
 // Purpose: the engine's workers call it for tasks to submit, for tasks to admit (their signals have come) and for
 // bodies to run: kernel, then signals, then completion. Who may call: begin() and start() by the executor between runs;
-// worker_loop by its threads; signal_raised by any device's worker; statuses by anyone. Memory order: a task's writes
+// worker_loop by its threads; signal_posted by any device's worker; statuses by anyone. Memory order: a task's writes
 // reach its successors through the engine, and peers through the signal's lock; the walker passes from worker to worker
 // through walk_.
 //
@@ -16,12 +16,12 @@
 // A task that reads tiles of a remote device asks for them there, too, and is told when they have come.
 //
 // A task asks for its signals one after the other once its producers have completed: it stands in one signal's list at
-// a time, and the thread that raises that one goes on asking (protocols/counter.h). So exactly one thread at a time has
+// a time, and the thread that posts that one goes on asking (protocols/counter.h). So exactly one thread at a time has
 // the task, and no count of open waits is needed.
 //
 // After the first failure of a run (or a cancel, or a deadline) every task that has not started is skipped on every
 // device, related or not: the step is lost anyway. So the engine never hears of failures: that an error reaches what
-// stands behind it follows. Skipped tasks still raise their signals, poison word first.
+// stands behind it follows. Skipped tasks still post their signals, poison word first.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -122,9 +122,9 @@ class Device final : private tasks::Host {
 
   void walk(uint32_t worker);
   void submit(uint32_t task, uint32_t worker);
-  void signal_raised(uint32_t task, uint64_t poison);
+  void signal_posted(uint32_t task, uint64_t poison);
   bool start_transfer(uint32_t task);
-  void raise_signals(const Task& task, uint64_t poison);
+  void post_signals(const Task& task, uint64_t poison);
 
   std::shared_ptr<RunState> state_;
   DeviceOptions options_;

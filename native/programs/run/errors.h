@@ -1,4 +1,4 @@
-// Errors of a run, as run() raises them. bind/ maps each to its Python class.
+// Errors of a run, as run() throws them. bind/ maps each to its Python class.
 #pragma once
 #include <cstdint>
 #include <stdexcept>
@@ -21,7 +21,7 @@ struct CommTimeout : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A process of the team is gone, or stands still. The executor cannot be used afterwards.
+/// A process of the device group is gone, or stands still. The executor cannot be used afterwards.
 struct PeerLost : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -21,55 +21,55 @@ constexpr int64_t kMovers = 4;  // threads that move tiles between memory and fi
 constexpr int64_t kSettleNs = 30'000'000'000;
 constexpr milliseconds kBrokenExit{2'000};   // close() of a broken executor leaves hung workers behind after this
 
-std::thread start_worker(const std::shared_ptr<Team>& team, int64_t device, int64_t worker) {
-  return quiet_thread([team, device, worker] {
+std::thread start_worker(const std::shared_ptr<DeviceGroup>& group, int64_t device, int64_t worker) {
+  return quiet_thread([group, device, worker] {
     const std::string name = "tw-d" + std::to_string(device) + "-w" + std::to_string(worker);
     pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
-    team->devices[device]->engine().worker_loop(static_cast<uint32_t>(worker));
-    team->state->worker_exited();
+    group->devices[device]->engine().worker_loop(static_cast<uint32_t>(worker));
+    group->state->worker_exited();
   });
 }
 
-std::thread start_mover(const std::shared_ptr<Team>& team) {
-  return quiet_thread([team] {
+std::thread start_mover(const std::shared_ptr<DeviceGroup>& group) {
+  return quiet_thread([group] {
     pthread_setname_np(pthread_self(), "tw-file");
-    team->state->files().work();
-    team->state->worker_exited();
+    group->state->files().work();
+    group->state->worker_exited();
   });
 }
 
-std::thread start_listener(const std::shared_ptr<Team>& team) {
-  return quiet_thread([team] {
+std::thread start_listener(const std::shared_ptr<DeviceGroup>& group) {
+  return quiet_thread([group] {
     pthread_setname_np(pthread_self(), "tw-peers");
-    team->peers()->listen();
-    team->state->worker_exited();
+    group->peers()->listen();
+    group->state->worker_exited();
   });
 }
 
 }  // namespace
 
 Executor::Executor(const ExecutorOptions& options)
-    : options_(options), team_(std::make_shared<Team>()), process_(getpid()) {
+    : options_(options), group_(std::make_shared<DeviceGroup>()), process_(getpid()) {
   check_options(options);
   int64_t num_local = 0;
   for (int64_t d = 0; d < options.num_devices; ++d) {
     const DeviceOptions of = device_options(options, d);
-    auto device = is_local(options.team, d) ? std::make_unique<Device>(team_->state, of) : nullptr;
+    auto device = is_local(options.group, d) ? std::make_unique<Device>(group_->state, of) : nullptr;
     num_local += device != nullptr ? 1 : 0;
     arenas_.push_back(device != nullptr ? device->arena() : make_arena(of));
-    team_->devices.push_back(std::move(device));
-    team_->arenas.push_back(arenas_.back()->data());
+    group_->devices.push_back(std::move(device));
+    group_->arenas.push_back(arenas_.back()->data());
   }
-  join_team(*team_, options.team, arenas_);
+  join_group(*group_, options.group, arenas_);
   const int64_t num_movers = options.file_bytes > 0 ? kMovers : 0;
-  const int64_t num_listeners = team_->peers() != nullptr ? 1 : 0;
-  team_->state->set_workers(num_local * options.workers_per_device + num_movers + num_listeners);
+  const int64_t num_listeners = group_->peers() != nullptr ? 1 : 0;
+  group_->state->set_workers(num_local * options.workers_per_device + num_movers + num_listeners);
   try {
-    for (int64_t m = 0; m < num_movers; ++m) threads_.push_back(start_mover(team_));
-    if (num_listeners > 0) threads_.push_back(start_listener(team_));
+    for (int64_t m = 0; m < num_movers; ++m) threads_.push_back(start_mover(group_));
+    if (num_listeners > 0) threads_.push_back(start_listener(group_));
     for (int64_t d = 0; d < options.num_devices; ++d) {
-      if (!is_local(options.team, d)) continue;
-      for (int64_t w = 0; w < options.workers_per_device; ++w) threads_.push_back(start_worker(team_, d, w));
+      if (!is_local(options.group, d)) continue;
+      for (int64_t w = 0; w < options.workers_per_device; ++w) threads_.push_back(start_worker(group_, d, w));
     }
   } catch (const std::system_error& error) {
     const size_t started = threads_.size();
@@ -132,7 +132,7 @@ void Executor::run(std::shared_ptr<const Program> program, std::vector<int64_t> 
   const Running running(*this);
   const int64_t list = program->find_list(name);
   check_run(*program, list, name, symbols);
-  const uint64_t number = order_run(*team_, failed_, list, symbols);
+  const uint64_t number = order_run(*group_, failed_, list, symbols);
   begin_run(std::move(program), list, std::move(symbols), failed_, number);
   if (meanwhile) meanwhile();
   const std::exception_ptr error = end_run(poll);
@@ -140,13 +140,13 @@ void Executor::run(std::shared_ptr<const Program> program, std::vector<int64_t> 
 }
 
 std::exception_ptr Executor::end_run(const Poll& poll) {
-  if (!watch_run(*team_, options_.deadline_s, poll)) {
+  if (!watch_run(*group_, options_.deadline_s, poll)) {
     broken_ = true;
-    return error_here(*team_);
+    return error_here(*group_);
   }
-  if (team_->peers() != nullptr) team_->peers()->end_raises();
+  if (group_->peers() != nullptr) group_->peers()->end_posts();
   count_transfers();
-  const std::exception_ptr error = error_anywhere(*team_);
+  const std::exception_ptr error = error_anywhere(*group_);
   failed_ = error != nullptr;
   return error;
 }
@@ -154,51 +154,52 @@ std::exception_ptr Executor::end_run(const Poll& poll) {
 // Signals count from what they are when a device begins, so nothing of an earlier run may come later.
 void Executor::begin_run(std::shared_ptr<const Program> program, int64_t list, std::vector<int64_t> symbols,
                          bool clears_poison, uint64_t number) {
-  Team& team = *team_;
-  if (team.peers() != nullptr && !team.peers()->settle(kSettleNs)) {
+  DeviceGroup& group = *group_;
+  if (group.peers() != nullptr && !group.peers()->settle(kSettleNs)) {
     broken_ = true;
     check<PeerLost>(false,
                     "[runtime.Executor.run] every process must end a run before the next; got none of one's "
                     "messages for ",
                     kSettleNs / 1'000'000'000, " s; start again from the last checkpoint");
   }
-  team.program = std::move(program);
-  team.symbols = std::move(symbols);
-  team.state->begin_run(std::count_if(team.devices.begin(), team.devices.end(), [](auto& d) { return d != nullptr; }));
+  group.program = std::move(program);
+  group.symbols = std::move(symbols);
+  group.state->begin_run(
+      std::count_if(group.devices.begin(), group.devices.end(), [](auto& d) { return d != nullptr; }));
   ++num_runs_;
-  const std::vector<std::string>& labels = team.program->labels();
-  const RunContext run{.program = team.program.get(),
+  const std::vector<std::string>& labels = group.program->labels();
+  const RunContext run{.program = group.program.get(),
                        .list = list,
-                       .symbols = &team.symbols,
-                       .arenas = &team.arenas,
-                       .devices = &team.devices,
-                       .processes = &team.processes,
-                       .hosts = &team.hosts,
-                       .remote = team.remote.get(),
+                       .symbols = &group.symbols,
+                       .arenas = &group.arenas,
+                       .devices = &group.devices,
+                       .processes = &group.processes,
+                       .hosts = &group.hosts,
+                       .remote = group.remote.get(),
                        .tracing = tracing_};
   for (int64_t d = 0; d < options_.num_devices; ++d) {
-    if (team.devices[d] == nullptr) continue;
+    if (group.devices[d] == nullptr) continue;
     std::vector<Injection> planted;
     for (const PlannedInjection& fault : injections_) {
       const auto label = std::find(labels.begin(), labels.end(), fault.label);
       if (fault.device != d || label == labels.end()) continue;
       planted.push_back({fault.kind, label - labels.begin(), fault.index});
     }
-    if (clears_poison) team.devices[d]->signals().clear_poison();
-    team.devices[d]->begin(run, std::move(planted));
+    if (clears_poison) group.devices[d]->signals().clear_poison();
+    group.devices[d]->begin(run, std::move(planted));
   }
   injections_.clear();
-  if (team.peers() != nullptr) team.peers()->open_run(number);
-  for (auto& device : team.devices) {
+  if (group.peers() != nullptr) group.peers()->open_run(number);
+  for (auto& device : group.devices) {
     if (device != nullptr) device->start();
   }
 }
 
 void Executor::count_transfers() {
-  const std::vector<std::string>& labels = team_->program->labels();
+  const std::vector<std::string>& labels = group_->program->labels();
   for (int64_t d = 0; d < options_.num_devices; ++d) {
-    for (size_t label = 0; team_->devices[d] != nullptr && label < labels.size(); ++label) {
-      const int64_t elements = team_->devices[d]->transfers(static_cast<int64_t>(label));
+    for (size_t label = 0; group_->devices[d] != nullptr && label < labels.size(); ++label) {
+      const int64_t elements = group_->devices[d]->transfers(static_cast<int64_t>(label));
       if (elements == 0) continue;
       std::vector<int64_t>& per_device = transfers_[labels[label]];
       per_device.resize(options_.num_devices);
@@ -211,20 +212,20 @@ void Executor::close() {
   if (closed_) return;
   if (process_ != getpid()) {  // nothing to stop, and what threads held when the process forked stays held
     closed_ = true;
-    team_->program = nullptr;
-    new std::shared_ptr<Team>(team_);
+    group_->program = nullptr;
+    new std::shared_ptr<DeviceGroup>(group_);
     new std::vector<std::thread>(std::move(threads_));
     return;
   }
   check_idle("close");
   closed_ = true;
-  team_->state->close();
-  for (auto& device : team_->devices) {
+  group_->state->close();
+  for (auto& device : group_->devices) {
     if (device != nullptr) device->engine().close();
   }
-  team_->state->files().close();
-  if (team_->peers() != nullptr) team_->peers()->close();
-  const bool all_left = !broken_ || team_->state->wait_exited(kBrokenExit);
+  group_->state->files().close();
+  if (group_->peers() != nullptr) group_->peers()->close();
+  const bool all_left = !broken_ || group_->state->wait_exited(kBrokenExit);
   for (std::thread& thread : threads_) {
     if (all_left) {
       thread.join();
@@ -253,14 +254,14 @@ std::byte* Executor::memory(int64_t device, int64_t offset, int64_t bytes) const
   check<ArgumentError>(arenas_[device]->is_mapped(),
                        "[runtime.Executor.buffer] a buffer is memory of this host; got device ", device,
                        " of another; use move()");
-  return team_->arenas[device] + offset;
+  return group_->arenas[device] + offset;
 }
 
 void Executor::move(memory::SpillFile::Way way, int64_t device, int64_t offset, std::byte* memory,
                     int64_t bytes) const {
   check_device(device, "move");
   if (!arenas_[device]->is_mapped()) {
-    team_->remote->move(way, device, offset, memory, bytes);
+    group_->remote->move(way, device, offset, memory, bytes);
   } else {
     arenas_[device]->move(way, offset, memory, bytes);
   }
@@ -275,7 +276,7 @@ void Executor::trace(bool enable) {
   check_idle("trace");
   if (enable == tracing_) return;
   tracing_ = enable;
-  for (auto& device : team_->devices) {
+  for (auto& device : group_->devices) {
     if (device != nullptr) device->enable_trace(enable);
   }
 }
@@ -285,8 +286,8 @@ std::vector<TimelineEntry> Executor::timeline() const {
   std::vector<TimelineEntry> entries;
   if (broken_) return entries;  // a hung worker may still write
   for (int64_t d = 0; d < options_.num_devices; ++d) {
-    if (team_->devices[d] == nullptr) continue;
-    for (const tasks::TimelineRecord& record : team_->devices[d]->engine().timeline()) entries.push_back({d, record});
+    if (group_->devices[d] == nullptr) continue;
+    for (const tasks::TimelineRecord& record : group_->devices[d]->engine().timeline()) entries.push_back({d, record});
   }
   std::sort(entries.begin(), entries.end(),
             [](const auto& a, const auto& b) { return a.record.start_ns < b.record.start_ns; });
@@ -295,7 +296,7 @@ std::vector<TimelineEntry> Executor::timeline() const {
 
 const std::vector<std::string>& Executor::timeline_labels() const {
   static const std::vector<std::string> kNoLabels;
-  return team_->program ? team_->program->labels() : kNoLabels;
+  return group_->program ? group_->program->labels() : kNoLabels;
 }
 
 const std::map<std::string, std::vector<int64_t>>& Executor::transfers() const {
@@ -310,17 +311,17 @@ void Executor::reset_transfers() {
 
 std::vector<int64_t> Executor::allocated_bytes() const {
   std::vector<int64_t> bytes;
-  for (const auto& device : team_->devices) bytes.push_back(device != nullptr ? device->bytes() : 0);
+  for (const auto& device : group_->devices) bytes.push_back(device != nullptr ? device->bytes() : 0);
   return bytes;
 }
 
 ExecutorStats Executor::stats() const {
   check_idle("stats");
   ExecutorStats stats{
-      .num_runs = num_runs_, .num_tasks = num_completed(*team_), .files = team_->state->files().traffic()};
-  if (team_->remote != nullptr) stats.bytes_fetched = team_->remote->bytes_fetched();
+      .num_runs = num_runs_, .num_tasks = num_completed(*group_), .files = group_->state->files().traffic()};
+  if (group_->remote != nullptr) stats.bytes_fetched = group_->remote->bytes_fetched();
   if (broken_) return stats;
-  for (const auto& device : team_->devices) {
+  for (const auto& device : group_->devices) {
     if (device == nullptr) continue;
     stats.window_high_water = std::max(stats.window_high_water, device->window_high_water());
     stats.timeline_dropped += device->engine().timeline_dropped();

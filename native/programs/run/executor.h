@@ -2,7 +2,7 @@
 //
 // A program's devices may be spread over several processes of a host: each has an executor of all devices, which makes
 // those that are its own, and maps the memory of all (comm/peers.h). Process 0 leads: its run() has every process run
-// the list and returns when all have ended; the others are in serve(). An error is raised where it happened and by
+// the list and returns when all have ended; the others are in serve(). An error is thrown where it happened and by
 // run().
 //
 // Purpose: runs a finished tile program on every device at once and returns when all are done, failed, cancelled or
@@ -24,8 +24,8 @@
 
 #include "programs/program.h"
 #include "programs/run/errors.h"
+#include "programs/run/group.h"
 #include "programs/run/options.h"
-#include "programs/run/team.h"
 
 namespace tilewise::programs {
 
@@ -110,7 +110,7 @@ class Executor {
   void check_idle(const char* where) const;
 
   ExecutorOptions options_;
-  std::shared_ptr<Team> team_;
+  std::shared_ptr<DeviceGroup> group_;
   std::vector<std::shared_ptr<memory::Arena>> arenas_;  // of all devices
   std::vector<std::thread> threads_;
   std::vector<PlannedInjection> injections_;

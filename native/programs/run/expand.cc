@@ -126,10 +126,10 @@ void tile_accesses(const ExpandContext& context, const BoundOperand& operand, co
   reuse_accesses(context.program->class_of(context.device).tensors, values, sized, tiles, accesses);
 }
 
-/// A signal counts epochs, so this device's tasks that raise it do so in the order of submission: a later layer's task
+/// A signal counts epochs, so this device's tasks that post it do so in the order of submission: a later layer's task
 /// that is done first must not stand for an earlier layer's. The signal is a handle that they write.
-void order_raises(const ExpandContext& context, const BoundInstr& instr, int64_t index, const Values& values,
-                  std::vector<tasks::Access>& accesses) {
+void order_posts(const ExpandContext& context, const BoundInstr& instr, int64_t index, const Values& values,
+                 std::vector<tasks::Access>& accesses) {
   int64_t last = -1;
   for (const BoundNotify& notify : instr.notifies) {
     const int64_t signal = notify.signal.at(values, index);
@@ -195,7 +195,7 @@ void expand(const ExpandContext& context, const Iteration& iteration, Task& task
     if (operand.access != kNoAccess) tile_accesses(context, operand, now, range, viewed, columns, values, accesses);
     ++view;
   }
-  order_raises(context, instr, index, values, accesses);
+  order_posts(context, instr, index, values, accesses);
 }
 
 }  // namespace tilewise::programs

@@ -18,7 +18,7 @@ struct ExpandContext {
   int64_t device = 0;
   const std::vector<int64_t>* symbols = nullptr;
   const std::vector<std::byte*>* arenas = nullptr;  // per device
-  int64_t first_order_handle = 0;                   // handle + s orders the tasks that raise signal s
+  int64_t first_order_handle = 0;                   // handle + s orders the tasks that post signal s
   const std::vector<int64_t>* hosts = nullptr;      // per device; none: all memory can be read where it lies
 };
 

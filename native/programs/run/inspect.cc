@@ -50,11 +50,11 @@ TaskTables list_tasks(const Program& program, int64_t device, int64_t list, cons
     add_views(program, task, number, tables.views);
     for (size_t w = 0; w < task.waits.size(); ++w) {
       const auto threshold = static_cast<int64_t>(task.waits[w].threshold);
-      tables.waits.push_back({number, task.waits[w].signal, threshold, task.instr->waits[w].raiser});
+      tables.waits.push_back({number, task.waits[w].signal, threshold, task.instr->waits[w].poster});
     }
     const Values values{symbols.data(), nullptr, task.call->numbers.data()};
     for (const BoundNotify& notify : task.instr->notifies) {
-      tables.raises.push_back({number, notify.device, notify.signal.at(values, task.index)});
+      tables.posts.push_back({number, notify.device, notify.signal.at(values, task.index)});
     }
   }
   return tables;

@@ -7,40 +7,40 @@ namespace tilewise::programs {
 
 namespace {
 
-void check_team(const ExecutorOptions& options) {
-  const TeamOptions& team = options.team;
-  if (team.processes.empty()) return;
+void check_group(const ExecutorOptions& options) {
+  const GroupOptions& group = options.group;
+  if (group.processes.empty()) return;
   check<ArgumentError>(
-      std::ssize(team.processes) == options.num_devices && std::ssize(team.arena_files) == options.num_devices,
-      "[runtime.Executor] a team says of every device which process has it and which file its memory "
+      std::ssize(group.processes) == options.num_devices && std::ssize(group.arena_files) == options.num_devices,
+      "[runtime.Executor] a device group says of every device which process has it and which file its memory "
       "is; got ",
-      team.processes.size(), " and ", team.arena_files.size(), " for ", options.num_devices,
+      group.processes.size(), " and ", group.arena_files.size(), " for ", options.num_devices,
       " devices; correct the argument");
-  for (int64_t process : team.processes) {
-    check<ArgumentError>(process >= 0 && process < std::ssize(team.peer_files),
-                         "[runtime.Executor] a device's process must be one of ", team.peer_files.size(), "; got ",
+  for (int64_t process : group.processes) {
+    check<ArgumentError>(process >= 0 && process < std::ssize(group.peer_files),
+                         "[runtime.Executor] a device's process must be one of ", group.peer_files.size(), "; got ",
                          process, "; count from 0");
   }
   check<ArgumentError>(
-      team.hosts.empty() ||
-          (team.hosts.size() == team.peer_files.size() && team.connection != nullptr &&
-           std::ssize(team.peer_files) <= team.connection->size() && team.process == team.connection->rank()),
+      group.hosts.empty() ||
+          (group.hosts.size() == group.peer_files.size() && group.connection != nullptr &&
+           std::ssize(group.peer_files) <= group.connection->size() && group.process == group.connection->rank()),
       "[runtime.Executor] processes of several hosts have a connection, their numbers are its, and each has "
       "a host; got ",
-      team.hosts.size(), " hosts of ", team.peer_files.size(), " processes; correct the argument");
-  check<ArgumentError>(std::ssize(team.spill_files) == (options.file_bytes == 0 ? 0 : options.num_devices),
-                       "[runtime.Executor] a team's devices have a file each if the plan has any; got ",
-                       team.spill_files.size(), " files of ", options.file_bytes, " bytes; correct the argument");
+      group.hosts.size(), " hosts of ", group.peer_files.size(), " processes; correct the argument");
+  check<ArgumentError>(std::ssize(group.spill_files) == (options.file_bytes == 0 ? 0 : options.num_devices),
+                       "[runtime.Executor] a device group's devices have a file each if the plan has any; got ",
+                       group.spill_files.size(), " files of ", options.file_bytes, " bytes; correct the argument");
 }
 
 }  // namespace
 
-bool is_local(const TeamOptions& team, int64_t device) {
-  return team.processes.empty() || team.processes[device] == team.process;
+bool is_local(const GroupOptions& group, int64_t device) {
+  return group.processes.empty() || group.processes[device] == group.process;
 }
 
-bool is_remote_device(const TeamOptions& team, int64_t device) {
-  return !team.processes.empty() && team.is_remote(team.processes[device]);
+bool is_remote_device(const GroupOptions& group, int64_t device) {
+  return !group.processes.empty() && group.is_remote(group.processes[device]);
 }
 
 void check_options(const ExecutorOptions& options) {
@@ -73,13 +73,13 @@ void check_options(const ExecutorOptions& options) {
                        "[runtime.Executor] scratch_bytes and file_bytes must not be negative; got ",
                        options.scratch_bytes, " and ", options.file_bytes, "; pass the plan's sizes");
   int64_t total = std::accumulate(options.arena_bytes.begin(), options.arena_bytes.end(), int64_t{0});
-  check_team(options);
+  check_group(options);
   for (int64_t d = 0; d < options.num_devices; ++d) total += bytes_needed(device_options(options, d)).total();
   check<ResourceError>(options.memory_limit_bytes <= 0 || total <= options.memory_limit_bytes,
                        "[runtime.Executor] the devices' memory must stay within the limit; got ",
                        ByteCount(static_cast<uint64_t>(total)), " against ",
                        ByteCount(static_cast<uint64_t>(options.memory_limit_bytes)),
-                       "; shard over more devices, use smaller batches or raise the limit");
+                       "; shard over more devices, use smaller batches or post the limit");
 }
 
 DeviceOptions device_options(const ExecutorOptions& options, int64_t device) {
@@ -92,9 +92,9 @@ DeviceOptions device_options(const ExecutorOptions& options, int64_t device) {
           options.scratch_bytes,
           options.file_bytes,
           options.file_directory,
-          options.team.arena_files.empty() ? -1 : options.team.arena_files[device],
-          options.team.spill_files.empty() ? -1 : options.team.spill_files[device],
-          is_remote_device(options.team, device)};
+          options.group.arena_files.empty() ? -1 : options.group.arena_files[device],
+          options.group.spill_files.empty() ? -1 : options.group.spill_files[device],
+          is_remote_device(options.group, device)};
 }
 
 }  // namespace tilewise::programs

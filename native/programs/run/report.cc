@@ -1,8 +1,8 @@
-// The report of a passed deadline: who waits for what, who should raise it, and what that device is doing.
+// The report of a passed deadline: who waits for what, who should post it, and what that device is doing.
 #include <algorithm>
 #include <sstream>
 
-#include "programs/run/team.h"
+#include "programs/run/group.h"
 
 namespace tilewise::programs {
 
@@ -12,21 +12,21 @@ struct Blocked {
   int64_t device;
   BlockedWait wait;
   uint64_t seen;
-  std::vector<int64_t> raisers;
+  std::vector<int64_t> posters;
 };
 
 /// What the workers of a device do; of another process's, what that process has said last.
-std::string doing(const Team& team, int64_t index) {
-  const Program& program = *team.program;
+std::string doing(const DeviceGroup& group, int64_t index) {
+  const Program& program = *group.program;
   std::ostringstream text;
-  if (team.devices[index] == nullptr) {
-    const int64_t process = team.processes[index];
-    const comm::Progress progress = team.peers()->progress(process);
+  if (group.devices[index] == nullptr) {
+    const int64_t process = group.processes[index];
+    const comm::Progress progress = group.peers()->progress(process);
     text << "process " << process << ", pid " << progress.pid << ", " << (progress.is_at_work ? "at work" : "idle")
          << " after " << progress.num_completed << " tasks";
     return text.str();
   }
-  const Device& device = *team.devices[index];
+  const Device& device = *group.devices[index];
   for (int64_t w = 0; w < device.options().num_workers; ++w) {
     const WorkerStatus status = device.status(w);
     text << (w == 0 ? "" : ", ") << "worker " << w << " ";
@@ -40,69 +40,69 @@ std::string doing(const Team& team, int64_t index) {
   return text.str();
 }
 
-bool is_busy(const Team& team, int64_t index) {
-  if (team.devices[index] == nullptr) return team.peers()->progress(team.processes[index]).is_at_work;
-  const Device& device = *team.devices[index];
+bool is_busy(const DeviceGroup& group, int64_t index) {
+  if (group.devices[index] == nullptr) return group.peers()->progress(group.processes[index]).is_at_work;
+  const Device& device = *group.devices[index];
   for (int64_t w = 0; w < device.options().num_workers; ++w) {
     if (device.status(w).instr != nullptr) return true;
   }
   return false;
 }
 
-std::vector<Blocked> all_blocked(const Team& team) {
+std::vector<Blocked> all_blocked(const DeviceGroup& group) {
   std::vector<Blocked> found;
-  for (int64_t device = 0; device < std::ssize(team.devices); ++device) {
-    if (team.devices[device] == nullptr) continue;
-    Device& of = *team.devices[device];
+  for (int64_t device = 0; device < std::ssize(group.devices); ++device) {
+    if (group.devices[device] == nullptr) continue;
+    Device& of = *group.devices[device];
     for (const BlockedWait& wait : of.blocked()) {
-      found.push_back({device, wait, of.signals()[wait.signal].value(), team.program->raisers(device, wait.signal)});
+      found.push_back({device, wait, of.signals()[wait.signal].value(), group.program->posters(device, wait.signal)});
       break;  // the first of each device
     }
   }
   return found;
 }
 
-// Of several waits in a chain, the one whose raiser is busy (or stalled) is where the chain begins.
-const Blocked& root(const Team& team, const std::vector<Blocked>& blocked) {
+// Of several waits in a chain, the one whose poster is busy (or stalled) is where the chain begins.
+const Blocked& root(const DeviceGroup& group, const std::vector<Blocked>& blocked) {
   for (const Blocked& wait : blocked) {
-    const auto busy = [&](int64_t raiser) { return is_busy(team, raiser); };
-    if (std::any_of(wait.raisers.begin(), wait.raisers.end(), busy)) return wait;
+    const auto busy = [&](int64_t poster) { return is_busy(group, poster); };
+    if (std::any_of(wait.posters.begin(), wait.posters.end(), busy)) return wait;
   }
   return blocked.front();
 }
 
-void describe(std::ostringstream& text, const Team& team, const Blocked& late) {
-  text << "device " << late.device << " waits in '" << team.program->labels()[late.wait.instr->label] << "'["
+void describe(std::ostringstream& text, const DeviceGroup& group, const Blocked& late) {
+  text << "device " << late.device << " waits in '" << group.program->labels()[late.wait.instr->label] << "'["
        << late.wait.index << "] for signal " << late.wait.signal << " to reach " << late.wait.expected << " (seen "
        << late.seen << "), which device";
-  for (int64_t raiser : late.raisers) text << " " << raiser << " (" << doing(team, raiser) << ")";
-  text << " should raise; ";
+  for (int64_t poster : late.posters) text << " " << poster << " (" << doing(group, poster) << ")";
+  text << " should post; ";
 }
 
 }  // namespace
 
-std::string describe_timeout(const Team& team, double deadline_s) {
+std::string describe_timeout(const DeviceGroup& group, double deadline_s) {
   std::ostringstream text;
   text << "[runtime.Executor.run] a device must make progress within " << deadline_s << " s; got none: ";
-  const std::vector<Blocked> blocked = all_blocked(team);
+  const std::vector<Blocked> blocked = all_blocked(group);
   if (blocked.empty()) {
-    for (int64_t d = 0; d < std::ssize(team.devices); ++d) text << "device " << d << ": " << doing(team, d) << "; ";
+    for (int64_t d = 0; d < std::ssize(group.devices); ++d) text << "device " << d << ": " << doing(group, d) << "; ";
   } else {
-    describe(text, team, root(team, blocked));
+    describe(text, group, root(group, blocked));
   }
-  text << "look at that device, or raise deadline_s; this executor cannot be used again";
+  text << "look at that device, or post deadline_s; this executor cannot be used again";
   return text.str();
 }
 
-std::string describe_loss(const Team& team, int64_t process, const std::string& how) {
+std::string describe_loss(const DeviceGroup& group, int64_t process, const std::string& how) {
   std::ostringstream text;
-  const comm::Progress progress = team.peers()->progress(process);
+  const comm::Progress progress = group.peers()->progress(process);
   text << "[runtime.Executor.run] every process must stay until the end; got process " << process << " (pid "
        << progress.pid << "), which " << how << " after " << progress.num_completed << " tasks; ";
-  for (const Blocked& wait : all_blocked(team)) {
-    const auto is_its = [&](int64_t raiser) { return team.processes[raiser] == process; };
-    if (std::none_of(wait.raisers.begin(), wait.raisers.end(), is_its)) continue;
-    describe(text, team, wait);
+  for (const Blocked& wait : all_blocked(group)) {
+    const auto is_its = [&](int64_t poster) { return group.processes[poster] == process; };
+    if (std::none_of(wait.posters.begin(), wait.posters.end(), is_its)) continue;
+    describe(text, group, wait);
     break;
   }
   text << "look at that process's own messages, then start again from the last checkpoint";

@@ -54,7 +54,7 @@ struct Task {
   bool is_landed = false;  // and was all there is to do
   std::vector<RemoteView> remote = {};
   Staging::Block staging = {};  // where they have been fetched to
-  uint64_t poison = 0;    // an error's id, left by the raisers of its signals, or of its transfer
+  uint64_t poison = 0;    // an error's id, left by the posters of its signals, or of its transfer
 
   void set_num_views(int64_t count) {
     num_views_ = count;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kTiles = 2;
 
-/// Random classes that exchange over two teams, of all devices and of their class's, with or without a mistake.
+/// Random classes that exchange over two device groups, of all devices and of their class's, with or without a mistake.
 class Exchanges {
  public:
   explicit Exchanges(uint64_t seed) : random_(seed) {}
@@ -58,32 +58,32 @@ class Exchanges {
       const int64_t among_own = std::find(mine.begin(), mine.end(), d) - mine.begin();
       program.add_device({class_of[d], {among_all, among_own}, {all, mine}});
     }
-    for (const auto& team : own) sizes_.push_back(std::ssize(team));
+    for (const auto& group : own) sizes_.push_back(std::ssize(group));
   }
 
   /// Instructions of one class that tell each other something, or acknowledge it, in a random order that mostly works.
   void add_template(Program& program, int64_t& first_signal) {
     struct Site {
-      int64_t team, signal;
+      int64_t group, signal;
     };
     std::vector<Site> sites(draw(1, 3));
     for (Site& site : sites) {
       site = {draw(0, 1), first_signal};
       first_signal += num_devices_ * kTiles;
     }
-    const bool is_chained = draw(0, 1) == 0;  // the next raise stands in the task of the wait before
+    const bool is_chained = draw(0, 1) == 0;  // the next post stands in the task of the wait before
     const int64_t faulty = draw(0, 2) == 0 ? draw(0, num_classes_ - 1) : -1;
     const uint64_t fault = random_();
     for (int64_t c = 0; c < num_classes_; ++c) {
       std::vector<Instr> instrs{instr("", kTiles, 1, {})};
       for (const Site& site : sites) {
-        const int64_t size = site.team == 0 ? num_devices_ : sizes_[c];
+        const int64_t size = site.group == 0 ? num_devices_ : sizes_[c];
         if (!is_chained) instrs.push_back(instr("", kTiles, 1, {}));
         Instr wait = instr("", kTiles, 1, {});
         for (int64_t k = 0; k < size; ++k) {
-          const Number base{site.signal, kTiles, Source::kDevice, static_cast<int32_t>(site.team)};
-          instrs.back().notifies.push_back({site.team, k, base, true, 0});
-          wait.waits.push_back({site.signal + k * kTiles, true, 1, site.team, k, 0});
+          const Number base{site.signal, kTiles, Source::kDevice, static_cast<int32_t>(site.group)};
+          instrs.back().notifies.push_back({site.group, k, base, true, 0});
+          wait.waits.push_back({site.signal + k * kTiles, true, 1, site.group, k, 0});
         }
         instrs.push_back(wait);
       }
@@ -137,15 +137,15 @@ class Exchanges {
   std::vector<int64_t> sizes_;  // of classes
 };
 
-/// Device 0 raises `use` of `slot`, device 1 waits; two tensors; or another device is named.
-std::string pairing(int64_t slot, const Number& use, int64_t raiser = 0) {
+/// Device 0 posts `use` of `slot`, device 1 waits; two tensors; or another device is named.
+std::string pairing(int64_t slot, const Number& use, int64_t poster = 0) {
   Program program;
   add_devices(program, 3);
   for (int64_t d = 0; d < 3; ++d) {
     for (int64_t t = 0; t < 2; ++t) program.add_tensor(d, tensor(64 * t, 1, 1, 1, t));
     const int64_t plan = program.add_template(d, "t");
     if (d == 0) program.add_instr(d, plan, instr("", 1, 0, {}, {}, {}, {{0, 1, 4, false, 0}}), "tell");
-    if (d == 1) program.add_instr(d, plan, instr("", 1, 0, {}, {}, {{4, false, 1, 0, raiser, slot, use}}), "hear");
+    if (d == 1) program.add_instr(d, plan, instr("", 1, 0, {}, {}, {{4, false, 1, 0, poster, slot, use}}), "hear");
     for (int64_t n = 0; n < 2; ++n) program.add_call(d, {plan, {0, 1}, {n}});
   }
   return message_of<ArgumentError>([&] { program.finish({}, resolve); });
@@ -174,15 +174,15 @@ CASE("one cursor per class finds what one per device finds; what is not in locks
   EXPECT(sound > 500 && blocked > 100 && mixed_up > 100 && apart > 20);
 }
 
-CASE("a raise and its wait are about one use of one tensor, by the device that the wait names") {
+CASE("a post and its wait are about one use of one tensor, by the device that the wait names") {
   EXPECT_EQ(pairing(0, {0, 1, Source::kPosition}), "");
   EXPECT_EQ(pairing(0, {0, 1, Source::kCall, 0}), "");
   const std::string other = pairing(1, {0, 1, Source::kPosition});
   EXPECT(contains(other, "device 1 waiting in 'hear'[0] for signal 4 about tensor 1, use 0 of device 0,"));
-  EXPECT(contains(other, "raise 1 in 'tell'[0] of device 0 about tensor 0, use 0"));
-  EXPECT(contains(pairing(0, {1, 1, Source::kCall, 0}), "about tensor 0, use 1 of device 0, and raise 1"));
-  EXPECT(contains(pairing(0, 0), "use 0 of device 0, and raise 2 in 'tell'[0] of device 0 about tensor 0, use 1"));
-  EXPECT(contains(pairing(0, {0, 1, Source::kPosition}, 2), "of device 2, and raise 1 in 'tell'[0] of device 0"));
+  EXPECT(contains(other, "post 1 in 'tell'[0] of device 0 about tensor 0, use 0"));
+  EXPECT(contains(pairing(0, {1, 1, Source::kCall, 0}), "about tensor 0, use 1 of device 0, and post 1"));
+  EXPECT(contains(pairing(0, 0), "use 0 of device 0, and post 2 in 'tell'[0] of device 0 about tensor 0, use 1"));
+  EXPECT(contains(pairing(0, {0, 1, Source::kPosition}, 2), "of device 2, and post 1 in 'tell'[0] of device 0"));
 }
 
 CASE("a credit pairs use u with use u - depth; the first uses wait for none, and at the end all have been waited for") {
@@ -211,7 +211,7 @@ CASE("a credit pairs use u with use u - depth; the first uses wait for none, and
   EXPECT_EQ(ring(1, 1, 1), "");
   EXPECT_EQ(ring(3, 3, 3), "");
   EXPECT(contains(ring(3, 2, 3), "device 0 waiting in 'write'[0]"));
-  EXPECT(contains(ring(3, 3, 0), "every raise must be waited for; got 3 of signal 0 of device 0"));
+  EXPECT(contains(ring(3, 3, 0), "every post must be waited for; got 3 of signal 0 of device 0"));
 }
 
 CASE("numbers of device, call and symbol reach kernels; a list of calls runs under its name") {
@@ -251,7 +251,7 @@ CASE("numbers of device, call and symbol reach kernels; a list of calls runs und
   EXPECT(contains(message_of<ArgumentError>([&] { executor->run(program, {1}, "two"); }), "under the name 'two'"));
 }
 
-CASE("tasks as tables: views in bytes of their owner, accesses, waits and raises as the walker makes them") {
+CASE("tasks as tables: views in bytes of their owner, accesses, waits and posts as the walker makes them") {
   Program program;
   program.add_class();
   for (int64_t d = 0; d < 2; ++d) program.add_device({0, {d}, {{0, 1}}});
@@ -277,7 +277,7 @@ CASE("tasks as tables: views in bytes of their owner, accesses, waits and raises
                                    {3, 1, 0, 96, 128, 2, 16, kIn},
                                    {3, 2, 1, 144, 160, 1, 16, kOut}}));
   EXPECT(tables.waits == (Table<4>{{2, 0, 1, -1}, {3, 1, 1, -1}}));
-  EXPECT(tables.raises == (Table<3>{{0, 0, 0}, {1, 0, 1}}));
+  EXPECT(tables.posts == (Table<3>{{0, 0, 0}, {1, 0, 1}}));
 }
 
 CASE("finish refuses classes, devices and numbers that do not fit each other") {
@@ -297,8 +297,10 @@ CASE("finish refuses classes, devices and numbers that do not fit each other") {
   };
   EXPECT(contains(refused([](Program&) {}), "1 device or more"));
   EXPECT(contains(refused([](Program& p) { p.add_class(), p.add_device({0, {}, {}}); }), "none for class 1 of 2"));
-  EXPECT(contains(refused([](Program& p) { p.add_device({0, {}, {{0, 1}}}); }), "a team must be different devices"));
-  EXPECT(contains(refused([](Program& p) { p.add_device({0, {}, {{0, 0}}}); }), "a team must be different devices"));
+  EXPECT(contains(refused([](Program& p) { p.add_device({0, {}, {{0, 1}}}); }),
+                  "a device group must be different devices"));
+  EXPECT(contains(refused([](Program& p) { p.add_device({0, {}, {{0, 0}}}); }),
+                  "a device group must be different devices"));
   EXPECT(
       contains(refused([](Program& p) { p.add_device({0, {1}, {}}), p.add_device({0, {}, {}}); }), "as many numbers"));
   EXPECT(contains(refused([](Program& p) { p.add_device({0, {}, {{0}}}), p.add_device({0, {}, {{0, 1}}}); }),

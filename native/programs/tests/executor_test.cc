@@ -127,7 +127,7 @@ CASE("an acknowledgement holds the writer back until the reader is done (write-a
 }
 
 CASE("a waiting task holds no worker: what is independent of it goes on") {
-  // Device 0 waits for device 1, whose raise depends on device 0's LAST task; one worker each.
+  // Device 0 waits for device 1, whose post depends on device 0's LAST task; one worker each.
   auto program = program_of(2);
   const int64_t here = program->add_template(0, "t");
   program->add_tensor(0, tensor(0, 4, 1, 1, 0));

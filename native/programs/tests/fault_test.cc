@@ -7,7 +7,7 @@ using namespace tilewise::programs::testing;
 
 namespace {
 
-/// Devices exchange `epochs` times: "show" raises to the peer, "look" waits for it and acknowledges.
+/// Devices exchange `epochs` times: "show" posts to the peer, "look" waits for it and acknowledges.
 std::shared_ptr<Program> exchange(int64_t epochs, const std::string& kernel = "increment",
                                   const std::vector<Number>& ints = {}) {
   auto program = program_of(2);
@@ -29,23 +29,23 @@ std::shared_ptr<Program> exchange(int64_t epochs, const std::string& kernel = "i
 
 }  // namespace
 
-CASE("a kernel that throws raises once, with op, tile, worker and device, and the next run is right") {
+CASE("a kernel that throws posts once, with op, tile, worker and device, and the next run is right") {
   auto program = exchange(20);
   auto executor = executor_for(*program, 2);
   for (int round = 0; round < 50; ++round) {
     executor->inject(Injected::kThrow, round % 2, "look", round);
-    bool raised = false;
+    bool posted = false;
     try {
       executor->run(program, {});
     } catch (const TaskFailed& error) {
-      raised = true;
+      posted = true;
       EXPECT_EQ(error.op, "look");
       EXPECT_EQ(error.tile, round % 4);
       EXPECT_EQ(error.device, round % 2);
       EXPECT(error.worker == 0 || error.worker == 1);
       EXPECT(contains(error.what(), "injected failure"));
     }
-    EXPECT(raised);
+    EXPECT(posted);
     for (int64_t d = 0; d < 2; ++d) std::memset(words(*executor, d), 0, program->needs(d).arena_bytes);
     Oracle oracle(*program);
     executor->run(program, {});

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "programs/tests/testing_team.h"
+#include "programs/tests/testing_group.h"
 
 using namespace tilewise;
 using namespace tilewise::programs;
@@ -92,15 +92,16 @@ CASE("tiles of a file are counted up in memory, whole pages or parts of them, on
 
 CASE("devices of several processes have files that the leader reads and writes, too") {
   auto program = counting(3, 37, 40);
-  ForkedTeam team(program, 2, options_for(*program, 37, 1));
+  ForkedGroup group(program, 2, options_for(*program, 37, 1));
   for (uint64_t run = 1; run <= 3; ++run) {
-    team.leader().run(program, {});
-    for (int64_t d = 0; d < 3; ++d) EXPECT(holds(team.leader(), d, 37, 20 * run));
+    group.leader().run(program, {});
+    for (int64_t d = 0; d < 3; ++d) EXPECT(holds(group.leader(), d, 37, 20 * run));
   }
   std::vector<uint64_t> counts(2 * kRows * 37, 1000);
-  team.leader().arena(2)->move(kWrite, kFileBegin, reinterpret_cast<std::byte*>(counts.data()), std::ssize(counts) * 8);
-  team.leader().run(program, {});
-  EXPECT(holds(team.leader(), 2, 37, 1020));
+  group.leader().arena(2)->move(kWrite, kFileBegin, reinterpret_cast<std::byte*>(counts.data()),
+                                std::ssize(counts) * 8);
+  group.leader().run(program, {});
+  EXPECT(holds(group.leader(), 2, 37, 1020));
 }
 
 CASE("what the host writes into a file is what the next run fetches") {

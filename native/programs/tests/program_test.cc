@@ -273,26 +273,26 @@ CASE("finish refuses a program whose devices wait for each other, naming device,
   for (int64_t d = 0; d < 2; ++d) {
     const int64_t plan = program.add_template(d, "t");
     program.add_instr(d, plan, instr("", 3, 1, {}, {}, {{4, true, 1}}), "wait here");
-    program.add_instr(d, plan, instr("", 3, 1, {}, {}, {}, {{0, 1 - d, 4, true}}), "raise there");
+    program.add_instr(d, plan, instr("", 3, 1, {}, {}, {}, {{0, 1 - d, 4, true}}), "post there");
     program.add_call(d, {plan, {}});
   }
   const std::string message = message_of<ArgumentError>([&] { program.finish({}, resolve); });
   EXPECT(contains(message, "device 0 waiting for ever in 'wait here'[0] for signal 4 to reach 1"));
 }
 
-CASE("finish accepts the same program once the raise comes first") {
+CASE("finish accepts the same program once the post comes first") {
   Program program;
   add_devices(program, 2);
   for (int64_t d = 0; d < 2; ++d) {
     const int64_t plan = program.add_template(d, "t");
-    program.add_instr(d, plan, instr("", 3, 1, {}, {}, {}, {{0, 1 - d, 4, true}}), "raise there");
+    program.add_instr(d, plan, instr("", 3, 1, {}, {}, {}, {{0, 1 - d, 4, true}}), "post there");
     program.add_instr(d, plan, instr("", 3, 1, {}, {}, {{4, true, 1}}), "wait here");
     program.add_call(d, {plan, {}});
   }
   program.finish({}, resolve);
   EXPECT_EQ(program.needs(0).num_signals, 7);
-  EXPECT(program.raisers(0, 5) == std::vector<int64_t>{1});
-  EXPECT(program.raisers(0, 3).empty());
+  EXPECT(program.posters(0, 5) == std::vector<int64_t>{1});
+  EXPECT(program.posters(0, 3).empty());
 }
 
 CASE("a finished program is frozen, an unfinished one is not run") {

@@ -178,13 +178,13 @@ bool agrees(uint64_t seed, int64_t num_devices, int64_t workers, Form form = For
   auto program = generator.make(num_devices);
   const int64_t window = generator.draw(1, 24);
   std::unique_ptr<Executor> alone;
-  std::unique_ptr<ForkedTeam> team;
+  std::unique_ptr<ForkedGroup> group;
   if (num_processes == 1) {
     alone = executor_for(*program, workers, window);
   } else {
-    team = std::make_unique<ForkedTeam>(program, num_processes, workers, window);
+    group = std::make_unique<ForkedGroup>(program, num_processes, workers, window);
   }
-  Executor& executor = team != nullptr ? team->leader() : *alone;
+  Executor& executor = group != nullptr ? group->leader() : *alone;
   const auto wanted = Generator(seed).make(num_devices);
   Oracle oracle(*wanted);
   for (int round = 0; round < 3; ++round) {
@@ -208,13 +208,13 @@ bool agrees_on_hosts(uint64_t seed, int64_t num_devices, int64_t num_processes, 
   std::vector<int64_t> hosts;
   for (int64_t p = 0; p < num_processes; ++p) hosts.push_back(seed % 2 == 0 ? p : p / 2);
   if (hosts.back() == 0) hosts.back() = 1;
-  RemoteTeam team(program, hosts, 1 + static_cast<int64_t>(seed % 2), window, seed);
+  RemoteGroup group(program, hosts, 1 + static_cast<int64_t>(seed % 2), window, seed);
   const auto wanted = Generator(seed).make(num_devices);
   Oracle oracle(*wanted);
   for (int round = 0; round < 3; ++round) {
-    team.leader().run(program, {});
+    group.leader().run(program, {});
     oracle.run();
-    if (!same_memory(team, oracle, num_devices)) {
+    if (!same_memory(group, oracle, num_devices)) {
       if (!is_faulty) std::fprintf(stderr, "seed %llu on hosts\n", static_cast<unsigned long long>(seed));
       return false;
     }
@@ -261,7 +261,7 @@ CASE("two to four devices on two to four hosts") {
   for (uint64_t seed = 3000; seed < 3004; ++seed) EXPECT(!agrees_on_hosts(seed, 2, 2, true));
 }
 
-CASE("devices of one class, bound by their numbers and teams, are what is written out for each") {
+CASE("devices of one class, bound by their numbers and device groups, are what is written out for each") {
   for (uint64_t seed = 4000; seed < 4080; ++seed) {
     EXPECT(agrees(seed, 1 + static_cast<int64_t>(seed % 4), 1 + static_cast<int64_t>(seed % 2), Form::kOneClass));
   }

@@ -12,15 +12,15 @@ namespace {
 
 void expect_ring(int64_t devices, const std::vector<int64_t>& hosts, int64_t workers, int64_t window, int64_t epochs) {
   auto program = ring(devices, epochs);
-  RemoteTeam team(program, hosts, workers, window, 11);
+  RemoteGroup group(program, hosts, workers, window, 11);
   Oracle oracle(*program);
   for (int run = 0; run < 3; ++run) {
-    team.leader().run(program, {});
+    group.leader().run(program, {});
     oracle.run();
-    EXPECT(same_memory(team, oracle, devices));
+    EXPECT(same_memory(group, oracle, devices));
   }
-  for (const std::string& failure : team.end()) EXPECT_EQ(failure, std::string());
-  for (auto& connection : team.connections) EXPECT_EQ(connection->cause(), std::string());
+  for (const std::string& failure : group.end()) EXPECT_EQ(failure, std::string());
+  for (auto& connection : group.connections) EXPECT_EQ(connection->cause(), std::string());
 }
 
 /// Every device shows 12 rows of 6 to the next, which copies them, two pieces a task: whole rows, or some columns.
@@ -56,15 +56,15 @@ std::shared_ptr<Program> copies(int64_t devices, bool is_dense, int64_t num_call
 CASE("copies of another host's tiles land where they belong, with gaps between rows and without") {
   for (const bool is_dense : {true, false}) {
     auto program = copies(2, is_dense, 20);
-    RemoteTeam team(program, {0, 1}, 2, 16, 21);
+    RemoteGroup group(program, {0, 1}, 2, 16, 21);
     Oracle oracle(*program);
     for (int run = 0; run < 2; ++run) {
-      team.leader().run(program, {});
+      group.leader().run(program, {});
       oracle.run();
-      EXPECT(same_memory(team, oracle, 2));
+      EXPECT(same_memory(group, oracle, 2));
     }
     const int64_t columns = is_dense ? 6 : 4;
-    EXPECT_EQ(team.leader().stats().bytes_fetched, int64_t{2} * 20 * 2 * 12 * columns * 8);
+    EXPECT_EQ(group.leader().stats().bytes_fetched, int64_t{2} * 20 * 2 * 12 * columns * 8);
   }
 }
 
@@ -83,22 +83,22 @@ CASE("the leader reads and writes memory and files of another host, and nothing 
   ExecutorOptions options = options_of(*program, 1, 8);
   options.file_bytes = 3 * 4096;
   options.file_directory = "/tmp";
-  RemoteTeam team(program, {0, 1}, options);
+  RemoteGroup group(program, {0, 1}, options);
   using Way = memory::SpillFile::Way;
   const int64_t size = options.arena_bytes[1];
   std::vector<std::byte> written(size), read(size);
   for (int64_t i = 0; i < size; ++i) written[i] = static_cast<std::byte>(i * 7);
-  team.leader().move(Way::kWrite, 1, 0, written.data(), size);
-  EXPECT(std::memcmp(team.owner(1).memory(1, 0, size), written.data(), size) == 0);
-  team.leader().move(Way::kRead, 1, 0, read.data(), size);
+  group.leader().move(Way::kWrite, 1, 0, written.data(), size);
+  EXPECT(std::memcmp(group.owner(1).memory(1, 0, size), written.data(), size) == 0);
+  group.leader().move(Way::kRead, 1, 0, read.data(), size);
   EXPECT(read == written);
   const int64_t file = memory::Arena::file_begin(size);
   std::vector<std::byte> page(4096, std::byte{9}), found(4096);
-  team.leader().move(Way::kWrite, 1, file + 4096, page.data(), 4096);
-  team.owner(1).move(Way::kRead, 1, file + 4096, found.data(), 4096);
+  group.leader().move(Way::kWrite, 1, file + 4096, page.data(), 4096);
+  group.owner(1).move(Way::kRead, 1, file + 4096, found.data(), 4096);
   EXPECT(found == page);
   std::fill(found.begin(), found.end(), std::byte{0});
-  team.leader().move(Way::kRead, 1, file + 4096, found.data(), 4096);
+  group.leader().move(Way::kRead, 1, file + 4096, found.data(), 4096);
   EXPECT(found == page);
 }
 
@@ -115,15 +115,15 @@ CASE("memory that is not there is refused by its owner, whichever process asks")
   for (const auto& [offset, bytes] : {std::pair<int64_t, int64_t>{1 << 20, 8}, {-8, 8}, {0, 1 << 20}}) {
     for (const Way way : {Way::kRead, Way::kWrite}) {
       auto program = ring(2, 1);
-      auto team = std::make_unique<RemoteTeam>(program, std::vector<int64_t>{0, 1});
+      auto group = std::make_unique<RemoteGroup>(program, std::vector<int64_t>{0, 1});
       std::vector<std::byte> memory(bytes);
       std::thread other([&] {  // who has refused says no more, and this one would wait for long
-        while (!team->connections[1]->has_failed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        team->connections[0]->fail("the other has ended");
+        while (!group->connections[1]->has_failed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        group->connections[0]->fail("the other has ended");
       });
-      EXPECT(is_lost([&] { team->leader().move(way, 1, offset, memory.data(), bytes); }));
+      EXPECT(is_lost([&] { group->leader().move(way, 1, offset, memory.data(), bytes); }));
       other.join();
-      EXPECT(team->connections[1]->cause().find("must name memory of this process") != std::string::npos);
+      EXPECT(group->connections[1]->cause().find("must name memory of this process") != std::string::npos);
     }
   }
 }
@@ -134,14 +134,14 @@ CASE("MPI is never given the memory that a caller moves from or to, which goes w
   std::vector<std::byte> memory(size);
   std::atomic<int64_t> num_seen = 0;
   std::atomic<int64_t> num_of_host = 0;
-  RemoteTeam team(program, {0, 1});
-  team.world.watch([&](const std::byte* data) {
+  RemoteGroup group(program, {0, 1});
+  group.world.watch([&](const std::byte* data) {
     ++num_seen;
     if (data >= memory.data() && data < memory.data() + size) ++num_of_host;
   });
   for (const auto way : {memory::SpillFile::Way::kWrite, memory::SpillFile::Way::kRead})
-    team.leader().move(way, 1, 0, memory.data(), size);
-  team.end();
+    group.leader().move(way, 1, 0, memory.data(), size);
+  group.end();
   EXPECT(num_seen > 0 && num_of_host == 0);
 }
 
@@ -155,63 +155,63 @@ CASE("messages of any content are taken or end the connection, and touch no memo
   int64_t num_refused = 0;
   int64_t num_taken = 0;
   for (int trial = 0; trial < 60; ++trial) {
-    RemoteTeam team(program, {0, 1}, 1, 8, trial);
-    std::byte* const memory = team.leader().memory(0, 0, 0);
+    RemoteGroup group(program, {0, 1}, 1, 8, trial);
+    std::byte* const memory = group.leader().memory(0, 0, 0);
     const auto size = static_cast<size_t>(program->needs(0).arena_bytes);
     std::memset(memory, 0x5a, size);
     const std::vector<std::byte> before(memory, memory + size);
-    for (int n = 0; n < 40 && !team.connections[0]->has_failed(); ++n) {
+    for (int n = 0; n < 40 && !group.connections[0]->has_failed(); ++n) {
       comm::Message message;
       message.kind = static_cast<uint16_t>(draw(0, 9));
       message.flags = static_cast<uint16_t>(draw(0, 2));
-      message.team = draw(0, 9) == 0 ? odd[draw(0, 13)] : 5;
+      message.group = draw(0, 9) == 0 ? odd[draw(0, 13)] : 5;
       message.tag = static_cast<int32_t>(draw(0, 3));
       for (int64_t& number : message.numbers) number = draw(0, 3) == 0 ? draw(0, 300) : odd[draw(0, 13)];
-      team.connections[1]->post(0, message, std::string(draw(0, 1) * draw(0, 100), '\xff'));
+      group.connections[1]->send(0, message, std::string(draw(0, 1) * draw(0, 100), '\xff'));
       num_taken += 1;
     }
-    for (int looks = 0; looks < 2000 && !team.connections[0]->has_failed(); ++looks)
-      team.connections[1]->progress(), team.connections[0]->progress();
+    for (int looks = 0; looks < 2000 && !group.connections[0]->has_failed(); ++looks)
+      group.connections[1]->progress(), group.connections[0]->progress();
     EXPECT(std::memcmp(memory, before.data(), size) == 0);
-    num_refused += team.connections[0]->has_failed() ? 1 : 0;
-    team.connections[0]->fail("the trial is over");
-    team.connections[1]->fail("the trial is over");
+    num_refused += group.connections[0]->has_failed() ? 1 : 0;
+    group.connections[0]->fail("the trial is over");
+    group.connections[1]->fail("the trial is over");
   }
   EXPECT(num_refused > 30 && num_taken > 600);
 }
 
-CASE("a kernel that throws on any host is raised by the leader, and the next run is right") {
+CASE("a kernel that throws on any host is reported by the leader, and the next run is right") {
   for (const int64_t device : {1, 0}) {
     auto program = ring(2, 20);
-    RemoteTeam team(program, {0, 1}, 1, 64, 3, {{Injected::kThrow, device, "show", 5}});
+    RemoteGroup group(program, {0, 1}, 1, 64, 3, {{Injected::kThrow, device, "show", 5}});
     bool has_failed = false;
     try {
-      team.leader().run(program, {});
+      group.leader().run(program, {});
     } catch (const TaskFailed& failed) {
       has_failed = failed.device == device;
     }
     EXPECT(has_failed);
-    team.leader().run(program, {});
-    for (auto& connection : team.connections) EXPECT_EQ(connection->cause(), std::string());
+    group.leader().run(program, {});
+    for (auto& connection : group.connections) EXPECT_EQ(connection->cause(), std::string());
   }
 }
 
 CASE("a process whose connection breaks is named by the others, each by itself") {
   auto program = ring(3, 100'000, "slow", {1});
-  RemoteTeam team(program, {0, 1, 2}, 1, 64, 4);
+  RemoteGroup group(program, {0, 1, 2}, 1, 64, 4);
   std::thread breaker([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    team.world.break_rank(2);
+    group.world.break_rank(2);
   });
   std::string told;
   try {
-    team.leader().run(program, {});
+    group.leader().run(program, {});
   } catch (const PeerLost& lost) {
     told = lost.what();
   }
   breaker.join();
   EXPECT(told.find("process 2") != std::string::npos && told.find("has stood still") != std::string::npos);
-  const std::vector<std::string>& failures = team.end();
+  const std::vector<std::string>& failures = group.end();
   EXPECT(failures[1].find("every process must stay") != std::string::npos);
   EXPECT(failures[2].find("connection reset") != std::string::npos);
 }

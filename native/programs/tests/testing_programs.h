@@ -108,7 +108,7 @@ inline kernels::KernelFn resolve(std::string_view name) {
   return nullptr;
 }
 
-/// Devices of a class each, which has their number; their team 0 is all of them.
+/// Devices of a class each, which has their number; their device group 0 is all of them.
 inline void add_devices(Program& program, int64_t count) {
   std::vector<int64_t> all(count);
   std::iota(all.begin(), all.end(), 0);
@@ -167,7 +167,7 @@ inline uint64_t* words(Executor& executor, int64_t device) {
   return reinterpret_cast<uint64_t*>(executor.memory(device, 0, 0));
 }
 
-/// The message of the Error that `body` raises; "" when it raises none.
+/// The message of the Error that `body` posts; "" when it posts none.
 template <class Error, class Body>
 std::string message_of(Body body) {
   try {

@@ -1,4 +1,4 @@
-// Counters with waiters in every execution: a task that waits for two becomes ready exactly once, behind both raises;
+// Counters with waiters in every execution: a task that waits for two becomes ready exactly once, behind both posts;
 // and what docs/memory_model.md promises of looking at signals, by wait() and by load().
 #include <set>
 #include <vector>
@@ -13,8 +13,8 @@ using tilewise::protocols::CounterOrders;
 
 namespace {
 
-/// Tasks wait for both counters, each raised by one thread; the first thread asks for them. The others may come on to
-/// ask when they have raised: a task waits in its second counter where its first one's raiser has put it.
+/// Tasks wait for both counters, each posted by one thread; the first thread asks for them. The others may come on to
+/// ask when they have posted: a task waits in its second counter where its first one's poster has put it.
 template <class Orders, int kTasks, bool kAdds = false>
 struct Waiting {
   static constexpr int kNumThreads = 3;
@@ -42,7 +42,7 @@ struct Waiting {
     });
     if (!is_ready) return;
     ++own.num_ready;
-    expect(written[0] == 1 && written[1] == 1, "what was written before the raises");
+    expect(written[0] == 1 && written[1] == 1, "what was written before the posts");
     own.next = 77;  // it is used for something else
   }
   void run(int thread) {
@@ -55,14 +55,14 @@ struct Waiting {
     const auto next = [&](int task) -> Plain<int>& { return waiter(task).next; };
     const auto is_due = [](int, uint64_t value) { return value >= 1; };
     const int due = kAdds ? counters[which].add(1, is_due, next)
-                          : counters[which].raise([](uint64_t value) { return value + 1; }, is_due, next);
+                          : counters[which].post([](uint64_t value) { return value + 1; }, is_due, next);
     counters[which].wake_all(due, next, [&](int task) { ask(task - 1); });
   }
   void end() {
     for (const Task& task : tasks) expect(task.num_ready == 1, "every task ready once");
   }
   static const char* thread_name(int thread) {
-    static constexpr const char* kNames[] = {"asker", "raiser", "second raiser"};
+    static constexpr const char* kNames[] = {"asker", "poster", "second poster"};
     return kNames[thread];
   }
 };
@@ -70,8 +70,8 @@ struct Waiting {
 struct ComparesOutside : CounterOrders {
   static constexpr bool kComparesInSection = false;
 };
-struct RaisesInTwoSections : CounterOrders {
-  static constexpr bool kRaisesInOneSection = false;
+struct PostsInTwoSections : CounterOrders {
+  static constexpr bool kPostsInOneSection = false;
 };
 struct ReadsNextLate : CounterOrders {
   static constexpr bool kReadsNextFirst = false;
@@ -137,7 +137,7 @@ struct Adding {
 
 // --- looks at signals --------------------------------------------------------------------------------------------
 
-enum class Shape { kMessage, kThirdDevice, kReuse, kReuseWithoutAck, kTwoRaisers, kTwoRaisersInOrder };
+enum class Shape { kMessage, kThirdDevice, kReuse, kReuseWithoutAck, kTwoPosters, kTwoPostersInOrder };
 enum class Look { kWait, kLoad };
 
 constexpr int kS = 0, kT = 1, kAck = 2;
@@ -147,7 +147,7 @@ struct Signals {
   Counter<CheckedMemory, int, Orders> signals[3];
   Plain<int> tile = 0;
 
-  void raise(int signal) {
+  void post(int signal) {
     signals[signal].add(1, [](int, uint64_t) { return false; }, [&](int) -> Plain<int>& { return unused; });
   }
   bool is_raised(int signal, Look look) {
@@ -170,20 +170,20 @@ struct Passing : Signals<Orders> {
   bool sees(int signal) { return this->is_raised(signal, kLook); }
   void run(int device) {
     const bool is_reuse = kShape == Shape::kReuse || kShape == Shape::kReuseWithoutAck;
-    const bool are_two = kShape == Shape::kTwoRaisers || kShape == Shape::kTwoRaisersInOrder;
+    const bool are_two = kShape == Shape::kTwoPosters || kShape == Shape::kTwoPostersInOrder;
     if (device == 0) {
       this->tile = 1;
-      this->raise(kS);
-      if (are_two) this->raise(kAck);
+      this->post(kS);
+      if (are_two) this->post(kAck);
       if (is_reuse && (kShape == Shape::kReuseWithoutAck || sees(kAck))) this->tile = 2;
     } else if (device == kNumThreads - 1) {
       if (!sees(kShape == Shape::kThirdDevice ? kT : kS)) return;
-      expect(this->tile == 1, "the tile of its raise");
-      if (is_reuse) this->raise(kAck);
+      expect(this->tile == 1, "the tile of its post");
+      if (is_reuse) this->post(kAck);
     } else if (are_two) {
-      if (kShape == Shape::kTwoRaisers || sees(kAck)) this->raise(kS);
+      if (kShape == Shape::kTwoPosters || sees(kAck)) this->post(kS);
     } else if (sees(kS)) {
-      this->raise(kT);
+      this->post(kT);
     }
   }
   void end() {}
@@ -197,7 +197,7 @@ struct StoreBuffering : Signals<CounterOrders> {
   static constexpr int kNumThreads = 2;
   int saw[2] = {0, 0};
   void run(int device) {
-    raise(device);
+    post(device);
     saw[device] = is_raised(1 - device, kLook);
   }
   void end() { found.insert({saw[0], saw[1]}); }
@@ -208,7 +208,7 @@ struct OppositeOrders : Signals<CounterOrders> {
   static constexpr int kNumThreads = 4;
   int saw[4] = {};
   void run(int device) {
-    if (device < 2) return raise(device);
+    if (device < 2) return post(device);
     const int first = device - 2;
     saw[2 * first] = is_raised(first, kLook);
     saw[2 * first + 1] = is_raised(1 - first, kLook);
@@ -218,7 +218,7 @@ struct OppositeOrders : Signals<CounterOrders> {
 
 }  // namespace
 
-CASE("a task that waits for two counters becomes ready once, behind both raises") {
+CASE("a task that waits for two counters becomes ready once, behind both posts") {
   HOLDS(Waiting<CounterOrders, 1>);
   HOLDS(Waiting<CounterOrders, 2>);
   HOLDS(Waiting<CounterOrders, 3>);
@@ -227,9 +227,9 @@ CASE("a task that waits for two counters becomes ready once, behind both raises"
   HOLDS(Adding<CounterOrders>);
 }
 
-CASE("every step of waiting and raising is needed (mistake: lost wake-ups)") {
+CASE("every step of waiting and posting is needed (mistake: lost wake-ups)") {
   FOUND(Waiting<ComparesOutside, 1>);
-  FOUND(Waiting<RaisesInTwoSections, 1>);
+  FOUND(Waiting<PostsInTwoSections, 1>);
   FOUND(Waiting<ReadsNextLate, 2>);
   FOUND(Waiting<CountsLate, 1>);
   FOUND(Waiting<AddsWithoutFence, 1, true>);
@@ -249,16 +249,16 @@ CASE("message passing, reuse and ISA2 hold for looks by wait() and by load()") {
   HOLDS(Passing<CounterOrders, Shape::kThirdDevice, Look::kLoad>);
 }
 
-CASE("a relaxed raise and a relaxed look are found, and memory that is reused without acknowledgement") {
+CASE("a relaxed post and a relaxed look are found, and memory that is reused without acknowledgement") {
   FOUND(Waiting<PublishesRelaxed, 1>);
   FOUND(Passing<AddsRelaxed, Shape::kMessage, Look::kLoad>);
   FOUND(Passing<LooksRelaxed, Shape::kMessage, Look::kLoad>);
   FOUND(Passing<CounterOrders, Shape::kReuseWithoutAck, Look::kWait>);
 }
 
-CASE("an epoch stands for its own raise when a device raises a signal in order, and only then") {
-  HOLDS(Passing<CounterOrders, Shape::kTwoRaisersInOrder, Look::kWait>);
-  FOUND(Passing<CounterOrders, Shape::kTwoRaisers, Look::kWait>);
+CASE("an epoch stands for its own post when a device posts a signal in order, and only then") {
+  HOLDS(Passing<CounterOrders, Shape::kTwoPostersInOrder, Look::kWait>);
+  FOUND(Passing<CounterOrders, Shape::kTwoPosters, Look::kWait>);
 }
 
 CASE("store buffering and IRIW are weak for load(), not for wait()") {

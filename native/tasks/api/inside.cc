@@ -49,7 +49,7 @@ bool is_idle(const Engine& engine) {
 
 void enable_trace(Engine& engine, uint32_t max_records) {
   if (max_records != 0 && engine.active_trace.load() != nullptr) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.trace_enable] one trace at a time; got a second; end the first");
+    throw_error(PTO_BAD_ARGUMENT, "[runtime.trace_enable] one trace at a time; got a second; end the first");
   }
   engine.active_trace.store(nullptr);
   if (max_records != 0) {  // else what was recorded can still be read
@@ -73,7 +73,7 @@ uint64_t trace_stalls(const Engine& engine, pto_trace_stall* records, uint64_t c
 void begin_graph(Engine& engine) {
   const SubmitGuard guard(*engine.store.header, current_thread(engine), engine.fences);
   if (engine.graph != nullptr) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.graph_begin] one graph at a time; got a second; end the first");
+    throw_error(PTO_BAD_ARGUMENT, "[runtime.graph_begin] one graph at a time; got a second; end the first");
   }
   engine.num_observers.fetch_add(1);
   engine.graph = std::make_unique<GraphLog>();
@@ -87,7 +87,8 @@ void end_graph(Engine& engine, const char* json_path) {
     if (log != nullptr) engine.num_observers.fetch_sub(1);
   }
   if (log == nullptr) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.graph_end] a graph must have been begun; got none; call pto_graph_begin first");
+    throw_error(PTO_BAD_ARGUMENT,
+                "[runtime.graph_end] a graph must have been begun; got none; call pto_graph_begin first");
   }
   log->write(json_path);
 }

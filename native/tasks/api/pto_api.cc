@@ -21,8 +21,8 @@
 #include "tasks/wait/wait.h"
 
 using tilewise::tasks::Engine;
-using tilewise::tasks::raise;
 using tilewise::tasks::StatusError;
+using tilewise::tasks::throw_error;
 
 struct PTORuntime {
   tilewise::tasks::OpenEngine engine;
@@ -78,19 +78,19 @@ int done(Body&& body) {
 
 void need(const void* pointer, const char* what) {
   if (pointer != nullptr) return;
-  raise(PTO_BAD_ARGUMENT, "[runtime] ", what, " must not be NULL; got NULL; pass its address");
+  throw_error(PTO_BAD_ARGUMENT, "[runtime] ", what, " must not be NULL; got NULL; pass its address");
 }
 
 void check_kernel_flags(uint32_t flags) {
   if ((flags & ~uint32_t{PTO_SUBMITS | PTO_VIEWS}) == 0) return;
-  raise(PTO_BAD_ARGUMENT, "[runtime.kernel_add] undefined flags must be 0; got ", flags,
-        "; pass PTO_SUBMITS, PTO_VIEWS, both or 0");
+  throw_error(PTO_BAD_ARGUMENT, "[runtime.kernel_add] undefined flags must be 0; got ", flags,
+              "; pass PTO_SUBMITS, PTO_VIEWS, both or 0");
 }
 
 /// Whether a wait has no deadline: then its caller helps to run tasks.
 bool is_endless(double timeout_s) {
   if (std::isnan(timeout_s)) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.wait] a timeout must be a number; got NaN; pass seconds");
+    throw_error(PTO_BAD_ARGUMENT, "[runtime.wait] a timeout must be a number; got NaN; pass seconds");
   }
   return timeout_s > tilewise::tasks::kLongestWait;
 }
@@ -99,7 +99,7 @@ bool is_endless(double timeout_s) {
 /// anyway.
 Engine& any_engine_of(PTORuntime* runtime) {
   if (runtime == nullptr) {
-    raise(PTO_BAD_ARGUMENT, "[runtime] a runtime must be open; got NULL; open one");
+    throw_error(PTO_BAD_ARGUMENT, "[runtime] a runtime must be open; got NULL; open one");
   }
   return *runtime->engine;
 }
@@ -130,8 +130,8 @@ tilewise::tasks::Options options_of(const pto_config& config) {
   options.shared_path = config.shared_path;
   if (config.peer_timeout_s != 0) {
     if (!(config.peer_timeout_s > 0)) {
-      raise(PTO_BAD_ARGUMENT, "[runtime.open] peer_timeout_s must be more than 0 seconds; got ", config.peer_timeout_s,
-            "; pass 0 for the default of 10");
+      throw_error(PTO_BAD_ARGUMENT, "[runtime.open] peer_timeout_s must be more than 0 seconds; got ",
+                  config.peer_timeout_s, "; pass 0 for the default of 10");
     }
     options.peer_timeout_s = std::min(config.peer_timeout_s, tilewise::tasks::kLongestWait);
   }
@@ -156,9 +156,9 @@ int pto_runtime_open(const pto_config* config, PTORuntime** runtime) {
 int pto_runtime_close(PTORuntime* runtime) {
   return done([&] {
     if (runtime != nullptr && runtime == orchestrated) {
-      raise(PTO_BAD_ARGUMENT,
-            "[runtime.close] a runtime is closed from outside its orchestrations; got a call inside one; "
-            "close it where it was opened");
+      throw_error(PTO_BAD_ARGUMENT,
+                  "[runtime.close] a runtime is closed from outside its orchestrations; got a call inside one; "
+                  "close it where it was opened");
     }
     close_engine(any_engine_of(runtime));
     delete runtime;
@@ -329,8 +329,8 @@ pto_event pto_event_open(PTORuntime* runtime) {
   return guarded(pto_event{0}, [&] { return open_event(engine_of(runtime)); });
 }
 
-int pto_event_raise(PTORuntime* runtime, pto_event event, uint64_t add) {
-  return done([&] { raise_event(engine_of(runtime), event, add); });
+int pto_event_post(PTORuntime* runtime, pto_event event, uint64_t add) {
+  return done([&] { post_event(engine_of(runtime), event, add); });
 }
 
 uint64_t pto_event_value(PTORuntime* runtime, pto_event event) {
@@ -362,8 +362,8 @@ int pto_run_orchestration(PTORuntime* runtime, const char* library_path, const c
     void* library = tilewise::tasks::open_library(library_path, "run_orchestration");
     const auto function = reinterpret_cast<pto_orchestration_fn>(dlsym(library, name));
     if (function == nullptr) {
-      raise(PTO_BAD_ARGUMENT, "[runtime.run_orchestration] the library must export the function; got '", name,
-            "', which '", library_path, "' lacks; declare it extern \"C\"");
+      throw_error(PTO_BAD_ARGUMENT, "[runtime.run_orchestration] the library must export the function; got '", name,
+                  "', which '", library_path, "' lacks; declare it extern \"C\"");
     }
     int status = 0;
     std::string thrown;
@@ -382,12 +382,12 @@ int pto_run_orchestration(PTORuntime* runtime, const char* library_path, const c
     while (depth(engine) > outer_depth) end_scope(engine);  // its own too
     const int waited = wait_all(engine, PTO_FOREVER, true);
     if (!thrown.empty()) {
-      raise(PTO_TASK_FAILED, "[runtime.run_orchestration] the function must not throw; got '", thrown, "' from '", name,
-            "'; catch it there and return a status");
+      throw_error(PTO_TASK_FAILED, "[runtime.run_orchestration] the function must not throw; got '", thrown, "' from '",
+                  name, "'; catch it there and return a status");
     }
     if (status != 0) {
-      raise(PTO_TASK_FAILED, "[runtime.run_orchestration] the function must return 0; got ", status, " from '", name,
-            "'; its last error was: ", last_error);
+      throw_error(PTO_TASK_FAILED, "[runtime.run_orchestration] the function must return 0; got ", status, " from '",
+                  name, "'; its last error was: ", last_error);
     }
     return waited;
   });

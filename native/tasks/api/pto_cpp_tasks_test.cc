@@ -92,8 +92,8 @@ CASE("options and hints: edges, events, predicates, worker types, priorities, wo
   const Event event = rt.event();
   rt.submit(set, {output(b)}, {50}, {.prefetch_inputs = false}, {.wait_for = {event.at_least(2)}});
   EXPECT_EQ(x, int64_t{112});
-  event.raise();
-  event.raise(1);
+  event.post();
+  event.post(1);
   EXPECT_EQ(event.value(), uint64_t{2});
   EXPECT_EQ(b.read<int64_t>()[0], int64_t{50});
   rt.submit(set, {output(b)}, {60}, {}, {.predicate = p.handle()}).wait();
@@ -127,15 +127,15 @@ CASE("a group hands its tasks out as they end, once each, and waits for all") {
   }
   const pto_task first = group[0].id(), second = group[1].id(), third = group[2].id();
   EXPECT_EQ(group.size(), size_t{3});
-  order.raise();
+  order.post();
   EXPECT_EQ(group.wait_any(), size_t{1});
   EXPECT_EQ(status_of([&] { group.wait_any(0); }, "wait_any"), PTO_TIMEOUT);
-  order.raise();
+  order.post();
   std::vector<pto_task> seen;
   for (TaskHandle& task : group.as_completed(60)) {
     seen.push_back(task.id());
     EXPECT(task.is_complete());
-    order.raise();
+    order.post();
   }
   EXPECT(seen == (std::vector<pto_task>{third, first}));
   EXPECT_EQ(status_of([&] { group.wait_any(); }, "handed out"), PTO_BAD_ARGUMENT);
@@ -173,7 +173,7 @@ CASE("a group throws its first failure once all have ended, cancels, and refuses
   group[1].exception();
   last.wait();
   EXPECT_EQ(group[group.wait_any()].status(), PTO_TASK_FAILED);  // a failed task is handed out like any other
-  bench.held.raise();
+  bench.held.post();
   EXPECT_EQ(status_of([&] { group.wait_all(); }, "planted failure"), PTO_TASK_FAILED);
   EXPECT(group[0].is_complete() && group[0].status() == PTO_OK);
   TaskGroup skipped;
@@ -204,7 +204,7 @@ CASE("every wait can time out, and the task goes on") {
     EXPECT_EQ(status_of([&] { bench.rt.at(b.handle()).read(timeout_s); }), PTO_TIMEOUT);
   }
   EXPECT(!task.is_complete());
-  bench.held.raise();
+  bench.held.post();
   for (TaskHandle& done : group.as_completed(60)) done.wait(60);
   EXPECT_EQ(b.read<int64_t>(60)[0], int64_t{1});
   bench.rt.wait_all(60);
@@ -243,7 +243,7 @@ CASE("an exception in the middle of a scope ends the scope, waits for its buffer
       EXPECT_EQ(status_of([&] { inner.read(); }, "scope has ended"), PTO_BAD_ARGUMENT);
       EXPECT_EQ(pto_scope_end(rt.get()), PTO_BAD_ARGUMENT);  // both scopes have ended
     }
-    rt.submit(count, {}, {}, {}, {.wait_for = {never.at_least(1)}});  // no call raises it
+    rt.submit(count, {}, {}, {}, {.wait_for = {never.at_least(1)}});  // no call posts it
     throw std::runtime_error("outer");
   } catch (const std::runtime_error& error) {
     text = error.what();
@@ -360,7 +360,7 @@ CASE("threads submit to one runtime at once, and several wait for one task") {
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < kTasks / 10; ++i) bench.rt.submit(more, {inout(b)});
-      if (!first.is_complete()) bench.held.raise();
+      if (!first.is_complete()) bench.held.post();
       first.wait();
       for (int i = kTasks / 10; i < kTasks; ++i) bench.rt.submit(more, {inout(b)});
       bench.rt.wait_all();

@@ -133,7 +133,7 @@ CASE("the end of a buffer waits for its tasks; unregistering may time out, and t
     const Buffer b = bench.rt.buffer(&x, sizeof(x));
     const Event start = bench.rt.event();
     bench.rt.submit(bench.set, {output(b)}, {7}, {}, {.wait_for = {start.at_least(1)}});
-    later = std::thread([start] { start.raise(); });
+    later = std::thread([start] { start.post(); });
   }
   EXPECT_EQ(x, int64_t{7});
   later.join();
@@ -141,7 +141,7 @@ CASE("the end of a buffer waits for its tasks; unregistering may time out, and t
   bench.rt.submit(bench.set, {output(b)}, {8}, {}, bench.behind_event());
   EXPECT_EQ(status_of([&] { b.unregister(kShort); }, "within the time"), PTO_TIMEOUT);
   EXPECT(b.address() == &x);
-  bench.held.raise();
+  bench.held.post();
   b.unregister();
   EXPECT_EQ(x, int64_t{8});
   EXPECT_EQ(status_of([&] { b.unregister(); }, "unregistered"), PTO_BAD_ARGUMENT);
@@ -217,7 +217,7 @@ CASE("access modes order tasks: readers after writers, commuting in any order, r
     rt.submit(bench.set, {no_dep(&x)}, {3}).wait();
     EXPECT_EQ(x, int64_t{3});
     EXPECT(!writer.is_complete());
-    bench.held.raise();
+    bench.held.post();
     writer.wait();
     EXPECT_EQ(x, int64_t{1});
     EXPECT_EQ(status_of([&] { rt.submit(bench.set, {reduce(total, Kernel{})}, {1}); }, "combine"), PTO_BAD_ARGUMENT);
@@ -239,7 +239,7 @@ CASE("boxes: those apart do not order each other, kept parameters keep theirs, a
   kept[2] = last;
   const TaskHandle third = rt.submit(bench.set, {kept[2]}, {5});
   EXPECT(!third.is_complete());  // its box meets the left half
-  bench.held.raise();
+  bench.held.post();
   third.wait();
   EXPECT_EQ(grid[12], int64_t{5});
   EXPECT_EQ(grid[8], int64_t{0});

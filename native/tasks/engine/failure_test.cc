@@ -207,7 +207,7 @@ CASE("a waiting task keeps the poison of a producer that others have overwritten
   runtime.submit(PTO_NO_KERNEL, {out(ha)});
   for (int t = 0; t < 2000; ++t) runtime.submit(fail, {});  // several sweeps of the table
   EXPECT_EQ(pto_is_complete(runtime, victim), 0);
-  pto_event_raise(runtime, event, 1);
+  pto_event_post(runtime, event, 1);
   EXPECT_EQ(pto_wait(runtime, victim, PTO_FOREVER), PTO_TASK_FAILED);
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
 }
@@ -266,7 +266,7 @@ CASE("cancelled tasks poison like failed ones, and say so") {
   EXPECT_EQ(pto_wait_all(runtime, 60), PTO_CANCELLED);
 }
 
-CASE("a cancelled task waits for no event: the thread that would raise it may be gone") {
+CASE("a cancelled task waits for no event: the thread that would post it may be gone") {
   Runtime runtime(1);
   const pto_event event = pto_event_open(runtime);
   const pto_wait_for wait{event, 1};

@@ -140,8 +140,8 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
 bool is_complete(const Engine& engine, pto_task task) {
   const uint32_t slot = slot_of(task);
   if (task == 0 || slot >= engine.store.header->num_slots) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.wait] a task must be one that this runtime returned; got ", task,
-          "; check that submit succeeded");
+    throw_error(PTO_BAD_ARGUMENT, "[runtime.wait] a task must be one that this runtime returned; got ", task,
+                "; check that submit succeeded");
   }
   return TaskWord::has_ended(engine.store.slots[slot].word, generation_of(task));
 }

@@ -42,9 +42,10 @@ void refill_handles(Engine& engine, uint32_t thread) {
 }  // namespace
 
 void raise_stale(pto_handle handle, const char* where) {
-  raise(PTO_BAD_ARGUMENT, "[runtime.", where,
-        "] a handle must be alive; got one that was unregistered, or whose scope ", "has ended (handle ",
-        handle & 0xFFFFFFFF, ", generation ", handle >> 32, "); keep the scope open, or copy the result out of it");
+  throw_error(PTO_BAD_ARGUMENT, "[runtime.", where,
+              "] a handle must be alive; got one that was unregistered, or whose scope ", "has ended (handle ",
+              handle & 0xFFFFFFFF, ", generation ", handle >> 32,
+              "); keep the scope open, or copy the result out of it");
 }
 
 // A handle costs one step from the thread's own stock.

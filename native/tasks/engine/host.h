@@ -1,6 +1,6 @@
 // What an engine inside other native code asks of it. See embed/embedded.h.
 //
-// Who may call: the engine's workers; admit also threads that raise what a task waits for.
+// Who may call: the engine's workers; admit also threads that post what a task waits for.
 #pragma once
 #include <cstdint>
 

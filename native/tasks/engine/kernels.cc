@@ -24,18 +24,19 @@ pto_kernel Kernels::add(const std::string& name, pto_kernel_fn function, uint32_
   Header& header = *store_.header;
   const auto length = name.size();
   if (length == 0 || length >= sizeof(KernelName::name) || function == nullptr) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.kernel_add] a kernel must have an address and a name of 1 to ",
-          sizeof(KernelName::name) - 1, " bytes; got '", name, "'; correct it");
+    throw_error(PTO_BAD_ARGUMENT, "[runtime.kernel_add] a kernel must have an address and a name of 1 to ",
+                sizeof(KernelName::name) - 1, " bytes; got '", name, "'; correct it");
   }
   if (!is_text(name)) {
-    raise(PTO_BAD_ARGUMENT,
-          "[runtime.kernel_add] a kernel's name must be UTF-8 without control characters; got another; ", "correct it");
+    throw_error(PTO_BAD_ARGUMENT,
+                "[runtime.kernel_add] a kernel's name must be UTF-8 without control characters; got another; ",
+                "correct it");
   }
   std::lock_guard guard(header.kernel_lock);
   const uint32_t id = header.num_kernels.load(std::memory_order_relaxed);
   if (id == kMaxKernels) {
-    raise(PTO_NO_MEMORY, "[runtime.kernel_add] a runtime knows at most ", kMaxKernels,
-          " kernels; got one more; reuse ids");
+    throw_error(PTO_NO_MEMORY, "[runtime.kernel_add] a runtime knows at most ", kMaxKernels,
+                " kernels; got one more; reuse ids");
   }
   auto kernel = std::make_unique<Kernel>();
   kernel->name = name;
@@ -53,17 +54,17 @@ pto_kernel Kernels::find(const std::string& name, uint32_t flags) {
   for (uint32_t id = 0; id < count; ++id) {
     if (name != store_.kernels[id].name) continue;
     if (flags == 0 || flags == store_.kernels[id].flags) return static_cast<pto_kernel>(id);
-    raise(PTO_BAD_ARGUMENT, "[runtime.kernel_find] a kernel must be used as it was added; got '", name, "' with flags ",
-          flags, " after ", store_.kernels[id].flags, "; ask for it in one way");
+    throw_error(PTO_BAD_ARGUMENT, "[runtime.kernel_find] a kernel must be used as it was added; got '", name,
+                "' with flags ", flags, " after ", store_.kernels[id].flags, "; ask for it in one way");
   }
   for (void* library : libraries_) {
     if (void* symbol = dlsym(library, name.c_str())) {
       return add(name, reinterpret_cast<pto_kernel_fn>(symbol), flags);
     }
   }
-  raise(PTO_BAD_ARGUMENT,
-        "[runtime.kernel_find] a kernel must be built in, added, or a symbol of a loaded library; got '", name,
-        "'; load its library first");
+  throw_error(PTO_BAD_ARGUMENT,
+              "[runtime.kernel_find] a kernel must be built in, added, or a symbol of a loaded library; got '", name,
+              "'; load its library first");
 }
 
 void Kernels::load(const std::string& path) { libraries_.push_back(open_library(path, "library_load")); }
@@ -95,8 +96,9 @@ void* open_library(const std::string& path, const char* where) {
   const bool is_local = is_name && access(path.c_str(), F_OK) == 0;
   void* library = dlopen(is_local ? ("./" + path).c_str() : path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.", where, "] a library must load; got '", dlerror(), "'",
-          is_name && !is_local ? ", and no file of that name in the current folder" : "", "; check path and symbols");
+    throw_error(PTO_BAD_ARGUMENT, "[runtime.", where, "] a library must load; got '", dlerror(), "'",
+                is_name && !is_local ? ", and no file of that name in the current folder" : "",
+                "; check path and symbols");
   }
   return library;
 }

@@ -62,11 +62,12 @@ struct ChunkPool {
       header.wants_chunks.store(1, std::memory_order_relaxed);
     }
     if (own.free_chunks == 0) {
-      raise(PTO_NO_MEMORY,
-            "[runtime.submit] the dependencies between tasks that have not ended must fit the runtime's table; got "
-            "more than ",
-            uint64_t{header.max_chunks} * kRefsPerChunk,
-            " references to tasks; use a smaller window, or fewer readers between two writers");
+      throw_error(
+          PTO_NO_MEMORY,
+          "[runtime.submit] the dependencies between tasks that have not ended must fit the runtime's table; got "
+          "more than ",
+          uint64_t{header.max_chunks} * kRefsPerChunk,
+          " references to tasks; use a smaller window, or fewer readers between two writers");
     }
   }
 

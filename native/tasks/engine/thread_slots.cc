@@ -84,15 +84,16 @@ void leave_registry(const Engine& engine) {
   registry().engines.erase(engine.id);
 }
 
-void raise_left_behind() {
-  raise(PTO_CLOSED, "[runtime] a runtime must be used by the process that opened it; got a call in a forked child; ",
-        "it was made in another process: open one in this process");
+void throw_left_behind() {
+  throw_error(PTO_CLOSED,
+              "[runtime] a runtime must be used by the process that opened it; got a call in a forked child; ",
+              "it was made in another process: open one in this process");
 }
 
 uint32_t find_context(Engine& engine) {
   check_process(engine);
   if (engine.is_closed)
-    raise(PTO_CLOSED, "[runtime] the runtime must be open; got a call after its close; open a new one");
+    throw_error(PTO_CLOSED, "[runtime] the runtime must be open; got a call after its close; open a new one");
   for (const auto& [id, thread] : tickets.all) {
     if (id != engine.id) continue;
     last_context = {id, thread};
@@ -110,8 +111,8 @@ uint32_t find_context(Engine& engine) {
     last_context = {engine.id, s};
     return s;
   }
-  raise(PTO_NO_MEMORY, "[runtime] every submitting thread needs a submission context; got more than ",
-        header.num_thread_slots - header.num_workers, " threads; raise max_submitters, or let threads end");
+  throw_error(PTO_NO_MEMORY, "[runtime] every submitting thread needs a submission context; got more than ",
+              header.num_thread_slots - header.num_workers, " threads; increase max_submitters, or let threads end");
 }
 
 bool has_context(Engine& engine) {

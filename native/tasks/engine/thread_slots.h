@@ -18,23 +18,23 @@ uint32_t find_context(Engine& engine);
 /// Whether this thread has a submission context, or gets one now.
 bool has_context(Engine& engine);
 /// A call in a forked child.
-[[noreturn]] void raise_left_behind();
+[[noreturn]] void throw_left_behind();
 /// Tasks of all threads so far.
 uint64_t num_completed(const Engine& engine);
 uint64_t num_submitted(const Engine& engine);
 
 inline void check_process(const Engine& engine) {
   if (engine.is_left_behind) [[unlikely]]
-    raise_left_behind();
+    throw_left_behind();
 }
 
 /// The index of this thread's slot; inside a task, of the thread that runs it.
 [[gnu::always_inline]] inline uint32_t current_thread(Engine& engine) {
   if (running.engine == &engine) [[unlikely]] {
     if (running.parent != 0) return running.thread;
-    raise(PTO_BAD_ARGUMENT,
-          "[runtime] a kernel that submits, waits or allocates must have been added with PTO_SUBMITS; ",
-          "got such a call from one that was not; add the flag");
+    throw_error(PTO_BAD_ARGUMENT,
+                "[runtime] a kernel that submits, waits or allocates must have been added with PTO_SUBMITS; ",
+                "got such a call from one that was not; add the flag");
   }
   if (last_context.engine == engine.id_open) [[likely]]
     return last_context.thread;

@@ -96,8 +96,8 @@ void GraphLog::write(const char* path) const {
   file << "\n]}\n";
   file.close();
   if (!file) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.graph_end] the graph's file must be writable; got '", path,
-          "'; choose another path");
+    throw_error(PTO_BAD_ARGUMENT, "[runtime.graph_end] the graph's file must be writable; got '", path,
+                "'; choose another path");
   }
 }
 

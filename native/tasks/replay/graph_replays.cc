@@ -154,8 +154,8 @@ bool replay_graph(Engine& engine, Recording& recording, const pto_handle* from, 
     const SubmitGuard guard(*engine.store.header, thread, engine.fences);
     busy.emplace(engine.thread_slot(thread));
     if (kept.is_freed) {
-      raise(PTO_BAD_ARGUMENT,
-            "[runtime.replay] a recording must exist; got one that another thread has freed; free it last");
+      throw_error(PTO_BAD_ARGUMENT,
+                  "[runtime.replay] a recording must exist; got one that another thread has freed; free it last");
     }
     if (!kept.is_done(engine.store.threads_in_use())) return false;  // another thread was faster
     const bool is_chained = kept.is_chained && kept.num_freezes == engine.num_freezes && !engine.has_failures();

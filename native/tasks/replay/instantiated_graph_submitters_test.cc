@@ -1,5 +1,5 @@
 // Replays of recordings among several submitters and full windows: none is lost, none runs beside another, no false
-// alarm is raised.
+// alarm is given.
 #include "tasks/tests/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;

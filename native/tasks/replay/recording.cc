@@ -51,8 +51,8 @@ void Recording::add(const Store& store, uint32_t slot, const pto_task_spec& spec
   const SlotArgs& args = store.args[slot];
   const auto number = static_cast<uint32_t>(tasks.size());
   if (number == 1u << kSlotBits) {
-    raise(PTO_NO_MEMORY, "[runtime.record] a recording may have at most ", 1u << kSlotBits, " tasks; got more; ",
-          "record a smaller part");
+    throw_error(PTO_NO_MEMORY, "[runtime.record] a recording may have at most ", 1u << kSlotBits, " tasks; got more; ",
+                "record a smaller part");
   }
   const TaskRef self = make_ref(1, number);
   task_by_name_[store.name_at(slot)] = number;
@@ -169,8 +169,8 @@ void Recording::analyse(uint32_t number, Access& access, const pto_region* regio
   shadow.flags = buffer.has_regions ? uint32_t{kHasRegions} : 0u;
   shadow.state = buffer.state;
   if (!begin_boxes(*boxes_, number, shadow) || !ensure_box(*boxes_, number, shadow, box_of(shadow, region))) {
-    raise(PTO_NO_MEMORY, "[runtime.record] a recording may use at most ", kRecordedBoxes, " boxes at once; got more; ",
-          "record a smaller part");
+    throw_error(PTO_NO_MEMORY, "[runtime.record] a recording may use at most ", kRecordedBoxes,
+                " boxes at once; got more; ", "record a smaller part");
   }
   buffer.has_regions = true;
   access.meets_entry = buffer.handle != 0;

@@ -250,18 +250,18 @@ CASE("event values are relative to the beginning of the recording and of each re
   const pto_event event = pto_event_open(runtime);
   int64_t x = 0;
   const pto_handle h = runtime.add(x);
-  pto_event_raise(runtime, event, 10);
+  pto_event_post(runtime, event, 10);
   pto_record_begin(runtime);
   runtime.submit(k.step, {inout(h)}, {.scalars = {1}, .waits = {{event, 12}}});
   const pto_recording recording = pto_record_end(runtime);
   EXPECT_EQ(pto_wait_all(runtime, 0.01), PTO_TIMEOUT);
-  pto_event_raise(runtime, event, 2);
+  pto_event_post(runtime, event, 2);
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
   EXPECT_EQ(pto_wait_all(runtime, 0.01), PTO_TIMEOUT);
-  pto_event_raise(runtime, event, 1);
+  pto_event_post(runtime, event, 1);
   EXPECT_EQ(pto_wait_all(runtime, 0.01), PTO_TIMEOUT);
-  pto_event_raise(runtime, event, 1);
+  pto_event_post(runtime, event, 1);
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   EXPECT_EQ(x, 4);
 }

@@ -17,7 +17,8 @@ Recordings::Recordings(Engine& engine) : engine_(engine), open_(engine.store.hea
 void Recordings::begin() {
   const uint32_t thread = current_thread(engine_);
   if (open_[thread] != nullptr) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.record_begin] one recording at a time per thread; got a second; end the first");
+    throw_error(PTO_BAD_ARGUMENT,
+                "[runtime.record_begin] one recording at a time per thread; got a second; end the first");
   }
   open_[thread] = std::make_unique<Recording>(engine_.store);
   engine_.num_observers.fetch_add(1);
@@ -26,7 +27,8 @@ void Recordings::begin() {
 pto_recording Recordings::end() {
   const uint32_t thread = current_thread(engine_);
   if (open_[thread] == nullptr) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.record_end] a recording must be open; got none; call pto_record_begin first");
+    throw_error(PTO_BAD_ARGUMENT,
+                "[runtime.record_end] a recording must be open; got none; call pto_record_begin first");
   }
   std::shared_ptr<Recording> recording = std::move(open_[thread]);
   engine_.num_observers.fetch_sub(1);
@@ -48,7 +50,7 @@ pto_recording Recordings::end() {
 void Recordings::free(pto_recording name) {
   const uint32_t thread = current_thread(engine_);
   if (running.engine == &engine_) {  // a replay may hold the submission lock until this very task has ended
-    raise(PTO_BAD_ARGUMENT, "[runtime.recording_free] a recording is freed outside tasks; got a call inside one");
+    throw_error(PTO_BAD_ARGUMENT, "[runtime.recording_free] a recording is freed outside tasks; got a call inside one");
   }
   const SubmitGuard submit_guard(*engine_.store.header, thread, engine_.fences);
   std::shared_ptr<Recording> recording;
@@ -56,7 +58,7 @@ void Recordings::free(pto_recording name) {
     std::lock_guard guard(mutex_);
     const auto found = all_.find(name);
     if (found == all_.end()) {
-      raise(PTO_BAD_ARGUMENT, "[runtime.recording_free] a recording must exist; got ", name, "; free it once");
+      throw_error(PTO_BAD_ARGUMENT, "[runtime.recording_free] a recording must exist; got ", name, "; free it once");
     }
     recording = std::move(found->second);
     all_.erase(found);
@@ -71,14 +73,14 @@ void Recordings::free(pto_recording name) {
 void Recordings::replay(pto_recording name, const pto_handle* from, const pto_handle* to, uint32_t num_handles) {
   const uint32_t thread = current_thread(engine_);
   if (running.engine == &engine_) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.replay] a recording is replayed outside tasks; got a call inside one");
+    throw_error(PTO_BAD_ARGUMENT, "[runtime.replay] a recording is replayed outside tasks; got a call inside one");
   }
   std::shared_ptr<Recording> recording;
   {
     std::lock_guard guard(mutex_);
     const auto found = all_.find(name);
     if (found == all_.end()) {
-      raise(PTO_BAD_ARGUMENT, "[runtime.replay] a recording must exist; got ", name, "; record it first");
+      throw_error(PTO_BAD_ARGUMENT, "[runtime.replay] a recording must exist; got ", name, "; record it first");
     }
     recording = found->second;
   }

@@ -194,8 +194,8 @@ std::vector<pto_handle> bind_recording(Engine& engine, Recording& recording, con
   for (uint32_t h = 0; h < num_handles; ++h) {
     const uint32_t found = recording.find_buffer(from[h]);
     if (found == kNone) {
-      raise(PTO_BAD_ARGUMENT, "[runtime.replay] `from` must name buffers of the recording; got handle ",
-            from[h] & 0xFFFFFFFF, ", which no recorded task uses; drop it");
+      throw_error(PTO_BAD_ARGUMENT, "[runtime.replay] `from` must name buffers of the recording; got handle ",
+                  from[h] & 0xFFFFFFFF, ", which no recorded task uses; drop it");
     }
     names[found] = to[h];
   }
@@ -209,8 +209,8 @@ std::vector<pto_handle> bind_recording(Engine& engine, Recording& recording, con
     }
     const Handle& handle = resolve(engine, names[b], "replay");
     if (handle.bytes != buffer.bytes) {
-      raise(PTO_BAD_ARGUMENT, "[runtime.replay] a buffer must be replaced by one of the same size; got ", handle.bytes,
-            " bytes for ", buffer.bytes, "; register the right part");
+      throw_error(PTO_BAD_ARGUMENT, "[runtime.replay] a buffer must be replaced by one of the same size; got ",
+                  handle.bytes, " bytes for ", buffer.bytes, "; register the right part");
     }
     ranges.emplace_back(handle.address, handle.bytes);
   }
@@ -228,9 +228,9 @@ std::vector<pto_handle> bind_recording(Engine& engine, Recording& recording, con
       const bool was = overlap(one.address, one.bytes, two.address, two.bytes);
       const bool is = overlap(ranges[a].first, ranges[a].second, ranges[b].first, ranges[b].second);
       if (was == is && (names[a] == names[b]) == (one.handle == two.handle)) continue;
-      raise(PTO_BAD_ARGUMENT,
-            "[runtime.replay] buffers that were apart must stay apart, and those that overlapped must ",
-            "overlap; got buffers ", b, " and ", a, " of the recording bound otherwise; bind distinct memory");
+      throw_error(PTO_BAD_ARGUMENT,
+                  "[runtime.replay] buffers that were apart must stay apart, and those that overlapped must ",
+                  "overlap; got buffers ", b, " and ", a, " of the recording bound otherwise; bind distinct memory");
     }
   }
   recording.bound = names;
@@ -246,9 +246,9 @@ void submit_recording(Engine& engine, Recording& recording, std::vector<pto_hand
     run.handles.push_back(buffer.handle != 0 ? &resolve(engine, run.names[b], "replay") : nullptr);
     const bool is_frozen = buffer.handle != 0 && (run.handles[b]->flags & kFrozen) != 0;
     if (buffer.is_frozen != is_frozen && (buffer.is_frozen || buffer.is_written)) {
-      raise(PTO_BAD_ARGUMENT, "[runtime.replay] a buffer must be as it was recorded; got one that is ",
-            is_frozen ? "frozen now and written by the recording" : "no longer frozen",
-            "; freeze or unfreeze it, or record again");
+      throw_error(PTO_BAD_ARGUMENT, "[runtime.replay] a buffer must be as it was recorded; got one that is ",
+                  is_frozen ? "frozen now and written by the recording" : "no longer frozen",
+                  "; freeze or unfreeze it, or record again");
     }
     run.addresses.push_back(buffer.handle != 0 ? run.handles[b]->address
                                                : allocate_heap(engine, thread, aligned(buffer.bytes)));

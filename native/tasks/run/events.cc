@@ -39,13 +39,13 @@ int64_t wake_event(Engine& engine, uint32_t index, uint64_t add, uint32_t thread
     return false;
   };
   const auto rise = [&](uint64_t before) { return before + std::min(add, UINT64_MAX - before); };  // it never falls
-  counter.wake_all(counter.raise(rise, is_free, next), next, [&](uint32_t waiter) {
+  counter.wake_all(counter.post(rise, is_free, next), next, [&](uint32_t waiter) {
     if (advance(engine, waiter - 1, thread)) make_ready(engine, waiter - 1, thread);
   });
   return soonest;
 }
 
-// A cancelled task waits for no event any more: the thread that should raise it may be gone. A task looks at its
+// A cancelled task waits for no event any more: the thread that should post it may be gone. A task looks at its
 // cancellation in the event's critical section, so it is either found there or never waits.
 void wake_cancelled(Engine& engine) {
   const uint32_t thread = running.engine == &engine ? running.thread : current_thread(engine);
@@ -62,14 +62,15 @@ pto_event open_event(Engine& engine) {
     uint32_t unused = 0;
     if (engine.store.events[e].used.compare_exchange_strong(unused, 1)) return uint64_t{1} << 32 | e;
   }
-  raise(PTO_NO_MEMORY, "[runtime.event_open] a runtime has at most ", engine.store.header->max_events,
-        " events; got one more; ", "raise max_events: an event counts up and serves any number of tasks");
+  throw_error(PTO_NO_MEMORY, "[runtime.event_open] a runtime has at most ", engine.store.header->max_events,
+              " events; got one more; ", "increase max_events: an event counts up and serves any number of tasks");
 }
 
 uint64_t event_value(Engine& engine, pto_event name) {
   const uint64_t index = name & 0xFFFFFFFF;
   if (name >> 32 != 1 || index >= engine.store.header->max_events || engine.store.events[index].used.load() == 0) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.event] an event must have been opened; got ", name, "; call pto_event_open");
+    throw_error(PTO_BAD_ARGUMENT, "[runtime.event] an event must have been opened; got ", name,
+                "; call pto_event_open");
   }
   return engine.store.events[index].counter.load();
 }
@@ -87,7 +88,7 @@ bool wait_for_event(Engine& engine, uint32_t slot, uint32_t index, uint64_t valu
   });
 }
 
-void raise_event(Engine& engine, pto_event name, uint64_t add) {
+void post_event(Engine& engine, pto_event name, uint64_t add) {
   event_value(engine, name);  // checks the name
   wake_event(engine, static_cast<uint32_t>(name & 0xFFFFFFFF), add,
              running.engine == &engine ? running.thread : current_thread(engine));

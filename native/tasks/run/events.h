@@ -2,7 +2,7 @@
 // such tasks go before.
 //
 // Who may call: any thread. Blocks: for an event's lock. A value is compared and a task registered in one critical
-// section of the event, the event is raised in another: no wake-up is lost. Memory: the store.
+// section of the event, the event is posted in another: no wake-up is lost. Memory: the store.
 #pragma once
 #include "tasks/engine/engine.h"
 
@@ -11,7 +11,7 @@ namespace tilewise::tasks {
 pto_event open_event(Engine& engine);
 /// Raises PTO_BAD_ARGUMENT for an event that was not opened.
 uint64_t event_value(Engine& engine, pto_event name);
-void raise_event(Engine& engine, pto_event name, uint64_t add);
+void post_event(Engine& engine, pto_event name, uint64_t add);
 /// True: the event has reached the value. False: the task waits for it, and may belong to another thread.
 bool wait_for_event(Engine& engine, uint32_t slot, uint32_t index, uint64_t value);
 /// Before its kernel has begun.

@@ -215,7 +215,7 @@ CASE("an end from outside that is refused changes nothing: of a task whose child
   const pto_task with_child = runtime.submit(parent, {});
   std::this_thread::sleep_for(std::chrono::milliseconds(20));  // its kernel has returned, its child waits
   EXPECT_EQ(pto_task_complete(runtime, with_child, 7), PTO_BAD_ARGUMENT);
-  EXPECT_EQ(pto_event_raise(runtime, event, 1), 0);
+  EXPECT_EQ(pto_event_post(runtime, event, 1), 0);
   EXPECT_EQ(pto_wait(runtime, with_child, PTO_FOREVER), 0);
 
   static std::atomic<bool> has_entered, may_leave;

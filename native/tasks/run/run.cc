@@ -300,9 +300,9 @@ uint32_t complete(Engine& engine, uint32_t slot, uint32_t thread, int status, bo
 void complete_external(Engine& engine, pto_task name, int status) {
   const uint32_t slot = slot_of(name);
   if (is_complete(engine, name)) {
-    raise(PTO_BAD_ARGUMENT,
-          "[runtime.task_complete] a task is ended once, by a kernel that returned PTO_LATER; got one ",
-          "that has completed; check who ends it");
+    throw_error(PTO_BAD_ARGUMENT,
+                "[runtime.task_complete] a task is ended once, by a kernel that returned PTO_LATER; got one ",
+                "that has completed; check who ends it");
   }
   Slot& task = engine.store.slots[slot];
   const uint32_t thread = running.engine == &engine ? running.thread : current_thread(engine);
@@ -310,13 +310,14 @@ void complete_external(Engine& engine, pto_task name, int status) {
   const protocols::Told told = Ending::end(task.state, &found, [&] { status_of(engine, slot) = status; });
   if (told == protocols::Told::kKernelCompletes) return;
   if (told == protocols::Told::kRefused && found < SlotState::kRunning) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.task_complete] a task is ended after its kernel has begun; got one that has not ",
-          "started; let the kernel hand out its id");
+    throw_error(PTO_BAD_ARGUMENT,
+                "[runtime.task_complete] a task is ended after its kernel has begun; got one that has not ",
+                "started; let the kernel hand out its id");
   }
   if (told == protocols::Told::kRefused) {
-    raise(PTO_BAD_ARGUMENT,
-          "[runtime.task_complete] a task is ended once, by a kernel that returned PTO_LATER; got one ",
-          "that has been ended; check who ends it");
+    throw_error(PTO_BAD_ARGUMENT,
+                "[runtime.task_complete] a task is ended once, by a kernel that returned PTO_LATER; got one ",
+                "that has been ended; check who ends it");
   }
   if (!is_leaf(task)) {  // its children may still run
     task.state.store(SlotState::kChildren, std::memory_order_relaxed);

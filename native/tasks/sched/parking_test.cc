@@ -112,14 +112,14 @@ CASE("sleeping submitters are woken by completions, events, callbacks and room")
   const pto_kernel busy = runtime.kernel("busy", busy_kernel);
   const pto_event event = pto_event_open(runtime);
   for (uint64_t round = 1; round <= 60u / kSlowdown + 1; ++round) {
-    std::thread raiser([&] {
+    std::thread poster([&] {
       nap(3000);
-      pto_event_raise(runtime, event, 1);
+      pto_event_post(runtime, event, 1);
     });
     const pto_task task = runtime.submit(busy, {}, {.scalars = {10}, .waits = {{event, round}}});
     for (int t = 0; t < 8; ++t) EXPECT(runtime.submit(busy, {}, {.scalars = {500}}) != 0);
     EXPECT_EQ(pto_wait(runtime, task, 20), 0);
-    raiser.join();
+    poster.join();
   }
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
 }

@@ -60,8 +60,8 @@ uint64_t heap_in_new_run(const Store& store, Scope& scope, uint32_t thread, uint
   const Header& header = *store.header;
   const uint32_t count = num_segments_for(bytes);
   if (count > header.num_segments) {
-    raise(PTO_NO_MEMORY, "[runtime.submit] one task's outputs must fit the heap; got ", bytes, " bytes against ",
-          uint64_t{header.num_segments} * kSegmentBytes, "; raise heap_bytes");
+    throw_error(PTO_NO_MEMORY, "[runtime.submit] one task's outputs must fit the heap; got ", bytes, " bytes against ",
+                uint64_t{header.num_segments} * kSegmentBytes, "; increase heap_bytes");
   }
   const uint32_t first = take_run(store, count);
   if (first == kNone) return 0;

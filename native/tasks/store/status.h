@@ -16,7 +16,7 @@ struct StatusError : std::runtime_error {
 };
 
 template <class... Parts>
-[[noreturn, gnu::cold, gnu::noinline]] void raise(int status, const Parts&... parts) {
+[[noreturn, gnu::cold, gnu::noinline]] void throw_error(int status, const Parts&... parts) {
   std::ostringstream text;
   (text << ... << parts);
   throw StatusError(status, text.str());

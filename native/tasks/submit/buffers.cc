@@ -24,19 +24,19 @@ constexpr pto_region kNoBytes = {0, 1, {0}, {1}};
 
 pto_handle register_buffer(Engine& engine, void* address, uint64_t bytes) {
   if (address == nullptr || bytes == 0 || bytes > UINTPTR_MAX - reinterpret_cast<uintptr_t>(address)) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.register] a buffer must have an address and bytes; got ", address, " and ", bytes,
-          "; pass the memory itself");
+    throw_error(PTO_BAD_ARGUMENT, "[runtime.register] a buffer must have an address and bytes; got ", address, " and ",
+                bytes, "; pass the memory itself");
   }
   const uint64_t distance = engine.store.distance(address);
   if (distance < engine.store.header->total_bytes) {
-    raise(PTO_BAD_ARGUMENT,
-          "[runtime.register] a buffer must be the caller's own memory; got memory of the runtime's heap; ",
-          "use the handle that its allocation gave");
+    throw_error(PTO_BAD_ARGUMENT,
+                "[runtime.register] a buffer must be the caller's own memory; got memory of the runtime's heap; ",
+                "use the handle that its allocation gave");
   }
   if (engine.store.header->is_shared != 0) {
-    raise(PTO_BAD_ARGUMENT,
-          "[runtime.register] with two processes every buffer must lie in the shared file; got one outside; ",
-          "use pto_alloc");
+    throw_error(PTO_BAD_ARGUMENT,
+                "[runtime.register] with two processes every buffer must lie in the shared file; got one outside; ",
+                "use pto_alloc");
   }
   const uint32_t index = take_handle(engine, current_thread(engine));
   Handle& handle = engine.store.handles[index];
@@ -48,7 +48,8 @@ pto_handle register_buffer(Engine& engine, void* address, uint64_t bytes) {
 void unregister(Engine& engine, pto_handle name, double timeout_s, bool helps) {
   Handle& handle = resolve(engine, name, "unregister");
   if ((handle.flags & kOwnedByHeap) != 0) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.unregister] the runtime frees its own buffers; got one of them; end its scope");
+    throw_error(PTO_BAD_ARGUMENT,
+                "[runtime.unregister] the runtime frees its own buffers; got one of them; end its scope");
   }
   wait_for_buffer(engine, name, nullptr, PTO_OUTPUT, timeout_s, helps);
   give_handle(engine, static_cast<uint32_t>(name & 0xFFFFFFFF) - 1, current_thread(engine));
@@ -66,7 +67,7 @@ void freeze(Engine& engine, pto_handle name, bool frozen) {
 }
 
 pto_handle allocate(Engine& engine, uint64_t bytes) {
-  if (bytes == 0) raise(PTO_BAD_ARGUMENT, "[runtime.alloc] a buffer must have bytes; got 0; pass its size");
+  if (bytes == 0) throw_error(PTO_BAD_ARGUMENT, "[runtime.alloc] a buffer must have bytes; got 0; pass its size");
   const uint32_t thread = current_thread(engine);
   const uint64_t address = allocate_heap(engine, thread, aligned(bytes));
   const uint32_t index = take_handle(engine, thread);
@@ -110,14 +111,14 @@ void* wait_for_buffer(Engine& engine, pto_handle name, const pto_region* box, in
     const double left = timeout_s > 0 ? std::max(0.0, timeout_s - spent) : timeout_s;
     const int status = wait(engine, without_flags(producer), left, helps);
     if (status == PTO_TIMEOUT) {
-      raise(PTO_TIMEOUT,
-            "[runtime.read] the buffer's tasks must end within the time given; got a task that still runs ", "after ",
-            timeout_s, " s; wait longer, or cancel it");
+      throw_error(PTO_TIMEOUT,
+                  "[runtime.read] the buffer's tasks must end within the time given; got a task that still runs ",
+                  "after ", timeout_s, " s; wait longer, or cancel it");
     }
     if ((producer & kCarriesPoison) == 0 || status == PTO_OK) continue;
     std::string text;
     task_error(engine, without_flags(producer), &text);
-    raise(status, text);
+    throw_error(status, text);
   }
   return engine.store.at(found->address + (box != nullptr ? box->offset : 0));
 }
@@ -138,9 +139,9 @@ void* wait_to_write(Engine& engine, pto_handle name, const pto_region* box, doub
     spec.worker_type = static_cast<pto_worker_type>(type + 1);
   }
   if (wait(engine, submit(engine, spec), timeout_s, helps) == PTO_TIMEOUT) {
-    raise(PTO_TIMEOUT,
-          "[runtime.write] the buffer's tasks must end within the time given; got one that still runs after ",
-          timeout_s, " s; wait longer, or cancel it");
+    throw_error(PTO_TIMEOUT,
+                "[runtime.write] the buffer's tasks must end within the time given; got one that still runs after ",
+                timeout_s, " s; wait longer, or cancel it");
   }
   return static_cast<std::byte*>(address_of(engine, name)) + (box != nullptr ? box->offset : 0);
 }
@@ -148,8 +149,8 @@ void* wait_to_write(Engine& engine, pto_handle name, const pto_region* box, doub
 void begin_scope(Engine& engine) {
   ThreadSlot& me = engine.thread_slot(current_thread(engine));
   if (me.depth == PTO_MAX_SCOPES) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.scope_begin] scopes must not nest deeper than ", PTO_MAX_SCOPES,
-          "; got one more; end some first");
+    throw_error(PTO_BAD_ARGUMENT, "[runtime.scope_begin] scopes must not nest deeper than ", PTO_MAX_SCOPES,
+                "; got one more; end some first");
   }
   me.scopes[++me.depth] = {};
   me.num_open_scopes.store(me.depth, std::memory_order_release);
@@ -159,8 +160,8 @@ void end_scope(Engine& engine) {
   const uint32_t thread = current_thread(engine);
   ThreadSlot& me = engine.thread_slot(thread);
   if (me.depth <= me.base_depth) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.scope_end] a scope must be open; got none in this ",
-          me.base_depth > 0 ? "task" : "thread", "; pair every scope_begin with one scope_end");
+    throw_error(PTO_BAD_ARGUMENT, "[runtime.scope_end] a scope must be open; got none in this ",
+                me.base_depth > 0 ? "task" : "thread", "; pair every scope_begin with one scope_end");
   }
   close_scope(engine, thread);
 }

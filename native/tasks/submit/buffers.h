@@ -13,7 +13,7 @@ void freeze(Engine& engine, pto_handle name, bool frozen);
 /// Memory of the open scope.
 pto_handle allocate(Engine& engine, uint64_t bytes);
 void* address_of(Engine& engine, pto_handle name);
-/// Waits as a task with an access of this mode would; a failure of the data's writers is raised if the mode reads.
+/// Waits as a task with an access of this mode would; a failure of the data's writers is thrown if the mode reads.
 /// box: nullptr: the whole buffer. Returns the address of its first byte.
 void* wait_for_buffer(Engine& engine, pto_handle name, const pto_region* box, int mode, double timeout_s, bool helps);
 void* wait_to_write(Engine& engine, pto_handle name, const pto_region* box, double timeout_s, bool helps);

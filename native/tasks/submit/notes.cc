@@ -85,15 +85,16 @@ bool view_lies_in(const pto_view& view, const Box& outer) {
 void check_extras(const pto_task_spec& spec) {
   const char* where = "[runtime.submit] ";
   if (spec.name != nullptr && strnlen(spec.name, PTO_MAX_NAME) == PTO_MAX_NAME) {
-    raise(PTO_BAD_ARGUMENT, where, "a task's name must have at most ", PTO_MAX_NAME - 1, " bytes; got '",
-          std::string(spec.name, PTO_MAX_NAME - 1), "...'; shorten it");
+    throw_error(PTO_BAD_ARGUMENT, where, "a task's name must have at most ", PTO_MAX_NAME - 1, " bytes; got '",
+                std::string(spec.name, PTO_MAX_NAME - 1), "...'; shorten it");
   }
   if (spec.name != nullptr && !is_text(spec.name)) {
-    raise(PTO_BAD_ARGUMENT, where, "a task's name must be UTF-8 without control characters; got another; correct it");
+    throw_error(PTO_BAD_ARGUMENT, where,
+                "a task's name must be UTF-8 without control characters; got another; correct it");
   }
   if (!(spec.deadline_s >= 0)) {
-    raise(PTO_BAD_ARGUMENT, where, "a deadline must lie ahead, in seconds from now, or be 0 for none; got ",
-          spec.deadline_s, "; correct it");
+    throw_error(PTO_BAD_ARGUMENT, where, "a deadline must lie ahead, in seconds from now, or be 0 for none; got ",
+                spec.deadline_s, "; correct it");
   }
 }
 
@@ -105,17 +106,17 @@ void check_views(const pto_task_spec& spec, Handle* const* handles) {
     const bool is_known = view.ndim <= PTO_MAX_DIMS && static_cast<uint32_t>(view.type) <= PTO_OTHER &&
                           (view.type != PTO_OTHER || view.item_bytes > 0);
     if (!is_known) {
-      raise(PTO_BAD_ARGUMENT, "[runtime.submit] a view must have at most ", PTO_MAX_DIMS,
-            " dimensions and elements of a pto_type; got ", view.ndim, " dimensions and type ",
-            static_cast<int>(view.type), " in parameter ", p, "; correct it");
+      throw_error(PTO_BAD_ARGUMENT, "[runtime.submit] a view must have at most ", PTO_MAX_DIMS,
+                  " dimensions and elements of a pto_type; got ", view.ndim, " dimensions and type ",
+                  static_cast<int>(view.type), " in parameter ", p, "; correct it");
     }
     if (handles[p] == nullptr && param.mode == PTO_NO_DEP) continue;  // an address: its caller knows
     Handle fresh{};
     fresh.bytes = param.bytes;
     if (view_lies_in(view, box_of(handles[p] != nullptr ? *handles[p] : fresh, param.region))) continue;
-    raise(PTO_BAD_ARGUMENT,
-          "[runtime.submit] a view must lie in its buffer or region; got one with more or other bytes",
-          " in parameter ", p, "; correct its sizes and strides, in elements and bytes");
+    throw_error(PTO_BAD_ARGUMENT,
+                "[runtime.submit] a view must lie in its buffer or region; got one with more or other bytes",
+                " in parameter ", p, "; correct its sizes and strides, in elements and bytes");
   }
 }
 

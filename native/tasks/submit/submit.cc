@@ -99,9 +99,9 @@ inline void bind_params(Engine& engine, uint32_t slot, const pto_task_spec& spec
       use_heap(engine.store, bound.address, thread);
       task.flags |= kUsesHeap;
     } else if (engine.store.header->is_shared != 0) [[unlikely]] {
-      raise(PTO_BAD_ARGUMENT,
-            "[runtime.submit] with two processes every buffer must lie in the shared file; got parameter ", p,
-            " outside it; use pto_alloc or runtime-owned outputs");
+      throw_error(PTO_BAD_ARGUMENT,
+                  "[runtime.submit] with two processes every buffer must lie in the shared file; got parameter ", p,
+                  " outside it; use pto_alloc or runtime-owned outputs");
     }
   }
   if (spec.predicate != 0) {
@@ -310,9 +310,10 @@ Handle& tracked(Engine& engine, Handle& handle, int mode, const pto_region* box,
                   (declared.is_region == 0 || lies_in(box_of(handle, box), box_of(handle, &limit)));
   }
   if (!is_allowed) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.submit] a child may touch only what its parent declared (and write only what it ",
-          "declared to write) and buffers made inside it; got handle ", index + 1, " with mode ", mode,
-          box != nullptr ? " and a box" : "", "; add it to the parent's parameters");
+    throw_error(PTO_BAD_ARGUMENT,
+                "[runtime.submit] a child may touch only what its parent declared (and write only what it ",
+                "declared to write) and buffers made inside it; got handle ", index + 1, " with mode ", mode,
+                box != nullptr ? " and a box" : "", "; add it to the parent's parameters");
   }
   if (first->shadow == 0) {
     first->shadow = take_handle(engine, thread) + 1;

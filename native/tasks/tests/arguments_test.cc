@@ -70,7 +70,7 @@ CASE("readers of one buffer take the places of readers that have ended, and a wr
     const pto_task writer = runtime.submit(step, {inout(h)}, {.scalars = {7}});
     for (uint64_t n = 0; n < kReaders; ++n) {
       EXPECT_EQ(pto_wait(runtime, writer, 0.005), PTO_TIMEOUT);
-      EXPECT_EQ(pto_event_raise(runtime, gate, 1), 0);
+      EXPECT_EQ(pto_event_post(runtime, gate, 1), 0);
       EXPECT_EQ(pto_wait(runtime, readers[is_ascending ? n : kReaders - 1 - n], PTO_FOREVER), 0);
     }
     EXPECT_EQ(pto_wait(runtime, writer, PTO_FOREVER), 0);

@@ -271,27 +271,27 @@ CASE("events: a task waits for a value without a worker, several values, and a v
   }
   EXPECT_EQ(pto_wait(runtime, tasks[0], PTO_FOREVER), 0);
   EXPECT_EQ(pto_wait(runtime, tasks[1], 0.01), PTO_TIMEOUT);
-  EXPECT_EQ(pto_event_raise(runtime, a, 3), 0);
+  EXPECT_EQ(pto_event_post(runtime, a, 3), 0);
   EXPECT_EQ(pto_wait(runtime, tasks[1], PTO_FOREVER), 0);
   EXPECT_EQ(pto_is_complete(runtime, tasks[2]), 0);
-  std::thread([&] { pto_event_raise(runtime, b, 100); }).join();
+  std::thread([&] { pto_event_post(runtime, b, 100); }).join();
   EXPECT_EQ(pto_wait(runtime, tasks[3], PTO_FOREVER), 0);
   EXPECT_EQ(pto_is_complete(runtime, tasks[4]), 0);
-  EXPECT_EQ(pto_event_raise(runtime, a, 100), 0);
+  EXPECT_EQ(pto_event_post(runtime, a, 100), 0);
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   EXPECT_EQ(count.load(), 10);
   EXPECT_EQ(pto_event_value(runtime, a), uint64_t{103});
-  EXPECT_EQ(pto_event_raise(runtime, 99, 1), PTO_BAD_ARGUMENT);
+  EXPECT_EQ(pto_event_post(runtime, 99, 1), PTO_BAD_ARGUMENT);
 }
 
-CASE("a kernel may raise an event") {
+CASE("a kernel may post an event") {
   Runtime runtime(1);
   std::atomic<int> count{0};
   static pto_event event;
   event = pto_event_open(runtime);
   inner_runtime = runtime;
   const pto_kernel raise_kernel = runtime.kernel(
-      "raise", [](void* const*, const uint64_t*) -> int { return pto_event_raise(inner_runtime, event, 1); });
+      "post", [](void* const*, const uint64_t*) -> int { return pto_event_post(inner_runtime, event, 1); });
   const pto_kernel counting = runtime.kernel("count", count_kernel);
   for (uint64_t t = 1; t <= 50; ++t) runtime.submit(counting, {}, {.scalars = {scalar(&count)}, .waits = {{event, t}}});
   for (int t = 0; t < 50; ++t) runtime.submit(raise_kernel, {});
@@ -506,7 +506,7 @@ CASE("edges from tasks to come, undefined flags, missing arrays and endless time
   EXPECT_EQ(pto_last_status(), PTO_BAD_ARGUMENT);
   EXPECT_EQ(pto_wait(runtime, task, 1e300), PTO_OK);
   const pto_event event = pto_event_open(runtime);
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(pto_event_raise(runtime, event, UINT64_MAX / 2), PTO_OK);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(pto_event_post(runtime, event, UINT64_MAX / 2), PTO_OK);
   EXPECT_EQ(pto_event_value(runtime, event), UINT64_MAX);
   EXPECT_EQ(pto_graph_begin(runtime), PTO_OK);
   EXPECT_EQ(pto_graph_begin(runtime), PTO_BAD_ARGUMENT);
@@ -536,7 +536,7 @@ CASE("a stall is recorded with its submitter, its cause, its times and what was 
   spec.num_waits = 1;
   for (int t = 0; t < 4; ++t) EXPECT(pto_submit(runtime, &spec) != 0);  // the fourth finds the window full
   opener.join();
-  pto_event_raise(runtime, event, 1);
+  pto_event_post(runtime, event, 1);
   EXPECT_EQ(pto_wait_all(runtime, 60), 0);
   std::vector<pto_trace_stall> stalls(100);
   const uint64_t count = pto_trace_stalls(runtime, stalls.data(), stalls.size());

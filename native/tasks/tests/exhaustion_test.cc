@@ -428,14 +428,14 @@ CASE("a blocked LU factorisation of 16,384 tiles runs with the usual options and
   EXPECT(tiles == expected);
 }
 
-CASE("more buffers than handles: the error says what is full and which option to raise") {
+CASE("more buffers than handles: the error says what is full and which option to increase") {
   pto_config config = Runtime::config(1);
   config.max_handles = 20;
   Runtime runtime(config);
   std::vector<int64_t> cells(20);
   for (int64_t& cell : cells) EXPECT(runtime.add(cell) != 0);
   EXPECT_EQ(runtime.add(cells), pto_handle{0});
-  EXPECT(has(pto_last_error(), "20") && has(pto_last_error(), "raise max_handles"));
+  EXPECT(has(pto_last_error(), "20") && has(pto_last_error(), "increase max_handles"));
   EXPECT(!has(pto_last_error(), "depth 0"));
 }
 

@@ -52,7 +52,7 @@ CASE("a forked child is refused whatever waits, submits or locks, and can close 
     EXPECT_EQ(pto_is_complete(runtime, task), int{PTO_CLOSED});
     EXPECT(pto_read(runtime, x, nullptr, PTO_FOREVER) == nullptr);
     EXPECT_EQ(pto_unregister(runtime, x, PTO_FOREVER), int{PTO_CLOSED});
-    EXPECT_EQ(pto_event_raise(runtime, event, 1), int{PTO_CLOSED});
+    EXPECT_EQ(pto_event_post(runtime, event, 1), int{PTO_CLOSED});
     EXPECT_EQ(pto_alloc(runtime, 8), pto_handle{0});
     EXPECT_EQ(pto_bytes(runtime, x), uint64_t{32});
     pto_task_release(runtime, task);
@@ -64,7 +64,7 @@ CASE("a forked child is refused whatever waits, submits or locks, and can close 
 #endif
   });
   EXPECT_EQ(failed, 0);
-  EXPECT_EQ(pto_event_raise(runtime, event, 1), 0);
+  EXPECT_EQ(pto_event_post(runtime, event, 1), 0);
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   EXPECT_EQ(pto_runtime_close(runtime), 0);
 }

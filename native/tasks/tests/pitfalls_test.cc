@@ -156,7 +156,7 @@ CASE("brief 2.9: names are 64 bits wide and an old one never names a new task in
   EXPECT_EQ(pto_is_complete(runtime, old), 1);
   EXPECT_EQ(pto_is_complete(runtime, a) + pto_is_complete(runtime, b), 0);
   EXPECT_EQ(pto_cancel(runtime, old), 0);
-  EXPECT_EQ(pto_event_raise(runtime, event, 1), 0);
+  EXPECT_EQ(pto_event_post(runtime, event, 1), 0);
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);  // cancelling the old name cancelled no task
 }
 
@@ -340,7 +340,7 @@ CASE("pitfall 3.8: a deadline ends a wait even when nothing else happens") {
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(pto_wait(runtime, task, 0.1), PTO_TIMEOUT);
   EXPECT(seconds_since(begin) >= 0.1 && seconds_since(begin) < 5);
-  pto_event_raise(runtime, never, 1);
+  pto_event_post(runtime, never, 1);
   EXPECT_EQ(pto_wait_all(runtime, 30), 0);
 }
 

@@ -43,7 +43,7 @@ CASE("tasks without end: chains, readers, boxes, outputs, failures, events, in c
     runtime.submit(add, {inout(hx, &box), in(made)}, {.priority = static_cast<int32_t>(round % 3)});
     runtime.submit(add, {commute(hy), in(made)}, {.waits = {{event, round}}});
     runtime.submit(PTO_NO_KERNEL, {in(hx), in(hy)});
-    pto_event_raise(runtime, event, 1);
+    pto_event_post(runtime, event, 1);
     if (round % 10 == 0) runtime.submit(fail, {out(made)});
     if (round % 100 == 0) {
       int64_t host = 0;

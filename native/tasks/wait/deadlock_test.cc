@@ -110,7 +110,7 @@ CASE("no alarm while an event is pending: the submitter waits and goes on") {
   runtime.submit(PTO_NO_KERNEL, {}, {.waits = {{event, 1}}});
   std::thread later([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(150));
-    pto_event_raise(runtime, event, 1);
+    pto_event_post(runtime, event, 1);
   });
   EXPECT(runtime.submit(PTO_NO_KERNEL, {}) != 0);
   later.join();

@@ -206,16 +206,16 @@ void raise_deadlock(Engine& engine, uint32_t thread, Resource resource, uint64_t
   }
   const uint32_t depth = engine.store.thread_slots[thread].depth;
   const auto fail = [&](const char* rule, const char* unit, uint64_t total, const auto&... advice) {
-    raise(PTO_DEADLOCK, "[runtime.submit] ", rule, "; got a request for ", size, " ", unit, " with no room left for it",
-          " among ", total, ", and ", who.str(), "; ", advice...);
+    throw_error(PTO_DEADLOCK, "[runtime.submit] ", rule, "; got a request for ", size, " ", unit,
+                " with no room left for it", " among ", total, ", and ", who.str(), "; ", advice...);
   };
   switch (resource) {
     case Resource::kWindow:
-      return fail("the window must have a free slot for each task", "slots", header.window, "raise window");
+      return fail("the window must have a free slot for each task", "slots", header.window, "increase window");
     case Resource::kHeap:
       return fail("outputs of tasks must fit the heap", "bytes", uint64_t{header.num_segments} * kSegmentBytes,
                   "end scopes earlier, since outputs live as long as theirs (this thread has ", depth,
-                  " open), or raise heap_bytes");
+                  " open), or increase heap_bytes");
     case Resource::kHandles: {
       uint64_t num_outputs = 0;
       for (uint32_t h = 0; h < header.max_handles; ++h) {
@@ -223,11 +223,11 @@ void raise_deadlock(Engine& engine, uint32_t thread, Resource resource, uint64_t
       }
       return fail("buffers must fit the table of handles", "handles", header.max_handles, "unregister buffers (",
                   header.max_handles - num_outputs, " are registered), end scopes earlier (", num_outputs,
-                  " are outputs of tasks, and this thread has ", depth, " open scopes), or raise max_handles");
+                  " are outputs of tasks, and this thread has ", depth, " open scopes), or increase max_handles");
     }
     case Resource::kRegions:
       return fail("boxes of buffers must fit their table", "boxes", header.max_regions,
-                  "wait for tasks before more are submitted, or raise max_regions");
+                  "wait for tasks before more are submitted, or increase max_regions");
   }
 }
 

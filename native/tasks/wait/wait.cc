@@ -18,9 +18,9 @@ void check_not_inside(const Engine& engine, pto_task task) {
   uint32_t outer = running.engine == &engine ? running.parent : 0;
   for (; outer != 0; outer = engine.store.slots[outer - 1].parent) {
     if (engine.store.name_at(outer - 1) != task) continue;
-    raise(PTO_DEADLOCK,
-          "[runtime.wait] a task must not wait for itself or for a task that it is a child of; got such a wait; ",
-          "wait from outside");
+    throw_error(PTO_DEADLOCK,
+                "[runtime.wait] a task must not wait for itself or for a task that it is a child of; got such a wait; ",
+                "wait from outside");
   }
 }
 
@@ -92,8 +92,8 @@ bool help_own_context(Engine& engine, uint32_t thread) {
 void check_open(const Engine& engine) {
   check_process(engine);
   if (engine.peer.is_lost.load(std::memory_order_relaxed)) {
-    raise(PTO_PEER_LOST, "[runtime] the workers' process must live; got its death (process ",
-          engine.store.header->processes.workers.load(), "); close this runtime and start again");
+    throw_error(PTO_PEER_LOST, "[runtime] the workers' process must live; got its death (process ",
+                engine.store.header->processes.workers.load(), "); close this runtime and start again");
   }
 }
 
@@ -103,8 +103,8 @@ void check_interrupted(int64_t* last_ns) {
   asks_at_once = false;
   *last_ns = now_ns();
   if (hooks.interrupted() != 0) {
-    raise(PTO_INTERRUPTED,
-          "[runtime.wait] the wait was interrupted by its host; tasks go on; cancel them, or wait again");
+    throw_error(PTO_INTERRUPTED,
+                "[runtime.wait] the wait was interrupted by its host; tasks go on; cancel them, or wait again");
   }
 }
 
@@ -140,7 +140,8 @@ int wait(Engine& engine, pto_task task, double timeout_s, bool helps) {
 }
 
 int wait_any(Engine& engine, const pto_task* tasks, uint32_t num_tasks, double timeout_s, uint32_t* first, bool helps) {
-  if (num_tasks == 0) raise(PTO_BAD_ARGUMENT, "[runtime.wait_any] there must be a task to wait for; got none; add one");
+  if (num_tasks == 0)
+    throw_error(PTO_BAD_ARGUMENT, "[runtime.wait_any] there must be a task to wait for; got none; add one");
   uint32_t found = num_tasks;
   const auto done = [&] {
     for (found = 0; found < num_tasks; ++found) {
@@ -195,13 +196,13 @@ int wait_all(Engine& engine, double timeout_s, bool helps) {
   }
   if (!done) return PTO_TIMEOUT;
   if (error == 0) return PTO_OK;
-  raise(waited(error_status(engine, error)), error_text(engine, error));
+  throw_error(waited(error_status(engine, error)), error_text(engine, error));
 }
 
 void notify(Engine& engine, pto_task task, void (*callback)(void*), void* context) {
   if (engine.store.header->is_shared != 0) {
-    raise(PTO_BAD_ARGUMENT,
-          "[runtime.notify] a callback needs workers in this process; got a shared file; use pto_wait");
+    throw_error(PTO_BAD_ARGUMENT,
+                "[runtime.notify] a callback needs workers in this process; got a shared file; use pto_wait");
   }
   is_complete(engine, task);  // checks the name
   engine.callbacks.add(task, callback, context);

@@ -34,7 +34,7 @@ from tilewise.core.errors import CommError, ConfigError, PeerLost, PlanError, Ti
 from tilewise.core.mesh import MAX_DEVICES
 
 if TYPE_CHECKING:
-    from tilewise.comm.team_executor import Team, TeamExecutor
+    from tilewise.comm.group_executor import DeviceGroup, GroupExecutor
 
 __all__ = ["Group", "active_group"]
 
@@ -84,8 +84,8 @@ class Group:
         self._ends: list[int] = []
         self._cause: str | None = None  # why it is over
         self._num_asked = self._num_opened = 0
-        self._teams: set[Team] = set()
-        self._dropped: deque[Team] = deque()  # whose executors were let go without being closed
+        self._device_groups: set[DeviceGroup] = set()
+        self._dropped: deque[DeviceGroup] = deque()  # whose executors were let go without being closed
         self._lock = threading.RLock()
         _active = self
 
@@ -181,9 +181,9 @@ class Group:
         if not self.is_own:
             return
         with self._lock:
-            for team in self._teams:
-                team.close()
-            self._teams.clear()
+            for device_group in self._device_groups:
+                device_group.close()
+            self._device_groups.clear()
             if self._world is not None and self._cause is None:
                 self.start()  # those that have had nothing to do wait for this
                 self._let_go()
@@ -210,7 +210,7 @@ class Group:
 
     def open_executor(
         self, content: bytes, options: Mapping[str, Any], file_directory: str = ""
-    ) -> TeamExecutor:
+    ) -> GroupExecutor:
         """Memory and workers for a plan's devices, in all processes.
 
         Args:
@@ -223,21 +223,25 @@ class Group:
             ResourceError: not enough memory or descriptors.
             PeerLost, CommTimeout: a process is gone, or does not answer.
         """
-        from tilewise.comm.team_executor import Team, TeamExecutor
+        from tilewise.comm.group_executor import DeviceGroup, GroupExecutor
 
         processes = self.processes_of(options["num_devices"])
         with self._lock:
             self.start()
             while self._dropped:
                 self._dropped.popleft().close()
-            self._teams = {team for team in self._teams if not team.is_closed}
+            self._device_groups = {
+                device_group for device_group in self._device_groups if not device_group.is_closed
+            }
             self._num_opened += 1
             connection = self._world.native.connection if self._world is not None else None
             spread = (content, options, file_directory)
-            team = Team(self, self._num_opened, processes, self._ends, *spread, connection)
-            self._teams.add(team)
-        executor = TeamExecutor(team)
-        weakref.finalize(executor, self._dropped.append, team)  # it may be let go in the middle of a question
+            device_group = DeviceGroup(self, self._num_opened, processes, self._ends, *spread, connection)
+            self._device_groups.add(device_group)
+        executor = GroupExecutor(device_group)
+        weakref.finalize(
+            executor, self._dropped.append, device_group
+        )  # it may be let go in the middle of a question
         return executor
 
     def ask(

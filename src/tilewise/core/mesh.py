@@ -1,7 +1,8 @@
 """Devices on named axes. A mesh knows coordinates only; who computes what is the strategy's business.
 
-`Axes` is how a dim, or a team, names several of them: a tuple, major first. `MICRO` may stand among them: microbatches
-cut a dim in time as an axis cuts it in space. No axis of a mesh has that name, so in space it counts one device.
+`Axes` is how a dim, or a device group, names several of them: a tuple, major first. `MICRO` may
+stand among them: microbatches cut a dim in time as an axis cuts it in space. No axis of a mesh has
+that name, so in space it counts one device.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class DeviceMesh:
         _border.integer("mesh", "a device", device, 0, self.num_devices - 1)
         return device - sum(device // stride % size * stride for size, stride in self._known(axes))
 
-    def team(self, device: int, *axes: str) -> list[int]:
+    def group(self, device: int, *axes: str) -> list[int]:
         """The devices that differ from `device` on these axes only (`device` among them), by their `coordinate`.
 
         Raises:

@@ -23,15 +23,15 @@ from typing import Any, NoReturn
 
 from tilewise.comm.channel import Channel, Message
 from tilewise.comm.facts import own_command, own_facts, own_host
+from tilewise.comm.group_memory import executor_files, make_memory
 from tilewise.comm.links import compute
 from tilewise.comm.memory import read_content, require_memory
 from tilewise.comm.mpi_channel import MpiChannel
 from tilewise.comm.peer import row_of_error, watched
-from tilewise.comm.team_memory import executor_files, make_memory
 from tilewise.comm.world import World
 from tilewise.core import configure_logging
 from tilewise.core.errors import LOST, CommError, CommTimeout, InternalError, TilewiseError
-from tilewise.runtime import Executor, Program, team_bytes
+from tilewise.runtime import Executor, Program, group_bytes
 from tilewise.session.assemble import read_program
 
 __all__ = ["main", "serve_world"]
@@ -155,7 +155,7 @@ class Worker:
             content, *made = files
             program = read_program(read_content(content, options.pop("content_bytes")))
             shared = executor_files(made, options["num_devices"])
-            require_memory(shared["team_file"], team_bytes(len(self._ends)))
+            require_memory(shared["group_file"], group_bytes(len(self._ends)))
             for arena, size in zip(shared["arena_files"], options["arena_bytes"], strict=True):
                 if arena >= 0:
                     require_memory(arena, size)

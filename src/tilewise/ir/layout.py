@@ -48,11 +48,12 @@ class Record:
         outputs: positions of the op's outputs that stand behind the complete value.
         tree: what the tree's leaves are: `CHUNKS`, `LEAVES` or `GROUPS`.
         count: how many.
-        axes: the team's axes, major first, and `MICRO` where microbatches hold parts.
-        held: per team that completes a value of its own, the leaves `[begin, end)` of each member, in the order of
-            `axes`. One team holds all, except of groups: the holders of one KV head are one.
-        arrives: layouts in which the outputs must arrive: without the team's axes on every member (an all-reduce), with
-            them in shards (a reduce-scatter).
+        axes: the device group's axes, major first, and `MICRO` where microbatches hold parts.
+        held: per device group that completes a value of its own, the leaves `[begin, end)` of each
+            member, in the order of `axes`. One device group holds all, except of groups: the
+            holders of one KV head are one.
+        arrives: layouts in which the outputs must arrive: without the device group's axes on every
+            member (an all-reduce), with them in shards (a reduce-scatter).
     """
 
     op: int
@@ -66,7 +67,7 @@ class Record:
     arrives: tuple[TensorLayout, ...]
 
     @property
-    def team(self) -> Axes:
+    def group(self) -> Axes:
         """The mesh axes of those who complete the value together."""
         return in_space(self.axes)
 
@@ -74,7 +75,7 @@ class Record:
     def arrives_in_shards(self) -> bool:
         """Whether members keep a shard each of the complete value. Who shares a KV head has it whole."""
         dims = [axes for layout in self.arrives for axes in layout]
-        return self.tree != GROUPS and any(set(self.team) & set(axes) for axes in dims)
+        return self.tree != GROUPS and any(set(self.group) & set(axes) for axes in dims)
 
     @property
     def is_completed_per_microbatch(self) -> bool:
@@ -117,7 +118,7 @@ class GraphLayout:
             finishes the reduction itself, so partial values never meet another op (docs/numerics.md, rule 3).
         calls: layouts of the templates called, by the call's op id.
         records: what becomes of partial values, by op id and the partial's name. Several records of one name are of
-            several teams, completed one after the other.
+            several device groups, completed one after the other.
         reshards: what producers and readers do not agree on; none once they are ops.
         home_axes: axes that cut weights, gradients and states at home, the last ones of dim 0, in whole panels. What
             reads a weight there reads what an op `unshard` has gathered.

@@ -62,7 +62,7 @@ class Accumulator:
 
 @dataclass
 class Draft:
-    """An instruction while its template is lowered: collectives add waits and raises to it.
+    """An instruction while its template is lowered: collectives add waits and posts to it.
 
     Attributes:
         instruction: all but those.
@@ -132,7 +132,8 @@ class Lowering(Protocol):
         other."""
 
     def records(self, op: OpNode, partial: str) -> tuple[Record, ...]:
-        """What becomes of a value of which this op makes parts: a record per team, none where it is not shared."""
+        """What becomes of a value of which this op makes parts: a record per device group, none
+        where it is not shared."""
 
     def record(self, op: OpNode, partial: str) -> Record | None:
         """The one record of a partial value; None where it is not shared."""
@@ -173,7 +174,7 @@ class Lowering(Protocol):
             ref: of the tensor.
             dtype: of the elements.
             name: in explanations.
-            record: with one, as wide as the shards of all its team together.
+            record: with one, as wide as the shards of all its device group together.
         """
 
     # ---- operands -----------------------------------------------------------------------------------------
@@ -283,14 +284,14 @@ class Lowering(Protocol):
         step: NumberLike | None = None,
         producer: Draft | None = None,
     ) -> None:
-        """Combine `source` over a record's team into `target`, tile by tile.
+        """Combine `source` over a record's device group into `target`, tile by tile.
 
         Args:
             op: for whom.
             source: `[rows, cols]`, a partial value on every member.
             target: the complete value; where the record arrives in shards, this device's columns of it.
             residual: added behind the tree's root, shaped like `target`; or None.
-            record: tree, team and layout of arrival.
+            record: tree, device group and layout of arrival.
             step: rows per task; by default those of a tile of `source`.
             producer: the instruction that writes `source`, over the same tiles; by default the last one emitted.
         """

@@ -2,7 +2,8 @@
 
 A program is made of classes of devices: a table of tensors, templates, and calls of templates under a name each. A
 template is a list of instructions; an instruction is a kernel over the row tiles of its loop. Bindings map a template's
-slots to tensors. What devices of a class differ in are their numbers and their teams: a peer is a member of a team.
+slots to tensors. What devices of a class differ in are their numbers and their device groups: a
+    peer is a member of a device group.
 """
 
 from __future__ import annotations
@@ -194,17 +195,17 @@ class Slot(NamedTuple):
 class Operand(NamedTuple):
     """One tile operand of an instruction.
 
-    A `team` >= 0 is one of the device's teams: the operand is the memory of its member number `member`, a constant or a
-    number of the device; where the member is the device itself, the operand is its own. `div`, `part`, `parts` and
-    `offset` may be of symbols, of the device or of the call. `null` passes an absent operand to the kernel. `role` is
-    what the kernel does with it where `access` does not say so (NONE: what `access` says, else it reads); no run looks
-    at it.
+    A `group` >= 0 is one of the device's device groups: the operand is the memory of its member
+    number `member`, a constant or a number of the device; where the member is the device itself,
+    the operand is its own. `div`, `part`, `parts` and `offset` may be of symbols, of the device or
+    of the call. `null` passes an absent operand to the kernel. `role` is what the kernel does with
+    it where `access` does not say so (NONE: what `access` says, else it reads); no run looks at it.
     """
 
     slot: int
     mode: int = Mode.WHOLE
     access: int = Access.NONE
-    team: int = -1
+    group: int = -1
     member: NumberLike = 0
     div: NumberLike = 1
     part: NumberLike = 0
@@ -221,28 +222,30 @@ class Wait(NamedTuple):
     The device keeps count of what it expects of each signal, so repeated waits speak of successive epochs; an increment
     of 0 (a constant or of the call) waits for the epoch that an earlier wait asked for. No worker is held meanwhile.
 
-    `team` and `member` name the device that raises the signal (team -1: not said); a wait for the device itself
-    disappears. `slot` (-1: not said) and `use` (of the call) say which tensor and which use of it the signal is about:
-    `Program.finish` compares them with those of the raise that ends the wait.
+    `group` and `member` name the device that posts the signal (device group -1: not said); a wait
+    for the device itself disappears. `slot` (-1: not said) and `use` (of the call) say which tensor
+    and which use of it the signal is about: `Program.finish` compares them with those of the post
+    that ends the wait.
     """
 
     signal_base: NumberLike
     per_index: bool
     increment: NumberLike
-    team: int = -1
+    group: int = -1
     member: NumberLike = 0
     slot: int = -1
     use: NumberLike = POSITION
 
 
 class Notify(NamedTuple):
-    """Add one to a signal of a member of a team once the task is complete (or skipped: then with the error's id).
+    """Add one to a signal of a member of a device group once the task is complete (or skipped: then
+    with the error's id).
 
-    A task that sees the new value also sees everything that this task and its predecessors wrote. One to the device
-    itself disappears. `slot` and `use` as in `Wait`.
+        A task that sees the new value also sees everything that this task and its predecessors wrote. One to the device
+        itself disappears. `slot` and `use` as in `Wait`.
     """
 
-    team: int
+    group: int
     member: NumberLike
     signal_base: NumberLike
     per_index: bool
@@ -314,15 +317,15 @@ class LoweredTemplate:
     instructions: tuple[Instruction, ...]
     slots: tuple[Slot, ...]
     temps: tuple[TempSpec, ...]
-    signal_sites: tuple[int, ...] = ()
-    ring_sites: tuple[int, ...] = ()
+    signal_ranges: tuple[int, ...] = ()
+    ring_signal_ranges: tuple[int, ...] = ()
     completions: tuple[Completion, ...] = ()
     first_signal: int = 0
 
     @property
     def num_signals(self) -> int:
         """Signals that one template needs."""
-        return sum(self.signal_sites)
+        return sum(self.signal_ranges)
 
 
 def tiles_across(cols: int, tile_cols: int) -> int:
@@ -379,11 +382,11 @@ class DeviceClass:
 
 @dataclass(frozen=True)
 class DeviceBinding:
-    """One device: its class, the numbers that the class's instructions ask for, and its teams of devices."""
+    """One device: its class, the numbers that the class's instructions ask for, and its device groups."""
 
     class_id: int
     numbers: tuple[int, ...] = ()
-    teams: tuple[tuple[int, ...], ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)

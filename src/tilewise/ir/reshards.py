@@ -59,7 +59,7 @@ def _sum_in_shards(graph: Graph, layout: GraphLayout, microbatches: int, record:
     spec = graph.spec(op.outputs[record.outputs[0]])
     shard = prod(upper_bound(s) for s in spec.shape) // _parts(layout, after, microbatches)
     text = f"reduce_scatter:{op.label} {spec} to {show_layout(after)}"
-    return text, shard * (layout.mesh.size(*record.team) - 1)
+    return text, shard * (layout.mesh.size(*record.group) - 1)
 
 
 def explain_homes(graph: Graph, layout: GraphLayout) -> list[str]:

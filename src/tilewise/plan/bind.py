@@ -247,7 +247,7 @@ class Binder:
         binding = tuple(self.tensor(t.id, flat=True) for t in lasting)
         slots = tuple(Slot("flat", t.id) for t in lasting)
         holders = {self.tensors.form(t.id): t for t in lasting}  # one of each form is asked
-        everyone = numbers.number_of_team(shapes.mesh.names)
+        everyone = numbers.number_of_group(shapes.mesh.names)
         templates = []
         for device, table in zip(shapes.kinds, self.table.tables):
             sources = {

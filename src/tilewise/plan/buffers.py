@@ -249,7 +249,7 @@ def template_buffers(variant: Variant, base: int, room: int = 0) -> list[Buffer]
 
 def _read_by_others(variant: Variant) -> set[Key]:
     """Keys of what is read in other devices' memory."""
-    slots = {o.slot for t in variant.templates for i in t.instructions for o in i.operands if o.team >= 0}
+    slots = {o.slot for t in variant.templates for i in t.instructions for o in i.operands if o.group >= 0}
     return {own_key(variant.slots[slot]) for slot in slots}
 
 

@@ -1,9 +1,10 @@
 """Classes of devices, and the numbers in which the devices of one class differ.
 
-Devices share one lowered template when all that lowering asks of shapes is equal relative to first elements: the sizes
-of their parts, the inner cuts of these, and whether they come first on an axis (they gather, and hold what others
-copy). What is left differs in numbers alone: a coordinate, a first row, a peer's place in its team. Instructions refer
-to such a number by its place in `DeviceBinding.numbers`; `DeviceNumbers` hands the places out.
+Devices share one lowered template when all that lowering asks of shapes is equal relative to first
+elements: the sizes of their parts, the inner cuts of these, and whether they come first on an axis
+(they gather, and hold what others copy). What is left differs in numbers alone: a coordinate, a
+first row, a peer's place in its device group. Instructions refer to such a number by its place in
+`DeviceBinding.numbers`; `DeviceNumbers` hands the places out.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tilewise.ir.layout import GraphLayout, TensorLayout, in_space
 from tilewise.ir.program import DeviceBinding, Number, NumberLike
 from tilewise.plan.shapes import LocalShapes
 
-__all__ = ["DeviceNumbers", "NumberTable", "Team", "classes_of"]
+__all__ = ["DeviceGroup", "DeviceNumbers", "NumberTable", "classes_of"]
 
 _Cut = tuple[int, DimLabel | None, Axes]
 
@@ -68,7 +69,7 @@ def _holders(cut: _Cut, shapes: LocalShapes) -> dict[int, list[int]]:
     spec = TensorSpec((size,), DTYPES["f32"], (label,))
     mesh = shapes.mesh
     places: dict[tuple[int, ...], list[int]] = {}
-    for place, device in enumerate(mesh.team(0, *axes)):
+    for place, device in enumerate(mesh.group(0, *axes)):
         begin, end = shapes.on(device).range(spec, (axes,), 0)
         places.setdefault((begin, end) if begin < end else (place,), []).append(place)
     if len(places) == mesh.size(*axes):
@@ -76,8 +77,8 @@ def _holders(cut: _Cut, shapes: LocalShapes) -> dict[int, list[int]]:
     beside = {place: alike for alike in places.values() for place in alike}
     found = {}
     for device in range(mesh.num_devices):
-        team = mesh.team(device, *axes)
-        found[device] = [team[i] for i in beside[mesh.coordinate(device, *axes)]]
+        group = mesh.group(device, *axes)
+        found[device] = [group[i] for i in beside[mesh.coordinate(device, *axes)]]
     return found
 
 
@@ -106,7 +107,7 @@ def _relative(cut: _Cut, shapes: LocalShapes) -> object:
     size, label, axes = cut
     spec = TensorSpec((size,), DTYPES["f32"], (label,))
     begin, end = shapes.range(spec, (axes,), 0)
-    before = shapes.mesh.team(shapes.device, *axes)[: shapes.mesh.coordinate(shapes.device, *axes)]
+    before = shapes.mesh.group(shapes.device, *axes)[: shapes.mesh.coordinate(shapes.device, *axes)]
     is_copy = begin < end and any(
         shapes.on(other).range(spec, (axes,), 0) == (begin, end) for other in before
     )
@@ -114,12 +115,12 @@ def _relative(cut: _Cut, shapes: LocalShapes) -> object:
 
 
 @dataclass(frozen=True)
-class Team:
+class DeviceGroup:
     """Devices that communicate, as one of them sees it.
 
     Attributes:
-        number: of the table of teams.
-        size: how many communicate: all members of the team's axes, or a run of them.
+        number: of the table of device groups.
+        size: how many communicate: all members of the device group's axes, or a run of them.
         members: their places in the table, in order.
         me: this device's place among them.
         peers: the places of all others among them, in order; `peer_members` their places in the table.
@@ -134,15 +135,15 @@ class Team:
 
 
 class NumberTable(NamedTuple):
-    """Numbers of devices as data: per place what it is, and its value on every device; and teams' axes."""
+    """Numbers of devices as data: per place what it is, and its value on every device; and device groups' axes."""
 
     keys: tuple[object, ...]
     values: tuple[Sequence[int], ...]
-    teams: tuple[Axes, ...]
+    groups: tuple[Axes, ...]
 
 
 class DeviceNumbers:
-    """Places of numbers and teams in the bindings of a plan's devices, or in one variant.
+    """Places of numbers and device groups in the bindings of a plan's devices, or in one variant.
 
     Args:
         shapes: of all devices.
@@ -155,8 +156,8 @@ class DeviceNumbers:
         self._worked_out = {} if known is None else known
         self._places: dict[object, int] = {}
         self._values: list[Sequence[int]] = []  # per place, of every device
-        self._teams: dict[Axes, int] = {}
-        self._known: dict[tuple[Axes, int], Team] = {}
+        self._groups: dict[Axes, int] = {}
+        self._known: dict[tuple[Axes, int], DeviceGroup] = {}
 
     def place(self, key: object, value: Callable[[int], int]) -> Number:
         """The number that `value` gives for each device; equal keys are one."""
@@ -174,14 +175,16 @@ class DeviceNumbers:
 
     def table(self) -> NumberTable:
         """All of it as data."""
-        return NumberTable((*self._places,), (*self._values,), (*self._teams,))
+        return NumberTable((*self._places,), (*self._values,), (*self._groups,))
 
     def take(self, table: NumberTable) -> tuple[list[int], list[int]]:
-        """Make room for all of a table; returns where each number and each team of it stands here."""
+        """Make room for all of a table; returns where each number and each device group of it stands here."""
         for key, values in zip(table.keys, table.values):
             if key not in self._places:
                 self._add(key, values)
-        return [self._places[key] for key in table.keys], [self.number_of_team(axes) for axes in table.teams]
+        return [self._places[key] for key in table.keys], [
+            self.number_of_group(axes) for axes in table.groups
+        ]
 
     def first(self, spec: TensorSpec, layout: TensorLayout, dim: int) -> NumberLike:
         """The first global element of a dim that the device holds."""
@@ -191,7 +194,7 @@ class DeviceNumbers:
         key = "first", spec.shape[dim], spec.labels[dim], axes
         return self.place(key, lambda device: self.shapes.on(device).range(spec, layout, dim)[0])
 
-    def team(self, axes: Axes, size: int = 0) -> Team:
+    def group(self, axes: Axes, size: int = 0) -> DeviceGroup:
         """The devices along some axes; with a size, the aligned run of so many among whom the device is."""
         mesh = self.shapes.mesh
         whole = mesh.size(*axes)
@@ -213,8 +216,8 @@ class DeviceNumbers:
                 self.place(("member", axes, size, i), partial(member, i)) if size < whole else place
                 for i, place in enumerate(places)
             ]
-            self._known[axes, size] = Team(
-                self.number_of_team(axes),
+            self._known[axes, size] = DeviceGroup(
+                self.number_of_group(axes),
                 size,
                 tuple(first._replace(constant=i) if size < whole else i for i in range(size)),
                 self.place(("me", axes, size), me.__getitem__),
@@ -223,20 +226,20 @@ class DeviceNumbers:
             )
         return self._known[axes, size]
 
-    def number_of_team(self, axes: Axes) -> int:
-        """The place of a team in the tables."""
-        return self._teams.setdefault(axes, len(self._teams))
+    def number_of_group(self, axes: Axes) -> int:
+        """The place of a device group in the tables."""
+        return self._groups.setdefault(axes, len(self._groups))
 
     def bindings(self, class_of: Mapping[int, int]) -> tuple[DeviceBinding, ...]:
         """All that is a device's own, of every device."""
         mesh, devices = self.shapes.mesh, range(self.shapes.mesh.num_devices)
         numbers = zip(*self._values) if self._values else repeat(())
         columns = []
-        for axes in self._teams:
+        for axes in self._groups:
             tables: dict[int, tuple[int, ...]] = {}  # by the first member
             firsts = [mesh.first(device, *axes) for device in devices]
             columns.append(
-                [tables.get(f) or tables.setdefault(f, tuple(mesh.team(f, *axes))) for f in firsts]
+                [tables.get(f) or tables.setdefault(f, tuple(mesh.group(f, *axes))) for f in firsts]
             )
-        teams = zip(*columns) if columns else repeat(())
-        return tuple(DeviceBinding(class_of[d], n, t) for d, n, t in zip(devices, numbers, teams))
+        groups = zip(*columns) if columns else repeat(())
+        return tuple(DeviceBinding(class_of[d], n, t) for d, n, t in zip(devices, numbers, groups))

@@ -135,7 +135,7 @@ def make_hold(
     _check_loop(call, label, 0)
     if not isinstance(operand, Operand):
         call.refuse("an operand is what low.row, low.whole or low.col return", shown(operand))
-    if operand.team < 0:
+    if operand.group < 0:
         _check_part(call, _HOLD.operands[0], operand, ref_of(operand.slot))
     held = operand._replace(access=Access.IN)
     return Draft(Instruction("", label, extent, step, (held,), priority=2))
@@ -174,7 +174,7 @@ def repeat_instruction(like: Draft, tiles: Mapping[str, Operand], ref_of: Callab
             new.slot,
             old.mode,
             old.access,
-            old.team,
+            old.group,
             old.member,
             old.div,
             new.part,
@@ -289,7 +289,7 @@ def _check_operand(call: _Call, spec: OperandSpec, operand: Operand, dtype: str)
     if operand.mode in (Mode.COL, Mode.PANELCOLS) and ref.packed != (operand.mode == Mode.PANELCOLS):
         got = "those of panels" if ref.packed else "those of rows as if they lay in panels"
         call.refuse(f"columns of operand {spec.name!r} are viewed as they lie: take low.col", got)
-    if operand.team >= 0:
+    if operand.group >= 0:
         if spec.role != "in":
             call.refuse("a task writes its own device's memory", f"a peer's tile for operand {spec.name!r}")
     elif operand.mode != Mode.WHOLE:
@@ -337,7 +337,7 @@ def _check_sizes(call: _Call, placed: Sequence[Placed]) -> None:
     number: dict[str, int] = {}
     for spec, operand in placed:
         number[spec.name] = number.get(spec.name, -1) + 1
-        if operand is None or operand.team >= 0 or not spec.sizes:
+        if operand is None or operand.group >= 0 or not spec.sizes:
             continue
         for name, size in zip(spec.sizes, _sizes(call, operand)):
             if name == "_" or size is None:
@@ -384,7 +384,7 @@ def _with_access(call: _Call, placed: Sequence[Placed]) -> list[Operand]:
         if operand is None:
             result.append(_ABSENT)
             continue
-        if operand.team < 0:
+        if operand.group < 0:
             is_part = operand.mode in (Mode.ROWPART, Mode.ROWCOLS)
             access = Access.INOUT if is_part and spec.role == "out" else _ACCESS[spec.role]
             is_cut = operand.mode in (Mode.COL, Mode.ROWCOLS) and call.ref_of(operand.slot).tile_cols > 0
@@ -393,8 +393,10 @@ def _with_access(call: _Call, placed: Sequence[Placed]) -> list[Operand]:
             operand = Operand(operand[0], operand[1], access, *operand[3:])
         result.append(operand)
     own = {slot for slot, *_ in views}
-    for i, operand in enumerate(result):  # where a team's member is the device itself, it reads its own tile
-        if operand.team >= 0 and operand.slot not in own:
+    for i, operand in enumerate(
+        result
+    ):  # where a device group's member is the device itself, it reads its own tile
+        if operand.group >= 0 and operand.slot not in own:
             result[i] = operand._replace(access=Access.IN)
     for members in views.values():
         if len(members) > 1:

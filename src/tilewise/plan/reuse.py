@@ -105,7 +105,7 @@ def written_slots(template: LoweredTemplate, extents: Sequence[Number]) -> froze
 def _rows_written(operand: Operand, extent: Number, rows: Number) -> Interval:
     """Rows of a tensor that an instruction writes in every use; none where sizes come with the run."""
     is_known = extent.source == rows.source == Source.NOTHING and extent.constant > 0
-    if operand.null or operand.team >= 0 or not is_known:
+    if operand.null or operand.group >= 0 or not is_known:
         return 0, 0
     if operand.mode in (Mode.WHOLE, Mode.COL, Mode.PANELCOLS):
         return 0, rows.constant

@@ -150,8 +150,8 @@ class LocalShapes:
             ):  # only KV heads are held by several devices of an axis that cuts them
                 continue
             mine = self.on(device).range(spec, layout, d)
-            team = self.mesh.team(device, *in_space(layout[d]))
-            device = next(other for other in team if self.on(other).range(spec, layout, d) == mine)
+            group = self.mesh.group(device, *in_space(layout[d]))
+            device = next(other for other in group if self.on(other).range(spec, layout, d) == mine)
         return device
 
     def block(self, axes: Axes, microbatch: int) -> int:

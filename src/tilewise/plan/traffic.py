@@ -62,10 +62,12 @@ class TrafficCounter:
         self._devices = np.array(devices)
         self._bounds = bounds
         self._numbers = np.array([own.numbers for own in bindings], np.int64).reshape(len(devices), -1)
-        self._teams = [np.array(team) for team in zip(*(own.teams for own in bindings))]
+        self._groups = [np.array(group) for group in zip(*(own.groups for own in bindings))]
         self._classes = program.classes
         self._class_of = np.array([own.class_id for own in program.devices])
-        self._peer_classes = sorted({int(c) for team in self._teams for c in self._class_of[np.unique(team)]})
+        self._peer_classes = sorted(
+            {int(c) for group in self._groups for c in self._class_of[np.unique(group)]}
+        )
         self._templates = program.classes[bindings[0].class_id].templates
         self._known_peers: dict[tuple[int, NumberLike], tuple[_Vector, _Vector]] = {}
         self._remote: dict[int, list[tuple[Instruction, Operand]]] = {}  # per template, what may be a peer's
@@ -99,7 +101,7 @@ class TrafficCounter:
                 (instruction, operand)
                 for instruction in self._templates[template].instructions
                 for operand in instruction.operands
-                if operand.team >= 0
+                if operand.group >= 0
             ]
         return self._remote[template]
 
@@ -119,7 +121,7 @@ class TrafficCounter:
         self, instruction: Instruction, operand: Operand, sizes: tuple[tuple[int, int], ...]
     ) -> _Vector:
         """What one operand reads; 0 on a device whose own memory it is."""
-        peers, places = self._peers(operand.team, operand.member)
+        peers, places = self._peers(operand.group, operand.member)
         peer_rows, peer_cols = np.array(sizes, np.int64)[places].T
         extent = instruction.extent.upper(self._bounds)
         if operand.mode == Mode.WHOLE:
@@ -129,11 +131,11 @@ class TrafficCounter:
             moved = moved * (self._value(operand.parts) if operand.mode == Mode.ROWCOLS else peer_cols)
         return np.where(peers == self._devices, 0, moved)
 
-    def _peers(self, team: int, member: NumberLike) -> tuple[_Vector, _Vector]:
-        """The member of a team, per device, and the place of its class among those of all peers."""
-        key = team, member
+    def _peers(self, group: int, member: NumberLike) -> tuple[_Vector, _Vector]:
+        """The member of a device group, per device, and the place of its class among those of all peers."""
+        key = group, member
         if key not in self._known_peers:
-            peers = self._teams[team][np.arange(len(self._devices)), self._value(member)]
+            peers = self._groups[group][np.arange(len(self._devices)), self._value(member)]
             self._known_peers[key] = peers, np.searchsorted(self._peer_classes, self._class_of[peers])
         return self._known_peers[key]
 
@@ -167,7 +169,7 @@ def count_file_traffic(
 
 def peer_of(operand: Operand, own: DeviceBinding, device: int) -> int | None:
     """The other device whose memory an operand is; None where it is the device's own."""
-    if operand.team < 0:
+    if operand.group < 0:
         return None
-    peer = own.teams[operand.team][value_on(operand.member, own)]
+    peer = own.groups[operand.group][value_on(operand.member, own)]
     return None if peer == device else peer

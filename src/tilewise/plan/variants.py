@@ -219,7 +219,7 @@ def _numbered(
             first_of_rings = rings[identity][1]
         else:
             rings[identity] = number, num_signals
-            num_signals += sum(max(sites) for sites in zip(*(t.ring_sites for t in own)))
+            num_signals += sum(max(ranges) for ranges in zip(*(t.ring_signal_ranges for t in own)))
         templates = tuple(place_signals(own, num_signals, first_of_rings))
         variant = Variant(
             number,
@@ -243,7 +243,7 @@ def _with_credits(variants: Sequence[Variant], uses: Sequence[Use]) -> tuple[Use
     """Uses of rings with their numbers."""
     positions: dict[int, list[int]] = {}
     for position, use in enumerate(uses):
-        if variants[use.variant].templates[0].ring_sites:
+        if variants[use.variant].templates[0].ring_signal_ranges:
             positions.setdefault(variants[use.variant].rings, []).append(position)
     result = list(uses)
     for of in positions.values():

@@ -7,7 +7,7 @@ once, run on all devices; nothing there runs Python per task. Both refuse what i
 
 from __future__ import annotations
 
-from tilewise._native.programs import Executor, Program, device_overhead, populate, team_bytes
+from tilewise._native.programs import Executor, Program, device_overhead, group_bytes, populate
 from tilewise._native.tasks import should_stop
 from tilewise.ir.program import Access, Mode, Number, Operand, Source
 from tilewise.observe.stats import RuntimeStats
@@ -51,7 +51,7 @@ __all__ = [
     "Trace",
     "WorkerType",
     "device_overhead",
+    "group_bytes",
     "populate",
     "should_stop",
-    "team_bytes",
 ]

@@ -1,6 +1,6 @@
 """Events: counters that tasks can wait for without holding a worker.
 
-Made by `Runtime.event`; raised by any thread: one of the program, a callback of a device, a kernel.
+Made by `Runtime.event`; posted by any thread: one of the program, a callback of a device, a kernel.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Event:
         self._native = native
         self.id = native.event_open()
 
-    def raise_(self, by: int = 1) -> None:
+    def post(self, by: int = 1) -> None:
         """Count up; tasks that waited for the value it reaches become ready."""
-        by = checks.integer("Event.raise_", "an event must only rise: the step", by, 0, (1 << 63) - 1)
-        self._native.event_raise(self.id, by)
+        by = checks.integer("Event.post", "an event must only rise: the step", by, 0, (1 << 63) - 1)
+        self._native.event_post(self.id, by)
 
     @property
     def value(self) -> int:
-        """How far it has been raised."""
+        """The sum of all posts."""
         return int(self._native.event_value(self.id))

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from tilewise.comm import active_group
-from tilewise.comm.team_executor import TeamExecutor
+from tilewise.comm.group_executor import GroupExecutor
 from tilewise.core.errors import PlanError
 from tilewise.core.reading import Unreadable
 from tilewise.core.writing import name_in_utf8
@@ -25,7 +25,7 @@ NO_FILE = (1 << 63) - 1  # no address lies behind it
 
 def make_executor(
     plan: Plan, memory_limit_bytes: int, deadline_s: float, offload_directory: str | Path | None = None
-) -> Executor | TeamExecutor:
+) -> Executor | GroupExecutor:
     """Allocate every device of a plan and start its workers; of several devices, in all processes of the open group.
 
     Args:
@@ -112,6 +112,6 @@ def native_program(program: TileProgram, symbol_bounds: Sequence[int], file_begi
             for call in calls:
                 native.add_call(class_id, call.template, call.binding, call.numbers, name)
     for device in program.devices:
-        native.add_device(device.class_id, device.numbers, device.teams)
+        native.add_device(device.class_id, device.numbers, device.groups)
     native.finish(list(symbol_bounds), file_begin)
     return native

@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.comm.team_executor import TeamExecutor
+from tilewise.comm.group_executor import GroupExecutor
 from tilewise.core.dims import Dim
 from tilewise.ir.graph import TensorSpec
 from tilewise.kernels.loading import Part, store_weight
@@ -53,7 +53,7 @@ class TensorStore:
         executor: its memory.
     """
 
-    def __init__(self, plan: Plan, executor: Executor | TeamExecutor) -> None:
+    def __init__(self, plan: Plan, executor: Executor | GroupExecutor) -> None:
         self.plan, self.executor = plan, executor
         self._in_files = frozenset(plan.layout.files)
         self.symbols = [s.max for s in plan.shapes.symbols]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.checkpoint import Box, FileTensor, LazyTensor, PartedTensor, TensorPart
-from tilewise.comm.team_executor import TeamExecutor
+from tilewise.comm.group_executor import GroupExecutor
 from tilewise.core.border import Border
 from tilewise.core.dims import Dim
 from tilewise.core.dtypes import is_float
@@ -56,7 +56,7 @@ class NamedTensors:
         num_writes: so far; what was computed before the last of them does not belong to what lies there now.
     """
 
-    def __init__(self, plan: Plan, executor: Executor | TeamExecutor) -> None:
+    def __init__(self, plan: Plan, executor: Executor | GroupExecutor) -> None:
         self.plan = plan
         self.store = TensorStore(plan, executor)
         self.ids = {t.spec.name: t.id for t in plan.graph.tensors if t.spec.name and t.kind != "result"}

@@ -339,12 +339,13 @@ def _arrival(
     agreed: Mapping[str, Choice],
     wish: Choices | None,
 ) -> Choices:
-    """A sum along chunks may arrive in the shards that a wish asks for: those of its own team, on its last dim."""
+    """A sum along chunks may arrive in the shards that a wish asks for: those of its own device
+    group, on its last dim."""
     if wish is None:
         return natural
     number = op.outputs.index(tensor)
     sums = [p for p in factors.partials if number in p.outputs and p.combine == "sum" and p.tree == CHUNKS]
-    teams = {
+    groups = {
         in_space(agreed[f].axes)
         for p in sums
         for f in p.factors
@@ -354,7 +355,7 @@ def _arrival(
     if len(changed) == 1 and len(sums) == 1:
         (dim,) = changed
         have, want = natural[dim].axes, wish[dim].axes
-        if dim == len(natural) - 1 and want[: len(have)] == have and want[len(have) :] in teams:
+        if dim == len(natural) - 1 and want[: len(have)] == have and want[len(have) :] in groups:
             return (*natural[:dim], wish[dim], *natural[dim + 1 :])
     return natural
 

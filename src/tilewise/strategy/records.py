@@ -55,7 +55,8 @@ def make_records(
 
 
 def _covers(one: Record, other: Record) -> bool:
-    """Whether what one record completes is complete for another: of the same team, or of values that have no tree."""
+    """Whether what one record completes is complete for another: of the same device group, or of
+    values that have no tree."""
     return one.axes == other.axes or (one.combine == "or" and {*other.axes} <= {*one.axes})
 
 
@@ -68,17 +69,17 @@ def _record(
     layouts: SeenLayouts,
     batch: BatchCut,
 ) -> Record | None:
-    axes, teams, heads, count = contraction.axes, 1, 1, graph.reduction_chunks
+    axes, groups, heads, count = contraction.axes, 1, 1, graph.reduction_chunks
     parts = mesh.size(*axes) * (batch.microbatches if MICRO in axes else 1)
     if partial.tree == LEAVES:
         count = batch.leaves
     elif partial.tree == GROUPS:
         heads, count = group_of(graph, op, contraction)
-        teams = min(heads, parts)
-    width = parts // teams
+        groups = min(heads, parts)
+    width = parts // groups
     if partial.combine == "or" and width not in allowed_widths(count):
         count = width  # what devices tell each other is not added: any number of them will do
-    if width not in allowed_widths(count) or parts % teams:
+    if width not in allowed_widths(count) or parts % groups:
         if partial.tree == GROUPS:
             raise LayoutError(
                 "[strategy.records] devices hold whole groups of query heads (one per KV head), or share one in parts "
@@ -91,7 +92,7 @@ def _record(
             f"{op.label!r} ({op.op}) on {show_axes(axes)}, for {count} {partial.tree}; "
             f"{leaves_in_words(batch, width) if is_batch else widths_in_words(width, count, 'graph.reduction_chunks')}"
         )
-    if parts == teams:
+    if parts == groups:
         return None  # every KV head lies on one device with all its query heads
     held = tuple(share_of(count, width, i) for i in range(width))
     arrives = tuple(layouts.outputs[o] for o in partial.outputs)
@@ -103,7 +104,7 @@ def _record(
         partial.tree,
         count,
         axes,
-        (held,) * teams,
+        (held,) * groups,
         arrives,
     )
 

@@ -68,10 +68,10 @@ def _shifted(dice: random.Random, number: NumberLike) -> NumberLike:
 
 
 def _other_member(dice: random.Random, program: TileProgram, item):  # type: ignore[no-untyped-def]
-    """The item with another team or member, one that every device has."""
-    teams = [len(t) for t in program.devices[0].teams]
-    team = dice.choice([item.team, dice.randrange(len(teams))])
-    return item._replace(team=team, member=dice.randrange(teams[team]))
+    """The item with another device group or member, one that every device has."""
+    groups = [len(t) for t in program.devices[0].groups]
+    group = dice.choice([item.group, dice.randrange(len(groups))])
+    return item._replace(group=group, member=dice.randrange(groups[group]))
 
 
 def change_list(dice: random.Random, program: TileProgram) -> tuple[str, TileProgram] | None:
@@ -111,16 +111,16 @@ def change_list(dice: random.Random, program: TileProgram) -> tuple[str, TilePro
 
 def change_operand(dice: random.Random, program: TileProgram) -> tuple[str, TileProgram] | None:
     """An operand of a peer dropped, doubled, redirected, of another slot or part, or two that are swapped."""
-    at = _pick(dice, program, lambda i: i.label[:9] != "broadcast" and any(o.team >= 0 for o in i.operands))
+    at = _pick(dice, program, lambda i: i.label[:9] != "broadcast" and any(o.group >= 0 for o in i.operands))
     if at is None:
         return None
     instruction = program.classes[at[0]].templates[at[1]].instructions[at[2]]
     operands = list(instruction.operands)
-    peers = [i for i, o in enumerate(operands) if o.team >= 0]
+    peers = [i for i, o in enumerate(operands) if o.group >= 0]
     n, m = dice.choice(peers), dice.choice(peers)
     how = dice.choice(["own", "redirect", "copy", "swap", "slot", "part", "out"])
     if how == "own":
-        operands[n] = operands[n]._replace(team=-1)
+        operands[n] = operands[n]._replace(group=-1)
     elif how == "redirect":
         operands[n] = _other_member(dice, program, operands[n])
     elif how == "copy":
@@ -142,7 +142,7 @@ def change_instruction(dice: random.Random, program: TileProgram) -> tuple[str, 
     """An acknowledgement, reduction or gather dropped, doubled or moved, in one class or in all alike."""
 
     def wanted(i: Instruction) -> object:
-        return i.label[:9] != "broadcast" and (not i.kernel or any(o.team >= 0 for o in i.operands))
+        return i.label[:9] != "broadcast" and (not i.kernel or any(o.group >= 0 for o in i.operands))
 
     at = _pick(dice, program, wanted)
     if at is None:

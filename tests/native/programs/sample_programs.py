@@ -14,10 +14,10 @@ TILES = ROWS // TILE_ROWS
 
 
 def program_of(num_devices: int) -> Program:
-    """Devices of a class each, which has their number; their team 0 is all of them."""
+    """Devices of a class each, which has their number; their device group 0 is all of them."""
     program = Program()
     for _ in range(num_devices):
-        program.add_device(program.add_class(), teams=[list(range(num_devices))])
+        program.add_device(program.add_class(), groups=[list(range(num_devices))])
     return program
 
 
@@ -56,7 +56,7 @@ def all_reduce_program(epochs: int) -> Program:
     """Two devices of one class: partial = partial + own; sum = partial of device 0 + partial of device 1.
 
     `epochs` times. Tensors: 0 own input, 1 partial, 2 sum. Signals per tile: 0 partial is there, 1 share is reduced
-    (and the partial read), 2 share is read. Number 0 of a device is its place in the team, number 1 its peer's.
+    (and the partial read), 2 share is read. Number 0 of a device is its place in the device group, number 1 its peer's.
     """
     program = Program()
     one = program.add_class()
@@ -64,8 +64,8 @@ def all_reduce_program(epochs: int) -> Program:
     tensors = add_tensors(program, one, 3)
     template = program.add_template(one, "all_reduce")
 
-    def share(slot: int, access: Access, part: Number, team: int = -1, member: int | Number = 0) -> Operand:
-        return Operand(slot, Mode.ROWPART, access, team, member, 1, part, 2)
+    def share(slot: int, access: Access, part: Number, group: int = -1, member: int | Number = 0) -> Operand:
+        return Operand(slot, Mode.ROWPART, access, group, member, 1, part, 2)
 
     def told(signal: int) -> list[Notify]:
         return [Notify(0, member, signal, True) for member in range(2)]

@@ -42,7 +42,7 @@ def by_class(program: TileProgram) -> str:
     """The refusal of the proof by class; empty if it is content."""
     idle = DeviceClass((), (), {}, dict.fromkeys(program.classes[0].calls, ()))
     some = program.devices[0]
-    binding = DeviceBinding(len(program.classes), some.numbers, some.teams)
+    binding = DeviceBinding(len(program.classes), some.numbers, some.groups)
     padded = (*program.devices, *[binding] * (17 - len(program.devices)))
     return refusal(replace(program, classes=(*program.classes, idle), devices=padded))
 

@@ -138,8 +138,14 @@ def test_buffer_stays_inside():
         (Operand(9, Mode.ROW), "slot 9 of 3"),
         (Operand(0, 7), "mode must be 0 to 6; got 7"),
         (Operand(0, Mode.ROW, Access.OUT, 0, 1), "ordered by signals"),
-        (Operand(0, Mode.ROW, 0, 5), "an operand's peer must be in a team of its device; got team 5 of 1"),
-        (Operand(0, Mode.ROW, 0, 0, 2), "an operand's peer must be a member of its team; got member 2 of 2"),
+        (
+            Operand(0, Mode.ROW, 0, 5),
+            "an operand's peer must be in a device group of its device; got device group 5 of 1",
+        ),
+        (
+            Operand(0, Mode.ROW, 0, 0, 2),
+            "an operand's peer must be a member of its device group; got member 2 of 2",
+        ),
         (
             Operand(0, Mode.ROW, 0, 0, Number.of_device(0)),
             "number of the device must be one of its class's 0; got 0",

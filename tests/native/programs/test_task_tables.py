@@ -43,7 +43,7 @@ def test_a_task_names_its_bytes_signals_and_handles():
         ]
         np.testing.assert_array_equal(rows_of(tables, "views", task), views)
         np.testing.assert_array_equal(rows_of(tables, "waits", task), [[1, 2, 1 - device]])
-        np.testing.assert_array_equal(rows_of(tables, "raises", task), [[1 - device, TILES + 1]])
+        np.testing.assert_array_equal(rows_of(tables, "posts", task), [[1 - device, TILES + 1]])
         num_handles = program.needs(device)[1]
         accesses = [[2 * TILES + 1, 1], [TILES + 1, 0], [num_handles + TILES + 1, 1]]
         np.testing.assert_array_equal(rows_of(tables, "accesses", task), accesses)

@@ -93,7 +93,7 @@ def test_buffer_holds_array_until_last_task(runtime):
         runtime.unregister(buffer, timeout=0.05)
     gc.collect()
     assert alive() is not None
-    event.raise_()
+    event.post()
     runtime.unregister(buffer)
     del buffer, task
     gc.collect()
@@ -196,7 +196,7 @@ def test_wrong_arguments(runtime):
         (lambda: buffer[3:3], "non-empty"),
         (lambda: buffer.region(0, (4,), (1, 1)), "as many strides"),
         (lambda: runtime.submit(None, [Input(buffer.region(250, (8,)))]), "lie inside"),
-        (lambda: runtime.event().raise_(-1), "only rise"),
+        (lambda: runtime.event().post(-1), "only rise"),
     ]:
         with pytest.raises(ValueError, match=word):
             call()
@@ -218,7 +218,7 @@ def test_regions_run_in_parallel(runtime):
         whole = runtime.submit(None, [Input(buffer)])
         with pytest.raises(TimeoutError):
             overlapping.wait(0.05)
-        event.raise_()
+        event.post()
         whole.wait(5)
     assert held.is_complete() and overlapping.is_complete()
 
@@ -291,7 +291,7 @@ def test_no_dep(runtime):
     with runtime.registered(x) as (buffer,):
         runtime.submit(None, [InOut(buffer)], wait_for=[(event, 1)])
         runtime.submit(lambda a, b: a.fill(b), [NoDep(buffer), NoDep(address=17)]).wait(5)
-        event.raise_()
+        event.post()
     assert (x == 17).all()
 
 
@@ -306,7 +306,7 @@ def test_deadlock_is_reported():
     with Runtime(num_workers=1, heap_bytes=1 << 20) as rt, rt.scope():
         rt.submit(None, [Output(bytes=1 << 19)])
         rt.submit(None, [Output(bytes=1 << 19)])
-        with pytest.raises(ResourceError, match="raise heap_bytes"):
+        with pytest.raises(ResourceError, match="increase heap_bytes"):
             rt.submit(None, [Output(bytes=1 << 19)])
 
 

@@ -55,7 +55,7 @@ CALLS = {
     "register": lambda rt, *_: rt.register(np.ones(3)),
     "alloc": lambda rt, *_: rt.alloc(4),
     "scope": lambda rt, *_: rt.scope_begin(),
-    "raise": lambda rt, _, __, event: event.raise_(),
+    "raise": lambda rt, _, __, event: event.post(),
     "event": lambda rt, *_: rt.event(),
     "cancel_all": lambda rt, *_: rt.cancel_all(),
     "stats": lambda rt, *_: rt.stats(),
@@ -71,7 +71,7 @@ def test_calls_in_a_child(runtime, call):
     task = runtime.submit(None, [InOut(x)], wait_for=[(event, 1)])
     told = in_child(lambda: CALLS[call](runtime, task, x, event))
     assert told.startswith("ConfigError: [runtime] ") and "open one in this process" in told
-    event.raise_()
+    event.post()
     assert runtime.read(x)[0] == 1  # the parent's runtime goes on
 
 
@@ -140,7 +140,7 @@ child = os.fork()
 if child == 0:
     sys.exit(7)
 assert ended(child) == 7
-event.raise_()
+event.post()
 rt.close()
 """,
     "leaves the blocks of its parent": """
@@ -154,7 +154,7 @@ with Runtime(num_workers=2) as rt, rt.scope(), rt.registered(np.ones(4)) as (x,)
             if child == 0:
                 sys.exit(7)
             assert ended(child) == 7
-            event.raise_()
+            event.post()
 """,
     "ends normally after a block": """
 with Runtime(num_workers=2) as rt:
@@ -241,7 +241,7 @@ threads = [threading.Thread(target=target) for target in (submit, fork)]
 for thread in threads:
     thread.start()
 threads[1].join()
-event.raise_()
+event.post()
 threads[0].join()
 rt.close()
 assert codes == [7], codes

@@ -44,7 +44,7 @@ for n in range(10):
     alone.submit(say, scalars=[f"b{n}"])
 event = rt.event()
 rt.submit(say, scalars=["second"], wait_for=[(event, 1)])
-rt.submit(lambda: time.sleep(0.3) or event.raise_())
+rt.submit(lambda: time.sleep(0.3) or event.post())
 """,
     "said": """
 rt, alone = Runtime(num_workers=1), Runtime(num_workers=0)

@@ -39,5 +39,5 @@ def test_a_read_of_a_region_waits_for_its_writers_alone(runtime):
         assert runtime.read(bx[4:8]).tolist() == [1] * 4
         with pytest.raises(TimeoutError):
             runtime.read(bx[0:4], timeout=0.01)
-        event.raise_()
+        event.post()
         assert runtime.read(bx).tolist() == [1] * 8

@@ -97,7 +97,7 @@ def test_numbers_too_large_for_the_runtime_are_named(runtime):
     with pytest.raises(ValueError, match="value to wait for"):
         runtime.submit(None, wait_for=[(event, -4)])
     with pytest.raises(ValueError, match="only rise"):
-        event.raise_(1 << 64)
+        event.post(1 << 64)
 
 
 def test_a_forked_child_ends():

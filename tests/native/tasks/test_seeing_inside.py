@@ -36,7 +36,7 @@ def wavefront(rt, size=6):
                 [*inputs, InOut(grid[r][c])],
                 wait_for=[(event, 1)] if r == c == 0 else None,
             )
-    event.raise_()
+    event.post()
     near = {(r, c): [(r - 1, c), (r, c - 1)] for r, c in tasks}
     return {task.id: {tasks[at].id for at in near[place] if at in tasks} for place, task in tasks.items()}
 
@@ -130,7 +130,7 @@ def test_stats_and_advice():
             rt.submit(None, [Output(bytes=1 << 20)])
         for _ in range(50):
             rt.submit(lambda: None)
-        event.raise_()
+        event.post()
         first.wait()
         rt.wait_all()
         stats = rt.stats()
@@ -145,7 +145,7 @@ def test_stats_and_advice():
 def test_a_block_that_ctrl_c_ends_writes_nothing(runtime, tmp_path):
     """It does not wait for its tasks, so there is nothing whole; an error of the program's is no Ctrl-C."""
     event = runtime.event()
-    rescue = threading.Timer(5, event.raise_)  # of a block that waits all the same
+    rescue = threading.Timer(5, event.post)  # of a block that waits all the same
     rescue.start()
     with pytest.raises(KeyboardInterrupt), runtime.trace(tmp_path / "a.json") as tracing:
         task = runtime.submit(None, wait_for=[(event, 1)])
@@ -156,7 +156,7 @@ def test_a_block_that_ctrl_c_ends_writes_nothing(runtime, tmp_path):
         raise KeyboardInterrupt
     assert log.graph.tasks == () and list(tmp_path.iterdir()) == []
     rescue.cancel()
-    event.raise_()
+    event.post()
     with pytest.raises(KeyError), runtime.trace(tmp_path / "a.json") as tracing:
         runtime.submit(None)
         raise KeyError

@@ -86,7 +86,7 @@ def test_timeout_and_cancel(runtime):
         with pytest.raises(TimeoutError):
             runtime.read(hx, 0.02)
         task.cancel()
-        event.raise_(2)
+        event.post(2)
         with pytest.raises(CancelledError, match=r"cancelled before it started.*nothing is to be corrected"):
             task.wait()
         assert isinstance(successor.exception(), CancelledError)
@@ -103,7 +103,7 @@ def test_after_and_priority_and_target(runtime):
             hints = TaskExecutionHints(target_node=0, target_worker=worker, priority=3, prefetch_inputs=True)
             second = runtime.submit(lambda worker=worker: seen.append(worker), after=[first], hints=hints)
         assert not second.is_complete()
-        event.raise_()
+        event.post()
     assert seen[0] == 1 and sorted(seen[1:]) == [0] * 5 + [1] * 5
     assert [task.worker for task in tracing.trace.tasks[1:]] == [1, 0] * 5
     assert {task.priority for task in tracing.trace.tasks[1:]} == {3}
@@ -117,7 +117,7 @@ def test_priorities_decide_what_runs_first():
         for number, priority in enumerate((0, 2, -1, 2, 0)):
             hints = TaskExecutionHints(priority=priority)
             rt.submit(lambda number=number: seen.append(number), wait_for=[(event, 1)], hints=hints)
-        event.raise_()
+        event.post()
         rt.wait_all()
     assert seen == [1, 3, 0, 4, 2]
 
@@ -192,7 +192,7 @@ def test_dropping_a_handle_never_blocks(runtime):
     gc.collect()
     runtime.submit(None, wait_for=[(event, 1)]).detach()
     assert time.monotonic() - begin < 10
-    event.raise_()
+    event.post()
     runtime.wait_all()
     assert sorted(seen) == list(range(20))
 
@@ -210,9 +210,9 @@ def test_group(runtime):
     event, seen = runtime.event(), []
     group = TaskGroup(runtime.submit(None, wait_for=[(event, n + 1)]) for n in (2, 1, 0))
     order = list(group._tasks)
-    for task in group.as_completed() if event.raise_() is None else ():
+    for task in group.as_completed() if event.post() is None else ():
         seen.append(task.id)
-        event.raise_()
+        event.post()
     assert seen == [t.id for t in reversed(order)] and len(group) == 3
     with pytest.raises(ValueError, match="left to wait for"):
         group.wait_any()
@@ -236,7 +236,7 @@ def test_group_block(runtime):
     assert 9 not in seen
     with pytest.raises(TimeoutError):
         TaskGroup([runtime.submit(None, wait_for=[(event, 5)])]).wait_any(0.05)
-    event.raise_(5)
+    event.post(5)
 
 
 def test_group_iterates_in_order(runtime):
@@ -245,12 +245,12 @@ def test_group_iterates_in_order(runtime):
     tasks = [runtime.submit(None, wait_for=[(event, 1)]) for event in events]
     group = TaskGroup(tasks)
     assert list(group) == list(group) == tasks
-    events[2].raise_()
+    events[2].post()
     ended = group.as_completed()
     assert next(ended) is tasks[2]
     assert list(group) == tasks
     for event in events:
-        event.raise_()
+        event.post()
     assert {task.id for task in ended} == {task.id for task in tasks[:2]}
     assert not list(group.as_completed()) and list(group) == tasks
 
@@ -260,7 +260,7 @@ def test_async_group(runtime):
 
     async def waits():
         event, seen = runtime.event(), []
-        asyncio.get_running_loop().call_later(0.02, event.raise_)
+        asyncio.get_running_loop().call_later(0.02, event.post)
         async with TaskGroup() as group:
             for n in range(3):
                 group.add(runtime.submit(lambda n=n: seen.append(n), wait_for=[(event, 1)]))
@@ -297,7 +297,7 @@ def test_cancelling_an_await_cancels_its_task(runtime):
     with pytest.raises(asyncio.TimeoutError):
         asyncio.run(asyncio.wait_for(_await(task), 0.05))
     assert isinstance(task.exception(5), CancelledError)
-    event.raise_()
+    event.post()
     runtime.submit(None).wait()
     assert not seen
 
@@ -327,7 +327,7 @@ def test_asyncio(runtime):
 
     async def main():
         event = runtime.event()
-        asyncio.get_running_loop().call_later(0.02, event.raise_)
+        asyncio.get_running_loop().call_later(0.02, event.post)
         before = set(threading.enumerate())
         assert await runtime.submit(None, wait_for=[(event, 1)]) is None
         with pytest.raises(TaskFailed):
@@ -345,7 +345,7 @@ def test_asyncio(runtime):
         assert all(isinstance(thread, threading._DummyThread) for thread in new)
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(_await(runtime.submit(None, wait_for=[(event, 9)])), 0.05)
-        event.raise_(9)
+        event.post(9)
 
     asyncio.run(main())
 
@@ -384,7 +384,7 @@ with Runtime(num_workers=1, window=2) as rt:
         task.wait() if what == "wait" else rt.wait_all()
     except KeyboardInterrupt:
         print("interrupted", time.monotonic() - begin < 10)
-    event.raise_()
+    event.post()
     rt.submit(None).wait()
     print("usable")
 """
@@ -414,7 +414,7 @@ def test_signal_handler_exception_is_raised(runtime):
             runtime.submit(None, wait_for=[(event, 1)]).wait()
     finally:
         signal.signal(signal.SIGALRM, old)
-        event.raise_()
+        event.post()
 
 
 def test_submit_while_a_replay_waits_for_python():

@@ -96,13 +96,15 @@ def test_whole_kv_heads_in_unequal_shares():
     ]  # fmt: skip
 
 
-def test_mesh_coordinates_and_teams():
-    """Row-major; a team differs on its axes only, of which the first is major."""
+def test_mesh_coordinates_and_groups():
+    """Row-major; a device group differs on its axes only, of which the first is major."""
     mesh = DeviceMesh.parse("dp=2,tp=4")
     assert mesh.num_devices == 8 and mesh.coordinate(6, "dp") == 1 and mesh.coordinate(6, "tp") == 2
-    assert mesh.team(6, "tp") == [4, 5, 6, 7] and mesh.team(6, "dp") == [2, 6] and mesh.team(6, "pp") == [6]
-    assert mesh.team(6, "tp", "dp") == [0, 4, 1, 5, 2, 6, 3, 7] and mesh.team(6) == [6]
-    assert mesh.coordinate(6, "tp", "dp") == 5 and mesh.team(6, "tp", "dp").index(6) == 5
+    assert (
+        mesh.group(6, "tp") == [4, 5, 6, 7] and mesh.group(6, "dp") == [2, 6] and mesh.group(6, "pp") == [6]
+    )
+    assert mesh.group(6, "tp", "dp") == [0, 4, 1, 5, 2, 6, 3, 7] and mesh.group(6) == [6]
+    assert mesh.coordinate(6, "tp", "dp") == 5 and mesh.group(6, "tp", "dp").index(6) == 5
     assert mesh.coordinate(6, MICRO, "dp") == 1 and mesh.size("dp", MICRO, "tp") == 8 and mesh.size() == 1
     with pytest.raises(LayoutError, match="'micro' is the axis of time"):
         DeviceMesh({"micro": 2})

@@ -18,7 +18,7 @@ ODD = [[], {}, {"dp"}, [["dp"]], np.ones(2), np.array(1), ("dp", "tp"), None, 5]
     "ask",
     [
         MESH.size,
-        *(lambda *axes, ask=ask: ask(0, *axes) for ask in (MESH.coordinate, MESH.first, MESH.team)),
+        *(lambda *axes, ask=ask: ask(0, *axes) for ask in (MESH.coordinate, MESH.first, MESH.group)),
     ],
 )
 def test_axes_are_names(ask, odd):
@@ -30,7 +30,7 @@ def test_axes_are_names(ask, odd):
 
 def test_axes_that_a_mesh_has_not_count_one_device():
     """So that strategies may name axes of other meshes."""
-    assert MESH.size("tp", "cp") == 3 and MESH.coordinate(4, "cp", "tp") == 1 and MESH.team(4, "cp") == [4]
+    assert MESH.size("tp", "cp") == 3 and MESH.coordinate(4, "cp", "tp") == 1 and MESH.group(4, "cp") == [4]
 
 
 @pytest.mark.parametrize("odd", ODD, ids=str)

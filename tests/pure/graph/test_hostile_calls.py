@@ -319,7 +319,7 @@ MAKERS = {
     "DeviceMesh": (DeviceMesh, {"axes": {"dp": 2}}),
     "parse": (DeviceMesh.parse, {"text": "dp=2"}),
     "coordinate": (lambda device: DeviceMesh({"dp": 2}).coordinate(device, "dp"), {"device": 1}),
-    "team": (lambda device: DeviceMesh({"dp": 2}).team(device, "dp"), {"device": 1}),
+    "group": (lambda device: DeviceMesh({"dp": 2}).group(device, "dp"), {"device": 1}),
     "layer": (layer, {"function": block.function}),
     "rule": (
         lambda axis: DistributionStrategy(ParallelismMode.HYBRID, {"dp": 2}, {"batch": axis}),
@@ -371,7 +371,7 @@ TAKEN_BY_MAKERS: dict[str, dict[str, set[str]]] = {
     "Shard": {"dim": {"0"}},
     "DeviceMesh": {"axes": {"{}", "{'a': 1}"}},
     "coordinate": {"device": {"0"}},
-    "team": {"device": {"0"}},
+    "group": {"device": {"0"}},
     "rule": {"axis": {"()"}},  # no axis: replicated
     "layer": {"function": {"class", "function"}},
     "TensorSpec": {"labels": {"()", "[]"}, "name": {"''", "'name'", "'x\\0y'"}, "tile_hint": {"None"},

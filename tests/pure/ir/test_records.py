@@ -59,7 +59,7 @@ def test_each_partial_value_has_its_record():
     assert product.arrives == ((("a", MICRO), (), ()),)
     assert found["cross_entropy", "max"].combine == "max" and found["cross_entropy", "sums"].combine == "sum"
     loss = found["cross_entropy", "loss"]
-    assert (loss.tree, loss.count, loss.axes, loss.team) == (LEAVES, 4, ("a", MICRO), ("a",))
+    assert (loss.tree, loss.count, loss.axes, loss.group) == (LEAVES, 4, ("a", MICRO), ("a",))
     assert loss.held == (((0, 1), (1, 2), (2, 3), (3, 4)),) and not loss.is_completed_per_microbatch
     assert {op for op, name, r in records_of(graph, layout) if r.tree == LEAVES} == {
         "cross_entropy", "linear_dw", "rms_norm_backward"
@@ -71,7 +71,7 @@ def test_time_alone_is_shared_too():
     """Microbatches of one device hold parts of the sums over the batch, and of nothing else."""
     graph = training()
     layout = laid_out(graph, 1, 1, microbatches=4)
-    assert {(r.tree, r.axes, r.team) for _, _, r in records_of(graph, layout)} == {(LEAVES, (MICRO,), ())}
+    assert {(r.tree, r.axes, r.group) for _, _, r in records_of(graph, layout)} == {(LEAVES, (MICRO,), ())}
     validate_records(graph, layout)
 
 
@@ -165,7 +165,7 @@ def grouped(kv_heads, group, chunks=8):
     ],
 )
 def test_shared_kv_heads_are_sums_over_their_query_heads(kv_heads, group, chunks, b, held):
-    """Holders of one KV head are a team; where heads lie whole on devices, nothing is partial."""
+    """Holders of one KV head are a device group; where heads lie whole on devices, nothing is partial."""
     graph = grouped(kv_heads, group, chunks)
     layout = laid_out(graph, 1, b)
     found = [r for op, name, r in records_of(graph, layout) if op == "attention_backward"]

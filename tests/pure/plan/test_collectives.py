@@ -10,33 +10,33 @@ from pure.plan.test_templates import plan_llama
 from tilewise.core.errors import InternalError
 from tilewise.ir.program import Instruction, LoweredTemplate, Notify, Number, Wait
 from tilewise.ir.validate import validate_acknowledgements
-from tilewise.plan.collectives import place_signals, ring_site
+from tilewise.plan.collectives import place_signals, ring_signal_range
 from tilewise.plan.rings import credits_of_uses, place_of_use
 
 
-def template(sites):
-    """A template that raises the last signal of every site and waits for the first."""
-    starts = [i << 24 for i in range(len(sites))]
+def template(ranges):
+    """A template that posts the last signal of every range of signals and waits for the first."""
+    starts = [i << 24 for i in range(len(ranges))]
     waits = [Wait(s, True, 1) for s in starts]
-    notifies = [Notify(0, 0, s + n - 1, True) for s, n in zip(starts, sites)]
+    notifies = [Notify(0, 0, s + n - 1, True) for s, n in zip(starts, ranges)]
     instruction = Instruction("", "x", Number(1), 0, (), waits=tuple(waits), notifies=tuple(notifies))
-    return LoweredTemplate("t", (instruction,), (), (), tuple(sites))
+    return LoweredTemplate("t", (instruction,), (), (), tuple(ranges))
 
 
 def test_sites_begin_at_the_same_signal():
-    """A site is as large as its largest need; numbers within it stay."""
+    """A range of signals is as large as its largest need; numbers within it stay."""
     placed = place_signals([template([3, 1, 4]), template([1, 5, 2])], 100, 0)
-    for t, sites in zip(placed, ([3, 1, 4], [1, 5, 2])):
+    for t, ranges in zip(placed, ([3, 1, 4], [1, 5, 2])):
         (i,) = t.instructions
         assert [w.signal_base for w in i.waits] == [0, 3, 8]
-        assert [n.signal_base for n in i.notifies] == [sites[0] - 1, 3 + sites[1] - 1, 8 + sites[2] - 1]
+        assert [n.signal_base for n in i.notifies] == [ranges[0] - 1, 3 + ranges[1] - 1, 8 + ranges[2] - 1]
         assert t.num_signals == 12
         assert t.first_signal == 100
 
 
 def test_signals_of_rings_are_the_same_in_all_variants():
     """A variant's own signals lie elsewhere, those of its rings where the first variant has them."""
-    ring = ring_site(1)
+    ring = ring_signal_range(1)
     instruction = Instruction("", "x", Number(1), 0, (), waits=(Wait(ring + 2, True, 1), Wait(1, True, 1)))
     made = LoweredTemplate("t", (instruction,), (), (), (4,), (5, 3))
     for first_signal in (50, 70):
@@ -55,7 +55,7 @@ def test_credits_of_a_ring():
 
 
 def without(program, number, place, field):
-    """The program whose instruction has no waits (or raises) any more, in the first class."""
+    """The program whose instruction has no waits (or posts) any more, in the first class."""
     first, *others = program.classes
     listed = list(first.templates[number].instructions)
     listed[place] = replace(listed[place], **{field: ()})
@@ -71,8 +71,8 @@ def test_every_read_of_a_peer_is_acknowledged(axes):
     validate_acknowledgements(program)
     broken = unread = 0
     for number, template in enumerate(program.classes[0].templates):
-        for place, instruction in enumerate(template.instructions if template.signal_sites else ()):
-            reads = any(o.team >= 0 for o in instruction.operands)
+        for place, instruction in enumerate(template.instructions if template.signal_ranges else ()):
+            reads = any(o.group >= 0 for o in instruction.operands)
             if instruction.label.endswith("/ack"):
                 with pytest.raises(InternalError, match="acknowledged"):
                     validate_acknowledgements(without(program, number, place, "waits"))

@@ -159,7 +159,7 @@ REFUSED = [
     (
         "rms_norm",
         NORM,
-        {"tiles": {"y": row(0, team=0, member=1)}},
+        {"tiles": {"y": row(0, group=0, member=1)}},
         r"its own device's memory; got a peer's tile for operand 'y'",
     ),
     ("matmul", PRODUCT, {"tiles": {"w": [whole(4)]}}, r"equally many; got 2 of 'a', 1 of 'w'"),
@@ -263,7 +263,7 @@ def test_one_access_per_tile():
     twice = {"dtype": "f32", "tiles": {"out": row(0), "a": row(1), "b": row(1)}}
     assert accesses(make("add", twice)) == ["OUT", "IN", "NONE"]
     part = [Operand(0, Mode.ROWPART, part=i, parts=3) for i in (1, 2)]
-    peers = [o._replace(team=0, member=o.part) for o in part]
+    peers = [o._replace(group=0, member=o.part) for o in part]
     copied = make("copy_pairs", {"dtype": "f32", "tiles": {"dst": part, "src": peers}})
     assert accesses(copied) == ["INOUT", "NONE", "NONE", "NONE"]
 

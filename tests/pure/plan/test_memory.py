@@ -110,7 +110,7 @@ def read_and_shared(plan):
         (n, t) for n, t in enumerate(templates) if "layer" in t.name and ".backward" in t.name
     )
     own = [b for b in plan.buffers if b.category == "temporaries" and b.key[1] == number]
-    slots = [template.slots[o.slot] for i in template.instructions for o in i.operands if o.team >= 0]
+    slots = [template.slots[o.slot] for i in template.instructions for o in i.operands if o.group >= 0]
     kinds = {"temp": "temp", "tensor": "inner"}
     seen = {(kinds.get(memory_kind(slot.kind)), slot.id) for slot in slots}
     keys = [(b.key[0], b.key[2]) for b in own]

@@ -161,7 +161,7 @@ def test_a_hint_on_a_result_goes_back_to_where_it_costs_nothing():
     g.output(g.constrain(g.silu(y), (None, "b")), "z")
     graph, layout = spread(g.freeze(), strict=True)
     ((record,),) = layout.records.values()
-    assert not ops_of(graph) and record.team == ("b",) and record.arrives == (((), ("b",)),)
+    assert not ops_of(graph) and record.group == ("b",) and record.arrives == (((), ("b",)),)
 
 
 def test_a_hint_that_an_op_cannot_meet_is_a_reshard_behind_it():

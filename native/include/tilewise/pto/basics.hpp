@@ -33,7 +33,7 @@ class Error : public std::runtime_error {
 
 namespace detail {
 
-[[noreturn]] inline void raise_last() { throw Error(pto_last_status(), pto_last_error()); }
+[[noreturn]] inline void throw_last() { throw Error(pto_last_status(), pto_last_error()); }
 [[noreturn]] inline void refuse(const char* text) { throw Error(PTO_BAD_ARGUMENT, text); }
 [[noreturn]] inline void raise_timeout(const char* call, double timeout_s) {
   char seconds[32];
@@ -42,11 +42,11 @@ namespace detail {
                                "on after " + seconds + " s; wait longer, or cancel it");
 }
 inline void check(int status) {
-  if (status < 0) raise_last();
+  if (status < 0) throw_last();
 }
 template <class Id>
 Id check_id(Id id) {
-  if (id == Id{}) raise_last();
+  if (id == Id{}) throw_last();
   return id;
 }
 

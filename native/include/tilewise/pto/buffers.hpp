@@ -112,7 +112,7 @@ class BufferRef {
 };
 
 /// Memory of the caller, made by Runtime::buffer. Its end waits for its tasks, since the memory may be freed then: a
-/// task that waits for an event that is never raised must be cancelled first. Move-only.
+/// task that waits for an event that is never posted must be cancelled first. Move-only.
 class Buffer : public BufferRef {
  public:
   using BufferRef::BufferRef;

@@ -39,7 +39,7 @@ struct TaskOptions {
 class Event {
  public:
   Event(PTORuntime* runtime, pto_event event) : runtime_(runtime), event_(event) {}
-  void raise(uint64_t by = 1) const { detail::check(pto_event_raise(runtime_, event_, by)); }
+  void post(uint64_t by = 1) const { detail::check(pto_event_post(runtime_, event_, by)); }
   uint64_t value() const { return pto_event_value(runtime_, event_); }
   /// For TaskOptions::wait_for.
   pto_wait_for at_least(uint64_t value) const { return {event_, value}; }
@@ -53,7 +53,7 @@ class Event {
 ///
 /// Its end never blocks and never cancels: it only lets the runtime forget the error. A handle that waited in its
 /// destructor would make a dropped result a barrier, hold up an exception on its way out, and hang for ever on a task
-/// whose event is raised further down. Nothing needs that wait: the data orders tasks, and a Buffer waits for its own.
+/// whose event is posted further down. Nothing needs that wait: the data orders tasks, and a Buffer waits for its own.
 class TaskHandle {
  public:
   TaskHandle() = default;
@@ -112,7 +112,7 @@ class TaskHandle {
     const int status = pto_wait(runtime_, id(), left_s);
     if (status == PTO_OK) return std::nullopt;
     if (status == PTO_TIMEOUT) detail::raise_timeout(call, given_s);
-    if (status != PTO_TASK_FAILED && status != PTO_CANCELLED) detail::raise_last();
+    if (status != PTO_TASK_FAILED && status != PTO_CANCELLED) detail::throw_last();
     char text[1024] = "";
     pto_task_error(runtime_, task_, text, sizeof(text));
     return Error(status, text);
@@ -187,7 +187,7 @@ class TaskGroup {
     const int status =
         pto_wait_any(tasks_.front().runtime(), pending_.data(), static_cast<uint32_t>(pending_.size()), left_s, &found);
     if (found == kNobody && status == PTO_TIMEOUT) detail::raise_timeout(call, given_s);
-    if (found == kNobody) detail::raise_last();
+    if (found == kNobody) detail::throw_last();
     const size_t place = places_[found];
     pending_.erase(pending_.begin() + found);
     places_.erase(places_.begin() + found);

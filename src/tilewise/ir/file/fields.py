@@ -20,7 +20,16 @@ from tilewise.ir.graph import Graph
 from tilewise.ir.kinds import Kind
 from tilewise.ir.program import DeviceBinding
 
-__all__ = ["DEEPEST", "IN_ATTRIBUTES", "SharedInts", "fields_of", "is_record", "records_of", "settings_of"]
+__all__ = [
+    "DEEPEST",
+    "IN_ATTRIBUTES",
+    "RENAMED",
+    "SharedInts",
+    "fields_of",
+    "is_record",
+    "records_of",
+    "settings_of",
+]
 
 
 class SharedInts(NamedTuple):
@@ -29,12 +38,19 @@ class SharedInts(NamedTuple):
     items: tuple[int, ...]
 
 
+RENAMED: Mapping[str, str] = {
+    "team": "group",
+    "teams": "groups",
+    "signal_sites": "signal_ranges",
+    "ring_sites": "ring_signal_ranges",
+}
+"""Names of records and fields in files of earlier versions, and what they are called now."""
 DEEPEST = 16  # of values without a type: attributes of ops are flat
 IN_ATTRIBUTES = (Dim, DimLabel)
 """Records that fields without a type of their own may hold: attributes of ops, keys."""
 _SPECIAL: Mapping[tuple[type, str], Any] = {
     (Graph, "constant_values"): Mapping[int, np.ndarray],
-    (DeviceBinding, "teams"): tuple[SharedInts, ...],
+    (DeviceBinding, "groups"): tuple[SharedInts, ...],
 }
 
 

@@ -22,6 +22,7 @@ from tilewise.core.reading import Unreadable
 from tilewise.ir.file.fields import (
     DEEPEST,
     IN_ATTRIBUTES,
+    RENAMED,
     SharedInts,
     fields_of,
     is_record,
@@ -56,11 +57,12 @@ class RowReader:
 
     def _class(self, entry: object, known: Mapping[str, type]) -> tuple[type, list[_Decode]]:
         name, names = _list(entry, 2)
-        record = known.get(_text(name))
+        name = RENAMED.get(_text(name), name)
+        record = known.get(name)
         if record is None:
             raise Unreadable(f"there are no records called {shown(name)}")
         fields = fields_of(record)
-        if _list(names) != list(fields):
+        if [RENAMED.get(_text(n), n) for n in _list(names)] != list(fields):
             raise Unreadable(f"a {name} has the fields {', '.join(fields)} here, and {shown(names)} there")
         return record, [self._decoder(hint) for hint in fields.values()]
 

@@ -1,7 +1,9 @@
-"""What devices confirm of each other's memory: that a team reads the parts of all its members, in order, each once.
+"""What devices confirm of each other's memory: that a device group reads the parts of all its
+members, in order, each once.
 
-A template of one class names members of teams and shares of rows by numbers of the device; here every device's own
-numbers are put in. Rows and columns that a team cuts follow each other and are all there.
+A template of one class names members of device groups and shares of rows by numbers of the device;
+here every device's own numbers are put in. Rows and columns that a device group cuts follow each
+other and are all there.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ __all__ = [
     "refuse",
 ]
 
-Peer = tuple[int, NumberLike]  # team and member
+Peer = tuple[int, NumberLike]  # device group and member
 
 
 class Columns(NamedTuple):
-    """Columns that devices cut out of what lies in a slot: the team's axes, the first, how many."""
+    """Columns that devices cut out of what lies in a slot: the device group's axes, the first, how many."""
 
     axes: Axes
     source: int
@@ -56,12 +58,12 @@ class Home(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """A slot made of homes, or of rows of a batch: the axes that cut them, their slot, the number of their team, the
-    rows of each so far, and whether those are padded to whole panels."""
+    """A slot made of homes, or of rows of a batch: the axes that cut them, their slot, the number
+    of their device group, the rows of each so far, and whether those are padded to whole panels."""
 
     axes: Axes
     source: int
-    team: int
+    group: int
     rows: list[int]
     in_panels: bool
 
@@ -70,8 +72,8 @@ class Exchange(NamedTuple):
     """What every device of a class confirms: whose memory an instruction reads, in order.
 
     Attributes:
-        axes: of the team.
-        held: per team of a record, the leaves of each member; empty for copies.
+        axes: of the device group.
+        held: per device group of a record, the leaves of each member; empty for copies.
         leaves: of the tree.
         mine: the share of the rows that this device combines; -1 where it combines columns of all.
         peers: whose memory is read; of the copy, with the share of each.
@@ -94,7 +96,7 @@ class Flow(Protocol):
         template: that is read.
         columns: what is cut into columns for the value of a slot.
         homes: whose rows of a slot are added for the value of another.
-        collected: slots that are copied together from the homes of a team, or from its parts of a batch.
+        collected: slots that are copied together from the homes of a device group, or from its parts of a batch.
     """
 
     template: LoweredTemplate
@@ -106,16 +108,16 @@ class Flow(Protocol):
 def confirm_exchanges(
     program: TileProgram, class_id: int, exchanges: Mapping[Exchange, str], mesh: DeviceMesh
 ) -> None:
-    """On every device of a class, the members are those of the team, in order, with a share each."""
+    """On every device of a class, the members are those of the device group, in order, with a share each."""
     for device, own in enumerate(program.devices):
         if own.class_id != class_id:
             continue
         for exchange, label in exchanges.items():
-            team = mesh.team(device, *exchange.axes)
-            size = len(team) // max(len(exchange.held), 1)
-            first = team.index(device) // size * size
-            run = team[first : first + size]
-            read = [device if t < 0 else own.teams[t][value_on(m, own)] for t, m in exchange.peers]
+            group = mesh.group(device, *exchange.axes)
+            size = len(group) // max(len(exchange.held), 1)
+            first = group.index(device) // size * size
+            run = group[first : first + size]
+            read = [device if t < 0 else own.groups[t][value_on(m, own)] for t, m in exchange.peers]
             if exchange.parts:  # a copy of shares
                 copied = sorted((value_on(p, own), other) for p, other in zip(exchange.parts, read))
                 good = copied == [(i, other) for i, other in enumerate(run) if other != device]
@@ -128,14 +130,14 @@ def confirm_exchanges(
                 good = read == run
             if not good or exchange.shares != size:
                 refuse(
-                    "devices complete a value with their team, a share each, in the order of its tree",
-                    f"devices {read} read by {label!r} on device {device} of team {run}",
+                    "devices complete a value with their device group, a share each, in the order of its tree",
+                    f"devices {read} read by {label!r} on device {device} of device group {run}",
                 )
 
 
 def confirm_columns(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh: DeviceMesh) -> None:
-    """The columns of all members of a team stand side by side, from the first of the value to its last. Members that
-    hold one KV head have the same ones."""
+    """The columns of all members of a device group stand side by side, from the first of the value
+    to its last. Members that hold one KV head have the same ones."""
     cuts: dict[tuple[int, int], dict[int, Columns]] = {}  # per template and slot, by class
     for class_id, of in enumerate(flows):
         for number, flow in enumerate(of):
@@ -148,15 +150,15 @@ def confirm_columns(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh:
             begin = -1 if mine is None else value_on(mine.first, own)
             ranges.append((begin, -1 if mine is None else begin + value_on(mine.width, own)))
         for first in {mesh.first(device, *axes) for device in range(len(program.devices))}:
-            held = [ranges[d] for d in mesh.team(first, *axes)]
+            held = [ranges[d] for d in mesh.group(first, *axes)]
             joined = all(b == (a[1], b[1]) or b == a for a, b in pairwise(held))
             there = by_class.get(program.devices[first].class_id)
             size = there and _columns_of(program, program.devices[first].class_id, number, there.source)
             if not joined or held[0][0] != 0 or (size is not None and held[-1][1] != size):
                 name = flows[program.devices[first].class_id][number].template.name
                 refuse(
-                    "columns that a team cuts are all there, side by side",
-                    f"{held} of {size} for slot {slot} of template {name!r} on the team of device {first}",
+                    "columns that a device group cuts are all there, side by side",
+                    f"{held} of {size} for slot {slot} of template {name!r} on the device group of device {first}",
                 )
 
 
@@ -165,9 +167,9 @@ def confirm_homes(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh: D
     for device, own in enumerate(program.devices):
         for number, flow in enumerate(flows[own.class_id]):
             for slot, home in flow.homes.items():
-                team = mesh.team(device, *home.cut)
-                rows = [_entry_rows(program, other, number, slot) for other in team]
-                place = team.index(device)
+                group = mesh.group(device, *home.cut)
+                rows = [_entry_rows(program, other, number, slot) for other in group]
+                place = group.index(device)
                 expected = (
                     sum(rows[:place]),
                     rows[place],
@@ -184,11 +186,11 @@ def confirm_homes(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh: D
                 if found != expected or sum(rows) != whole:
                     _refuse_homes(flow, device, f"first row, rows and share {found} of {rows} in {whole}")
             for slot, of in flow.collected.items():
-                team = mesh.team(device, *of.axes)
+                group = mesh.group(device, *of.axes)
                 unit = PANEL_ROWS if of.in_panels else 1
-                rows = [_entry_rows(program, other, number, of.source, unit) for other in team]
+                rows = [_entry_rows(program, other, number, of.source, unit) for other in group]
                 if (
-                    own.teams[of.team] != tuple(team)
+                    own.groups[of.group] != tuple(group)
                     or of.rows != rows
                     or sum(rows) != _entry_rows(program, device, number, slot, unit)
                 ):
@@ -197,7 +199,7 @@ def confirm_homes(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh: D
 
 def _refuse_homes(flow: Flow, device: int, got: str) -> NoReturn:
     refuse(
-        "homes, and rows of a batch, follow each other along their team and are all there",
+        "homes, and rows of a batch, follow each other along their device group and are all there",
         f"{got} in template {flow.template.name!r} on device {device}",
     )
 
@@ -223,7 +225,7 @@ def _columns_of(program: TileProgram, class_id: int, number: int, slot: int) -> 
 
 @lru_cache(maxsize=256)
 def _fold(held: tuple[Interval, ...], count: int) -> str:
-    """`fold_intervals`; all teams along some axes ask the same."""
+    """`fold_intervals`; all device groups along some axes ask the same."""
     return fold_intervals(held, count)
 
 

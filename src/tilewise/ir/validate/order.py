@@ -1,8 +1,8 @@
 """Every two accesses to the same bytes, one of them a write, are ordered: shown on the expanded tasks of a small mesh.
 
 What happens before what is taken from the tables of `Program.tasks` of all devices: on a device, the engine's rule over
-handles in the order of submission (native/tasks/order/dependencies.h); between devices, the raise that brings a signal
-to a wait's threshold. The raises of one signal come from one device, whose engine orders them.
+handles in the order of submission (native/tasks/order/dependencies.h); between devices, the post that brings a signal
+to a wait's threshold. The posts of one signal come from one device, whose engine orders them.
 
 Bytes are an arena's, whether a task of its own device or of a peer uses them. They are cut where any view begins or
 ends; pieces under the same views are one. The accesses to a piece, in an order that fits all edges, must be a chain:
@@ -25,7 +25,7 @@ from tilewise.ir.program import Access
 __all__ = ["Before", "happens_before", "validate_order"]
 
 Table = NDArray[np.int64]
-Tables = Mapping[str, Table]  # of one device: tasks, accesses, views, waits, raises
+Tables = Mapping[str, Table]  # of one device: tasks, accesses, views, waits, posts
 Labels = Sequence[str]
 
 _READ, _WRITE, _AFTER_ALL = 0, 1, 2
@@ -75,7 +75,7 @@ def happens_before(devices: Sequence[Tables]) -> Before:
     """The relation that handles and signals make.
 
     Raises:
-        InternalError: a wait that no raise ends, a signal with two raisers, or a cycle.
+        InternalError: a wait that no post ends, a signal with two posters, or a cycle.
     """
     first = [0]
     for tables in devices:
@@ -122,13 +122,13 @@ def _by_handles(accesses: Table, base: int, edges: list[set[int]]) -> None:
 
 
 def _by_signals(devices: Sequence[Tables], first: Sequence[int], edges: list[set[int]]) -> None:
-    raisers: dict[tuple[int, int], list[int]] = {}
+    posters: dict[tuple[int, int], list[int]] = {}
     for device, tables in enumerate(devices):
-        for task, target, signal in tables["raises"].tolist():
-            known = raisers.setdefault((target, signal), [])
+        for task, target, signal in tables["posts"].tolist():
+            known = posters.setdefault((target, signal), [])
             if known and known[-1] < first[device]:
                 raise InternalError(
-                    "[ir.validate] one device raises a signal; got two for "
+                    "[ir.validate] one device posts a signal; got two for "
                     f"signal {signal} of device {target}, one of them {device}; please report the plan"
                 )
             known.append(task + first[device])
@@ -136,10 +136,10 @@ def _by_signals(devices: Sequence[Tables], first: Sequence[int], edges: list[set
         for task, signal, threshold, _ in tables["waits"].tolist():
             if threshold == 0:
                 continue
-            known = raisers.get((device, signal), [])
+            known = posters.get((device, signal), [])
             if len(known) < threshold:
                 raise InternalError(
-                    f"[ir.validate] a wait has its raise; got {len(known)} of signal {signal} of device {device}, "
+                    f"[ir.validate] a wait has its post; got {len(known)} of signal {signal} of device {device}, "
                     f"where task {task} waits for {threshold}; please report the plan"
                 )
             edges[task + first[device]].add(known[threshold - 1])

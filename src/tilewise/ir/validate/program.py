@@ -24,7 +24,7 @@ _Waits = dict[Slot, list[Wait]]
 
 
 def validate_acknowledgements(program: TileProgram) -> None:
-    """In one template: every read of a peer's tensor raises a signal that a task of the peer waits for while it holds
+    """In one template: every read of a peer's tensor posts a signal that a task of the peer waits for while it holds
     the same tensor. So the tensor's next writer waits for the reader.
 
     One device of each class is asked, of each class of peers. What a broadcast copies is read without a signal: no
@@ -39,7 +39,7 @@ def validate_acknowledgements(program: TileProgram) -> None:
             continue
         asked.add(own.class_id)
         for number, template in enumerate(program.classes[own.class_id].templates):
-            if template.signal_sites:
+            if template.signal_ranges:
                 _validate_template(program, device, number)
 
 
@@ -51,9 +51,9 @@ def _validate_template(program: TileProgram, device: int, number: int) -> None:
     for reader in template.instructions:
         known: set[tuple[int, int]] = set()
         for operand in reader.operands:
-            if operand.team < 0 or operand.null:
+            if operand.group < 0 or operand.null:
                 continue
-            peer = own.teams[operand.team][value_on(operand.member, own)]
+            peer = own.groups[operand.group][value_on(operand.member, own)]
             theirs = program.devices[peer]
             if peer == device or (theirs.class_id, operand.slot) in known:
                 continue
@@ -64,19 +64,19 @@ def _validate_template(program: TileProgram, device: int, number: int) -> None:
             if (peer, key) not in awaited:
                 waits = held[theirs.class_id].get(key, ())
                 awaited[peer, key] = {(value_on(w.signal_base, theirs), w.per_index) for w in waits}
-            if awaited[peer, key].isdisjoint(_raised(reader, own, peer)):
+            if awaited[peer, key].isdisjoint(_posted(reader, own, peer)):
                 raise InternalError(
                     f"[ir.validate] a peer's tile is acknowledged when it has been read; got none for {key} of "
                     f"device {peer}, read by {reader.label!r} on device {device}; please report the plan"
                 )
 
 
-def _raised(reader: Instruction, own: DeviceBinding, peer: int) -> _Signals:
-    """Signals that an instruction of a device raises on a peer, and whether one per iteration."""
+def _posted(reader: Instruction, own: DeviceBinding, peer: int) -> _Signals:
+    """Signals that an instruction of a device posts on a peer, and whether one per iteration."""
     return {
         (value_on(n.signal_base, own), n.per_index)
         for n in reader.notifies
-        if own.teams[n.team][value_on(n.member, own)] == peer
+        if own.groups[n.group][value_on(n.member, own)] == peer
     }
 
 
@@ -86,7 +86,7 @@ def _waits_of(template: LoweredTemplate) -> _Waits:
     for task in template.instructions:
         waits = [w for w in task.waits if w.increment != 0]
         if waits:
-            own = [o for o in task.operands if o.team < 0 and o.access != Access.NONE]
+            own = [o for o in task.operands if o.group < 0 and o.access != Access.NONE]
             held = {template.slots[o.slot].memory for o in own}
             for slot in held:
                 found.setdefault(slot, []).extend(waits)

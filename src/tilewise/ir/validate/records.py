@@ -82,7 +82,7 @@ def _require_same_rows(graph: Graph, record: Record) -> None:
     arrive in shards of its last dim."""
     for layout in record.arrives if record.tree == CHUNKS else ():
         dims = layout[:-1] if record.combine == "sum" else layout
-        twice = [axis for axes in dims for axis in axes if axis in record.team]
+        twice = [axis for axes in dims for axis in axes if axis in record.group]
         if twice:
             op = graph.ops[record.op]
             raise LayoutError(
@@ -105,8 +105,8 @@ def _fold(graph: Graph, layout: GraphLayout, record: Record) -> None:
     devices = layout.mesh.size(*record.axes)
     if len(parts) != 1 or (sum(len(held) for held in record.held) % devices):
         raise LayoutError(
-            f"[ir.validate] every member of a team holds a part; got {record.held} for {devices} devices in {where}; "
-            "please report the layout"
+            f"[ir.validate] every member of a device group holds a part; got {record.held} for {devices} devices in "
+            f"{where}; please report the layout"
         )
     for held in record.held:
         problem = fold_intervals(held, record.count)

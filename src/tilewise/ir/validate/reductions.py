@@ -12,11 +12,12 @@ Where parts are combined per microbatch, the reduction leaves a stack on this me
 share after the last; along the calls of a list every stack takes the microbatches in order, each once, to the last.
 
 A sum that arrives in shards is complete after its reduction, of this member's columns. Columns that are cut, in a sum
-or a slice, follow each other along the team and are all there.
+or a slice, follow each other along the device group and are all there.
 
-So a reduction that is missing (on all devices alike, too), doubled, swapped, of another team or other rows is found,
-and so is a reader that comes too early or takes a part for the whole. Copies of columns between layouts name every
-member once, side by side. Along the calls of a list, what is read has been given from outside or was written before.
+So a reduction that is missing (on all devices alike, too), doubled, swapped, of another device
+group or other rows is found, and so is a reader that comes too early or takes a part for the whole.
+Copies of columns between layouts name every member once, side by side. Along the calls of a list,
+what is read has been given from outside or was written before.
 
 Not shown: that kernels compute what they say, and that what they update was begun (some begin it themselves); when
 tasks run (`validate_order`); which of several tensors of one shape a call means (`validate_bindings`); what a broadcast
@@ -149,7 +150,7 @@ def _require_all_records(program: TileProgram, layouts: Sequence[GraphLayout]) -
             }
             for (op, partial), records in layouts[numbers[0]].records.items():
                 for i, record in enumerate(records):
-                    if record.team and (op, partial, i) not in done:
+                    if record.group and (op, partial, i) not in done:
                         refuse("a shared value is completed", f"none of {partial!r} of op {op}")
 
 
@@ -162,7 +163,7 @@ class _Flow:
         stacks: slots that take a microbatch: which, and of how many.
         columns: what is cut into columns for the value of a slot.
         homes: whose rows of a slot are added for the value of another.
-        collected: slots that are copied together from the homes of a team, or from its parts of a batch.
+        collected: slots that are copied together from the homes of a device group, or from its parts of a batch.
     """
 
     def __init__(self, template: LoweredTemplate, layout: GraphLayout | None) -> None:
@@ -237,7 +238,7 @@ class _Flow:
             and all(_rows(p) == _rows(parts[0]) for p in parts)
             and (mode == Mode.ROWCOLS or _rows(out) == _rows(parts[0]))
             and (mode == Mode.ROWPART or out.mode in (Mode.ROW, Mode.WHOLE))
-            and all(o.team < 0 and (_rows(o) == _rows(out) or self._is_bias(o)) for o in own)
+            and all(o.group < 0 and (_rows(o) == _rows(out) or self._is_bias(o)) for o in own)
         )
         if not fits or self._state.get(source) != _PARTIAL:
             self._wrong(instruction, f"it does not combine {completion.partial!r} of op {completion.op}")
@@ -247,7 +248,7 @@ class _Flow:
         del self._open[source]
         self._state[source] = _SPENT
         if record.arrives_in_shards:
-            self.columns[target] = Columns(record.team, source, parts[0].part, parts[0].parts)
+            self.columns[target] = Columns(record.group, source, parts[0].part, parts[0].parts)
             self._write(target)
             return True
         self._state[target] = _SHARE
@@ -263,7 +264,7 @@ class _Flow:
         fits = (
             instruction.kernel.startswith(_KERNELS[record.combine])
             and (self._same[out.slot], beside) == (target, completion.residual)
-            and (residual.null or (residual.team < 0 and _rows(residual) == _rows(out)))
+            and (residual.null or (residual.group < 0 and _rows(residual) == _rows(out)))
             and out.mode == Mode.ROWPART
             and out.offset == 0
             and all(self._same[p.slot] == source and _rows(p) == _rows(parts[0]) for p in parts)
@@ -285,7 +286,7 @@ class _Flow:
         if len(pairs) != 1 or self.layout is None:
             return False
         ((dst, src),) = pairs
-        if src.team < 0 or dst.mode != Mode.ROWPART:
+        if src.group < 0 or dst.mode != Mode.ROWPART:
             return False
         slot = self._same[dst.slot]
         before, after = (self.layout.use[self.template.slots[o.slot].id][0] for o in (src, dst))
@@ -293,16 +294,18 @@ class _Flow:
         if known is None:
             in_panels = self.template.slots[src.slot].kind == "flat"  # else it is a batch, in rows
             axes = before[len(after) :]
-            known = self.collected[slot] = Collected(axes, self._same[src.slot], src.team, [], in_panels)
+            known = self.collected[slot] = Collected(axes, self._same[src.slot], src.group, [], in_panels)
         end = sum(known.rows)
         fits = (
             before[: len(after)] == after
-            and (known.source, known.team, len(known.rows)) == (self._same[src.slot], src.team, src.member)
+            and (known.source, known.group, len(known.rows)) == (self._same[src.slot], src.group, src.member)
             and (src.mode, dst.offset, dst.parts, dst.part) == (Mode.ROW, end, 1, 0)
             and instruction.extent.source == Source.NOTHING
         )
         if not fits:
-            self._wrong(instruction, "members' rows are copied one behind the other, in the team's order")
+            self._wrong(
+                instruction, "members' rows are copied one behind the other, in the device group's order"
+            )
         self._read(instruction, known.source)
         known.rows.append(instruction.extent.constant)
         self._state[slot] = _SHARE
@@ -339,7 +342,7 @@ class _Flow:
             and all(self._same[p.slot] == source and _rows(p) == read for p in parts)
             and instruction.ints == (begin, members, int(last))
             and carries.null == (begin == 0)
-            and all(self._same[o.slot] == stack and o.team < 0 for o in (on_stack, carries) if not o.null)
+            and all(self._same[o.slot] == stack and o.group < 0 for o in (on_stack, carries) if not o.null)
             and (begin == 0 or _rows(carries) == _rows(on_stack))
             and (self._same[left.slot] == target and _rows(left) == rows if last else True)
             and ((on_stack.mode == Mode.ROW and on_stack.div == rows.parts) or _rows(on_stack) == rows)
@@ -366,15 +369,15 @@ class _Flow:
         parts: Sequence[Operand],
     ) -> None:
         """The parts of all members, in order, of the rows that are this device's home."""
-        peers = tuple((o.team, o.member) for o in parts)
+        peers = tuple((o.group, o.member) for o in parts)
         held, count = record.held, record.count
         if record.is_completed_per_microbatch:
             held, count = (tuple((i, i + 1) for i in range(len(parts))),), len(parts)
-        exchange = Exchange(record.team, held, count, -1, peers, (), len(parts))
+        exchange = Exchange(record.group, held, count, -1, peers, (), len(parts))
         self.exchanges.setdefault(exchange, instruction.label)
         shards = {axis for layout in record.arrives for axes in layout for axis in axes}
-        cut = tuple(axis for axis in record.team if axis in shards)
-        alike = tuple(axis for axis in record.team if axis not in shards)
+        cut = tuple(axis for axis in record.group if axis in shards)
+        alike = tuple(axis for axis in record.group if axis not in shards)
         rows = parts[0]
         self.homes[target] = Home(cut, alike, source, rows.offset, instruction.extent, rows.part, rows.parts)
 
@@ -396,10 +399,10 @@ class _Flow:
         target = self._same[completion.target]
         for dst, src in pairs:
             fits = self._same[dst.slot] == self._same[src.slot] == target and dst.mode == Mode.ROWPART
-            if not fits or _rows(dst) != _rows(src) or dst.team >= 0:
+            if not fits or _rows(dst) != _rows(src) or dst.group >= 0:
                 self._wrong(instruction, "a member's share is copied to its own rows")
         if target in self.homes:
-            peers = tuple((src.team, src.member) for _, src in pairs)
+            peers = tuple((src.group, src.member) for _, src in pairs)
             shares = tuple(src.part for _, src in pairs)
             count = pairs[0][1].parts
             if not isinstance(count, int):
@@ -422,11 +425,11 @@ class _Flow:
         is_cut = read[0].mode == Mode.ROWCOLS
         shares = len(read) if is_cut else read[0].parts
         mine = -1 if out is None or is_cut else out.part
-        peers = tuple((o.team, o.member) for o in read)
+        peers = tuple((o.group, o.member) for o in read)
         parts = tuple(o.part for o in read) if out is None else ()
         if not isinstance(shares, int):
             self._wrong(instruction, "the number of members is a constant")
-        exchange = Exchange(record.team, record.held, record.count, mine, peers, parts, shares)
+        exchange = Exchange(record.group, record.held, record.count, mine, peers, parts, shares)
         self.exchanges.setdefault(exchange, instruction.label)
 
     def _other(self, instruction: Instruction) -> None:
@@ -437,7 +440,7 @@ class _Flow:
                 slot = same[o.slot]
                 if slot not in writes or self._state.get(slot, _PARTIAL) != _PARTIAL:
                     self._read(instruction, slot)
-        if self.layout is not None and any(o.team >= 0 for o in instruction.operands):
+        if self.layout is not None and any(o.group >= 0 for o in instruction.operands):
             self._columns(instruction, self.layout)
         elif self.layout is not None:
             self._slices(instruction, self.layout)
@@ -462,7 +465,7 @@ class _Flow:
         if len(slots) != 1:
             self._wrong(instruction, "it reads peers for no value that they share")
         after, before = (layout.use[self.template.slots[s].id][-1] for s in slots.pop())
-        peers = tuple((s.team, s.member) for _, s in pairs)
+        peers = tuple((s.group, s.member) for _, s in pairs)
         exchange = Exchange(before[len(after) :], (), 0, 0, peers, (), len(pairs))
         self.exchanges.setdefault(exchange, instruction.label)
 
@@ -541,7 +544,7 @@ def _pairs(instruction: Instruction) -> list[tuple[Operand, Operand]]:
 
 
 def _rows(operand: Operand) -> Operand:
-    return operand._replace(access=Access.NONE, role=Access.NONE, slot=0, team=-1, member=0)
+    return operand._replace(access=Access.NONE, role=Access.NONE, slot=0, group=-1, member=0)
 
 
 def _role(operand: Operand) -> int:

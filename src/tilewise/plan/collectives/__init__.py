@@ -1,17 +1,17 @@
 """Collectives as tile tasks, a free function and a file each, over what a lowering offers.
 
-Devices read each other's tiles in place. For every tile of a team of n devices:
+Devices read each other's tiles in place. For every tile of a device group of n devices:
 
-    producer     writes its partial tile, then raises `ready` on every peer
+    producer     writes its partial tile, then posts `ready` on every peer
     reduce       waits for `ready` of every peer; combines the n partials of ITS part of the rows along the fixed tree,
-                 adds the residual, rounds once; then raises `done` and `ack partial` on every peer
-    gather       waits for `done` of every peer; copies their parts; then raises `ack result` on them
+                 adds the residual, rounds once; then posts `done` and `ack partial` on every peer
+    gather       waits for `done` of every peer; copies their parts; then posts `ack result` on them
     ack tasks    hold the partial and the result as readers until all peers have read them, so that reusing the memory
                  waits for peers as for any other reader
 
 Elements read per device: (n-1)/n of the tile in reduce and as much in gather, 2(n-1)/n in all. Signals count up and
-are never reset; one device raises each, and its tasks do so in the order of submission (native/programs/run/expand.cc).
-A peer is a place in a team, so that one lowering serves all devices of a class.
+are never reset; one device posts each, and its tasks do so in the order of submission (native/programs/run/expand.cc).
+A peer is a place in a device group, so that one lowering serves all devices of a class.
 """
 
 from tilewise.plan.collectives.all_gather import all_gather_batch
@@ -24,8 +24,8 @@ from tilewise.plan.collectives.handshake import (
     gather_label,
     place_signals,
     reduce_label,
-    ring_site,
-    signal_site,
+    ring_signal_range,
+    signal_range,
 )
 from tilewise.plan.collectives.homes import reduce_to_homes, unshard
 from tilewise.plan.collectives.over_time import add_microbatch
@@ -43,8 +43,8 @@ __all__ = [
     "place_signals",
     "reduce_label",
     "reduce_to_homes",
-    "ring_site",
-    "signal_site",
+    "ring_signal_range",
+    "signal_range",
     "slice_columns",
     "unshard",
 ]

@@ -1,7 +1,7 @@
 """All-gathers along rows: of what each device has made of every tile, or of what each has, one behind the other.
 
-In the first every device copies what its peers have made once they raise `done`. In the second a task `offer` holds
-a device's rows and raises `ready` on every peer, tile by tile; a copy per member waits for its `ready` and raises `ack`
+In the first every device copies what its peers have made once they post `done`. In the second a task `offer` holds
+a device's rows and posts `ready` on every peer, tile by tile; a copy per member waits for its `ready` and posts `ack`
 on it; an empty task holds the rows until all peers have read them.
 """
 
@@ -14,14 +14,14 @@ from tilewise.core.mesh import Axes
 from tilewise.ir.graph import OpNode
 from tilewise.ir.lowering import Ref, Tiles
 from tilewise.ir.program import Mode, Notify, Number, NumberLike, Operand, Wait, is_single, upper
-from tilewise.plan.classes import Team
+from tilewise.plan.classes import DeviceGroup
 from tilewise.plan.collectives.handshake import (
     ClassLowering,
     acknowledge,
     await_peers,
     gather_label,
     num_tiles,
-    raise_on_peers,
+    post_to_peers,
 )
 
 __all__ = ["Rows", "all_gather_batch", "all_gather_rows", "collect_rows"]
@@ -41,57 +41,57 @@ class Rows(NamedTuple):
 
 
 def all_gather_rows(
-    low: ClassLowering, op: OpNode, dst: Ref, done: int, team: Team, step: NumberLike
+    low: ClassLowering, op: OpNode, dst: Ref, done: int, group: DeviceGroup, step: NumberLike
 ) -> None:
     """Copy every peer's part of each tile, once its signal says that it is there.
 
     Args:
         low: takes the instructions.
         op: for whom.
-        dst: `[rows, cols]`; member k of the team has made part k of the rows of every tile, on its own device.
-        done: site of the signals that say so, one raised by each member.
-        team: the members.
+        dst: `[rows, cols]`; member k of the device group has made part k of the rows of every tile, on its own device.
+        done: the signal range that says so, one posted by each member.
+        device group: the members.
         step: rows per task; 0 for one task over all.
     """
     tiles, per_index = num_tiles(low, dst.extent, step), not is_single(step)
-    ack = low.signals(team.size * tiles)
-    own = [Operand(dst.slot, Mode.ROWPART, part=p, parts=team.size) for p in team.peers]
+    ack = low.signals(group.size * tiles)
+    own = [Operand(dst.slot, Mode.ROWPART, part=p, parts=group.size) for p in group.peers]
     views: Tiles = {
         "dst": own,
-        "src": [o._replace(team=team.number, member=m) for o, m in zip(own, team.peer_members)],
+        "src": [o._replace(group=group.number, member=m) for o, m in zip(own, group.peer_members)],
     }
     label = gather_label(op.label)
     gather = low.emit(
         "copy_pairs", op, over=dst, step=step, dtype=dst.dtype, tiles=views, priority=2, label=label
     )
-    await_peers(gather, team, done, tiles, dst, per_index=per_index)
-    raise_on_peers(gather, team, ack, tiles, dst, per_index=per_index)
-    acknowledge(low, op, dst, team, ack, tiles, step)
+    await_peers(gather, group, done, tiles, dst, per_index=per_index)
+    post_to_peers(gather, group, ack, tiles, dst, per_index=per_index)
+    acknowledge(low, op, dst, group, ack, tiles, step)
 
 
 def collect_rows(
     low: ClassLowering, op: OpNode, src: Ref, dst: Ref, axes: Axes, members: Sequence[Rows]
 ) -> None:
-    """Copy the rows of all members of a team, one behind the other.
+    """Copy the rows of all members of a device group, one behind the other.
 
     Args:
         low: takes the instructions.
         op: for whom.
         src: this device's rows.
         dst: those of all.
-        axes: of the team.
+        axes: of the device group.
         members: what each has.
     """
-    team, most = low.numbers.team(axes), max(member.tiles for member in members)
-    ready, ack = low.signals(team.size * most), low.signals(team.size * most)
+    group, most = low.numbers.group(axes), max(member.tiles for member in members)
+    ready, ack = low.signals(group.size * most), low.signals(group.size * most)
     step = upper(src.tile_rows)
     offer = low.hold(op, src.extent, step, Operand(src.slot, Mode.ROW), f"{op.label}/offer")
-    raise_on_peers(offer, team, ready, most, src, per_index=True)
-    read = Number(ack, most * team.me.multiple, team.me.source, team.me.which)
+    post_to_peers(offer, group, ready, most, src, per_index=True)
+    read = Number(ack, most * group.me.multiple, group.me.source, group.me.which)
     for number, member in enumerate(members):
         views: Tiles = {
             "dst": [Operand(dst.slot, Mode.ROWPART, offset=member.first)],
-            "src": [Operand(src.slot, Mode.ROW, team=team.number, member=number)],
+            "src": [Operand(src.slot, Mode.ROW, group=group.number, member=number)],
         }
         copy = low.emit(
             "copy_pairs",
@@ -103,9 +103,9 @@ def collect_rows(
             priority=2,
             label=gather_label(op.label),
         )
-        copy.waits.append(Wait(ready + number * most, True, 1, team.number, number, src.slot))
-        copy.notifies.append(Notify(team.number, number, read, True, src.slot))
-    acknowledge(low, op, src, team, ack, most, step)
+        copy.waits.append(Wait(ready + number * most, True, 1, group.number, number, src.slot))
+        copy.notifies.append(Notify(group.number, number, read, True, src.slot))
+    acknowledge(low, op, src, group, ack, most, step)
 
 
 def all_gather_batch(low: ClassLowering, op: OpNode, source: int, target: int) -> None:

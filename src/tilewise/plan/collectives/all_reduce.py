@@ -8,7 +8,7 @@ from tilewise.ir.lowering import Draft, Ref
 from tilewise.ir.program import NumberLike, upper
 from tilewise.plan.collectives.all_gather import all_gather_rows
 from tilewise.plan.collectives.columns import reduce_scatter_columns
-from tilewise.plan.collectives.handshake import ClassLowering, note_completion, team_of
+from tilewise.plan.collectives.handshake import ClassLowering, group_of, note_completion
 from tilewise.plan.collectives.reduce_scatter import reduce_scatter_rows
 
 __all__ = ["all_reduce", "all_reduce_in_place"]
@@ -25,7 +25,7 @@ def all_reduce(
     step: NumberLike | None = None,
     producer: Draft | None = None,
 ) -> None:
-    """Combine `source` over a record's team into `target` (plus a residual), tile by tile.
+    """Combine `source` over a record's device group into `target` (plus a residual), tile by tile.
 
     Where the sum arrives in shards, each device has its columns of it and nothing is gathered.
 
@@ -35,7 +35,7 @@ def all_reduce(
         source: `[rows, cols]`, a partial value on every member.
         target: the complete value, or this device's columns of it.
         residual: added behind the tree's root, shaped like `target` or one row for all; or None.
-        record: tree, team and layout of arrival.
+        record: tree, device group and layout of arrival.
         step: rows per task; by default those of a tile of `source`.
         producer: the instruction that writes `source`, over the same tiles; by default the last one emitted.
     """
@@ -46,23 +46,24 @@ def all_reduce(
         src, dst = low.flat(src), low.flat(dst)
         beside = None if beside is None else low.flat(beside)
     step = low.row_step(src) if step is None else step
-    team = team_of(low, record)
+    group = group_of(low, record)
     note_completion(low, op, record, src, dst, beside)
     producer = producer or low.instructions[-1]
     if record.arrives_in_shards:
         assert isinstance(target, int)
         reduce_scatter_columns(low, op, target, src, dst, beside, record, producer, step)
         return
-    done = reduce_scatter_rows(low, op, producer, src, dst, beside, record.combine, team, step)
-    all_gather_rows(low, op, dst, done, team, step)
+    done = reduce_scatter_rows(low, op, producer, src, dst, beside, record.combine, group, step)
+    all_gather_rows(low, op, dst, done, group, step)
 
 
 def all_reduce_in_place(low: ClassLowering, op: OpNode, ref: Ref, record: Record) -> None:
-    """Sum a gradient over a team, in place: every device reduces its part into itself and fetches the others'."""
+    """Sum a gradient over a device group, in place: every device reduces its part into itself and
+    fetches the others'."""
     flat = low.flat(ref)
     producer = low.instructions[-1]
     step = upper(producer.step) if ref.packed else 0
-    team = team_of(low, record)
+    group = group_of(low, record)
     note_completion(low, op, record, flat, flat)
-    done = reduce_scatter_rows(low, op, producer, flat, flat, None, record.combine, team, step)
-    all_gather_rows(low, op, flat, done, team, step)
+    done = reduce_scatter_rows(low, op, producer, flat, flat, None, record.combine, group, step)
+    all_gather_rows(low, op, flat, done, group, step)

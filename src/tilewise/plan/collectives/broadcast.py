@@ -15,9 +15,9 @@ __all__ = ["broadcast_instructions"]
 
 
 def broadcast_instructions(
-    tensors: Sequence[tuple[str, Ref, NumberLike]], team: int
+    tensors: Sequence[tuple[str, Ref, NumberLike]], group: int
 ) -> tuple[Instruction, ...]:
-    """Copies of whole tensors: (name, view with its slot, place of the source in a team)."""
+    """Copies of whole tensors: (name, view with its slot, place of the source in a device group)."""
     refs = {ref.slot: ref for _, ref, _ in tensors}
     return tuple(
         make_instruction(
@@ -29,7 +29,7 @@ def broadcast_instructions(
             dtype=ref.dtype,
             tiles={
                 "dst": [Operand(ref.slot, Mode.ROW)],
-                "src": [Operand(ref.slot, Mode.ROW, team=team, member=source)],
+                "src": [Operand(ref.slot, Mode.ROW, group=group, member=source)],
             },
             ref_of=refs.__getitem__,
         ).freeze()

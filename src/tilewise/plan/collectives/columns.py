@@ -1,6 +1,6 @@
 """Exchanges along columns: row tiles gathered from peers on every device, sliced at home, or summed in shards.
 
-`offer` holds a part and raises `ready` on every peer, the copy waits for `ready` of all and raises `ack`, and an empty
+`offer` holds a part and posts `ready` on every peer, the copy waits for `ready` of all and posts `ack`, and an empty
 task holds the part until all peers have read it. A slice moves nothing between devices. Elements read per device: what
 its result has and its own part has not. A sum that arrives in shards is combined by each device for its own columns,
 which reads (n - 1)/n of a tile: half of an all-reduce.
@@ -21,10 +21,10 @@ from tilewise.plan.collectives.handshake import (
     await_peers,
     beside,
     gather_label,
+    group_of,
     num_tiles,
-    raise_on_peers,
+    post_to_peers,
     reduce_label,
-    team_of,
 )
 
 __all__ = ["all_gather_columns", "reduce_scatter_columns", "slice_columns"]
@@ -57,25 +57,25 @@ def all_gather_columns(low: ClassLowering, op: OpNode, source: int, target: int)
     """
     axes = _columns(low, op, source, target)
     src, dst = low.tensor(source), low.tensor(target)
-    team, step = low.numbers.team(axes), low.row_step(src)
+    group, step = low.numbers.group(axes), low.row_step(src)
     tiles = num_tiles(low, src.extent, step)
-    ready, ack = low.signals(team.size * tiles), low.signals(team.size * tiles)
+    ready, ack = low.signals(group.size * tiles), low.signals(group.size * tiles)
     held = Operand(src.slot, Mode.ROW)
     offer = low.hold(op, src.extent, step, held, f"{op.label}/offer")
-    raise_on_peers(offer, team, ready, tiles, src, per_index=True)
+    post_to_peers(offer, group, ready, tiles, src, per_index=True)
     first = _range(low, target, low.shapes.device)[0]
-    ranges = [_range(low, source, device) for device in low.mesh.team(low.shapes.device, *axes)]
+    ranges = [_range(low, source, device) for device in low.mesh.group(low.shapes.device, *axes)]
     pairs: Tiles = {
         "dst": [Operand(dst.slot, Mode.ROWCOLS, part=b - first, parts=e - b) for b, e in ranges],
-        "src": [held._replace(team=team.number, member=q) for q in range(team.size)],
+        "src": [held._replace(group=group.number, member=q) for q in range(group.size)],
     }
     label = gather_label(op.label)
     copy = low.emit(
         "copy_pairs", op, over=src, step=step, dtype=dst.dtype, tiles=pairs, priority=2, label=label
     )
-    await_peers(copy, team, ready, tiles, src, per_index=True)
-    raise_on_peers(copy, team, ack, tiles, src, per_index=True)
-    acknowledge(low, op, src, team, ack, tiles, step)
+    await_peers(copy, group, ready, tiles, src, per_index=True)
+    post_to_peers(copy, group, ack, tiles, src, per_index=True)
+    acknowledge(low, op, src, group, ack, tiles, step)
 
 
 def reduce_scatter_columns(
@@ -89,33 +89,33 @@ def reduce_scatter_columns(
     producer: Draft,
     step: NumberLike,
 ) -> None:
-    """Combine this device's columns of the parts of a record's team, tile by tile."""
-    team = team_of(low, record)
+    """Combine this device's columns of the parts of a record's device group, tile by tile."""
+    group = group_of(low, record)
     tiles, per_index = num_tiles(low, src.extent, step), not is_single(step)
-    ready, ack = low.signals(team.size * tiles), low.signals(team.size * tiles)
-    raise_on_peers(producer, team, ready, tiles, src, per_index=per_index)
+    ready, ack = low.signals(group.size * tiles), low.signals(group.size * tiles)
+    post_to_peers(producer, group, ready, tiles, src, per_index=per_index)
 
     spec, layout = low.spec(target), low.layout(target)
     begin, end = _range(low, target, low.shapes.device)
-    whole = tuple(axis for axis in layout[-1] if axis not in record.team)
+    whole = tuple(axis for axis in layout[-1] if axis not in record.group)
 
     def skipped(device: int) -> int:
         shapes, dim = low.shapes.on(device), len(spec.shape) - 1
         return shapes.range(spec, layout, dim)[0] - shapes.range(spec, (*layout[:-1], whole), dim)[0]
 
     first = low.numbers.place(("shard", spec.shape[-1], spec.labels[-1], layout[-1], whole), skipped)
-    part = Operand(src.slot, Mode.ROWCOLS, part=first, parts=end - begin, team=team.number)
+    part = Operand(src.slot, Mode.ROWCOLS, part=first, parts=end - begin, group=group.number)
     tile_mode = Mode.ROW if per_index else Mode.WHOLE
     views: Tiles = {
         "out": Operand(dst.slot, tile_mode),
-        "x": [part._replace(member=m) for m in team.members],
+        "x": [part._replace(member=m) for m in group.members],
         **({"residual": beside(residual, dst, Operand(dst.slot, tile_mode))} if residual is not None else {}),
     }
     kernel, label = TREES[record.combine], reduce_label(op.label)
     reduce = low.emit(kernel, op, over=src, step=step, dtype=dst.dtype, tiles=views, priority=2, label=label)
-    await_peers(reduce, team, ready, tiles, src, per_index=per_index)
-    raise_on_peers(reduce, team, ack, tiles, src, per_index=per_index)
-    acknowledge(low, op, src, team, ack, tiles, step)
+    await_peers(reduce, group, ready, tiles, src, per_index=per_index)
+    post_to_peers(reduce, group, ack, tiles, src, per_index=per_index)
+    acknowledge(low, op, src, group, ack, tiles, step)
 
 
 def _columns(low: ClassLowering, op: OpNode, source: int, target: int) -> Axes:

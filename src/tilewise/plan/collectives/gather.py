@@ -14,27 +14,27 @@ def gather(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
     """Copy all shards on the first device; the others offer theirs and hold it until it has been read."""
     src, dst = low.tensor(source), low.tensor(target)
     axes, step = low.layout(source)[-1], low.row_step(src)
-    team = low.numbers.team(axes)
-    n, tiles = team.size, num_tiles(low, src.extent, step)
+    group = low.numbers.group(axes)
+    n, tiles = group.size, num_tiles(low, src.extent, step)
     ready, ack = low.signals(n * tiles), low.signals(tiles)
     held = Operand(src.slot, Mode.ROW)
     if low.mesh.coordinate(low.shapes.device, *axes) > 0:  # those that come first are classes of their own
         offer = low.hold(op, src.extent, step, held, f"{op.label}/offer")
-        mine = Number(ready, tiles, team.me.source, team.me.which)
-        offer.notifies.append(Notify(team.number, 0, mine, True, src.slot))
+        mine = Number(ready, tiles, group.me.source, group.me.which)
+        offer.notifies.append(Notify(group.number, 0, mine, True, src.slot))
         task = low.hold(op, src.extent, step, held, f"{op.label}/ack")
-        task.waits.append(Wait(ack, True, 1, team.number, 0, src.slot))
+        task.waits.append(Wait(ack, True, 1, group.number, 0, src.slot))
         return
     spec, layout = low.spec(source), low.layout(source)
-    members = low.mesh.team(low.shapes.device, *axes)
+    members = low.mesh.group(low.shapes.device, *axes)
     ranges = [low.shapes.on(d).range(spec, layout, len(spec.shape) - 1) for d in members]
     pairs: Tiles = {
         "dst": [Operand(dst.slot, Mode.ROWCOLS, part=begin, parts=end - begin) for begin, end in ranges],
-        "src": [held, *(held._replace(team=team.number, member=q) for q in range(1, n))],
+        "src": [held, *(held._replace(group=group.number, member=q) for q in range(1, n))],
     }
     label = gather_label(op.label)
     copy = low.emit(
         "copy_pairs", op, over=src, step=step, dtype=dst.dtype, tiles=pairs, priority=2, label=label
     )
-    copy.waits += [Wait(ready + q * tiles, True, 1, team.number, q, src.slot) for q in range(1, n)]
-    copy.notifies += [Notify(team.number, q, ack, True, src.slot) for q in range(1, n)]
+    copy.waits += [Wait(ready + q * tiles, True, 1, group.number, q, src.slot) for q in range(1, n)]
+    copy.notifies += [Notify(group.number, q, ack, True, src.slot) for q in range(1, n)]

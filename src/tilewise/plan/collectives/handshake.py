@@ -1,14 +1,15 @@
-"""What all collectives are made of: signals, raises to peers, waits for them, acknowledgements.
+"""Signals, posts, waits and acknowledgements: what all collectives are built from.
 
-A *site* is the signals of one half of an exchange, on every member of a team: a run of `tiles` signals for each member,
-who alone raises those of its place. Where a loop has several tasks, tile i has its own signal (`per_index`). Arguments
-that several functions share:
+A *signal range* holds the signals of one half of an exchange, on every member of a device group: `tiles` consecutive
+signals for each member, and only that member posts them. In a loop of several tasks, tile i has its own signal
+(`per_index`). Arguments that several functions share:
 
-    team        who communicates, as one of them sees it
-    site        where the signals begin, as `ClassLowering.signals` gave it
+    group       the device group that communicates, as one of its members sees it
+    signals     where the signal range begins, as `ClassLowering.signals` returned it
     tiles       tasks of the loop (`num_tiles`)
-    about       what the signal says something of: its slot stands in waits and raises, and `ir.validate` compares them
-    increment   how often the peer raises; 0 or 1 by the call where the wait is for a credit (plan/rings.py)
+    about       the tensor that the signal speaks of: its slot stands in waits and posts, and
+    `ir.validate` compares them increment   how often the peer posts; 0 or 1 by the call if the wait
+    is for a credit (plan/rings.py)
     use         the call that the signal is about: this one, or one before it in a ring
 """
 
@@ -37,7 +38,7 @@ from tilewise.ir.program import (
     is_single,
     upper,
 )
-from tilewise.plan.classes import DeviceNumbers, Team
+from tilewise.plan.classes import DeviceGroup, DeviceNumbers
 from tilewise.plan.shapes import LocalShapes
 
 __all__ = [
@@ -47,14 +48,14 @@ __all__ = [
     "await_peers",
     "beside",
     "gather_label",
+    "group_of",
     "note_completion",
     "num_tiles",
     "place_signals",
-    "raise_on_peers",
+    "post_to_peers",
     "reduce_label",
-    "ring_site",
-    "signal_site",
-    "team_of",
+    "ring_signal_range",
+    "signal_range",
 ]
 
 _SITE_SHIFT = 24
@@ -85,7 +86,7 @@ class ClassLowering(Lowering, Protocol):
     microbatch: int
 
     def signals(self, count: int) -> int:
-        """Reserve signals; numbered within their site until `place_signals` knows every class's need."""
+        """Reserve signals; numbered within their range until `place_signals` knows every class's need."""
 
     def ring_signals(self, count: int) -> int:
         """The same for a ring, whose signals all variants of the template share."""
@@ -107,14 +108,14 @@ def gather_label(label: str) -> str:
     return f"{label}/all_gather"
 
 
-def signal_site(number: int) -> int:
-    """Where the signals of a site begin until `place_signals` knows every class's need; below 0 are those of rings."""
+def signal_range(number: int) -> int:
+    """Where the signals of a range begin until `place_signals` knows every class's need; below 0 are those of rings."""
     return number << _SITE_SHIFT
 
 
-def ring_site(number: int) -> int:
-    """The same of the site of a ring."""
-    return signal_site(-1 - number)
+def ring_signal_range(number: int) -> int:
+    """The same of the signals of a ring."""
+    return signal_range(-1 - number)
 
 
 def place_signals(
@@ -128,8 +129,8 @@ def place_signals(
         first_of_rings: where those of its rings begin, which all its variants share.
     """
     sizes, rings = (
-        [max(column) for column in zip(*sites)]
-        for sites in ((t.signal_sites for t in templates), (t.ring_sites for t in templates))
+        [max(column) for column in zip(*ranges)]
+        for ranges in ((t.signal_ranges for t in templates), (t.ring_signal_ranges for t in templates))
     )
     first = dict(enumerate(accumulate(sizes, initial=0)))
     before = first_of_rings - first_signal
@@ -151,17 +152,17 @@ def place_signals(
         replace(
             t,
             instructions=tuple(placed(i) for i in t.instructions),
-            signal_sites=tuple(sizes),
-            ring_sites=tuple(rings),
+            signal_ranges=tuple(sizes),
+            ring_signal_ranges=tuple(rings),
             first_signal=first_signal,
         )
         for t in templates
     ]
 
 
-def team_of(low: ClassLowering, record: Record) -> Team:
+def group_of(low: ClassLowering, record: Record) -> DeviceGroup:
     """The devices that complete a value together, in the order of its tree."""
-    return low.numbers.team(record.team, low.mesh.size(*record.team) // len(record.held))
+    return low.numbers.group(record.group, low.mesh.size(*record.group) // len(record.held))
 
 
 def note_completion(
@@ -187,25 +188,27 @@ def num_tiles(low: ClassLowering, extent: Number, step: NumberLike) -> int:
     return 1 if is_single(step) else max(1, -(-extent.upper(bounds) // upper(step, bounds)))
 
 
-def raise_on_peers(task: Draft, team: Team, site: int, tiles: int, about: Ref, *, per_index: bool) -> None:
+def post_to_peers(
+    task: Draft, group: DeviceGroup, signals: int, tiles: int, about: Ref, *, per_index: bool
+) -> None:
     """Let a task tell every peer, tile by tile or once.
 
     Args:
-        task: raises when it is complete.
-        team: who is told; on each of them this device raises the signals of its own place.
-        site: where the signals begin.
+        task: posts when it is complete.
+        group: the devices that get the post; on each of them this device posts the signals of its own place.
+        signals: where the signals begin.
         tiles: tasks of the loop.
         about: what can be read, or has been read.
         per_index: a signal per tile; else one for all.
     """
-    mine = Number(site, tiles * team.me.multiple, team.me.source, team.me.which)
-    task.notifies += [Notify(team.number, m, mine, per_index, about.slot) for m in team.peer_members]
+    mine = Number(signals, tiles * group.me.multiple, group.me.source, group.me.which)
+    task.notifies += [Notify(group.number, m, mine, per_index, about.slot) for m in group.peer_members]
 
 
 def await_peers(
     task: Draft,
-    team: Team,
-    site: int,
+    group: DeviceGroup,
+    signals: int,
     tiles: int,
     about: Ref,
     *,
@@ -216,18 +219,18 @@ def await_peers(
     """Let a task wait for every peer.
 
     Args:
-        task: becomes ready after the raises.
-        team: who is waited for.
-        site: where the signals begin.
+        task: becomes ready after the posts.
+        device group: who is waited for.
+        signals: where the signals begin.
         tiles: tasks of the loop.
-        about: what the raises speak of.
+        about: what the posts speak of.
         per_index: a signal per tile; else one for all.
         increment: of each signal; a number of the call where only some uses wait.
-        use: the call whose raise is waited for.
+        use: the call whose post is waited for.
     """
     task.waits += [
-        Wait(Number(site, tiles, *p[2:]), per_index, increment, team.number, m, about.slot, use)
-        for p, m in zip(team.peers, team.peer_members)
+        Wait(Number(signals, tiles, *p[2:]), per_index, increment, group.number, m, about.slot, use)
+        for p, m in zip(group.peers, group.peer_members)
     ]
 
 
@@ -235,8 +238,8 @@ def acknowledge(
     low: ClassLowering,
     op: OpNode,
     about: Ref,
-    team: Team,
-    site: int,
+    group: DeviceGroup,
+    signals: int,
     tiles: int,
     step: NumberLike,
     *,
@@ -249,8 +252,8 @@ def acknowledge(
         low: takes the instruction.
         op: for whom.
         about: what peers read.
-        team: who reads it.
-        site: of the signals that say that they have.
+        device group: who reads it.
+        signals: where the range of the signals begins that say so.
         tiles: tasks of the loop.
         step: rows per task.
         increment: as in `await_peers`.
@@ -258,4 +261,6 @@ def acknowledge(
     """
     mode = Mode.WHOLE if is_single(step) else Mode.ROW
     task = low.hold(op, about.extent, step, Operand(about.slot, mode), f"{op.label}/ack")
-    await_peers(task, team, site, tiles, about, per_index=not is_single(step), increment=increment, use=use)
+    await_peers(
+        task, group, signals, tiles, about, per_index=not is_single(step), increment=increment, use=use
+    )

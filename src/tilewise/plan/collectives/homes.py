@@ -1,15 +1,17 @@
 """Between homes and use: weights gathered from the devices that have a share each, sums that arrive in such shares.
 
-A home is a run of whole panels of dim 0, so the rows of all members of a team follow each other in what is used.
-Where panels are fewer than members some homes have no rows, so loops over them have no tasks, raises or waits.
+A home is a run of whole panels of dim 0, so the rows of all members of a device group follow each
+other in what is used. Where panels are fewer than members some homes have no rows, so loops over
+them have no tasks, posts or waits.
 
     unshard      copies the homes of all members (all_gather.py)
     reduce       for each home an empty task waits for the rows of it that this device has written into its part, and
-                 raises `ready` on the home's owner; the owner adds the parts of ITS rows along the tree and raises
+                 posts `ready` on the home's owner; the owner adds the parts of ITS rows along the tree and posts
                  `ack`; empty tasks hold the part until all owners have read it
 
-Elements read per device: what is used and not its own home in `unshard`, (n - 1) homes in `reduce`. Where several
-members of the team have the same home (hybrid sharding), each adds a share of every tile, and they gather the others'.
+Elements read per device: what is used and not its own home in `unshard`, (n - 1) homes in `reduce`.
+Where several members of the device group have the same home (hybrid sharding), each adds a share of
+every tile, and they gather the others'.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from tilewise.plan.collectives.handshake import (
     TREES,
     ClassLowering,
     await_peers,
+    group_of,
     note_completion,
     num_tiles,
-    raise_on_peers,
+    post_to_peers,
     reduce_label,
-    team_of,
 )
 from tilewise.plan.collectives.over_time import make_stack
 from tilewise.plan.shapes import round_up
@@ -37,7 +39,7 @@ __all__ = ["reduce_to_homes", "unshard"]
 
 
 def unshard(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
-    """Copy the homes of all members of a team, one behind the other.
+    """Copy the homes of all members of a device group, one behind the other.
 
     Args:
         low: takes the instructions.
@@ -57,35 +59,35 @@ def reduce_to_homes(
     Args:
         low: takes the instructions.
         op: whose sum it is.
-        part: what this device has of the sum, for all homes of its team.
+        part: what this device has of the sum, for all homes of its device group.
         target: the sum at home.
-        record: its team, and the layout in which it arrives.
+        record: its device group, and the layout in which it arrives.
         residual: at home as `target`, added behind the tree's root; or None.
     """
     low.completed.add(record)
     src, dst = low.flat(part), low.flat(target)
     beside = None if residual is None else low.flat(residual)
     _, cut = low.shapes.split_axes(low.layout(target)[0])
-    alike = tuple(axis for axis in record.team if axis not in cut)
-    team, replicas, homes = team_of(low, record), low.numbers.team(alike), _homes(low, target, cut)
-    owners = _owners(low, record.team, cut)
+    alike = tuple(axis for axis in record.group if axis not in cut)
+    group, replicas, homes = group_of(low, record), low.numbers.group(alike), _homes(low, target, cut)
+    owners = _owners(low, record.group, cut)
     most = max(home.tiles for home in homes)
-    ready, ack = low.signals(team.size * most), low.signals(team.size * most)
-    mine = Number(ready, most * team.me.multiple, team.me.source, team.me.which)
+    ready, ack = low.signals(group.size * most), low.signals(group.size * most)
+    mine = Number(ready, most * group.me.multiple, group.me.source, group.me.which)
     for number, home in enumerate(homes):
         rows = Operand(src.slot, Mode.ROWPART, offset=home.first)
         offer = low.hold(op, Number(home.rows), home.step, rows, f"{op.label}/offer")
-        offer.notifies += [Notify(team.number, m, mine, True, src.slot) for m in owners[number]]
+        offer.notifies += [Notify(group.number, m, mine, True, src.slot) for m in owners[number]]
 
     first = low.numbers.place(_key(low, target, "home"), lambda device: _first_of_home(low, target, device))
     part_of_tile = replicas.me if alike else Number(0)
     own = Operand(src.slot, Mode.ROWPART, part=part_of_tile, parts=replicas.size, offset=first)
     home_part = own._replace(slot=dst.slot, offset=0)
-    x = [own._replace(team=team.number, member=m) for m in team.members]
+    x = [own._replace(group=group.number, member=m) for m in group.members]
     step, label = upper(dst.tile_rows), reduce_label(op.label)
-    is_last, begin = low.microbatch == low.shapes.settings.accumulation - 1, low.microbatch * team.size
+    is_last, begin = low.microbatch == low.shapes.settings.accumulation - 1, low.microbatch * group.size
     if record.is_completed_per_microbatch:
-        stack, on_stack = make_stack(low, target, dst, home_part, step, team.size)
+        stack, on_stack = make_stack(low, target, dst, home_part, step, group.size)
         views: Tiles = {
             "left": home_part if is_last else on_stack,
             "carries": on_stack if begin else None,
@@ -121,17 +123,17 @@ def reduce_to_homes(
         priority=2,
         label=label,
     )
-    await_peers(reduce, team, ready, most, src, per_index=True)
-    raise_on_peers(reduce, team, ack, most, src, per_index=True)
+    await_peers(reduce, group, ready, most, src, per_index=True)
+    post_to_peers(reduce, group, ack, most, src, per_index=True)
     if alike and is_last:
         tiles = num_tiles(low, dst.extent, step)
         done = low.signals(replicas.size * tiles)
-        raise_on_peers(reduce, replicas, done, tiles, dst, per_index=True)
+        post_to_peers(reduce, replicas, done, tiles, dst, per_index=True)
         all_gather_rows(low, op, dst, done, replicas, step)
     for number, home in enumerate(homes):
         rows = Operand(src.slot, Mode.ROWPART, offset=home.first)
         held = low.hold(op, Number(home.rows), home.step, rows, f"{op.label}/ack")
-        held.waits += [Wait(ack + m * most, True, 1, team.number, m, src.slot) for m in owners[number]]
+        held.waits += [Wait(ack + m * most, True, 1, group.number, m, src.slot) for m in owners[number]]
 
 
 def _homes(low: ClassLowering, tensor: int, axes: Axes) -> list[Rows]:
@@ -139,7 +141,7 @@ def _homes(low: ClassLowering, tensor: int, axes: Axes) -> list[Rows]:
     spec, layout = low.spec(tensor), low.layout(tensor)
     kind = low.graph.tensors[tensor].kind
     found = []
-    for device in low.mesh.team(low.shapes.device, *axes):
+    for device in low.mesh.group(low.shapes.device, *axes):
         shapes = low.shapes.on(device)
         begin, end = shapes.range(spec, layout, 0)
         step = upper(shapes.tile_rows(spec, kind, Number(end - begin)))
@@ -160,9 +162,9 @@ def _key(low: ClassLowering, tensor: int, what: str) -> tuple[object, ...]:
     return what, spec.shape[0], spec.labels[0], low.layout(tensor)[0]
 
 
-def _owners(low: ClassLowering, team: Axes, cut: Axes) -> list[list[int]]:
-    """For each home the places in a team of those that have it."""
-    devices = low.mesh.team(low.shapes.device, *team)
+def _owners(low: ClassLowering, group: Axes, cut: Axes) -> list[list[int]]:
+    """For each home the places in a device group of those that have it."""
+    devices = low.mesh.group(low.shapes.device, *group)
     found: list[list[int]] = [[] for _ in range(low.mesh.size(*cut))]
     for place, device in enumerate(devices):
         found[low.mesh.coordinate(device, *cut)].append(place)

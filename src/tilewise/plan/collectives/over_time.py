@@ -1,13 +1,14 @@
 """Sums that devices complete in every microbatch: parts travel to their owners, who keep the tree's carries.
 
-Where the devices of a team share each microbatch, what they hold in a step is no node of the tree over leaves, but
-what they hold in one microbatch is. So in every microbatch the owner of some rows adds the parts of all members to the
-stack of a binary counter (`tree_resume`), kept on its own share, and after the last one everyone gathers the shares.
+Where the devices of a device group share each microbatch, what they hold in a step is no node of
+the tree over leaves, but what they hold in one microbatch is. So in every microbatch the owner of
+some rows adds the parts of all members to the stack of a binary counter (`tree_resume`), kept on
+its own share, and after the last one everyone gathers the shares.
 
     producer     waits until what it wrote into this place of the ring two uses ago has been read; writes its part into
-                 the ring, then raises `ready` on every peer
-    reduce       waits for `ready` of every peer; puts the n parts of ITS rows onto its stack, then raises `credit` on
-                 every peer; after the last microbatch it leaves the root in the result and raises `done`
+                 the ring, then posts `ready` on every peer
+    reduce       waits for `ready` of every peer; puts the n parts of ITS rows onto its stack, then posts `credit` on
+                 every peer; after the last microbatch it leaves the root in the result and posts `done`
     gather       as in an all-reduce
     drain        in the last use of a step: reads the ring until all credits of the step have come
 
@@ -26,10 +27,10 @@ from tilewise.plan.collectives.handshake import (
     ClassLowering,
     acknowledge,
     await_peers,
+    group_of,
     num_tiles,
-    raise_on_peers,
+    post_to_peers,
     reduce_label,
-    team_of,
 )
 from tilewise.plan.rings import RING_DEPTH, credit_of_drain, credit_of_write
 
@@ -45,29 +46,29 @@ def add_microbatch(low: ClassLowering, op: OpNode, output: int, record: Record) 
         low: takes the instructions; its microbatch says which this is.
         op: whose sum it is.
         output: number of the op's output.
-        record: its team, and a tree over leaves of which a member holds one node per microbatch.
+        record: its device group, and a tree over leaves of which a member holds one node per microbatch.
     """
     low.completed.add(record)
     tensor = op.outputs[output]
     producer, part = low.instructions[-1], low.flat(low.ring(tensor))
     total = low.flat(tensor)
-    team, microbatch = team_of(low, record), low.microbatch
+    group, microbatch = group_of(low, record), low.microbatch
     is_last = microbatch == low.shapes.settings.accumulation - 1
     step = upper(producer.step) if low.tensor(tensor).packed else 0
     tiles, per_index = num_tiles(low, part.extent, step), step > 0
-    begin = microbatch * team.size  # parts that the stack holds already
+    begin = microbatch * group.size  # parts that the stack holds already
 
-    ready, credit = low.signals(team.size * tiles), low.ring_signals(team.size * tiles)
+    ready, credit = low.signals(group.size * tiles), low.ring_signals(group.size * tiles)
     increment, use = credit_of_write()
-    await_peers(producer, team, credit, tiles, part, per_index=per_index, increment=increment, use=use)
-    raise_on_peers(producer, team, ready, tiles, part, per_index=per_index)
+    await_peers(producer, group, credit, tiles, part, per_index=per_index, increment=increment, use=use)
+    post_to_peers(producer, group, ready, tiles, part, per_index=per_index)
 
-    mine = Operand(total.slot, Mode.ROWPART, part=team.me, parts=team.size)
-    stack, on_stack = make_stack(low, tensor, part, mine, step, team.size)
+    mine = Operand(total.slot, Mode.ROWPART, part=group.me, parts=group.size)
+    stack, on_stack = make_stack(low, tensor, part, mine, step, group.size)
     views: Tiles = {
         "left": mine if is_last else on_stack,
         "carries": on_stack if begin else None,
-        "x": [mine._replace(slot=part.slot, team=team.number, member=m) for m in team.members],
+        "x": [mine._replace(slot=part.slot, group=group.number, member=m) for m in group.members],
     }
     reduce = low.emit(
         "tree_resume",
@@ -80,8 +81,8 @@ def add_microbatch(low: ClassLowering, op: OpNode, output: int, record: Record) 
         priority=2,
         label=reduce_label(op.label),
     )
-    await_peers(reduce, team, ready, tiles, part, per_index=per_index)
-    raise_on_peers(reduce, team, credit, tiles, part, per_index=per_index)
+    await_peers(reduce, group, ready, tiles, part, per_index=per_index)
+    post_to_peers(reduce, group, credit, tiles, part, per_index=per_index)
     number = low.records(op, record.partial).index(record)
     low.completions.append(
         Completion(
@@ -90,13 +91,13 @@ def add_microbatch(low: ClassLowering, op: OpNode, output: int, record: Record) 
     )
     if not is_last:
         return
-    done = low.signals(team.size * tiles)
-    raise_on_peers(reduce, team, done, tiles, total, per_index=per_index)
-    all_gather_rows(low, op, total, done, team, step)
+    done = low.signals(group.size * tiles)
+    post_to_peers(reduce, group, done, tiles, total, per_index=per_index)
+    all_gather_rows(low, op, total, done, group, step)
     for age in reversed(range(RING_DEPTH)):
         about = low.flat(low.ring(tensor, age))
         increment, use = credit_of_drain(age)
-        acknowledge(low, op, about, team, credit, tiles, step, increment=increment, use=use)
+        acknowledge(low, op, about, group, credit, tiles, step, increment=increment, use=use)
 
 
 def make_stack(
@@ -104,7 +105,7 @@ def make_stack(
 ) -> tuple[Ref, Operand]:
     """The stack of a binary counter over this device's share, levels side by side, and a task's view of it.
 
-    Shares of tiles that the team cuts evenly lie one behind the other; others lie where they lie in the result.
+    Shares of tiles that the device group cuts evenly lie one behind the other; others lie where they lie in the result.
 
     Args:
         low: makes it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewise.ir.graph import OpNode
 from tilewise.ir.lowering import Draft, Ref, Tiles
 from tilewise.ir.program import Mode, NumberLike, Operand, is_single
-from tilewise.plan.classes import Team
+from tilewise.plan.classes import DeviceGroup
 from tilewise.plan.collectives.handshake import (
     TREES,
     ClassLowering,
@@ -13,7 +13,7 @@ from tilewise.plan.collectives.handshake import (
     await_peers,
     beside,
     num_tiles,
-    raise_on_peers,
+    post_to_peers,
     reduce_label,
 )
 
@@ -28,10 +28,10 @@ def reduce_scatter_rows(
     dst: Ref,
     residual: Ref | None,
     combine: str,
-    team: Team,
+    group: DeviceGroup,
     step: NumberLike,
 ) -> int:
-    """Combine this device's part of the rows of every tile, from the parts of all members in the team's order.
+    """Combine this device's part of the rows of every tile, from the parts of all members in the device group's order.
 
     Args:
         low: takes the instructions.
@@ -41,32 +41,32 @@ def reduce_scatter_rows(
         dst: the same rows and columns, of which this device's part is written; may be `src`.
         residual: added behind the tree's root, shaped like `dst` or one row for all; or None.
         combine: `sum`, `max` or `or`.
-        team: the members.
+        device group: the members.
         step: rows per task; 0 for one task over all.
 
     Returns:
-        The site of the signals that say that a member's part is there.
+        Where the range of signals begins that say that a member's part is there.
     """
     tiles, per_index = num_tiles(low, src.extent, step), not is_single(step)
-    ready, done = low.signals(team.size * tiles), low.signals(team.size * tiles)
-    raise_on_peers(producer, team, ready, tiles, src, per_index=per_index)
+    ready, done = low.signals(group.size * tiles), low.signals(group.size * tiles)
+    post_to_peers(producer, group, ready, tiles, src, per_index=per_index)
 
-    part = Operand(dst.slot, Mode.ROWPART, part=team.me, parts=team.size)
+    part = Operand(dst.slot, Mode.ROWPART, part=group.me, parts=group.size)
     views: Tiles = {
         "out": part,
-        "x": [part._replace(slot=src.slot, team=team.number, member=m) for m in team.members],
+        "x": [part._replace(slot=src.slot, group=group.number, member=m) for m in group.members],
         **({"residual": beside(residual, dst, part)} if residual is not None else {}),
     }
     label = reduce_label(op.label)
     reduce = low.emit(
         TREES[combine], op, over=src, step=step, dtype=dst.dtype, tiles=views, priority=2, label=label
     )
-    await_peers(reduce, team, ready, tiles, src, per_index=per_index)
-    raise_on_peers(reduce, team, done, tiles, dst, per_index=per_index)
+    await_peers(reduce, group, ready, tiles, src, per_index=per_index)
+    post_to_peers(reduce, group, done, tiles, dst, per_index=per_index)
     if (
         src.slot != dst.slot
     ):  # in place, `done` of a peer says that it has read the part the gather will overwrite
-        ack = low.signals(team.size * tiles)
-        raise_on_peers(reduce, team, ack, tiles, src, per_index=per_index)
-        acknowledge(low, op, src, team, ack, tiles, step)
+        ack = low.signals(group.size * tiles)
+        post_to_peers(reduce, group, ack, tiles, src, per_index=per_index)
+        acknowledge(low, op, src, group, ack, tiles, step)
     return done

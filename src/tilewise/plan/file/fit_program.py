@@ -101,21 +101,21 @@ class _Checks:
                 self._require_call(name, call, of)
 
     def require_devices(self, of: DeviceClass, devices: Sequence[DeviceBinding]) -> None:
-        """The teams of a class's devices, and what its instructions make of their numbers."""
+        """The device groups of a class's devices, and what its instructions make of their numbers."""
         known = range(len(self.plan.program.devices))
-        sizes = {(len(d.numbers), *map(len, d.teams)) for d in devices}
-        hold(len(sizes) == 1, "devices of one class have other numbers and teams")
-        for team in (team for d in devices for team in d.teams):
-            if self.is_new(team):
-                fits = all(d in known for d in team) and len(set(team)) == len(team)
-                hold(fits, "{} is no team of its {} devices", team, len(known))
-        (_, *teams) = sizes.pop()
+        sizes = {(len(d.numbers), *map(len, d.groups)) for d in devices}
+        hold(len(sizes) == 1, "devices of one class have other numbers and device groups")
+        for group in (group for d in devices for group in d.groups):
+            if self.is_new(group):
+                fits = all(d in known for d in group) and len(set(group)) == len(group)
+                hold(fits, "{} is no device group of its {} devices", group, len(known))
+        (_, *groups) = sizes.pop()
         ranges = [(min(values), max(values)) for values in zip(*(d.numbers for d in devices))]
         peers, divisors = _asked_of_devices(of)
         for number, member in peers:
             low, high = _range(member, ranges)
-            fits = 0 <= number < len(teams) and low >= 0 and high < teams[number]
-            hold(fits, "a device has no member {} in team {}", member, number)
+            fits = 0 <= number < len(groups) and low >= 0 and high < groups[number]
+            hold(fits, "a device has no member {} in device group {}", member, number)
         for divisor in divisors:
             hold(_range(divisor, ranges)[0] >= 1, "a device divides by {}", divisor)
 
@@ -161,7 +161,7 @@ class _Checks:
 
     def _require_template(self, template: LoweredTemplate) -> None:
         slots = range(len(template.slots))
-        counts = (*template.signal_sites, *template.ring_sites, template.first_signal)
+        counts = (*template.signal_ranges, *template.ring_signal_ranges, template.first_signal)
         hold(
             all(0 <= n <= _MOST for n in counts),
             "template {!r} has signals out of range",
@@ -249,17 +249,17 @@ class _Checks:
 
 
 def _asked_of_devices(of: DeviceClass) -> tuple[set[tuple[int, NumberLike]], set[NumberLike]]:
-    """Peers, as team and member, that a class's instructions name; and what they divide peers' rows by."""
+    """Peers, as device group and member, that a class's instructions name; and what they divide peers' rows by."""
     peers: set[tuple[int, NumberLike]] = set()
     positive: set[NumberLike] = set()
     for template in of.templates:
         for instruction in template.instructions:
             for o in instruction.operands:
-                if o.team != -1:
-                    peers.add((o.team, o.member))
+                if o.group != -1:
+                    peers.add((o.group, o.member))
                     positive |= {o.div, o.parts} if o.mode == Mode.ROWPART else set()
-            peers.update((w.team, w.member) for w in instruction.waits if w.team != -1)
-            peers.update((n.team, n.member) for n in instruction.notifies)
+            peers.update((w.group, w.member) for w in instruction.waits if w.group != -1)
+            peers.update((n.group, n.member) for n in instruction.notifies)
     return peers, positive
 
 

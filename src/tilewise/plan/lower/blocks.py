@@ -68,7 +68,7 @@ def emit_by_blocks(
     for name, operand in operands_of(tiles):
         ref = low.views[operand.slot]
         if low.is_in_file(ref):
-            if operand.mode != Mode.ROW or operand.div != 1 or operand.team >= 0:
+            if operand.mode != Mode.ROW or operand.div != 1 or operand.group >= 0:
                 raise InternalError(
                     f"[plan.lower] what lies in a file is worked on row by row, or fetched first; got operand {name!r} "
                     f"of {kernel!r} in {op.label!r}; please report the op"

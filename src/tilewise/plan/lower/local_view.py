@@ -159,21 +159,22 @@ class LocalView:
         self._require_record(record)
         if all(label is None for _, label, _ in terms):
             return [[(0, _fixed(spec.shape[dim])) for spec, _, dim in terms]]
-        columns = [self.shapes.chunk_ranges(spec, dim, _team(record)) for spec, _, dim in terms]
+        columns = [self.shapes.chunk_ranges(spec, dim, _group(record)) for spec, _, dim in terms]
         return [list(rows) for rows in zip(*columns)]
 
     def label_chunks(self, label: DimLabel | None, size: int, record: Record | None) -> list[tuple[int, int]]:
         """Local ranges of the chunks of a labelled dim."""
         self._require_record(record)
         spec = TensorSpec((size,), dtype_named("f32"), (label,))
-        return self.shapes.chunk_ranges(spec, 0, _team(record))
+        return self.shapes.chunk_ranges(spec, 0, _group(record))
 
     def _require_record(self, record: Record | None) -> None:
         if record is not None and not isinstance(record, Record):
             self.refuse("a record is what low.record gives, or None where there is none", shown(record))
 
     def records(self, op: OpNode, partial: str) -> tuple[Record, ...]:
-        """What becomes of a value of which this op makes parts: a record per team, none where it is not shared."""
+        """What becomes of a value of which this op makes parts: a record per device group, none
+        where it is not shared."""
         if not isinstance(op, OpNode):
             self.refuse("a partial value is one of the op that is lowered", shown(op))
         known = [p.name for p in factors_of(self.graph, op).partials]
@@ -197,8 +198,8 @@ class LocalView:
         return [r for r in self.records_of(op) if r.tree == LEAVES and output in r.outputs]
 
 
-def _team(record: Record | None) -> Axes:
-    return record.team if record is not None else ()
+def _group(record: Record | None) -> Axes:
+    return record.group if record is not None else ()
 
 
 def _fixed(size: int | Dim) -> int:

@@ -135,7 +135,7 @@ class SlotTable(LocalView):
         return self._keep(Slot("temp", len(self.temps) - 1), form)
 
     def temp_like(self, ref: Ref, *, dtype: str, name: str, record: Record | None = None) -> Ref:
-        """A temporary with the rows and columns of another tensor; with a record, of all its team's shards."""
+        """A temporary with the rows and columns of another tensor; with a record, of all its device group's shards."""
         if not isinstance(ref, Ref) or memory_kind(self.keys[ref.slot].kind) == "temp":
             self.refuse("a temporary is shaped as a tensor, whose Ref low.tensor returns", shown(ref))
         self._require_record(record)
@@ -143,7 +143,7 @@ class SlotTable(LocalView):
         spec, layout = self.spec(key.id), self.layout(key.id)
         cols = ref.cols
         if record is not None:
-            layout = tuple(tuple(axis for axis in axes if axis not in record.team) for axes in layout)
+            layout = tuple(tuple(axis for axis in axes if axis not in record.group) for axes in layout)
             cols = self.shapes.cols(spec, layout)
         size = self.shapes.bytes_max(spec, layout) // spec.dtype.itemsize * dtype_named(dtype).itemsize
         return self.temp(

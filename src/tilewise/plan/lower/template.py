@@ -76,8 +76,8 @@ class TemplateLowering(SlotTable):
         super().__init__(graph, layout, shapes, numbers, roots)
         self.name, self.ops, self.late, self.microbatch = name, ops, late, microbatch
         self.instructions: list[Draft] = []
-        self.signal_sites: list[int] = []
-        self.ring_sites: list[int] = []
+        self.signal_ranges: list[int] = []
+        self.ring_signal_ranges: list[int] = []
         self.completed: set[Record] = set()
         self.completions: list[Completion] = []
         self.scratch_bytes = 0
@@ -208,7 +208,7 @@ class TemplateLowering(SlotTable):
         def carry(number: int) -> Ref:
             return self.slot(Slot("carry", tensor, number), lambda slot: base._replace(slot=slot))
 
-        is_shared = at_home or any(record.team for record in records)
+        is_shared = at_home or any(record.group for record in records)
         if (at_home and (last or per_microbatch)) or (beside is not None and is_shared):
             target = self._part_of_sum(tensor, base)
         elif per_microbatch:
@@ -223,7 +223,7 @@ class TemplateLowering(SlotTable):
         return Accumulator(target, tuple(folded), output, last, beside if is_shared else None)
 
     def _layout_of_sum(self, tensor: int) -> TensorLayout:
-        """The layout of what a device adds to a sum that arrives at home: of all homes of its team."""
+        """The layout of what a device adds to a sum that arrives at home: of all homes of its device group."""
         first, *others = self.layout(tensor)
         return (self.shapes.split_axes(first)[0], *others)
 
@@ -258,10 +258,10 @@ class TemplateLowering(SlotTable):
             result = op.outputs[target.output]
             if record.arrives_in_shards and (target.is_last or record.is_completed_per_microbatch):
                 collectives.reduce_to_homes(self, op, target.ref, result, record, target.beside)
-            elif target.is_last and record.team and target.beside is not None:
+            elif target.is_last and record.group and target.beside is not None:
                 step = upper(self.instructions[-1].step)
                 collectives.all_reduce(self, op, target.ref, result, target.beside, record, step=step)
-            elif target.is_last and record.team:
+            elif target.is_last and record.group:
                 collectives.all_reduce_in_place(self, op, target.ref, record)
 
     def leaf_tree(self, op: OpNode, output: int, leaves: Ref) -> None:
@@ -283,14 +283,14 @@ class TemplateLowering(SlotTable):
     # ---- collectives --------------------------------------------------------------------------------------
 
     def signals(self, count: int) -> int:
-        """Reserve signals; numbered within their site until every device's need is known."""
-        self.signal_sites.append(count)
-        return collectives.signal_site(len(self.signal_sites) - 1)
+        """Reserve signals; numbered within their signals until every device's need is known."""
+        self.signal_ranges.append(count)
+        return collectives.signal_range(len(self.signal_ranges) - 1)
 
     def ring_signals(self, count: int) -> int:
         """The same for a ring, whose signals all variants of the template share."""
-        self.ring_sites.append(count)
-        return collectives.ring_site(len(self.ring_sites) - 1)
+        self.ring_signal_ranges.append(count)
+        return collectives.ring_signal_range(len(self.ring_signal_ranges) - 1)
 
     def all_reduce(
         self,
@@ -303,7 +303,7 @@ class TemplateLowering(SlotTable):
         step: NumberLike | None = None,
         producer: Draft | None = None,
     ) -> None:
-        """Combine `source` over a record's team into `target` (plus a residual), tile by tile."""
+        """Combine `source` over a record's device group into `target` (plus a residual), tile by tile."""
         if not isinstance(record, Record):
             self.refuse(
                 "an all-reduce has a record: low.record gives it, or None where there is none", shown(record)
@@ -368,18 +368,18 @@ class TemplateLowering(SlotTable):
             tuple(d.freeze() for d in self.instructions),
             tuple(by_index),
             tuple(self.temps),
-            tuple(self.signal_sites),
-            tuple(self.ring_sites),
+            tuple(self.signal_ranges),
+            tuple(self.ring_signal_ranges),
             tuple(self.completions),
         )
 
     def _refuse_sums_in_shards(self, op: OpNode) -> None:
         for record in self.records_of(op):
             homes = {*self.shapes.settings.home_axes}
-            shards = {axis for layout in record.arrives for axes in layout for axis in axes} & {*record.team}
+            shards = {axis for layout in record.arrives for axes in layout for axis in axes} & {*record.group}
             if record.tree == LEAVES and not shards <= homes:
                 raise PlanError(
                     f"[plan.lower] a sum over the batch arrives whole on its devices; got {record.partial!r} of "
-                    f"{op.label!r} asked for as {show_layout(record.arrives[0])} over {show_axes(record.team)}; drop "
+                    f"{op.label!r} asked for as {show_layout(record.arrives[0])} over {show_axes(record.group)}; drop "
                     "the hint"
                 )

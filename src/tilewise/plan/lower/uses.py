@@ -34,10 +34,10 @@ class _Used:
 def check_use(low: SlotTable, op: OpNode, drafts: Sequence[Draft], rule: Op) -> None:
     """Refuse instructions of an op, `drafts`, that are not what it says.
 
-    They read its operands and outputs alone, and of operands only the shape where `shape_of` says so. They write
-    every row of every output that is not summed over the batch (on one device of a team, where they are collectives)
-    before they read it, and of operands only what shares memory with an output. Ops without outputs are made to write
-    an operand.
+    They read its operands and outputs alone, and of operands only the shape where `shape_of` says
+    so. They write every row of every output that is not summed over the batch (on one device of a
+    device group, where they are collectives) before they read it, and of operands only what shares
+    memory with an output. Ops without outputs are made to write an operand.
 
     Raises:
         InternalError: they are not.

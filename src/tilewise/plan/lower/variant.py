@@ -1,7 +1,8 @@
 """Lowering one template, or one run of root ops, for all classes of devices: a function from data to data.
 
-What it is given and what it returns can be sent to another process and back. Numbers of devices and teams count within
-the variant; `renumbered` gives them the places that they have in the plan.
+What it is given and what it returns can be sent to another process and back. Numbers of devices and
+device groups count within the variant; `renumbered` gives them the places that they have in the
+plan.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class LoweredVariant:
         inner: tensors that live inside a template, with the positions of the ops that use them first and last.
         roots: tensor -> tensor whose memory it shares.
         scratch_bytes: what the largest call of a kernel needs.
-        numbers: in which devices differ, and their teams.
+        numbers: in which devices differ, and their device groups.
         temporaries: its own memory, placed from byte 0 on; keys are kind and number.
         written: per class, slots whose every row is written in each use.
         values: what it reads and writes, on one device, where nothing else has a part in that.
@@ -144,8 +145,8 @@ def _template_columns(template: LoweredTemplate) -> tuple[Any, ...]:
     ]
     rest = (
         template.temps,
-        template.signal_sites,
-        template.ring_sites,
+        template.signal_ranges,
+        template.ring_signal_ranges,
         template.completions,
         template.first_signal,
     )
@@ -261,20 +262,21 @@ def _lives(low: TemplateLowering, outside: frozenset[int]) -> dict[int, tuple[in
     return lives
 
 
-def renumbered(template: LoweredTemplate, numbers: Sequence[int], teams: Sequence[int]) -> LoweredTemplate:
-    """A template whose numbers of devices and teams are those of the plan: place by place, where each stands there."""
-    if [*numbers] == [*range(len(numbers))] and [*teams] == [*range(len(teams))]:
+def renumbered(template: LoweredTemplate, numbers: Sequence[int], groups: Sequence[int]) -> LoweredTemplate:
+    """A template whose numbers of devices and device groups are those of the plan: place by place,
+    where each stands there."""
+    if [*numbers] == [*range(len(numbers))] and [*groups] == [*range(len(groups))]:
         return template
 
     def number(n: NumberLike) -> NumberLike:
         return n if isinstance(n, int) or n.source != Source.DEVICE else n._replace(which=numbers[n.which])
 
-    def team(t: int) -> int:
-        return t if t < 0 else teams[t]
+    def group(t: int) -> int:
+        return t if t < 0 else groups[t]
 
     def operand(o: Operand) -> Operand:
         return o._replace(
-            team=team(o.team),
+            group=group(o.group),
             member=number(o.member),
             div=number(o.div),
             part=number(o.part),
@@ -286,14 +288,14 @@ def renumbered(template: LoweredTemplate, numbers: Sequence[int], teams: Sequenc
         return w._replace(
             signal_base=number(w.signal_base),
             increment=number(w.increment),
-            team=team(w.team),
+            group=group(w.group),
             member=number(w.member),
             use=number(w.use),
         )
 
     def notify(n: Notify) -> Notify:
         return n._replace(
-            team=team(n.team),
+            group=group(n.group),
             member=number(n.member),
             signal_base=number(n.signal_base),
             use=number(n.use),

@@ -1,6 +1,6 @@
 // Programs whose devices are in several processes: the same memory as the sequential oracle's, failures that every
 // process hears of, processes that are killed or stopped.
-#include "programs/tests/testing_team.h"
+#include "programs/tests/testing_group.h"
 
 using namespace tilewise;
 using namespace tilewise::programs;
@@ -16,15 +16,15 @@ void clear(Executor& executor, const Program& program) {
 
 void expect_ring(int64_t devices, int64_t processes, int64_t workers, int64_t window, int64_t epochs) {
   auto program = ring(devices, epochs);
-  ForkedTeam team(program, processes, workers, window);
+  ForkedGroup group(program, processes, workers, window);
   Oracle oracle(*program);
   for (int run = 0; run < 3; ++run) {
-    team.leader().run(program, {});
+    group.leader().run(program, {});
     oracle.run();
-    EXPECT(same_memory(team.leader(), oracle, devices));
+    EXPECT(same_memory(group.leader(), oracle, devices));
   }
-  team.leader().call_peers();
-  for (int status : team.end_children()) EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == ForkedTeam::kCalled);
+  group.leader().call_peers();
+  for (int status : group.end_children()) EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == ForkedGroup::kCalled);
 }
 
 }  // namespace
@@ -60,40 +60,40 @@ CASE("litmus shapes between processes: message passing and reuse in a ring, ISA2
     for (int64_t d = 0; d < 3; ++d) program->add_call(d, {0, {0}, {}});
   }
   program->finish({}, resolve);
-  ForkedTeam team(program, 3);
+  ForkedGroup group(program, 3);
   Oracle oracle(*program);
-  team.leader().run(program, {});
+  group.leader().run(program, {});
   oracle.run();
-  EXPECT(same_memory(team.leader(), oracle, 3));
+  EXPECT(same_memory(group.leader(), oracle, 3));
 }
 
 CASE("a mailbox that is full holds its sender back and loses nothing") {
-  constexpr int64_t kRaises = 10'000;  // while the other's worker is busy
+  constexpr int64_t kPosts = 10'000;  // while the other's worker is busy
   auto program = program_of(2);
   for (int64_t d = 0; d < 2; ++d) {
-    program->add_tensor(d, tensor(0, kRaises, 1, 1, 0));
+    program->add_tensor(d, tensor(0, kPosts, 1, 1, 0));
     program->add_template(d, "all");
   }
-  program->add_instr(0, 0, instr("increment", kRaises, 1, {by_row(0, kInOut)}, {}, {}, {{0, 1, 0}}), "raise");
+  program->add_instr(0, 0, instr("increment", kPosts, 1, {by_row(0, kInOut)}, {}, {}, {{0, 1, 0}}), "post");
   program->add_instr(1, 0, instr("slow", 1, 0, {by_row(0, kInOut)}, {300}), "busy");
-  program->add_instr(1, 0, instr("increment", 1, 0, {by_row(0, kInOut)}, {}, {{0, false, kRaises}}), "all have come");
+  program->add_instr(1, 0, instr("increment", 1, 0, {by_row(0, kInOut)}, {}, {{0, false, kPosts}}), "all have come");
   for (int64_t d = 0; d < 2; ++d) program->add_call(d, {0, {0}, {}});
   program->finish({}, resolve);
-  ForkedTeam team(program, 2);
+  ForkedGroup group(program, 2);
   for (int run = 1; run <= 3; ++run) {
-    team.leader().run(program, {});
-    EXPECT_EQ(words(team.leader(), 0)[kRaises - 1], static_cast<uint64_t>(run));
-    EXPECT_EQ(words(team.leader(), 1)[0], static_cast<uint64_t>(run));
+    group.leader().run(program, {});
+    EXPECT_EQ(words(group.leader(), 0)[kPosts - 1], static_cast<uint64_t>(run));
+    EXPECT_EQ(words(group.leader(), 1)[0], static_cast<uint64_t>(run));
   }
 }
 
-CASE("a kernel that throws in another process is raised by the leader, and the next run is right") {
+CASE("a kernel that throws in another process is reported by the leader, and the next run is right") {
   auto program = ring(2, 20, "throwing", {2});
-  ForkedTeam team(program, 2);
+  ForkedGroup group(program, 2);
   for (int round = 0; round < 3; ++round) {
     bool is_raised = false;
     try {
-      team.leader().run(program, {});
+      group.leader().run(program, {});
     } catch (const TaskFailed& failed) {
       is_raised = true;
       EXPECT_EQ(failed.op, "show");
@@ -107,70 +107,70 @@ CASE("a kernel that throws in another process is raised by the leader, and the n
 
 CASE("a fault planted in the leader stops all, and runs after it are right") {
   auto program = ring(4, 30);
-  ForkedTeam team(program, 4);
+  ForkedGroup group(program, 4);
   for (int round = 0; round < 5; ++round) {
-    team.leader().inject(Injected::kThrow, 0, "look", round);
-    EXPECT(!message_of<TaskFailed>([&] { team.leader().run(program, {}); }).empty());
-    clear(team.leader(), *program);
+    group.leader().inject(Injected::kThrow, 0, "look", round);
+    EXPECT(!message_of<TaskFailed>([&] { group.leader().run(program, {}); }).empty());
+    clear(group.leader(), *program);
     Oracle oracle(*program);
-    team.leader().run(program, {});
+    group.leader().run(program, {});
     oracle.run();
-    EXPECT(same_memory(team.leader(), oracle, 4));
+    EXPECT(same_memory(group.leader(), oracle, 4));
   }
 }
 
 CASE("a cancelled run ends in every process, and the next one is complete") {
   auto program = ring(2, 1000, "slow", {1});
-  ForkedTeam team(program, 2);
+  ForkedGroup group(program, 2);
   const int64_t start = now_ns();
   int polls = 0;
   const auto cancel = [&polls] { return ++polls == 3; };
-  EXPECT(contains(message_of<Interrupted>([&] { team.leader().run(program, {}, "", cancel); }), "cancelled"));
+  EXPECT(contains(message_of<Interrupted>([&] { group.leader().run(program, {}, "", cancel); }), "cancelled"));
   EXPECT(now_ns() - start < 3'000'000'000);
-  EXPECT(message_of<std::exception>([&] { team.leader().run(program, {}); }).empty());
+  EXPECT(message_of<std::exception>([&] { group.leader().run(program, {}); }).empty());
 }
 
 CASE("a process that is killed is named within a second, with what waits for it") {
   auto program = ring(2, 100'000, "slow", {1});
-  ForkedTeam team(program, 2);
+  ForkedGroup group(program, 2);
   int64_t killed_ns = 0;
   int polls = 0;
   const auto kill_one = [&] {
     if (++polls == 3) {
-      kill(team.child(1), SIGKILL);
+      kill(group.child(1), SIGKILL);
       killed_ns = now_ns();
     }
     return false;
   };
-  const std::string message = message_of<PeerLost>([&] { team.leader().run(program, {}, "", kill_one); });
+  const std::string message = message_of<PeerLost>([&] { group.leader().run(program, {}, "", kill_one); });
   EXPECT(now_ns() - killed_ns < 1'000'000'000);
-  EXPECT(contains(message, "process 1 (pid " + std::to_string(team.child(1)) + "), which has ended"));
+  EXPECT(contains(message, "process 1 (pid " + std::to_string(group.child(1)) + "), which has ended"));
   EXPECT(contains(message, "device 0 waits in '"));
-  EXPECT(contains(message_of<ArgumentError>([&] { team.leader().run(program, {}); }), "cannot be used"));
+  EXPECT(contains(message_of<ArgumentError>([&] { group.leader().run(program, {}); }), "cannot be used"));
 }
 
 CASE("a process that is stopped is given up after some seconds") {
   auto program = ring(2, 100'000, "slow", {1});
-  ForkedTeam team(program, 2);
+  ForkedGroup group(program, 2);
   const auto stop_one = [&] {
-    kill(team.child(1), SIGSTOP);
+    kill(group.child(1), SIGSTOP);
     return false;
   };
-  const std::string message = message_of<PeerLost>([&] { team.leader().run(program, {}, "", stop_one); });
+  const std::string message = message_of<PeerLost>([&] { group.leader().run(program, {}, "", stop_one); });
   EXPECT(contains(message, "which has stood still for 5 s"));
 }
 
 CASE("of three processes, those that are left after one is lost leave, each by itself") {
   auto program = ring(3, 100'000, "slow", {1});
-  ForkedTeam team(program, 3);
+  ForkedGroup group(program, 3);
   const auto kill_one = [&] {
-    kill(team.child(1), SIGKILL);
+    kill(group.child(1), SIGKILL);
     return false;
   };
-  EXPECT(contains(message_of<PeerLost>([&] { team.leader().run(program, {}, "", kill_one); }), "process 1"));
-  const std::vector<int> statuses = team.end_children();
+  EXPECT(contains(message_of<PeerLost>([&] { group.leader().run(program, {}, "", kill_one); }), "process 1"));
+  const std::vector<int> statuses = group.end_children();
   EXPECT(WIFSIGNALED(statuses[0]));
-  EXPECT(WIFEXITED(statuses[1]) && WEXITSTATUS(statuses[1]) == ForkedTeam::kLost);
+  EXPECT(WIFEXITED(statuses[1]) && WEXITSTATUS(statuses[1]) == ForkedGroup::kLost);
 }
 
 CASE("messages that name nothing fail the run and touch nothing") {
@@ -180,27 +180,27 @@ CASE("messages that name nothing fail the run and touch nothing") {
   for (const auto& [device, signal, run] : std::vector<std::array<int64_t, 3>>{
            {-1, 0, 1}, {2, 0, 1}, {0, -1, 1}, {0, 8, 1}, {1, 0, 1}, {0, 0, 0}, {INT32_MAX, INT32_MIN, 1}}) {
     const int file = sealed_file(comm::Peers::bytes(2));
-    Team team;
-    team.state->peers = std::make_unique<comm::Peers>(comm::PeersOptions{
-        .process = 0, .num_processes = 2, .file = file, .ends = {-1, -1}, .take = [&team](const comm::Raise& raise) {
-          take_raise(team, raise);
+    DeviceGroup group;
+    group.state->peers = std::make_unique<comm::Peers>(comm::PeersOptions{
+        .process = 0, .num_processes = 2, .file = file, .ends = {-1, -1}, .take = [&group](const comm::Post& post) {
+          take_post(group, post);
         }});
     DeviceOptions options;
     options.num_signals = 8;
-    team.devices.push_back(std::make_unique<Device>(team.state, options));
-    team.devices.push_back(nullptr);
-    team.peers()->settle(0);
-    team.peers()->open_run(1);
-    team.peers()->raise(0, {.run = 1, .device = 0, .signal = 3});
-    team.peers()->settle(0);
-    EXPECT_EQ(team.devices[0]->signals()[3].value(), 1u);
-    EXPECT(team.state->first_error() == nullptr);
-    team.peers()->raise(0, {.run = static_cast<uint64_t>(run),
+    group.devices.push_back(std::make_unique<Device>(group.state, options));
+    group.devices.push_back(nullptr);
+    group.peers()->settle(0);
+    group.peers()->open_run(1);
+    group.peers()->post(0, {.run = 1, .device = 0, .signal = 3});
+    group.peers()->settle(0);
+    EXPECT_EQ(group.devices[0]->signals()[3].value(), 1u);
+    EXPECT(group.state->first_error() == nullptr);
+    group.peers()->post(0, {.run = static_cast<uint64_t>(run),
                             .device = static_cast<int32_t>(device),
                             .signal = static_cast<int32_t>(signal)});
-    team.peers()->settle(0);
-    EXPECT(team.state->first_error() != nullptr);
-    for (int64_t s = 0; s < 8; ++s) EXPECT_EQ(team.devices[0]->signals()[s].value(), s == 3 ? 1u : 0u);
+    group.peers()->settle(0);
+    EXPECT(group.state->first_error() != nullptr);
+    for (int64_t s = 0; s < 8; ++s) EXPECT_EQ(group.devices[0]->signals()[s].value(), s == 3 ? 1u : 0u);
     close(file);
   }
 }
@@ -208,11 +208,11 @@ CASE("messages that name nothing fail the run and touch nothing") {
 CASE("a message of a run that has not begun is left until it has") {
   const int file = sealed_file(comm::Peers::bytes(2));
   std::vector<uint64_t> taken;
-  comm::Peers peers({.process = 0, .num_processes = 2, .file = file, .ends = {-1, -1}, .take = [&](const auto& raise) {
-                       taken.push_back(raise.run);
+  comm::Peers peers({.process = 0, .num_processes = 2, .file = file, .ends = {-1, -1}, .take = [&](const auto& post) {
+                       taken.push_back(post.run);
                      }});
   peers.open_run(1);
-  for (uint64_t run : {1, 2, 1}) peers.raise(0, {.run = run, .device = 0, .signal = 0});
+  for (uint64_t run : {1, 2, 1}) peers.post(0, {.run = run, .device = 0, .signal = 0});
   peers.settle(0);
   EXPECT_EQ(taken.size(), 1u);
   peers.open_run(2);

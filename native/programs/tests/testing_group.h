@@ -46,47 +46,47 @@ inline std::shared_ptr<Program> ring(int64_t devices, int64_t epochs, const std:
   return program;
 }
 
-/// Devices in blocks over the processes. Children end with the team.
-class ForkedTeam {
+/// Devices in blocks over the processes. Children end with the device group.
+class ForkedGroup {
  public:
-  ForkedTeam(const std::shared_ptr<const Program>& program, int64_t num_processes, int64_t workers = 1,
-             int64_t window = 512)
-      : ForkedTeam(program, num_processes, options_of(*program, workers, window)) {}
+  ForkedGroup(const std::shared_ptr<const Program>& program, int64_t num_processes, int64_t workers = 1,
+              int64_t window = 512)
+      : ForkedGroup(program, num_processes, options_of(*program, workers, window)) {}
 
-  ForkedTeam(const std::shared_ptr<const Program>& program, int64_t num_processes, ExecutorOptions options) {
-    TeamOptions& team = options.team;
+  ForkedGroup(const std::shared_ptr<const Program>& program, int64_t num_processes, ExecutorOptions options) {
+    GroupOptions& group = options.group;
     for (int64_t d = 0; d < options.num_devices; ++d) {
-      team.processes.push_back(d * num_processes / options.num_devices);
+      group.processes.push_back(d * num_processes / options.num_devices);
       files_.push_back(sealed_file(options.arena_bytes[d]));
     }
-    team.arena_files = files_;
+    group.arena_files = files_;
     for (int64_t d = 0; options.file_bytes > 0 && d < options.num_devices; ++d) {
-      team.spill_files.push_back(memory::SpillFile::make(options.file_directory, options.file_bytes));
-      files_.push_back(team.spill_files.back());
+      group.spill_files.push_back(memory::SpillFile::make(options.file_directory, options.file_bytes));
+      files_.push_back(group.spill_files.back());
     }
     files_.push_back(sealed_file(comm::Peers::bytes(num_processes)));
-    team.team_file = files_.back();
+    group.group_file = files_.back();
     const int leader = end_of(getpid());
     files_.push_back(leader);
-    team.peer_files.assign(num_processes, -1);
+    group.peer_files.assign(num_processes, -1);
     for (int64_t p = 1; p < num_processes; ++p) {
       const pid_t child = fork();
       if (child == 0) serve(options, p, leader, program);
       children_.push_back(child);
       files_.push_back(end_of(child));
-      team.peer_files[p] = files_.back();
+      group.peer_files[p] = files_.back();
     }
     leader_ = std::make_unique<Executor>(options);
   }
 
-  ~ForkedTeam() {
+  ~ForkedGroup() {
     for (pid_t child : children_) kill(child, SIGKILL);
     for (pid_t child : children_) waitpid(child, nullptr, 0);
     leader_.reset();
     for (int file : files_) close(file);
   }
-  ForkedTeam(const ForkedTeam&) = delete;
-  ForkedTeam& operator=(const ForkedTeam&) = delete;
+  ForkedGroup(const ForkedGroup&) = delete;
+  ForkedGroup& operator=(const ForkedGroup&) = delete;
 
   Executor& leader() { return *leader_; }
   pid_t child(int64_t process) const { return children_[process - 1]; }
@@ -109,8 +109,8 @@ class ForkedTeam {
                                  const std::shared_ptr<const Program>& program) {
     int status = kFailed;
     try {
-      options.team.process = process;
-      options.team.peer_files[0] = leader;
+      options.group.process = process;
+      options.group.peer_files[0] = leader;
       Executor executor(options);
       executor.serve(program);
       status = kCalled;

@@ -17,7 +17,7 @@
 
 namespace tilewise::programs {
 
-struct Team {
+struct DeviceGroup {
   std::shared_ptr<RunState> state = std::make_shared<RunState>();
   std::vector<int64_t> processes;      // per device, which has it
   std::vector<int64_t> hosts;          // per device, whose it is
@@ -31,12 +31,13 @@ struct Team {
 };
 
 /// Between runs: which process is lost, and how, in words; empty: none.
-std::string find_loss(Team& team);
+std::string find_loss(DeviceGroup& group);
 
-/// Makes the team's peers, if it has any. arenas: of all devices.
-void join_team(Team& team, const TeamOptions& options, const std::vector<std::shared_ptr<memory::Arena>>& arenas);
+/// Makes the device group's peers, if it has any. arenas: of all devices.
+void join_group(DeviceGroup& group, const GroupOptions& options,
+                const std::vector<std::shared_ptr<memory::Arena>>& arenas);
 /// Has the others run a list; the order's number. Of one process alone: 0.
-uint64_t order_run(const Team& team, bool clears_poison, int64_t list, const std::vector<int64_t>& symbols);
+uint64_t order_run(const DeviceGroup& group, bool clears_poison, int64_t list, const std::vector<int64_t>& symbols);
 
 inline constexpr int64_t kLostNs = 5'000'000'000;  // a process that shows no life for so long is given up
 
@@ -44,24 +45,24 @@ inline constexpr int64_t kLostNs = 5'000'000'000;  // a process that shows no li
 using Poll = std::function<bool()>;
 
 /// Of the devices here.
-int64_t num_completed(const Team& team);
+int64_t num_completed(const DeviceGroup& group);
 
 /// Waits for all devices; in a process that leads, for those of all processes, in another one for those here. False:
 /// they may never finish: a cancelled run still ran a kernel after ten seconds, or no task completed for deadline_s and
-/// no worker was inside a kernel, or a process is lost; the team's first error says which.
-bool watch_run(Team& team, double deadline_s, const Poll& poll);
+/// no worker was inside a kernel, or a process is lost; the device group's first error says which.
+bool watch_run(DeviceGroup& group, double deadline_s, const Poll& poll);
 
 /// How a run has ended: the error in this process; and, for who leads and has every answer, in any.
-std::exception_ptr error_here(const Team& team);
-std::exception_ptr error_anywhere(const Team& team);
+std::exception_ptr error_here(const DeviceGroup& group);
+std::exception_ptr error_anywhere(const DeviceGroup& group);
 
-/// A raise from another process. What names no signal here fails the run.
-void take_raise(Team& team, const comm::Raise& raise);
+/// A post from another process. What names no signal here fails the run.
+void take_post(DeviceGroup& group, const comm::Post& post);
 
-/// What is late, in one message: the wait, its signal, who should raise it and what that device does.
-std::string describe_timeout(const Team& team, double deadline_s);
+/// What is late, in one message: the wait, its signal, who should post it and what that device does.
+std::string describe_timeout(const DeviceGroup& group, double deadline_s);
 
 /// The same of a process that is lost: `how`, and the first wait for one of its devices.
-std::string describe_loss(const Team& team, int64_t process, const std::string& how);
+std::string describe_loss(const DeviceGroup& group, int64_t process, const std::string& how);
 
 }  // namespace tilewise::programs

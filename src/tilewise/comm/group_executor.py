@@ -1,8 +1,8 @@
-"""`TeamExecutor`: the devices of a plan, in several processes, as the native executor of one process offers them.
+"""`GroupExecutor`: the devices of a plan, in several processes, as the native executor of one process offers them.
 
 Every device's memory and the memory in which processes tell each other of signals are made here and mapped by all of
 this host, so tensors are read and written as in one process. On another host its first process makes them for the
-others there (`comm.team_memory`), and their tensors are read and written through the connection. An executor counts
+others there (`comm.group_memory`), and their tensors are read and written through the connection. An executor counts
 for its own devices alone: the others' figures are asked for and added.
 """
 
@@ -18,18 +18,18 @@ from numpy.typing import NDArray
 
 from tilewise._native.connection import Connection
 from tilewise._native.programs import Executor, Program
+from tilewise.comm.group_memory import executor_files, make_memory, needed_memory
 from tilewise.comm.memory import shared_content
 from tilewise.comm.peer import watched_too
-from tilewise.comm.team_memory import executor_files, make_memory, needed_memory
 from tilewise.core.errors import CommError, InternalError
 
 if TYPE_CHECKING:
     from tilewise.comm.group import Group
 
-__all__ = ["Team", "TeamExecutor"]
+__all__ = ["DeviceGroup", "GroupExecutor"]
 
 
-class Team:
+class DeviceGroup:
     """What a plan has in several processes: its native executor here, and the same number in each worker.
 
     Args:
@@ -141,15 +141,15 @@ class Team:
                     os.close(end)
 
 
-class TeamExecutor:
+class GroupExecutor:
     """Made by `Group.open_executor`. One thread at a time.
 
     Args:
-        team: what it asks.
+        device_group: what it asks.
     """
 
-    def __init__(self, team: Team) -> None:
-        self._team, self._native = team, team.native
+    def __init__(self, device_group: DeviceGroup) -> None:
+        self._device_group, self._native = device_group, device_group.native
 
     # ---- memory -------------------------------------------------------------------------------------------
 
@@ -159,18 +159,18 @@ class TeamExecutor:
 
     def reaches(self, device: int) -> bool:
         """Whether `buffer` has a device's memory; that of another host goes through `move`."""
-        return self._team.reaches(device)
+        return self._device_group.reaches(device)
 
     def move(self, way: str, device: int, offset: int, memory: NDArray[np.uint8]) -> None:
         """As of one process for a device's file; for all bytes of a device of another host."""
         try:
             self._native.move(way, device, offset, memory)
         except CommError as error:  # no later answer may land in that memory
-            raise self._team.group.lost(error) from None
+            raise self._device_group.group.lost(error) from None
 
     def allocated_bytes(self) -> list[int]:
         """Bytes per device: arena, scratch, signals, task engine."""
-        return _sums([self._native.allocated_bytes(), *self._team.ask("allocated_bytes")])
+        return _sums([self._native.allocated_bytes(), *self._device_group.ask("allocated_bytes")])
 
     # ---- running ------------------------------------------------------------------------------------------
 
@@ -193,35 +193,37 @@ class TeamExecutor:
             TaskFailed: a task of any process failed.
             PeerLost, CommTimeout: a process is gone or late; says which one and what it was doing. The group is over.
         """
-        self._team.group.require_open()
+        self._device_group.group.require_open()
         try:
             self._native.run(program, symbols, name, meanwhile)
         except CommError as error:
-            raise self._team.group.lost(error) from None
+            raise self._device_group.group.lost(error) from None
 
     def inject(self, kind: str, device: int, label: str, index: int) -> None:
         """For tests: the index-th task of that label on that device will 'throw', 'stall' or 'delay' next run."""
         self._native.inject(kind, device, label, index)
-        self._team.ask("inject", kind, device, label, index)
+        self._device_group.ask("inject", kind, device, label, index)
 
     # ---- looking inside -----------------------------------------------------------------------------------
 
     def trace(self, enable: bool) -> None:
         """Switch the task timeline on or off."""
         self._native.trace(enable)
-        self._team.ask("trace", enable)
+        self._device_group.ask("trace", enable)
 
     def timeline(self) -> list[tuple[Any, ...]]:
         """Tasks of the last traced run, by start; all times are by this process's clock."""
         rows = self._native.timeline()
-        for part, ahead in zip(self._team.ask("timeline"), self._team.clock_offsets(), strict=True):
+        for part, ahead in zip(
+            self._device_group.ask("timeline"), self._device_group.clock_offsets(), strict=True
+        ):
             rows += [(*row[:4], *(time and time - ahead for time in row[4:])) for row in part]  # 0 is unknown
         return sorted(rows, key=lambda row: row[6])
 
     def transfers(self) -> dict[str, list[int]]:
         """Elements read from other devices' memory: label -> one count per device."""
         found: dict[str, list[int]] = {}
-        for part in (self._native.transfers(), *self._team.ask("transfers")):
+        for part in (self._native.transfers(), *self._device_group.ask("transfers")):
             for label, counts in part.items():
                 found[label] = _sums([found[label], counts]) if label in found else list(counts)
         return found
@@ -229,15 +231,15 @@ class TeamExecutor:
     def reset_transfers(self) -> None:
         """Forget the counted transfers."""
         self._native.reset_transfers()
-        self._team.ask("reset_transfers")
+        self._device_group.ask("reset_transfers")
 
     def file_traffic(self) -> dict[str, int]:
         """What has gone between memory and files: bytes_read, bytes_written, and busy_ns."""
-        return _added([self._native.file_traffic(), *self._team.ask("file_traffic")])
+        return _added([self._native.file_traffic(), *self._device_group.ask("file_traffic")])
 
     def stats(self) -> dict[str, int]:
         """Counters: tasks and timeline_dropped of all processes, runs, the largest window_high_water."""
-        parts = [self._native.stats(), *self._team.ask("stats")]
+        parts = [self._native.stats(), *self._device_group.ask("stats")]
         most = {name: max(part[name] for part in parts) for name in ("runs", "window_high_water")}
         return _added(parts) | most
 
@@ -245,7 +247,7 @@ class TeamExecutor:
 
     def close(self) -> None:
         """Stop the workers' threads. Arrays from `buffer` stay valid."""
-        self._team.close()
+        self._device_group.close()
 
 
 def _sums(rows: Sequence[Sequence[int]]) -> list[int]:

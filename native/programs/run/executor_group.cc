@@ -1,9 +1,10 @@
-// The executor of a process among several: joining the team, raises that come, orders and answers. See executor.h.
+// The executor of a process among several: joining the device group, posts that come, orders and answers. See
+// executor.h.
 #include <algorithm>
 #include <cstring>
 
 #include "programs/run/executor.h"
-#include "programs/run/team.h"
+#include "programs/run/group.h"
 
 namespace tilewise::programs {
 
@@ -79,86 +80,87 @@ bool is_stopped_elsewhere(const std::exception_ptr& error) {
 }  // namespace
 
 // That another process has failed says less than what has come to light here since.
-std::exception_ptr error_here(const Team& team) {
-  std::exception_ptr first = team.state->first_error();
-  return first != nullptr && is_stopped_elsewhere(first) ? team.state->last_error() : first;
+std::exception_ptr error_here(const DeviceGroup& group) {
+  std::exception_ptr first = group.state->first_error();
+  return first != nullptr && is_stopped_elsewhere(first) ? group.state->last_error() : first;
 }
 
-std::exception_ptr error_anywhere(const Team& team) {
-  std::exception_ptr own = error_here(team);
-  if (team.peers() == nullptr || !team.peers()->leads() || (own != nullptr && !is_stopped_elsewhere(own))) return own;
-  for (int64_t p = 1; p < team.peers()->num_processes(); ++p) {
-    if (std::exception_ptr error = error_of(team.peers()->answer_of(p)); error != nullptr) return error;
+std::exception_ptr error_anywhere(const DeviceGroup& group) {
+  std::exception_ptr own = error_here(group);
+  if (group.peers() == nullptr || !group.peers()->leads() || (own != nullptr && !is_stopped_elsewhere(own))) return own;
+  for (int64_t p = 1; p < group.peers()->num_processes(); ++p) {
+    if (std::exception_ptr error = error_of(group.peers()->answer_of(p)); error != nullptr) return error;
   }
   return own;
 }
 
-std::string find_loss(Team& team) {
+std::string find_loss(DeviceGroup& group) {
   std::string how;
-  const int64_t lost = team.peers()->find_lost(kLostNs, &how);
+  const int64_t lost = group.peers()->find_lost(kLostNs, &how);
   return lost < 0 ? "" : "process " + std::to_string(lost) + " " + how;
 }
 
-void join_team(Team& team, const TeamOptions& options, const std::vector<std::shared_ptr<memory::Arena>>& arenas) {
+void join_group(DeviceGroup& group, const GroupOptions& options,
+                const std::vector<std::shared_ptr<memory::Arena>>& arenas) {
   if (options.processes.empty()) return;
-  team.processes = options.processes;
+  group.processes = options.processes;
   std::vector<bool> is_remote;
   for (int64_t p = 0; p < std::ssize(options.hosts); ++p) is_remote.push_back(options.is_remote(p));
   if (!options.hosts.empty()) {
     std::vector<memory::Arena*> own;
     for (int64_t d = 0; d < std::ssize(arenas); ++d) {
-      own.push_back(team.devices[d] != nullptr ? arenas[d].get() : nullptr);
-      team.hosts.push_back(options.hosts[options.processes[d]]);
+      own.push_back(group.devices[d] != nullptr ? arenas[d].get() : nullptr);
+      group.hosts.push_back(options.hosts[options.processes[d]]);
     }
-    team.remote = std::make_unique<RemoteMemory>(options.connection, options.number, options.processes, std::move(own),
-                                                 [&team] { return find_loss(team); });
+    group.remote = std::make_unique<RemoteMemory>(options.connection, options.number, options.processes, std::move(own),
+                                                  [&group] { return find_loss(group); });
   }
-  team.state->peers = std::make_unique<comm::Peers>(comm::PeersOptions{
+  group.state->peers = std::make_unique<comm::Peers>(comm::PeersOptions{
       .process = options.process,
       .num_processes = std::ssize(options.peer_files),
-      .file = options.team_file,
+      .file = options.group_file,
       .ends = options.peer_files,
-      .take = [&team](const comm::Raise& raise) { take_raise(team, raise); },
+      .take = [&group](const comm::Post& post) { take_post(group, post); },
       .remote = options.hosts.empty() ? comm::RemoteOptions{}
                                       : comm::RemoteOptions{.connection = options.connection,
-                                                            .team = options.number,
+                                                            .group = options.number,
                                                             .is_remote = std::move(is_remote),
                                                             .take =
-                                                                [&team](int64_t from, const comm::Message& message,
-                                                                        const std::string& text) {
-                                                                  team.remote->take(from, message, text);
+                                                                [&group](int64_t from, const comm::Message& message,
+                                                                         const std::string& text) {
+                                                                  group.remote->take(from, message, text);
                                                                 }},
   });
 }
 
 // A message names a device of this process and one of its signals, of the run that goes on, or nothing is touched.
-void take_raise(Team& team, const comm::Raise& raise) {
-  const bool is_device = raise.device >= 0 && raise.device < std::ssize(team.devices);
-  Device* const device = is_device ? team.devices[raise.device].get() : nullptr;
-  if (device == nullptr || raise.signal < 0 || raise.signal >= device->options().num_signals ||
-      raise.run != team.peers()->run()) {
-    team.state->fail(std::make_exception_ptr(
+void take_post(DeviceGroup& group, const comm::Post& post) {
+  const bool is_device = post.device >= 0 && post.device < std::ssize(group.devices);
+  Device* const device = is_device ? group.devices[post.device].get() : nullptr;
+  if (device == nullptr || post.signal < 0 || post.signal >= device->options().num_signals ||
+      post.run != group.peers()->run()) {
+    group.state->fail(std::make_exception_ptr(
         PeerLost("[comm.Peers] a message must name a device and a signal of this process in this run; got device " +
-                 std::to_string(raise.device) + ", signal " + std::to_string(raise.signal) + ", run " +
-                 std::to_string(raise.run) + "; memory that processes share has been written over; start again")));
+                 std::to_string(post.device) + ", signal " + std::to_string(post.signal) + ", run " +
+                 std::to_string(post.run) + "; memory that processes share has been written over; start again")));
     return;
   }
   uint64_t poison = 0;
-  if (raise.is_poisoned) {
-    poison = team.state->stopped();
+  if (post.is_poisoned) {
+    poison = group.state->stopped();
     if (poison == 0) {
-      poison = team.state->fail(
+      poison = group.state->fail(
           std::make_exception_ptr(StoppedElsewhere("[runtime.Executor.run] another process has failed")));
     }
   }
-  device->signals()[raise.signal].raise(poison);
+  device->signals()[post.signal].post(poison);
 }
 
-uint64_t order_run(const Team& team, bool clears_poison, int64_t list, const std::vector<int64_t>& symbols) {
-  if (team.peers() == nullptr) return 0;
-  check<ArgumentError>(team.peers()->leads(),
+uint64_t order_run(const DeviceGroup& group, bool clears_poison, int64_t list, const std::vector<int64_t>& symbols) {
+  if (group.peers() == nullptr) return 0;
+  check<ArgumentError>(group.peers()->leads(),
                        "[runtime.Executor.run] the process that leads orders runs; got a call in process ",
-                       team.peers()->process(), "; call serve()");
+                       group.peers()->process(), "; call serve()");
   check<ArgumentError>(std::ssize(symbols) <= comm::kMaxSymbols,
                        "[runtime.Executor.run] a program of several processes has at most ", comm::kMaxSymbols,
                        " symbols; got ", symbols.size(), "; use fewer");
@@ -168,36 +170,36 @@ uint64_t order_run(const Team& team, bool clears_poison, int64_t list, const std
   order.list = list;
   order.num_symbols = std::ssize(symbols);
   std::copy(symbols.begin(), symbols.end(), order.symbols);
-  return team.peers()->give(order);
+  return group.peers()->give(order);
 }
 
 void Executor::call_peers() {
   check_idle("call_peers");
   check<ArgumentError>(
-      team_->peers() != nullptr && team_->peers()->leads(),
+      group_->peers() != nullptr && group_->peers()->leads(),
       "[runtime.Executor.call_peers] the process that leads calls the others; got a call in another, or without "
-      "a team; make the executor with one");
-  team_->peers()->give({});
+      "a device group; make the executor with one");
+  group_->peers()->give({});
 }
 
 void Executor::serve(const std::shared_ptr<const Program>& program) {
   const Running running(*this);
   check<ArgumentError>(
-      team_->peers() != nullptr && !team_->peers()->leads(),
+      group_->peers() != nullptr && !group_->peers()->leads(),
       "[runtime.Executor.serve] processes that do not lead serve; got a call in the leader, or without "
-      "a team; call run()");
+      "a device group; call run()");
   while (true) {
     comm::Order order;
     uint64_t number = 0;
-    while (!team_->peers()->await_order(kPollNs, &order, &number)) check_order_will_come(*team_->peers());
+    while (!group_->peers()->await_order(kPollNs, &order, &number)) check_order_will_come(*group_->peers());
     if (order.kind == comm::Order::Kind::kTalk) return;
     const int64_t count = std::clamp<int64_t>(order.num_symbols, 0, comm::kMaxSymbols);
     std::vector<int64_t> symbols(order.symbols, order.symbols + count);
     check_run(*program, order.list, "of number " + std::to_string(order.list), symbols);
     begin_run(program, order.list, std::move(symbols), order.clears_poison, number);
     const std::exception_ptr error = end_run({});
-    team_->peers()->tell(num_completed(*team_), false);  // what a run shorter than a look at the peers has not said
-    team_->peers()->answer(answer_of(error));
+    group_->peers()->tell(num_completed(*group_), false);  // what a run shorter than a look at the peers has not said
+    group_->peers()->answer(answer_of(error));
     if (broken_) std::rethrow_exception(error);
   }
 }

@@ -1,7 +1,7 @@
-"""What the processes of one host share of a team: who makes it, and in which order it is handed on.
+"""What the processes of one host share of a device_group: who makes it, and in which order it is handed on.
 
-The order is that of `make_memory`: the team's own memory, the devices' arenas, then their files where the plan offloads
-something; -1, or no path, stands for what is on another host.
+The order is that of `make_memory`: the device_group's own memory, the devices' arenas, then their
+files where the plan offloads something; -1, or no path, stands for what is on another host.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from tilewise._native.programs import make_spill_file, team_bytes
+from tilewise._native.programs import group_bytes, make_spill_file
 from tilewise.comm.memory import shared_memory
 from tilewise.core.environment import on_host
 from tilewise.core.errors import ResourceError
@@ -29,7 +29,7 @@ def needed_memory(options: Mapping[str, Any], file_directory: str, num_processes
         num_processes: of all hosts.
     """
     sizes = {name: options[name] for name in ("arena_bytes", "file_bytes")}
-    return {"team_bytes": team_bytes(num_processes), "file_directory": file_directory, **sizes}
+    return {"group_bytes": group_bytes(num_processes), "file_directory": file_directory, **sizes}
 
 
 def make_memory(needed: Mapping[str, Any], is_own: Sequence[bool], own: Callable[[int], int]) -> list[int]:
@@ -41,14 +41,14 @@ def make_memory(needed: Mapping[str, Any], is_own: Sequence[bool], own: Callable
         own: takes every descriptor as it is made, to close it later.
 
     Returns:
-        Of the team, of every device, of every device's file.
+        Of the device_group, of every device, of every device's file.
 
     Raises:
         ResourceError: the system gives none; names the host where there may be several.
     """
     named = name_in_utf8(Path(needed["file_directory"])) if needed["file_bytes"] else nullcontext("")
     with named as directory, _naming_host():
-        team = own(shared_memory(needed["team_bytes"], "team"))
+        device_group = own(shared_memory(needed["group_bytes"], "device_group"))
         arenas = [
             own(shared_memory(size, f"device-{device}")) if is_local else -1
             for device, (size, is_local) in enumerate(zip(needed["arena_bytes"], is_own, strict=True))
@@ -58,7 +58,7 @@ def make_memory(needed: Mapping[str, Any], is_own: Sequence[bool], own: Callable
             for is_local in is_own
             if needed["file_bytes"]
         ]
-    return [team, *arenas, *files]
+    return [device_group, *arenas, *files]
 
 
 @contextmanager
@@ -71,9 +71,9 @@ def _naming_host() -> Iterator[None]:
 
 def executor_files(made: Sequence[int], num_devices: int) -> dict[str, Any]:
     """The options of a native executor that say which descriptor is what."""
-    team, *memory = made
+    device_group, *memory = made
     return {
-        "team_file": team,
+        "group_file": device_group,
         "arena_files": memory[:num_devices],
         "spill_files": memory[num_devices:],
     }
