@@ -1,5 +1,5 @@
-// A device's templates as its walker executes them: numbers of the device filled in, device groups and members
-// resolved.
+// A device's templates as its instruction issuer executes them: numbers of the device filled in, device groups and
+// members resolved.
 //
 // What remains open are symbols and numbers of the call. Operands of the device itself have lost their device group,
 // waits for and notifies to itself are gone. Made by Program::bound, frozen, read by every thread of the device.

@@ -121,7 +121,8 @@ void Program::finish(std::vector<int64_t> symbols_max, const KernelResolver& res
   finished_ = true;
 }
 
-/// Integers that wait for a symbol or a call have a place per call, where the walker writes them once a run.
+/// Integers that wait for a symbol or a call have a place per call, where the instruction issuer writes them once a
+/// run.
 void Program::place_late_ints(DeviceClass& of) {
   for (Template& plan : of.templates) {
     plan.num_late_ints = 0;

@@ -18,7 +18,7 @@ namespace tilewise::programs {
 namespace {
 
 constexpr std::chrono::milliseconds kDelay{1};  // a planted one
-constexpr int64_t kWalkBatch = 32;  // submissions per advance
+constexpr int64_t kIssueBatch = 32;  // submissions per turn
 constexpr uint32_t kTimelineRecords = 1 << 16;
 
 std::unique_ptr<memory::SpillFile> file_of(const DeviceOptions& options) {
@@ -78,38 +78,38 @@ void Device::begin(const RunContext& run, std::vector<Injection> injections) {
   run_ = run;
   const ExpandContext context{run.program, options_.index,       run.symbols,
                               run.arenas,  options_.num_handles, run.remote != nullptr ? run.hosts : nullptr};
-  walker_.begin(context, run.list, signals_, std::move(injections));
+  issuer_.begin(context, run.list, signals_, std::move(injections));
   transfers_ = std::vector<std::atomic<int64_t>>(run.program->labels().size());
   if (run.tracing) enable_trace(true);
 }
 
 void Device::start() {
-  walk_.open();
+  issue_turn_.open();
   engine_.wake_all();
 }
 
 void Device::enable_trace(bool enable) { engine_.trace(enable ? kTimelineRecords : 0); }
 
 bool Device::has_more() const {
-  return walk_.is_free() && walk_.num_live() <= options_.window - std::max<int64_t>(options_.window / 8, 1);
+  return issue_turn_.is_free() && issue_turn_.num_live() <= options_.window - std::max<int64_t>(options_.window / 8, 1);
 }
 
 bool Device::submit_more(uint32_t worker) {
   if (state_->peers != nullptr) state_->peers->look();
   const auto low_water = static_cast<uint64_t>(2 * options_.num_workers + 2);
   if (!has_more() || engine_.num_ready() >= low_water) return false;
-  if (walk_.take()) walk(worker);
+  if (issue_turn_.take()) issue(worker);
   return true;
 }
 
-// Tasks count when the walk pauses, not one by one.
-void Device::walk(uint32_t worker) {
-  const int64_t live = walk_.num_live();
-  const int64_t limit = std::min(kWalkBatch, options_.window - live);
+// Tasks count when issuing pauses, not one by one.
+void Device::issue(uint32_t worker) {
+  const int64_t live = issue_turn_.num_live();
+  const int64_t limit = std::min(kIssueBatch, options_.window - live);
   bool is_done = false;
   int64_t count = 0;
   for (; count < limit; ++count) {
-    is_done = !walker_.prepare();
+    is_done = !issuer_.prepare();
     if (is_done) break;
     const uint32_t task = engine_.take_task();
     if (task == tasks::kNone) break;
@@ -117,15 +117,15 @@ void Device::walk(uint32_t worker) {
   }
   window_high_water_ = std::max(window_high_water_, live + count);
   if (!is_done) {
-    walk_.pause(count);
+    issue_turn_.pause(count);
     return;
   }
-  if (walk_.close(count)) state_->device_finished();
+  if (issue_turn_.close(count)) state_->device_finished();
 }
 
 void Device::submit(uint32_t number, uint32_t worker) {
   Task& task = tasks_[number];
-  walker_.fill(task, accesses_);
+  issuer_.fill(task, accesses_);
   const auto priority = static_cast<int32_t>(std::clamp<int64_t>(task.instr->priority, INT32_MIN, INT32_MAX));
   engine_.submit(number, accesses_, priority, worker);
 }
@@ -218,7 +218,7 @@ void Device::stay() {
 bool Device::leave() { return state_->peers == nullptr || state_->peers->leave(); }
 
 void Device::completed() {
-  if (walk_.left()) state_->device_finished();
+  if (issue_turn_.left()) state_->device_finished();
 }
 
 void Device::post_signals(const Task& task, uint64_t poison) {
@@ -237,7 +237,7 @@ void Device::post_signals(const Task& task, uint64_t poison) {
 }
 
 std::vector<BlockedWait> Device::blocked() {
-  const auto before = walk_.hold();
+  const auto before = issue_turn_.hold();
   std::vector<BlockedWait> found;
   for (uint32_t t = 0; t < engine_.window(); ++t) {
     if (!engine_.is_live(t)) continue;
@@ -246,7 +246,7 @@ std::vector<BlockedWait> Device::blocked() {
       found.push_back({engine_.sequence(t), tasks_[t].instr, tasks_[t].index, wait.signal, wait.threshold});
     }
   }
-  walk_.let_go(before);
+  issue_turn_.let_go(before);
   std::sort(found.begin(), found.end(), [](auto& a, auto& b) { return a.sequence < b.sequence; });
   return found;
 }

@@ -1,27 +1,27 @@
-// One device: a task engine whose host it is, the walker, signals and arena.
+// One device: the task engine that it hosts, its instruction issuer, its signals and its arena.
 //
-// Purpose: the engine's workers call it for tasks to submit, for tasks to admit (their signals have come) and for
-// bodies to run: kernel, then signals, then completion. Who may call: begin() and start() by the executor between runs;
-// worker_loop by its threads; signal_posted by any device's worker; statuses by anyone. Memory order: a task's writes
-// reach its successors through the engine, and peers through the signal's lock; the walker passes from worker to worker
-// through walk_.
+// Purpose: the engine's workers ask the device for tasks to submit, for tasks to admit (their signals have arrived) and
+// to run a task: kernel, then signals, then completion. Callers: begin() and start() by the executor between runs;
+// worker_loop() by the device's threads; signal_posted() by a worker of any device; statuses by any thread. Memory
+// order: a task's writes reach its successors through the engine and other devices through the signal's lock; the
+// instruction issuer passes from one worker to the next through issue_turn_.
 //
-// The walker is advanced when few tasks are ready and an eighth of the window is free (so that looking for free places
-// costs little a task). Whatever makes that true is done by a worker, which looks again before it sleeps; only start()
-// is not, and wakes all.
+// A worker advances the instruction issuer when few tasks are ready and an eighth of the window is free, so that the
+// search for free slots costs little per task. Only workers make that condition true, and each re-checks it before it
+// sleeps. start() is the exception: it wakes every worker.
 //
-// A task that moves tiles between memory and the file is handed to the queue of transfers where others would start; the
-// end of its transfer lets it start, with nothing left to do. So it waits as it waits for signals: it holds no worker.
+// A task that moves tiles between memory and the spill file is handed to the transfer queue instead of to a worker. The
+// end of its transfer lets it start, and it then has nothing left to do: like a wait for signals, a transfer occupies
+// no worker. A task that reads tiles of a remote device requests them at the same point and is notified when they have
+// arrived.
 //
-// A task that reads tiles of a remote device asks for them there, too, and is told when they have come.
+// A task waits for its signals one after the other, once its producers have completed. It is in one signal's list at a
+// time, and the thread that posts that signal goes on to the task's next one (protocols/counter.h). One thread at a
+// time therefore owns the task, and no count of open waits is needed.
 //
-// A task asks for its signals one after the other once its producers have completed: it stands in one signal's list at
-// a time, and the thread that posts that one goes on asking (protocols/counter.h). So exactly one thread at a time has
-// the task, and no count of open waits is needed.
-//
-// After the first failure of a run (or a cancel, or a deadline) every task that has not started is skipped on every
-// device, related or not: the step is lost anyway. So the engine never hears of failures: that an error reaches what
-// stands behind it follows. Skipped tasks still post their signals, poison word first.
+// After a run's first failure, cancellation or deadline, every task that has not started is skipped on every device,
+// related or not, because the step is lost anyway. The engine itself sees no failure. Skipped tasks still post their
+// signals, poison word first.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -30,10 +30,10 @@
 
 #include "memory/arena.h"
 #include "programs/remote/remote_memory.h"
+#include "programs/run/instruction_issuer.h"
 #include "programs/run/run_state.h"
-#include "programs/run/walker.h"
 #include "programs/run/worker.h"
-#include "protocols/walk.h"
+#include "protocols/issue_turn.h"
 #include "tasks/embed/embedded.h"
 
 namespace tilewise::programs {
@@ -104,7 +104,7 @@ class Device final : private tasks::Host {
   tasks::Embedded& engine() { return engine_; }
   const tasks::Embedded& engine() const { return engine_; }
   int64_t window_high_water() const { return window_high_water_; }
-  /// Tasks that wait for a signal, oldest first. Keeps the walker from moving meanwhile.
+  /// Tasks that wait for a signal, oldest first. Keeps the instruction issuer from moving meanwhile.
   std::vector<BlockedWait> blocked();
   WorkerStatus status(int64_t worker) const { return workers_[worker]->status(); }
   int64_t transfers(int64_t label) const { return transfers_[label].load(std::memory_order_relaxed); }
@@ -120,7 +120,7 @@ class Device final : private tasks::Host {
   void stay() override;
   bool leave() override;
 
-  void walk(uint32_t worker);
+  void issue(uint32_t worker);
   void submit(uint32_t task, uint32_t worker);
   void signal_posted(uint32_t task, uint64_t poison);
   bool start_transfer(uint32_t task);
@@ -132,13 +132,13 @@ class Device final : private tasks::Host {
   comm::SignalBoard signals_;
   tasks::Embedded engine_;
   std::vector<Task> tasks_;
-  Walker walker_;  // of the worker that holds walk_
+  InstructionIssuer issuer_;  // of the worker that holds issue_turn_
   std::vector<tasks::Access> accesses_;  // likewise
   int64_t window_high_water_ = 0;  // likewise
   RunContext run_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<std::atomic<int64_t>> transfers_;  // elements per label of this run
-  protocols::Walk<protocols::StdMemory> walk_;
+  protocols::IssueTurn<protocols::StdMemory> issue_turn_;
 };
 
 }  // namespace tilewise::programs

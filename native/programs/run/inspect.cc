@@ -1,7 +1,7 @@
 // See inspect.h.
 #include "programs/run/inspect.h"
 
-#include "programs/run/walker.h"
+#include "programs/run/instruction_issuer.h"
 
 namespace tilewise::programs {
 
@@ -33,13 +33,13 @@ TaskTables list_tasks(const Program& program, int64_t device, int64_t list, cons
   const comm::SignalBoard signals(needs.num_signals);
   const std::vector<Call>& calls = program.list_of(device, list).calls;
   const Bound& templates = program.bound(device);
-  Walker walker;
-  walker.begin({&program, device, &symbols, &arenas, needs.num_handles}, list, signals, {});
+  InstructionIssuer issuer;
+  issuer.begin({&program, device, &symbols, &arenas, needs.num_handles}, list, signals, {});
   TaskTables tables;
   Task task;
   std::vector<tasks::Access> accesses;
-  while (walker.prepare()) {
-    walker.fill(task, accesses);
+  while (issuer.prepare()) {
+    issuer.fill(task, accesses);
     const int64_t number = std::ssize(tables.tasks);
     const int64_t template_id = task.call->template_id;
     tables.tasks.push_back({task.call - calls.data(), template_id, task.instr - templates[template_id].instrs.data(),

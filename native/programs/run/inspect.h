@@ -1,4 +1,5 @@
-// The tasks of a program as tables, for those who check it: through the walker that runs it, without running anything.
+// The tasks of a program as tables, for those who check it: through the instruction issuer that runs it, without
+// running anything.
 //
 // Who may call: any thread, on a finished program. Memory: some hundred bytes a task.
 #pragma once

@@ -1,8 +1,8 @@
 // A task: everything a worker needs to run it, in its place in the device's window.
 //
-// Filled by the walker while it alone knows the place, then used by one thread at a time (who admits it, who runs it),
-// then filled anew. Owns no tensor; refers to its instruction, which lives as long as the run's program. More than
-// kInlineViews operands go to side storage that the place keeps, so that the steady state allocates nothing.
+// Filled by the instruction issuer while it alone knows the place, then used by one thread at a time (who admits it,
+// who runs it), then filled anew. Owns no tensor; refers to its instruction, which lives as long as the run's program.
+// More than kInlineViews operands go to side storage that the place keeps, so that the steady state allocates nothing.
 #pragma once
 #include <array>
 #include <cstdint>

@@ -251,7 +251,7 @@ CASE("numbers of device, call and symbol reach kernels; a list of calls runs und
   EXPECT(contains(message_of<ArgumentError>([&] { executor->run(program, {1}, "two"); }), "under the name 'two'"));
 }
 
-CASE("tasks as tables: views in bytes of their owner, accesses, waits and posts as the walker makes them") {
+CASE("tasks as tables: views in bytes of their owner, accesses, waits and posts as the instruction issuer makes them") {
   Program program;
   program.add_class();
   for (int64_t d = 0; d < 2; ++d) program.add_device({0, {d}, {{0, 1}}});

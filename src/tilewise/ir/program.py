@@ -1,4 +1,4 @@
-"""The tile program as data: what the planner makes and the native walker executes (native/programs/program.h).
+"""The tile program as data: what the planner makes and the native instruction issuer executes (native/programs/program.h).
 
 A program is made of classes of devices: a table of tensors, templates, and calls of templates under a name each. A
 template is a list of instructions; an instruction is a kernel over the row tiles of its loop. Bindings map a template's
@@ -334,7 +334,7 @@ def tiles_across(cols: int, tile_cols: int) -> int:
 
 
 class TensorEntry(NamedTuple):
-    """A tensor as the walker sees it: where it lies, how it is cut, which handles guard its tiles.
+    """A tensor as the instruction issuer sees it: where it lies, how it is cut, which handles guard its tiles.
 
     Rows and rows per tile may be of symbols. A tile has `tile_cols` columns, 0 for all.
     """

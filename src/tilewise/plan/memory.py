@@ -1,7 +1,7 @@
 """Offsets of everything in one arena, the same on every device.
 
 Buffers whose lifetimes meet get disjoint ranges. Execution is out of order, so reuse of memory is also an order between
-tasks: buffers that share bytes are listed as aliases, and the walker adds the edges.
+tasks: buffers that share bytes are listed as aliases, and the instruction issuer adds the edges.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-// A run that several workers submit, one at a time, and that ends behind its last task.
+// Workers of a device issue its tile program one at a time; the run ends after its last task.
 //
-// Purpose: a device's workers take turns at walking its program; `turn` says whether one does. `unfinished` counts
-// tasks that have not ended, by batches, plus kOpen while the walk is not over: so it cannot reach zero before, and the
-// thread that takes it there ends the run. The walk is closed before that, because the next run may open it at once.
-// Who may call: open between runs; take, pause and close the walking worker; left any worker. Blocks: never; hold
-// spins. Memory: two words, lines of their own.
+// Purpose: `turn` says whether a worker is issuing instructions. `unfinished` counts the tasks that have not ended,
+// added in batches, plus kOpen while the program has not been issued to its end, so it cannot reach zero before that.
+// The thread that brings it to zero ends the run. The issuing worker gives up its turn first, because the next run may
+// start at once. Callers: open() between runs; take(), pause() and close() by the issuing worker; left() by any worker.
+// Blocking: only hold(), which spins. Memory: two words, each on its own cache line.
 //
-// Memory order: a pause releases what the walk has done to the next worker that takes it; leaving releases what a task
-// did to the thread that ends the run.
+// Memory order: a pause releases what the issuing worker has written to the next worker that takes the turn. left()
+// releases what a task has written to the thread that ends the run.
 #pragma once
 #include <cstdint>
 
@@ -15,30 +15,30 @@
 
 namespace tilewise::protocols {
 
-struct WalkOrders {
-  static constexpr auto kOpenWalk = std::memory_order_release;
+struct IssueTurnOrders {
+  static constexpr auto kStart = std::memory_order_release;
   static constexpr auto kTakeTurn = std::memory_order_acquire;
   static constexpr auto kPause = std::memory_order_release;
-  static constexpr auto kClose = std::memory_order_release;  // to a thread that holds the walk
+  static constexpr auto kClose = std::memory_order_release;  // to a thread in hold()
   static constexpr auto kLeave = std::memory_order_acq_rel;
   static constexpr bool kClosesBeforeCounting = true;
   static constexpr bool kTakesByCompare = true;
 };
 
-template <class Memory, class Orders = WalkOrders>
-struct Walk {
+template <class Memory, class Orders = IssueTurnOrders>
+struct IssueTurn {
   enum Turn : uint32_t { kClosed, kFree, kTaken };
   static constexpr int64_t kOpen = int64_t{1} << 40;
 
   /// Between runs.
   void open() {
     unfinished.store(kOpen, std::memory_order_relaxed);
-    turn.store(kFree, Orders::kOpenWalk);
+    turn.store(kFree, Orders::kStart);
   }
   /// While it is open.
   int64_t num_live() const { return unfinished.load(std::memory_order_relaxed) - kOpen; }
   bool is_free() const { return turn.load(std::memory_order_relaxed) == kFree; }
-  /// True: this worker walks until it pauses or closes.
+  /// True: this worker issues instructions until it pauses or closes.
   bool take() {
     Turn free = kFree;
     if constexpr (!Orders::kTakesByCompare) {
@@ -64,7 +64,7 @@ struct Walk {
   /// A task has ended. True: it was the last.
   bool left() { return unfinished.fetch_sub(1, Orders::kLeave) == 1; }
 
-  /// Keeps workers from walking until let_go(); returns what it was.
+  /// Keeps workers from issuing until let_go(); returns what it was.
   Turn hold() {
     Turn before = turn.exchange(kTaken, Orders::kTakeTurn);
     for (; before == kTaken; before = turn.exchange(kTaken, Orders::kTakeTurn)) Memory::relax();

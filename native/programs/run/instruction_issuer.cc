@@ -1,10 +1,10 @@
-// See walker.h.
-#include "programs/run/walker.h"
+// See instruction_issuer.h.
+#include "programs/run/instruction_issuer.h"
 
 namespace tilewise::programs {
 
-void Walker::begin(const ExpandContext& context, int64_t list, const comm::SignalBoard& signals,
-                   std::vector<Injection> injections) {
+void InstructionIssuer::begin(const ExpandContext& context, int64_t list, const comm::SignalBoard& signals,
+                              std::vector<Injection> injections) {
   context_ = context;
   templates_ = &context.program->bound(context.device);
   list_ = &context.program->list_of(context.device, list);
@@ -20,7 +20,7 @@ void Walker::begin(const ExpandContext& context, int64_t list, const comm::Signa
   label_counts_.assign(injections_.empty() ? 0 : context.program->labels().size(), 0);
 }
 
-bool Walker::prepare() {
+bool InstructionIssuer::prepare() {
   while (index_ >= count_) {
     if (call_ >= list_->calls.size()) return false;
     const Call& call = list_->calls[call_];
@@ -36,7 +36,7 @@ bool Walker::prepare() {
   return true;
 }
 
-void Walker::prepare_instr(const Call& call) {
+void InstructionIssuer::prepare_instr(const Call& call) {
   const Values values{context_.symbols->data(), nullptr, call.numbers.data()};
   const Instr& source = *instr_->source;
   extent_ = source.extent.at(values);
@@ -50,7 +50,7 @@ void Walker::prepare_instr(const Call& call) {
   for (const Number& n : instr_->late_ints) *late++ = n.at(values);
 }
 
-void Walker::fill(Task& task, std::vector<tasks::Access>& accesses) {
+void InstructionIssuer::fill(Task& task, std::vector<tasks::Access>& accesses) {
   accesses.clear();
   expand(context_, {list_->calls[call_], *instr_, ints_, index_, extent_, step_}, task, accesses);
   fill_waits(task);
@@ -58,7 +58,7 @@ void Walker::fill(Task& task, std::vector<tasks::Access>& accesses) {
   ++index_;
 }
 
-void Walker::fill_waits(Task& task) {
+void InstructionIssuer::fill_waits(Task& task) {
   const Values values{context_.symbols->data(), nullptr, task.call->numbers.data()};
   const std::vector<BoundWait>& waits = instr_->waits;
   task.waits.resize(waits.size());
@@ -72,7 +72,7 @@ void Walker::fill_waits(Task& task) {
   task.poison = 0;
 }
 
-Injected Walker::injected(const BoundInstr& instr) {
+Injected InstructionIssuer::injected(const BoundInstr& instr) {
   const int64_t ordinal = label_counts_[instr.label]++;
   for (const Injection& fault : injections_) {
     if (fault.label == instr.label && fault.index == ordinal) return fault.kind;

@@ -1,8 +1,8 @@
-// The walker of one device: a resumable cursor over the calls, instructions and iterations of its tile program.
+// Issues the instructions of one device: a resumable cursor over the calls, instructions and iterations of its program.
 //
-// Purpose: makes the next task in submission order. It is no thread: a worker that finds few tasks ready advances it
-// by some tens of tasks and gives it back; the device sees to it that there is one such worker at a time (and orders
-// one worker's use before the next). Blocks: never. Memory: a few vectors, reused by every run.
+// Purpose: makes the next task in submission order. It is not a thread: a worker that finds few tasks ready advances it
+// by some tens of tasks and gives it up; the device admits one such worker at a time and orders one worker's use before
+// the next. Blocking: never. Memory: a few vectors, reused by every run.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -20,7 +20,7 @@ struct Injection {
   int64_t index = 0;
 };
 
-class Walker {
+class InstructionIssuer {
  public:
   /// Starts at the first task. Signals count on from where they stand.
   void begin(const ExpandContext& context, int64_t list, const comm::SignalBoard& signals,
@@ -41,7 +41,7 @@ class Walker {
   const Bound* templates_ = nullptr;
   const CallList* list_ = nullptr;
   const BoundInstr* instr_ = nullptr;  // prepared instruction
-  const int64_t* ints_ = nullptr;      // its integers
+  const int64_t* ints_ = nullptr;  // its integers
   size_t call_ = 0;
   size_t next_instr_ = 0;
   int64_t index_ = 0;
