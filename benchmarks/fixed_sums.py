@@ -1,10 +1,11 @@
-"""Claim: sums that are fixed trees over chunks and leaves, so that a strategy changes no bit, cost at most 3% of a
-training step, goal 1%.
+"""Claim: sums that are fixed trees over k splits and batch splits, so that a strategy changes no
+bit, cost at most 3% of a training step, goal 1%.
 
-The same kernels with and without: contractions in 8 chunks and the batch in its usual leaves, beside one chunk and one
-leaf, which only one device with one microbatch could compute. Steps of GPT-2 small's shape (4 x 256 tokens) and of the
-demo's (8 x 256), one device of as many workers as there are cores. Both sides live in this process and take turns, so
-that a neighbour hits them alike; the ratio is the median over the rounds of that of neighbouring steps.
+The same kernels with and without: contractions in 8 k splits and the batch in its usual batch
+splits, beside one k split and one split, which only one device with one microbatch could compute.
+Steps of GPT-2 small's shape (4 x 256 tokens) and of the demo's (8 x 256), one device of as many
+workers as there are cores. Both sides live in this process and take turns, so that a neighbour hits
+them alike; the ratio is the median over the rounds of that of neighbouring steps.
 
 Run: python benchmarks/fixed_sums.py [--shapes demo gpt2] [--dtypes f32 bf16] [--rounds 12]
 """
@@ -29,14 +30,14 @@ from tilewise.session import GraphInstance
 MUST, GOAL = 1.03, 1.01
 
 
-def instance(name: str, dtype: str, chunks: int, leaves: int | None) -> GraphInstance:
+def instance(name: str, dtype: str, k_splits: int, batch_splits: int | None) -> GraphInstance:
     """A model, and how its sums are cut."""
     shape = SHAPES[name]
-    graph = tw.ComputeGraph(name, reduction_chunks=chunks)
+    graph = tw.ComputeGraph(name, k_splits=k_splits)
     config = llama.LlamaConfig(**shape.model)
     models.build_training_graph(graph, config, shape.batch, CONTEXT, dtype=dtype)
     graph.optimize(tw.optim.AdamW())
-    model = graph.instantiate(graph.plan({}, leaves=leaves))
+    model = graph.instantiate(graph.plan({}, batch_splits=batch_splits))
     model.initialize(seed=0)
     return model
 

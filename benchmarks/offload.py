@@ -78,7 +78,11 @@ class Mode:
         models.build_training_graph(graph, config, self.batch, CONTEXT, dtype)
         graph.optimize(tw.optim.AdamW())
         self.plan = graph.plan(
-            {}, accumulation=microbatches, leaves=self.batch, offload=offload, workers_per_device=threads
+            {},
+            accumulation=microbatches,
+            batch_splits=self.batch,
+            offload=offload,
+            workers_per_device=threads,
         )
         self.model = graph.instantiate(self.plan, offload_directory=directory)
         self.model.initialize(seed=0)

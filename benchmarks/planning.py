@@ -149,7 +149,7 @@ def measure_meshes(runs: int) -> Plan:
         graph = llama(LAYERS)
 
         def plan(graph: tw.ComputeGraph = graph, mesh: dict[str, int] = mesh) -> None:
-            plans[:] = [graph.plan(mesh, leaves=64)]
+            plans[:] = [graph.plan(mesh, batch_splits=64)]
 
         show_time(f"{LAYERS} layers, {name}", median_of(runs, plan), must, goal)
     return plans[0]

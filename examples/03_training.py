@@ -36,7 +36,7 @@ def train(strategy: tw.DistributionStrategy) -> list[float]:
     models.build_training_graph(graph, CONFIG, BATCH, CONTEXT, dtype="f32")
     graph.optimize(tw.optim.AdamW())
     graph.set_distribution(strategy)
-    model = graph.instantiate(graph.plan(leaves=8))
+    model = graph.instantiate(graph.plan(batch_splits=8))
     model.initialize(seed=0)
     losses = [model.step(batch(step), lr=3e-3).loss for step in range(STEPS)]
     model.close()

@@ -87,10 +87,12 @@ def ours(shape: Shape, dt: str) -> dict[str, Call]:
 def theirs(shape: Shape, dt: str) -> dict[str, Call]:
     """The same in PyTorch."""
     dtype = torch.float32 if dt == "f32" else torch.bfloat16
-    leaves = [torch.randn(1, shape.heads, shape.seq, shape.dim).to(dtype).requires_grad_() for _ in "qkv"]
-    call = partial(scaled_dot_product_attention, *leaves, is_causal=shape.causal)
+    batch_splits = [
+        torch.randn(1, shape.heads, shape.seq, shape.dim).to(dtype).requires_grad_() for _ in "qkv"
+    ]
+    call = partial(scaled_dot_product_attention, *batch_splits, is_causal=shape.causal)
     out = call()
-    backward = partial(torch.autograd.grad, out, leaves, torch.ones_like(out), retain_graph=True)
+    backward = partial(torch.autograd.grad, out, batch_splits, torch.ones_like(out), retain_graph=True)
     return {"forward": repeated(call), "backward": repeated(backward)}
 
 

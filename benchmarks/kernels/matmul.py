@@ -1,10 +1,11 @@
 """Claim: forward matmuls reach 92% of one core's measured ceiling, input and weight gradients 88%.
 
-Shapes are those of GPT-2 small's tiles (`must` figures; two_devices.py), of the demo's, and two of llama_block.py's.
-Prints GFLOP/s of matmul, matmul_dx and matmul_dw per shape and dtype, their share of the ceiling (an in-register loop
-of the same instructions, measured in the same run), and torch.mm on one thread. Operands are 64-byte aligned as in a
-device's arena, and in a cache if they fit one; contractions that tensor parallelism may split are cut into 8 chunks, as
-in training. PyTorch's fp32 is MKL's, which takes slower ways on processors of other makers.
+Shapes are those of GPT-2 small's tiles (`must` figures; two_devices.py), of the demo's, and two of
+llama_block.py's. Prints GFLOP/s of matmul, matmul_dx and matmul_dw per shape and dtype, their share
+of the ceiling (an in-register loop of the same instructions, measured in the same run), and
+torch.mm on one thread. Operands are 64-byte aligned as in a device's arena, and in a cache if they
+fit one; contractions that tensor parallelism may split are cut into 8 k splits, as in training.
+PyTorch's fp32 is MKL's, which takes slower ways on processors of other makers.
 
 Time is that of the thread: a program that takes the core's turns does not count, a neighbour in the cache, on the
 memory or on the core's other thread does. So every kernel takes turns of a millisecond with the ceiling: GFLOP/s are
@@ -39,7 +40,7 @@ from machine import machine
 from tilewise.kernels import pack_weight, packed_elements
 from tilewise.kernels.isa import isa_in_use, run
 
-# m, n, k; chunks of k in the forward product, of n in the input gradient
+# m, n, k; k splits of k in the forward product, of n in the input gradient
 GPT2 = {
     "q": (256, 768, 768, 1, 8),
     "o": (256, 768, 768, 8, 1),
@@ -65,7 +66,7 @@ MODELS = {
     "gpt2": (GPT2, 512, 256),
     "demo": (DEMO, 2048, 512),
     "large": (LARGE, 512, 512),
-}  # with tokens and leaf rows of a weight gradient
+}  # with tokens and split rows of a weight gradient
 WEIGHT_ROWS = 1024  # of a weight gradient's tile, at most
 NUMPY = {"f32": np.float32, "bf16": ml_dtypes.bfloat16}
 Array = NDArray[np.generic]
@@ -143,17 +144,17 @@ def in_turns(flops: float, call: Callable[[int], object], limit: Callable[[], fl
     return Rate(max(r for r, _ in pairs), statistics.median(r / most for r, most in pairs))
 
 
-def chunked(length: int, chunks: int) -> list[int]:
-    """Ranges of chunks that are even numbers long."""
-    cuts = [length * c // chunks // 2 * 2 for c in range(chunks)] + [length]
-    return [chunks, *(x for cut in pairwise(cuts) for x in cut)]
+def even_ranges(length: int, k_splits: int) -> list[int]:
+    """Ranges of k splits that are even numbers long."""
+    cuts = [length * c // k_splits // 2 * 2 for c in range(k_splits)] + [length]
+    return [k_splits, *(x for cut in pairwise(cuts) for x in cut)]
 
 
 def measure(
-    dt: str, shape: tuple[int, int, int, int, int], tokens: int, leaf: int, seconds: float
+    dt: str, shape: tuple[int, int, int, int, int], tokens: int, split: int, seconds: float
 ) -> dict[str, Rate]:
     """What each kernel reaches."""
-    m, n, k, chunks_k, chunks_n = shape
+    m, n, k, splits_of_k, splits_of_n = shape
     rows = min(n, WEIGHT_ROWS)
     wide = int(dt == "f32")
     gen = np.random.default_rng(0)
@@ -177,15 +178,17 @@ def measure(
     calls: dict[str, tuple[int, Callable[[int], object]]] = {
         "matmul": (
             flops,
-            lambda r: run(f"matmul_{dt}", [y, None, a, w], [wide, 1, *chunked(k, chunks_k)], repeat=r),
+            lambda r: run(f"matmul_{dt}", [y, None, a, w], [wide, 1, *even_ranges(k, splits_of_k)], repeat=r),
         ),
         "dx": (
             flops,
-            lambda r: run(f"matmul_dx_{dt}", [dx, None, d, w], [wide, 1, *chunked(n, chunks_n)], repeat=r),
+            lambda r: run(
+                f"matmul_dx_{dt}", [dx, None, d, w], [wide, 1, *even_ranges(n, splits_of_n)], repeat=r
+            ),
         ),
         "dw": (
             2 * tokens * rows * k,
-            lambda r: run(f"matmul_dw_{dt}", [dw, dy, x, None, None], [leaf, 0, 0, 0], repeat=r),
+            lambda r: run(f"matmul_dw_{dt}", [dw, dy, x, None, None], [split, 0, 0, 0], repeat=r),
         ),
         "torch.mm": (flops, torch_mm),
     }
@@ -203,9 +206,9 @@ def main() -> None:
     for dt in ("f32", "bf16"):
         print(f"\n{dt}: ceiling {ceiling(dt, seconds):.0f} GFLOP/s")
         print(f"{'m x n x k':>28} {'matmul':>12} {'dx':>12} {'dw':>12} {'torch.mm':>12}")
-        for model, (shapes, tokens, leaf) in MODELS.items():
+        for model, (shapes, tokens, split) in MODELS.items():
             for name, shape in shapes.items():
-                row = measure(dt, shape, tokens, leaf, seconds)
+                row = measure(dt, shape, tokens, split, seconds)
                 cells = "".join(f" {r.gflops:6.0f} ({r.share:.0%})".rjust(13) for r in row.values())
                 print(f"{model:>5} {name:>5} {' x '.join(map(str, shape[:3])):>16}{cells}", flush=True)
                 peers = {"torch.mm": 100 * row["torch.mm"].share}

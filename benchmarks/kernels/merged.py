@@ -19,7 +19,7 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all benchmarks share
 from figures import Figure, show
 from machine import machine
-from matmul import NUMPY, aligned, best_seconds, ceiling, chunked
+from matmul import NUMPY, aligned, best_seconds, ceiling, even_ranges
 
 from tilewise.kernels import pack_weight
 from tilewise.kernels.isa import isa_in_use, run
@@ -38,7 +38,7 @@ def product(dt: str, m: int, k: int, n: int) -> Callable[[int], object]:
     gen = np.random.default_rng(0)
     x, y = (aligned(gen.standard_normal((m, cols)).astype(NUMPY[dt])) for cols in (k, n))
     w = (aligned(pack_weight(gen.standard_normal((n, k)), dt)), n, k)
-    numbers = [int(dt == "f32"), 1, *chunked(k, 1)]
+    numbers = [int(dt == "f32"), 1, *even_ranges(k, 1)]
     return lambda count: run(f"matmul_{dt}", [y, None, x, w], numbers, repeat=count)
 
 

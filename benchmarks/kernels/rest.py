@@ -30,7 +30,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention, sil
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all benchmarks share
 from figures import Figure, record
 from machine import machine
-from matmul import NUMPY, Array, aligned, best_seconds, chunked
+from matmul import NUMPY, Array, aligned, best_seconds, even_ranges
 
 from tilewise.kernels.isa import isa_in_use, run
 
@@ -70,7 +70,7 @@ def kernels(dt: str) -> dict[str, Call]:
     logits, stats, sums = values(ROWS, VOCAB, dt), values(ROWS, 2, "f32"), values(ROWS, 1, "f32")
     labels = np.arange(ROWS, dtype=np.int32)[:, None]
     add("max", "cross_entropy_max", [stats, logits, labels], [0, -100], [])
-    add("sum", "cross_entropy_sum", [sums, logits, stats], chunked(VOCAB, 8), [])
+    add("sum", "cross_entropy_sum", [sums, logits, stats], even_ranges(VOCAB, 8), [])
     count = np.full((1, 1), 1 / ROWS, np.float32)
     tiles = [np.empty_like(logits), values(ROWS, 1, "f32"), logits, stats, sums, labels, count]
     add("cross_entropy_backward", "cross_entropy_grad", tiles, [0, -100], [])
@@ -96,11 +96,11 @@ def peers(dt: str) -> dict[str, Call]:
     """The same computations in PyTorch."""
     dtype = torch.float32 if dt == "f32" else torch.bfloat16
 
-    def leaf(*shape: int) -> torch.Tensor:
+    def split(*shape: int) -> torch.Tensor:
         return torch.randn(*shape).to(dtype).requires_grad_()
 
-    q, k, v = (leaf(SEQUENCES, HEADS, SEQ, DIM) for _ in range(3))
-    gate, up, logits = leaf(ROWS, WIDTH), leaf(ROWS, WIDTH), leaf(ROWS, VOCAB)
+    q, k, v = (split(SEQUENCES, HEADS, SEQ, DIM) for _ in range(3))
+    gate, up, logits = split(ROWS, WIDTH), split(ROWS, WIDTH), split(ROWS, VOCAB)
     labels = torch.arange(ROWS)
     forward: dict[str, tuple[Callable[[], torch.Tensor], list[torch.Tensor]]] = {
         "attention": (lambda: scaled_dot_product_attention(q, k, v, is_causal=True), [q, k, v]),
@@ -108,9 +108,11 @@ def peers(dt: str) -> dict[str, Call]:
         "cross_entropy": (lambda: cross_entropy(logits, labels), [logits]),
     }
     calls: dict[str, Call] = {}
-    for name, (call, leaves) in forward.items():
+    for name, (call, batch_splits) in forward.items():
         result = call()
-        backward = partial(torch.autograd.grad, result, leaves, torch.ones_like(result), retain_graph=True)
+        backward = partial(
+            torch.autograd.grad, result, batch_splits, torch.ones_like(result), retain_graph=True
+        )
         calls[name] = repeated(call)
         calls[f"{name}_backward"] = repeated(backward)
     ids, rows = torch.from_numpy(named_rows()).long(), torch.randn(ROWS, WIDTH).to(dtype)

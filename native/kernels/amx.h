@@ -1,7 +1,7 @@
 // The register block of bf16 products on processors with AMX: 32 rows times 32 lanes in four tile registers.
 //
 // One instruction takes 16 steps, which are pairs of bf16: from +0 it adds the products of even elements and those of
-// odd ones in two sums, each in the order of k, then both together, and that to the accumulator. So a chunk is a sum
+// odd ones in two sums, each in the order of k, then both together, and that to the accumulator. So a k split is a sum
 // over groups of 16 steps counted from its begin, and segments are cut between groups alone (Blocking). Missing steps
 // of the last group are zeros: +0 changes no such sum, since none that begins with +0 is -0.
 #pragma once
@@ -123,7 +123,7 @@ TILEWISE_INLINE void amx_last_group(const uint32_t* a, const uint32_t* b, int64_
   AmxBlock<kTall>::multiply(left, kAmxSteps, right);
 }
 
-/// What leaves a chunk: its sum with addend and finished subtrees, in the order of the tree.
+/// What leaves a k split: its sum with addend and finished subtrees, in the order of the tree.
 template <bool kTall>
 TILEWISE_INLINE void amx_leave(float* to, int64_t rows, const float* addend, const float* top, int pops) {
   const bool is_whole = rows == (1 + kTall) * kAmxRows;

@@ -1,4 +1,5 @@
-// How a contraction is cut: into segments and chunks for the micro-kernel, and into windows that are packed at a time.
+// How a contraction is cut: into segments and k splits for the micro-kernel, and into windows that are packed at a
+// time.
 //
 // A window is the stretch of the contraction that is packed at a time; between windows a block's accumulators and stack
 // wait in scratch unrounded, so windows change no bit.
@@ -19,7 +20,7 @@ struct Window {
   int64_t first_segment, num_segments, first_copy, num_copies;
   int64_t steps;
   int depth;  // entries on the stack when it starts
-  bool resumes;  // starts within a chunk: accumulators come from the state
+  bool resumes;  // starts within a k split: accumulators come from the state
 };
 
 /// How steps lie in a pack of A.
@@ -52,7 +53,7 @@ class Blocking {
     open_window(false);
   }
 
-  /// Elements [begin, end) of a term, continuing the current chunk.
+  /// Elements [begin, end) of a term, continuing the current k split.
   void add(int32_t term, int64_t begin, int64_t end) {
     position_ = round_up(position_, layout_.group);
     while (begin < end) {
@@ -69,8 +70,8 @@ class Blocking {
     }
   }
 
-  /// The current chunk ends; its sum has `pops` folds and, unless it is the root, goes on the stack.
-  void end_chunk(int pops, bool root, int64_t addend = -1) {
+  /// The current k split ends; its sum has `pops` folds and, unless it is the root, goes on the stack.
+  void end_split(int pops, bool root, int64_t addend = -1) {
     if (num_segments_ == windows[num_windows - 1].first_segment || segments[num_segments_ - 1].ends)
       segments[num_segments_++] = {0, 0, -1, 0, 0, 0, 0, 0};
     Segment& last = segments[num_segments_ - 1];
@@ -127,26 +128,26 @@ class Blocking {
   int depth_ = 0;
 };
 
-/// Adds the chunks that `range(chunk, term) -> Copy{begin, end}` describes; empty ones are skipped.
+/// Adds the k splits that `range(k_split, term) -> Copy{begin, end}` describes; empty ones are skipped.
 template <class Ranges>
-void add_chunks(Blocking& blocking, int64_t num_chunks, int64_t num_terms, const Ranges& range) {
-  ChunkTree tree;
+void add_splits(Blocking& blocking, int64_t num_k_splits, int64_t num_terms, const Ranges& range) {
+  SplitTree tree;
   const auto is_empty = [&](int64_t c) {
     for (int64_t t = 0; t < num_terms; ++t)
       if (range(c, t).begin < range(c, t).end) return false;
     return true;
   };
-  int64_t chunk = 0;
-  while (chunk < num_chunks && is_empty(chunk)) ++chunk;
-  while (chunk < num_chunks) {
-    int64_t next = chunk + 1;
-    while (next < num_chunks && is_empty(next)) ++next;
+  int64_t k_split = 0;
+  while (k_split < num_k_splits && is_empty(k_split)) ++k_split;
+  while (k_split < num_k_splits) {
+    int64_t next = k_split + 1;
+    while (next < num_k_splits && is_empty(next)) ++next;
     for (int64_t t = 0; t < num_terms; ++t)
-      blocking.add(static_cast<int32_t>(t), range(chunk, t).begin, range(chunk, t).end);
-    int pops = tree.add(chunk, next);
-    if (next == num_chunks) pops += tree.finish();
-    blocking.end_chunk(pops, next == num_chunks);
-    chunk = next;
+      blocking.add(static_cast<int32_t>(t), range(k_split, t).begin, range(k_split, t).end);
+    int pops = tree.add(k_split, next);
+    if (next == num_k_splits) pops += tree.finish();
+    blocking.end_split(pops, next == num_k_splits);
+    k_split = next;
   }
   blocking.close();
 }

@@ -294,7 +294,7 @@ void tree_add(const KernelArgs& args) {
   if (residual.rows == 1) residual.stride = 0;
   const int64_t inputs = args.num_tiles - 2;
   const bool is_long = out.rows * out.cols * static_cast<int64_t>(sizeof(T)) >= kLongCopy;
-  ChunkTree tree;
+  SplitTree tree;
   uint8_t pops[4096];
   for (int64_t i = 0; i < inputs; ++i)
     pops[i] = static_cast<uint8_t>(tree.add(i, i + 1) + (i + 1 == inputs ? tree.finish() : 0));

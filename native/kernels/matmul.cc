@@ -248,7 +248,7 @@ struct TransposedInputGradient : WeightProduct<D> {
 
 template <class D, template <class> class Op>
 void run_weight_product(const KernelArgs& args, bool transposed = false) {
-  const int64_t num_terms = args.ints[1], num_chunks = args.ints[2];
+  const int64_t num_terms = args.ints[1], num_k_splits = args.ints[2];
   const int64_t* ranges = args.ints + 3;
   const TileView& out = args.tiles[0];
   if (out.rows == 0 || out.cols == 0) return;
@@ -258,17 +258,17 @@ void run_weight_product(const KernelArgs& args, bool transposed = false) {
   op.rows = transposed ? out.cols : out.rows;
   op.lanes = transposed ? out.rows : out.cols;
   op.num_terms = num_terms;
-  const auto range = [&](int64_t chunk, int64_t term) {
-    const int64_t* r = ranges + 2 * (chunk * num_terms + term);
+  const auto range = [&](int64_t k_split, int64_t term) {
+    const int64_t* r = ranges + 2 * (k_split * num_terms + term);
     return Copy{r[0], r[1], 0, 0, 0};
   };
   int64_t total = 0;
-  for (int64_t i = 0; i < num_chunks * num_terms; ++i)
+  for (int64_t i = 0; i < num_k_splits * num_terms; ++i)
     total += divide_up(larger(int64_t{0}, ranges[2 * i + 1] - ranges[2 * i]), D::kPerStep);
   Carver carver(args.scratch);
   Blocking blocking(carver, StepLayout::of<D>(Op<D>::kLayout), Op<D>::most_steps(op.rows, total), !Op<D>::kPacksPanels,
-                    total, num_chunks * num_terms);
-  add_chunks(blocking, num_chunks, num_terms, range);
+                    total, num_k_splits * num_terms);
+  add_splits(blocking, num_k_splits, num_terms, range);
   run_product(op, blocking, carver);
 }
 
@@ -361,7 +361,7 @@ void run_gemm(const KernelArgs& args, int64_t k) {
   op.lanes = args.tiles[0].cols;
   Carver carver(args.scratch);
   Blocking blocking(carver, StepLayout::of<D>(L), L == ALayout::kRows ? 512 : 256, false, divide_up(k, D::kPerStep), 1);
-  add_chunks(blocking, 1, 1, [k](int64_t, int64_t) { return Copy{0, k, 0, 0, 0}; });
+  add_splits(blocking, 1, 1, [k](int64_t, int64_t) { return Copy{0, k, 0, 0, 0}; });
   run_product(op, blocking, carver);
 }
 

@@ -1,7 +1,7 @@
-// The register block of every contraction: R broadcast rows times 32 lanes, chunk tree included.
+// The register block of every contraction: R broadcast rows times 32 lanes, tree over k splits included.
 //
 // A step is one 32-bit word along the contraction: one fp32 value, or a pair of neighbouring bf16 values. Accumulators
-// stay in registers over all segments of a chunk; finished chunks wait on a stack in L1 and are folded in the order
+// stay in registers over all segments of a k split; finished k splits wait on a stack in L1 and are folded in the order
 // of the fixed tree, so one fp32 block leaves. Operands come packed (pack.h); the driver is product.h.
 #pragma once
 #include "kernels/dot.h"
@@ -17,10 +17,10 @@ inline constexpr int kMaxRows = 12;  // 24 accumulators of 32 registers: bf16 ne
 inline constexpr int kMaxRows = 6;  // 12 accumulators of 16 registers
 #endif
 inline constexpr int kBlockSteps = 128;  // a row-major A pack is cut into blocks of so many steps
-inline constexpr int kRowStride = 144;   // words between its rows; 9 cache lines spread rows over the L1 sets
+inline constexpr int kRowStride = 144;  // words between its rows; 9 cache lines spread rows over the L1 sets
 inline constexpr int kBlockWords = kMaxRows * kRowStride;
 inline constexpr int kStepWords = kMaxRows <= 8 ? 8 : 16;  // a step of a step-major A pack
-inline constexpr int kFewRows = 4;           // so few are done with a panel sooner than it comes from L2
+inline constexpr int kFewRows = 4;  // so few are done with a panel sooner than it comes from L2
 #if defined(__AVX2__) && !defined(__AVX512F__)
 // Steps between two looks at what is to be asked for. A step is 12 products, which leave the processor room for 36
 // instructions, or for half of them where another thread runs on the core: 20 are products and loads.
@@ -29,7 +29,7 @@ inline constexpr int kTailSteps = 0, kTailRows = kMaxRows;  // it can hold back 
 inline constexpr int kWideRows = 2;  // so few rows take a whole panel at a time
 #else
 inline constexpr int kStride = 1;
-// The last steps of a chunk run a few rows at a time, where accumulators are more than the processor can hold back.
+// The last steps of a k split run a few rows at a time, where accumulators are more than the processor can hold back.
 inline constexpr int kTailSteps = 4, kTailRows = 2;
 inline constexpr int kWideRows = 0;
 #endif
@@ -56,14 +56,14 @@ struct ScopeOf {
 
 /// A run of steps with one accumulator, and what happens to the accumulators after it.
 struct Segment {
-  int64_t a;        // words from the row block's pack
-  int64_t b;        // words from the panel's base of this term
-  int64_t addend;   // floats from MicroArgs::addend; -1: none
+  int64_t a;  // words from the row block's pack
+  int64_t b;  // words from the panel's base of this term
+  int64_t addend;  // floats from MicroArgs::addend; -1: none
   int32_t term;
   int32_t steps;
-  int16_t pops;     // finished subtrees to fold: v = top + v
-  int8_t ends;      // the chunk ends here
-  int8_t push;      // the sum goes on the stack and accumulators restart from zero
+  int16_t pops;  // finished subtrees to fold: v = top + v
+  int8_t ends;  // the k split ends here
+  int8_t push;  // the sum goes on the stack and accumulators restart from zero
 };
 
 /// Rows that lie `pitch` bytes apart, of at most two cache lines.
@@ -77,8 +77,8 @@ struct MicroArgs {
   int64_t num_segments;
   const uint32_t* a;
   const uint32_t* const* b;  // per term
-  float* stack;              // top of the stack: the next free [R][32] entry
-  const float* init;         // [R][32] to start from; nullptr: zero
+  float* stack;  // top of the stack: the next free [R][32] entry
+  const float* init;  // [R][32] to start from; nullptr: zero
   const float* scales;  // per segment (kLanes apart) and row: what was added up before is multiplied with first,
                         // where the micro-kernel is one for scaled sums
   const float* addend;
@@ -106,8 +106,8 @@ TILEWISE_INLINE void expect(const Rows (&expected)[2]) {
 /// A element (row r, step s) lies at a + r * RowWords + s * StepWords. Where a step is two words, the second is
 /// StepWords behind the first, and all distances are twice as large but those between rows that are neighbours.
 ///
-/// What leaves many registers at the end of a chunk are as many stores as the processor can hold back at most. So there
-/// the last steps run a few rows at a time: the stores of these rows overlap with the products of the next ones.
+/// At the end of a k split many registers are stored at once, as many as the processor's store buffer holds. So the
+/// last steps run a few rows at a time: the stores of these rows overlap with the products of the next ones.
 template <class Dot, int R, int RowWords, int StepWords, bool kScales = false>
 void micro(const MicroArgs& x) {
   constexpr int kInto = R <= kFewRows ? 3 : 2;  // L1, L2
@@ -144,8 +144,8 @@ void micro(const MicroArgs& x) {
           for (int j = 0; j < kVectors; ++j) acc[r][j] = fused(native_set(scales[r]), acc[r][j], zero);
       }
       const float* b = reinterpret_cast<const float*>(x.b[s->term] + s->b) + lane;
-      const bool leaves = s->ends || (is_last && x.out);
-      const int32_t tail = leaves ? static_cast<int32_t>(smaller(s->steps, kTailSteps)) : 0;
+      const bool is_stored = s->ends || (is_last && x.out);
+      const int32_t tail = is_stored ? static_cast<int32_t>(smaller(s->steps, kTailSteps)) : 0;
       const auto ask_ahead = [&]() __attribute__((always_inline)) {
         __builtin_prefetch(ahead, 0, kInto);
         __builtin_prefetch(ahead + x.beside, 0, kInto);
@@ -186,7 +186,7 @@ void micro(const MicroArgs& x) {
         a += kStep;
         b += kPanel;
       }
-      if (!leaves) continue;
+      if (!is_stored) continue;
       const float* addend = s->ends && s->addend >= 0 ? x.addend + s->addend : nullptr;
       const int pops = s->ends ? s->pops : 0;
       const bool pushes = s->ends && s->push;

@@ -1,4 +1,4 @@
-// Trees over leaves, of one call or resumed over several, and the gradient norm in fp64.
+// Trees over batch splits, of one call or resumed over several, and the gradient norm in fp64.
 #include "kernels/kernel.h"
 #include "kernels/math.h"
 #include "kernels/tree.h"
@@ -6,53 +6,54 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
-/// tiles: out[1, D], partials[L, P * D], carries...; ints: number of carries, the length that chunks are counted over,
-/// C, whether rows may be padding. Inner first: the tree over the sequence chunks of every leaf, then over the L
-/// leaves, then each carry in front. Padding adds zeros, which leave no trace but in the sign of a zero; + 0 takes that
-/// away.
-void leaf_tree(const KernelArgs& args) {
+/// tiles: out[1, D], partials[L, P * D], carries...; ints: number of carries, the length that k splits are counted
+/// over, C, whether rows may be padding. Inner first: the tree over the sequence splits of every batch split, then over
+/// the L leaves, then each carry in front. Padding adds zeros, which leave no trace but in the sign of a zero; + 0
+/// takes that away.
+void split_tree(const KernelArgs& args) {
   const TileView &out = args.tiles[0], &partials = args.tiles[1];
-  const SequenceChunks chunks{args.ints[1], args.ints[2]};
+  const SequenceSplits k_splits{args.ints[1], args.ints[2]};
   const Lanes zero = set(args.ints[3] ? 0.0f : -0.0f);
   for (int64_t c = 0; c < out.cols; c += kLanes) {
     const int64_t n = out.cols - c;
-    TreeStack leaves;
+    TreeStack batch_splits;
     Lanes sum = set(0.0f);
-    for (int64_t leaf = 0; leaf < partials.rows; ++leaf) {
-      const float* row = row_of<const float>(partials, leaf) + c;
+    for (int64_t split = 0; split < partials.rows; ++split) {
+      const float* row = row_of<const float>(partials, split) + c;
       TreeStack inner;
-      for (int64_t p = 0; p < chunks.kept(); ++p)
-        sum = inner.add(load(row + p * out.cols, n), chunks.slot(p), p + 1 < chunks.kept() ? chunks.slot(p + 1) : 0);
-      sum = leaves.add(sum, leaf, leaf + 1 < partials.rows ? leaf + 1 : 0);
+      for (int64_t p = 0; p < k_splits.kept(); ++p)
+        sum = inner.add(load(row + p * out.cols, n), k_splits.slot(p),
+                        p + 1 < k_splits.kept() ? k_splits.slot(p + 1) : 0);
+      sum = batch_splits.add(sum, split, split + 1 < partials.rows ? split + 1 : 0);
     }
     for (int64_t i = 0; i < args.ints[0]; ++i) sum = load(row_of<const float>(args.tiles[2 + i], 0) + c, n) + sum;
     store(row_of<float>(out, 0) + c, sum + zero, n);
   }
 }
 
-/// tiles: out[1, D], x[1, heads * D]; ints: C, and per chunk the heads' elements [begin, end), empty for those that are
-/// held elsewhere. Heads of a chunk add up in order, then the tree over chunks. Without any the sum is -0, which
-/// changes no number that it is added to.
+/// tiles: out[1, D], x[1, heads * D]; ints: C, and per k split the heads' elements [begin, end), empty for those that
+/// are held elsewhere. Heads of a k split add up in order, then the tree over k splits. Without any the sum is -0,
+/// which changes no number that it is added to.
 void head_sum(const KernelArgs& args) {
   const TileView& out = args.tiles[0];
   const auto* x = static_cast<const float*>(args.tiles[1].data);
-  const int64_t chunks = args.ints[0], d = out.cols;
+  const int64_t k_splits = args.ints[0], d = out.cols;
   const int64_t* ranges = args.ints + 1;
-  const auto next_held = [&](int64_t chunk) {
-    while (chunk < chunks && ranges[2 * chunk] >= ranges[2 * chunk + 1]) ++chunk;
-    return chunk;
+  const auto next_held = [&](int64_t k_split) {
+    while (k_split < k_splits && ranges[2 * k_split] >= ranges[2 * k_split + 1]) ++k_split;
+    return k_split;
   };
   for (int64_t c = 0; c < d; c += kLanes) {
     const int64_t n = d - c;
     TreeStack tree;
     Lanes total = set(-0.0f);
-    for (int64_t chunk = next_held(0); chunk < chunks;) {
-      const int64_t next = next_held(chunk + 1);
-      Lanes sum = load(x + ranges[2 * chunk] + c, n);
-      for (int64_t head = ranges[2 * chunk] + d; head < ranges[2 * chunk + 1]; head += d)
+    for (int64_t k_split = next_held(0); k_split < k_splits;) {
+      const int64_t next = next_held(k_split + 1);
+      Lanes sum = load(x + ranges[2 * k_split] + c, n);
+      for (int64_t head = ranges[2 * k_split] + d; head < ranges[2 * k_split + 1]; head += d)
         sum = sum + load(x + head + c, n);
-      total = tree.add(sum, chunk, next < chunks ? next : 0);
-      chunk = next;
+      total = tree.add(sum, k_split, next < k_splits ? next : 0);
+      k_split = next;
     }
     store(static_cast<float*>(out.data) + c, total, n);
   }
@@ -125,8 +126,8 @@ double tree_of(const double* x, int64_t count) {
 }
 
 /// tiles: out[N, 1], the gradient's local rows; ints: packed, rows R of the whole gradient, its row where the local
-/// ones begin, its entry where out begins, C, and per chunk of columns the local ones. Entry (c, r), number c * R + r,
-/// is the sum of squares of one row × chunk; what is not held here is zero.
+/// ones begin, its entry where out begins, C, and per k split of columns the local ones. Entry (c, r), number c * R +
+/// r, is the sum of squares of one row × k split; what is not held here is zero.
 void square_sum(const KernelArgs& args) {
   const TileView &out = args.tiles[0], &w = args.tiles[1];
   const bool packed = args.ints[0] != 0;
@@ -163,7 +164,7 @@ void norm_scale(const KernelArgs& args) {
 }
 
 constexpr Entry kEntries[] = {
-    {"leaf_tree_f32", leaf_tree},   {"head_sum_f32", head_sum}, {"tree_resume_f32", tree_resume},
+    {"split_tree_f32", split_tree}, {"head_sum_f32", head_sum}, {"tree_resume_f32", tree_resume},
     {"square_sum_f32", square_sum}, {"norm_scale", norm_scale},
 };
 

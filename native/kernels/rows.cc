@@ -41,14 +41,15 @@ void rms_norm(const KernelArgs& args) {
   args.floats[1] == 0.0 ? norm_groups<T, false>(args) : norm_groups<T, true>(args);
 }
 
-/// Where token `row` (absolute) adds to: the `cols` columns of its sequence chunk in the row of its leaf, which is set
-/// to zero where the leaf starts. ints: rows per leaf, sequence length, C, the length that chunks are counted over.
-TILEWISE_INLINE float* leaf_row(const KernelArgs& args, const TileView& leaf, int64_t row, int64_t cols) {
-  const int64_t leaf_rows = args.ints[0], length = args.ints[1];
-  float* to = row_of<float>(leaf, row / leaf_rows - args.row_begin / leaf_rows);
-  if (row % leaf_rows == 0)
-    for (int64_t c = 0; c < leaf.cols; ++c) to[c] = 0.0f;
-  return to + SequenceChunks{args.ints[3], args.ints[2]}.place_of(row % length) * cols;
+/// Where token `row` (absolute) adds to: the `cols` columns of its sequence split in the row of its batch split, which
+/// is set to zero where the batch split starts. ints: rows per batch split, sequence length, C, the length that k
+/// splits are counted over.
+TILEWISE_INLINE float* split_row(const KernelArgs& args, const TileView& split, int64_t row, int64_t cols) {
+  const int64_t split_rows = args.ints[0], length = args.ints[1];
+  float* to = row_of<float>(split, row / split_rows - args.row_begin / split_rows);
+  if (row % split_rows == 0)
+    for (int64_t c = 0; c < split.cols; ++c) to[c] = 0.0f;
+  return to + SequenceSplits{args.ints[3], args.ints[2]}.place_of(row % length) * cols;
 }
 
 /// gamma, or gamma and an offset; see norm_groups.
@@ -66,13 +67,13 @@ TILEWISE_INLINE void norm_groups_backward(const KernelArgs& args) {
   const int64_t d = t[5].cols, groups = smaller(rstd.cols, x.cols / d);
   const Lanes offset = set(static_cast<float>(args.floats[0]));
   for (int64_t r = 0; r < x.rows; ++r) {
-    float* leaves = leaf_row(args, t[1], args.row_begin + r, x.cols);
+    float* batch_splits = split_row(args, t[1], args.row_begin + r, x.cols);
     for (int64_t group = 0; group < groups; ++group) {
       const int64_t first = group * d;
       const T *gradient = row_of<const T>(dy, r) + first, *value = row_of<const T>(x, r) + first;
       const T* beside = residual.data ? row_of<const T>(residual, r) + first : nullptr;
       T* to = row_of<T>(t[0], r) + first;
-      float* leaf = leaves + first;
+      float* split = batch_splits + first;
       const float scale = row_of<const float>(rstd, r)[group];
       Lanes dot = set(0.0f);
       for (int64_t c = 0; c < d; c += kLanes) {
@@ -83,7 +84,7 @@ TILEWISE_INLINE void norm_groups_backward(const KernelArgs& args) {
       for (int64_t c = 0; c < d; c += kLanes) {
         const int64_t n = d - c;
         const Lanes g = load(gradient + c, n), v = load(value + c, n);
-        store(leaf + c, fused(g, v * set(scale), load(leaf + c, n)), n);
+        store(split + c, fused(g, v * set(scale), load(split + c, n)), n);
         Lanes dx = fused(v, set(-shrink), set(scale) * (load_gain<kHasOffset>(gamma + c, n, offset) * g));
         if (beside) dx = dx + load(beside + c, n);
         store(to + c, dx, n);
@@ -133,8 +134,8 @@ void layer_norm_backward(const KernelArgs& args) {
   const int64_t d = x.cols;
   for (int64_t r = 0; r < x.rows; ++r) {
     const T *gradient = row_of<const T>(dy, r), *value = row_of<const T>(x, r);
-    float* dgamma = leaf_row(args, t[1], args.row_begin + r, d);
-    float* dbeta = leaf_row(args, t[2], args.row_begin + r, d);
+    float* dgamma = split_row(args, t[1], args.row_begin + r, d);
+    float* dbeta = split_row(args, t[2], args.row_begin + r, d);
     const float mean = row_of<const float>(t[5], r)[0], scale = row_of<const float>(t[5], r)[1];
     Lanes sum = set(0.0f), dot = set(0.0f);
     each_column(d, [&](auto at) TILEWISE_INLINED {
@@ -157,22 +158,22 @@ void layer_norm_backward(const KernelArgs& args) {
   }
 }
 
-/// Column sums: every element of a row goes to its own column of the leaf.
+/// Column sums: every element of a row goes to its own column of the batch split.
 template <class T>
-void column_sum_leaf(const KernelArgs& args) {
+void column_sum_split(const KernelArgs& args) {
   const TileView& x = args.tiles[1];
   for (int64_t r = 0; r < x.rows; ++r) {
     const T* row = row_of<const T>(x, r);
-    float* leaf = leaf_row(args, args.tiles[0], args.row_begin + r, x.cols);
-    each_column(x.cols, [&](auto at) TILEWISE_INLINED { at.store(leaf, at.load(leaf) + at.load(row)); });
+    float* split = split_row(args, args.tiles[0], args.row_begin + r, x.cols);
+    each_column(x.cols, [&](auto at) TILEWISE_INLINED { at.store(split, at.load(split) + at.load(row)); });
   }
 }
 
-void row_sum_leaf(const KernelArgs& args) {
+void row_sum_split(const KernelArgs& args) {
   const TileView& x = args.tiles[1];
   for (int64_t r = 0; r < x.rows; ++r) {
-    float* leaf = leaf_row(args, args.tiles[0], args.row_begin + r, 1);
-    *leaf = *leaf + *row_of<const float>(x, r);
+    float* split = split_row(args, args.tiles[0], args.row_begin + r, 1);
+    *split = *split + *row_of<const float>(x, r);
   }
 }
 
@@ -294,21 +295,21 @@ void cross_entropy_max(const KernelArgs& args) {
 template <class T>
 void cross_entropy_sum(const KernelArgs& args) {
   const TileView &sums = args.tiles[0], &logits = args.tiles[1], &stats = args.tiles[2];
-  const int64_t chunks = args.ints[0];
+  const int64_t k_splits = args.ints[0];
   const int64_t* ranges = args.ints + 1;
   for (int64_t r = 0; r < logits.rows; ++r) {
     const T* row = row_of<const T>(logits, r);
     const float top = *row_of<const float>(stats, r);
     float stack[64], sum = 0.0f;
     int depth = 0;
-    ChunkTree tree;
-    for (int64_t c = 0; c < chunks;) {
+    SplitTree tree;
+    for (int64_t c = 0; c < k_splits;) {
       int64_t next = c + 1;
-      while (next < chunks && ranges[2 * next] >= ranges[2 * next + 1]) ++next;
+      while (next < k_splits && ranges[2 * next] >= ranges[2 * next + 1]) ++next;
       if (ranges[2 * c] < ranges[2 * c + 1]) {
         sum = sum_of_exp(row + ranges[2 * c], ranges[2 * c + 1] - ranges[2 * c], top, [](auto...) {});
         int pops = tree.add(c, next);
-        if (next == chunks) pops += tree.finish();
+        if (next == k_splits) pops += tree.finish();
         for (; pops > 0; --pops) sum = stack[--depth] + sum;
         stack[depth++] = sum;
       }
@@ -350,9 +351,9 @@ constexpr Entry kEntries[] = {
     {"layer_norm_bf16", layer_norm<bf16>},
     {"layer_norm_backward_f32", layer_norm_backward<float>},
     {"layer_norm_backward_bf16", layer_norm_backward<bf16>},
-    {"column_sum_leaf_f32", column_sum_leaf<float>},
-    {"column_sum_leaf_bf16", column_sum_leaf<bf16>},
-    {"row_sum_leaf_f32", row_sum_leaf},
+    {"column_sum_split_f32", column_sum_split<float>},
+    {"column_sum_split_bf16", column_sum_split<bf16>},
+    {"row_sum_split_f32", row_sum_split},
     {"rope_f32", rope<float>},
     {"rope_bf16", rope<bf16>},
     {"softmax_f32", softmax<float>},

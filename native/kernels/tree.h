@@ -1,4 +1,4 @@
-// The fixed binary tree over chunk slots (docs/numerics.md, rule 2) as a stack machine, and the carving of scratch.
+// The fixed binary tree over k split slots (docs/numerics.md, rule 2) as a stack machine, and the carving of scratch.
 //
 // After each non-empty slot its sum is in hand; `pops` says how many finished subtrees to fold in (v = top + v) before
 // v goes on the stack or, at the root, leaves. Empty slots add nothing: the newest sum simply moves up.
@@ -8,7 +8,7 @@
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
-class ChunkTree {
+class SplitTree {
  public:
   /// The slot's sum is in hand, and slots up to `next` (the next non-empty one, or the count of slots) are empty.
   int add(int64_t slot, int64_t next) {
@@ -51,22 +51,22 @@ class TreeStack {
  private:
   Lanes stack_[64];
   int depth_ = 0;
-  ChunkTree tree_;
+  SplitTree tree_;
 };
 
-/// How the positions of a sequence are cut (docs/numerics.md, rule 5): A atoms of 64, chunk c of C holds atoms
-/// ⌊cA/C⌋ to ⌊(c+1)A/C⌋. Only chunks that are not empty are kept: the smaller of A and C.
-struct SequenceChunks {
-  int64_t length, chunks;
+/// How the positions of a sequence are cut (docs/numerics.md, rule 5): A atoms of 64, k split c of C holds atoms
+/// ⌊cA/C⌋ to ⌊(c+1)A/C⌋. Only k splits that are not empty are kept: the smaller of A and C.
+struct SequenceSplits {
+  int64_t length, k_splits;
 
   int64_t atoms() const { return (length + 63) / 64; }
-  int64_t kept() const { return smaller(atoms(), chunks); }
-  /// The chunk that holds an atom.
-  int64_t chunk_of(int64_t atom) const { return ((atom + 1) * chunks - 1) / atoms(); }
-  /// The number, among all, of a chunk that is kept.
-  int64_t slot(int64_t place) const { return atoms() < chunks ? chunk_of(place) : place; }
-  /// The place, among those that are kept, of a position's chunk.
-  int64_t place_of(int64_t position) const { return atoms() < chunks ? position / 64 : chunk_of(position / 64); }
+  int64_t kept() const { return smaller(atoms(), k_splits); }
+  /// The k split that holds an atom.
+  int64_t split_of(int64_t atom) const { return ((atom + 1) * k_splits - 1) / atoms(); }
+  /// The number, among all, of a k split that is kept.
+  int64_t slot(int64_t place) const { return atoms() < k_splits ? split_of(place) : place; }
+  /// The place, among those that are kept, of a position's k split.
+  int64_t place_of(int64_t position) const { return atoms() < k_splits ? position / 64 : split_of(position / 64); }
 };
 
 /// Hands out 64-byte aligned pieces of the worker's scratch; kernels bound their loops so that it never runs out.

@@ -1,4 +1,4 @@
-// matmul_dw: packed weight gradients over token leaves, the embedding's scatter-add and earlier carries included.
+// matmul_dw: packed weight gradients over batch splits, the embedding's scatter-add and earlier carries included.
 //
 // Lanes run along n, so finished blocks are panel rows as they stand. Rows of a block are columns of X. Where sequences
 // may end in padding, whose rows of dY are zeros, every sequence begins a step of its own (a step of bf16 takes two
@@ -29,21 +29,21 @@ struct WeightGradient {
   static constexpr bool kPacksPanels = true;
   TileView out, dy, x, ids, de;
   const TileView* carries;
-  int64_t num_carries, leaf_rows, num_leaves, first_id;
+  int64_t num_carries, split_rows, num_splits, first_id;
   int64_t column;  // first column of k in this pass
   int64_t columns;  // columns of a full pass
-  float* scatter;  // [panel of the group][leaf][columns][32]
+  float* scatter;  // [panel of the group][split][columns][32]
   bool clears_signs;  // + 0 is added at the end
   int64_t rows, lanes;
   int64_t num_terms = 1;
   int64_t max_group;
 
-  int64_t scatter_floats() const { return num_leaves * columns * kPanel; }
+  int64_t scatter_floats() const { return num_splits * columns * kPanel; }
   const float* initial(int64_t, int64_t, int64_t, float*) { return nullptr; }
   const float* addend(int64_t row, int64_t panel) {
     return ids.data ? scatter + panel * scatter_floats() + row * kPanel : nullptr;
   }
-  /// E of every leaf for the rows of the group's panels, in token order from +0.
+  /// E of every batch split for the rows of the group's panels, in token order from +0.
   void begin_group(int64_t first, int64_t count) {
     if (!ids.data) return;
     const int64_t floats = count * scatter_floats();
@@ -53,7 +53,7 @@ struct WeightGradient {
       const int64_t id = *row_of<const int32_t>(ids, t);
       if (id < low || id >= high) continue;
       const int64_t n = id - low;
-      float* to = scatter + n / kPanel * scatter_floats() + t / leaf_rows * columns * kPanel + n % kPanel;
+      float* to = scatter + n / kPanel * scatter_floats() + t / split_rows * columns * kPanel + n % kPanel;
       const T* from = row_of<const T>(de, t) + column;
       for (int64_t r = 0; r < rows; ++r) to[r * kPanel] += widen(from[r]);
     }
@@ -135,12 +135,13 @@ class ScatteredRows {
         de_(args.tiles[4]),
         carries_(args.tiles + 5),
         num_carries_(args.ints[1]),
-        leaf_rows_(args.ints[0]),
+        split_rows_(args.ints[0]),
         first_id_(args.ints[2] + args.row_begin),
         columns_(smaller(args.tiles[0].cols, kMaxColumns)) {
-    const int64_t leaves = divide_up(ids_.rows, leaf_rows_);
+    const int64_t batch_splits = divide_up(ids_.rows, split_rows_);
     named_ = carver.take<int32_t>(ids_.rows);
-    sums_ = carver.take<float>((2 + 64 - __builtin_clzll(static_cast<uint64_t>(leaves))) * round_up(columns_, kLanes));
+    sums_ = carver.take<float>((2 + 64 - __builtin_clzll(static_cast<uint64_t>(batch_splits))) *
+                               round_up(columns_, kLanes));
     panel_ = carver.take<float>(num_carries_ > 0 ? columns_ * kPanel : 0);
   }
 
@@ -192,7 +193,7 @@ class ScatteredRows {
     return any == 0;
   }
 
-  /// Zeros hold for rows without a token: every leaf of theirs is +0, and so is their tree.
+  /// Zeros hold for rows without a token: every batch split of theirs is +0, and so is their tree.
   void run_panel(int64_t row, uint32_t lanes, int64_t column, int64_t count) {
     float* const to = place(row, column);
     float* const sum = num_carries_ > 0 ? panel_ : to;
@@ -214,19 +215,19 @@ class ScatteredRows {
       for (int64_t c = 0; c < count; ++c) to[c * kPanel + lane] = 0.0f;
   }
 
-  /// A row's sum over all tokens that name it: in order within a leaf, from +0, then the tree over leaves.
+  /// A row's sum over all tokens that name it: in order within a batch split, from +0, then the tree over batch splits.
   const float* sum_row(int64_t wanted, int64_t column, int64_t count) {
-    const int64_t length = round_up(columns_, kLanes), leaves = divide_up(ids_.rows, leaf_rows_);
-    ChunkTree tree;
+    const int64_t length = round_up(columns_, kLanes), batch_splits = divide_up(ids_.rows, split_rows_);
+    SplitTree tree;
     float* top = sums_;
-    for (int64_t leaf = 0, next = 0; leaf < leaves; ++leaf) {
+    for (int64_t split = 0, next = 0; split < batch_splits; ++split) {
       for (int64_t c = 0; c < count; c += kLanes) store(top + c, set(0.0f));
-      for (; next < num_named_ && named_[next] < (leaf + 1) * leaf_rows_; ++next) {
+      for (; next < num_named_ && named_[next] < (split + 1) * split_rows_; ++next) {
         if (id(named_[next]) != wanted) continue;
         const T* from = row_of<const T>(de_, named_[next]) + column;
         for (int64_t c = 0; c < count; c += kLanes) store(top + c, load(top + c) + load(from + c, count - c));
       }
-      int pops = tree.add(leaf, leaf + 1) + (leaf + 1 == leaves ? tree.finish() : 0);
+      int pops = tree.add(split, split + 1) + (split + 1 == batch_splits ? tree.finish() : 0);
       for (; pops > 0; --pops) {
         float* const below = top - length;
         for (int64_t c = 0; c < count; c += kLanes) store(below + c, load(below + c) + load(top + c));
@@ -239,7 +240,7 @@ class ScatteredRows {
 
   const TileView &out_, &ids_, &de_;
   const TileView* carries_;
-  int64_t num_carries_, leaf_rows_, first_id_, columns_;
+  int64_t num_carries_, split_rows_, first_id_, columns_;
   int64_t num_named_ = 0;
   int32_t* named_;
   float *sums_, *panel_;
@@ -259,15 +260,15 @@ void matmul_dw(const KernelArgs& args) {
   op.de = args.tiles[4];
   if (op.out.rows == 0 || op.out.cols == 0) return;
   op.carries = args.tiles + 5;
-  op.leaf_rows = args.ints[0];
+  op.split_rows = args.ints[0];
   op.num_carries = args.ints[1];
   op.first_id = args.ints[2] + args.row_begin;
   op.lanes = op.out.rows;
   const bool contracts = op.dy.data != nullptr;
   const int64_t tokens = contracts ? op.dy.rows : op.ids.data ? op.ids.rows : 0;
-  op.num_leaves = divide_up(tokens, op.leaf_rows);
+  op.num_splits = divide_up(tokens, op.split_rows);
   op.clears_signs = args.ints[3] != 0;
-  const int64_t run = args.ints[3] ? args.ints[3] : op.leaf_rows;  // tokens whose steps follow each other
+  const int64_t run = args.ints[3] ? args.ints[3] : op.split_rows;  // tokens whose steps follow each other
 
   Carver carver(args.scratch);
   const int64_t steps = contracts ? divide_up(tokens, D::kPerStep) : 0;
@@ -275,26 +276,26 @@ void matmul_dw(const KernelArgs& args) {
   // At once if blocks of whole rows of X fit L2 so; else in windows so short that they do.
   const int64_t most = steps <= kWholeSteps<Dot> ? kWholeSteps<Dot> : kWholeSteps<Dot> / 2;
   Blocking blocking(carver, StepLayout::of<D>(WeightGradient<D>::kLayout), most, false, steps,
-                    (contracts ? divide_up(tokens, run) : op.num_leaves) + 1);
+                    (contracts ? divide_up(tokens, run) : op.num_splits) + 1);
   const int64_t widest = smaller(op.out.cols, kMaxColumns);
   int64_t columns = widest;
   if (op.ids.data) {
-    const int64_t per_column = op.num_leaves * kPanel * 4;
+    const int64_t per_column = op.num_splits * kPanel * 4;
     columns = larger(int64_t{1}, smaller(widest, kScatterBytes / larger(int64_t{1}, per_column)));
   }
-  ChunkTree tree;
-  for (int64_t leaf = 0; leaf < op.num_leaves; ++leaf) {
-    const bool last = leaf + 1 == op.num_leaves;
-    const int64_t end = contracts ? smaller((leaf + 1) * op.leaf_rows, tokens) : 0;
-    for (int64_t t = leaf * op.leaf_rows; t < end; t += run) blocking.add(0, t, smaller(t + run, end));
-    const int pops = tree.add(leaf, leaf + 1) + (last ? tree.finish() : 0);
-    blocking.end_chunk(pops, last, op.ids.data ? leaf * columns * kPanel : -1);
+  SplitTree tree;
+  for (int64_t split = 0; split < op.num_splits; ++split) {
+    const bool last = split + 1 == op.num_splits;
+    const int64_t end = contracts ? smaller((split + 1) * op.split_rows, tokens) : 0;
+    for (int64_t t = split * op.split_rows; t < end; t += run) blocking.add(0, t, smaller(t + run, end));
+    const int pops = tree.add(split, split + 1) + (last ? tree.finish() : 0);
+    blocking.end_split(pops, last, op.ids.data ? split * columns * kPanel : -1);
   }
   blocking.close();
 
   op.columns = columns;
   op.max_group = blocking.num_windows > 1 ? kWindowPanels<Dot> : int64_t{1} << 30;
-  const int64_t panel_floats = op.num_leaves * columns * kPanel;
+  const int64_t panel_floats = op.num_splits * columns * kPanel;
   if (op.ids.data) {
     op.max_group = larger(int64_t{1}, smaller(8, kScatterBytes / (panel_floats * 4)));
     op.scatter = carver.take<float>(op.max_group * panel_floats);

@@ -419,7 +419,7 @@ def _plans() -> list[bytes]:
         else:
             table = graph.constant(np.arange(16, dtype=np.float32).reshape(4, 4), name="table")
             graph.output(graph.add(y, table), "y")
-        plans.append(encode_plan(graph.plan(mesh, leaves=2, workers_per_device=1)))
+        plans.append(encode_plan(graph.plan(mesh, batch_splits=2, workers_per_device=1)))
     return plans
 
 

@@ -127,16 +127,16 @@ def swap_partials(instruction: Instruction) -> Instruction:
     return replace(instruction, operands=tuple(operands))
 
 
-def merge_chunks(instruction: Instruction) -> Instruction:
-    """The first two chunks are summed as one: another order of the same additions."""
-    first, terms, chunks, *ranges = instruction.ints
-    assert terms == 1 and chunks > 1 and ranges[1] == ranges[2]
-    ints = (first, 1, chunks, ranges[0], ranges[3], ranges[3], ranges[3], *ranges[4:])
+def merge_splits(instruction: Instruction) -> Instruction:
+    """The first two k splits are summed as one: another order of the same additions."""
+    first, terms, k_splits, *ranges = instruction.ints
+    assert terms == 1 and k_splits > 1 and ranges[1] == ranges[2]
+    ints = (first, 1, k_splits, ranges[0], ranges[3], ranges[3], ranges[3], *ranges[4:])
     return replace(instruction, ints=ints)
 
 
-def halve_leaves(instruction: Instruction) -> Instruction:
-    """A leaf is cut in two: the tree over tokens gets another shape."""
+def halve_batch_splits(instruction: Instruction) -> Instruction:
+    """A batch split is cut in two: the tree over tokens gets another shape."""
     return replace(instruction, ints=(instruction.ints[0] // 2, *instruction.ints[1:]))
 
 

@@ -31,7 +31,7 @@ def planned(strategy, **options):
     models.build_training_graph(graph, CONFIG, 8, 16, dtype="bf16")
     graph.optimize(tw.optim.AdamW())
     graph.set_distribution(strategy)
-    return graph, graph.plan(leaves=8, workers_per_device=1, **options)
+    return graph, graph.plan(batch_splits=8, workers_per_device=1, **options)
 
 
 def batch(seed):

@@ -23,7 +23,7 @@ Y = RNG.integers(0, CLASSES, (BATCH, SEQ)).astype(np.int32)
 
 def label_of(name):
     """The role of the batch goes with one of the names."""
-    return tw.DimLabel(name, is_summed_by_leaves=name == "batch")
+    return tw.DimLabel(name, is_summed_by_batch_splits=name == "batch")
 
 
 def build(labels):
@@ -45,7 +45,7 @@ def train(graph, strategy):
     """Loss, norm, gradients and weights of two steps, as bytes."""
     graph.set_distribution(strategy)
     seen = []
-    with graph.instantiate(graph.plan(leaves=4, workers_per_device=1)) as model:
+    with graph.instantiate(graph.plan(batch_splits=4, workers_per_device=1)) as model:
         model.initialize(1, 0.5)
         for _ in range(2):
             result = model.step({"x": X, "y": Y}, 1e-2)
@@ -112,7 +112,7 @@ NONE = dict.fromkeys(DIMS)
         ({"batch": "batch"}, "tp", "batch"),
         ({"inner": "mlp"}, "x", "mlp"),
         ({"classes": "words"}, "dp", "words"),
-        ({"inner": "mlp", "classes": "words"}, "tp", "mlp"),  # a gradient cut across the chunks of its norm
+        ({"inner": "mlp", "classes": "words"}, "tp", "mlp"),  # a gradient cut across the k splits of its norm
     ],
 )
 def test_what_can_be_shared_is_shared_under_any_name(labels, axis, label):

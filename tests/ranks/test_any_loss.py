@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from small_llama import change_first, halve_leaves
+from small_llama import change_first, halve_batch_splits
 
 import tilewise as tw
 from tilewise.core.errors import LayoutError, PlanError, ShapeError
@@ -130,8 +130,8 @@ def test_loss_and_gradients_against_pytorch(name, axes, accumulation):
         loss.backward()
         found = model.step(data, 0.0).loss
         assert abs(found - loss.item()) <= 1e-5 * max(1.0, abs(loss.item()))
-        for n, leaf in p.items():
-            expected = leaf.grad.numpy()
+        for n, split in p.items():
+            expected = split.grad.numpy()
             assert np.abs(model.get_tensor(f"{n}.grad") - expected).max() <= 1e-5 * np.abs(expected).max(), n
 
 
@@ -146,9 +146,9 @@ def test_equal_to_one_device(name, axes, accumulation, dtype):
 
 @pytest.mark.parametrize("name", ["mean_squared_error", "in_layers"])
 def test_another_tree_is_noticed(name):
-    """Leaves of the sum that are cut otherwise on one device are found, in a layer too."""
+    """Batch splits of the sum that are cut otherwise on one device are found, in a layer too."""
 
-    fault = change_first("", halve_leaves, -1, kernel="row_sum_leaf_f32")
+    fault = change_first("", halve_batch_splits, -1, kernel="row_sum_split_f32")
     assert not verify_strategy(build(name), DeviceMesh({"dp": 2}), batches(2), change=fault).equal
 
 

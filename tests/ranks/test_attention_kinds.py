@@ -107,22 +107,22 @@ def test_another_window_or_mask_would_show(kernel, kind, place, part):
     assert not fault.equal and part in fault.text
 
 
-@pytest.mark.parametrize("leaves", [1, 2, 8])
+@pytest.mark.parametrize("batch_splits", [1, 2, 8])
 @pytest.mark.parametrize("kind", ["both", "capped encoder"])
-def test_tasks_of_several_sequences(kind, leaves):
+def test_tasks_of_several_sequences(kind, batch_splits):
     """Tiles of one, two and four sequences: each task finds the lengths of its own, over devices too."""
     batch = batch_of((60, 1, 50, 64, 7, 9, 63, 33), 64)
     rows = []
-    for number, axes in ((8, {}), (leaves, {}), (leaves, {"dp": min(leaves, 2)})):
+    for number, axes in ((8, {}), (batch_splits, {}), (batch_splits, {"dp": min(batch_splits, 2)})):
         graph = training_graph(kind, 64, batch=8)
-        plan = graph.plan(axes, leaves=number)
+        plan = graph.plan(axes, batch_splits=number)
         assert plan.settings.row_tile == 64 * (8 // number)
         with graph.instantiate(plan) as model:
             model.initialize(0, 0.1)
             model.forward(**batch)
             rows.append(model.get_tensor("loss_rows").tobytes())
     assert len(set(rows)) == 1
-    report = verify_strategy(graph, {"dp": min(leaves, 2), "tp": 2}, [batch], leaves=leaves)
+    report = verify_strategy(graph, {"dp": min(batch_splits, 2), "tp": 2}, [batch], batch_splits=batch_splits)
     assert report.equal, report.text
 
 
@@ -141,9 +141,9 @@ def test_another_devices_lengths_would_show():
 def test_workers_share_heads_where_sequences_are_few(kind, dtype):
     """Two tasks of half of the heads each, over all sequences; a length that one of them mistakes would show."""
     graph, batch = training_graph(kind, 80, dtype, dim=64), batch_of((80, 9, 64, 65), 80)
-    expected = steps(graph, graph.plan({}, workers_per_device=1, leaves=2), [batch])
+    expected = steps(graph, graph.plan({}, workers_per_device=1, batch_splits=2), [batch])
     for axes in ({}, {"dp": 2}):
-        plan = graph.plan(axes, workers_per_device=3, leaves=2)
+        plan = graph.plan(axes, workers_per_device=3, batch_splits=2)
         by_heads = [
             i
             for t in plan.program.classes[0].templates
@@ -249,7 +249,7 @@ def attended(g, q, k, v, kind, pages=()):
 @pytest.mark.parametrize("kind", ["window", "softcap", "both"])
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_pages_give_the_bits_of_whole_sequences(kind, tp):
-    """A prompt in chunks, then token by token, over devices; a window of another length would show."""
+    """A prompt in k splits, then token by token, over devices; a window of another length would show."""
     gen, length = np.random.default_rng(1), 150
     given = {n: gen.standard_normal((length, w * DIM), np.float32) for n, w in (("q", 8), ("k", 2), ("v", 2))}
     g = tw.ComputeGraph("whole")

@@ -69,12 +69,12 @@ def test_tensor_parallel_traffic(t):
 
 
 def norm_entries(plan, tile=512):
-    """Rows of the table of squares: rows times column chunks of every gradient, each up to whole tiles."""
+    """Rows of the table of squares: rows times column k splits of every gradient, each up to whole tiles."""
     total = 0
     for t in plan.graph.of_kind("parameter"):
         shape, labels = t.spec.shape, t.spec.labels
-        chunks = plan.graph.reduction_chunks if len(shape) == 2 and labels[1] is not None else 1
-        total += -(-shape[0] * chunks // tile) * tile
+        k_splits = plan.graph.k_splits if len(shape) == 2 and labels[1] is not None else 1
+        total += -(-shape[0] * k_splits // tile) * tile
     return total
 
 

@@ -67,7 +67,7 @@ def planned(strategy: DistributionStrategy, batch: int = 8, dtype: str = "f32", 
     """Graph and plan of a small training step."""
     graph = training_graph(few_panels(), dtype, batch, SEQ)
     graph.set_distribution(strategy)
-    return graph, graph.plan(**{"leaves": batch, "workers_per_device": 1, **options})
+    return graph, graph.plan(**{"batch_splits": batch, "workers_per_device": 1, **options})
 
 
 @cache
@@ -117,7 +117,7 @@ def test_states_and_gradients_alone_are_equal(strategy):
         strategy.mesh(),
         batches(model, 2, 8, SEQ),
         strategy=strategy,
-        leaves=8,
+        batch_splits=8,
         accumulation=2,
     )
     assert report.equal, report.text
@@ -128,7 +128,10 @@ def test_rows_that_fill_no_panel_are_padded_where_they_lie(rows):
     """A panel that is not full belongs to one device, with its padding."""
     model = few_panels(intermediate_size=rows, num_hidden_layers=1)
     report = verify_strategy(
-        training_graph(model, "f32", 4, SEQ), DeviceMesh({"fsdp": 4}), batches(model, 2, 4, SEQ), leaves=4
+        training_graph(model, "f32", 4, SEQ),
+        DeviceMesh({"fsdp": 4}),
+        batches(model, 2, 4, SEQ),
+        batch_splits=4,
     )
     assert report.equal, report.text
 
@@ -216,7 +219,9 @@ def test_explanations_say_who_has_nothing():
     assert "Device 0 holds nothing of it" in plan.why("layers.0.mlp.down_proj.weight")
     assert "Device 0 holds 32 rows" in plan.why("layers.0.self_attn.q_proj.weight")
     assert "fewer than" not in planned(DistributionStrategy.ddp(4))[1].explain()
-    uneven = training_graph(few_panels(vocab_size=199), "f32", 8, SEQ).plan({"fsdp": 4, "tp": 2}, leaves=8)
+    uneven = training_graph(few_panels(vocab_size=199), "f32", 8, SEQ).plan(
+        {"fsdp": 4, "tp": 2}, batch_splits=8
+    )
     assert 0 in panels_of(uneven, next(t.id for t in uneven.graph.tensors if "embed" in t.spec.name))
     assert "16 of the weights have fewer than 4 panels" in uneven.explain()
 
@@ -350,4 +355,4 @@ def test_a_graph_without_weights_is_refused():
     with pytest.raises(
         LayoutError, match=r"vectors stay whole; got no weight in 'vectors'; use a strategy that"
     ):
-        graph.plan(leaves=4)
+        graph.plan(batch_splits=4)

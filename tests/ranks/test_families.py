@@ -82,8 +82,8 @@ def logits(family: str, dtype: str, tp: int, parts: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("family", WRITERS)
-def test_logits_do_not_depend_on_devices_or_chunks(family):
-    """One, two and four devices; read whole, in chunks, and token by token."""
+def test_logits_do_not_depend_on_devices_or_k_splits(family):
+    """One, two and four devices; read whole, in k splits, and token by token."""
     for dtype in ("f32", "bf16"):
         whole = logits(family, dtype, 1, [20])
         for tp, parts in ((2, [20]), (4, [20]), (1, [7, 7, 6]), (2, [17, 1, 1, 1])):

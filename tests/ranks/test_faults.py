@@ -105,9 +105,9 @@ def test_nothing_is_left_behind(thread_count):
         ({"dp": 3}, {}, LayoutError, "got 3 parts .*; choose a batch that is a multiple of 3"),
         ({"tp": 16}, {}, LayoutError, "got 16 parts"),
         ({"pp": 2}, {}, LayoutError, "dp and tp"),
-        ({}, {"accumulation": 3}, LayoutError, "got 3 parts .* on micro, for 16 leaves"),
-        ({"dp": 2}, {"leaves": 1}, LayoutError, "leaves"),
-        ({}, {"leaves": 12}, PlanError, "leaves"),
+        ({}, {"accumulation": 3}, LayoutError, "got 3 parts .* on micro, for 16 batch splits"),
+        ({"dp": 2}, {"batch_splits": 1}, LayoutError, "batch_splits"),
+        ({}, {"batch_splits": 12}, PlanError, "batch_splits"),
     ],
     ids=str,
 )

@@ -32,7 +32,7 @@ MESHES = [
 
 
 def batch_of(axes) -> int:
-    """Sequences, and leaves, that devices share as they must."""
+    """Sequences, and batch splits, that devices share as they must."""
     return 12 if axes.get("dp", 1) * axes.get("fsdp", 1) % 3 == 0 else 8
 
 
@@ -51,14 +51,14 @@ def compare(axes, change=lambda plan: plan, **changes: object):
     """Whether some steps equal one device, and what was found."""
     batch = batch_of(axes)
     graph = training_graph(model_of(**changes), "f32", batch, SEQ)
-    return verify_strategy(graph, DeviceMesh(axes), repeated(axes), leaves=batch, change=change)
+    return verify_strategy(graph, DeviceMesh(axes), repeated(axes), batch_splits=batch, change=change)
 
 
 def planned(axes, *, accumulation=1, **changes: object) -> tw.Plan:
     """The plan of a mesh."""
     graph = training_graph(model_of(**changes), "f32", batch_of(axes), SEQ)
     graph.set_distribution(DistributionStrategy.for_mesh(DeviceMesh(axes)))
-    return graph.plan(axes, leaves=batch_of(axes), accumulation=accumulation, workers_per_device=1)
+    return graph.plan(axes, batch_splits=batch_of(axes), accumulation=accumulation, workers_per_device=1)
 
 
 def gathers(plan: tw.Plan) -> list[str]:
@@ -92,11 +92,11 @@ def test_several_tables(axes):
     )
     graph = training_graph(model, "bf16", batch_of(axes), SEQ)
     graph.set_distribution(DistributionStrategy.for_mesh(DeviceMesh(axes)))
-    plan = graph.plan(axes, leaves=batch_of(axes))
+    plan = graph.plan(axes, batch_splits=batch_of(axes))
     assert [label for label in gathers(plan) if "embedding_dw" in label] == [
         "all_gather:embedding_dw:embed_tokens.weight"
     ]
-    report = verify_strategy(graph, DeviceMesh(axes), repeated(axes), leaves=batch_of(axes))
+    report = verify_strategy(graph, DeviceMesh(axes), repeated(axes), batch_splits=batch_of(axes))
     assert report.equal, report.text
 
 
@@ -151,8 +151,8 @@ def test_lengths_that_steps_bring_are_left_to_sums():
     """A plan gathers where it knows how many tokens there are."""
     graph = table_graph((8, SEQ), tw.Dim("length", 1, 16))
     graph.optimize(tw.optim.AdamW())
-    assert gathers(graph.plan({"dp": 2}, leaves=8)) == []
-    assert len(gathers(graph.plan({"dp": 2}, leaves=8, sizes={"length": SEQ}))) == 2
+    assert gathers(graph.plan({"dp": 2}, batch_splits=8)) == []
+    assert len(gathers(graph.plan({"dp": 2}, batch_splits=8, sizes={"length": SEQ}))) == 2
 
 
 @pytest.mark.parametrize("is_trained", [True, False])
@@ -171,7 +171,7 @@ def test_an_axis_shares_the_batch_or_the_vocabulary(given, is_trained):
         graph.optimize(tw.optim.AdamW())
     graph.set_distribution(DistributionStrategy(tw.ParallelismMode.HYBRID, {"dp": 2}, **given))
     with pytest.raises(LayoutError, match=r"axis 'dp', which cuts the result of .*embedding.*'selected'"):
-        graph.plan({"dp": 2}, leaves=8)
+        graph.plan({"dp": 2}, batch_splits=8)
 
 
 def other_member(instruction):
@@ -221,8 +221,8 @@ def test_rows_of_another_home_are_noticed():
     """A device that adds tokens to its home as if it began elsewhere is found."""
 
     def begin_elsewhere(instruction):
-        leaf_rows, carries, _, padded = instruction.ints
-        return replace(instruction, ints=(leaf_rows, carries, 32, padded))
+        split_rows, carries, _, padded = instruction.ints
+        return replace(instruction, ints=(split_rows, carries, 32, padded))
 
     change = change_first("embedding_dw", begin_elsewhere, kernel="matmul_dw_f32")
     assert not compare({"fsdp": 2}, change).equal
@@ -238,7 +238,7 @@ def test_a_row_has_the_sum_of_all_its_tokens(shape):
         "ids": rng.integers(0, 4, shape).astype(np.int32) * 100,
         "labels": rng.integers(0, 16, shape).astype(np.int32),
     }
-    with graph.instantiate(graph.plan({"fsdp": 2}, leaves=8, workers_per_device=1)) as run:
+    with graph.instantiate(graph.plan({"fsdp": 2}, batch_splits=8, workers_per_device=1)) as run:
         run.initialize(seed=0, scale=0.5)
         weights = {n: run.get_tensor(n).astype(np.float64) for n in ("table", "head")}
         run.step(data, 0.0)

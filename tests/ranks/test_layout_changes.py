@@ -34,7 +34,7 @@ TABLE = np.concatenate([np.cos(ANGLES), np.sin(ANGLES)], 1).astype(np.float32)
 def run(graph, axes, microbatches=1, change=lambda plan: plan):
     """Output, loss and gradients of one step, as bytes."""
     graph.set_distribution(tw.DistributionStrategy(ParallelismMode.HYBRID, axes, AXIS_OF if axes else {}))
-    plan = graph.plan(leaves=4, workers_per_device=1, accumulation=microbatches)
+    plan = graph.plan(batch_splits=4, workers_per_device=1, accumulation=microbatches)
     with graph.instantiate(change(plan)) as model:
         model.initialize(1, 0.5)
         result = model.step({"x": X, "z": Z, "t": T}, 1e-2)
@@ -151,7 +151,7 @@ def test_any_layouts_of_all_ops_are_equal_or_refused():
 
 
 def test_terms_with_and_without_a_label():
-    """An input gradient of which some terms are cut into chunks and some are not loses none of them."""
+    """An input gradient of which some terms are cut into k splits and some are not loses none of them."""
     gradients = []
     for label in (A, None):
         g = tw.ComputeGraph("terms")
@@ -192,9 +192,9 @@ def reductions(plan):
 def test_a_sum_in_shards_moves_half():
     """A reduce-scatter reads three quarters of a tile on each of four devices; nothing is gathered behind it."""
     rows = BATCH * SEQ * WIDTH
-    assert reductions(in_shards(False).plan(leaves=4)) == [3 * rows, 3 * rows]
-    assert reductions(in_shards(True).plan(leaves=4)) == [3 * rows, 0]
-    said = in_shards(True).plan(leaves=4, accumulation=2).explain().splitlines()
+    assert reductions(in_shards(False).plan(batch_splits=4)) == [3 * rows, 3 * rows]
+    assert reductions(in_shards(True).plan(batch_splits=4)) == [3 * rows, 0]
+    said = in_shards(True).plan(batch_splits=4, accumulation=2).explain().splitlines()
     assert "(mean) and microbatch" in said[2] and [line.strip() for line in said if "scatter" in line] == [
         f"reduce_scatter:linear:first f32[4, 3, 32] to (micro, -, b): reads {3 * rows // 4 // 2} elements"
     ]
@@ -220,7 +220,7 @@ def test_other_columns_than_the_groups_are_found(kernel):
     axes = {"a": 1, "b": 4} if kernel == "tree_add" else {"a": 1, "b": 2}
     g.set_distribution(tw.DistributionStrategy(ParallelismMode.HYBRID, axes, AXIS_OF))
     with mock.patch("tilewise.plan.validate.validate_reductions") as check:
-        plan = g.plan(leaves=4)
+        plan = g.plan(batch_splits=4)
     context = check.call_args.args[1:]
     validate_reductions(plan.program, *context)
     places = [

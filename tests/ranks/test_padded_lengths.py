@@ -29,23 +29,23 @@ LONGEST, BOUND = max(LENGTHS), 300  # five atoms of 64 positions, of which the b
 
 @pytest.fixture(scope="module")
 def exact():
-    """Ten steps of the batch at its own length, in a plan for that length alone; by dtype and leaves."""
+    """Ten steps of the batch at its own length, in a plan for that length alone; by dtype and batch splits."""
     known = {}
 
-    def run(dtype, leaves):
-        if (dtype, leaves) not in known:
+    def run(dtype, batch_splits):
+        if (dtype, batch_splits) not in known:
             graph = graph_for(tw.Dim("seq", 1, BOUND), dtype)
-            plan = graph.plan({}, leaves=leaves, sizes={"seq": LONGEST})
+            plan = graph.plan({}, batch_splits=batch_splits, sizes={"seq": LONGEST})
             assert not plan.symbol_bounds
-            known[dtype, leaves] = steps(graph, plan, [padded(LENGTHS, LONGEST, s) for s in range(10)])
-        return known[dtype, leaves]
+            known[dtype, batch_splits] = steps(graph, plan, [padded(LENGTHS, LONGEST, s) for s in range(10)])
+        return known[dtype, batch_splits]
 
     return run
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize(
-    "width,leaves,axes,accumulation",
+    "width,batch_splits,axes,accumulation",
     [
         (LONGEST, 4, {}, 1),
         (LONGEST + 1, 4, {}, 1),
@@ -58,12 +58,12 @@ def exact():
     ],
     ids=str,
 )
-def test_padding_changes_no_bit_of_ten_steps(exact, dtype, width, leaves, axes, accumulation):
+def test_padding_changes_no_bit_of_ten_steps(exact, dtype, width, batch_splits, axes, accumulation):
     """Losses, norms, gradients, parameters and optimizer states, to the bit those of the exact length's plan."""
     graph = graph_for(tw.Dim("seq", 1, BOUND), dtype)
-    plan = graph.plan(axes, leaves=leaves, accumulation=accumulation)
+    plan = graph.plan(axes, batch_splits=batch_splits, accumulation=accumulation)
     found = steps(graph, plan, [padded(LENGTHS, width, s) for s in range(10)])
-    assert differing(exact(dtype, leaves), found) == []
+    assert differing(exact(dtype, batch_splits), found) == []
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -74,10 +74,10 @@ def test_sums_that_owners_keep_between_microbatches(dtype):
     graph = graph_for(tw.Dim("seq", 1, 90), dtype, batch=len(lengths))
     expected = steps(
         graph,
-        graph.plan({}, leaves=12, sizes={"seq": longest}),
+        graph.plan({}, batch_splits=12, sizes={"seq": longest}),
         [padded(lengths, longest, s) for s in range(3)],
     )
-    plan = graph.plan({"dp": 2}, leaves=12, accumulation=3)
+    plan = graph.plan({"dp": 2}, batch_splits=12, accumulation=3)
     assert differing(expected, steps(graph, plan, [padded(lengths, longest + s, s) for s in range(3)])) == []
 
 
@@ -107,9 +107,9 @@ def test_a_graph_of_one_length_gives_the_same(dtype):
 
 
 def test_cuts_that_follow_the_length_would_show(exact):
-    """Fault: sequence chunks counted over the batch's longest instead of the bound."""
+    """Fault: sequence splits counted over the batch's longest instead of the bound."""
     graph = graph_for(tw.Dim("seq", 1, BOUND))
-    plan = change_ints(graph.plan({}), "leaf_tree", lambda ints: [ints[0], LONGEST, *ints[2:]])
+    plan = change_ints(graph.plan({}), "split_tree", lambda ints: [ints[0], LONGEST, *ints[2:]])
     found = steps(graph, plan, [padded(LENGTHS, LONGEST, s) for s in range(10)])
     assert "losses" in differing(exact("f32", 4), found)
 
@@ -118,14 +118,14 @@ def test_cuts_that_follow_the_length_would_show(exact):
 def test_steps_of_two_tokens_that_cross_sequences_would_show(exact):
     """Fault: products that pair a sequence's odd last token with the next one's first where nothing is padded."""
     graph = graph_for(tw.Dim("seq", 1, BOUND), "bf16")
-    plan = change_ints(graph.plan({}, leaves=1), "matmul_dw", lambda ints: [*ints[:3], 0])
+    plan = change_ints(graph.plan({}, batch_splits=1), "matmul_dw", lambda ints: [*ints[:3], 0])
     found = steps(graph, plan, [padded(LENGTHS, LONGEST, s) for s in range(10)])
     assert any(name.endswith(".grad") for name in differing(exact("bf16", 1), found))
 
 
 @pytest.fixture(scope="module")
 def running():
-    """A model in two microbatches' worth of leaves that runs forward and backward only."""
+    """A model in two microbatches' worth of batch splits that runs forward and backward only."""
     graph = graph_for(tw.Dim("seq", 1, 140))
     with graph.instantiate(graph.plan({})) as model:
         model.initialize(0, 0.1)
@@ -168,9 +168,9 @@ def test_any_lengths_with_any_padding(running, lengths, extra, seed):
     st.sampled_from([2, 3, 8, 12]),
     st.sampled_from(["f32", "bf16"]),
 )
-def test_random_lengths_on_random_meshes(lengths, extra, axes, accumulation, chunks, dtype):
-    """Two steps over a mesh, padded, against one device and the exact length, for several numbers of chunks."""
-    graph = tw.ComputeGraph("llama", reduction_chunks=chunks)
+def test_random_lengths_on_random_meshes(lengths, extra, axes, accumulation, k_splits, dtype):
+    """Two steps over a mesh, padded, against one device and the exact length, for several numbers of k splits."""
+    graph = tw.ComputeGraph("llama", k_splits=k_splits)
     models.build_training_graph(graph, small_model(), 8, tw.Dim("seq", 1, 400), dtype)
     graph.optimize(tw.optim.AdamW())
     longest = max(lengths)
@@ -186,7 +186,8 @@ def test_random_lengths_on_random_meshes(lengths, extra, axes, accumulation, chu
 
 
 def test_verify_takes_batches_of_different_lengths():
-    """The comparison of a strategy with one device, each step of another length; a dropped row of a leaf shows."""
+    """The comparison of a strategy with one device, each step of another length; a dropped row of a
+    batch split shows."""
     graph = graph_for(tw.Dim("seq", 1, 90))
     batches = [padded((n, 3, 2 * n, n + 1), 2 * n, n) for n in (7, 45, 2)]
     assert verify_strategy(graph, DeviceMesh({"dp": 2, "tp": 2}), batches).equal

@@ -1,6 +1,6 @@
 """Ten steps over a mesh equal one device to the bit, over pairs of everything that a user can choose.
 
-Chunks and tensor parallelism, data parallelism, microbatches, workers, dtype, tied weights, KV heads and lengths: a
+K splits and tensor parallelism, data parallelism, microbatches, workers, dtype, tied weights, KV heads and lengths: a
 seeded choice of combinations in which every pair of values occurs, some every day and all in `test-slow`; the whole
 product in `soak`.
 """
@@ -23,7 +23,7 @@ from tilewise.session import verify_strategy
 
 STEPS, MAX_DEVICES = 10, 12
 CHOICES = {
-    "chunks_and_tp": [(8, 1), (8, 2), (8, 4), (8, 8), (12, 1), (12, 3)],
+    "k_splits_and_tp": [(8, 1), (8, 2), (8, 4), (8, 8), (12, 1), (12, 3)],
     "dp": [1, 2, 3, 4, 5, 6],
     "microbatches": [1, 2, 3, 4, 5],
     "workers": [1, 2, 3],
@@ -45,8 +45,8 @@ def is_small(case: Case) -> bool:
 
 
 def training(case: Case) -> tuple[llama.LlamaConfig, tw.ComputeGraph, dict[str, int], int]:
-    """Model, graph, mesh and leaves of a case: as many leaves as devices times microbatches, or twice."""
-    (chunks, tp), dp, microbatches, _, dtype, tied, kv_heads, length = case
+    """Model, graph, mesh and batch splits of a case: as many batch splits as devices times microbatches, or twice."""
+    (k_splits, tp), dp, microbatches, _, dtype, tied, kv_heads, length = case
     model = config(
         tie_word_embeddings=tied,
         num_key_value_heads=kv_heads,
@@ -56,12 +56,12 @@ def training(case: Case) -> tuple[llama.LlamaConfig, tw.ComputeGraph, dict[str, 
         num_hidden_layers=1,
         vocab_size=512,
     )
-    leaves = dp * microbatches * (2 if dp * microbatches <= 4 else 1)
-    graph = tw.ComputeGraph("llama", reduction_chunks=chunks)
-    models.build_training_graph(graph, model, leaves, length, dtype)
+    batch_splits = dp * microbatches * (2 if dp * microbatches <= 4 else 1)
+    graph = tw.ComputeGraph("llama", k_splits=k_splits)
+    models.build_training_graph(graph, model, batch_splits, length, dtype)
     graph.optimize(tw.optim.AdamW())
     mesh = {name: n for name, n in (("dp", dp), ("tp", tp)) if n > 1}
-    return model, graph, mesh, leaves
+    return model, graph, mesh, batch_splits
 
 
 @cache
@@ -71,25 +71,26 @@ def pairwise() -> list[Case]:
 
 
 @cache
-def _layouts(chunks_and_tp: tuple[int, int], kv_heads: int, tied: bool) -> str | None:
+def _layouts(k_splits_and_tp: tuple[int, int], kv_heads: int, tied: bool) -> str | None:
     """What the rules say against a width of tensor parallelism."""
-    case = (chunks_and_tp, 1, 1, 1, "f32", tied, kv_heads, 8)
-    _, graph, mesh, leaves = training(case)
+    case = (k_splits_and_tp, 1, 1, 1, "f32", tied, kv_heads, 8)
+    _, graph, mesh, batch_splits = training(case)
     try:
-        graph.plan(mesh, leaves=leaves)
+        graph.plan(mesh, batch_splits=batch_splits)
     except LayoutError as error:
         return str(error)
     return None
 
 
 def refusal(case: Case) -> str | None:
-    """What the rules say against a case: data parallelism always fits these leaves, and tensor parallelism some."""
+    """What the rules say against a case: data parallelism always fits these batch splits, and
+    tensor parallelism some."""
     return _layouts(case[0], case[6], case[5])  # type: ignore[arg-type]
 
 
 def compare(case: Case, **options: object) -> tuple[bool, str]:
     """Whether ten steps equal one device, and what was found."""
-    model, graph, mesh, leaves = training(case)
+    model, graph, mesh, batch_splits = training(case)
     length, microbatches, workers = case[7], case[2], case[3]
 
     def change(plan: tw.Plan) -> tw.Plan:
@@ -99,8 +100,8 @@ def compare(case: Case, **options: object) -> tuple[bool, str]:
     report = verify_strategy(
         graph,
         mesh,
-        batches(model, STEPS, leaves, length),  # type: ignore[arg-type]
-        leaves=leaves,
+        batches(model, STEPS, batch_splits, length),  # type: ignore[arg-type]
+        batch_splits=batch_splits,
         accumulation=microbatches,  # type: ignore[arg-type]
         change=change,
     )
@@ -109,8 +110,8 @@ def compare(case: Case, **options: object) -> tuple[bool, str]:
 
 def named(case: Case) -> str:
     """Of a case, for the report."""
-    (chunks, tp), dp, microbatches, workers, dtype, tied, kv_heads, length = case
-    words = f"C{chunks}-tp{tp}-dp{dp}-m{microbatches}-w{workers}-{dtype}-kv{kv_heads}-s{length}"
+    (k_splits, tp), dp, microbatches, workers, dtype, tied, kv_heads, length = case
+    words = f"C{k_splits}-tp{tp}-dp{dp}-m{microbatches}-w{workers}-{dtype}-kv{kv_heads}-s{length}"
     return f"{words}-tied" if tied else words
 
 

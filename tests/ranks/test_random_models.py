@@ -36,7 +36,7 @@ shapes = st.fixed_dictionaries(
     st.sampled_from(["f32", "bf16"]),
 )
 def test_random_models(sizes, group, axes, accumulation, data, dtype):
-    """Sizes that fill no panel, chunk or KV block; grouped and replicated heads; one step of each."""
+    """Sizes that fill no panel, k split or KV block; grouped and replicated heads; one step of each."""
     heads = sizes["num_attention_heads"]
     assume(heads % group == 0)
     model = config(**sizes, num_key_value_heads=heads // group)

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_families import FAMILIES, small
 from small_families import batches as batches_of
-from small_llama import BATCH, SEQ, batches, change_first, config, drop_partial, merge_chunks, training_graph
+from small_llama import BATCH, SEQ, batches, change_first, config, drop_partial, merge_splits, training_graph
 
 import tilewise as tw
 from pure.pairwise import Case, pairwise_cases
@@ -53,7 +53,7 @@ def assert_equal(case: Case, steps: int) -> None:
         DeviceMesh.parse(axes),  # type: ignore[arg-type]
         batches_of(model, steps, rows, 16),
         accumulation=accumulation,  # type: ignore[arg-type]
-        leaves=rows,
+        batch_splits=rows,
         recompute=patterns_of(family, recompute),  # type: ignore[arg-type]
     )
     assert report.equal, report.text
@@ -84,7 +84,7 @@ def test_other_families(family, recompute):
     ("axes", "label", "fault"),
     [
         ({"tp": 2}, "recomputed linear:self_attn.o_proj.weight/reduce_scatter", drop_partial),
-        ({}, "recomputed linear:self_attn.o_proj.weight", merge_chunks),
+        ({}, "recomputed linear:self_attn.o_proj.weight", merge_splits),
     ],
     ids=["tp", "one"],
 )

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from padded_batches import change_ints, differing, padded, steps
-from small_llama import change_first, drop_partial, halve_leaves
+from small_llama import change_first, drop_partial, halve_batch_splits
 
 import tilewise as tw
 from tilewise.core.errors import ShapeError
@@ -102,20 +102,20 @@ def test_equal_to_one_device(name, dtype, axes, accumulation):
     assert report.equal, report.text
 
 
-def merge_chunks_of_heads(instruction):
+def merge_splits_of_heads(instruction):
     """All heads that a device has are added in order, instead of along the tree."""
-    chunks, *ranges = instruction.ints
-    return replace(instruction, ints=(chunks, 0, max(ranges), *[0] * (2 * chunks - 2)))
+    k_splits, *ranges = instruction.ints
+    return replace(instruction, ints=(k_splits, 0, max(ranges), *[0] * (2 * k_splits - 2)))
 
 
 FAULTS = [
-    ("biased", {}, 4, "bias_gradient:q.bias", halve_leaves),
+    ("biased", {}, 4, "bias_gradient:q.bias", halve_batch_splits),
     ("biased", {"dp": 4}, 1, "bias_gradient:up.bias/reduce_scatter", drop_partial),
-    ("biased", {}, 4, "layer_norm_backward:norm.weight", halve_leaves),
+    ("biased", {}, 4, "layer_norm_backward:norm.weight", halve_batch_splits),
     ("biased", {"dp": 2}, 1, "layer_norm_backward:norm.weight/reduce_scatter", drop_partial),
-    ("normed_heads", {}, 4, "rms_norm_backward:k_norm.weight", halve_leaves),
+    ("normed_heads", {}, 4, "rms_norm_backward:k_norm.weight", halve_batch_splits),
     ("normed_heads", {"tp": 4}, 1, "head_sum/reduce_scatter", drop_partial),
-    ("normed_heads", {"tp": 2}, 1, "head_sum", merge_chunks_of_heads),
+    ("normed_heads", {"tp": 2}, 1, "head_sum", merge_splits_of_heads),
 ]
 
 
@@ -128,12 +128,12 @@ def test_planted_faults_are_found(name, axes, accumulation, label, fault):
 
 
 @pytest.mark.parametrize(
-    "heads,group,chunks,tp", [(8, 1, 12, 3), (3, 1, 8, 2), (2, 4, 8, 8), (6, 2, 8, 2)], ids=str
+    "heads,group,k splits,tp", [(8, 1, 12, 3), (3, 1, 8, 2), (2, 4, 8, 8), (6, 2, 8, 2)], ids=str
 )
-def test_shares_of_heads(heads, group, chunks, tp):
-    """Shares of unequal size, heads that do not fill the chunks, and a head that several devices have: one gain."""
+def test_shares_of_heads(heads, group, k_splits, tp):
+    """Shares of unequal size, heads that do not fill the k splits, and a head that several devices have: one gain."""
     label = tw.DimLabel("heads", HEAD_DIM, group)
-    g = tw.ComputeGraph("shares", reduction_chunks=chunks)
+    g = tw.ComputeGraph("shares", k_splits=k_splits)
     x = g.input([4, 6, WIDTH], name="x", labels=[tw.BATCH, None, None])
     h = linear(g, x, "up.weight", heads * HEAD_DIM, out_label=label, bias=True)
     h = rms_norm(g, h, "gain", eps=1e-5, offset=1.0, head_dim=HEAD_DIM)
@@ -209,5 +209,5 @@ def test_padding_changes_no_bit(name, dtype):
     wider = [padded(lengths, 97 + s, s) for s in range(2)]
     assert differing(expected, steps(graph, plan, wider)) == []
     if dtype == "f32":  # cuts counted over the batch's longest instead of the bound
-        moved = change_ints(plan, "leaf_tree", lambda ints: [ints[0], 64, *ints[2:]])
+        moved = change_ints(plan, "split_tree", lambda ints: [ints[0], 64, *ints[2:]])
         assert differing(expected, steps(graph, moved, wider))

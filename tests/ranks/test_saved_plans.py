@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import tilewise as tw
-from ranks.small_llama import change_first, halve_leaves, skip
+from ranks.small_llama import change_first, halve_batch_splits, skip
 from support.saved_plans import NAMES, make, merge_terms
 from tilewise.core.errors import PlanError
 from tilewise.session import require_origin
@@ -78,7 +78,7 @@ def other_numbers(plan):
 
 CHANGES = {
     "another order of a sum": change_first("down", merge_terms),
-    "other leaves": change_first("_dw", halve_leaves, kernel="matmul_dw_f32"),
+    "other batch splits": change_first("_dw", halve_batch_splits, kernel="matmul_dw_f32"),
     "a task that does nothing": change_first("silu", skip),
     "another number of a device": other_numbers,
     "more memory": lambda plan: replace(plan, scratch_bytes=plan.scratch_bytes + 64),

@@ -1,4 +1,4 @@
-"""Sums over long sequences: a tree over sequence chunks inside every leaf, equal however the batch is cut."""
+"""Sums over long sequences: a tree over sequence splits inside every batch split, equal however the batch is cut."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilewise import models
 from tilewise.core.mesh import DeviceMesh
 from tilewise.session import verify_strategy
 
-BATCH, SEQ, CHUNKS = 4, 200, 8
+BATCH, SEQ, K_SPLITS = 4, 200, 8
 
 
 def tree(terms):
@@ -31,32 +31,33 @@ def in_order(values):
     return total
 
 
-def sum_by_hand(x, leaves):
-    """Atoms of 64 positions in chunks, a leaf's sequences in order inside each, then chunks, then leaves."""
+def sum_by_hand(x, batch_splits):
+    """Atoms of 64 positions in k splits, a batch split's sequences in order inside each, then k
+    splits, then batch splits."""
     atoms = -(-SEQ // 64)
     sums = []
-    for leaf in np.split(x, leaves):
-        slots = [None] * CHUNKS
-        for c in range(CHUNKS):
-            begin, end = c * atoms // CHUNKS * 64, (c + 1) * atoms // CHUNKS * 64
+    for split in np.split(x, batch_splits):
+        slots = [None] * K_SPLITS
+        for c in range(K_SPLITS):
+            begin, end = c * atoms // K_SPLITS * 64, (c + 1) * atoms // K_SPLITS * 64
             if end > begin:
-                slots[c] = in_order(leaf[:, begin:end].reshape(-1))
+                slots[c] = in_order(split[:, begin:end].reshape(-1))
         sums.append(tree(slots))
     return tree(sums)
 
 
-@pytest.mark.parametrize("leaves", [1, 2, 4])
-def test_a_sum_is_the_written_out_tree(leaves):
-    """To the bit against NumPy in fp32; one run over all tokens of a leaf has other bits."""
-    g = tw.ComputeGraph("sum", reduction_chunks=CHUNKS)
+@pytest.mark.parametrize("batch_splits", [1, 2, 4])
+def test_a_sum_is_the_written_out_tree(batch_splits):
+    """To the bit against NumPy in fp32; one run over all tokens of a batch split has other bits."""
+    g = tw.ComputeGraph("sum", k_splits=K_SPLITS)
     x = g.input([BATCH, SEQ, 1], name="x", labels=[tw.BATCH, None, None])
     g.output(g.sum(x), "total")
-    values = np.random.default_rng(leaves).standard_normal((BATCH, SEQ, 1), np.float32)
-    with g.instantiate(g.plan({}, leaves=leaves)) as model:
+    values = np.random.default_rng(batch_splits).standard_normal((BATCH, SEQ, 1), np.float32)
+    with g.instantiate(g.plan({}, batch_splits=batch_splits)) as model:
         model.forward(x=values)
         found = model.get_tensor("total")[0]
-    assert found == sum_by_hand(values, leaves)
-    assert found != tree([in_order(leaf.reshape(-1)) for leaf in np.split(values, leaves)])
+    assert found == sum_by_hand(values, batch_splits)
+    assert found != tree([in_order(split.reshape(-1)) for split in np.split(values, batch_splits)])
 
 
 @pytest.mark.parametrize(
@@ -73,17 +74,17 @@ def test_training_on_long_sequences_equals_one_device(axes, accumulation):
 
 
 def test_another_cut_of_the_sequence_shows():
-    """A loss whose leaves are one chunk on one device differs from the other devices' loss."""
+    """A loss whose batch splits are one k split on one device differs from the other devices' loss."""
     model = config(max_position_embeddings=SEQ, vocab_size=128)
     first, second = (
-        run_once(model, graph) for graph in (training_graph(model, "f32", BATCH, SEQ), one_chunk(model))
+        run_once(model, graph) for graph in (training_graph(model, "f32", BATCH, SEQ), one_split(model))
     )
     assert (first != second).any(), "gamma's gradient must depend on the cut"
 
 
-def one_chunk(model):
+def one_split(model):
     """The same graph with sums that are not cut."""
-    graph = tw.ComputeGraph("llama", reduction_chunks=1)
+    graph = tw.ComputeGraph("llama", k_splits=1)
     models.build_training_graph(graph, model, BATCH, SEQ, "f32")
     graph.optimize(tw.optim.AdamW())
     return graph

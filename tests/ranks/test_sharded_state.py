@@ -92,21 +92,21 @@ def compare(case: Case, change=lambda plan: plan, model=model_of) -> tuple[bool,
     _, microbatches, reduce, reshard, prefetch, workers, dtype, tied, recompute, offload = case
     mesh = mesh_of(case)
     shared = mesh.size("dp", "fsdp") * microbatches  # type: ignore[operator]
-    leaves = shared * (2 if shared <= 4 else 1)
+    batch_splits = shared * (2 if shared <= 4 else 1)
     model = model(bool(tied))
 
     def with_workers(plan: tw.Plan) -> tw.Plan:
         return change(replace(plan, settings=replace(plan.settings, workers_per_device=workers)))  # type: ignore[arg-type]
 
     report = verify_strategy(
-        graph_of(model, leaves, str(dtype)),
+        graph_of(model, batch_splits, str(dtype)),
         mesh,
-        batches(model, STEPS, leaves, SEQ),
+        batches(model, STEPS, batch_splits, SEQ),
         strategy=DistributionStrategy.for_mesh(
             mesh,
             StateSharding(("fsdp",), bool(reshard), prefetch, reduce),  # type: ignore[arg-type]
         ),
-        leaves=leaves,
+        batch_splits=batch_splits,
         accumulation=microbatches,  # type: ignore[arg-type]
         recompute=str(recompute),
         offload=str(offload),
@@ -199,7 +199,7 @@ def moved(
     batch = 12 if strategy.mesh().num_devices == 3 else 8
     graph = graph_of(model, batch)
     graph.set_distribution(strategy)
-    plan = graph.plan(leaves=batch, accumulation=microbatches, workers_per_device=1)
+    plan = graph.plan(batch_splits=batch, accumulation=microbatches, workers_per_device=1)
     with graph.instantiate(plan) as run:
         run.initialize(seed=0)
         run.reset_transfers()
@@ -270,7 +270,7 @@ def test_what_is_kept_is_a_share_of_each():
     usage, plans = {}, {}
     for degree in (1, 2, 4):
         graph.set_distribution(DistributionStrategy.fsdp(degree))
-        plan = plans[degree] = graph.plan(leaves=4, workers_per_device=1)
+        plan = plans[degree] = graph.plan(batch_splits=4, workers_per_device=1)
         usage[degree] = plan.estimate_memory_usage()[0]
         with graph.instantiate(plan) as run:
             assert run.memory_usage() == plan.estimate_memory_usage()
@@ -297,7 +297,7 @@ def test_sums_of_microbatches_take_a_level_of_carries_for_every_doubling(reduce,
     graph.set_distribution(DistributionStrategy.fsdp(2, reduce=reduce))
     sizes = []
     for microbatches in (1, 2, 4, 8):
-        plan = graph.plan(leaves=16, accumulation=microbatches, workers_per_device=1)
+        plan = graph.plan(batch_splits=16, accumulation=microbatches, workers_per_device=1)
         sizes.append(plan.estimate_memory_usage()[0]["carries"])
     weights = sum(
         prod(t.shape) * 4
@@ -315,7 +315,7 @@ def test_resharding_saves_memory_and_prefetching_costs_it():
 
     def gathered(**options: object) -> int:
         graph.set_distribution(DistributionStrategy.fsdp(2, **options))  # type: ignore[arg-type]
-        return graph.plan(leaves=4).estimate_memory_usage()[0]["gathered"]
+        return graph.plan(batch_splits=4).estimate_memory_usage()[0]["gathered"]
 
     sizes = [gathered(prefetch=n) for n in (0, 1, 2)]
     assert sizes[0] < sizes[1] < sizes[2]
@@ -329,7 +329,7 @@ def test_equal_layers_are_gathered_by_one_template():
     for depth in (2, 5):
         graph = graph_of(model_of(num_hidden_layers=depth), 4)
         graph.set_distribution(DistributionStrategy.fsdp(2))
-        found.append(len(graph.plan(leaves=4).program.classes[0].templates))
+        found.append(len(graph.plan(batch_splits=4).program.classes[0].templates))
     assert found[0] == found[1]
 
 
@@ -349,11 +349,13 @@ def test_units_are_gathered_together(options, calls):
     graph = graph_of(model, 4)
     strategy = DistributionStrategy.fsdp(2, **options)
     graph.set_distribution(strategy)
-    plan = graph.plan(leaves=4)
+    plan = graph.plan(batch_splits=4)
     found = [op for op in plan.graph.ops if op.phase == "forward" and op.label.startswith("unshard:")]
     assert len(found) == calls
     steps = batches(model, 2, 4, SEQ)
-    report = verify_strategy(graph_of(model, 4), DeviceMesh({"fsdp": 2}), steps, strategy=strategy, leaves=4)
+    report = verify_strategy(
+        graph_of(model, 4), DeviceMesh({"fsdp": 2}), steps, strategy=strategy, batch_splits=4
+    )
     assert report.equal, report.text
 
 
@@ -361,7 +363,7 @@ def test_explanations_say_what_lives_where():
     """How many weights are cut, what a pass gathers, what gathered weights take."""
     graph = graph_of(model_of(), 4)
     graph.set_distribution(DistributionStrategy.fsdp(2))
-    plan = graph.plan(leaves=4)
+    plan = graph.plan(batch_splits=4)
     words = plan.explain()
     assert "16 weights, their gradients and optimizer states lie in 2 parts each, along fsdp" in words
     assert re.search(r"forward: gathers [0-9,]+ elements in 4 calls", words)
@@ -377,7 +379,7 @@ def test_explained_reads_are_exact_or_said_to_be_about(degree, vocab):
     batch = 12 if degree == 3 else 4
     graph = graph_of(model_of(vocab_size=vocab, num_key_value_heads=8), batch)
     graph.set_distribution(DistributionStrategy.fsdp(degree))
-    plan = graph.plan(leaves=batch, workers_per_device=1)
+    plan = graph.plan(batch_splits=batch, workers_per_device=1)
     said = re.findall(r"reads (about )?([0-9,]+) of them", plan.explain())
     moved = [of for label, of in plan.traffic().items() if label.startswith("unshard")]
     read = {sum(per_device) for per_device in zip(*moved)}
@@ -400,7 +402,9 @@ def test_plans_of_sharded_state_are_files(strategy, microbatches, recompute, tmp
     batch = 4 * microbatches
     graph = graph_of(model_of(num_hidden_layers=1), batch)
     graph.set_distribution(strategy)
-    plan = graph.plan(leaves=batch, accumulation=microbatches, recompute=recompute, workers_per_device=1)
+    plan = graph.plan(
+        batch_splits=batch, accumulation=microbatches, recompute=recompute, workers_per_device=1
+    )
     plan.save(tmp_path / "step.plan")
     loaded = tw.Plan.load(tmp_path / "step.plan")
     assert loaded.digest() == plan.digest()
@@ -413,7 +417,7 @@ def test_homes_on_other_axes_than_the_mesh_has_are_refused(axes, tmp_path):
     """In a file, whose settings agree with its layout."""
     graph = graph_of(model_of(num_hidden_layers=1), 4)
     graph.set_distribution(DistributionStrategy.fsdp(2))
-    plan = graph.plan(leaves=4, workers_per_device=1)
+    plan = graph.plan(batch_splits=4, workers_per_device=1)
     layout, settings = replace(plan.layout, home_axes=axes), replace(plan.settings, home_axes=axes)
     replace(plan, layout=layout, settings=settings).save(tmp_path / "step.plan")
     with pytest.raises(PlanError, match=r"'llama' has homes along"):
@@ -425,7 +429,7 @@ def test_a_plan_file_runs_to_the_same_bits(tmp_path):
     model = model_of()
     graph = graph_of(model, 8)
     graph.set_distribution(DistributionStrategy.hybrid(dp=2, fsdp=2))
-    plan = graph.plan(leaves=8, workers_per_device=1)
+    plan = graph.plan(batch_splits=8, workers_per_device=1)
     plan.save(tmp_path / "step.plan")
     results = []
     for given in (plan, tw.Plan.load(tmp_path / "step.plan")):
@@ -488,7 +492,7 @@ def test_a_hint_that_cuts_a_weight_twice_is_refused():
     layouts = {"embed_tokens.weight": ("fsdp", None)}
     graph.set_distribution(replace(DistributionStrategy.fsdp(2), layouts=layouts))
     with pytest.raises(LayoutError, match=r"got 'embed_tokens.weight' as .fsdp, -. with 'fsdp' for homes"):
-        graph.plan(leaves=4)
+        graph.plan(batch_splits=4)
 
 
 def test_a_unit_of_no_layer_is_refused():
@@ -496,7 +500,7 @@ def test_a_unit_of_no_layer_is_refused():
     graph = graph_of(model_of(), 4)
     graph.set_distribution(DistributionStrategy.fsdp(2, units=["blocks.*"]))
     with pytest.raises(LayoutError, match=r"got 'blocks\.\*', which fits no layer"):
-        graph.plan(leaves=4)
+        graph.plan(batch_splits=4)
 
 
 def test_custom_axes_cut_state():
@@ -510,7 +514,7 @@ def test_custom_axes_cut_state():
         DeviceMesh({"a": 2, "b": 2}),
         batches(model, 2, 8, SEQ),
         strategy=strategy,
-        leaves=8,
+        batch_splits=8,
     )
     assert report.equal, report.text
 
@@ -520,7 +524,7 @@ def test_weights_written_and_read_are_whole():
     graph = graph_of(model_of(), 4)
     graph.set_distribution(DistributionStrategy.fsdp(2))
     value = np.arange(448 * 64, dtype=np.float32).reshape(448, 64)
-    with graph.instantiate(graph.plan(leaves=4)) as run:
+    with graph.instantiate(graph.plan(batch_splits=4)) as run:
         run.initialize(seed=0)
         run.set_tensor("lm_head.weight", value)
         assert np.array_equal(run.get_tensor("lm_head.weight"), value)
@@ -547,7 +551,7 @@ def test_one_row_a_device_and_microbatch(axes, bias):
         return made
 
     rows = [{"x": np.random.default_rng(n).standard_normal((4, 64)).astype(np.float32)} for n in range(2)]
-    report = verify_strategy(graph(), DeviceMesh(axes), rows, accumulation=2, leaves=4)
+    report = verify_strategy(graph(), DeviceMesh(axes), rows, accumulation=2, batch_splits=4)
     assert report.equal, report.text
 
 
@@ -565,7 +569,7 @@ def test_more_than_sixteen_devices(axes):
     """State over so many devices that a proof of their order takes classes where it can: the bits of one device."""
     model, batch = config(num_hidden_layers=1, vocab_size=1200), 17 if "dp" not in axes else 18
     report = verify_strategy(
-        graph_of(model, batch), DeviceMesh(axes), batches(model, 1, batch, SEQ), leaves=batch
+        graph_of(model, batch), DeviceMesh(axes), batches(model, 1, batch, SEQ), batch_splits=batch
     )
     assert report.equal, report.text
 
@@ -581,9 +585,9 @@ def test_shares_of_unequal_size_are_cut_over_as_many_homes(vocabulary):
         num_attention_heads=3,
         num_key_value_heads=3,
     )
-    graph = tw.ComputeGraph("llama", reduction_chunks=3)
+    graph = tw.ComputeGraph("llama", k_splits=3)
     models.build_training_graph(graph, model, 3, SEQ, "f32")
     graph.optimize(tw.optim.AdamW())
     rows = batches(model, 1, 3, SEQ)
-    report = verify_strategy(graph, DeviceMesh({"fsdp": 3, "tp": 3}), rows, leaves=3)
+    report = verify_strategy(graph, DeviceMesh({"fsdp": 3, "tp": 3}), rows, batch_splits=3)
     assert report.equal, report.text

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_llama import change_first, halve_leaves
+from small_llama import change_first, halve_batch_splits
 
 import tilewise as tw
 from pure.plan.test_templates import plan_graph
@@ -60,7 +60,7 @@ def build(dtype="f32", vocab_size=VOCAB):
 
 
 def batches(steps, vocab_size=VOCAB):
-    """Random labels, and few different ids: a leaf adds several rows to one of the table."""
+    """Random labels, and few different ids: a batch split adds several rows to one of the table."""
     rng = np.random.default_rng(4)
     bounds = {"ids": 3, "more": 2, "labels": vocab_size}
     return [
@@ -90,12 +90,14 @@ def test_gradients_against_pytorch(axes, accumulation):
     graph, (data,) = build(), batches(1)
     with graph.instantiate(graph.plan(axes, accumulation=accumulation)) as model:
         model.initialize(seed=1, scale=0.5)
-        leaves = {n: torch.tensor(model.get_tensor(n), requires_grad=True) for n in model.parameter_names()}
-        loss = torch_loss(leaves, data)
+        batch_splits = {
+            n: torch.tensor(model.get_tensor(n), requires_grad=True) for n in model.parameter_names()
+        }
+        loss = torch_loss(batch_splits, data)
         loss.backward()
         assert abs(model.step(data, 0.0).loss - loss.item()) < 1e-5 * abs(loss.item())
-        for n, leaf in leaves.items():
-            expected = leaf.grad.numpy()
+        for n, split in batch_splits.items():
+            expected = split.grad.numpy()
             assert np.abs(model.get_tensor(f"{n}.grad") - expected).max() <= 1e-5 * np.abs(expected).max(), n
 
 
@@ -130,8 +132,8 @@ def test_equal_to_one_device(axes, accumulation, dtype, vocab_size):
 
 @pytest.mark.parametrize("label", ["linear_dw:table", "embedding_dw:table", "linear_dw:w"])
 def test_another_tree_is_noticed(label):
-    """A use whose leaves are cut otherwise on one device is found."""
-    change = change_first(label, halve_leaves, kernel="matmul_dw_f32")
+    """A use whose batch splits are cut otherwise on one device is found."""
+    change = change_first(label, halve_batch_splits, kernel="matmul_dw_f32")
     assert not verify_strategy(build(), DeviceMesh({"dp": 2}), batches(2), change=change).equal
 
 

@@ -11,8 +11,8 @@ from small_llama import (
     change_first,
     config,
     drop_partial,
-    halve_leaves,
-    merge_chunks,
+    halve_batch_splits,
+    merge_splits,
     skip,
     swap_partials,
     training_graph,
@@ -78,7 +78,7 @@ def test_two_kv_heads_with_a_fault(dtype):
             "num_attention_heads": 6,
             "num_key_value_heads": 2,
             "head_dim": 10,
-        },  # heads that do not fill the chunks
+        },  # heads that do not fill the k splits
         {"num_hidden_layers": 1, "hidden_size": 40, "num_key_value_heads": 8},
         {
             "num_hidden_layers": 1,
@@ -89,7 +89,7 @@ def test_two_kv_heads_with_a_fault(dtype):
     ids=str,
 )
 def test_odd_sizes(sizes):
-    """Edge panels, empty chunks and shards of unequal size change nothing."""
+    """Edge panels, empty k splits and shards of unequal size change nothing."""
     model = config(**sizes)
     for dtype in ("f32", "bf16"):
         report = verify_strategy(
@@ -136,17 +136,17 @@ def test_workers_do_not_matter(dtype, axes, workers):
 
 def test_a_fault_with_other_workers_is_seen():
     """The comparison above notices one moved border."""
-    change = change_first("linear_dw:self_attn.q_proj", halve_leaves, device=-1)
+    change = change_first("linear_dw:self_attn.q_proj", halve_batch_splits, device=-1)
     assert first_of(states_with_workers("f32", {}, 1), states_with_workers("f32", {}, 2, change)) is not None
 
 
 FAULTS = [
     ({"tp": 2}, 1, "o_proj.weight/reduce_scatter", drop_partial),
     ({"tp": 4}, 1, "o_proj.weight/reduce_scatter", swap_partials),
-    ({"tp": 2}, 1, "linear:mlp.down_proj", merge_chunks),
+    ({"tp": 2}, 1, "linear:mlp.down_proj", merge_splits),
     ({"dp": 2}, 1, "linear_dw:mlp.up_proj.weight/reduce_scatter", drop_partial),
     ({"dp": 4}, 1, "linear_dw:mlp.up_proj.weight/reduce_scatter", swap_partials),
-    ({}, 4, "linear_dw:self_attn.q_proj", halve_leaves),
+    ({}, 4, "linear_dw:self_attn.q_proj", halve_batch_splits),
     ({"dp": 2, "tp": 2}, 1, "embed_tokens.weight/reduce_scatter", drop_partial),
 ]
 

@@ -16,17 +16,17 @@ SEQ = 16
 KV8 = {"num_key_value_heads": 8}
 
 
-def training(chunks, batch, **sizes):
-    """A small Llama's training graph with so many chunks."""
+def training(k_splits, batch, **sizes):
+    """A small Llama's training graph with so many k splits."""
     model = config(**sizes)
-    graph = tw.ComputeGraph("llama", reduction_chunks=chunks)
+    graph = tw.ComputeGraph("llama", k_splits=k_splits)
     models.build_training_graph(graph, model, batch, SEQ, "f32")
     graph.optimize(tw.optim.AdamW())
     return model, graph
 
 
 @pytest.mark.parametrize(
-    ("mesh", "batch", "leaves", "accumulation"),
+    ("mesh", "batch", "batch_splits", "accumulation"),
     [
         ({"dp": 3}, 12, 12, 1),
         ({"dp": 3}, 12, 3, 1),
@@ -42,16 +42,16 @@ def training(chunks, batch, **sizes):
     ],
     ids=str,
 )
-def test_widths_of_the_batch(mesh, batch, leaves, accumulation):
+def test_widths_of_the_batch(mesh, batch, batch_splits, accumulation):
     """Three, five and six devices; three and five microbatches: a choice of G."""
     model, graph = training(8, batch)
     steps = batches(model, 2, batch, SEQ)
-    report = verify_strategy(graph, mesh, steps, leaves=leaves, accumulation=accumulation)
+    report = verify_strategy(graph, mesh, steps, batch_splits=batch_splits, accumulation=accumulation)
     assert report.equal, report.text
 
 
 @pytest.mark.parametrize(
-    ("mesh", "chunks", "sizes"),
+    ("mesh", "k_splits", "sizes"),
     [
         ({"tp": 3}, 12, KV8),  # heads 2, 3, 3; eight blocks of the vocabulary likewise
         ({"tp": 3}, 12, {"num_attention_heads": 4}),
@@ -61,9 +61,9 @@ def test_widths_of_the_batch(mesh, batch, leaves, accumulation):
     ],
     ids=str,
 )
-def test_widths_of_chunks(mesh, chunks, sizes):
+def test_widths_of_k_splits(mesh, k_splits, sizes):
     """Three, five and six devices with shares of unequal size: a choice of C."""
-    model, graph = training(chunks, 4, **sizes)
+    model, graph = training(k_splits, 4, **sizes)
     report = verify_strategy(graph, mesh, batches(model, 2, 4, SEQ))
     assert report.equal, report.text
 
@@ -80,7 +80,7 @@ def test_a_fault_among_three_is_seen(fault):
     """The comparison notices a dropped and a swapped partial of three."""
     model, graph = training(8, 12)
     change = change_first("linear_dw:mlp.up_proj.weight/reduce_scatter", fault)
-    report = verify_strategy(graph, {"dp": 3}, batches(model, 3, 12, SEQ), leaves=12, change=change)
+    report = verify_strategy(graph, {"dp": 3}, batches(model, 3, 12, SEQ), batch_splits=12, change=change)
     assert not report.equal
 
 
@@ -103,7 +103,7 @@ def other_group(instruction):
 def test_a_fault_among_shared_microbatches_is_seen(fault):
     """The comparison notices a lost carry and a part of the wrong device."""
     _, graph = training(8, 12)
-    plan = graph.plan({"dp": 2}, leaves=12, accumulation=3)
+    plan = graph.plan({"dp": 2}, batch_splits=12, accumulation=3)
     label = "linear_dw:mlp.up_proj.weight/reduce_scatter"
     of = plan.class_of(0)
     late = [
@@ -125,7 +125,7 @@ def test_a_fault_among_shared_microbatches_is_seen(fault):
         return replace(given, program=replace(given.program, classes=tuple(classes)))
 
     steps = batches(config(), 3, 12, SEQ)
-    report = verify_strategy(graph, {"dp": 2}, steps, leaves=12, accumulation=3, change=change)
+    report = verify_strategy(graph, {"dp": 2}, steps, batch_splits=12, accumulation=3, change=change)
     assert not report.equal
 
 
@@ -135,9 +135,9 @@ def test_shared_microbatches_move_what_theory_says():
     Parts are rounded to whole rows, and odd ones are counted exactly.
     """
     _, graph = training(8, 12)
-    plan = graph.plan({"dp": 2}, leaves=12, accumulation=3)
+    plan = graph.plan({"dp": 2}, batch_splits=12, accumulation=3)
     moved = plan.traffic()
-    once = graph.plan({"dp": 2}, leaves=4).traffic()
+    once = graph.plan({"dp": 2}, batch_splits=4).traffic()
     summed = [label for label in moved if label.endswith("/reduce_scatter") and label in once]
     assert len(summed) >= 10
     for label in summed:
@@ -147,22 +147,22 @@ def test_shared_microbatches_move_what_theory_says():
 
 
 @pytest.mark.parametrize(
-    ("mesh", "chunks", "batch", "words"),
+    ("mesh", "k_splits", "batch", "words"),
     [
         (
             {"dp": 3},
             8,
             12,
-            "got 3 parts .* on dp, for 4 leaves; choose 1, 2, 4 .*, or set leaves to 3, 6, 12",
+            "got 3 parts .* on dp, for 4 batch splits; choose 1, 2, 4 .*, or set batch_splits to 3, 6, 12",
         ),
-        ({"tp": 3}, 8, 12, "choose 1, 2, 4, 8, or set graph.reduction_chunks to 3, 6, 12, 24"),
-        ({"tp": 2}, 12, 12, "choose 1, 3, 6, 12, or set graph.reduction_chunks to"),
+        ({"tp": 3}, 8, 12, "choose 1, 2, 4, 8, or set graph.k_splits to 3, 6, 12, 24"),
+        ({"tp": 2}, 12, 12, "choose 1, 3, 6, 12, or set graph.k_splits to"),
         ({"tp": 3}, 12, 12, "4 KV heads with 2 query heads each over 3 devices; choose 1$"),
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_refused_beforehand(mesh, chunks, batch, words):
+def test_what_does_not_fit_is_refused_beforehand(mesh, k_splits, batch, words):
     """Nothing is allocated; the message names the C or G that would fit."""
-    _, graph = training(chunks, batch)
+    _, graph = training(k_splits, batch)
     with pytest.raises(LayoutError, match=words):
         graph.plan(mesh)

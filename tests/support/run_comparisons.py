@@ -170,7 +170,7 @@ def fetches_homes(dtype, **changes):
     graph = test_sharded_state.graph_of(model, 4, dtype)
     graph.set_distribution(tw.DistributionStrategy.fsdp(2))
     batch = small_llama.batches(model, 1, 4, test_sharded_state.SEQ)[0]
-    require_bytes(graph, graph.plan(leaves=4), batch)
+    require_bytes(graph, graph.plan(batch_splits=4), batch)
 
 
 def require_bytes(graph, plan, batch):

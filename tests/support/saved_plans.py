@@ -29,7 +29,7 @@ def make(name: str) -> Plan:
     if name.startswith("training"):
         mesh = {"dp": 2, "tp": 2} if name.endswith("dp2tp2") else {}
         return training_graph(MODEL, "f32").plan(
-            mesh, accumulation=2 if mesh else 1, leaves=8, workers_per_device=1
+            mesh, accumulation=2 if mesh else 1, batch_splits=8, workers_per_device=1
         )
     graph = ComputeGraph("decoding")
     models.build_decoding_graph(graph, MODEL, 16, 2, 2, "f32")
@@ -62,9 +62,9 @@ def run(name: str, plan: Plan) -> str:
 
 def merge_terms(instruction: Instruction) -> Instruction:
     """The first two ranges of a contraction are summed as one: another order of the same additions."""
-    first, terms, chunks, begin, middle, other, end, *ranges = instruction.ints
-    assert terms == 1 and chunks > 1 and middle == other
-    return replace(instruction, ints=(first, 1, chunks, begin, end, end, end, *ranges))
+    first, terms, k_splits, begin, middle, other, end, *ranges = instruction.ints
+    assert terms == 1 and k_splits > 1 and middle == other
+    return replace(instruction, ints=(first, 1, k_splits, begin, end, end, end, *ranges))
 
 
 def main() -> None:

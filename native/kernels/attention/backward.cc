@@ -119,7 +119,7 @@ class Backward {
     }
     const int64_t group = c_.heads / c_.kv_heads;
     clear_rows<T>(c_.dq, row0_ + length, row0_ + c_.seq, group * column, group * c_.dim);
-    ChunkTree tree;
+    SplitTree tree;
     float* top = stack_;
     for (int64_t h = 0; h < group; ++h) {
       run_head(kv_head * group + h, top);

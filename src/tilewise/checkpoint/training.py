@@ -50,6 +50,7 @@ from tilewise.core.reading import Forbidden, Unreadable, first_problem, read_who
 from tilewise.core.writing import writing
 
 __all__ = [
+    "RENAMED_SETTINGS",
     "STEP_NAME",
     "DamagedCheckpoint",
     "FinishedModel",
@@ -528,6 +529,10 @@ def _holds(path: Path, meta: Manifest) -> bool:
     return True
 
 
+RENAMED_SETTINGS: Mapping[str, str] = {"train.leaves": "train.batch_splits"}
+"""Names of settings in configuration files and checkpoints of earlier versions, and what they are called now."""
+
+
 def config_changes(
     opened: OpenCheckpoint, config: Mapping[str, Any], may_change: Collection[str] = ()
 ) -> list[ConfigChange]:
@@ -536,7 +541,8 @@ def config_changes(
     Raises:
         OtherConfiguration: a setting differs that is not in `may_change`.
     """
-    before, after = dict(_flat(opened.config)), dict(_flat(config))
+    before = {RENAMED_SETTINGS.get(key, key): value for key, value in _flat(opened.config)}
+    after = dict(_flat(config))
     changes = [
         ConfigChange(step=opened.step, key=key, old=before.get(key), new=after.get(key))
         for key in {**after, **before}

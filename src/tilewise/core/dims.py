@@ -2,7 +2,7 @@
 
 A *size* is an `int` or a `Dim`, a symbol whose value is bound when a program runs. A *label* names what a tensor dim
 counts (`heads`, `mlp`, `vocab`, …) and its atom, the smallest piece that may be separated. Labels belong to the graph,
-not to a strategy: they fix where a contraction over that dim is cut into chunks (docs/numerics.md, rule 2), so the
+not to a strategy: they fix where a contraction over that dim is cut into k splits (docs/numerics.md, rule 2), so the
 bits of a sum are the same however many devices share it.
 """
 
@@ -25,7 +25,7 @@ __all__ = [
     "Dim",
     "DimLabel",
     "Size",
-    "chunk_range",
+    "k_split_range",
     "num_atoms",
     "shard_range",
     "upper_bound",
@@ -65,10 +65,12 @@ class DimLabel:
     Attributes:
         name: for example `heads`, `kv_heads`, `mlp`, `vocab`; strategies map names to mesh axes.
         atom: elements that stay together (the head size, 64 rows of a vocabulary, 2 otherwise).
-        group: for `kv_heads`: query heads per KV head. A KV head belongs to the chunk of its group's first query head
-            and lives on every device that holds one of the group's query heads.
-        is_summed_by_leaves: the dim counts the sequences of a step: losses and gradients are sums over it, along the
-            tree over the batch's leaves (docs/numerics.md, rule 5), and microbatches cut it. `BATCH` is such a label.
+        group: for `kv_heads`: query heads per KV head. A KV head belongs to the k split of its
+            group's first query head and lives on every device that holds one of the group's query
+            heads.
+        is_summed_by_batch_splits: the dim counts the sequences of a step: losses and gradients are
+            sums over it, along the tree over the batch splits (docs/numerics.md, rule 5), and
+            microbatches cut it. `BATCH` is such a label.
 
     Raises:
         ShapeError: the name is no text, atom or group are no positive integers, or the role is no truth value.
@@ -77,7 +79,7 @@ class DimLabel:
     name: str
     atom: int = 2
     group: int = 1
-    is_summed_by_leaves: bool = False
+    is_summed_by_batch_splits: bool = False
 
     def __post_init__(self) -> None:
         _border.text("dims", "the name of a label", self.name)
@@ -86,22 +88,22 @@ class DimLabel:
                 "dims", f"the {field} of {self.name!r}", getattr(self, field), 1, MAX_SIZE
             )
             object.__setattr__(self, field, value)
-        _border.truth("dims", f"is_summed_by_leaves of {self.name!r}", self.is_summed_by_leaves)
+        _border.truth("dims", f"is_summed_by_batch_splits of {self.name!r}", self.is_summed_by_batch_splits)
 
     def __hash__(self) -> int:
         return hash(self.name)
 
     def __reduce__(self) -> tuple[object, ...]:
         """In a pickle, its fields; equal ones become one object, which is quickly compared."""
-        return _label, (self.name, self.atom, self.group, self.is_summed_by_leaves)
+        return _label, (self.name, self.atom, self.group, self.is_summed_by_batch_splits)
 
 
 @lru_cache(maxsize=1024)
-def _label(name: str, atom: int, group: int, is_summed_by_leaves: bool) -> DimLabel:
-    return DimLabel(name, atom, group, is_summed_by_leaves)
+def _label(name: str, atom: int, group: int, is_summed_by_batch_splits: bool) -> DimLabel:
+    return DimLabel(name, atom, group, is_summed_by_batch_splits)
 
 
-BATCH = DimLabel("batch", 1, is_summed_by_leaves=True)
+BATCH = DimLabel("batch", 1, is_summed_by_batch_splits=True)
 UNLABELLED = DimLabel("an unlabelled dim", 2)  # how a dim that only a hint shares is cut
 
 
@@ -116,52 +118,52 @@ def num_atoms(label: DimLabel, size: int) -> int:
 
 
 @lru_cache(maxsize=1 << 16)
-def chunk_range(label: DimLabel, size: int, chunks: int, chunk: int) -> tuple[int, int]:
-    """Elements `[begin, end)` of a dim of `size` elements that chunk number `chunk` of `chunks` holds.
+def k_split_range(label: DimLabel, size: int, k_splits: int, k_split: int) -> tuple[int, int]:
+    """Elements `[begin, end)` of a dim of `size` elements that k split number `k_split` of `k_splits` holds.
 
-    Chunk c holds atoms ⌊cA/C⌋ to ⌊(c+1)A/C⌋; with a group, atoms are query heads and a KV head goes with its first.
+    K split c holds atoms ⌊cA/C⌋ to ⌊(c+1)A/C⌋; with a group, atoms are query heads and a KV head goes with its first.
     """
     atoms = num_atoms(label, size)
-    first, last = chunk * atoms // chunks, (chunk + 1) * atoms // chunks
+    first, last = k_split * atoms // k_splits, (k_split + 1) * atoms // k_splits
     begin, end = -(-first // label.group), -(-last // label.group)
     return min(begin * label.atom, size), min(end * label.atom, size)
 
 
-def _atom_cuts(atoms: int, chunks: int, shards: int) -> list[int]:
+def _atom_cuts(atoms: int, k_splits: int, shards: int) -> list[int]:
     """Where the atoms of a dim are cut between devices."""
-    return [share_of(chunks, shards, s)[0] * atoms // chunks for s in range(1, shards)]
+    return [share_of(k_splits, shards, s)[0] * atoms // k_splits for s in range(1, shards)]
 
 
-def _keeps_groups(atoms: int, group: int, chunks: int, shards: int) -> bool:
+def _keeps_groups(atoms: int, group: int, k_splits: int, shards: int) -> bool:
     """Whether the sum over a group's query heads is one tree however it is spread (docs/numerics.md, rule 4).
 
     Every group lies on one device, or every one on r devices with a power of two of its query heads each.
     """
-    if all(cut % group == 0 for cut in _atom_cuts(atoms, chunks, shards)):
+    if all(cut % group == 0 for cut in _atom_cuts(atoms, k_splits, shards)):
         return True
     spread = shards * group // atoms
     return (shards * group) % atoms == 0 and group % spread == 0 and is_power_of_two(group // spread)
 
 
 @lru_cache(maxsize=1 << 16)
-def shard_range(label: DimLabel, size: int, chunks: int, shards: int, shard: int) -> tuple[int, int]:
+def shard_range(label: DimLabel, size: int, k_splits: int, shards: int, shard: int) -> tuple[int, int]:
     """Elements `[begin, end)` of a dim of `size` elements that device `shard` of `shards` holds.
 
-    A device holds an aligned run of chunks, also where atoms do not divide: 8 heads in 12 chunks over 3 devices are
+    A device holds an aligned run of k splits, also where atoms do not divide: 8 heads in 12 k splits over 3 devices are
     2, 3 and 3. KV heads are replicated where their group's query heads are spread.
 
     Raises:
-        LayoutError: runs of chunks would be no nodes of their tree, or KV heads would straddle devices unevenly.
+        LayoutError: runs of k splits would be no nodes of their tree, or KV heads would straddle devices unevenly.
     """
-    if shards not in allowed_widths(chunks):
+    if shards not in allowed_widths(k_splits):
         raise LayoutError(
-            f"[core.dims] devices share {label.name!r} in runs of its {chunks} chunks that are nodes of one tree; got "
-            f"{shards} devices; {widths_in_words(shards, chunks, 'graph.reduction_chunks')}"
+            f"[core.dims] devices share {label.name!r} in runs of its {k_splits} k splits that are nodes of one tree; "
+            f"got {shards} devices; {widths_in_words(shards, k_splits, 'graph.k_splits')}"
         )
     atoms = num_atoms(label, size)
-    first, last = (c * atoms // chunks for c in share_of(chunks, shards, shard))
-    if not _keeps_groups(atoms, label.group, chunks, shards):
-        good = [w for w in allowed_widths(chunks) if _keeps_groups(atoms, label.group, chunks, w)]
+    first, last = (c * atoms // k_splits for c in share_of(k_splits, shards, shard))
+    if not _keeps_groups(atoms, label.group, k_splits, shards):
+        good = [w for w in allowed_widths(k_splits) if _keeps_groups(atoms, label.group, k_splits, w)]
         raise LayoutError(
             "[core.dims] devices must hold whole KV heads, or share one so that its group of query heads halves "
             f"evenly; got {atoms // label.group} KV heads with {label.group} query heads each over {shards} devices; "

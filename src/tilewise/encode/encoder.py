@@ -76,7 +76,7 @@ class Encoder:
         strategy = tw.DistributionStrategy.tensor_parallel(tp) if tp > 1 else tw.DistributionStrategy.single()
         graph.set_distribution(strategy)
         self._turn = threading.Lock()  # held from a batch's inputs to its result
-        self.instance = graph.instantiate(graph.plan(leaves=1))
+        self.instance = graph.instantiate(graph.plan(batch_splits=1))
         try:
             self.instance.load_parameters(weights)
         except BaseException:

@@ -43,19 +43,19 @@ class GraphBuilder(RowCalls):
 
     Args:
         name: for messages and pictures.
-        reduction_chunks: C, the number of chunks that contractions over labelled dims are cut into. n devices may
-            share such a dim if n is 1 or C / n a power of two: with 8 chunks 1, 2, 4, 8; with 12 chunks 1, 3, 6, 12.
+        k_splits: the number of parts that contractions over labelled dims are cut into (as in
+            split-K). n devices may share such a dim if n is 1 or k_splits / n a power of two: with
+            8 k splits 1, 2, 4, 8; with 12 k splits 1, 3, 6, 12.
 
-    Shapes: sizes are `int` or `Dim`; row-major, last dim fastest. Every operation raises ShapeError at the call, with
-    the operands' shapes, when they do not fit, are of another type, or belong to another graph. One thread at a time
-    describes a graph; several describe layers beside one another with `ParallelGraphBuilder`.
+    Shapes: sizes are `int` or `Dim`; row-major, last dim fastest. Every operation raises ShapeError
+    at the call, with the operands' shapes, when they do not fit, are of another type, or belong to
+    another graph. One thread at a time describes a graph; several describe layers beside one
+    another with `ParallelGraphBuilder`.
     """
 
-    def __init__(self, name: str = "graph", *, reduction_chunks: int = 8) -> None:
+    def __init__(self, name: str = "graph", *, k_splits: int = 8) -> None:
         self.name = _border.text("GraphBuilder", "a graph's name", name)
-        self.reduction_chunks = _border.integer(
-            "GraphBuilder", "reduction_chunks", reduction_chunks, 1, MAX_COUNT
-        )
+        self.k_splits = _border.integer("GraphBuilder", "k_splits", k_splits, 1, MAX_COUNT)
         self.draft = GraphDraft()
 
     def all_or_nothing(self) -> AbstractContextManager[None]:
@@ -442,12 +442,12 @@ class GraphBuilder(RowCalls):
 
     def freeze(self) -> Graph:
         """The graph as data."""
-        return self.draft.freeze(self.name, self.reduction_chunks)
+        return self.draft.freeze(self.name, self.k_splits)
 
     @classmethod
     def thaw(cls, graph: Graph) -> GraphBuilder:
         """A builder that continues a frozen graph; tensor ids stay."""
-        builder = cls(graph.name, reduction_chunks=graph.reduction_chunks)
+        builder = cls(graph.name, k_splits=graph.k_splits)
         builder.draft = GraphDraft.of(graph)
         return builder
 

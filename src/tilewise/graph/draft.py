@@ -137,7 +137,7 @@ class GraphDraft:
         for dim, label in enumerate(spec.labels):
             if (
                 label is not None
-                and label.is_summed_by_leaves
+                and label.is_summed_by_batch_splits
                 and (dim > 0 or kind not in ("input", "constant"))
             ):
                 _border.refuse(
@@ -253,7 +253,7 @@ class GraphDraft:
                 return f"{name}:{self.tensors[i].spec.name}"
         return name
 
-    def freeze(self, name: str, reduction_chunks: int) -> Graph:
+    def freeze(self, name: str, k_splits: int) -> Graph:
         """The graph as data."""
         with self._turn.of("plan", _READING_S):  # several may read, one behind the other
             return Graph(
@@ -261,7 +261,7 @@ class GraphDraft:
                 tuple(self.tensors),
                 tuple(self.ops),
                 self.outputs,
-                reduction_chunks,
+                k_splits,
                 self.constant_values,
                 self.templates,
                 self.hints,

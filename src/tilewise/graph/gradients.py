@@ -333,7 +333,7 @@ class _Forward:
 
 def _backward_of(forward: Template, again: frozenset[int]) -> BackwardTemplate:
     graph = forward.graph
-    builder = GraphBuilder(f"{graph.name}.backward", reduction_chunks=graph.reduction_chunks)
+    builder = GraphBuilder(f"{graph.name}.backward", k_splits=graph.k_splits)
     builder.draft.phase = "backward"
     seeds = {
         r: builder.draft.declare("input", replace(graph.spec(r), name=f"grad{i}")).id

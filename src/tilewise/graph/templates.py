@@ -69,7 +69,7 @@ class LayerFunction:
                 known = draft.new_layer(signature, f"{self.function.__module__}.{self.__name__}")
                 if traced is None:
                     specs = tuple(t.spec for t in operands)
-                    traced = trace_layer(self, specs, static, graph.reduction_chunks)
+                    traced = trace_layer(self, specs, static, graph.k_splits)
                 draft.templates[known.key] = replace(traced, key=known.key)
             return _record_call(graph, known, operands, path)
 
@@ -89,7 +89,7 @@ class LayerFunction:
 
 
 def trace_layer(
-    layer: LayerFunction, operands: Sequence[TensorSpec], attributes: Mapping[str, Any], reduction_chunks: int
+    layer: LayerFunction, operands: Sequence[TensorSpec], attributes: Mapping[str, Any], k_splits: int
 ) -> Template:
     """Describe a layer's function on operands of some specs: what depends on nothing else, in any process. Every graph
     gives it a key of its own.
@@ -98,7 +98,7 @@ def trace_layer(
         ShapeError: it declares an input or an output of its own, or returns no tensor of its graph.
     """
     counts.traced += 1
-    inner = GraphBuilder(layer.__name__, reduction_chunks=reduction_chunks)
+    inner = GraphBuilder(layer.__name__, k_splits=k_splits)
     formal = [inner.draft.declare("input", s.renamed(f"operand{i}")) for i, s in enumerate(operands)]
     result = inner.draft.own("layer", layer.function(inner, *formal, **attributes))
     own = [t.spec.name for t in inner.draft.tensors if t.kind == "input"][len(formal) :]
@@ -179,7 +179,7 @@ def call_outlined(
     key = op, kinds, _forms(draft, specs), tuple((a, draft.values.number(attrs[a])) for a in sorted(attrs))
     call = draft.outlined.get(key)
     if call is None:
-        inner = GraphBuilder(op, reduction_chunks=graph.reduction_chunks)
+        inner = GraphBuilder(op, k_splits=graph.k_splits)
         inner.draft.phase = draft.phase
         formal = [
             None

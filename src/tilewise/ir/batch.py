@@ -1,6 +1,7 @@
-"""How the batch of a step is cut: into leaves, which fix the bits of sums over it, and into microbatches, which do not.
+"""How the batch of a step is cut: into batch splits, which fix the bits of sums over it, and into
+    microbatches, which do not.
 
-Which dims count the batch is a role on their labels (`DimLabel.is_summed_by_leaves`), never a name.
+Which dims count the batch is a role on their labels (`DimLabel.is_summed_by_batch_splits`), never a name.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from tilewise.ir.graph import Graph, OpNode, TensorNode
 from tilewise.ir.op import op_named
 from tilewise.ir.validate import validate_batch_sums, validate_microbatches
 
-__all__ = ["BatchCut", "cut_batch", "default_leaves", "leaves_in_words"]
+__all__ = ["BatchCut", "cut_batch", "default_batch_splits", "suggest_batch_splits"]
 
-MAX_DEFAULT_LEAVES = 16
+MAX_DEFAULT_BATCH_SPLITS = 16
 _border = Border("ir", PlanError)
 _Rows = tuple[int, int, Dim | None]
 
@@ -31,7 +32,8 @@ class BatchCut:
     Attributes:
         size: sequences of a step over all devices and microbatches; 0 for graphs without a batch.
         rows: rows per sequence; with a symbolic length, at its bound.
-        leaves: G, the parts that sums over the batch are made of (docs/numerics.md, rule 5).
+        batch_splits: the equal parts of the batch that are summed separately, then along a tree (docs/numerics.md,
+            rule 5).
         microbatches: parts of a step that follow each other in time.
         length: the symbolic length of sequences, which every step brings; None where they have a fixed one.
         bound: the most rows per sequence where the graph has their number as a symbol, so that some may be padding,
@@ -40,33 +42,34 @@ class BatchCut:
 
     size: int = 0
     rows: int = 0
-    leaves: int = 1
+    batch_splits: int = 1
     microbatches: int = 1
     length: Dim | None = None
     bound: int = 0
 
 
-def default_leaves(batch: int) -> int:
+def default_batch_splits(batch: int) -> int:
     """G if the user names none: the largest power of two that divides the batch, at most 16.
 
-    It is part of the bits, so it follows from the batch alone, never from the devices: 12 sequences have 4 leaves, for
-    1, 2 or 4 devices. Three devices need 3, 6 or 12 leaves, which exclude two and four; that choice is the user's.
+    It is part of the bits, so it follows from the batch alone, never from the devices: 12 sequences
+    have 4 batch splits, for 1, 2 or 4 devices. Three devices need 3, 6 or 12 batch splits, which
+    exclude two and four; that choice is the user's.
     """
-    return min(MAX_DEFAULT_LEAVES, batch & -batch)
+    return min(MAX_DEFAULT_BATCH_SPLITS, batch & -batch)
 
 
-def cut_batch(graph: Graph, microbatches: int = 1, leaves: int | None = None) -> BatchCut:
+def cut_batch(graph: Graph, microbatches: int = 1, batch_splits: int | None = None) -> BatchCut:
     """Cut the batch that a graph's inputs have.
 
     Raises:
-        PlanError: counts are out of range, leaves do not divide the batch, or inputs disagree about it.
+        PlanError: counts are out of range, batch splits do not divide the batch, or inputs disagree about it.
         LayoutError: inputs count something and nothing counts the batch; there is none to cut into microbatches, or
             an op's operands count it differently.
     """
     microbatches = _border.integer("cut_batch", "accumulation", microbatches, 1, MAX_COUNT)
     found = _batch_and_rows(graph)
-    if leaves is not None:
-        leaves = _border.integer("cut_batch", "leaves", leaves, 1, MAX_COUNT)
+    if batch_splits is not None:
+        batch_splits = _border.integer("cut_batch", "batch_splits", batch_splits, 1, MAX_COUNT)
     if found is None:
         _require_role(graph)
         if microbatches > 1:
@@ -79,25 +82,26 @@ def cut_batch(graph: Graph, microbatches: int = 1, leaves: int | None = None) ->
     if microbatches > 1:
         validate_microbatches(graph)
     batch, rows, length = found
-    leaves = default_leaves(batch) if leaves is None else leaves
-    if batch % leaves:
+    batch_splits = default_batch_splits(batch) if batch_splits is None else batch_splits
+    if batch % batch_splits:
         _border.refuse(
             "cut_batch",
-            "leaves are equal parts of the batch",
-            f"{leaves} for {batch}",
+            "batch splits are equal parts of the batch",
+            f"{batch_splits} for {batch}",
             "choose a divisor of the batch",
         )
-    return BatchCut(batch, rows, leaves, microbatches, length, rows if length is not None else 0)
+    return BatchCut(batch, rows, batch_splits, microbatches, length, rows if length is not None else 0)
 
 
-def leaves_in_words(batch: BatchCut, blocks: int) -> str:
-    """Values that work where devices x microbatches do not fit the leaves: of these two, of the leaves, of the batch.
+def suggest_batch_splits(batch: BatchCut, blocks: int) -> str:
+    """Values that work where devices x microbatches do not fit the batch splits: of these two, of
+    the batch splits, of the batch.
 
     Args:
         batch: as it was asked for.
         blocks: devices that share the batch, times microbatches.
     """
-    widths = allowed_widths(batch.leaves)
+    widths = allowed_widths(batch.batch_splits)
     words = f"{', '.join(str(w) for w in widths)} devices x microbatches"
     devices, rest = divmod(blocks, batch.microbatches)
     counts = [w // devices for w in widths if w % devices == 0] if batch.microbatches > 1 and not rest else []
@@ -107,38 +111,38 @@ def leaves_in_words(batch: BatchCut, blocks: int) -> str:
     fits = (n for n in range(blocks, MAX_COUNT + 1) if batch.size % n == 0 and blocks in allowed_widths(n))
     good = ", ".join(str(n) for n in islice(fits, 4))
     if good:
-        return f"choose {words}, or set leaves to {good} (part of the result's bits)"
+        return f"choose {words}, or set batch_splits to {good} (part of the result's bits)"
     if blocks > MAX_COUNT:
         return f"choose {words}"
     size = blocks
     while size < batch.size:
-        size *= 2  # blocks times a power of two, as leaves must be
+        size *= 2  # blocks times a power of two, as batch splits must be
     fitting = (n for n in range(blocks, MAX_COUNT + 1) if size % n == 0 and blocks in allowed_widths(n))
-    leaves = min(fitting, key=lambda n: abs(n - batch.leaves))
+    batch_splits = min(fitting, key=lambda n: abs(n - batch.batch_splits))
     return (
-        f"choose a batch that is a multiple of {blocks} and leaves that fit it, for example a batch of {size} and "
-        f"{leaves} leaves (both are part of the result), or {words}"
+        f"choose a batch that is a multiple of {blocks} and batch splits that fit it, for example a batch of {size} "
+        f"and {batch_splits} batch splits (both are part of the result), or {words}"
     )
 
 
 def _require_role(graph: Graph) -> None:
     """A graph whose inputs count something, and which sums over it, says that it is the batch. One whose inputs are not
-    labelled is one leaf."""
+    labelled is one batch split."""
     counted = sorted({t.spec.labels[0].name for t in graph.of_kind("input") if t.spec.labels[0] is not None})
-    summed = _summed_by_leaves(graph)
+    summed = _summed_by_batch_splits(graph)
     if counted and summed is not None:
         raise LayoutError(
             "[ir.cut_batch] losses and gradients are sums over the batch, which one label must count; got only "
             f"{', '.join(counted)} on inputs of {graph.name!r}, and {summed.label!r} ({summed.op}); label their dim 0 "
-            "tw.BATCH, or DimLabel(..., is_summed_by_leaves=True)"
+            "tw.BATCH, or DimLabel(..., is_summed_by_batch_splits=True)"
         )
 
 
-def _summed_by_leaves(graph: Graph) -> OpNode | None:
+def _summed_by_batch_splits(graph: Graph) -> OpNode | None:
     """The first op that sums over the batch, in layers too."""
     for op in graph.ops:
         if op.op == "call":
-            found = _summed_by_leaves(graph.templates[op.attrs["template"]].graph)
+            found = _summed_by_batch_splits(graph.templates[op.attrs["template"]].graph)
         else:
             found = op if getattr(op_named(op.op), "accumulates", ()) else None
         if found is not None:
@@ -149,7 +153,7 @@ def _summed_by_leaves(graph: Graph) -> OpNode | None:
 def _batched(graph: Graph) -> list[TensorNode]:
     """What comes from outside and has a part for every sequence of the step."""
     nodes = (*graph.of_kind("input"), *graph.of_kind("constant"))
-    return [t for t in nodes if (label := t.spec.labels[0]) is not None and label.is_summed_by_leaves]
+    return [t for t in nodes if (label := t.spec.labels[0]) is not None and label.is_summed_by_batch_splits]
 
 
 def _batch_and_rows(graph: Graph) -> _Rows | None:

@@ -15,7 +15,7 @@ from tilewise.core.errors import InternalError
 from tilewise.core.mesh import Axes
 from tilewise.ir.declared import check_factors
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.layout import CHUNKS, GROUPS, LEAVES, TensorLayout
+from tilewise.ir.layout import BATCH_SPLITS, GROUPS, K_SPLITS, TensorLayout
 from tilewise.ir.op import Factors, Partial, op_named
 
 __all__ = [
@@ -74,10 +74,10 @@ def factors_of(graph: Graph, op: OpNode) -> Factors:
         found = rule.factors(specs, op.attrs)
         check_factors(rule, found, specs, [tensors[o].spec for o in op.outputs])
         known = graph.kept[op.id] = op, found
-        if not rule.accumulates and any(partial.tree == LEAVES for partial in known[1].partials):
+        if not rule.accumulates and any(partial.tree == BATCH_SPLITS for partial in known[1].partials):
             raise InternalError(
                 "[ir.contractions] what is summed over the batch stands in `accumulates`; got a partial along its "
-                f"leaves of {op.op!r}, which has none; correct {type(rule).__name__}"
+                f"batch splits of {op.op!r}, which has none; correct {type(rule).__name__}"
             )
     factors: Factors = known[1]
     return factors
@@ -85,7 +85,7 @@ def factors_of(graph: Graph, op: OpNode) -> Factors:
 
 def tree_of(label: DimLabel | None) -> str:
     """The tree along which sums over a dim are combined: its label's role decides."""
-    return LEAVES if label is not None and label.is_summed_by_leaves else CHUNKS
+    return BATCH_SPLITS if label is not None and label.is_summed_by_batch_splits else K_SPLITS
 
 
 def is_covered_by(contraction: Contraction, output: int, partial: Partial) -> bool:

@@ -15,7 +15,7 @@ from tilewise.core.border import Border, shown
 from tilewise.core.dims import Dim
 from tilewise.core.errors import InternalError
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.layout import CHUNKS, GROUPS, LEAVES
+from tilewise.ir.layout import BATCH_SPLITS, GROUPS, K_SPLITS
 
 if TYPE_CHECKING:
     from tilewise.ir.op import Op
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Factors", "Partial", "Signature", "bounds_of", "check_factors", "check_members", "outputs_of"]
 
 COMBINES = ("sum", "max", "or")
-TREES = (CHUNKS, LEAVES, GROUPS)
+TREES = (K_SPLITS, BATCH_SPLITS, GROUPS)
 _METHODS = ("infer", "factors", "lower", "gradient", "combine", "takes_packed", "index_bounds")
 
 _border = Border("ir", InternalError)
@@ -53,8 +53,9 @@ class Partial:
         factors: contracted factors that leave a part each on those who share them.
         outputs: positions of the outputs that stand behind the complete value.
         combine: `sum`, `max`, or `or` (all but one holder have zeros).
-        tree: along which parts are combined: `CHUNKS` of a labelled dim, `LEAVES` of the batch, or `GROUPS` of query
-            heads. A dim is summed by leaves or by chunks as its label's role says, never its name.
+        tree: along which parts are combined: `K_SPLITS` of a labelled dim, `BATCH_SPLITS` of the
+            batch, or `GROUPS` of query heads. A dim is summed by batch splits or by k splits as its
+            label's role says, never its name.
         cut_by: positions of the operands whose labels say where the tree is cut; what the others have may be sliced
             to fit. None: all that have the factors.
     """
@@ -63,7 +64,7 @@ class Partial:
     factors: tuple[str, ...]
     outputs: tuple[int, ...]
     combine: str = "sum"
-    tree: str = CHUNKS
+    tree: str = K_SPLITS
     cut_by: tuple[int, ...] | None = None
 
     @cached_property

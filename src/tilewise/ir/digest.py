@@ -95,7 +95,7 @@ def _digest(graph: Graph, more: Iterable[Line], known: dict[int, str]) -> str:
 
 
 def _lines(graph: Graph, known: dict[int, str]) -> Iterator[Line]:
-    yield "graph", _text(graph.name), graph.reduction_chunks
+    yield "graph", _text(graph.name), graph.k_splits
     for key, line in zip(graph.templates, _template_lines(graph.templates.values(), known)):
         yield "template", _text(key), *line
     yield from _tensor_lines(graph.tensors)

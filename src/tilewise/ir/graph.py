@@ -321,7 +321,7 @@ class Graph:
     Attributes:
         inputs / parameters / states / constants: ids of tensors from outside, in the order they were declared.
         outputs: name -> tensor id.
-        reduction_chunks: C of docs/numerics.md rule 2.
+        k_splits: parts that a contraction over a labelled dim is cut into (docs/numerics.md, rule 2).
         constant_values: what constants hold (NumPy arrays), by tensor id.
         templates: templates that `call` ops of this graph use, by key.
         hints: layouts that users ask for, by tensor id: mesh axes per dim, major first. They change no bit.
@@ -331,7 +331,7 @@ class Graph:
     tensors: tuple[TensorNode, ...]
     ops: tuple[OpNode, ...]
     outputs: Mapping[str, int]
-    reduction_chunks: int = 8
+    k_splits: int = 8
     constant_values: Mapping[int, Any] = field(default_factory=dict)
     templates: Mapping[str, Template] = field(default_factory=dict)
     hints: Mapping[int, tuple[Axes, ...]] = field(default_factory=dict)

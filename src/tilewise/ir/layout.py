@@ -17,9 +17,9 @@ from tilewise.core.mesh import MICRO, Axes, DeviceMesh
 from tilewise.core.tree import Interval
 
 __all__ = [
-    "CHUNKS",
+    "BATCH_SPLITS",
     "GROUPS",
-    "LEAVES",
+    "K_SPLITS",
     "GraphLayout",
     "Record",
     "Reshard",
@@ -31,9 +31,9 @@ __all__ = [
 
 TensorLayout = tuple[Axes, ...]
 
-# What the leaves of a record's tree are (docs/numerics.md, rules 2, 5 and 4).
-CHUNKS = "chunks"  # of a labelled dim: C, `Graph.reduction_chunks`
-LEAVES = "leaves"  # of the batch: G
+# What the leaves of a reduction's tree are (docs/numerics.md, rules 2, 5 and 4).
+K_SPLITS = "k_splits"  # of a labelled dim: `Graph.k_splits`
+BATCH_SPLITS = "batch_splits"  # of the batch: `PlanSettings.batch_splits`
 GROUPS = "groups"  # the query heads that share a KV head
 
 
@@ -46,10 +46,10 @@ class Record:
         partial: its name for the value (`Factors.partials`).
         combine: how parts are combined: `sum`, `max` or `or`.
         outputs: positions of the op's outputs that stand behind the complete value.
-        tree: what the tree's leaves are: `CHUNKS`, `LEAVES` or `GROUPS`.
+        tree: what the tree's leaves are: `K_SPLITS`, `BATCH_SPLITS` or `GROUPS`.
         count: how many.
         axes: the device group's axes, major first, and `MICRO` where microbatches hold parts.
-        held: per device group that completes a value of its own, the leaves `[begin, end)` of each
+        held: per device group that completes a value of its own, the leaves `[begin, end)` of the tree of each
             member, in the order of `axes`. One device group holds all, except of groups: the
             holders of one KV head are one.
         arrives: layouts in which the outputs must arrive: without the device group's axes on every

@@ -89,26 +89,28 @@ class Lowering(Protocol):
     """One op's way to instructions on one device, in one microbatch."""
 
     one: Number
-    reduction_chunks: int
+    k_splits: int
 
     @property
-    def num_leaves(self) -> int:
-        """Leaves that this device has in one microbatch."""
+    def num_splits(self) -> int:
+        """Batch splits that this device has in one microbatch."""
 
     @property
-    def leaf_rows(self) -> NumberLike:
-        """Tokens per leaf; without a batch, all rows are one leaf."""
+    def split_rows(self) -> NumberLike:
+        """Tokens per batch split; without a batch, all rows are one batch split."""
 
     @property
-    def leaf_cut(self) -> dict[str, NumberLike]:
-        """How rows fall on leaves and sequence chunks: the integers of kernels that add up rows of a leaf."""
+    def split_cut(self) -> dict[str, NumberLike]:
+        """How rows fall on batch splits and sequence splits: the integers of kernels that add up
+        rows of a batch split."""
 
     @property
     def padded_len(self) -> NumberLike:
         """Rows per sequence where sequences may end in padding; 0 where they do not."""
 
-    def leaf_temp(self, cols: int, name: str) -> Ref:
-        """A row per leaf: a partial of so many columns for every sequence chunk that is not empty, side by side."""
+    def split_temp(self, cols: int, name: str) -> Ref:
+        """A row per batch split: a partial of so many columns for every sequence split that is not
+        empty, side by side."""
 
     def row_step(self, ref: Ref) -> NumberLike:
         """Rows per task of a loop over activation rows."""
@@ -127,8 +129,8 @@ class Lowering(Protocol):
     def first_element(self, tensor: int, dim: int) -> NumberLike:
         """The first global element of a dim that this device holds."""
 
-    def local_chunks(self, tensor: int, dim: int) -> list[NumberLike]:
-        """Of every chunk of a labelled dim, the local elements that this device holds: begin and end, one after the
+    def local_splits(self, tensor: int, dim: int) -> list[NumberLike]:
+        """Of every k split of a labelled dim, the local elements that this device holds: begin and end, one after the
         other."""
 
     def records(self, op: OpNode, partial: str) -> tuple[Record, ...]:
@@ -250,17 +252,17 @@ class Lowering(Protocol):
             label: the instruction's name.
         """
 
-    def contraction_chunks(
+    def contraction_splits(
         self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], record: Record | None
     ) -> list[list[tuple[int, int]]]:
-        """Per chunk, per term, the local range of the contracted dim (`dim` of each weight)."""
+        """Per k split, per term, the local range of the contracted dim (`dim` of each weight)."""
 
-    def label_chunks(self, label: DimLabel | None, size: int, record: Record | None) -> list[tuple[int, int]]:
-        """Local ranges of the chunks of a labelled dim."""
+    def label_splits(self, label: DimLabel | None, size: int, record: Record | None) -> list[tuple[int, int]]:
+        """Local ranges of the k splits of a labelled dim."""
 
     def accumulator(self, op: OpNode, output: int, beside: int | None = None) -> Accumulator:
         """Where output number `output` of `op`, a sum over the batch, goes in this microbatch. The complete sum may be
-        added to a tensor like it, `beside`: the last of the carries on a device that has all leaves."""
+        added to a tensor like it, `beside`: the last of the carries on a device that has all batch splits."""
 
     def first_of_sum(self, op: OpNode, output: int) -> NumberLike:
         """The first global row of what this device adds to a sum over the batch."""
@@ -268,8 +270,9 @@ class Lowering(Protocol):
     def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
         """After the last microbatch: the sum over the devices that share the batch."""
 
-    def leaf_tree(self, op: OpNode, output: int, leaves: Ref) -> None:
-        """Combine a row per leaf, of `leaf_temp`, and carries into output number `output`; then over devices."""
+    def split_tree(self, op: OpNode, output: int, batch_splits: Ref) -> None:
+        """Combine a row per batch split, of `split_temp`, and carries into output number `output`;
+        then over devices."""
 
     # ---- collectives --------------------------------------------------------------------------------------
 

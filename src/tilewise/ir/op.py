@@ -59,7 +59,7 @@ class Op(ABC):
 
     Attributes:
         name: the op's name in graphs and messages.
-        accumulates: numbers of outputs that `lower` writes through `low.accumulator` or `low.leaf_tree`.
+        accumulates: numbers of outputs that `lower` writes through `low.accumulator` or `low.split_tree`.
         in_place: pairs (output, input).
         must_alias: outputs in `in_place` always lie in their input's memory: the op writes on it.
         passes_indices: pairs (output, input): whatever number the output has is one of the input's.

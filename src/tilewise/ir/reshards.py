@@ -12,7 +12,7 @@ from math import prod
 from tilewise.core.dims import UNLABELLED, shard_range, upper_bound
 from tilewise.core.mesh import MICRO
 from tilewise.ir.graph import PANEL_ROWS, Graph, OpNode
-from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, show_axes, show_layout
+from tilewise.ir.layout import BATCH_SPLITS, GraphLayout, Record, TensorLayout, show_axes, show_layout
 
 __all__ = ["brings_weights", "explain_homes", "explain_reshards"]
 
@@ -40,7 +40,7 @@ def _collect(graph: Graph, layout: GraphLayout, microbatches: int, found: dict[s
             found[text] = elements, found.get(text, (0, 0))[1] + 1
     for records in layout.records.values():
         for record in records:
-            if record.arrives_in_shards and record.tree != LEAVES:
+            if record.arrives_in_shards and record.tree != BATCH_SPLITS:
                 text, elements = _sum_in_shards(graph, layout, microbatches, record)
                 found[text] = elements, found.get(text, (0, 0))[1] + 1
 
@@ -100,7 +100,7 @@ def _panels(graph: Graph, layout: GraphLayout, weight: int) -> int:
     rows, label = upper_bound(spec.shape[0]), spec.labels[0] or UNLABELLED
     shards = layout.mesh.size(*(axis for axis in layout.use[weight][0] if axis not in layout.home_axes))
     if shards > 1:
-        ranges = (shard_range(label, rows, graph.reduction_chunks, shards, s) for s in range(shards))
+        ranges = (shard_range(label, rows, graph.k_splits, shards, s) for s in range(shards))
         rows = min(end - begin for begin, end in ranges)
     return -(-rows // PANEL_ROWS)
 

@@ -17,7 +17,7 @@ _PLAIN_NAME = re.compile(r"[\w.:/#<>-]+")
 def show_graph(graph: Graph) -> str:
     """Templates first, then tensors from outside, ops in order, outputs, hints. Odd names are quoted, so that a line
     is always one line and says one thing."""
-    lines = [f"graph {_name(graph.name)} chunks={graph.reduction_chunks}"]
+    lines = [f"graph {_name(graph.name)} k splits={graph.k_splits}"]
     for key, template in graph.templates.items():
         body = show_graph(template.graph).replace("\n", "\n  ")
         lines.append(f"template {_name(key)} {template.arguments} -> {template.results}\n  {body}")
@@ -54,7 +54,7 @@ def _label(label: DimLabel | None) -> str:
     if label is None:
         return "-"
     group = f"/{label.group}" if label.group > 1 else ""
-    return f"{_name(label.name)}/{label.atom}{group}{'*' if label.is_summed_by_leaves else ''}"
+    return f"{_name(label.name)}/{label.atom}{group}{'*' if label.is_summed_by_batch_splits else ''}"
 
 
 def _value(graph: Graph, tensor: TensorNode) -> str:

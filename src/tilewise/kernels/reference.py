@@ -1,7 +1,7 @@
 """A slow, obvious fp64 version of every kernel, on logical (unpacked) NumPy arrays.
 
 Operands come in the table's order, without the outputs: each function returns what the kernel writes.
-Nothing here is fast, chunked or rounded: chunk trees, tiles and dtypes are what the native kernels are
+Nothing here is fast, split or rounded: tree over k splits, tiles and dtypes are what the native kernels are
 compared on.
 """
 
@@ -84,25 +84,26 @@ def rms_norm(x: Array, gamma: Array, eps: float, offset: float = 0.0) -> tuple[F
     return (groups * rstd * (_f64(gamma) + offset)).reshape(x.shape), rstd[:, :, 0]
 
 
-def sequence_chunks(seq_len: int, chunks: int) -> list[tuple[int, int, int]]:
-    """Number, first and end position of every chunk of a sequence that is not empty: atoms of 64, cut `chunks` ways."""
+def sequence_splits(seq_len: int, k_splits: int) -> list[tuple[int, int, int]]:
+    """Number, first and end position of every k split of a sequence that is not empty: atoms of 64,
+    cut `k_splits` ways."""
     atoms = -(-seq_len // 64)
-    cuts = [(c, c * atoms // chunks, (c + 1) * atoms // chunks) for c in range(chunks)]
+    cuts = [(c, c * atoms // k_splits, (c + 1) * atoms // k_splits) for c in range(k_splits)]
     return [(c, 64 * begin, min(64 * end, seq_len)) for c, begin, end in cuts if end > begin]
 
 
-def _leaf_sums(per_token: F64, leaf_rows: int, seq_len: int, chunks: int) -> F64:
-    """A row per leaf: the sums of its sequence chunks, side by side."""
-    position = np.arange(leaf_rows) % seq_len
+def _split_sums(per_token: F64, split_rows: int, seq_len: int, k_splits: int) -> F64:
+    """A row per batch split: the sums of its sequence splits, side by side."""
+    position = np.arange(split_rows) % seq_len
     return np.array(
         [
             np.concatenate(
                 [
-                    per_token[i : i + leaf_rows][(begin <= position) & (position < end)].sum(0)
-                    for _, begin, end in sequence_chunks(seq_len, chunks)
+                    per_token[i : i + split_rows][(begin <= position) & (position < end)].sum(0)
+                    for _, begin, end in sequence_splits(seq_len, k_splits)
                 ]
             )
-            for i in range(0, len(per_token), leaf_rows)
+            for i in range(0, len(per_token), split_rows)
         ]
     )
 
@@ -113,17 +114,17 @@ def rms_norm_backward(
     rstd: Array,
     gamma: Array,
     residual: Array | None,
-    leaf_rows: int,
+    split_rows: int,
     seq_len: int = 1,
-    chunks: int = 1,
+    k_splits: int = 1,
     offset: float = 0.0,
 ) -> tuple[F64, F64]:
-    """dx, and of every sequence chunk of every leaf dgamma, of every group on its own."""
+    """dx, and of every sequence split of every batch split dgamma, of every group on its own."""
     shape = (len(x), -1, gamma.size)
     d, v, s = _f64(dy).reshape(shape), _f64(x).reshape(shape), _f64(rstd)[:, :, None]
     g = (_f64(gamma) + offset) * d
     dx = s * g - v * s**3 / gamma.size * (g * v).sum(2, keepdims=True)
-    sums = _leaf_sums((d * v * s).reshape(x.shape), leaf_rows, seq_len, chunks)
+    sums = _split_sums((d * v * s).reshape(x.shape), split_rows, seq_len, k_splits)
     return _plus(dx.reshape(x.shape), residual), sums
 
 
@@ -140,15 +141,15 @@ def layer_norm_backward(
     stats: Array,
     gamma: Array,
     residual: Array | None,
-    leaf_rows: int,
+    split_rows: int,
     seq_len: int = 1,
-    chunks: int = 1,
+    k_splits: int = 1,
 ) -> tuple[F64, F64, F64]:
-    """dx, and dgamma and dbeta of every sequence chunk of every leaf."""
+    """dx, and dgamma and dbeta of every sequence split of every batch split."""
     normal, g = (_f64(x) - _f64(stats)[:, :1]) * _f64(stats)[:, 1:], _f64(gamma) * _f64(dy)
     tilt = normal * (g * normal).mean(1, keepdims=True)
     dx = _f64(stats)[:, 1:] * (g - g.mean(1, keepdims=True) - tilt)
-    sums = [_leaf_sums(v, leaf_rows, seq_len, chunks) for v in (_f64(dy) * normal, _f64(dy))]
+    sums = [_split_sums(v, split_rows, seq_len, k_splits) for v in (_f64(dy) * normal, _f64(dy))]
     return _plus(dx, residual), sums[0], sums[1]
 
 
@@ -158,10 +159,10 @@ def head_sum(x: Array, ranges: Sequence[tuple[int, int]], head_dim: int) -> F64:
     return np.asarray(np.concatenate(kept).sum(0, keepdims=True))
 
 
-def leaf_tree(partials: Array, carries: Sequence[Array], kept: int = 1) -> F64:
-    """The sum over leaves, their `kept` sequence chunks, and carries."""
-    leaves = _f64(partials).reshape(len(partials), kept, -1).sum((0, 1))[None]
-    return np.asarray(leaves + sum((_f64(c) for c in carries), start=np.zeros(1)))
+def split_tree(partials: Array, carries: Sequence[Array], kept: int = 1) -> F64:
+    """The sum over batch splits, their `kept` sequence splits, and carries."""
+    batch_splits = _f64(partials).reshape(len(partials), kept, -1).sum((0, 1))[None]
+    return np.asarray(batch_splits + sum((_f64(c) for c in carries), start=np.zeros(1)))
 
 
 def tree_resume(carries: Array | None, slot: int, partials: Sequence[Array], finish: bool) -> F64:
@@ -179,14 +180,14 @@ def tree_resume(carries: Array | None, slot: int, partials: Sequence[Array], fin
     return np.concatenate(stack, axis=1)
 
 
-def row_sum_leaf(x: Array, leaf_rows: int, seq_len: int = 1, chunks: int = 1) -> F64:
-    """The sum of every sequence chunk of every leaf."""
-    return _leaf_sums(_f64(x), leaf_rows, seq_len, chunks)
+def row_sum_split(x: Array, split_rows: int, seq_len: int = 1, k_splits: int = 1) -> F64:
+    """The sum of every sequence split of every batch split."""
+    return _split_sums(_f64(x), split_rows, seq_len, k_splits)
 
 
-def column_sum_leaf(x: Array, leaf_rows: int, seq_len: int = 1, chunks: int = 1) -> F64:
+def column_sum_split(x: Array, split_rows: int, seq_len: int = 1, k_splits: int = 1) -> F64:
     """The same of every column."""
-    return _leaf_sums(_f64(x), leaf_rows, seq_len, chunks)
+    return _split_sums(_f64(x), split_rows, seq_len, k_splits)
 
 
 def rope(x: Array, positions: Array, table: Array, head_dim: int, inverse: bool = False) -> F64:
@@ -424,12 +425,12 @@ def update(
 
 
 def square_sum(
-    grad: Array, rows: int, first_row: int, first_entry: int, size: int, chunks: Sequence[tuple[int, int]]
+    grad: Array, rows: int, first_row: int, first_entry: int, size: int, k_splits: Sequence[tuple[int, int]]
 ) -> F64:
     """Entries [first_entry, first_entry + size) of a gradient of `rows` rows, of which `grad` holds some from
-    `first_row` on: entry c * rows + r is the sum of squares of row r over the columns of chunk c."""
-    table = np.zeros(max(len(chunks) * rows, first_entry + size))
-    for c, (begin, end) in enumerate(chunks):
+    `first_row` on: entry c * rows + r is the sum of squares of row r over the columns of k split c."""
+    table = np.zeros(max(len(k_splits) * rows, first_entry + size))
+    for c, (begin, end) in enumerate(k_splits):
         first = c * rows + first_row
         if end > begin:
             table[first : first + len(grad)] = (_f64(grad)[:, begin:end] ** 2).sum(1)
@@ -468,11 +469,11 @@ REFERENCES: dict[str, Any] = {
     "rms_norm_backward": rms_norm_backward,
     "layer_norm": layer_norm,
     "layer_norm_backward": layer_norm_backward,
-    "leaf_tree": leaf_tree,
+    "split_tree": split_tree,
     "head_sum": head_sum,
     "tree_resume": tree_resume,
-    "row_sum_leaf": row_sum_leaf,
-    "column_sum_leaf": column_sum_leaf,
+    "row_sum_split": row_sum_split,
+    "column_sum_split": column_sum_split,
     "rope": rope,
     "attention": attention,
     "attention_backward": attention_backward,

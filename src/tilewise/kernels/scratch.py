@@ -41,9 +41,9 @@ def scratch_bytes(kernel: str, ints: Sequence[int], shapes: Sequence[Shape]) -> 
         return _product(max(max(shape) for shape in shapes[1:3]), 1)
     if base == "matmul_dw":
         tokens = max(shape[0] for shape in shapes[1:5])
-        leaves = -(-tokens // ints[0])
+        batch_splits = -(-tokens // ints[0])
         runs = -(-tokens // (ints[3] or ints[0]))
-        return _product(tokens, runs + 1) + (1 << 20) + leaves * _PANEL * 4
+        return _product(tokens, runs + 1) + (1 << 20) + batch_splits * _PANEL * 4
     if base in ("attention", "attention_paged"):
         return _attention(heads=ints[1], kv_heads=ints[2], dim=ints[3])
     if base == "update":

@@ -207,9 +207,9 @@ def _attention_rows(s: Sizes) -> int:
     return s["m"] * s["head_dim"] * s["item"] * (s["heads"] + s["kv_heads"])
 
 
-_RANGES = "out_is_f32=f32(out) num_terms=count(a) num_chunks range...(2*num_chunks*num_terms)"
+_RANGES = "out_is_f32=f32(out) num_terms=count(a) num_k_splits range...(2*num_k_splits*num_terms)"
 _HEADS = "heads kv_heads head_dim"
-_LEAVES = "leaf_rows seq_len num_chunks chunked_len"
+_BATCH_SPLITS = "split_rows seq_len num_k_splits split_len"
 _VOCAB = "vocab_begin ignore_index"
 _F32, _NONE = ("f32",), ()
 
@@ -236,7 +236,7 @@ _SPECS = [
         "m n k",
         _product,
         lambda s: s["item"] * s["m"] * (s["n"] + s["k"]) + 4 * s["n"] * s["k"],
-        ints="leaf_rows num_carries=count(carry) vocab_begin padded_len",
+        ints="split_rows num_carries=count(carry) vocab_begin padded_len",
     ),
     _spec(
         "gemm",
@@ -256,12 +256,12 @@ _SPECS = [
     ),
     _spec(
         "rms_norm_backward",
-        "out dx[m d], inout dgamma_leaf:f32[_ _], in dy[m d], in x[m d], in rstd:f32[m h], in gamma[1 g], "
+        "out dx[m d], inout dgamma_split:f32[_ _], in dy[m d], in x[m d], in rstd:f32[m h], in gamma[1 g], "
         "in dresidual?[m d]",
         "m d",
         lambda s: 11 * s["m"] * s["d"],
         lambda s: 4 * s["item"] * s["m"] * s["d"],
-        ints=_LEAVES,
+        ints=_BATCH_SPLITS,
         floats="offset",
     ),
     _spec(
@@ -274,20 +274,21 @@ _SPECS = [
     ),
     _spec(
         "layer_norm_backward",
-        "out dx[m d], inout dgamma_leaf:f32[_ _], inout dbeta_leaf:f32[_ _], in dy[m d], in x[m d], in stats:f32[m 2], "
+        "out dx[m d], inout dgamma_split:f32[_ _], inout dbeta_split:f32[_ _], in dy[m d], in x[m d], "
+        "in stats:f32[m 2], "
         "in gamma[1 d], in dresidual?[m d]",
         "m d",
         lambda s: 16 * s["m"] * s["d"],
         lambda s: 4 * s["item"] * s["m"] * s["d"],
-        ints=_LEAVES,
+        ints=_BATCH_SPLITS,
     ),
     _spec(
-        "leaf_tree",
+        "split_tree",
         "out out:f32[1 d], in partials:f32[_ _], in carry:f32...[1 d]",
         "m d",
         lambda s: s["m"] * s["d"],
         lambda s: 4 * s["m"] * s["d"],
-        ints="num_carries=count(carry) chunked_len num_chunks is_padded",
+        ints="num_carries=count(carry) split_len num_k_splits is_padded",
         dtypes=_F32,
     ),
     _spec(
@@ -296,7 +297,7 @@ _SPECS = [
         "m d",
         lambda s: s["m"] * s["d"],
         lambda s: 4 * s["m"] * s["d"],
-        ints="num_chunks range...(2*num_chunks)",
+        ints="num_k_splits range...(2*num_k_splits)",
         dtypes=_F32,
     ),
     _spec(
@@ -309,21 +310,21 @@ _SPECS = [
         dtypes=_F32,
     ),
     _spec(
-        "row_sum_leaf",
-        "inout leaf:f32[_ _], in x:f32[m 1]",
+        "row_sum_split",
+        "inout split:f32[_ _], in x:f32[m 1]",
         "m",
         lambda s: s["m"],
         lambda s: 4 * s["m"],
-        ints=_LEAVES,
+        ints=_BATCH_SPLITS,
         dtypes=_F32,
     ),
     _spec(
-        "column_sum_leaf",
-        "inout leaf:f32[_ _], in x[m d]",
+        "column_sum_split",
+        "inout split:f32[_ _], in x[m d]",
         "m d",
         lambda s: s["m"] * s["d"],
         lambda s: s["item"] * s["m"] * s["d"],
-        ints=_LEAVES,
+        ints=_BATCH_SPLITS,
     ),
     _spec(
         "rope",
@@ -477,7 +478,7 @@ _SPECS = [
         "m d",
         lambda s: 3 * s["m"] * s["d"],
         lambda s: s["item"] * s["m"] * s["d"],
-        ints="num_chunks range...(2*num_chunks)",
+        ints="num_k_splits range...(2*num_k_splits)",
     ),
     _spec(
         "cross_entropy_grad",
@@ -504,7 +505,7 @@ _SPECS = [
         "m d",
         lambda s: 2 * s["m"] * s["d"],
         lambda s: 4 * s["m"] * s["d"],
-        ints="packed=packed(grad) rows first_row first_entry num_chunks range...(2*num_chunks)",
+        ints="packed=packed(grad) rows first_row first_entry num_k_splits range...(2*num_k_splits)",
         dtypes=_F32,
     ),
     _spec(

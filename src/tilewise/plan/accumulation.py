@@ -96,4 +96,4 @@ def require_whole_batch(graph: Graph, found: BatchSums) -> None:
 def _counts_the_batch(graph: Graph, op: OpNode) -> bool:
     tensors = (*(i for i in op.inputs if i is not None), *op.outputs)
     labels = [label for t in tensors for label in graph.spec(t).labels]
-    return any(label is not None and label.is_summed_by_leaves for label in labels)
+    return any(label is not None and label.is_summed_by_batch_splits for label in labels)

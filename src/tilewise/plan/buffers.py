@@ -88,7 +88,7 @@ class RootTensors:
             return 1
         node = self.graph.tensors[tensor]
         label = node.spec.labels[0]
-        if label is None or not label.is_summed_by_leaves:
+        if label is None or not label.is_summed_by_batch_splits:
             return 1
         lasting = node.kind in ("input", "constant") or (
             tensor in self.keep and tensor not in self.sums.complete_last

@@ -91,7 +91,11 @@ def _cuts(graph: Graph, layout: GraphLayout) -> Iterator[_Cut]:
         seen.add(id(of))
         for t in inside.tensors:
             for size, label, axes in zip(t.spec.shape, t.spec.labels, of.use[t.id]):
-                if in_space(axes) and isinstance(size, int) and not (label and label.is_summed_by_leaves):
+                if (
+                    in_space(axes)
+                    and isinstance(size, int)
+                    and not (label and label.is_summed_by_batch_splits)
+                ):
                     yield size, label, in_space(axes)
 
 
@@ -111,7 +115,7 @@ def _relative(cut: _Cut, shapes: LocalShapes) -> object:
     is_copy = begin < end and any(
         shapes.on(other).range(spec, (axes,), 0) == (begin, end) for other in before
     )
-    return end - begin, tuple(shapes.chunk_ranges(spec, 0, axes)), is_copy
+    return end - begin, tuple(shapes.k_split_ranges(spec, 0, axes)), is_copy
 
 
 @dataclass(frozen=True)

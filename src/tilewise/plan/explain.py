@@ -27,7 +27,7 @@ def explain_plan(plan: PlanTables) -> str:
     lines = [
         f"plan of {plan.graph.name!r} on {plan.mesh} ({plan.mesh.num_devices} devices, "
         f"{settings.workers_per_device} workers each)",
-        f"  numerics: exact, {plan.graph.reduction_chunks} chunks, {settings.leaves} leaves, "
+        f"  numerics: exact, {plan.graph.k_splits} k splits, {settings.batch_splits} batch splits, "
         f"{settings.accumulation} microbatches",
     ]
     changes = explain_reshards(plan.graph, plan.layout, settings.accumulation)

@@ -29,7 +29,7 @@ def choose_held(graph: Graph, layout: GraphLayout, settings: PlanSettings) -> Ma
     Whatever fits comes as early as it does, so that reading begins with the backward pass: from each of its segments on
     the states that are needed first, of those that find a gap until their update.
     """
-    shapes = LocalShapes(layout.mesh, settings, graph.reduction_chunks, symbols_of(graph))
+    shapes = LocalShapes(layout.mesh, settings, graph.k_splits, symbols_of(graph))
     roots = alias_roots(graph, graph.ops, frozenset(graph.outputs.values()))
     tensors = RootTensors(graph, layout, shapes, find_batch_sums(graph), roots)
     segments = cut_segments(graph)

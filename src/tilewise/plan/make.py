@@ -71,7 +71,7 @@ def make_plan(
     graph, layout = gather_outputs(graph, layout)
     if not graph.ops:
         raise PlanError(f"[plan.make_plan] a graph computes something; got no op in {graph.name!r}; add one")
-    shapes = LocalShapes(layout.mesh, settings, graph.reduction_chunks, symbols_of(graph))
+    shapes = LocalShapes(layout.mesh, settings, graph.k_splits, symbols_of(graph))
     classes = classes_of(graph, layout, shapes)
     shapes = replace(shapes, kinds=tuple(devices[0] for devices in classes))
     sums = find_batch_sums(graph)

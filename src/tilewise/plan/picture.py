@@ -74,7 +74,7 @@ def draw_plan(plan: PlanTables, timeline: Sequence[TaskRecord] = ()) -> PlanPict
     devices = f"{plan.mesh.num_devices} device" + ("" if plan.mesh.num_devices == 1 else "s")
     note = (
         f"{plan.mesh}: {devices} of {plan.settings.workers_per_device} workers, {plan.settings.accumulation} "
-        f"microbatches, {plan.settings.leaves} leaves."
+        f"microbatches, {plan.settings.batch_splits} batch splits."
     )
     return PlanPicture(
         f"The plan of {plan.graph.name}",

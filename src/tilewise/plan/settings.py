@@ -55,13 +55,13 @@ def settings_for(
         )
     axes = _batch_axes(graph, layout)
     rows = _rows_per_sequence(graph, batch)
-    per_leaf = batch.size // batch.leaves
+    per_split = batch.size // batch.batch_splits
     sequences = max(
-        k for k in range(1, per_leaf + 1) if per_leaf % k == 0 and (k == 1 or k * batch.rows <= most_rows)
+        k for k in range(1, per_split + 1) if per_split % k == 0 and (k == 1 or k * batch.rows <= most_rows)
     )
     return PlanSettings(
         batch.microbatches,
-        batch.leaves,
+        batch.batch_splits,
         batch.size,
         rows,
         times(rows, sequences),
@@ -111,7 +111,7 @@ def _batch_axes(graph: Graph, layout: GraphLayout) -> Axes:
     """How axes and microbatches cut the batch."""
     for t, use in zip(graph.tensors, layout.use):
         for label, axes in zip(t.spec.labels, use) if any(use) else ():
-            if axes and label is not None and label.is_summed_by_leaves:
+            if axes and label is not None and label.is_summed_by_batch_splits:
                 return axes
     return ()
 

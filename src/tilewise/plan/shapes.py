@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import prod
 
 from tilewise.core.border import Border
-from tilewise.core.dims import UNLABELLED, Dim, chunk_range, shard_range, upper_bound
+from tilewise.core.dims import UNLABELLED, Dim, k_split_range, shard_range, upper_bound
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import LayoutError, PlanError
 from tilewise.core.mesh import MICRO, Axes, DeviceMesh
@@ -56,20 +56,22 @@ class PlanSettings:
 
     Attributes:
         accumulation: microbatches per step.
-        leaves: G, parts the global batch is cut into for sums over tokens.
-        batch: global batch of a step (what dims count whose label `is_summed_by_leaves`); 0 for graphs without one.
+        batch_splits: equal parts of the global batch; sums over tokens add each part, then the parts along a tree.
+        batch: global batch of a step (what dims count whose label `is_summed_by_batch_splits`); 0
+            for graphs without one.
         seq: rows per batch element; of a symbol where every step brings their number.
         batch_axes: how axes and microbatches cut the batch.
         row_tile: rows per tile of activations, likewise.
         workers_per_device: worker threads of every device.
-        padded_bound: the most rows per batch element where the graph has them as a symbol, so that some may be padding;
-            sequence chunks are counted over it. 0 where the graph fixes their number.
+        padded_bound: the most rows per batch element where the graph has them as a symbol, so that
+            some may be padding; sequence splits are counted over it. 0 where the graph fixes their
+            number.
         home_axes: axes that cut weights, gradients and states at home, in whole panels; the last ones of dim 0.
         is_checkpointed: a copy of the training state is in memory beside the devices while a checkpoint is written.
     """
 
     accumulation: int = 1
-    leaves: int = 1
+    batch_splits: int = 1
     batch: int = 0
     seq: NumberLike = 0
     row_tile: NumberLike = 128
@@ -87,7 +89,7 @@ class LocalShapes:
 
     mesh: DeviceMesh
     settings: PlanSettings
-    chunks: int
+    k_splits: int
     symbols: tuple[Dim, ...]
     device: int = 0
     kinds: tuple[int, ...] = ()
@@ -103,7 +105,7 @@ class LocalShapes:
         """The same for another device."""
         other = self._devices.get(device)
         if other is None:
-            other = LocalShapes(self.mesh, self.settings, self.chunks, self.symbols, device, self.kinds)
+            other = LocalShapes(self.mesh, self.settings, self.k_splits, self.symbols, device, self.kinds)
             object.__setattr__(other, "_devices", self._devices)
             self._devices[device] = other
         return other
@@ -112,7 +114,7 @@ class LocalShapes:
         """Global elements `[begin, end)` of a fixed dim that this device holds (of the batch: in one microbatch)."""
         size, label, axes = spec.shape[dim], spec.labels[dim], layout[dim]
         assert isinstance(size, int)
-        if label is not None and label.is_summed_by_leaves:
+        if label is not None and label.is_summed_by_batch_splits:
             parts = self.settings.accumulation * self.mesh.size(*axes)
             if size % parts:
                 raise LayoutError(
@@ -125,7 +127,7 @@ class LocalShapes:
         begin, end = 0, size
         if used:
             width, place = self.mesh.size(*used), self.mesh.coordinate(self.device, *used)
-            begin, end = shard_range(label or UNLABELLED, size, self.chunks, width, place)
+            begin, end = shard_range(label or UNLABELLED, size, self.k_splits, width, place)
         if home:
             width, place = self.mesh.size(*home), self.mesh.coordinate(self.device, *home)
             panels = -(-(end - begin) // PANEL_ROWS)
@@ -275,7 +277,7 @@ class LocalShapes:
         if (
             label is not None
             and label.atom == 1
-            and not label.is_summed_by_leaves
+            and not label.is_summed_by_batch_splits
             and 1 < cols <= _MOST_HEADS
         ):
             return 1  # what attention keeps of each head
@@ -292,26 +294,26 @@ class LocalShapes:
             rows += extent.multiple * self.symbols[extent.which].min
         return -(-rows // tile)
 
-    def held_chunks(self, spec: TensorSpec, layout: TensorLayout, dim: int) -> list[tuple[int, int]]:
-        """Of every chunk of a labelled dim, the local elements that this device holds; (0, 0) for none."""
+    def owned_splits(self, spec: TensorSpec, layout: TensorLayout, dim: int) -> list[tuple[int, int]]:
+        """Of every k split of a labelled dim, the local elements that this device holds; (0, 0) for none."""
         size, label = spec.shape[dim], spec.labels[dim]
         assert isinstance(size, int) and label is not None
         begin, end = self.range(spec, layout, dim)
-        cuts = [chunk_range(label, size, self.chunks, c) for c in range(self.chunks)]
+        cuts = [k_split_range(label, size, self.k_splits, c) for c in range(self.k_splits)]
         local = [(max(b, begin) - begin, min(e, end) - begin) for b, e in cuts]
         return [(b, e) if e > b else (0, 0) for b, e in local]
 
-    def chunk_ranges(self, spec: TensorSpec, dim: int, axes: Axes) -> list[tuple[int, int]]:
-        """Local element ranges of the chunks of a labelled dim that this device sums: its aligned run of chunks."""
+    def k_split_ranges(self, spec: TensorSpec, dim: int, axes: Axes) -> list[tuple[int, int]]:
+        """Local element ranges of the k splits of a labelled dim that this device sums: its aligned run of k splits."""
         size, label = spec.shape[dim], spec.labels[dim]
         assert isinstance(size, int)
-        if label is None or label.is_summed_by_leaves:  # not cut: all of it stands in the first chunk
-            return [(0, size)] + [(0, 0)] * (self.chunks - 1)
+        if label is None or label.is_summed_by_batch_splits:  # not cut: all of it stands in the first k split
+            return [(0, size)] + [(0, 0)] * (self.k_splits - 1)
         axes, _ = self.split_axes(axes)
         shards, shard = self.mesh.size(*axes), self.mesh.coordinate(self.device, *axes)
-        begin = shard_range(label, size, self.chunks, shards, shard)[0]
-        run = self.chunks // shards
-        cuts = [chunk_range(label, size, self.chunks, c) for c in range(shard * run, (shard + 1) * run)]
+        begin = shard_range(label, size, self.k_splits, shards, shard)[0]
+        run = self.k_splits // shards
+        cuts = [k_split_range(label, size, self.k_splits, c) for c in range(shard * run, (shard + 1) * run)]
         return [(b - begin, e - begin) if e > b else (0, 0) for b, e in cuts]
 
 

@@ -111,7 +111,7 @@ class PlanTables:
         return LocalShapes(
             self.mesh,
             self.settings,
-            self.graph.reduction_chunks,
+            self.graph.k_splits,
             symbols_of(self.graph),
             kinds=self.kinds,
         )

@@ -84,8 +84,8 @@ class ComputeGraph(GraphBuilder):
         ['forward']
     """
 
-    def __init__(self, name: str = "graph", *, reduction_chunks: int = 8) -> None:
-        super().__init__(name, reduction_chunks=reduction_chunks)
+    def __init__(self, name: str = "graph", *, k_splits: int = 8) -> None:
+        super().__init__(name, k_splits=k_splits)
         self._strategy = DistributionStrategy.single()
         self._optimizer: Optimizer | None = None
 
@@ -175,7 +175,7 @@ class ComputeGraph(GraphBuilder):
         mesh: DeviceMesh | Mapping[str, int] | None = None,
         *,
         accumulation: int = 1,
-        leaves: int | None = None,
+        batch_splits: int | None = None,
         recompute: str | Sequence[str] = "none",
         offload: str | Collection[str] = "none",
         workers_per_device: int | None = None,
@@ -192,9 +192,9 @@ class ComputeGraph(GraphBuilder):
             mesh: the devices; by default those of the strategy (`set_distribution`). With a mesh and no strategy, its
                 axis names (`dp`, `tp`) say what it shards.
             accumulation: microbatches per step.
-            leaves: G, parts the batch is cut into for sums over tokens; by default the largest power of two up to 16
+            batch_splits: parts the batch is cut into for sums over tokens; by default the largest power of two up to 16
                 that divides the batch. Part of the result's bits: keep it when devices change. n blocks (devices of the
-                batch x microbatches) fit if n is 1 or G / n a power of two: 12 leaves for 3 devices.
+                batch x microbatches) fit if n is 1 or G / n a power of two: 12 batch splits for 3 devices.
             recompute: what layers do not save for the backward pass, which computes it again then: `none`; `full`, all
                 but their arguments; `selective`, all but results of products and of attention; or a list of patterns
                 of the layers that save nothing (`layers.[0-3]`), or of ops in them (`layers.*/silu_gate`), by their
@@ -204,7 +204,7 @@ class ComputeGraph(GraphBuilder):
                 that wait for the backward pass; or several of them. It trades time for memory and changes no bit.
             workers_per_device: threads per device; by default the cores that this process may use / devices.
             rows_per_tile: the most rows of activations that are one tile, hence one task; by default 512. A tile is
-                whole sequences of one leaf, so that it is one sequence at least. It changes no bit.
+                whole sequences of one batch split, so that it is one sequence at least. It changes no bit.
             sizes: numbers for symbolic sizes by name, such as `{"seq": 40}`: a plan for these alone, with the memory
                 that they need. No result changes.
             strict: refuse changes of layout between ops that no hint asks for; what hints entail behind the forward
@@ -252,7 +252,7 @@ class ComputeGraph(GraphBuilder):
                         ahead,
                         graph,
                         used,
-                        leaves,
+                        batch_splits,
                         workers_per_device,
                         checkpoints,
                         rows_per_tile,
@@ -261,12 +261,12 @@ class ComputeGraph(GraphBuilder):
             with seen.phase("layouts"):
                 check_constants(graph)
                 fixed = check_sizes("plan", symbols_of(graph), {} if sizes is None else sizes)
-                batch = cut_batch(graph, accumulation, leaves)
+                batch = cut_batch(graph, accumulation, batch_splits)
                 if batch.microbatches == 1:
                     graph = fuse_into_table_gradients(graph)
                 if fixed:
                     graph = fix_sizes(graph, fixed)
-                    batch = replace(cut_batch(graph, accumulation, leaves), bound=batch.bound)
+                    batch = replace(cut_batch(graph, accumulation, batch_splits), bound=batch.bound)
                 layout = propagate_layouts(graph, used, strategy, batch)
                 graph, layout = insert_reshards(graph, layout, strict=strict)
                 graph, layout = gather_table_rows(graph, layout, batch)
@@ -315,7 +315,7 @@ class ComputeGraph(GraphBuilder):
         Raises:
             ResourceError: not enough memory.
             PlanError: no plan, that of another graph (other inputs, parameters, states, constants, ops, outputs, loss,
-                chunks, symbols or optimizer), or a limit or deadline that is none.
+                k splits, symbols or optimizer), or a limit or deadline that is none.
         """
         if plan is None:
             plan = self.plan()
@@ -381,14 +381,14 @@ class ComputeGraph(GraphBuilder):
                 f"{str(where)!r}: {error}",
                 "save the graph again",
             )
-        graph = cls(definition.graph.name, reduction_chunks=definition.graph.reduction_chunks)
+        graph = cls(definition.graph.name, k_splits=definition.graph.k_splits)
         graph.draft = GraphDraft.of(definition.graph)
         graph.draft.loss_id = definition.loss
         graph.draft.share_ops()
         return graph
 
     def digest(self) -> str:
-        """SHA-256 of all that defines the graph: structure, shapes, names, hints, constants, loss, chunks.
+        """SHA-256 of all that defines the graph: structure, shapes, names, hints, constants, loss, k splits.
 
         Equal graphs have equal digests, in any process. Strategy and optimizer are not part of it. An op's attribute
         that is no plain data counts as its `str`.

@@ -19,7 +19,7 @@ def lower_ahead(
     ahead: LoweredAhead,
     graph: Graph,
     mesh: DeviceMesh,
-    leaves: int | None,
+    batch_splits: int | None,
     workers: int | None,
     is_checkpointed: bool,
     rows_per_tile: int | None,
@@ -30,18 +30,18 @@ def lower_ahead(
         ahead: begins.
         graph: before gradients, without sizes to fix.
         mesh: of one device.
-        leaves, workers, is_checkpointed, rows_per_tile: as the plan was asked for.
+        batch_splits, workers, is_checkpointed, rows_per_tile: as the plan was asked for.
 
     Returns:
         What begins it, once it is given the gradients.
     """
     try:
-        batch = cut_batch(graph, 1, leaves)
+        batch = cut_batch(graph, 1, batch_splits)
         layout = lay_out_alone(graph, mesh, lambda graph: None)
         settings = settings_for(graph, layout, batch, workers, is_checkpointed, rows_per_tile)
     except TilewiseError:  # it comes again in its turn, behind what comes before
         return foresee_nothing()
-    shapes = LocalShapes(mesh, settings, graph.reduction_chunks, symbols_of(graph), kinds=(0,))
+    shapes = LocalShapes(mesh, settings, graph.k_splits, symbols_of(graph), kinds=(0,))
     layouts = {op.attrs["template"]: layout.calls[op.id] for op in graph.ops if op.op == "call"}
 
     def begin(made: Sequence[tuple[Template, BackwardTemplate]]) -> None:

@@ -1,7 +1,8 @@
 """Whether a plan is one of a graph: what a graph declares, held against what its plan runs.
 
-What comes from outside, what leaves, and what fixes the bits of a sum stay in a plan as they were declared, and are
-named where they differ. Passes rewrite ops, so of those a plan keeps a digest as the author defined them. A plan has
+What comes from outside, what batch splits, and what fixes the bits of a sum stay in a plan as they
+were declared, and are named where they differ. Passes rewrite ops, so of those a plan keeps a
+digest as the author defined them. A plan has
 more than its graph: what the backward pass and the optimizer have added.
 """
 
@@ -74,8 +75,8 @@ def _differences(graph: GraphBuilder, optimizer: object, plan: Plan) -> Iterator
             yield f"no {name!r}, which is {kind} {spec}"
         elif spec is not theirs[name][1] or kind != theirs[name][0]:
             yield from _of_tensor(name, (kind, spec), theirs[name], sizes)
-    if graph.reduction_chunks != plan.graph.reduction_chunks:
-        yield f"reduction_chunks={plan.graph.reduction_chunks}, which is {graph.reduction_chunks}"
+    if graph.k_splits != plan.graph.k_splits:
+        yield f"k_splits={plan.graph.k_splits}, which is {graph.k_splits}"
     yield from _of_optimizer(optimizer, plan.optimizer)
     values = _constants(plan.graph)
     for name, value in _constants(graph.draft).items():

@@ -59,7 +59,7 @@ def verify_strategy(
     *,
     strategy: DistributionStrategy | None = None,
     accumulation: int = 1,
-    leaves: int | None = None,
+    batch_splits: int | None = None,
     recompute: str | Sequence[str] = "none",
     offload: str | Collection[str] = "none",
     offload_directory: str | Path | None = None,
@@ -76,7 +76,7 @@ def verify_strategy(
         strategy: how they are used; by default what the mesh's axes stand for (`dp`, `fsdp`, `tp`).
         batches: inputs of one step each.
         accumulation: microbatches per step over the mesh; one device always takes the batch whole.
-        leaves: as in `ComputeGraph.plan`.
+        batch_splits: as in `ComputeGraph.plan`.
         recompute: over the mesh, as in `ComputeGraph.plan`; one device saves everything.
         offload: over the mesh, as in `ComputeGraph.plan`; one device has everything in memory.
         offload_directory: of the devices' files, as in `GraphInstance`.
@@ -105,9 +105,14 @@ def verify_strategy(
     own = graph.distribution
     try:
         graph.set_distribution(DistributionStrategy.single())
-        one = graph.plan({}, leaves=leaves)
+        one = graph.plan({}, batch_splits=batch_splits)
         graph.set_distribution(strategy)
-        asked = {"accumulation": accumulation, "leaves": leaves, "recompute": recompute, "offload": offload}
+        asked = {
+            "accumulation": accumulation,
+            "batch_splits": batch_splits,
+            "recompute": recompute,
+            "offload": offload,
+        }
         spread = change(graph.plan(given, **asked))  # type: ignore[arg-type]
     finally:
         graph.set_distribution(own)

@@ -15,7 +15,7 @@ from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import MICRO, Axes, DeviceMesh
 from tilewise.ir.contractions import SeenLayouts
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.layout import CHUNKS, LEAVES, in_space, show_axes
+from tilewise.ir.layout import BATCH_SPLITS, K_SPLITS, in_space, show_axes
 from tilewise.ir.op import Factors, Partial, op_named
 from tilewise.strategy.choice import CONTRACTED, FREE, PASSED, Choice, Choices
 
@@ -119,9 +119,7 @@ def require_equal_cuts(
             if not shared or name in factors.moved:
                 continue
             first = seen.setdefault((name, size, shared), label)
-            if first is label or _is_cut_at_the_same(
-                first, label, size, graph.reduction_chunks, mesh.size(*shared)
-            ):
+            if first is label or _is_cut_at_the_same(first, label, size, graph.k_splits, mesh.size(*shared)):
                 continue
             told = [
                 "unlabelled" if one is None else f"{one.name!r} in pieces of {one.atom}"
@@ -134,14 +132,16 @@ def require_equal_cuts(
             )
 
 
-def _is_cut_at_the_same(a: DimLabel | None, b: DimLabel | None, size: Size, chunks: int, shards: int) -> bool:
+def _is_cut_at_the_same(
+    a: DimLabel | None, b: DimLabel | None, size: Size, k_splits: int, shards: int
+) -> bool:
     one, other = a or UNLABELLED, b or UNLABELLED
     if not isinstance(size, int) or num_atoms(one, size) == num_atoms(other, size):
         return True
-    if one.is_summed_by_leaves or other.is_summed_by_leaves:  # cut by leaves
+    if one.is_summed_by_batch_splits or other.is_summed_by_batch_splits:  # cut by batch splits
         return True
     return all(
-        shard_range(one, size, chunks, shards, s) == shard_range(other, size, chunks, shards, s)
+        shard_range(one, size, k_splits, shards, s) == shard_range(other, size, k_splits, shards, s)
         for s in range(shards)
     )
 
@@ -198,7 +198,7 @@ def _may_share(dims: OpDims, name: str) -> bool:
     """Whether a contraction may be shared: partials cover every output, and what cuts their trees is labelled, alike
     where sizes are."""
     lacking = dims.lacking(name)
-    for tree in (CHUNKS, LEAVES):
+    for tree in (K_SPLITS, BATCH_SPLITS):
         partials = [p for p in dims.factors.partials if p.tree == tree and name in p.contracts]
         if lacking <= {o for p in partials for o in p.outputs} and all(
             _is_cut_alike(dims, name, p) for p in partials
@@ -213,7 +213,7 @@ def _is_cut_alike(dims: OpDims, name: str, partial: Partial) -> bool:
         if partial.cut_by is None or position in partial.cut_by:
             spec = dims.graph.spec(tensor)
             label = spec.labels[dim]
-            if label is None or label.is_summed_by_leaves != (partial.tree == LEAVES):
+            if label is None or label.is_summed_by_batch_splits != (partial.tree == BATCH_SPLITS):
                 return False
             cut = label.atom, label.group
             if cuts.setdefault(spec.shape[dim], cut) != cut:

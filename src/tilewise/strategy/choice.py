@@ -77,13 +77,13 @@ def place_time(
 ) -> Axes:
     """A dim's axes that have a device to share with and, where it counts the batch, microbatches among them.
 
-    Outside of time, so that sums are completed once per step, are as many axes as hold nodes of the tree over leaves:
-    those whose devices the leaves allow. The others share every microbatch, and sums are completed once in each. Where
-    one is wanted inside, all are.
+    Outside of time, so that sums are completed once per step, are as many axes as hold nodes of the
+    tree over batch splits: those whose devices the batch splits allow. The others share every
+    microbatch, and sums are completed once in each. Where one is wanted inside, all are.
     """
     axes = tuple(axis for axis in axes if mesh.size(axis) > 1)
-    if label is None or not label.is_summed_by_leaves or batch.microbatches == 1:
+    if label is None or not label.is_summed_by_batch_splits or batch.microbatches == 1:
         return axes
     most = 0 if {*axes} & {*inside} else len(axes)
-    outside = max(n for n in range(most + 1) if mesh.size(*axes[:n]) in allowed_widths(batch.leaves))
+    outside = max(n for n in range(most + 1) if mesh.size(*axes[:n]) in allowed_widths(batch.batch_splits))
     return (*axes[:outside], MICRO, *axes[outside:])

@@ -247,7 +247,7 @@ class _Holding(Prefetching):
                 for i in range(count)
             ]
             key = self._key("put_back")
-            inside = Graph(key, tuple(tensors), tuple(ops), {}, self.graph.reduction_chunks)
+            inside = Graph(key, tuple(tensors), tuple(ops), {}, self.graph.k_splits)
             template = Template(key, inside, tuple(range(2 * count)), ())
             use = tuple(self.use[t] for t in held) * 2
             self.gathers[forms] = template, self._layout_of_gather(use, count)

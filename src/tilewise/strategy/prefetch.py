@@ -271,7 +271,7 @@ def template_of_moves(key: str, op: str, specs: Sequence[TensorSpec], of: Graph)
     ops = [
         OpNode(i, op, (i,), (count + i,), {}, "forward", f"{op}:{spec.name}") for i, spec in enumerate(specs)
     ]
-    inside = Graph(key, tuple(tensors), tuple(ops), {}, of.reduction_chunks)
+    inside = Graph(key, tuple(tensors), tuple(ops), {}, of.k_splits)
     return Template(key, inside, tuple(range(count)), tuple(range(count, 2 * count)))
 
 

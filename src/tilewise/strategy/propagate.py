@@ -21,7 +21,7 @@ from tilewise.ir.contractions import SeenLayouts, factors_of
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
 from tilewise.ir.hints import as_tensor_layout
-from tilewise.ir.layout import CHUNKS, GraphLayout, Record, Reshard, TensorLayout, in_space
+from tilewise.ir.layout import K_SPLITS, GraphLayout, Record, Reshard, TensorLayout, in_space
 from tilewise.ir.op import Factors
 from tilewise.strategy.agree import OpDims, agree, behind, label_for, require_equal_cuts
 from tilewise.strategy.alone import lay_out_alone
@@ -339,12 +339,12 @@ def _arrival(
     agreed: Mapping[str, Choice],
     wish: Choices | None,
 ) -> Choices:
-    """A sum along chunks may arrive in the shards that a wish asks for: those of its own device
+    """A sum along k splits may arrive in the shards that a wish asks for: those of its own device
     group, on its last dim."""
     if wish is None:
         return natural
     number = op.outputs.index(tensor)
-    sums = [p for p in factors.partials if number in p.outputs and p.combine == "sum" and p.tree == CHUNKS]
+    sums = [p for p in factors.partials if number in p.outputs and p.combine == "sum" and p.tree == K_SPLITS]
     groups = {
         in_space(agreed[f].axes)
         for p in sums

@@ -1,8 +1,8 @@
-"""From laid-out ops to records: what is partial, who holds which leaves of its tree, where it must arrive.
+"""From laid-out ops to records: what is partial, who holds which parts of its tree, where it must arrive.
 
-A record is made of every value that an op declares as partial and whose factor is shared, in space or in time. Widths
-whose parts would be no nodes are refused with the chunks or leaves that fit; `ir.validate.validate_records` folds what
-records say, wherever they come from.
+A record is made of every value that an op declares as partial and whose factor is shared, in space
+or in time. Widths whose parts would be no nodes are refused with the k splits or batch splits that
+fit; `ir.validate.validate_records` folds what records say, wherever they come from.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from tilewise.core.dims import DimLabel, shard_range
 from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import MICRO, DeviceMesh
 from tilewise.core.tree import MAX_COUNT, allowed_widths, share_of, widths_in_words
-from tilewise.ir.batch import BatchCut, leaves_in_words
+from tilewise.ir.batch import BatchCut, suggest_batch_splits
 from tilewise.ir.contractions import Contraction, SeenLayouts, find_contractions, group_of, is_covered_by
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.layout import GROUPS, LEAVES, Record, show_axes
+from tilewise.ir.layout import BATCH_SPLITS, GROUPS, Record, show_axes
 from tilewise.ir.op import Factors, Partial
 
 __all__ = ["make_records"]
@@ -69,10 +69,10 @@ def _record(
     layouts: SeenLayouts,
     batch: BatchCut,
 ) -> Record | None:
-    axes, groups, heads, count = contraction.axes, 1, 1, graph.reduction_chunks
+    axes, groups, heads, count = contraction.axes, 1, 1, graph.k_splits
     parts = mesh.size(*axes) * (batch.microbatches if MICRO in axes else 1)
-    if partial.tree == LEAVES:
-        count = batch.leaves
+    if partial.tree == BATCH_SPLITS:
+        count = batch.batch_splits
     elif partial.tree == GROUPS:
         heads, count = group_of(graph, op, contraction)
         groups = min(heads, parts)
@@ -84,13 +84,13 @@ def _record(
             raise LayoutError(
                 "[strategy.records] devices hold whole groups of query heads (one per KV head), or share one in parts "
                 f"that are nodes of its tree; got {parts} devices on {show_axes(axes)} for {heads} groups of {count} "
-                f"in {op.label!r} ({op.op}); {_groups_in_words(heads, count, graph.reduction_chunks)}"
+                f"in {op.label!r} ({op.op}); {_groups_in_words(heads, count, graph.k_splits)}"
             )
-        is_batch = partial.tree == LEAVES
+        is_batch = partial.tree == BATCH_SPLITS
         raise LayoutError(
             f"[strategy.records] parts of a sum are nodes of its tree; got {width} parts of {partial.name!r} of "
-            f"{op.label!r} ({op.op}) on {show_axes(axes)}, for {count} {partial.tree}; "
-            f"{leaves_in_words(batch, width) if is_batch else widths_in_words(width, count, 'graph.reduction_chunks')}"
+            f"{op.label!r} ({op.op}) on {show_axes(axes)}, for {count} {partial.tree.replace('_', ' ')}; "
+            f"{suggest_batch_splits(batch, width) if is_batch else widths_in_words(width, count, 'graph.k_splits')}"
         )
     if parts == groups:
         return None  # every KV head lies on one device with all its query heads
@@ -109,22 +109,22 @@ def _record(
     )
 
 
-def _groups_in_words(heads: int, members: int, chunks: int) -> str:
-    """How many devices may share groups of query heads; where one alone may, also the chunks with which more may."""
-    found = [_widths_of_groups(heads, members, chunks)]
+def _groups_in_words(heads: int, members: int, k_splits: int) -> str:
+    """How many devices may share groups of query heads; where one alone may, also the k splits with which more may."""
+    found = [_widths_of_groups(heads, members, k_splits)]
     if found[0] == [1] and 1 < heads * members <= MAX_COUNT:
         found.append(_widths_of_groups(heads, members, heads * members))
     words = [", ".join(map(str, widths)) for widths in found]
-    return f"choose {f', or set graph.reduction_chunks to {heads * members} for '.join(words)}"
+    return f"choose {f', or set graph.k_splits to {heads * members} for '.join(words)}"
 
 
-def _widths_of_groups(heads: int, members: int, chunks: int) -> list[int]:
-    """Numbers of devices that heads fit, in groups of some members and so many chunks."""
+def _widths_of_groups(heads: int, members: int, k_splits: int) -> list[int]:
+    """Numbers of devices that heads fit, in groups of some members and so many k splits."""
     label = DimLabel("kv_heads", 1, members)
     found = []
-    for width in allowed_widths(chunks):
+    for width in allowed_widths(k_splits):
         with suppress(LayoutError):
-            shard_range(label, heads, chunks, width, 0)
+            shard_range(label, heads, k_splits, width, 0)
             if width <= heads or (width % heads == 0 and width // heads in allowed_widths(members)):
                 found.append(width)
     return found

@@ -80,7 +80,7 @@ class _Inserting:
             f"{reshard.origins[1]}"
         )
         for label, before, after in zip(spec.labels, reshard.before, reshard.after):
-            if label is None or not label.is_summed_by_leaves or before == after:
+            if label is None or not label.is_summed_by_batch_splits or before == after:
                 continue
             if any(origin.startswith("the hint") for origin in reshard.origins):
                 raise LayoutError(

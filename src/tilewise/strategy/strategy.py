@@ -92,7 +92,7 @@ class DistributionStrategy:
             that fits no name.
         sharding: how state is cut over devices that share the batch; None where each has all of it.
 
-    Which sizes fit is the graph's: its `reduction_chunks` and the leaves of its batch decide (docs/numerics.md, rules 2
+    Which sizes fit is the graph's: its `k_splits` and the batch splits of its batch decide (docs/numerics.md, rules 2
     and 5).
 
     Raises:

@@ -60,7 +60,7 @@ def memory_ladder(config: TrainConfig) -> Iterator[TrainConfig]:
     train = config.train
     words = ["none", "selective", "full"]
     recomputed = [*words, *([] if train.recompute in words else [train.recompute])]
-    doubled = [1 << n for n in range(train.leaves.bit_length())]
+    doubled = [1 << n for n in range(train.batch_splits.bit_length())]
     rungs = [
         (_cost(recompute) + accumulation.bit_length(), accumulation, recompute)
         for recompute in recomputed
@@ -80,9 +80,11 @@ def with_more_microbatches(config: TrainConfig) -> TrainConfig:
 
 
 def larger_and_smaller_tiles(config: TrainConfig) -> Iterator[TrainConfig]:
-    """The same with tiles of one sequence, two, four and so on, as long as a leaf has them."""
+    """The same with tiles of one sequence, two, four and so on, as long as a batch split has them."""
     sequences, rows = 1, config.data.context
-    while sequences <= config.train.batch // config.train.leaves and sequences * rows <= _MOST_TILE_ROWS:
+    while (
+        sequences <= config.train.batch // config.train.batch_splits and sequences * rows <= _MOST_TILE_ROWS
+    ):
         yield _with_train(config, rows_per_tile=sequences * rows)
         sequences *= 2
 

@@ -50,7 +50,7 @@ def compare_strategy(
         RandomBatches(config, num_steps),
         strategy=make_strategy(config, mesh),
         accumulation=config.train.accumulation,
-        leaves=config.train.leaves,
+        batch_splits=config.train.batch_splits,
         recompute=config.train.recompute,
         offload=config.train.offload,
         offload_directory=where,

@@ -29,10 +29,12 @@ from pydantic import (
 
 import tilewise as tw
 from tilewise import models
+from tilewise.checkpoint.training import RENAMED_SETTINGS
 from tilewise.core import MODEL_DTYPES, Border, ConfigError, PlanError, model_dtype
 from tilewise.core.border import shown
 from tilewise.core.dims import MAX_SIZE
 from tilewise.core.dtypes import MAX_F32
+from tilewise.core.log import warn_once
 from tilewise.core.mesh import DeviceMesh
 from tilewise.core.reading import Unreadable, decode_text, first_problem, read_whole
 from tilewise.graph import Recomputation
@@ -152,7 +154,7 @@ class TrainSection(_Section):
     steps: int = Field(default=500, ge=1, le=10**9)
     batch: int = Field(default=8, ge=1, le=1 << 16)
     accumulation: int = Field(default=1, ge=1, le=1 << 16)
-    leaves: int = Field(default=8, ge=1, le=1 << 16)
+    batch_splits: int = Field(default=8, ge=1, le=1 << 16)
     recompute: str | tuple[str, ...] = "none"
     offload: str | tuple[str, ...] = "none"
     rows_per_tile: int = Field(default=512, ge=1, le=MAX_ROWS_PER_TILE)
@@ -318,9 +320,11 @@ class TrainConfig(_Section):
 
     @model_validator(mode="after")
     def _batch_fits(self) -> TrainConfig:
-        batch, leaves, context = self.train.batch, self.train.leaves, self.data.context
-        if batch % leaves:
-            raise ValueError(f"train.batch must divide by train.leaves, got {batch} over {leaves}")
+        batch, batch_splits, context = self.train.batch, self.train.batch_splits, self.data.context
+        if batch % batch_splits:
+            raise ValueError(
+                f"train.batch must divide by train.batch_splits, got {batch} over {batch_splits}"
+            )
         if batch * context > _MAX_TOKENS_PER_STEP:
             raise ValueError(
                 f"train.batch x data.context must be at most {_MAX_TOKENS_PER_STEP}, got {batch} x {context}"
@@ -431,13 +435,26 @@ def check_config(content: Mapping[str, Any], where: str) -> TrainConfig:
     Raises:
         ConfigError: a wrong key or value; names its place.
     """
+    content = _with_new_names(_border.mapping("config", "a configuration", content, "sections"))
     try:
-        return TrainConfig.model_validate(_border.mapping("config", "a configuration", content, "sections"))
+        return TrainConfig.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         near = _nearest_key(*map(str, first["loc"])) if first["type"] == "extra_forbidden" else None
         advice = "correct it" if near is None else f"did you mean {near}?"
         raise ConfigError(f"[train.config] {first_problem(error)} in {where}; {advice}") from None
+
+
+def _with_new_names(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The sections with keys of earlier versions under their new names; warns once about each."""
+    for old, new in RENAMED_SETTINGS.items():
+        section, _, key = old.partition(".")
+        table = content.get(section)
+        if isinstance(table, Mapping) and key in table:
+            warn_once("train", f"{old} is now called {new}: please rename it in the configuration")
+            renamed = {new.partition(".")[2] if name == key else name: value for name, value in table.items()}
+            content = {**content, section: renamed}
+    return content
 
 
 def _nearest_key(section: str, key: str | None = None) -> str | None:

@@ -127,7 +127,7 @@ def _kinds_of_changes(config: TrainConfig, more_devices: bool) -> Iterator[list[
     words = ["none", "selective", "full"]
     if train.recompute in words:
         yield [_of("train", recompute=word) for word in words[words.index(train.recompute) + 1 :]]
-    widths = allowed_widths(train.leaves)
+    widths = allowed_widths(train.batch_splits)
     shared = own.mesh.get("dp", 1) * own.mesh.get("fsdp", 1)
     blocks = [width for width in widths if width > train.accumulation * shared and width % shared == 0]
     yield [_of("train", accumulation=width // shared) for width in blocks]

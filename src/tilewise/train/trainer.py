@@ -184,7 +184,7 @@ def make_plan(
     graph.set_distribution(make_strategy(config))
     plan = graph.plan(
         accumulation=config.train.accumulation,
-        leaves=config.train.leaves,
+        batch_splits=config.train.batch_splits,
         recompute=config.train.recompute,
         offload=config.train.offload,
         workers_per_device=config.distribution.workers_per_device,
@@ -210,7 +210,7 @@ def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path, con
     graph = make_graph(config.model_copy(update={"train": train}), is_padded=True)
     graph.set_distribution(make_strategy(config))
     plan = graph.plan(
-        leaves=config.train.leaves // config.train.accumulation,
+        batch_splits=config.train.batch_splits // config.train.accumulation,
         workers_per_device=config.distribution.workers_per_device,
     )
     with graph.instantiate(plan) as model, track_work(console, "held-out files") as progress:

@@ -367,7 +367,7 @@ CONFIGS = {
     "unknown section": (b"[colours]\nred = 1\n", "colours must be a known key"),
     "hostile key": (b'"\\u001b[2J\\n" = 1\n', "must be a known key"),
     "context": (
-        b"[data]\ncontext = 100000\n[train]\nbatch = 64\nleaves = 1\n",
+        b"[data]\ncontext = 100000\n[train]\nbatch = 64\nbatch_splits = 1\n",
         "the devices' memory must fit",
     ),
     "data: missing": (b"[data]\npath = 'nowhere'\n", "must be a file or a directory"),

@@ -30,7 +30,7 @@ context = 64
 [train]
 steps = 60
 batch = 4
-leaves = 4
+batch_splits = 4
 
 [distribution]
 strategy = "ddp"

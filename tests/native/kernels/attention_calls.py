@@ -108,11 +108,11 @@ def exact(shape, q, k, v, dout, scores=CAUSAL):
 
 def torch_attention(shape, q, k, v, scores=CAUSAL):
     """PyTorch in the operands' dtype: its own op under an explicit mask, or with a cap step by step; the output and
-    its leaves."""
+    its batch splits."""
     seq, count, heads, kv_heads, dim = shape
-    leaves = [tensor(x).requires_grad_() for x in (q, k, v)]
+    batch_splits = [tensor(x).requires_grad_() for x in (q, k, v)]
     widths = (heads, kv_heads, kv_heads)
-    split = [x.view(count, seq, w, dim).transpose(1, 2) for x, w in zip(leaves, widths, strict=True)]
+    split = [x.view(count, seq, w, dim).transpose(1, 2) for x, w in zip(batch_splits, widths, strict=True)]
     split[1:] = [x.repeat_interleave(heads // kv_heads, 1) for x in split[1:]]
     seen = scores.seen(seq, count)
     if scores.softcap:
@@ -121,7 +121,7 @@ def torch_attention(shape, q, k, v, scores=CAUSAL):
     else:
         out = torch.nn.functional.scaled_dot_product_attention(*split, attn_mask=seen)
     out = out.masked_fill(scores.padding(seq, count), 0)
-    return out.transpose(1, 2).reshape(count * seq, heads * dim), leaves
+    return out.transpose(1, 2).reshape(count * seq, heads * dim), batch_splits
 
 
 def paged(dt, k, v, block_size, gen, dim):

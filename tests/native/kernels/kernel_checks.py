@@ -1,4 +1,4 @@
-"""Shared by the kernel tests: arrays, chunk ranges, PyTorch in bf16, and the two rules of tolerance.
+"""Shared by the kernel tests: arrays, k split ranges, PyTorch in bf16, and the two rules of tolerance.
 
 fp32: max|y - y64| / max|y64| within a bound. bf16: mean error at most 1.1x and maximum at most 2x the
 error that PyTorch's own bf16 op makes against fp64.
@@ -48,10 +48,10 @@ def packed_out(n, k, dt="f32"):
     return (np.full(packed_elements(n, k), 77.0, np.float32).astype(NUMPY[dt]), n, k)
 
 
-def even_chunks(k, chunks, terms=1):
-    """The ints of `chunks` even ranges of k for every term."""
-    cuts = [k * c // chunks // 2 * 2 for c in range(chunks)] + [k]
-    return [x for c in range(chunks) for _ in range(terms) for x in (cuts[c], cuts[c + 1])]
+def even_splits(k, k_splits, terms=1):
+    """The ints of `k_splits` even ranges of k for every term."""
+    cuts = [k * c // k_splits // 2 * 2 for c in range(k_splits)] + [k]
+    return [x for c in range(k_splits) for _ in range(terms) for x in (cuts[c], cuts[c + 1])]
 
 
 def tensor(x):

@@ -46,25 +46,25 @@ ANY = {  # sizes that the table leaves open
     ("square_sum", "grad"): (M, D),
     ("tree_resume", "left"): (M, D),
     ("tree_resume", "carries"): (M, D),
-    ("leaf_tree", "partials"): (8, D),
+    ("split_tree", "partials"): (8, D),
     ("head_sum", "x"): (1, 4 * D),
-    ("rms_norm_backward", "dgamma_leaf"): (2, D),
-    ("layer_norm_backward", "dgamma_leaf"): (2, D),
-    ("layer_norm_backward", "dbeta_leaf"): (2, D),
-    ("row_sum_leaf", "leaf"): (2, 1),
-    ("column_sum_leaf", "leaf"): (2, D),
+    ("rms_norm_backward", "dgamma_split"): (2, D),
+    ("layer_norm_backward", "dgamma_split"): (2, D),
+    ("layer_norm_backward", "dbeta_split"): (2, D),
+    ("row_sum_split", "split"): (2, 1),
+    ("column_sum_split", "split"): (2, D),
     ("peak", "ops_per_step"): (1, 1),
 }
 INTS = {
-    "num_chunks": 2,
-    "leaf_rows": 3,
+    "num_k_splits": 2,
+    "split_rows": 3,
     "rows": M,
     "slot": 1,
     "head_dim": HEAD_DIM,
     "heads": HEADS,
     "kv_heads": KV_HEADS,
     "seq_len": M,
-    "chunked_len": M,
+    "split_len": M,
     "causal": 1,
     "window": 3,
     "block_size": 4,
@@ -79,7 +79,7 @@ def sizes_of(spec, operand):
     """Rows and columns."""
     if (spec.base, operand.name) in ANY:
         return ANY[spec.base, operand.name]
-    open_rows = 8 if operand.role == "in" else 2  # tables that are looked up in; rows of leaves
+    open_rows = 8 if operand.role == "in" else 2  # tables that are looked up in; rows of batch splits
     if spec.base == "kv_write":
         open_rows = 8
     named = {**SIZES, "_": open_rows}

@@ -43,12 +43,12 @@ def test_forward_and_backward(isa, dt, shape, causal):
     q, k, v = operands(shape, dt)
     dout, scores = random(rng(9), *q.shape, dt), Scores(causal)
     found, want = both_ways(shape, dt, q, k, v, dout, isa, scores), exact(shape, q, k, v, dout, scores)
-    peer, leaves = torch_attention(shape, q, k, v, scores)
+    peer, batch_splits = torch_attention(shape, q, k, v, scores)
     peer.backward(tensor(dout))
     assert_close(found[0], want[0], dt, array(peer), 2e-6)
     assert_close(found[1], want[1], "f32", bound=2e-6)
-    for got, gradient, leaf in zip(found[2:], want[2:], leaves, strict=True):
-        assert_close(got, gradient, dt, array(leaf.grad), 4e-6)
+    for got, gradient, split in zip(found[2:], want[2:], batch_splits, strict=True):
+        assert_close(got, gradient, dt, array(split.grad), 4e-6)
 
 
 @every_dtype
@@ -112,7 +112,7 @@ def test_comparisons_of_rows_can_fail(dt):
 @every_dtype
 @pytest.mark.parametrize("block_size", [64, 128])
 def test_paged_equals_dense_to_the_bit(isa, dt, block_size):
-    """A token alone, in a batch, and a whole prompt in chunks have the bits of dense attention."""
+    """A token alone, in a batch, and a whole prompt in k splits have the bits of dense attention."""
     shape = (150, 1, 4, 2, 32)
     q, k, v = operands(shape, dt)
     dense, _ = forward(shape, dt, q, k, v, isa)

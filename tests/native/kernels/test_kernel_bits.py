@@ -11,7 +11,7 @@ from kernel_checks import (
     assert_same_bits,
     bits,
     empty,
-    even_chunks,
+    even_splits,
     every_dtype,
     every_level,
     packed,
@@ -23,7 +23,7 @@ from update_calls import ADAMW, run_update
 
 from tilewise.kernels.isa import run
 
-CHUNKS = 8
+K_SPLITS = 8
 
 
 def matmul(dt, a, w, ranges, isa="", f32=1, residual=None, name="matmul"):
@@ -34,12 +34,12 @@ def matmul(dt, a, w, ranges, isa="", f32=1, residual=None, name="matmul"):
     return out
 
 
-def weight_gradient(dt, dy, x, ids, de, leaf_rows, carries=(), isa=""):
+def weight_gradient(dt, dy, x, ids, de, split_rows, carries=(), isa=""):
     """One call of matmul_dw; the flat packed result."""
     n, k = dy.shape[1], x.shape[1]
     out = packed_out(n, k)
     tiles = [out, dy, x, ids, de, *((c, n, k) for c in carries)]
-    run(f"matmul_dw_{dt}", tiles, [leaf_rows, len(carries), 0, 0], isa=isa)
+    run(f"matmul_dw_{dt}", tiles, [split_rows, len(carries), 0, 0], isa=isa)
     return out[0]
 
 
@@ -62,8 +62,8 @@ def everything_in_fp32(isa):
     gen = rng(20)
     a, w, gamma = random(gen, 37, 130), random(gen, 45, 130), random(gen, 1, 130)
     results = [
-        matmul("f32", a, w, even_chunks(130, 8), isa),
-        matmul("f32", random(gen, 9, 45), w, even_chunks(45, 4), isa, name="matmul_dx"),
+        matmul("f32", a, w, even_splits(130, 8), isa),
+        matmul("f32", random(gen, 9, 45), w, even_splits(45, 4), isa, name="matmul_dx"),
     ]
     results.append(weight_gradient("f32", *training_operands("f32"), 24, isa=isa))
     y, rstd, soft = empty(37, 130), empty(37, 1), empty(37, 130)
@@ -149,12 +149,12 @@ def test_bits_of_a_row_are_equal_at_every_height(isa, dt, name):
     """
     gen = rng(13)
     a, w = random(gen, 77, 130, dt), random(gen, 130, 130, dt)
-    ranges = even_chunks(130, CHUNKS)
+    ranges = even_splits(130, K_SPLITS)
     whole = matmul(dt, a, w, ranges, isa, name=name)
     for begin, end in ((0, 1), (76, 77), (3, 5), (10, 26), (13, 64)):
         assert_same_bits(matmul(dt, a[begin:end], w, ranges, isa, name=name), whole[begin:end])
-    moved = matmul(dt, a, w, even_chunks(130, CHUNKS // 2), isa, name=name)
-    assert (bits(moved) != bits(whole)).any(), "other chunks must show"
+    moved = matmul(dt, a, w, even_splits(130, K_SPLITS // 2), isa, name=name)
+    assert (bits(moved) != bits(whole)).any(), "other k splits must show"
 
 
 @every_dtype
@@ -163,18 +163,18 @@ def test_bits_do_not_depend_on_windows_and_panel_groups(dt, rows):
     """A wide call equals some of its columns computed alone, where several windows are needed."""
     gen = rng(14)
     a, w = random(gen, rows, 2600, dt), random(gen, 2600, 96, dt)
-    ranges = even_chunks(2600, CHUNKS)
+    ranges = even_splits(2600, K_SPLITS)
     whole = matmul(dt, a, w, ranges, name="matmul_dx")
     part = matmul(dt, a, w[:, 32:64].copy(), ranges, name="matmul_dx")
     assert_same_bits(part, whole[:, 32:64])
-    moved = matmul(dt, a, w[:, 32:64].copy(), even_chunks(2600, CHUNKS // 2), name="matmul_dx")
-    assert (bits(moved) != bits(part)).any(), "other chunks must show"
+    moved = matmul(dt, a, w[:, 32:64].copy(), even_splits(2600, K_SPLITS // 2), name="matmul_dx")
+    assert (bits(moved) != bits(part)).any(), "other k splits must show"
 
 
-def subtrees(dt, a, w, devices, chunks=CHUNKS):
-    """The fp32 partial of every device: its aligned run of chunks."""
-    ranges = even_chunks(a.shape[1], chunks)
-    own = 2 * chunks // devices
+def subtrees(dt, a, w, devices, k_splits=K_SPLITS):
+    """The fp32 partial of every device: its aligned run of k splits."""
+    ranges = even_splits(a.shape[1], k_splits)
+    own = 2 * k_splits // devices
     return [matmul(dt, a, w, ranges[d * own : (d + 1) * own]) for d in range(devices)]
 
 
@@ -184,7 +184,7 @@ def test_subtrees_of_devices_complete_the_tree(dt, devices):
     """Partials of 1, 2, 4 or 8 devices, combined by tree_add, equal the whole call; faults do not."""
     gen = rng(15)
     a, w = random(gen, 33, 256, dt), random(gen, 64, 256, dt)
-    whole = matmul(dt, a, w, even_chunks(256, CHUNKS))
+    whole = matmul(dt, a, w, even_splits(256, K_SPLITS))
     parts = subtrees(dt, a, w, devices)
     assert_same_bits(tree_add(parts), whole)
     if devices > 1:
@@ -207,7 +207,7 @@ def test_rounding_at_a_border_shows(dt):
         run("cast_f32_bf16", [narrow, part])
         run("cast_bf16_f32", [wide, narrow])
         rounded.append(wide)
-    assert (bits(tree_add(rounded)) != bits(matmul(dt, a, w, even_chunks(256, CHUNKS)))).any()
+    assert (bits(tree_add(rounded)) != bits(matmul(dt, a, w, even_splits(256, K_SPLITS)))).any()
 
 
 @every_dtype
@@ -215,7 +215,7 @@ def test_residual_comes_after_the_root(dt):
     """tree_add with the residual on two devices equals the epilogue on one."""
     gen = rng(17)
     a, w, residual = random(gen, 20, 128, dt), random(gen, 64, 128, dt), random(gen, 20, 64, dt)
-    whole = matmul(dt, a, w, even_chunks(128, CHUNKS), f32=0, residual=residual)
+    whole = matmul(dt, a, w, even_splits(128, K_SPLITS), f32=0, residual=residual)
     out = empty(20, 64, dt)
     run(f"tree_add_{dt}", [out, residual, *subtrees(dt, a, w, 2)])
     assert_same_bits(out, whole)
@@ -227,7 +227,7 @@ def test_a_residual_of_one_row_is_added_to_every_row(dt, n):
     """A bias in the epilogue, and behind the tree over two devices, is the residual whose rows are all alike."""
     gen = rng(19)
     a, w, bias = random(gen, 20, 128, dt), random(gen, n, 128, dt), random(gen, 1, n, dt)
-    ranges = even_chunks(128, CHUNKS)
+    ranges = even_splits(128, K_SPLITS)
     whole = matmul(dt, a, w, ranges, f32=0, residual=np.repeat(bias, 20, axis=0))
     assert_same_bits(matmul(dt, a, w, ranges, f32=0, residual=bias), whole)
     out = empty(20, n, dt)
@@ -241,17 +241,17 @@ def test_a_residual_of_one_row_is_added_to_every_row(dt, n):
 
 
 @every_dtype
-@pytest.mark.parametrize("chunks", [3, 5, 6, 8])
-def test_empty_chunks_are_skipped(dt, chunks):
+@pytest.mark.parametrize("k_splits", [3, 5, 6, 8])
+def test_empty_k_splits_are_skipped(dt, k_splits):
     """Empty slots move sums up unchanged: the tree over the others, with nothing added."""
     gen = rng(18)
     a, w = random(gen, 9, 64, dt), random(gen, 33, 64, dt)
-    own = 64 // chunks // 2 * 2
-    every = [(c * own, (c + 1) * own) for c in range(chunks)]
-    for kept in range(1 << chunks):
-        held = {c: matmul(dt, a, w, list(every[c])) for c in range(chunks) if kept >> c & 1}
-        ranges = [x for c in range(chunks) for x in (every[c] if c in held else (every[c][0], every[c][0]))]
-        want = counter_tree([held.get(c) for c in range(chunks)], a.shape[0], 33)
+    own = 64 // k_splits // 2 * 2
+    every = [(c * own, (c + 1) * own) for c in range(k_splits)]
+    for kept in range(1 << k_splits):
+        held = {c: matmul(dt, a, w, list(every[c])) for c in range(k_splits) if kept >> c & 1}
+        ranges = [x for c in range(k_splits) for x in (every[c] if c in held else (every[c][0], every[c][0]))]
+        want = counter_tree([held.get(c) for c in range(k_splits)], a.shape[0], 33)
         assert_same_bits(matmul(dt, a, w, ranges), want)
 
 
@@ -275,7 +275,7 @@ def counter_tree(slots, m, n):
 @every_level
 @every_dtype
 def test_weight_gradient_by_carries_equals_one_call(isa, dt):
-    """All leaves in one task, and the last leaves with the carries of the earlier ones, give the same bits."""
+    """All batch splits in one task, and the last leaves with the carries of the earlier ones, give the same bits."""
     operands = training_operands(dt)
     whole = weight_gradient(dt, *operands, 24, isa=isa)
     part = [[x[i : i + 24] for x in operands] for i in range(0, 96, 24)]
@@ -293,24 +293,24 @@ def test_weight_gradient_by_carries_equals_one_call(isa, dt):
 @every_dtype
 @pytest.mark.parametrize("tokens", [960, 2400])
 def test_weight_gradient_does_not_depend_on_windows_and_panel_groups(isa, dt, tokens):
-    """Many panels over many leaves equal one panel alone, and the tree over halves that are packed at once."""
-    gen, leaf = rng(20), tokens // 8
+    """Many panels over many batch splits equal one panel alone, and the tree over halves that are packed at once."""
+    gen, split = rng(20), tokens // 8
     dy, x = random(gen, tokens, 1100, dt), random(gen, tokens, 30, dt)
-    whole = weight_gradient(dt, dy, x, None, None, leaf, isa=isa)
-    one = weight_gradient(dt, dy[:, 64:96], x, None, None, leaf, isa=isa)
+    whole = weight_gradient(dt, dy, x, None, None, split, isa=isa)
+    one = weight_gradient(dt, dy[:, 64:96], x, None, None, split, isa=isa)
     assert_same_bits(one, whole[2 * one.size : 3 * one.size])
     halves = [
-        weight_gradient(dt, dy[part], x[part], None, None, leaf, isa=isa)
+        weight_gradient(dt, dy[part], x[part], None, None, split, isa=isa)
         for part in (slice(tokens // 2), slice(tokens // 2, tokens))
     ]
     assert_same_bits(tree_add([h.reshape(1, -1) for h in halves])[0], whole)
-    other = weight_gradient(dt, dy, x, None, None, 2 * leaf, isa=isa)
-    assert (bits(other) != bits(whole)).any(), "other leaves must show"
+    other = weight_gradient(dt, dy, x, None, None, 2 * split, isa=isa)
+    assert (bits(other) != bits(whole)).any(), "other batch splits must show"
 
 
 @every_dtype
 def test_weight_gradient_of_two_devices(dt):
-    """Two devices with half the leaves each, combined by tree_add, equal one device."""
+    """Two devices with half the batch splits each, combined by tree_add, equal one device."""
     operands = training_operands(dt)
     whole = weight_gradient(dt, *operands, 24)
     halves = [weight_gradient(dt, *(x[i : i + 48] for x in operands), 24) for i in (0, 48)]

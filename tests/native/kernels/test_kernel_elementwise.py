@@ -159,13 +159,13 @@ def test_gelu_against_pytorch(dt, form):
     """Forward and gradient are no worse than PyTorch's."""
     gen, name = rng(8), "gelu" if form == "none" else "gelu_tanh"
     x, dy = random(gen, 40, 50, dt, 2.0), random(gen, 40, 50, dt)
-    leaf, y, dx = tensor(x).requires_grad_(), empty(40, 50, dt), empty(40, 50, dt)
-    peer = torch.nn.functional.gelu(leaf, approximate=form)
+    split, y, dx = tensor(x).requires_grad_(), empty(40, 50, dt), empty(40, 50, dt)
+    peer = torch.nn.functional.gelu(split, approximate=form)
     peer.backward(tensor(dy))
     run(f"{name}_{dt}", [y, x])
     run(f"{name}_backward_{dt}", [dx, dy, x])
     assert_close(y, reference.REFERENCES[name](x), dt, array(peer))
-    assert_close(dx, reference.REFERENCES[f"{name}_backward"](dy, x), dt, array(leaf.grad))
+    assert_close(dx, reference.REFERENCES[f"{name}_backward"](dy, x), dt, array(split.grad))
 
 
 @every_dtype
@@ -173,17 +173,17 @@ def test_silu_gate_against_pytorch(dt):
     """Forward and gradients of silu(g) * u are no worse than PyTorch's."""
     gen = rng(7)
     g, u, dh = (random(gen, 40, 50, dt, 2.0) for _ in range(3))
-    leaves = [tensor(x).requires_grad_() for x in (g, u)]
-    peer = torch.nn.functional.silu(leaves[0]) * leaves[1]
+    batch_splits = [tensor(x).requires_grad_() for x in (g, u)]
+    peer = torch.nn.functional.silu(batch_splits[0]) * batch_splits[1]
     peer.backward(tensor(dh))
     h, dg, du = (empty(40, 50, dt) for _ in range(3))
     run(f"silu_gate_{dt}", [h, g, u])
     run(f"silu_gate_backward_{dt}", [dg, du, dh, g, u])
     assert_close(h, reference.REFERENCES["silu_gate"](g, u), dt, array(peer))
-    for got, want, leaf in zip(
-        (dg, du), reference.REFERENCES["silu_gate_backward"](dh, g, u), leaves, strict=True
+    for got, want, split in zip(
+        (dg, du), reference.REFERENCES["silu_gate_backward"](dh, g, u), batch_splits, strict=True
     ):
-        assert_close(got, want, dt, array(leaf.grad))
+        assert_close(got, want, dt, array(split.grad))
 
 
 @every_level

@@ -1,4 +1,4 @@
-"""matmul, matmul_dx, matmul_dw and gemm against fp64 and PyTorch: odd sizes, strides, chunks, terms,
+"""matmul, matmul_dx, matmul_dw and gemm against fp64 and PyTorch: odd sizes, strides, k splits, terms,
 epilogues.
 """
 
@@ -10,7 +10,7 @@ from kernel_checks import (
     assert_same_bits,
     bits,
     empty,
-    even_chunks,
+    even_splits,
     every_dtype,
     every_level,
     packed,
@@ -36,13 +36,18 @@ def bound(k):
 @every_level
 @every_dtype
 @every_shape
-@pytest.mark.parametrize("chunks", [1, 5, 8])
-def test_matmul(isa, dt, shape, chunks):
+@pytest.mark.parametrize("k_splits", [1, 5, 8])
+def test_matmul(isa, dt, shape, k_splits):
     """out = cast(tree(A W^T) + residual) on odd sizes and strided rows."""
     m, n, k = shape
     gen = rng(m)
     a, w, residual, out = random(gen, m, k, dt), random(gen, n, k, dt), random(gen, m, n, dt), empty(m, n, dt)
-    run(f"matmul_{dt}", [out, residual, a, packed(w, dt)], [0, 1, chunks, *even_chunks(k, chunks)], isa=isa)
+    run(
+        f"matmul_{dt}",
+        [out, residual, a, packed(w, dt)],
+        [0, 1, k_splits, *even_splits(k, k_splits)],
+        isa=isa,
+    )
     peer = array(tensor(a) @ tensor(w).T + tensor(residual))
     assert_close(out, reference.matmul(residual, [(a, w)]), dt, peer, bound(k))
 
@@ -62,7 +67,7 @@ def test_matmul_sums_terms_of_different_length(isa, dt):
 @every_level
 @every_dtype
 def test_matmul_counts_only_its_ranges(isa, dt):
-    """Elements outside the ranges, even NaN, do not take part; empty chunks add nothing."""
+    """Elements outside the ranges, even NaN, do not take part; empty k splits add nothing."""
     gen = rng(2)
     a, w = random(gen, 9, 50, dt).copy(), random(gen, 33, 50, dt)
     a[:, 20:30] = np.nan
@@ -76,11 +81,11 @@ def test_matmul_counts_only_its_ranges(isa, dt):
 @every_dtype
 @every_shape
 def test_matmul_dx(isa, dt, shape):
-    """The transposed use of packed weights, in chunks that start inside a panel."""
+    """The transposed use of packed weights, in k splits that start inside a panel."""
     m, n, k = shape
     gen = rng(m + 1)
     a, w, residual, out = random(gen, m, n, dt), random(gen, n, k, dt), random(gen, m, k, dt), empty(m, k, dt)
-    run(f"matmul_dx_{dt}", [out, residual, a, packed(w, dt)], [0, 1, 3, *even_chunks(n, 3)], isa=isa)
+    run(f"matmul_dx_{dt}", [out, residual, a, packed(w, dt)], [0, 1, 3, *even_splits(n, 3)], isa=isa)
     peer = array(tensor(a) @ tensor(w) + tensor(residual))
     assert_close(out, reference.matmul_dx(residual, [(a, w)]), dt, peer, bound(n))
 
@@ -106,17 +111,17 @@ def test_matmul_dx_of_many_rows_of_weights(isa, dt):
 @every_level
 @every_dtype
 @pytest.mark.parametrize(
-    "tokens,leaf_rows,n,k", [(1, 1, 5, 3), (77, 77, 33, 65), (300, 64, 70, 130), (900, 450, 40, 33)]
+    "tokens,split_rows,n,k", [(1, 1, 5, 3), (77, 77, 33, 65), (300, 64, 70, 130), (900, 450, 40, 33)]
 )
-def test_matmul_dw(isa, dt, tokens, leaf_rows, n, k):
-    """Packed weight gradients over leaves, embedding rows and carries; padding becomes zero."""
+def test_matmul_dw(isa, dt, tokens, split_rows, n, k):
+    """Packed weight gradients over batch splits, embedding rows and carries; padding becomes zero."""
     gen = rng(tokens)
     dy, x, de = random(gen, tokens, n, dt), random(gen, tokens, k, dt), random(gen, tokens, k, dt)
     ids = gen.integers(90, 100 + n + 10, (tokens, 1)).astype(np.int32)
     carries = [random(gen, n, k) for _ in range(2)]
     out = packed_out(n, k)
     tiles = [out, dy, x, ids, de, *(packed(c, "f32") for c in carries)]
-    run(f"matmul_dw_{dt}", tiles, [leaf_rows, 2, 60, 0], row_begin=40, isa=isa)
+    run(f"matmul_dw_{dt}", tiles, [split_rows, 2, 60, 0], row_begin=40, isa=isa)
     exact = reference.matmul_dw(n, dy, x, ids, de, carries, 100)
     assert_close(unpack_weight(out[0], n, k), exact, "f32", bound=bound(tokens))
     padding = out[0].reshape(-1, k + k % 2, 32)
@@ -128,7 +133,7 @@ def test_matmul_dw(isa, dt, tokens, leaf_rows, n, k):
 @every_dtype
 @pytest.mark.parametrize("n,k", [(33, 40), (300, 1100)])
 def test_matmul_dw_of_embedding_only(isa, dt, n, k):
-    """Without dY the leaves hold only the scatter-add, also when columns need several passes."""
+    """Without dY the batch splits hold only the scatter-add, also when columns need several passes."""
     gen = rng(4)
     ids = gen.integers(0, n, (50, 1)).astype(np.int32)
     de, out = random(gen, 50, k, dt), packed_out(n, k)
@@ -161,10 +166,10 @@ def test_gemm(isa, dt, trans_a, trans_b, shape):
 
 @every_level
 @every_dtype
-@pytest.mark.parametrize("leaf", [1, 3])
-def test_padding_leaves_no_trace_in_a_weight_gradient(isa, dt, leaf):
+@pytest.mark.parametrize("split", [1, 3])
+def test_padding_leaves_no_trace_in_a_weight_gradient(isa, dt, split):
     """Sequences of odd length, padded or not, give equal bits, also of sums that are zero by underflow."""
-    gen, n, k, length = rng(leaf), 40, 70, 5
+    gen, n, k, length = rng(split), 40, 70, 5
     dy, x = random(gen, 6 * length, n, dt), random(gen, 6 * length, k, dt)
     dy[:, 0], x[:, 0] = 1e-30, -1e-30
     ids = gen.integers(0, n, (6 * length, 1)).astype(np.int32)
@@ -178,7 +183,7 @@ def test_padding_leaves_no_trace_in_a_weight_gradient(isa, dt, leaf):
         out = packed_out(n, k)
         scattered = [rows(ids, 7), rows(x, 0)] if with_ids else [None, None]
         tiles = [out, rows(dy, 0), rows(x, 0.5), *scattered]
-        run(f"matmul_dw_{dt}", tiles, [leaf * width, 0, 0, width if is_padded else 0], isa=isa)
+        run(f"matmul_dw_{dt}", tiles, [split * width, 0, 0, width if is_padded else 0], isa=isa)
         return out[0]
 
     for width in (6, 7, 64):
@@ -187,7 +192,7 @@ def test_padding_leaves_no_trace_in_a_weight_gradient(isa, dt, leaf):
     plain = unpack_weight(gradient(length, False), n, k)
     assert_close(plain, unpack_weight(gradient(length, True), n, k), "f32", bound=1e-5)
     traces = [(bits(gradient(length, False)) != bits(gradient(w, False))).any() for w in (6, 7, 64)]
-    begins_with_zero = (isa, dt, leaf) == ("amx_bf16", "bf16", 1)  # sums of a group do, so none is -0
+    begins_with_zero = (isa, dt, split) == ("amx_bf16", "bf16", 1)  # sums of a group do, so none is -0
     assert any(traces) or isa == "baseline" or begins_with_zero, "without a rule of its own padding must show"
 
 
@@ -211,7 +216,7 @@ def test_nan_and_infinity_reach_only_their_row(isa, dt):
     a, w = random(gen, 6, 64, dt).copy(), np.abs(random(gen, 40, 64, dt))
     a[2, 5], a[4, 63] = np.nan, np.inf
     out = empty(6, 40, dt)
-    run(f"matmul_{dt}", [out, None, a, packed(w, dt)], [0, 1, 8, *even_chunks(64, 8)], isa=isa)
+    run(f"matmul_{dt}", [out, None, a, packed(w, dt)], [0, 1, 8, *even_splits(64, 8)], isa=isa)
     values = out.astype(np.float32)
     assert np.isnan(values[2]).all()
     assert np.isposinf(values[4]).all()

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from emulated_level import LEVEL, KernelServer, run_and_compare
-from kernel_checks import empty, even_chunks, packed, random, rng
+from kernel_checks import empty, even_splits, packed, random, rng
 
 from tilewise.kernels import isa
 
@@ -69,7 +69,7 @@ def test_comparison_with_another_arithmetic_fails(server):
     gen = rng(1)
     a, w = random(gen, 9, 65), random(gen, 33, 65)
     tiles = [empty(9, 33), None, a, packed(w, "f32")]
-    ints = [1, 1, 1, *even_chunks(65, 1)]
+    ints = [1, 1, 1, *even_splits(65, 1)]
     run_and_compare(server, isa.run, "avx2", "matmul_f32", tiles, ints)
     with pytest.raises(AssertionError, match="operand 0 of matmul_f32 differs"):
         run_and_compare(server, isa.run, "baseline", "matmul_f32", tiles, ints)

@@ -40,7 +40,7 @@ def test_what_is_only_read_stays_as_it_is(isa):
 
 
 @pytest.mark.parametrize(
-    "name,operand", [("silu_f32", "out"), ("leaf_tree_f32", "out"), ("update_bf16", "master")]
+    "name,operand", [("silu_f32", "out"), ("split_tree_f32", "out"), ("update_bf16", "master")]
 )
 def test_a_write_is_noticed(name, operand):
     """An operand that is written, on such a page, kills the process that says which call it was."""

@@ -1,4 +1,4 @@
-"""Leaf trees and the gradient norm against fp64."""
+"""Split trees and the gradient norm against fp64."""
 
 import numpy as np
 import pytest
@@ -27,23 +27,24 @@ def tree(rows):
 
 
 @every_level
-@pytest.mark.parametrize("leaves", [1, 3, 8])
-@pytest.mark.parametrize("seq_len,chunks", [(1, 8), (192, 8), (300, 12), (1000, 3)])
-def test_leaf_tree(isa, leaves, seq_len, chunks):
-    """To the bit: the tree over the sequence chunks of a leaf, empty ones skipped; over leaves; each carry in front."""
-    kept = [c for c, _, _ in reference.sequence_chunks(seq_len, chunks)]
-    gen = rng(leaves)
-    partials, carries = random(gen, leaves, 37 * len(kept)), [random(gen, 1, 37) for _ in range(2)]
+@pytest.mark.parametrize("batch_splits", [1, 3, 8])
+@pytest.mark.parametrize("seq_len,k splits", [(1, 8), (192, 8), (300, 12), (1000, 3)])
+def test_split_tree(isa, batch_splits, seq_len, k_splits):
+    """To the bit: the tree over the sequence splits of a batch split, empty ones skipped; over
+    batch splits; each carry in front."""
+    kept = [c for c, _, _ in reference.sequence_splits(seq_len, k_splits)]
+    gen = rng(batch_splits)
+    partials, carries = random(gen, batch_splits, 37 * len(kept)), [random(gen, 1, 37) for _ in range(2)]
     out = empty(1, 37)
-    run("leaf_tree_f32", [out, partials, *carries], [2, seq_len, chunks, 0], isa=isa)
-    assert_close(out, reference.leaf_tree(partials, carries, len(kept)), "f32")
+    run("split_tree_f32", [out, partials, *carries], [2, seq_len, k_splits, 0], isa=isa)
+    assert_close(out, reference.split_tree(partials, carries, len(kept)), "f32")
 
     def expected(order):
         sums = []
-        for leaf in partials.reshape(leaves, len(kept), 37):
-            slots = [None] * chunks
+        for split in partials.reshape(batch_splits, len(kept), 37):
+            slots = [None] * k_splits
             for place, c in enumerate(kept):
-                slots[c] = leaf[order[place]]
+                slots[c] = split[order[place]]
             sums.append(tree(slots))
         return carries[1] + (carries[0] + tree(sums))
 
@@ -51,18 +52,18 @@ def test_leaf_tree(isa, leaves, seq_len, chunks):
     if len(kept) > 2:
         swapped = [0, *reversed(range(1, len(kept) - 1)), len(kept) - 1]
         swapped[0], swapped[-1] = swapped[-1], swapped[0]
-        assert (bits(out) != bits(expected(swapped))).any(), "chunks in another order must show"
+        assert (bits(out) != bits(expected(swapped))).any(), "k splits in another order must show"
 
 
 @every_level
-@pytest.mark.parametrize("heads,chunks", [(8, 8), (3, 8), (20, 6), (2, 1)])
-def test_head_sum(isa, heads, chunks):
-    """To the bit: heads of a chunk in order, then the tree; devices with a run of chunks each make its subtrees."""
+@pytest.mark.parametrize("heads,k splits", [(8, 8), (3, 8), (20, 6), (2, 1)])
+def test_head_sum(isa, heads, k_splits):
+    """To the bit: heads of a k split in order, then the tree; devices with a run of k splits each make its subtrees."""
     size, x = 21, random(rng(heads), 1, 21 * heads)
-    cuts = [(c * heads // chunks, (c + 1) * heads // chunks) for c in range(chunks)]
+    cuts = [(c * heads // k_splits, (c + 1) * heads // k_splits) for c in range(k_splits)]
 
     def expected(order):
-        sums = [None] * chunks
+        sums = [None] * k_splits
         for c, (begin, end) in enumerate(cuts):
             for head in order[begin:end]:
                 value = x[:, head * size : (head + 1) * size]
@@ -86,7 +87,7 @@ def test_head_sum(isa, heads, chunks):
         assert (bits(whole) != bits(expected([*range(1, heads), 0]))).any(), (
             "heads in another order must show"
         )
-    if chunks == 8:
+    if k_splits == 8:
         parts = [run_on(cuts[c : c + 2], cuts[c][0]) for c in range(0, 8, 2)]
         total = empty(1, size)
         run("tree_add_f32", [total, None, *parts], isa=isa)
@@ -107,7 +108,7 @@ def test_a_sum_over_padded_rows_has_no_sign_where_it_is_zero(isa):
     for is_padded, sign in ((0, True), (1, False)):
         out = empty(1, 3)
         partials = np.full((2, 3), [-0.0, 2.5, -1e-42], np.float32)
-        run("leaf_tree_f32", [out, partials], [0, 1, 8, is_padded], isa=isa)
+        run("split_tree_f32", [out, partials], [0, 1, 8, is_padded], isa=isa)
         assert np.signbit(out).tolist() == [[sign, False, True]]
         np.testing.assert_array_equal(out, 2 * partials[:1])
 
@@ -149,14 +150,14 @@ def test_tree_resume_in_place():
 
 
 def square_sums(
-    grad, part, chunks, first_row=0, *, rows=None, first_entry=0, size=None, is_packed=False, isa=""
+    grad, part, k_splits, first_row=0, *, rows=None, first_entry=0, size=None, is_packed=False, isa=""
 ):
     """The entries that a call fills in, of a gradient of which `part` is held."""
     rows = len(grad) if rows is None else rows
-    out = np.full((len(chunks) * rows if size is None else size, 1), 7.0)
-    ints = [int(is_packed), rows, first_row, first_entry, len(chunks), *(x for c in chunks for x in c)]
+    out = np.full((len(k_splits) * rows if size is None else size, 1), 7.0)
+    ints = [int(is_packed), rows, first_row, first_entry, len(k_splits), *(x for c in k_splits for x in c)]
     run("square_sum_f32", [out, packed(part, "f32") if is_packed else part], ints, isa=isa)
-    exact = reference.square_sum(part, rows, first_row, first_entry, len(out), chunks)
+    exact = reference.square_sum(part, rows, first_row, first_entry, len(out), k_splits)
     np.testing.assert_allclose(out, exact, rtol=1e-14, atol=0)
     return out
 
@@ -164,7 +165,8 @@ def square_sums(
 @every_level
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_square_sum(isa, is_packed):
-    """An entry per row and chunk has the same fp64 bits, whatever rows and columns a device and entries a call hold."""
+    """An entry per row and k split has the same fp64 bits, whatever rows and columns a device and
+    entries a call hold."""
     grad = random(rng(9), 150, 50)
     cuts = [(0, 10), (10, 10), (10, 36), (36, 50)]
     whole = square_sums(grad, grad, cuts, isa=isa)

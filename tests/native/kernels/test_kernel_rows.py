@@ -49,17 +49,17 @@ def test_rms_norm(isa, dt, d, groups, offset):
 @every_grouping
 @pytest.mark.parametrize("with_residual", [True, False])
 def test_rms_norm_backward(isa, dt, d, groups, offset, with_residual):
-    """dx, and dgamma per leaf when a task holds whole leaves."""
+    """dx, and dgamma per batch split when a task holds whole batch splits."""
     gen = rng(d)
     x, dy, residual = (random(gen, 12, groups * d, dt) for _ in range(3))
-    gamma, dx, leaves = random(gen, 1, d, dt), empty(12, groups * d, dt), empty(3, groups * d)
+    gamma, dx, batch_splits = random(gen, 1, d, dt), empty(12, groups * d, dt), empty(3, groups * d)
     rstd = reference.rms_norm(x, gamma, 1e-5)[1].astype(np.float32)
     extra = residual if with_residual else None
-    tiles = [dx, leaves, dy, x, rstd, gamma, extra]
+    tiles = [dx, batch_splits, dy, x, rstd, gamma, extra]
     run(f"rms_norm_backward_{dt}", tiles, [4, 2, 8, 2], [offset], row_begin=8, isa=isa)
-    exact, exact_leaves = reference.rms_norm_backward(dy, x, rstd, gamma, extra, 4, offset=offset)
+    exact, exact_splits = reference.rms_norm_backward(dy, x, rstd, gamma, extra, 4, offset=offset)
     assert_close(dx, exact, dt, bound=5e-6)
-    assert_close(leaves, exact_leaves, "f32")
+    assert_close(batch_splits, exact_splits, "f32")
 
 
 @every_level
@@ -102,7 +102,7 @@ def test_layer_norm(isa, dt, d, shift):
 @every_width
 @pytest.mark.parametrize("with_residual", [True, False])
 def test_layer_norm_backward(isa, dt, d, with_residual):
-    """dx, and dgamma and dbeta per leaf when a task holds whole leaves."""
+    """dx, and dgamma and dbeta per batch split when a task holds whole batch splits."""
     gen = rng(d)
     x, dy, residual = (random(gen, 12, d, dt) for _ in range(3))
     gamma, dx, dgamma, dbeta = random(gen, 1, d, dt), empty(12, d, dt), empty(3, d), empty(3, d)
@@ -118,7 +118,7 @@ def test_layer_norm_backward(isa, dt, d, with_residual):
 
 @every_dtype
 def test_gradients_of_a_layer_norm_accumulate(dt):
-    """Tasks that share a leaf give the bits of one task; dbeta is what the sum of columns gives."""
+    """Tasks that share a batch split give the bits of one task; dbeta is what the sum of columns gives."""
     gen = rng(3)
     x, dy, gamma = random(gen, 24, 33, dt), random(gen, 24, 33, dt), random(gen, 1, 33, dt)
     stats = reference.layer_norm(x, gamma, gamma, 1e-5)[1].astype(np.float32)
@@ -137,24 +137,25 @@ def test_gradients_of_a_layer_norm_accumulate(dt):
 
 
 @every_dtype
-def test_dgamma_accumulates_across_tasks_of_a_leaf(dt):
-    """Tasks that share a leaf give the bits of one task; the leaf's first row starts from zero."""
+def test_dgamma_accumulates_across_tasks_of_a_batch_split(dt):
+    """Tasks that share a batch split give the bits of one task; the batch split's first row starts from zero."""
     gen = rng(3)
     x, dy, gamma = random(gen, 24, 33, dt), random(gen, 24, 33, dt), random(gen, 1, 33, dt)
     rstd = reference.rms_norm(x, gamma, 1e-5)[1].astype(np.float32)
     whole, parts, reordered = empty(1, 33), empty(1, 33), empty(1, 33)
     tasks = [(0, 5), (5, 6), (6, 24)]
-    for leaf, cuts in ((whole, [(0, 24)]), (parts, tasks), (reordered, [tasks[0], tasks[2], tasks[1]])):
+    for split, cuts in ((whole, [(0, 24)]), (parts, tasks), (reordered, [tasks[0], tasks[2], tasks[1]])):
         for a, b in cuts:
-            tiles = [empty(b - a, 33, dt), leaf, dy[a:b], x[a:b], rstd[a:b], gamma, None]
+            tiles = [empty(b - a, 33, dt), split, dy[a:b], x[a:b], rstd[a:b], gamma, None]
             run(f"rms_norm_backward_{dt}", tiles, [24, 12, 8, 12], [0.0], row_begin=48 + a)
     assert_same_bits(whole, parts)
     assert (bits(whole) != bits(reordered)).any(), "tasks in another order must show"
 
 
-def in_chunks(values, seq_len, chunks):
-    """fp32 sums of each chunk of a leaf's sequences, token by token: what the kernels keep of the leaf."""
-    cuts = reference.sequence_chunks(seq_len, chunks)
+def in_splits(values, seq_len, k_splits):
+    """fp32 sums of each k split of a batch split's sequences, token by token: what the kernels keep
+    of the batch split."""
+    cuts = reference.sequence_splits(seq_len, k_splits)
     sums = np.zeros((len(cuts), values.shape[1]), np.float32)
     for row, value in enumerate(values):
         place = next(i for i, (_, begin, end) in enumerate(cuts) if begin <= row % seq_len < end)
@@ -163,21 +164,22 @@ def in_chunks(values, seq_len, chunks):
 
 
 @every_level
-@pytest.mark.parametrize("seq_len,chunks", [(64, 8), (65, 8), (200, 3), (320, 4), (130, 1)])
-def test_sequence_chunks_of_a_leaf(isa, seq_len, chunks):
-    """To the bit: a partial per leaf and chunk of 64-position atoms, tokens in order, over tasks of any size."""
+@pytest.mark.parametrize("seq_len,k splits", [(64, 8), (65, 8), (200, 3), (320, 4), (130, 1)])
+def test_sequence_splits_of_a_batch_split(isa, seq_len, k_splits):
+    """To the bit: a partial per batch split and k split of 64-position atoms, tokens in order, over
+    tasks of any size."""
     gen, rows = rng(seq_len), 2 * seq_len
-    cuts = reference.sequence_chunks(seq_len, chunks)
+    cuts = reference.sequence_splits(seq_len, k_splits)
     x, gamma = random(gen, 3 * rows, 1), np.ones((1, 1), np.float32)
-    expected = [in_chunks(x[a : a + rows], seq_len, chunks) for a in range(0, 3 * rows, rows)]
+    expected = [in_splits(x[a : a + rows], seq_len, k_splits) for a in range(0, 3 * rows, rows)]
     for step in (50, rows, 3 * rows):
         sums, dgamma, columns = (empty(3, len(cuts)) for _ in range(3))
         for a in range(0, 3 * rows, step):
             b = min(a + step, 3 * rows)
             held = slice(a // rows, -(-b // rows))
-            ints = [rows, seq_len, chunks, seq_len]
-            run("row_sum_leaf_f32", [sums[held], x[a:b]], ints, row_begin=a, isa=isa)
-            run("column_sum_leaf_f32", [columns[held], x[a:b]], ints, row_begin=a, isa=isa)
+            ints = [rows, seq_len, k_splits, seq_len]
+            run("row_sum_split_f32", [sums[held], x[a:b]], ints, row_begin=a, isa=isa)
+            run("column_sum_split_f32", [columns[held], x[a:b]], ints, row_begin=a, isa=isa)
             ones = np.ones((b - a, 1), np.float32)
             tiles = [empty(b - a, 1), dgamma[held], x[a:b], ones, ones, gamma, None]
             run("rms_norm_backward_f32", tiles, ints, [0.0], row_begin=a, isa=isa)
@@ -185,55 +187,56 @@ def test_sequence_chunks_of_a_leaf(isa, seq_len, chunks):
         assert_same_bits(dgamma, sums)
         assert_same_bits(columns, sums)
     if len(cuts) > 1:
-        other = in_chunks(x[:rows], seq_len + 1, chunks)
+        other = in_splits(x[:rows], seq_len + 1, k_splits)
         assert (bits(other) != bits(expected[0])).any(), "a cut at another position must show"
 
 
 @every_level
-@pytest.mark.parametrize("chunks", [2, 8])
-def test_padding_moves_no_cut_of_a_sequence(isa, chunks):
-    """Leaves of sequences of 150 tokens, as they are and padded, with chunks counted over 300: equal to the bit."""
-    gen, bound = rng(chunks), 300
-    tokens, kept = random(gen, 4, 150), len(reference.sequence_chunks(bound, chunks))
+@pytest.mark.parametrize("k_splits", [2, 8])
+def test_padding_moves_no_cut_of_a_sequence(isa, k_splits):
+    """Batch splits of sequences of 150 tokens, as they are and padded, with k splits counted over
+    300: equal to the bit."""
+    gen, bound = rng(k_splits), 300
+    tokens, kept = random(gen, 4, 150), len(reference.sequence_splits(bound, k_splits))
 
-    def sums(width, chunked_len):
+    def sums(width, split_len):
         x = np.zeros((4, width), np.float32)
         x[:, :150] = tokens
-        x, leaf, dgamma = x.reshape(-1, 1), empty(2, kept), empty(2, kept)
-        ints, ones = [2 * width, width, chunks, chunked_len], np.ones((4 * width, 1), np.float32)
-        run("row_sum_leaf_f32", [leaf, x], ints, isa=isa)
+        x, split, dgamma = x.reshape(-1, 1), empty(2, kept), empty(2, kept)
+        ints, ones = [2 * width, width, k_splits, split_len], np.ones((4 * width, 1), np.float32)
+        run("row_sum_split_f32", [split, x], ints, isa=isa)
         tiles = [empty(4 * width, 1), dgamma, x, ones, ones, np.ones((1, 1), np.float32), None]
         run("rms_norm_backward_f32", tiles, ints, [0.0], isa=isa)
-        return np.concatenate([leaf, dgamma])
+        return np.concatenate([split, dgamma])
 
     assert_close(
         sums(150, bound)[:2].sum(1), tokens.reshape(2, -1).sum(1, dtype=np.float64), "f32", bound=2e-6
     )
     for width in (151, 256, 300):
         assert_same_bits(sums(150, bound), sums(width, bound))
-    if chunks == 2:  # of several atoms each
+    if k_splits == 2:  # of several atoms each
         assert (bits(sums(150, 150)) != bits(sums(150, bound))).any(), "cuts counted over the width must show"
 
 
 @every_level
-def test_row_sum_leaf(isa):
-    """Losses add up per leaf in token order, on from an earlier task."""
-    x, leaf = random(rng(), 20, 1), empty(2, 1)
-    run("row_sum_leaf_f32", [leaf[:1], x[:7]], [10, 5, 8, 5], row_begin=0, isa=isa)
-    run("row_sum_leaf_f32", [leaf[:1], x[7:10]], [10, 5, 8, 5], row_begin=7, isa=isa)
-    run("row_sum_leaf_f32", [leaf[1:], x[10:]], [10, 5, 8, 5], row_begin=10, isa=isa)
-    assert_close(leaf, reference.row_sum_leaf(x, 10), "f32", bound=2e-6)
+def test_row_sum_split(isa):
+    """Losses add up per batch split in token order, on from an earlier task."""
+    x, split = random(rng(), 20, 1), empty(2, 1)
+    run("row_sum_split_f32", [split[:1], x[:7]], [10, 5, 8, 5], row_begin=0, isa=isa)
+    run("row_sum_split_f32", [split[:1], x[7:10]], [10, 5, 8, 5], row_begin=7, isa=isa)
+    run("row_sum_split_f32", [split[1:], x[10:]], [10, 5, 8, 5], row_begin=10, isa=isa)
+    assert_close(split, reference.row_sum_split(x, 10), "f32", bound=2e-6)
 
 
 @every_level
 @every_dtype
 @every_width
-def test_column_sum_leaf(isa, dt, d):
-    """Columns add up per leaf and chunk in token order, on from an earlier task."""
-    x, leaf = random(rng(d), 300, d, dt), empty(2, 2 * d)
+def test_column_sum_split(isa, dt, d):
+    """Columns add up per batch split and k split in token order, on from an earlier task."""
+    x, split = random(rng(d), 300, d, dt), empty(2, 2 * d)
     for a, b in ((0, 37), (37, 150), (150, 300)):
-        run(f"column_sum_leaf_{dt}", [leaf[a // 150 :], x[a:b]], [150, 75, 8, 75], row_begin=a, isa=isa)
-    assert_close(leaf, reference.column_sum_leaf(x, 150, 75, 8), "f32", bound=2e-6)
+        run(f"column_sum_leaf_{dt}", [split[a // 150 :], x[a:b]], [150, 75, 8, 75], row_begin=a, isa=isa)
+    assert_close(split, reference.column_sum_split(x, 150, 75, 8), "f32", bound=2e-6)
 
 
 @every_level
@@ -277,14 +280,14 @@ def test_row_sum(isa, dt, d):
     assert_close(out, reference.REFERENCES["row_sum"](x), "f32", bound=2e-6)
 
 
-def cross_entropy(dt, logits, labels, inv_count, isa, begin=0, chunks=4):
+def cross_entropy(dt, logits, labels, inv_count, isa, begin=0, k_splits=4):
     """dlogits and loss rows by the three kernels."""
     rows, width = logits.shape
     stats, sums, loss, grad = empty(rows, 2), empty(rows, 1), empty(rows, 1), empty(rows, width, dt)
     ints = [begin, -100]
     run(f"cross_entropy_max_{dt}", [stats, logits, labels], ints, isa=isa)
-    ranges = [x for c in range(chunks) for x in (width * c // chunks, width * (c + 1) // chunks)]
-    run(f"cross_entropy_sum_{dt}", [sums, logits, stats], [chunks, *ranges], isa=isa)
+    ranges = [x for c in range(k_splits) for x in (width * c // k_splits, width * (c + 1) // k_splits)]
+    run(f"cross_entropy_sum_{dt}", [sums, logits, stats], [k_splits, *ranges], isa=isa)
     run(f"cross_entropy_grad_{dt}", [grad, loss, logits, stats, sums, labels, inv_count], ints, isa=isa)
     return stats, sums, loss, grad
 
@@ -316,7 +319,7 @@ def test_cross_entropy(isa, dt, width):
 
 @every_dtype
 def test_cross_entropy_over_shards(dt):
-    """Two shards of the vocabulary give the bits of one, by exact maxima and the chunk tree."""
+    """Two shards of the vocabulary give the bits of one, by exact maxima and the tree over k splits."""
     gen = rng(1)
     logits, labels = random(gen, 6, 128, dt, 4.0), gen.integers(0, 128, (6, 1)).astype(np.int32)
     inv_count = np.array([[0.25]], np.float32)

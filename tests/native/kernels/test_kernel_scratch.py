@@ -51,32 +51,32 @@ def forward(dt, seq, heads, kv_heads, dim):
     return "attention", [*outs, q, *kv, None], [seq, heads, kv_heads, dim, 1, 0], [0.1, 0.0]
 
 
-def product(dt, rows, width, inner, chunks):
-    """A weight's product, its contraction in chunks."""
+def product(dt, rows, width, inner, k_splits):
+    """A weight's product, its contraction in k splits."""
     x, w = array(dt, rows, inner), packed(array("f32", width, inner), dt)
-    cuts = [inner * c // chunks for c in range(chunks + 1)]
-    ints = [0, 1, chunks, *(v for pair in pairwise(cuts) for v in pair)]
+    cuts = [inner * c // k_splits for c in range(k_splits + 1)]
+    ints = [0, 1, k_splits, *(v for pair in pairwise(cuts) for v in pair)]
     return "matmul", [np.empty((rows, width), NUMPY[dt]), None, x, w], ints, []
 
 
-def input_gradient(dt, rows, width, inner, chunks):
+def input_gradient(dt, rows, width, inner, k_splits):
     """The same through the weight as it lies."""
     x, w = array(dt, rows, inner), packed(array("f32", inner, width), dt)
-    _, _, ints, _ = product(dt, 1, 1, inner, chunks)
+    _, _, ints, _ = product(dt, 1, 1, inner, k_splits)
     return "matmul_dx", [np.empty((rows, width), NUMPY[dt]), None, x, w], ints, []
 
 
-def weight_gradient(dt, tokens, rows, cols, leaves):
-    """A weight's gradient over tokens, leaf by leaf, with embedding rows."""
+def weight_gradient(dt, tokens, rows, cols, batch_splits):
+    """A weight's gradient over tokens, batch split by batch split, with embedding rows."""
     out = packed(np.zeros((rows, cols), np.float32), "f32")
     ids = (np.arange(tokens, dtype=np.int32) % rows)[:, None]
     tiles = [out, array(dt, tokens, rows), array(dt, tokens, cols), ids, array(dt, tokens, cols)]
-    return "matmul_dw", tiles, [tokens // leaves, 0, 0, 0], []
+    return "matmul_dw", tiles, [tokens // batch_splits, 0, 0, 0], []
 
 
-def plain_weight_gradient(dt, tokens, rows, cols, leaves):
+def plain_weight_gradient(dt, tokens, rows, cols, batch_splits):
     """The same of a weight that embeds nothing."""
-    base, tiles, ints, floats = weight_gradient(dt, tokens, rows, cols, leaves)
+    base, tiles, ints, floats = weight_gradient(dt, tokens, rows, cols, batch_splits)
     return base, [*tiles[:3], None, None], ints, floats
 
 

@@ -55,12 +55,12 @@ def test_forward_and_backward(isa, dt, scores):
     q, k, v = operands(shape, dt, scale=1.5)
     dout = random(rng(9), *q.shape, dt)
     found, want = both_ways(shape, dt, q, k, v, dout, isa, scores), exact(shape, q, k, v, dout, scores)
-    peer, leaves = torch_attention(shape, q, k, v, scores)
+    peer, batch_splits = torch_attention(shape, q, k, v, scores)
     peer.backward(tensor(dout))
     assert_close(found[0], want[0], dt, array(peer), 3e-6)
     assert_close(found[1], want[1], "f32", bound=3e-6)
-    for got, gradient, leaf in zip(found[2:], want[2:], leaves, strict=True):
-        assert_close(got, gradient, dt, array(leaf.grad), 6e-6)
+    for got, gradient, split in zip(found[2:], want[2:], batch_splits, strict=True):
+        assert_close(got, gradient, dt, array(split.grad), 6e-6)
 
 
 @pytest.mark.parametrize("scores", [Scores(softcap=1.5), Scores(window=3, softcap=2.0)], ids=str)
@@ -156,7 +156,8 @@ def test_masked_in_a_kv_block_or_skipped_is_the_same(isa, dt):
     ids=str,
 )
 def test_prompts_in_chunks_and_tokens_one_by_one(isa, dt, scores):
-    """A long prompt whole, in chunks of any length, and token by token through the pages: the bits of dense attention.
+    """A long prompt whole, in k splits of any length, and token by token through the pages: the
+    bits of dense attention.
 
     Pages wholly before the windows of what is asked for are never read: their entries name no page.
     """

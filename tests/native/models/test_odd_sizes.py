@@ -39,7 +39,7 @@ def test_odd_sizes(case, tmp_path):
     loss = torch.nn.functional.cross_entropy(torch.tensor(theirs[-1:]), torch.tensor([label])).item()
     graph = training_graph(config, 1, 1)
     graph.optimize(tw.optim.AdamW())
-    with graph.instantiate(graph.plan(leaves=1)) as instance:
+    with graph.instantiate(graph.plan(batch_splits=1)) as instance:
         instance.load_parameters(models.open_weights(tmp_path, config))
         batch = {"tokens": np.array([ids], np.int32), "labels": np.array([[label]], np.int32)}
         assert instance.step(batch, lr=1e-3).loss == pytest.approx(loss, rel=1e-4, abs=1e-6)

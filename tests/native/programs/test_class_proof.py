@@ -35,7 +35,7 @@ MESHES = {
 def program(request) -> TileProgram:
     """That of a small Llama with shared KV heads where the mesh is wide."""
     graph = training_graph(config(num_hidden_layers=1), "f32")
-    return graph.plan(MESHES[request.param], leaves=16).program
+    return graph.plan(MESHES[request.param], batch_splits=16).program
 
 
 def by_class(program: TileProgram) -> str:
@@ -108,7 +108,7 @@ def test_a_raise_that_misses_a_later_device_is_refused_by_class(program):
 def test_classes_with_shared_kv_heads_are_in_lockstep():
     """Two devices that hold one KV head wait for each other: they are told apart where one comes first on an axis."""
     graph = training_graph(config(num_hidden_layers=1), "f32")
-    program = graph.plan({"dp": 4, "tp": 8}, leaves=16).program
+    program = graph.plan({"dp": 4, "tp": 8}, batch_splits=16).program
     assert len(program.devices) > 16 > len(program.classes)
     assert refusal(program) == ""
 
@@ -119,7 +119,7 @@ def test_gathers_of_homes_are_proved_device_by_device(axes):
     than 16 devices, too, every device is asked, and a raise that is left out on one of them is found."""
     batch = axes.get("dp", 1) * axes["fsdp"]
     graph = training_graph(config(num_hidden_layers=1, vocab_size=1200), "f32", batch)
-    program = graph.plan(axes, leaves=batch).program
+    program = graph.plan(axes, batch_splits=batch).program
     assert len(program.devices) > 16 and refusal(program) == ""
     class_id = program.devices[-1].class_id
     number, position, copy = next(

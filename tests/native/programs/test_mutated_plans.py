@@ -36,12 +36,12 @@ PLANS = {
     "dp2tp2": ({"dp": 2, "tp": 2}, {}, {}),
     "shared_kv": ({"tp": 4}, {}, {"num_key_value_heads": 2}),
     "accumulated": ({"dp": 2}, {"accumulation": 2}, {}),
-    "rings": ({"dp": 2}, {"accumulation": 3, "leaves": 6}, {}),
+    "rings": ({"dp": 2}, {"accumulation": 3, "batch_splits": 6}, {}),
     "homes": ({"fsdp": 2}, {}, {}),
     "empty_homes": ({"fsdp": 4}, {}, {"num_hidden_layers": 1}),  # of two panels, over four devices
     "files": ({}, {"offload": OFFLOADS}, {"num_hidden_layers": 4}),
     "files_of_two": ({"dp": 2}, {"offload": ["optimizer", "parameters"], "accumulation": 2}, {}),
-    "hybrid_homes": ({"dp": 2, "fsdp": 2}, {"accumulation": 2, "leaves": 8}, {}),
+    "hybrid_homes": ({"dp": 2, "fsdp": 2}, {"accumulation": 2, "batch_splits": 8}, {}),
 }
 
 SLOW = ("hybrid_homes", "homes", "empty_homes")  # the largest
@@ -54,13 +54,13 @@ def planned(name: str) -> tuple[Plan, tuple, tuple]:
     `validate_bindings` besides."""
     axes, options, changes = PLANS[name]
     model = config(tie_word_embeddings=False, **changes)
-    leaves = options.get("leaves", 4)
-    graph = training_graph(model, "f32", leaves, 8)
+    batch_splits = options.get("batch_splits", 4)
+    graph = training_graph(model, "f32", batch_splits, 8)
     with (
         mock.patch("tilewise.plan.validate.validate_reductions") as flow,
         mock.patch("tilewise.plan.make.validate_bindings") as bindings,
     ):
-        plan = graph.plan(axes, **{"leaves": leaves, **options})
+        plan = graph.plan(axes, **{"batch_splits": batch_splits, **options})
     return plan, flow.call_args.args[1:], bindings.call_args.args[1:]
 
 

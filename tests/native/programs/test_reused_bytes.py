@@ -26,7 +26,7 @@ def block(graph: GraphBuilder, x, *, width: int, hidden: int):
 
 def unlike_layers(seq) -> tw.ComputeGraph:
     """Layers no two of which follow one another with equal templates; the third width comes twice."""
-    graph = tw.ComputeGraph("unlike", reduction_chunks=4)
+    graph = tw.ComputeGraph("unlike", k_splits=4)
     x = graph.input([4, seq, 32], "f32", name="x", labels=[tw.BATCH, None, None])
     for i, width in enumerate(WIDTHS):
         x = block(graph, x, path=f"layers.{i}", width=width, hidden=32)
@@ -56,14 +56,14 @@ def order_of(plan: tw.Plan, program, symbols) -> None:
 def test_templates_that_share_bytes_are_ordered(name):
     """Also where sizes come with the run, long or short, and a short one does not write all that a long one had."""
     axes, options, seq = CASES[name]
-    plan = unlike_layers(seq).plan(axes, leaves=4, workers_per_device=1, **options)
+    plan = unlike_layers(seq).plan(axes, batch_splits=4, workers_per_device=1, **options)
     for symbols in [[1], [9], [40]] if isinstance(seq, tw.Dim) else [[]]:
         order_of(plan, plan.program, symbols)
 
 
 def test_a_meeting_that_is_forgotten_is_found():
     """Each alias of a temporary is needed: without those of one template some write is not ordered."""
-    plan = unlike_layers(8).plan({}, leaves=4, workers_per_device=1)
+    plan = unlike_layers(8).plan({}, batch_splits=4, workers_per_device=1)
     (of,) = plan.program.classes
     found = 0
     for number in {of.entries[e].key[1] for e in of.aliases if of.entries[e].key[0] in ("inner", "temp")}:

@@ -92,9 +92,9 @@ def test_a_product_whose_sums_are_cut_otherwise_has_other_bits():
     expected = logits_of(alone, graph, 5)
     template, place = next(at for at in by_columns(shared) if "down_proj" in instruction_at(shared, at).label)
     instructions = list(shared.program.classes[0].templates[template].instructions)
-    is_f32, terms, chunks, *cuts = (int(n) for n in instructions[place].ints)
+    is_f32, terms, k_splits, *cuts = (int(n) for n in instructions[place].ints)
     joined = [0, cuts[3], *([cuts[3]] * 2), *cuts[4:]]
-    instructions[place] = replace(instructions[place], ints=(is_f32, terms, chunks, *joined))
+    instructions[place] = replace(instructions[place], ints=(is_f32, terms, k_splits, *joined))
     program = with_instructions(shared.program, 0, template, tuple(instructions))
     assert logits_of(replace(shared, program=program), graph, 5) != expected
 

@@ -35,7 +35,7 @@ def planned(
     seq = tw.Dim("seq", 1, SEQ) if lengths else SEQ
     models.build_training_graph(graph, CONFIG, batch, seq, dtype)
     graph.optimize(tw.optim.AdamW())
-    return graph, graph.plan(**{"workers_per_device": workers, "leaves": BATCH, **options})
+    return graph, graph.plan(**{"workers_per_device": workers, "batch_splits": BATCH, **options})
 
 
 def train(graph: tw.ComputeGraph, plan: tw.Plan, length: int = SEQ) -> bytes:
@@ -97,9 +97,9 @@ def test_tiles_of_columns_are_ordered(axes):
 def test_a_device_with_row_tiles_for_all_its_workers_has_no_others():
     """Whole rows are what norms and attention need, and cost no more; nor where rows make more tiles than columns."""
     assert not by_columns(planned(2)[1])
-    assert not by_columns(planned(16, batch=8, leaves=8)[1])
-    assert by_columns(planned(2, leaves=1)[1])
-    assert not by_columns(planned(2, leaves=1, rows_per_tile=SEQ)[1])
+    assert not by_columns(planned(16, batch=8, batch_splits=8)[1])
+    assert by_columns(planned(2, batch_splits=1)[1])
+    assert not by_columns(planned(2, batch_splits=1, rows_per_tile=SEQ)[1])
 
 
 @pytest.mark.parametrize("length", [1, 33, SEQ])

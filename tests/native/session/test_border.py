@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
-from small_llama import batches, change_first, config, drop_partial, merge_chunks, training_graph
+from small_llama import batches, change_first, config, drop_partial, merge_splits, training_graph
 
 import tilewise as tw
 from tilewise import models
@@ -270,8 +270,8 @@ def test_logits_of_a_training_step(axes, accumulation, dtype):
 @pytest.mark.parametrize(
     "axes,accumulation,fault",
     [
-        ({}, 4, change_first("linear:mlp.down_proj", merge_chunks)),
-        ({"dp": 2}, 1, change_first("linear:mlp.down_proj", merge_chunks, device=-1)),
+        ({}, 4, change_first("linear:mlp.down_proj", merge_splits)),
+        ({"dp": 2}, 1, change_first("linear:mlp.down_proj", merge_splits, device=-1)),
         ({"tp": 4}, 1, change_first("o_proj.weight/reduce_scatter", drop_partial)),
     ],
     ids=["accumulation", "dp", "tp"],

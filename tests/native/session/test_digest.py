@@ -10,7 +10,7 @@ import pytest
 import tilewise as tw
 from tilewise.nn import linear
 
-BASE = {"name": "mlp", "chunks": 8, "rows": 6, "inner": 32, "first": "gate", "swap": False, "factor": 2.0}
+BASE = {"name": "mlp", "k_splits": 8, "rows": 6, "inner": 32, "first": "gate", "swap": False, "factor": 2.0}
 
 
 @tw.layer
@@ -22,9 +22,9 @@ def scaled_block(graph, x, *, factor):
 def build(**changes):
     """Two independent branches from one input, mixed, then a layer used twice."""
     c = {**BASE, **changes}
-    graph = tw.ComputeGraph(c["name"], reduction_chunks=c["chunks"])
+    graph = tw.ComputeGraph(c["name"], k_splits=c["k_splits"])
     role = c.get("role", True)
-    label = tw.DimLabel(c.get("label", "batch"), group=c.get("group", 1), is_summed_by_leaves=role)
+    label = tw.DimLabel(c.get("label", "batch"), group=c.get("group", 1), is_summed_by_batch_splits=role)
     x = graph.input([c["rows"], 8], name="x", labels=[label, None])
     names = [c["first"], "up"]
     branches = {n: linear(graph, x, n, c["inner"]) for n in (names[::-1] if c["swap"] else names)}
@@ -53,9 +53,9 @@ def test_planning_leaves_the_digest_alone():
 
 
 CHANGES = {
-    "chunk count": {"chunks": 4},
+    "k split count": {"k_splits": 4},
     "rows": {"rows": 12},
-    "what is summed by leaves": {"role": False},
+    "what is summed by batch splits": {"role": False},
     "inner size": {"inner": 64},
     "graph name": {"name": "other"},
     "parameter name": {"first": "gating"},
@@ -102,9 +102,9 @@ def test_constants_are_part_of_the_digest():
 
 
 def test_print_has_the_essentials():
-    """Name, chunks, what comes from outside with dtype and shape, ops with their parameters, templates, outputs."""
+    """Name, k splits, what comes from outside with dtype and shape, ops with their parameters, templates, outputs."""
     text = str(build())
-    assert text.startswith("graph mlp chunks=8\n")
+    assert text.startswith("graph mlp k splits=8\n")
     for part in (
         "input x f32[6, 8]",
         "(batch/2*, -)",

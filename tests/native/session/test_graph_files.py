@@ -102,9 +102,9 @@ def outer(graph, x, *, count):
     return graph.silu(x)
 
 
-def build(name, chunks, label, steps, has_loss):
+def build(name, k_splits, label, steps, has_loss):
     """A graph as the steps say; a step picks its operands from what there is."""
-    graph = tw.ComputeGraph(name, reduction_chunks=chunks)
+    graph = tw.ComputeGraph(name, k_splits=k_splits)
     known = [graph.input([4, SIZE], name="x", labels=[tw.BATCH, label])]
     for number, (what, first, second, factor, text) in enumerate(steps):
         a, b = known[first % len(known)], known[second % len(known)]
@@ -146,7 +146,7 @@ def test_any_graph_comes_back(graph, tmp_path_factory):
     plans = []
     for of in (graph, loaded):
         try:
-            plans.append(of.plan({"dp": 2}, leaves=4, workers_per_device=1).digest())
+            plans.append(of.plan({"dp": 2}, batch_splits=4, workers_per_device=1).digest())
         except tw.TilewiseError as error:
             plans.append(str(error))
     assert plans[0] == plans[1]

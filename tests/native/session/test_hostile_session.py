@@ -37,7 +37,7 @@ CALLS = {
         {
             "mesh": {},
             "accumulation": 1,
-            "leaves": 4,
+            "batch_splits": 4,
             "workers_per_device": 1,
             "sizes": {},
             "strict": False,
@@ -80,7 +80,7 @@ RUNNING = {
 TAKEN: dict[str, dict[str, set[str]]] = {  # besides what an argument is meant to be
     "plan": {
         "mesh": {"None", "{}"},
-        "leaves": {"None"},
+        "batch_splits": {"None"},
         "workers_per_device": {"None"},
         "sizes": {"None", "{}"},
         "strict": {"True"},
@@ -153,18 +153,18 @@ def test_comparing_strategies_leaves_a_graph_its_own():
 
 
 def test_integers_of_numpy_plan_what_integers_plan():
-    """Accumulation, leaves, workers and sizes of axes may come out of arrays."""
-    plain = GRAPH.plan({"dp": 2}, accumulation=2, leaves=8, workers_per_device=1)
+    """Accumulation, batch splits, workers and sizes of axes may come out of arrays."""
+    plain = GRAPH.plan({"dp": 2}, accumulation=2, batch_splits=8, workers_per_device=1)
     for kind in (np.int64, np.uint8):
         two, eight, one = (kind(n) for n in (2, 8, 1))
-        plan = GRAPH.plan({"dp": two}, accumulation=two, leaves=eight, workers_per_device=one)
+        plan = GRAPH.plan({"dp": two}, accumulation=two, batch_splits=eight, workers_per_device=one)
         assert plan.explain() == plain.explain() and plan.settings == plain.settings
 
 
 def graph_of(
     *,
     first="w",
-    chunks=8,
+    k_splits=8,
     batch=8,
     width=6,
     label=WIDTH,
@@ -181,7 +181,7 @@ def graph_of(
     optimizer=tw.optim.SGD(),  # noqa: B008  # it never changes
 ):
     """A graph with something changed."""
-    g = tw.ComputeGraph(name, reduction_chunks=chunks)
+    g = tw.ComputeGraph(name, k_splits=k_splits)
     x = g.input([batch, 4], name="x", labels=[tw.BATCH, None])
     y = linear(g, x if dtype == "f32" else g.cast(x, dtype), first, width, out_label=label)
     for n in range(1, layers):
@@ -213,7 +213,7 @@ def graph_of(
         ({"bias": True}, "no 'b', which is parameter"),
         ({"first": "v"}, r"parameter 'w' f32\[6, 4\], where there is none in 'g'"),
         ({"output": "z"}, r"output 'y' f32\[8, 6\], where there is none in 'g'"),
-        ({"chunks": 4}, "reduction_chunks=8, which is 4 in 'g'"),
+        ({"k_splits": 4}, "k_splits=8, which is 4 in 'g'"),
         ({"optimizer": None}, r"optimizer SGD.*, which is None in 'g'"),
         ({"optimizer": tw.optim.SGD(momentum=0.5)}, "optimizer SGD of momentum 0.9, which is 0.5"),
         ({"optimizer": tw.optim.AdamW()}, "optimizer SGD.*, which is AdamW"),
@@ -322,7 +322,7 @@ def test_layouts_that_layers_ask_for_are_no_part_of_what_is_computed(tmp_path):
     """A plan is one of the graph with other hints in its layers, in all or in some, as it is with other hints outside;
     so is a checkpoint, and every bit is the same."""
     data = np.random.default_rng(0).standard_normal((8, 64), np.float32)
-    plans = [hinted(hints).plan({"dp": 2, "tp": 2}, leaves=4) for hints in HINTS]
+    plans = [hinted(hints).plan({"dp": 2, "tp": 2}, batch_splits=4) for hints in HINTS]
     assert len({plan.digest() for plan in plans}) == 3 and len({plan.definition for plan in plans}) == 1
     with hinted(HINTS[0]).instantiate(plans[0]) as model:
         model.initialize(seed=0)

@@ -53,7 +53,7 @@ def graph_of(layers=12, optimizer=None, rows=4):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"recompute": "full"}, {"recompute": ["layers.1*"]}, {"leaves": 2}, {"checkpoints": True}],
+    [{}, {"recompute": "full"}, {"recompute": ["layers.1*"]}, {"batch_splits": 2}, {"checkpoints": True}],
     ids=str,
 )
 def test_the_same_plan(pool, taken, options):
@@ -158,10 +158,10 @@ def test_a_dead_worker_is_one_error(pool, monkeypatch):
     ("optimizer", "options", "error"),
     [
         (tw.optim.AdamW(groups=(tw.optim.ParameterGroup("nothing*"),)), {}, ConfigError),
-        (None, {"leaves": 3}, PlanError),
+        (None, {"batch_splits": 3}, PlanError),
         (None, {"workers_per_device": 0}, PlanError),
     ],
-    ids=["group", "leaves", "workers"],
+    ids=["group", "batch_splits", "workers"],
 )
 def test_errors_are_those_of_one_process(pool, optimizer, options, error):
     """The same words, whatever was begun; the pool works on."""

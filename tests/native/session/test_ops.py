@@ -169,11 +169,11 @@ def run_both(op, torch_op):
     }
     x_value = generator.standard_normal((BATCH, SEQ, WIDTH)).astype(np.float32)
     label_value = generator.integers(0, CLASSES, (BATCH, SEQ)).astype(np.int32)
-    leaves = {n: torch.tensor(v, requires_grad=True) for n, v in values.items()}
+    batch_splits = {n: torch.tensor(v, requires_grad=True) for n, v in values.items()}
     tx = torch.tensor(x_value)
-    ty = reference(*(tx @ leaves[n].T for n in names[:2]), *(leaves[n] for n in names[2:]))
+    ty = reference(*(tx @ batch_splits[n].T for n in names[:2]), *(batch_splits[n] for n in names[2:]))
     tloss = torch.nn.functional.cross_entropy(
-        (ty @ leaves["head"].T).flatten(0, 1), torch.tensor(label_value).long().flatten()
+        (ty @ batch_splits["head"].T).flatten(0, 1), torch.tensor(label_value).long().flatten()
     )
     tloss.backward()
     with g.instantiate() as model:
@@ -186,7 +186,13 @@ def run_both(op, torch_op):
         slopes = {
             n: finite_difference(model, n, values[n], gradients[n], x_value, label_value) for n in values
         }
-    return y_value, ty.detach().numpy(), gradients, {n: t.grad.numpy() for n, t in leaves.items()}, slopes
+    return (
+        y_value,
+        ty.detach().numpy(),
+        gradients,
+        {n: t.grad.numpy() for n, t in batch_splits.items()},
+        slopes,
+    )
 
 
 def finite_difference(model, name, value, gradient, x, labels):
@@ -315,20 +321,20 @@ def test_a_vector_used_twice():
     }
     vx = generator.standard_normal((T, WIDTH)).astype(np.float32)
     vl = generator.integers(0, CLASSES, T).astype(np.int32)
-    leaves = {n: torch.tensor(v, requires_grad=True) for n, v in values.items()}
+    batch_splits = {n: torch.tensor(v, requires_grad=True) for n, v in values.items()}
 
     def norm(t):
-        return t * (t.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * leaves["gamma"]
+        return t * (t.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * batch_splits["gamma"]
 
-    out = norm(norm(torch.tensor(vx)) @ leaves["w"].T) @ leaves["head"].T
+    out = norm(norm(torch.tensor(vx)) @ batch_splits["w"].T) @ batch_splits["head"].T
     torch.nn.functional.cross_entropy(out, torch.tensor(vl).long()).backward()
     with g.instantiate() as model:
         for n, v in values.items():
             model.set_tensor(n, v)
         model.forward(x=vx, labels=vl)
         model.backward()
-        for n, leaf in leaves.items():
-            expected = leaf.grad.numpy()
+        for n, split in batch_splits.items():
+            expected = split.grad.numpy()
             assert np.abs(model.get_tensor(f"{n}.grad") - expected).max() <= 1e-5 * np.abs(expected).max(), n
 
 

@@ -50,7 +50,7 @@ def make_config(
     sections = {
         "model": MODEL,
         "data": {"path": str(texts), "context": 32},
-        "train": {"steps": STEPS, "batch": 4, "leaves": 4},
+        "train": {"steps": STEPS, "batch": 4, "batch_splits": 4},
         "optimizer": {"warmup_steps": 2},
         "distribution": {"strategy": _STRATEGIES.get(tuple(mesh or {}), "hybrid"), "mesh": mesh or {}},
         "output": {"directory": str(directory), "checkpoint_every": 4},

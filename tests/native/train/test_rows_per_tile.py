@@ -11,7 +11,7 @@ from tilewise.core import PlanError
 from tilewise.models import llama
 from tilewise.plan import Plan
 
-BATCH, SEQ, LEAVES = 16, 16, 2
+BATCH, SEQ, BATCH_SPLITS = 16, 16, 2
 CONFIG = llama.LlamaConfig(
     vocab_size=128,
     hidden_size=32,
@@ -33,7 +33,7 @@ def make_graph(dtype="f32"):
 def train(dtype, mesh, rows, fault=False):
     """Parameters after two steps."""
     graph = make_graph(dtype)
-    with graph.instantiate(graph.plan(mesh, leaves=LEAVES, rows_per_tile=rows)) as model:
+    with graph.instantiate(graph.plan(mesh, batch_splits=BATCH_SPLITS, rows_per_tile=rows)) as model:
         model.initialize(seed=1)
         ids = np.random.default_rng(2).integers(0, 128, (BATCH, SEQ + 1), dtype=np.int32)
         if fault:
@@ -55,17 +55,17 @@ def test_tiles_change_no_bit(dtype, mesh, rows):
 @pytest.mark.parametrize(
     ("rows", "tile"), [(None, 128), (1, 16), (31, 16), (40, 32), (127, 64), (10**6, 128)]
 )
-def test_a_tile_is_whole_sequences_of_a_leaf(rows, tile):
-    """As many as fit into the rows and share the leaf equally; one at least."""
-    plan = make_graph().plan(leaves=LEAVES, rows_per_tile=rows)
+def test_a_tile_is_whole_sequences_of_a_batch_split(rows, tile):
+    """As many as fit into the rows and share the batch split equally; one at least."""
+    plan = make_graph().plan(batch_splits=BATCH_SPLITS, rows_per_tile=rows)
     assert plan.settings.row_tile == tile
 
 
 def test_plans_keep_it_in_files(tmp_path):
     """A loaded plan is the saved one, and one with a tile that planning would not choose is refused."""
     graph = make_graph()
-    plan = graph.plan(leaves=LEAVES, rows_per_tile=32)
-    assert plan.digest() != graph.plan(leaves=LEAVES).digest()
+    plan = graph.plan(batch_splits=BATCH_SPLITS, rows_per_tile=32)
+    assert plan.digest() != graph.plan(batch_splits=BATCH_SPLITS).digest()
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").digest() == plan.digest()
 

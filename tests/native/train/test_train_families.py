@@ -50,7 +50,7 @@ def configuration(texts, output, model, **data):
     content = {
         "model": model,
         "data": {"path": str(texts), "context": 32, "held_out_percent": 20.0, **data},
-        "train": {"steps": 12, "batch": 4, "leaves": 4, "dtype": "f32"},
+        "train": {"steps": 12, "batch": 4, "batch_splits": 4, "dtype": "f32"},
         "optimizer": {"warmup_steps": 2, "lr": 1e-2},
         "distribution": {"strategy": "ddp", "mesh": {"dp": 2}},
         "output": {"directory": str(output), "checkpoint_every": 6},
@@ -146,7 +146,7 @@ def test_a_finetuned_model_keeps_its_files_and_its_element_types(stored, asked, 
     given = configuration(texts, out, named, held_out_percent=0)
     changes = {
         "output": {"dtype": asked, "directory": str(out)},
-        "train": {"steps": 2, "batch": 4, "leaves": 4},
+        "train": {"steps": 2, "batch": 4, "batch_splits": 4},
     }
     run(check_config({**given.model_dump(exclude_defaults=True), **changes, "distribution": {}}, "a test"))
     files = {

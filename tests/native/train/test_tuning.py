@@ -88,7 +88,7 @@ def test_encoders_and_padded_documents(padded, tmp_path):
 
 def test_memory_is_saved_until_it_fits(monkeypatch, tmp_path):
     """Where the file's own settings need too much, the next that fits is taken; where none does, that is said."""
-    config = make_config(tmp_path, tmp_path, batch=8, leaves=8, data={"context": 64})
+    config = make_config(tmp_path, tmp_path, batch=8, batch_splits=8, data={"context": 64})
     need = make_plan(config)[1]
     need = need.device_bytes + sum(need.checkpoint_bytes)
     monkeypatch.setattr(plans, "available_memory", lambda: need - 1)
@@ -102,10 +102,10 @@ def test_memory_is_saved_until_it_fits(monkeypatch, tmp_path):
 
 
 def test_meshes_that_the_model_refuses_are_told(monkeypatch, tmp_path):
-    """Three leaves cannot be shared out to two devices; the others are tried all the same."""
+    """Three batch splits cannot be shared out to two devices; the others are tried all the same."""
     monkeypatch.setattr("tilewise.train.alternatives.num_cores", lambda: 2)
     lines = []
-    found = tune(make_config(tmp_path, tmp_path, batch=3, leaves=3), lines=lines)
+    found = tune(make_config(tmp_path, tmp_path, batch=3, batch_splits=3), lines=lines)
     refused = [line for line in lines if line.startswith("refused")]
     assert {line.split()[1].rstrip(",") for line in refused} >= {"dp=2", "fsdp=2"}
     assert {"tp"} in [set(t.config.distribution.mesh) for t in found.trials]

@@ -94,6 +94,8 @@ def test_every_difference_is_named(tmp_path):
 def test_settings_that_may_change_are_recorded(tmp_path):
     """What differs and may do so is in the state's history, after that of the checkpoint; the file's digest covers it,
     and a file without changes is that of earlier versions."""
+    path = save_checkpoint(tmp_path, _state(1), {"train": {"leaves": 4}})  # of an earlier version
+    assert load_checkpoint(path, {"train": {"batch_splits": 4}}).step == 1
     path = save_checkpoint(tmp_path, _state(1), CONFIG)
     assert "changes" not in json.loads((path / "checkpoint.json").read_text())
     other = {"layers": 6, "optimizer": {"lr": 0.2, "eps": 1e-8}}

@@ -1,4 +1,4 @@
-"""Chunks and shards of a dim: fixed cuts that devices share in aligned runs."""
+"""K splits and shards of a dim: fixed cuts that devices share in aligned runs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewise.core.dims import Dim, DimLabel, chunk_range, shard_range
+from tilewise.core.dims import Dim, DimLabel, k_split_range, shard_range
 from tilewise.core.errors import LayoutError, ShapeError
 from tilewise.core.mesh import MICRO, DeviceMesh
 
 
 @given(st.integers(1, 700), st.sampled_from([1, 2, 16, 64]), st.sampled_from([1, 2, 7, 8, 12, 16]))
-def test_chunks_cover_a_dim_once(size, atom, chunks):
+def test_k_splits_cover_a_dim_once(size, atom, k_splits):
     """Ascending, without gaps, cut at atoms only."""
-    cuts = [chunk_range(DimLabel("mlp", atom), size, chunks, c) for c in range(chunks)]
+    cuts = [k_split_range(DimLabel("mlp", atom), size, k_splits, c) for c in range(k_splits)]
     assert cuts[0][0] == 0 and cuts[-1][1] == size
     assert all(a[1] == b[0] for a, b in itertools.pairwise(cuts))
     assert all(b % atom == 0 for b, _ in cuts if b < size)
@@ -28,19 +28,19 @@ def test_chunks_cover_a_dim_once(size, atom, chunks):
     st.sampled_from([1, 2, 64]),
     st.sampled_from([(8, 1), (8, 2), (8, 4), (8, 8), (12, 3), (12, 6), (12, 12), (5, 5), (10, 5), (7, 1)]),
 )
-def test_shards_are_runs_of_chunks(size, atom, width):
-    """A shard begins and ends where its chunks do."""
+def test_shards_are_runs_of_k_splits(size, atom, width):
+    """A shard begins and ends where its k splits do."""
     label = DimLabel("mlp", atom)
-    chunks, shards = width
+    k_splits, shards = width
     for s in range(shards):
-        run = chunks // shards
-        begin, end = shard_range(label, size, chunks, shards, s)
-        assert begin == chunk_range(label, size, chunks, s * run)[0]
-        assert end == chunk_range(label, size, chunks, (s + 1) * run - 1)[1]
+        run = k_splits // shards
+        begin, end = shard_range(label, size, k_splits, shards, s)
+        assert begin == k_split_range(label, size, k_splits, s * run)[0]
+        assert end == k_split_range(label, size, k_splits, (s + 1) * run - 1)[1]
 
 
 def test_shares_may_be_unequal():
-    """Eight heads in twelve chunks over three devices, and four blocks of a vocabulary."""
+    """Eight heads in twelve k splits over three devices, and four blocks of a vocabulary."""
     heads = DimLabel("heads", 16)
     assert [shard_range(heads, 128, 12, 3, s) for s in range(3)] == [(0, 32), (32, 80), (80, 128)]
     assert [shard_range(DimLabel("vocab", 64), 200, 12, 3, s) for s in range(3)] == [
@@ -51,25 +51,27 @@ def test_shares_may_be_unequal():
 
 
 def test_kv_heads_follow_their_query_heads():
-    """Two KV heads over four devices: replicated in pairs, and each in the chunk of its first query head."""
+    """Two KV heads over four devices: replicated in pairs, and each in the k split of its first query head."""
     label = DimLabel("kv_heads", 16, group=4)
     assert [shard_range(label, 32, 8, 4, s) for s in range(4)] == [(0, 16), (0, 16), (16, 32), (16, 32)]
-    held = [c for c in range(8) if chunk_range(label, 32, 8, c)[0] < chunk_range(label, 32, 8, c)[1]]
+    held = [c for c in range(8) if k_split_range(label, 32, 8, c)[0] < k_split_range(label, 32, 8, c)[1]]
     assert held == [0, 4]
 
 
 @pytest.mark.parametrize(
-    ("chunks", "shards", "words"),
+    ("k_splits", "shards", "words"),
     [
-        (8, 3, "got 3 devices; choose 1, 2, 4, 8, or set graph.reduction_chunks to 3, 6, 12, 24"),
-        (8, 16, "set graph.reduction_chunks to 16, 32, 64, 128"),
-        (12, 2, "choose 1, 3, 6, 12, or set graph.reduction_chunks to 2, 4, 8, 16"),
+        (8, 3, "got 3 devices; choose 1, 2, 4, 8, or set graph.k_splits to 3, 6, 12, 24"),
+        (8, 16, "set graph.k_splits to 16, 32, 64, 128"),
+        (12, 2, "choose 1, 3, 6, 12, or set graph.k_splits to 2, 4, 8, 16"),
     ],
 )
-def test_widths_whose_runs_are_no_nodes(chunks, shards, words):
-    """Refused with the widths that the chunks allow, and the chunks that allow the width."""
-    with pytest.raises(LayoutError, match=f"its {chunks} chunks that are nodes of one tree; {words}|{words}"):
-        shard_range(DimLabel("mlp"), 96, chunks, shards, 0)
+def test_widths_whose_runs_are_no_nodes(k_splits, shards, words):
+    """Refused with the widths that the k splits allow, and the k splits that allow the width."""
+    with pytest.raises(
+        LayoutError, match=f"its {k_splits} k splits that are nodes of one tree; {words}|{words}"
+    ):
+        shard_range(DimLabel("mlp"), 96, k_splits, shards, 0)
 
 
 def test_kv_heads_that_straddle():

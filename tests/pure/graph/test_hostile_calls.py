@@ -314,7 +314,7 @@ def test_attributes_that_look_alike_are_two_templates():
 SMALL = llama.LlamaConfig(64, 32, 48, 1, 2, num_key_value_heads=1, max_position_embeddings=16)
 MAKERS = {
     "Dim": (Dim, {"name": "n", "min": 1, "max": 4}),
-    "DimLabel": (DimLabel, {"name": "n", "atom": 2, "group": 1, "is_summed_by_leaves": False}),
+    "DimLabel": (DimLabel, {"name": "n", "atom": 2, "group": 1, "is_summed_by_batch_splits": False}),
     "Shard": (Shard, {"dim": 1}),
     "DeviceMesh": (DeviceMesh, {"axes": {"dp": 2}}),
     "parse": (DeviceMesh.parse, {"text": "dp=2"}),
@@ -338,7 +338,7 @@ MAKERS = {
             "init_scale": 1.0,
         },
     ),
-    "GraphBuilder": (GraphBuilder, {"name": "n", "reduction_chunks": 8}),
+    "GraphBuilder": (GraphBuilder, {"name": "n", "k_splits": 8}),
     "AdamW": (
         AdamW,
         {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "max_grad_norm": 1.0, "groups": ()},
@@ -367,7 +367,7 @@ MAKERS = {
 
 TAKEN_BY_MAKERS: dict[str, dict[str, set[str]]] = {
     "Dim": {"name": {"'name'"}, "min": {"0"}},
-    "DimLabel": {"name": {"'name'"}, "is_summed_by_leaves": {"True"}},
+    "DimLabel": {"name": {"'name'"}, "is_summed_by_batch_splits": {"True"}},
     "Shard": {"dim": {"0"}},
     "DeviceMesh": {"axes": {"{}", "{'a': 1}"}},
     "coordinate": {"device": {"0"}},

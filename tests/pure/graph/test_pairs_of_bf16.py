@@ -1,4 +1,4 @@
-"""bf16 products take what they sum in pairs: labels whose chunks begin in the middle of one are refused."""
+"""bf16 products take what they sum in pairs: labels whose k splits begin in the middle of one are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def product(atom, size, dtype, *, is_summed):
 
 @pytest.mark.parametrize("is_summed", [True, False])
 @pytest.mark.parametrize("atom,size", [(3, 9), (1, 3), (3, 6), (7, 63)])
-def test_chunks_that_begin_at_odd_elements_are_refused(atom, size, is_summed):
+def test_k_splits_that_begin_at_odd_elements_are_refused(atom, size, is_summed):
     """In bf16, naming the label; fp32 takes them."""
     with pytest.raises(
         PlanError, match=rf"in pairs.*got \d+ of {size} of 'x' in pieces of {atom}.*'linear:w'"
@@ -34,7 +34,7 @@ def test_chunks_that_begin_at_odd_elements_are_refused(atom, size, is_summed):
 
 @pytest.mark.parametrize("atom,size", [(2, 8), (1, 64), (6, 36), (9, 9)])
 def test_even_cuts_are_taken(atom, size):
-    """Even pieces, single elements in even chunks, and one piece alone."""
+    """Even pieces, single elements in even k splits, and one piece alone."""
     product(atom, size, "bf16", is_summed=True).plan()
 
 

@@ -65,7 +65,7 @@ GRAPH = {
     "tensors": lambda g: replace(g, tensors=g.tensors[:-1]),
     "ops": lambda g: replace(g, ops=g.ops[:-1]),
     "outputs": lambda g: replace(g, outputs=dict(reversed(g.outputs.items()))),
-    "reduction_chunks": lambda g: replace(g, reduction_chunks=4),
+    "k_splits": lambda g: replace(g, k_splits=4),
     "constant_values": lambda g: replace(
         g, constant_values={t: np.nextafter(v, 9) for t, v in g.constant_values.items()}
     ),
@@ -115,7 +115,7 @@ CHANGES = {
     "atom of a label": lambda g: _with_tensor(g, _with_spec(labels=(replace(BATCH, atom=2), None))),
     "group of a label": lambda g: _with_tensor(g, _with_spec(labels=(replace(BATCH, group=2), None))),
     "role of a label": lambda g: _with_tensor(
-        g, _with_spec(labels=(replace(BATCH, is_summed_by_leaves=False), None))
+        g, _with_spec(labels=(replace(BATCH, is_summed_by_batch_splits=False), None))
     ),
     "an axis of a hint": lambda g: replace(g, hints={**g.hints, 0: (("tp",), ())}),
     "a constant's shape": lambda g: replace(

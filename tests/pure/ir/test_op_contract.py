@@ -256,8 +256,8 @@ def test_accumulates_agrees_with_lower(rule, declared, accumulation, monkeypatch
         plan_graph(trained(""), {}, accumulation)
 
 
-def test_a_partial_by_leaves_is_a_sum_that_is_declared(monkeypatch):
-    """Where an op says that its parts are leaves of the batch and declares no such sum, its factors are refused."""
+def test_a_partial_by_batch_splits_is_a_sum_that_is_declared(monkeypatch):
+    """Where an op says that its parts are batch splits and declares no such sum, its factors are refused."""
     graph = trained("")
     monkeypatch.setattr(CrossEntropy, "accumulates", ())
     op = next(op for op in graph.ops if op.op == "cross_entropy")

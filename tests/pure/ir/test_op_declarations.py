@@ -206,7 +206,7 @@ FACTORS = [
     (one_partial("p", ("d",), (0,), "avg"), "partial 'p' that is combined by one of sum, max, or; got 'avg'"),
     (
         one_partial("p", ("d",), (0,), tree="zz"),
-        "partial 'p' along one of the trees chunks, leaves, groups; got 'zz'",
+        "partial 'p' along one of the trees k_splits, batch_splits, groups; got 'zz'",
     ),
     (
         one_partial("p", ("d",), (0,), cut_by=(7,)),
@@ -226,7 +226,7 @@ def test_factors_that_do_not_fit(found, words):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("tree", ["chunks", GROUPS])
+@pytest.mark.parametrize("tree", ["k_splits", GROUPS])
 def test_factors_that_fit(tree):
     """A dim that stays whole, one whose axes may change, a partial of either tree."""
     partial = Partial("p", ("d",), (0,), "max", tree, cut_by=(0, 1))

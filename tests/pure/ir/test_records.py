@@ -15,8 +15,8 @@ from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import MICRO, DeviceMesh
 from tilewise.core.tree import allowed_widths
 from tilewise.graph import GraphBuilder, differentiate
-from tilewise.ir.batch import BatchCut, cut_batch, leaves_in_words
-from tilewise.ir.layout import CHUNKS, GROUPS, LEAVES
+from tilewise.ir.batch import BatchCut, cut_batch, suggest_batch_splits
+from tilewise.ir.layout import BATCH_SPLITS, GROUPS, K_SPLITS
 from tilewise.ir.validate import validate_records
 from tilewise.nn import linear, rms_norm
 from tilewise.strategy import DistributionStrategy, ParallelismMode, propagate_layouts
@@ -25,9 +25,9 @@ X, Y = DimLabel("x"), DimLabel("y", 64)
 RULES = {BATCH.name: "a", X.name: "b", Y.name: "b", "q": "b", "kv": "b"}
 
 
-def training(chunks=8, batch=12, seq=4):
+def training(k_splits=8, batch=12, seq=4):
     """Norm, two products and a loss over shared classes, with gradients; labels and axes have names of no meaning."""
-    g = GraphBuilder("net", reduction_chunks=chunks)
+    g = GraphBuilder("net", k_splits=k_splits)
     x = g.input([batch, seq, 64], name="x", labels=[BATCH, None, None])
     y = g.input([batch, seq], "i32", name="y", labels=[BATCH, None], storage="scalars")
     h = linear(g, rms_norm(g, x, "gamma", eps=1e-5), "up", 192, out_label=X)
@@ -37,10 +37,10 @@ def training(chunks=8, batch=12, seq=4):
     return differentiate(g.freeze(), g.draft.loss_id)[0]
 
 
-def laid_out(graph, a, b, microbatches=1, leaves=None):
+def laid_out(graph, a, b, microbatches=1, batch_splits=None):
     """The layout of a graph over two axes."""
     strategy = DistributionStrategy(ParallelismMode.HYBRID, {"a": a, "b": b}, RULES)
-    return propagate_layouts(graph, strategy.mesh(), strategy, cut_batch(graph, microbatches, leaves))
+    return propagate_layouts(graph, strategy.mesh(), strategy, cut_batch(graph, microbatches, batch_splits))
 
 
 def records_of(graph, layout):
@@ -49,19 +49,19 @@ def records_of(graph, layout):
 
 
 def test_each_partial_value_has_its_record():
-    """Products over shared chunks, the loss's three values, gradients over the leaves of the batch."""
+    """Products over shared k splits, the loss's three values, gradients over the batch splits of the batch."""
     graph = training()
     layout = laid_out(graph, 2, 4, microbatches=2)
     found = {(op, name): r for op, name, r in records_of(graph, layout)}
     product = found["linear", "product"]
-    assert (product.tree, product.count, product.axes, product.combine) == (CHUNKS, 8, ("b",), "sum")
+    assert (product.tree, product.count, product.axes, product.combine) == (K_SPLITS, 8, ("b",), "sum")
     assert product.held == (((0, 2), (2, 4), (4, 6), (6, 8)),)
     assert product.arrives == ((("a", MICRO), (), ()),)
     assert found["cross_entropy", "max"].combine == "max" and found["cross_entropy", "sums"].combine == "sum"
     loss = found["cross_entropy", "loss"]
-    assert (loss.tree, loss.count, loss.axes, loss.group) == (LEAVES, 4, ("a", MICRO), ("a",))
+    assert (loss.tree, loss.count, loss.axes, loss.group) == (BATCH_SPLITS, 4, ("a", MICRO), ("a",))
     assert loss.held == (((0, 1), (1, 2), (2, 3), (3, 4)),) and not loss.is_completed_per_microbatch
-    assert {op for op, name, r in records_of(graph, layout) if r.tree == LEAVES} == {
+    assert {op for op, name, r in records_of(graph, layout) if r.tree == BATCH_SPLITS} == {
         "cross_entropy", "linear_dw", "rms_norm_backward"
     }  # fmt: skip
     validate_records(graph, layout)
@@ -71,12 +71,14 @@ def test_time_alone_is_shared_too():
     """Microbatches of one device hold parts of the sums over the batch, and of nothing else."""
     graph = training()
     layout = laid_out(graph, 1, 1, microbatches=4)
-    assert {(r.tree, r.axes, r.group) for _, _, r in records_of(graph, layout)} == {(LEAVES, (MICRO,), ())}
+    assert {(r.tree, r.axes, r.group) for _, _, r in records_of(graph, layout)} == {
+        (BATCH_SPLITS, (MICRO,), ())
+    }
     validate_records(graph, layout)
 
 
 @pytest.mark.parametrize(
-    ("a", "microbatches", "leaves", "axes"),
+    ("a", "microbatches", "batch_splits", "axes"),
     [
         (3, 4, 12, ("a", MICRO)),  # nodes for the whole step: completed once
         (6, 2, 12, ("a", MICRO)),
@@ -84,10 +86,10 @@ def test_time_alone_is_shared_too():
         (2, 2, 4, ("a", MICRO)),
     ],
 )
-def test_where_time_stands(a, microbatches, leaves, axes):
-    """Devices stand outside of time where their part of a step is a node of the tree over leaves."""
+def test_where_time_stands(a, microbatches, batch_splits, axes):
+    """Devices stand outside of time where their part of a step is a node of the tree over batch splits."""
     graph = training()
-    layout = laid_out(graph, a, 1, microbatches, leaves)
+    layout = laid_out(graph, a, 1, microbatches, batch_splits)
     loss = next(r for op, name, r in records_of(graph, layout) if name == "loss")
     assert loss.axes == axes and loss.is_completed_per_microbatch == (axes[0] == MICRO)
     validate_records(graph, layout)
@@ -97,16 +99,16 @@ def test_where_time_stands(a, microbatches, leaves, axes):
     ("case", "words"),
     [
         (
-            {"a": 3, "b": 1, "leaves": 4},
-            "got 3 parts of 'loss' .* on a, for 4 leaves; choose 1, 2, 4 dev.*, or set leaves to 3, 6, 12",
+            {"a": 3, "b": 1, "batch_splits": 4},
+            "got 3 parts of 'loss' .* on a, for 4 batch splits; choose 1, 2, 4 dev.*, or set batch_splits to 3, 6, 12",
         ),
         (
             {"a": 1, "b": 3},
-            "got 3 parts of 'product' .* on b, for 8 chunks; choose 1, 2, 4, 8, or set graph.reduction_chunks to 3, 6",
+            "got 3 parts of 'product' .* on b, for 8 k splits; choose 1, 2, 4, 8, or set graph.k_splits to 3, 6",
         ),
         (
-            {"a": 2, "b": 1, "leaves": 12},
-            "got 2 parts of 'loss' .* for 12 leaves; choose 1, 3, 6, 12 dev.* to 2, 4",
+            {"a": 2, "b": 1, "batch_splits": 12},
+            "got 2 parts of 'loss' .* for 12 batch splits; choose 1, 3, 6, 12 dev.* to 2, 4",
         ),
         (
             {"a": 2, "b": 1, "microbatches": 4},
@@ -115,35 +117,35 @@ def test_where_time_stands(a, microbatches, leaves, axes):
     ],
 )
 def test_widths_that_do_not_fit(case, words):
-    """Refused with the widths, the chunks or the leaves that would."""
+    """Refused with the widths, the k splits or the batch splits that would."""
     graph = training()
     with pytest.raises(LayoutError, match=words):
         validate_records(graph, laid_out(graph, **case))
 
 
 def test_advice_about_devices_and_microbatches_works():
-    """Every accumulation, number of leaves and batch that a refusal names is one that fits."""
-    for size, leaves, devices, microbatches in product(
+    """Every accumulation, number of batch splits and batch that a refusal names is one that fits."""
+    for size, batch_splits, devices, microbatches in product(
         (1, 8, 12, 60, 512), (1, 4, 8), (1, 2, 3), (1, 2, 3, 7, 16)
     ):
         blocks = devices * microbatches
-        if size % leaves or blocks in allowed_widths(leaves):
+        if size % batch_splits or blocks in allowed_widths(batch_splits):
             continue
-        text = leaves_in_words(BatchCut(size, 1, leaves, microbatches), blocks)
+        text = suggest_batch_splits(BatchCut(size, 1, batch_splits, microbatches), blocks)
         named = re.search(r"\(accumulation ([\d, ]+) on", text)
         for count in map(int, named[1].split(",")) if named else ():
-            assert devices * count in allowed_widths(leaves), text
-        if named := re.search(r"set leaves to ([\d, ]+)", text):
+            assert devices * count in allowed_widths(batch_splits), text
+        if named := re.search(r"set batch_splits to ([\d, ]+)", text):
             for other in map(int, named[1].rstrip(", ").split(",")):
                 assert size % other == 0 and blocks in allowed_widths(other), text
         else:
-            batch, other = map(int, re.search(r"a batch of (\d+) and (\d+) leaves", text).groups())
+            batch, other = map(int, re.search(r"a batch of (\d+) and (\d+) batch splits", text).groups())
             assert batch >= size and batch % other == 0 and blocks in allowed_widths(other), text
 
 
-def grouped(kv_heads, group, chunks=8):
+def grouped(kv_heads, group, k_splits=8):
     """Attention with grouped heads, with its gradient."""
-    g = GraphBuilder("attention", reduction_chunks=chunks)
+    g = GraphBuilder("attention", k_splits=k_splits)
     x = g.input([4, 8, 32], name="x", labels=[BATCH, None, None])
     y = g.input([4, 8], "i32", name="y", labels=[BATCH, None], storage="scalars")
     heads, kv = DimLabel("q", 16), DimLabel("kv", 16, group)
@@ -155,7 +157,7 @@ def grouped(kv_heads, group, chunks=8):
 
 
 @pytest.mark.parametrize(
-    ("kv_heads", "group", "chunks", "b", "held"),
+    ("kv_heads", "group", "k_splits", "b", "held"),
     [
         (2, 4, 8, 4, (((0, 2), (2, 4)),) * 2),
         (3, 4, 12, 6, (((0, 2), (2, 4)),) * 3),
@@ -164,9 +166,9 @@ def grouped(kv_heads, group, chunks=8):
         (4, 2, 8, 2, None),
     ],
 )
-def test_shared_kv_heads_are_sums_over_their_query_heads(kv_heads, group, chunks, b, held):
+def test_shared_kv_heads_are_sums_over_their_query_heads(kv_heads, group, k_splits, b, held):
     """Holders of one KV head are a device group; where heads lie whole on devices, nothing is partial."""
-    graph = grouped(kv_heads, group, chunks)
+    graph = grouped(kv_heads, group, k_splits)
     layout = laid_out(graph, 1, b)
     found = [r for op, name, r in records_of(graph, layout) if op == "attention_backward"]
     assert [r.held for r in found] == ([] if held is None else [held])
@@ -182,7 +184,7 @@ def without(records, dropped):
     return {key: tuple(r for r in found if r is not dropped) for key, found in records.items()}
 
 
-GRAPH = training(chunks=12)
+GRAPH = training(k_splits=12)
 LAYOUT = laid_out(GRAPH, 3, 6, 2, 12)
 RECORDS = [r for _, _, r in records_of(GRAPH, LAYOUT)]
 
@@ -198,7 +200,7 @@ def changed(record, held):
 
 @given(st.sampled_from(RECORDS), st.data())
 def test_faults_in_any_record_are_found(record, data):
-    """A record dropped on all devices alike; a part dropped, doubled, swapped, moved by a leaf."""
+    """A record dropped on all devices alike; a part dropped, doubled, swapped, moved by a batch split."""
     validate_records(GRAPH, LAYOUT)
     (held,) = record.held
     i = data.draw(st.integers(0, len(held) - 1))
@@ -224,7 +226,7 @@ def test_a_sum_that_no_partial_covers():
     graph = differentiate(g.freeze(), g.draft.loss_id)[0]
     with pytest.raises(
         LayoutError,
-        match=r"dim 1 .'x', as in x, y. .* on axes b, over which 'cross_entropy' .* sum over chunks",
+        match=r"dim 1 .'x', as in x, y. .* on axes b, over which 'cross_entropy' .* sum over k_splits",
     ):
         validate_records(graph, laid_out(graph, 1, 2))
 

@@ -81,7 +81,7 @@ def pair(graph, x):
 def layered(count, function=block, **static):
     """So many layers."""
     graph = GraphBuilder("g")
-    x = graph.input([4, 8], name="x", labels=[DimLabel("batch", is_summed_by_leaves=True), None])
+    x = graph.input([4, 8], name="x", labels=[DimLabel("batch", is_summed_by_batch_splits=True), None])
     for i in range(count):
         x = function(graph, x, path=f"layers.{i}", **static)
     graph.output(graph.relu(x), "y")

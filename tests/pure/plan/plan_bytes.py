@@ -27,7 +27,7 @@ def make(
     layers: int = 1,
     mesh: dict[str, int] | None = None,
     accumulation: int = 1,
-    leaves: int = 4,
+    batch_splits: int = 4,
     workers: int = 1,
     optimizer: Optimizer | None = None,
     name: str = "llama",
@@ -54,7 +54,7 @@ def make(
     optimizer.add_to(thawed, gradients)
     graph = thawed.freeze()
     devices = DeviceMesh(mesh or {"dp": 2})
-    batch = cut_batch(graph, accumulation, leaves)
+    batch = cut_batch(graph, accumulation, batch_splits)
     layout = propagate_layouts(graph, devices, DistributionStrategy.for_mesh(devices), batch)
     return make_plan(graph, layout, settings_for(graph, layout, batch, workers), one_stage, optimizer)
 

@@ -53,7 +53,7 @@ NORM = {
 PRODUCT = {
     "dtype": "f32",
     "tiles": {"out": row(5), "a": [row(0), row(1)], "w": [whole(4), whole(7)]},
-    "ints": {"num_chunks": 2, "range": [0, 2, 0, 2, 2, 6, 2, 6]},
+    "ints": {"num_k_splits": 2, "range": [0, 2, 0, 2, 2, 6, 2, 6]},
 }
 
 
@@ -104,7 +104,7 @@ def test_operands_that_view_other_columns_speak_for_themselves():
             "a": [whole(slot)],
             "w": [row(13)],
         }
-        cut = {"num_chunks": 1, "range": [0, V]}
+        cut = {"num_k_splits": 1, "range": [0, V]}
         return make("matmul", {"dtype": "f32", "extent": Number(V), "tiles": tiles, "ints": cut})
 
     assert accesses(product(5)) == ["OUT", "IN", "NONE", "IN"]
@@ -183,17 +183,22 @@ REFUSED = [
         "matmul",
         PRODUCT,
         {"ints": {"range": [0, 6]}},
-        r"'range' has 2\*num_chunks\*num_terms = 8 integers; got 2",
+        r"'range' has 2\*num_k_splits\*num_terms = 8 integers; got 2",
     ),
-    ("matmul", PRODUCT, {"ints": {"num_chunks": None}}, r"every integer is given; got none for 'num_chunks'"),
     (
         "matmul",
         PRODUCT,
-        {"ints": {"num_chunks": 2**63}},
-        r"64 bits; got 9223372036854775808 for 'num_chunks'",
+        {"ints": {"num_k_splits": None}},
+        r"every integer is given; got none for 'num_k_splits'",
     ),
-    ("matmul", PRODUCT, {"ints": {"num_chunks": 2.0}}, r"64 bits; got 2.0 for 'num_chunks'"),
-    ("matmul", PRODUCT, {"ints": {"num_terms": 2}}, r"integers are num_chunks, range; got 'num_terms'"),
+    (
+        "matmul",
+        PRODUCT,
+        {"ints": {"num_k_splits": 2**63}},
+        r"64 bits; got 9223372036854775808 for 'num_k_splits'",
+    ),
+    ("matmul", PRODUCT, {"ints": {"num_k_splits": 2.0}}, r"64 bits; got 2.0 for 'num_k_splits'"),
+    ("matmul", PRODUCT, {"ints": {"num_terms": 2}}, r"integers are num_k_splits, range; got 'num_terms'"),
 ]
 
 

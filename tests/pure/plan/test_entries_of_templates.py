@@ -15,7 +15,7 @@ from small_llama import config, training_graph
 @pytest.mark.parametrize("microbatches", [8, 16])
 def test_parts_of_microbatches_are_their_own(microbatches):
     """A tensor with a part per microbatch has its parts bound alike, whatever numbers variants and tensors have."""
-    plan = training_graph(config(), "f32").plan({}, leaves=16, accumulation=microbatches)
+    plan = training_graph(config(), "f32").plan({}, batch_splits=16, accumulation=microbatches)
     (of,) = plan.program.classes
     bound = Counter(entry for call in of.calls["step"] for entry in call.binding)
     checked = 0

@@ -337,10 +337,10 @@ ASKED = [
         "a temporary.s dtype is one of f32, bf16, i32, f64; got None for 't'",
     ),
     (lambda low, op: low.first_element(op.given[0], 9), r"a dim is one of f32\[8, 6\]; got 9"),
-    (lambda low, op: low.local_chunks(op.given[0], 9), r"a dim is one of f32\[8, 6\]; got 9"),
+    (lambda low, op: low.local_splits(op.given[0], 9), r"a dim is one of f32\[8, 6\]; got 9"),
     (
-        lambda low, op: low.local_chunks(op.given[0], 1),
-        r"chunks are of a labelled dim.*got dim 1 of f32\[8, 6\]",
+        lambda low, op: low.local_splits(op.given[0], 1),
+        r"k splits are of a labelled dim.*got dim 1 of f32\[8, 6\]",
     ),
     (lambda low, op: temp(low, max_bytes=4), "a temporary has room for its 192 bytes; got 4 for 't'"),
     (
@@ -353,7 +353,7 @@ ASKED = [
         "a temporary is shaped as a tensor, whose Ref.*got 0",
     ),
     (
-        lambda low, op: low.temp_like(low.leaf_temp(6, "leaf"), dtype="f32", name="t"),
+        lambda low, op: low.temp_like(low.split_temp(6, "split"), dtype="f32", name="t"),
         r"a temporary is shaped as a tensor, whose Ref.*got Ref\(",
     ),
     (
@@ -376,15 +376,15 @@ ASKED = [
     (lambda low, op: low.unshard(op, 999, 0), "a tensor is an id.*got 999"),
     (lambda low, op: low.gather(op, -1, 0), "a tensor is an id.*got -1"),
     (
-        lambda low, op: low.contraction_chunks(None, None),
+        lambda low, op: low.contraction_splits(None, None),
         "terms are .spec, label, dim. of each weight; got None",
     ),
-    (lambda low, op: low.contraction_chunks([(0, None, 1)], None), "terms are .spec, label, dim.*got"),
+    (lambda low, op: low.contraction_splits([(0, None, 1)], None), "terms are .spec, label, dim.*got"),
     (
-        lambda low, op: low.contraction_chunks([(low.spec(op.given[0]), None, 2)], None),
+        lambda low, op: low.contraction_splits([(low.spec(op.given[0]), None, 2)], None),
         "terms are .spec, label, dim.*got",
     ),
-    (lambda low, op: low.label_chunks(None, 8, "dp"), "a record is what low.record gives.*got 'dp'"),
+    (lambda low, op: low.label_splits(None, 8, "dp"), "a record is what low.record gives.*got 'dp'"),
     (
         lambda low, op: low.all_reduce(op, op.given[0], op.outputs[0], None, None),
         "an all-reduce has a record.*got None",

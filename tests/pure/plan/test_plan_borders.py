@@ -11,6 +11,7 @@ import pytest
 from pure.plan.plan_bytes import edited, packed, parts, place, sealed, set_field, small, small_file
 from tilewise.core.errors import PlanError
 from tilewise.ir import op as ops
+from tilewise.ir.file.fields import RENAMED, RENAMED_VALUES
 from tilewise.ir.op import op_named
 from tilewise.plan import Plan
 from tilewise.plan.file import content as file_content
@@ -220,7 +221,7 @@ FIELDS = {
     "other settings": (set_field("PlanSettings", "row_tile", 1), "planning would choose"),
     "workers without end": (set_field("PlanSettings", "workers_per_device", 1 << 40), "workers"),
     "microbatches without end": (set_field("PlanSettings", "accumulation", 1 << 40), "microbatches lie in"),
-    "chunks without end": (set_field("Graph", "reduction_chunks", 1 << 40, -1), "chunks"),
+    "k splits without end": (set_field("Graph", "k_splits", 1 << 40, -1), "k splits"),
     "an entry outside of the arena": (set_field("TensorEntry", "offset", 1 << 40), "ends at byte"),
     "an entry before it": (set_field("TensorEntry", "offset", -64), "sizes out of range"),
     "an entry of other columns": (set_field("TensorEntry", "cols", 3), "as 3 for kernel 'embedding'"),
@@ -270,6 +271,29 @@ def test_changed_fields_are_refused(what, path):
     change, words = FIELDS[what]
     found = refusal(path, edited(change))
     assert words in found, found
+
+
+def with_old_names(found):
+    """Gives records, fields and values the names that files of earlier versions have."""
+    for (record, field), values in RENAMED_VALUES.items():
+        if record in (name for name, _ in found["records"]):
+            number, at = place(found, record, field)
+            old = {new: name for name, new in values.items()}
+            for row in found["rows"]:
+                if row[0] == number:
+                    row[at] = old.get(row[at], row[at])
+    old = {new: name for name, new in RENAMED.items()}
+    found["records"] = [
+        [old.get(name, name), [old.get(f, f) for f in fields]] for name, fields in found["records"]
+    ]
+
+
+def test_files_of_earlier_versions_are_read(path):
+    """Every renamed record, field and value is read under its old name as under its new one."""
+    content = edited(with_old_names)
+    assert content != small_file() and b"leaves" in content
+    path.write_bytes(content)
+    assert Plan.load(path).digest() == small().digest()
 
 
 UNUSED = {  # nothing is looked up, reserved or counted with these

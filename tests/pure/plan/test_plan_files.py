@@ -108,7 +108,7 @@ CHANGES = {
     "mesh": lambda: make(mesh={"dp": 1, "tp": 2}),
     "names of axes": lambda: make(mesh={"dp": 2, "tp": 1}),
     "microbatches": lambda: make(accumulation=2),
-    "leaves": lambda: make(leaves=2),
+    "batch_splits": lambda: make(batch_splits=2),
     "workers": lambda: make(workers=2),
     "graph name": lambda: make(name="other"),
     "sequence": lambda: make(seq=4),
@@ -282,7 +282,7 @@ def test_what_cannot_be_written_is_one_error(tmp_path):
 def test_a_plan_whose_rows_and_tiles_grow_with_one_length_is_loaded(longest, tmp_path):
     """Signals of a loop are counted for lengths that a run may have: rows and rows per tile of the same one."""
     label = tw.DimLabel("x", 2)
-    graph = tw.ComputeGraph("lengths", reduction_chunks=12)
+    graph = tw.ComputeGraph("lengths", k_splits=12)
     x = graph.input([4, tw.Dim("seq", 1, longest), 24], name="x", labels=[tw.BATCH, None, label])
     graph.loss(graph.sum(graph.relu(tw.nn.linear(graph, x, "w", 24, in_label=label))))
     graph.set_distribution(tw.DistributionStrategy(tw.ParallelismMode.HYBRID, {"a": 3}, {"x": "a"}))

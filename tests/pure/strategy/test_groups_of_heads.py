@@ -14,9 +14,9 @@ from tilewise.nn import linear
 from tilewise.strategy import DistributionStrategy, propagate_layouts
 
 
-def plan_layouts(heads, kv_heads, chunks, tp):
+def plan_layouts(heads, kv_heads, k_splits, tp):
     """Layouts of attention over `tp` devices, and of its gradient."""
-    graph = GraphBuilder("g", reduction_chunks=chunks)
+    graph = GraphBuilder("g", k_splits=k_splits)
     x = graph.input([2, 6, 8], name="x", labels=[BATCH, None, None])
     many, few = DimLabel("heads", 4), DimLabel("kv_heads", 4, heads // kv_heads)
     q = linear(graph, x, "q", heads * 4, out_label=many)
@@ -29,7 +29,7 @@ def plan_layouts(heads, kv_heads, chunks, tp):
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "chunks", "tp", "fitting", "other", "fitting_then"),
+    ("heads", "kv_heads", "k_splits", "tp", "fitting", "other", "fitting_then"),
     [
         (12, 4, 8, 8, "1, 2, 4", None, ""),
         (8, 2, 12, 3, "1", 8, "1, 2, 4, 8"),
@@ -37,16 +37,16 @@ def plan_layouts(heads, kv_heads, chunks, tp):
     ],
 )
 def test_devices_that_groups_of_heads_fit_are_named(
-    heads, kv_heads, chunks, tp, fitting, other, fitting_then
+    heads, kv_heads, k_splits, tp, fitting, other, fitting_then
 ):
-    """And those do fit, with the chunks that are named."""
+    """And those do fit, with the k splits that are named."""
     got = f"{tp} devices on tp for {kv_heads} groups of {heads // kv_heads} in .*"
-    also = f", or set graph.reduction_chunks to {other} for {fitting_then}" if other else ""
+    also = f", or set graph.k_splits to {other} for {fitting_then}" if other else ""
     with pytest.raises(
         LayoutError,
         match=rf"\[strategy.records\] devices hold whole groups .*; got {got}; choose {fitting}{also}$",
     ):
-        plan_layouts(heads, kv_heads, chunks, tp)
-    for count, widths in ((chunks, fitting), (other or chunks, fitting_then or fitting)):
+        plan_layouts(heads, kv_heads, k_splits, tp)
+    for count, widths in ((k_splits, fitting), (other or k_splits, fitting_then or fitting)):
         for width in widths.split(", "):
             plan_layouts(heads, kv_heads, count, int(width))

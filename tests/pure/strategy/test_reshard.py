@@ -76,12 +76,12 @@ def test_what_agrees_is_left_alone():
     [
         (A, None, ["slice"], True),  # the weight says where the sum is cut; rows follow
         (A, B, ["slice"], True),
-        (None, A, ["all_gather"], False),  # one chunk: rows come together
+        (None, A, ["all_gather"], False),  # one k split: rows come together
         (A, A, [], True),
     ],
 )
 def test_a_sum_is_shared_only_where_it_is_cut(in_label, given, made, is_shared):
-    """A product's chunks are those of its weight's label; without one, the shared operand is gathered."""
+    """A product's k splits are those of its weight's label; without one, the shared operand is gathered."""
     g = GraphBuilder()
     x = g.input([4, 16], name="x", labels=[None, given])
     g.output(linear(g, x, "w", 8, in_label=in_label), "y")

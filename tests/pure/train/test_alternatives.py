@@ -55,18 +55,18 @@ def test_settings_of_sharding_stay_where_state_is_sharded():
 
 def test_memory_is_saved_where_it_costs_least_first():
     """Nothing saved comes first, everything computed again and all microbatches last; the file's own are among them."""
-    config = make(train={"leaves": 4, "accumulation": 3, "recompute": ["layers.0"]})
+    config = make(train={"batch_splits": 4, "accumulation": 3, "recompute": ["layers.0"]})
     rungs = [(c.train.recompute, c.train.accumulation) for c in memory_ladder(config)]
     assert rungs[:4] == [("none", 1), ("selective", 1), ("none", 2), ("none", 3)]
     assert rungs.index(("selective", 1)) < rungs.index(("none", 4)) < rungs.index(("full", 1))
     assert rungs[-1] == (("layers.0",), 4) and len(rungs) == len({*rungs}) == 16
 
 
-def test_tiles_are_whole_sequences_of_a_leaf():
-    """One sequence, two, four; never more than a leaf has."""
-    config = make(train={"batch": 24, "leaves": 4}, data={"context": 64})
+def test_tiles_are_whole_sequences_of_a_batch_split():
+    """One sequence, two, four; never more than a batch split has."""
+    config = make(train={"batch": 24, "batch_splits": 4}, data={"context": 64})
     assert [c.train.rows_per_tile for c in larger_and_smaller_tiles(config)] == [64, 128, 256]
-    long = make(train={"batch": 64, "leaves": 4}, data={"context": 3000})
+    long = make(train={"batch": 64, "batch_splits": 4}, data={"context": 3000})
     assert [c.train.rows_per_tile for c in larger_and_smaller_tiles(long)] == [3000]
 
 
@@ -94,7 +94,7 @@ def test_the_printed_lines_are_the_settings(tmp_path_factory, mesh, workers, acc
 @pytest.mark.parametrize("find", [other_meshes, memory_ladder, larger_and_smaller_tiles])
 def test_no_alternative_is_another_run(find):
     """All go on from each other's checkpoints."""
-    config = make(train={"batch": 16, "leaves": 8}, distribution={"strategy": "ddp", "mesh": {"dp": 2}})
+    config = make(train={"batch": 16, "batch_splits": 8}, distribution={"strategy": "ddp", "mesh": {"dp": 2}})
     for other in [*find(config), with_more_microbatches(config)]:
         assert other.what_must_match() == config.what_must_match()
         assert TrainConfig.model_validate(other.model_dump()) == other  # still one that a file may say

@@ -35,6 +35,13 @@ def test_example_is_valid_and_complete():
     assert not missing
 
 
+def test_a_key_of_an_earlier_version_is_read_with_a_warning(tmp_path, caplog):
+    """`train.leaves` is `train.batch_splits` in a file and in a checkpoint's settings."""
+    (tmp_path / "train.toml").write_text("[train]\nleaves = 4\n")
+    assert load_config(tmp_path / "train.toml").train.batch_splits == 4
+    assert "train.leaves is now called train.batch_splits" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -56,7 +63,7 @@ def test_example_is_valid_and_complete():
         ("[optimizer]\nschedule = 'step'\n", "optimizer.schedule"),
         ("[train]\nevaluate_every = 2\n[data]\nheld_out_percent = 0\n", "evaluate_every needs held-out text"),
         ("[train]\nsteps = 'many'\n", "train.steps"),
-        ("[train]\nbatch = 6\nleaves = 4\n", "train.batch must divide by train.leaves"),
+        ("[train]\nbatch = 6\nbatch_splits = 4\n", "train.batch must divide by train.batch_splits"),
         ("[distribution]\nstrategy = 'ddp'\nmesh = { tp = 2 }\n", "must name dp"),
         ("[distribution]\nstrategy = 'magic'\n", "distribution.strategy"),
         ("[distribution]\nstrategy = 'fsdp'\nmesh = { dp = 2 }\n", "must name fsdp or dp, fsdp, got"),

@@ -76,12 +76,12 @@ def _templates_in(graph: Graph) -> Iterator[Template]:
 
 def _require_tensors(graph: Graph, is_layer: bool) -> None:
     """Tensors from outside are what a builder declares, hints what it is asked for, results have a producer."""
-    maker = GraphBuilder(graph.name, reduction_chunks=graph.reduction_chunks)
+    maker = GraphBuilder(graph.name, k_splits=graph.k_splits)
     known: set[object] = set()
     for node in graph.tensors:
         if node.kind == "result":
             hold(
-                is_layer or node.producer is not None,  # fusing leaves some behind in layers
+                is_layer or node.producer is not None,  # fusing batch splits some behind in layers
                 "result {} of {!r} comes from no op",
                 node.id,
                 graph.name,

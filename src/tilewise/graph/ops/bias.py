@@ -9,7 +9,7 @@ from typing import Any
 from tilewise.core.dtypes import DTYPES
 from tilewise.graph.ops.common import incoming, leading, require, require_floats
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.layout import LEAVES
+from tilewise.ir.layout import BATCH_SPLITS
 from tilewise.ir.lowering import Lowering
 from tilewise.ir.op import Factors, Op, Partial, Signature, register
 from tilewise.ir.tape import Gradient, Tape
@@ -55,7 +55,7 @@ class AddBias(Op):
 
 @register
 class BiasGradient(Op):
-    """The sum of dy over all rows, leaf by leaf, in fp32. Inputs: the bias (for its shape) and dy."""
+    """The sum of dy over all rows, batch split by batch split, in fp32. Inputs: the bias (for its shape) and dy."""
 
     name = "bias_gradient"
     accumulates = (0,)
@@ -72,13 +72,13 @@ class BiasGradient(Op):
         assert inputs[1] is not None
         rows = leading(inputs[1])
         return Factors(
-            (("d",), (*rows, "d")), (("d",),), partials=(Partial("rows", rows, (0,), tree=LEAVES),)
+            (("d",), (*rows, "d")), (("d",),), partials=(Partial("rows", rows, (0,), tree=BATCH_SPLITS),)
         )
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """The leaf's partial per row tile; then the tree over leaves and the reduction."""
+        """The batch split's partial per row tile; then the tree over batch splits and the reduction."""
         t = low.tensor(op.given[1])
-        leaf = low.leaf_temp(t.cols, "bias_leaves")
-        tiles = {"leaf": low.row(leaf, div=low.leaf_rows), "x": low.row(t)}
-        low.emit("column_sum_leaf", op, over=t, dtype=t.dtype, tiles=tiles, ints=low.leaf_cut)
-        low.leaf_tree(op, 0, leaf)
+        split = low.split_temp(t.cols, "bias_splits")
+        tiles = {"split": low.row(split, div=low.split_rows), "x": low.row(t)}
+        low.emit("column_sum_split", op, over=t, dtype=t.dtype, tiles=tiles, ints=low.split_cut)
+        low.split_tree(op, 0, split)

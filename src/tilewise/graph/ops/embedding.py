@@ -10,7 +10,7 @@ from tilewise.core.dims import Size
 from tilewise.core.dtypes import DTYPES
 from tilewise.graph.ops.common import incoming, leading, require, require_floats, require_indices
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.layout import LEAVES
+from tilewise.ir.layout import BATCH_SPLITS
 from tilewise.ir.lowering import Lowering
 from tilewise.ir.op import Factors, Op, Partial, Signature, register
 from tilewise.ir.tape import Gradient, Tape
@@ -84,7 +84,8 @@ class Embedding(Op):
 
 @register
 class EmbeddingWeightGradient(Op):
-    """Gradient of a table in fp32: rows scatter-added in token order within a leaf, then the tree over leaves.
+    """Gradient of a table in fp32: rows scatter-added in token order within a batch split, then the
+    tree over batch splits.
 
     Inputs: the table (for its shape), ids, the rows' gradient `[..., hidden]`, and what it is added to, or None:
     another gradient of the table, complete where there is one microbatch (`graph.passes.fuse_into_table_gradients`).
@@ -111,10 +112,11 @@ class EmbeddingWeightGradient(Op):
         assert inputs[2] is not None
         tokens = leading(inputs[2])
         names = (("n", "k"), tokens, (*tokens, "k"), None if inputs[3] is None else ("n", "k"))
-        return Factors(names, (("n", "k"),), partials=(Partial("tokens", tokens, (0,), tree=LEAVES),))
+        return Factors(names, (("n", "k"),), partials=(Partial("tokens", tokens, (0,), tree=BATCH_SPLITS),))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per block of table rows over all leaves at hand, then the reduction over the batch's devices."""
+        """One task per block of table rows over all batch splits at hand, then the reduction over
+        the batch's devices."""
         table, ids, grad, *beside = op.given
         target = low.accumulator(op, 0, *beside)
         begin = low.first_of_sum(op, 0)
@@ -130,7 +132,7 @@ class EmbeddingWeightGradient(Op):
                 "de": low.whole(grad),
                 "carry": [low.row(carry) for carry in target.carries],
             },
-            ints={"leaf_rows": low.leaf_rows, "vocab_begin": begin, "padded_len": low.padded_len},
+            ints={"split_rows": low.split_rows, "vocab_begin": begin, "padded_len": low.padded_len},
             priority=-1,
         )
         low.finish_accumulation(op, target)

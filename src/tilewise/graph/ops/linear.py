@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilewise.core.dims import DimLabel, chunk_range
+from tilewise.core.dims import DimLabel, k_split_range
 from tilewise.core.dtypes import DTYPES
 from tilewise.core.errors import PlanError
 from tilewise.graph.ops.common import fixed, incoming, leading, require, require_floats, same_shape
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.layout import LEAVES
+from tilewise.ir.layout import BATCH_SPLITS
 from tilewise.ir.lowering import Lowering, Ref
 from tilewise.ir.op import Factors, Op, Partial, Signature, register
 from tilewise.ir.program import Number, NumberLike, Operand
@@ -163,12 +163,12 @@ class Linear(Op):
             (low.spec(w), contraction_label(low.spec(w), transpose), 1 if transpose else 0) for _, w in pairs
         ]
         for weight, label, dim in contracted:
-            _require_pairs(op, weight, label, dim, low.reduction_chunks)
-        chunks = low.contraction_chunks(contracted, record)
+            _require_pairs(op, weight, label, dim, low.k_splits)
+        k_splits = low.contraction_splits(contracted, record)
         target = low.temp_like(out, dtype="f32", name="partial", record=record) if record else op.outputs[0]
         ints: dict[str, NumberLike | Sequence[NumberLike]] = {
-            "num_chunks": len(chunks),
-            "range": [v for c in chunks for r in c for v in r],
+            "num_k_splits": len(k_splits),
+            "range": [v for c in k_splits for r in c for v in r],
         }
         kernel = "matmul" if transpose else "matmul_dx"
         columns = low.tensor(target).tile_cols
@@ -207,22 +207,22 @@ class Linear(Op):
             low.all_reduce(op, target, op.outputs[0], beside, record)
 
 
-def _require_pairs(op: OpNode, weight: TensorSpec, label: DimLabel | None, dim: int, chunks: int) -> None:
-    """Chunks of what bf16 products sum begin at even elements: a word of a packed weight holds two of them.
+def _require_pairs(op: OpNode, weight: TensorSpec, label: DimLabel | None, dim: int, k_splits: int) -> None:
+    """K splits of what bf16 products sum begin at even elements: a word of a packed weight holds two of them.
 
     Raises:
         PlanError: one does not.
     """
-    if weight.dtype.name != "bf16" or label is None or label.is_summed_by_leaves:
+    if weight.dtype.name != "bf16" or label is None or label.is_summed_by_batch_splits:
         return
     size = fixed(weight.shape[dim])
-    cuts = [chunk_range(label, size, chunks, c) for c in range(chunks)]
+    cuts = [k_split_range(label, size, k_splits, c) for c in range(k_splits)]
     odd = next((begin for begin, end in cuts if begin % 2 and begin < end), None)
     if odd is not None:
         raise PlanError(
-            f"[plan.linear] a bf16 product takes what it sums in pairs, so chunks begin at even elements; got {odd} of "
-            f"{size} of {label.name!r} in pieces of {label.atom}, in {op.label!r}; use pieces (heads) of an even size, "
-            "or f32"
+            f"[plan.linear] a bf16 product takes what it sums in pairs, so k splits begin at even elements; "
+            f"got {odd} of {size} of {label.name!r} in pieces of {label.atom}, in {op.label!r}; use pieces (heads) "
+            "of an even size, or f32"
         )
 
 
@@ -239,7 +239,7 @@ def _rows_of(low: Lowering, beside: int, op: OpNode) -> Operand:
 
 @register
 class LinearWeightGradient(Op):
-    """Gradient of a weight in fp32, `rowsᵀ · cols`: contraction over tokens, leaf by leaf.
+    """Gradient of a weight in fp32, `rowsᵀ · cols`: contraction over tokens, batch split by batch split.
 
     Inputs: the weight (for its shape), rows (what its first dim counts) and cols.
     """
@@ -264,10 +264,11 @@ class LinearWeightGradient(Op):
         assert inputs[1] is not None
         tokens = leading(inputs[1])
         names = (("n", "k"), (*tokens, "n"), (*tokens, "k"))
-        return Factors(names, (("n", "k"),), partials=(Partial("tokens", tokens, (0,), tree=LEAVES),))
+        return Factors(names, (("n", "k"),), partials=(Partial("tokens", tokens, (0,), tree=BATCH_SPLITS),))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per block of weight rows over all leaves at hand, then the reduction over the batch's devices."""
+        """One task per block of weight rows over all batch splits at hand, then the reduction over
+        the batch's devices."""
         weight, rows, cols = op.given
         target = low.accumulator(op, 0)
         low.emit(
@@ -282,7 +283,7 @@ class LinearWeightGradient(Op):
                 "x": low.whole(cols),
                 "carry": [low.row(c) for c in target.carries],
             },
-            ints={"leaf_rows": low.leaf_rows, "vocab_begin": 0, "padded_len": low.padded_len},
+            ints={"split_rows": low.split_rows, "vocab_begin": 0, "padded_len": low.padded_len},
             priority=-1,
         )
         low.finish_accumulation(op, target)

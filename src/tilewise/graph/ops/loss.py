@@ -1,4 +1,4 @@
-"""Cross-entropy over a vocabulary that may be sharded: exact maximum, chunk sums of exp, loss and gradient.
+"""Cross-entropy over a vocabulary that may be sharded: exact maximum, sums over k splits of exp, loss and gradient.
 
 Inputs logits, labels, inv_count. `inv_count` is one over the number of counted labels of the whole global batch, known
 before the backward pass; `GraphInstance.step` computes it from the labels.
@@ -13,7 +13,7 @@ from tilewise.core.dims import Size
 from tilewise.core.dtypes import DTYPES
 from tilewise.graph.ops.common import fixed, incoming, leading, require, require_floats, require_indices
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.layout import LEAVES
+from tilewise.ir.layout import BATCH_SPLITS
 from tilewise.ir.lowering import Lowering
 from tilewise.ir.op import Factors, Op, Partial, Signature, register
 from tilewise.ir.tape import Gradient, Tape
@@ -74,7 +74,7 @@ class CrossEntropy(Op):
             partials=(
                 Partial("max", ("v",), (0, 1, 2, 3), "max"),
                 Partial("sums", ("v",), (0, 1, 3)),
-                Partial("loss", rows, (0,), tree=LEAVES),
+                Partial("loss", rows, (0,), tree=BATCH_SPLITS),
             ),
         )
 
@@ -86,7 +86,7 @@ class CrossEntropy(Op):
         return [*tape.op("cross_entropy_backward", used, **op.attrs), None, None]
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """Maximum, sums, row losses; then the sum over rows, leaf by leaf."""
+        """Maximum, sums, row losses; then the sum over rows, batch split by batch split."""
         logits, labels, inv_count = op.given
         _, rows, stats, sums = op.outputs
         t = low.tensor(logits)
@@ -105,7 +105,7 @@ class CrossEntropy(Op):
         )
         if largest:
             low.all_reduce(op, stats_target, stats, None, largest)
-        chunks = low.label_chunks(spec.labels[-1], fixed(spec.shape[-1]), total)
+        k_splits = low.label_splits(spec.labels[-1], fixed(spec.shape[-1]), total)
         sums_target = low.temp_like(low.tensor(sums), dtype="f32", name="sums") if total else sums
         low.emit(
             "cross_entropy_sum",
@@ -113,7 +113,7 @@ class CrossEntropy(Op):
             over=t,
             dtype=t.dtype,
             tiles={"sums": low.row(sums_target), "logits": low.row(logits), "stats": low.row(stats)},
-            ints={"num_chunks": len(chunks), "range": [v for c in chunks for v in c]},
+            ints={"num_k_splits": len(k_splits), "range": [v for c in k_splits for v in c]},
         )
         if total:
             low.all_reduce(op, sums_target, sums, None, total)
@@ -132,10 +132,10 @@ class CrossEntropy(Op):
             },
             ints=place,
         )
-        leaf = low.leaf_temp(1, "loss_leaves")
-        tiles = {"leaf": low.row(leaf, div=low.leaf_rows), "x": low.row(rows)}
-        low.emit("row_sum_leaf", op, over=t, tiles=tiles, ints=low.leaf_cut)
-        low.leaf_tree(op, 0, leaf)
+        split = low.split_temp(1, "loss_splits")
+        tiles = {"split": low.row(split, div=low.split_rows), "x": low.row(rows)}
+        low.emit("row_sum_split", op, over=t, tiles=tiles, ints=low.split_cut)
+        low.split_tree(op, 0, split)
 
 
 @register

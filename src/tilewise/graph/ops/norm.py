@@ -1,7 +1,7 @@
 """Root-mean-square norm over the last dim, or over every head of it, and layer norm, forward and backward.
 
 Heads lie side by side in the last dim and share one gamma. Its gradient is a sum over rows, as of any norm, of every
-head on its own, and then over the heads: along the chunks of their label, since strategies share them.
+head on its own, and then over the heads: along the k splits of their label, since strategies share them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from tilewise.core.dtypes import DTYPES
 from tilewise.graph.ops.common import fixed, incoming, leading, require, require_floats, require_positive
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.layout import LEAVES
+from tilewise.ir.layout import BATCH_SPLITS
 from tilewise.ir.lowering import Lowering
 from tilewise.ir.op import Factors, Op, Partial, Signature, register
 from tilewise.ir.tape import Gradient, Tape, Term, terms_of
@@ -140,7 +140,7 @@ class RmsNormBackward(Op):
             (x, x, rstd, ("d",), x if inputs[4] is not None else None),
             (x, x[-1:]),
             whole=frozenset("d"),
-            partials=(Partial("dgamma", rows, (1,), tree=LEAVES),),
+            partials=(Partial("dgamma", rows, (1,), tree=BATCH_SPLITS),),
         )
 
     def combine(self, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
@@ -155,11 +155,12 @@ class RmsNormBackward(Op):
         return total
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """dx and the leaf's partial of dgamma per row tile; then the tree over leaves and the reduction."""
+        """dx and the batch split's partial of dgamma per row tile; then the tree over batch splits
+        and the reduction."""
         dy, x, rstd, gamma = op.given[:4]
         residual = op.inputs[4]
         t = low.tensor(x)
-        leaf = low.leaf_temp(t.cols, "dgamma_leaves")
+        split = low.split_temp(t.cols, "dgamma_splits")
         low.emit(
             "rms_norm_backward",
             op,
@@ -167,22 +168,23 @@ class RmsNormBackward(Op):
             dtype=t.dtype,
             tiles={
                 "dx": low.row(op.outputs[0]),
-                "dgamma_leaf": low.row(leaf, div=low.leaf_rows),
+                "dgamma_split": low.row(split, div=low.split_rows),
                 "dy": low.row(dy),
                 "x": low.row(x),
                 "rstd": low.row(rstd),
                 "gamma": low.whole(gamma),
                 "dresidual": low.row(residual) if residual is not None else None,
             },
-            ints=low.leaf_cut,
+            ints=low.split_cut,
             floats={"offset": op.attrs["offset"]},
         )
-        low.leaf_tree(op, 1, leaf)
+        low.split_tree(op, 1, split)
 
 
 @register
 class HeadSum(Op):
-    """The sum `[head_dim]` over the heads that lie side by side in a vector, in fp32, along the chunks of its label."""
+    """The sum `[head_dim]` over the heads that lie side by side in a vector, in fp32, along the k
+    splits of its label."""
 
     name = "head_sum"
     signature = Signature(1, attributes={"head_dim": int})
@@ -211,7 +213,7 @@ class HeadSum(Op):
         (x,) = op.given
         spec, out = low.spec(x), low.tensor(op.outputs[0])
         record = low.record(op, "gain")
-        chunks = low.label_chunks(spec.labels[0], fixed(spec.shape[0]), record)
+        k_splits = low.label_splits(spec.labels[0], fixed(spec.shape[0]), record)
         target = low.temp_like(out, dtype="f32", name="gain") if record else op.outputs[0]
         low.emit(
             "head_sum",
@@ -220,7 +222,7 @@ class HeadSum(Op):
             step=0,
             dtype="f32",
             tiles={"out": low.whole(target), "x": low.whole(x)},
-            ints={"num_chunks": len(chunks), "range": [v for c in chunks for v in c]},
+            ints={"num_k_splits": len(k_splits), "range": [v for c in k_splits for v in c]},
         )
         if record:
             low.all_reduce(op, target, op.outputs[0], None, record, step=0)
@@ -323,8 +325,8 @@ class LayerNormBackward(Op):
             (x, ("d",), ("d",)),
             whole=frozenset("dt"),
             partials=(
-                Partial("dgamma", rows, (1,), tree=LEAVES),
-                Partial("dbeta", rows, (2,), tree=LEAVES),
+                Partial("dgamma", rows, (1,), tree=BATCH_SPLITS),
+                Partial("dbeta", rows, (2,), tree=BATCH_SPLITS),
             ),
         )
 
@@ -338,11 +340,11 @@ class LayerNormBackward(Op):
         return total
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """dx and the leaf's partials per row tile; then the trees over leaves and the reductions."""
+        """dx and the batch split's partials per row tile; then the trees over batch splits and the reductions."""
         dy, x, stats, gamma = op.given[:4]
         residual = op.inputs[4]
         t = low.tensor(x)
-        leaves = {name: low.leaf_temp(t.cols, f"{name}_leaves") for name in ("dgamma", "dbeta")}
+        batch_splits = {name: low.split_temp(t.cols, f"{name}_splits") for name in ("dgamma", "dbeta")}
         low.emit(
             "layer_norm_backward",
             op,
@@ -350,14 +352,17 @@ class LayerNormBackward(Op):
             dtype=t.dtype,
             tiles={
                 "dx": low.row(op.outputs[0]),
-                **{f"{name}_leaf": low.row(leaf, div=low.leaf_rows) for name, leaf in leaves.items()},
+                **{
+                    f"{name}_split": low.row(split, div=low.split_rows)
+                    for name, split in batch_splits.items()
+                },
                 "dy": low.row(dy),
                 "x": low.row(x),
                 "stats": low.row(stats),
                 "gamma": low.whole(gamma),
                 "dresidual": low.row(residual) if residual is not None else None,
             },
-            ints=low.leaf_cut,
+            ints=low.split_cut,
         )
-        for output, leaf in enumerate(leaves.values(), 1):
-            low.leaf_tree(op, output, leaf)
+        for output, split in enumerate(batch_splits.values(), 1):
+            low.split_tree(op, output, split)

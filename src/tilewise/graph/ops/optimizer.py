@@ -27,11 +27,12 @@ _TASK_ROWS = 8192  # entries of one task, whole tiles
 
 @register
 class GlobalNorm(Op):
-    """Norm of all gradients and the scale that clips it: inputs the loss, then the gradients; output `[2]` fp32 (norm,
-    scale). The scale is NaN when loss or norm is not finite.
+    """Norm of all gradients and the scale that clips it: inputs the loss, then the gradients;
+    output `[2]` fp32 (norm, scale). The scale is NaN when loss or norm is not finite.
 
-    A table in fp64 has an entry per row and column chunk of every gradient (of a vector: per element), wherever a shard
-    begins. Every device fills in what it holds, devices exchange what they lack, and all add one tree over the table.
+    A table in fp64 has an entry per row and column k split of every gradient (of a vector: per
+    element), wherever a shard begins. Every device fills in what it holds, devices exchange what
+    they lack, and all add one tree over the table.
     """
 
     name = "global_norm"
@@ -52,7 +53,7 @@ class GlobalNorm(Op):
         return [TensorSpec((2,), DTYPES["f32"], storage="vector")]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """A gradient may be sharded along its rows, and along its columns if a label cuts them in chunks."""
+        """A gradient may be sharded along its rows, and along its columns if a label cuts them in k splits."""
         names = tuple(_names(s, f"g{i}_") for i, s in enumerate(inputs))
         held = [d for s, dims in zip(inputs, names) if s is not None and dims for d in _divisible(s, dims)]
         return Factors(names, (("o",),), partials=(Partial("squares", tuple(held), (0,), "or"),))
@@ -112,7 +113,7 @@ def _column_dim(spec: TensorSpec) -> int | None:
 
 
 def _divisible(spec: TensorSpec, dims: tuple[str, ...]) -> list[str]:
-    """The dims, by name, that devices may share: the first, and the columns if they have chunks."""
+    """The dims, by name, that devices may share: the first, and the columns if they have k splits."""
     column = _column_dim(spec)
     return [dims[0]] if column is None or spec.labels[column] is None else [dims[0], dims[column]]
 
@@ -141,15 +142,15 @@ class _Part:
         ref = low.tensor(grad) if column is not None else low.flat(grad)
         ranges: Sequence[NumberLike] = [0, ref.cols]
         if column is not None and spec.labels[column] is not None:
-            ranges = low.local_chunks(grad, column)
-        chunks = len(ranges) // 2
+            ranges = low.local_splits(grad, column)
+        k_splits = len(ranges) // 2
         ints = {
             "rows": rows,
             "first_row": _times(low.first_element(grad, 0), inner),
-            "num_chunks": chunks,
+            "num_k_splits": k_splits,
             "range": ranges,
         }
-        return cls(column is None, -(-rows * chunks // _TILE_ROWS) * _TILE_ROWS, ints)
+        return cls(column is None, -(-rows * k_splits // _TILE_ROWS) * _TILE_ROWS, ints)
 
 
 def _times(number: NumberLike, factor: int) -> NumberLike:

@@ -1,7 +1,7 @@
 """Sums over a whole tensor, to one number, and the way back: one number over a whole tensor.
 
-A sum over a tensor with a batch adds rows leaf by leaf, as the loss does (docs/numerics.md, rule 5), so it is equal on
-every mesh and complete after the last microbatch.
+A sum over a tensor with a batch adds rows batch split by batch split, as the loss does
+(docs/numerics.md, rule 5), so it is equal on every mesh and complete after the last microbatch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from tilewise.core.dtypes import DTYPES
 from tilewise.graph.ops.common import incoming, require, require_floats
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.layout import LEAVES
+from tilewise.ir.layout import BATCH_SPLITS
 from tilewise.ir.lowering import Lowering
 from tilewise.ir.op import Factors, Op, Partial, Signature, register
 from tilewise.ir.tape import Gradient, Tape
@@ -28,7 +28,8 @@ def _dims(spec: TensorSpec) -> tuple[str, ...]:
 
 @register
 class Sum(Op):
-    """The sum of all elements, `[1]` in fp32: within a row first, then over the rows of a leaf, then over leaves."""
+    """The sum of all elements, `[1]` in fp32: within a row first, then over the rows of a batch
+    split, then over batch splits."""
 
     name = "sum"
     accumulates = (0,)
@@ -43,11 +44,11 @@ class Sum(Op):
         return [TensorSpec((1,), DTYPES["f32"], storage="vector")]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """All is contracted, the batch along its leaves; a row stays whole."""
+        """All is contracted, the batch along its batch splits; a row stays whole."""
         assert inputs[0] is not None
         dims = _dims(inputs[0])
         rows = tuple(d for d in dims if d != "d")
-        partials = (Partial("total", rows, (0,), tree=LEAVES),)
+        partials = (Partial("total", rows, (0,), tree=BATCH_SPLITS),)
         return Factors((dims,), (("o",),), whole=frozenset(dims) - frozenset(rows), partials=partials)
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
@@ -55,14 +56,14 @@ class Sum(Op):
         return list(tape.op("spread", [incoming(op, grads), tape.use(op.given[0])]))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """Row sums per row tile, added up per leaf; then the tree over leaves and the reduction."""
+        """Row sums per row tile, added up per batch split; then the tree over batch splits and the reduction."""
         x = low.tensor(op.given[0])
         rows = low.temp(x.extent, 1, "f32", tile_rows=x.tile_rows, name="row_sums")
         low.emit("row_sum", op, over=x, dtype=x.dtype, tiles={"out": low.row(rows), "x": low.row(x)})
-        leaf = low.leaf_temp(1, "leaf_sums")
-        tiles = {"leaf": low.row(leaf, div=low.leaf_rows), "x": low.row(rows)}
-        low.emit("row_sum_leaf", op, over=x, tiles=tiles, ints=low.leaf_cut)
-        low.leaf_tree(op, 0, leaf)
+        split = low.split_temp(1, "split_sums")
+        tiles = {"split": low.row(split, div=low.split_rows), "x": low.row(rows)}
+        low.emit("row_sum_split", op, over=x, tiles=tiles, ints=low.split_cut)
+        low.split_tree(op, 0, split)
 
 
 @register

@@ -80,8 +80,8 @@ class TemplateTable:
                     )
             if not apart:
                 break  # those that are left are traced when they are recorded
-            chunks = self._graph.reduction_chunks
-            calls = [(call[0].function, call[1], call[0].attrs, chunks) for call in apart.values()]
+            k_splits = self._graph.k_splits
+            calls = [(call[0].function, call[1], call[0].attrs, k_splits) for call in apart.values()]
 
             def count(num: int) -> None:
                 phase.cell().count = num  # one of its own: several threads call this
@@ -111,7 +111,7 @@ class TemplateTable:
             key = None if operands is None else self._key(layer, operands)
             template = None if key is None else self._known.get(key)
             if operands is not None and key not in self._known and isinstance(layer.function, LayerFunction):
-                template = _trace(layer.function, operands, layer.attrs, self._graph.reduction_chunks)[0]
+                template = _trace(layer.function, operands, layer.attrs, self._graph.k_splits)[0]
                 if key is not None:
                     self._known[key] = template
             if template is None:
@@ -160,12 +160,12 @@ class TemplateTable:
 
 
 def _trace(
-    function: LayerFunction, operands: tuple[TensorSpec, ...], attrs: Mapping[str, Any], chunks: int
+    function: LayerFunction, operands: tuple[TensorSpec, ...], attrs: Mapping[str, Any], k_splits: int
 ) -> tuple[Template | None, str, int, int]:
     """A template, or None where the function raised (operands may be foreseen wrongly); by whom, begin and end."""
     begin, template = time.perf_counter_ns(), None
     with suppress(Exception):
-        template = trace_layer(function, operands, attrs, chunks)
+        template = trace_layer(function, operands, attrs, k_splits)
     return template, f"process {os.getpid()}", begin, time.perf_counter_ns()
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "DEEPEST",
     "IN_ATTRIBUTES",
     "RENAMED",
+    "RENAMED_VALUES",
     "SharedInts",
     "fields_of",
     "is_record",
@@ -43,8 +44,22 @@ RENAMED: Mapping[str, str] = {
     "teams": "groups",
     "signal_sites": "signal_ranges",
     "ring_sites": "ring_signal_ranges",
+    "leaves": "batch_splits",
+    "is_summed_by_leaves": "is_summed_by_batch_splits",
+    "reduction_chunks": "k_splits",
 }
 """Names of records and fields in files of earlier versions, and what they are called now."""
+_TREES = {"leaves": "batch_splits", "chunks": "k_splits"}
+RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
+    ("Record", "tree"): _TREES,
+    ("Instruction", "kernel"): {
+        "leaf_tree_f32": "split_tree_f32",
+        "row_sum_leaf_f32": "row_sum_split_f32",
+        "column_sum_leaf_f32": "column_sum_split_f32",
+        "column_sum_leaf_bf16": "column_sum_split_bf16",
+    },
+}
+"""By record and field: texts in files of earlier versions, and what stands for them now."""
 DEEPEST = 16  # of values without a type: attributes of ops are flat
 IN_ATTRIBUTES = (Dim, DimLabel)
 """Records that fields without a type of their own may hold: attributes of ops, keys."""

@@ -67,10 +67,10 @@ def _require_graph(graph: Graph, walked: dict[int, int], depth: int) -> int:
         hold(weight <= _MAX_WALK, "its templates call each other too often")
     for key, template in graph.templates.items():
         hold(
-            template.graph.reduction_chunks == graph.reduction_chunks,
-            "template {!r} has {} chunks",
+            template.graph.k_splits == graph.k_splits,
+            "template {!r} has {} k splits",
             key,
-            template.graph.reduction_chunks,
+            template.graph.k_splits,
         )
         inside = range(len(template.graph.tensors))
         ends = (*template.arguments, *template.results)

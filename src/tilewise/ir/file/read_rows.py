@@ -23,6 +23,7 @@ from tilewise.ir.file.fields import (
     DEEPEST,
     IN_ATTRIBUTES,
     RENAMED,
+    RENAMED_VALUES,
     SharedInts,
     fields_of,
     is_record,
@@ -64,7 +65,13 @@ class RowReader:
         fields = fields_of(record)
         if [RENAMED.get(_text(n), n) for n in _list(names)] != list(fields):
             raise Unreadable(f"a {name} has the fields {', '.join(fields)} here, and {shown(names)} there")
-        return record, [self._decoder(hint) for hint in fields.values()]
+        return record, [self._of_field(name, field, hint) for field, hint in fields.items()]
+
+    def _of_field(self, record: str, field: str, hint: Any) -> _Decode:
+        decode, renamed = self._decoder(hint), RENAMED_VALUES.get((record, field))
+        if renamed is None:
+            return decode
+        return lambda value: renamed.get(text := decode(value), text)
 
     def read(self, rows: object) -> Any:
         """The last record; all others are parts of it, or of nothing.

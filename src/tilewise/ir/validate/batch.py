@@ -9,7 +9,7 @@ from __future__ import annotations
 from tilewise.core.errors import LayoutError
 from tilewise.ir.contractions import factors_of
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.layout import LEAVES
+from tilewise.ir.layout import BATCH_SPLITS
 from tilewise.ir.op import op_named
 
 __all__ = ["validate_batch_sums", "validate_microbatches"]
@@ -29,7 +29,7 @@ def validate_microbatches(graph: Graph) -> None:
         first: dict[str, tuple[int, bool]] = {}
         for tensor, names in zip(op.inputs, factors_of(graph, op).inputs):
             for factor, label in zip(names or (), graph.spec(tensor).labels if tensor is not None else ()):
-                is_batch = label is not None and label.is_summed_by_leaves
+                is_batch = label is not None and label.is_summed_by_batch_splits
                 other, was_batch = first.setdefault(factor, (tensor or 0, is_batch))
                 if was_batch != is_batch:
                     a, b = (graph.spec(t).name or f"result {t}" for t in (other, tensor or 0))
@@ -60,7 +60,7 @@ def validate_batch_sums(graph: Graph) -> None:
 
 def _counts_what_it_sums(graph: Graph, op: OpNode) -> bool:
     factors = factors_of(graph, op)
-    summed = {f for partial in factors.partials if partial.tree == LEAVES for f in partial.factors}
+    summed = {f for partial in factors.partials if partial.tree == BATCH_SPLITS for f in partial.factors}
     labels = [
         label
         for tensor, names in zip(op.inputs, factors.inputs)
@@ -68,4 +68,4 @@ def _counts_what_it_sums(graph: Graph, op: OpNode) -> bool:
         for factor, label in zip(names, graph.spec(tensor).labels)
         if factor in summed
     ]
-    return not summed or any(label is not None and label.is_summed_by_leaves for label in labels)
+    return not summed or any(label is not None and label.is_summed_by_batch_splits for label in labels)

@@ -73,7 +73,7 @@ class Exchange(NamedTuple):
 
     Attributes:
         axes: of the device group.
-        held: per device group of a record, the leaves of each member; empty for copies.
+        held: per device group of a record, the batch splits of each member; empty for copies.
         leaves: of the tree.
         mine: the share of the rows that this device combines; -1 where it combines columns of all.
         peers: whose memory is read; of the copy, with the share of each.
@@ -82,7 +82,7 @@ class Exchange(NamedTuple):
 
     axes: Axes
     held: tuple[tuple[Interval, ...], ...]
-    leaves: int
+    batch_splits: int
     mine: NumberLike
     peers: tuple[Peer, ...]
     parts: tuple[NumberLike, ...]
@@ -125,7 +125,7 @@ def confirm_exchanges(
                 held = dict(zip(run, _per_device(exchange.held[first // size], size)))
                 good = read == run
                 good = good and (exchange.mine == -1 or value_on(exchange.mine, own) == run.index(device))
-                good = good and not _fold(tuple(held[d] for d in read), exchange.leaves)
+                good = good and not _fold(tuple(held[d] for d in read), exchange.batch_splits)
             else:
                 good = read == run
             if not good or exchange.shares != size:
@@ -230,7 +230,7 @@ def _fold(held: tuple[Interval, ...], count: int) -> str:
 
 
 def _per_device(held: Sequence[Interval], devices: int) -> list[Interval]:
-    """The leaves of every device: those of its microbatches together, which follow each other."""
+    """The batch splits of every device: those of its microbatches together, which follow each other."""
     width = len(held) // devices
     return [(held[i * width][0], held[(i + 1) * width - 1][1]) for i in range(devices)]
 

@@ -19,7 +19,7 @@ from tilewise.ir.contractions import (
     is_covered_by,
 )
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.layout import CHUNKS, GROUPS, GraphLayout, Record, in_space, show_axes
+from tilewise.ir.layout import GROUPS, K_SPLITS, GraphLayout, Record, in_space, show_axes
 from tilewise.ir.op import Factors
 
 __all__ = ["validate_records"]
@@ -78,9 +78,9 @@ def _require_record(
 
 
 def _require_same_rows(graph: Graph, record: Record) -> None:
-    """Parts of a sum over chunks, or what devices tell each other, are of the same rows on all of them. A sum may
+    """Parts of a sum over k splits, or what devices tell each other, are of the same rows on all of them. A sum may
     arrive in shards of its last dim."""
-    for layout in record.arrives if record.tree == CHUNKS else ():
+    for layout in record.arrives if record.tree == K_SPLITS else ():
         dims = layout[:-1] if record.combine == "sum" else layout
         twice = [axis for axes in dims for axis in axes if axis in record.group]
         if twice:

@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, NoReturn
 
-from tilewise.ir.layout import LEAVES, GraphLayout, Record
+from tilewise.ir.layout import BATCH_SPLITS, GraphLayout, Record
 from tilewise.ir.program import (
     Access,
     Completion,
@@ -227,7 +227,7 @@ class _Flow:
         if completion.microbatch >= 0 or record.is_completed_per_microbatch:
             self._wrong(instruction, "its parts go onto a stack in every microbatch")
         beside = -1 if residual.null else residual.slot
-        if record.arrives_in_shards and record.tree == LEAVES:
+        if record.arrives_in_shards and record.tree == BATCH_SPLITS:
             return self._reduces_to_home(instruction, completion, record)
         own = [residual] if beside >= 0 else []
         mode = Mode.ROWCOLS if record.arrives_in_shards else Mode.ROWPART
@@ -418,7 +418,9 @@ class _Flow:
     def _add(
         self, instruction: Instruction, record: Record, out: Operand | None, read: Sequence[Operand]
     ) -> None:
-        if record.is_completed_per_microbatch:  # the parts of one microbatch: a leaf per member, in order
+        if (
+            record.is_completed_per_microbatch
+        ):  # the parts of one microbatch: a batch split per member, in order
             members = len(read) + (out is None)  # a copy reads all but the own one
             one_each = tuple((i, i + 1) for i in range(members))
             record = replace(record, held=(one_each,), count=members)

@@ -1,7 +1,7 @@
 """Sums that devices complete in every microbatch: parts travel to their owners, who keep the tree's carries.
 
 Where the devices of a device group share each microbatch, what they hold in a step is no node of
-the tree over leaves, but what they hold in one microbatch is. So in every microbatch the owner of
+the tree over batch splits, but what they hold in one microbatch is. So in every microbatch the owner of
 some rows adds the parts of all members to the stack of a binary counter (`tree_resume`), kept on
 its own share, and after the last one everyone gathers the shares.
 
@@ -46,7 +46,7 @@ def add_microbatch(low: ClassLowering, op: OpNode, output: int, record: Record) 
         low: takes the instructions; its microbatch says which this is.
         op: whose sum it is.
         output: number of the op's output.
-        record: its device group, and a tree over leaves of which a member holds one node per microbatch.
+        record: its device group, and a tree over batch splits of which a member holds one node per microbatch.
     """
     low.completed.add(record)
     tensor = op.outputs[output]

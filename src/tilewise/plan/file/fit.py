@@ -20,7 +20,7 @@ from tilewise.ir.batch import cut_batch
 from tilewise.ir.file import hold, require_graph
 from tilewise.ir.graph import Graph
 from tilewise.ir.kinds import Kind
-from tilewise.ir.layout import CHUNKS, GROUPS, LEAVES, GraphLayout
+from tilewise.ir.layout import BATCH_SPLITS, GROUPS, K_SPLITS, GraphLayout
 from tilewise.ir.program import upper
 from tilewise.ir.validate import validate_graph
 from tilewise.plan.buffers import OFFLOADED
@@ -69,8 +69,8 @@ def _require_counts(plan: PlanTables) -> None:
     s = plan.settings
     hold(1 <= s.workers_per_device <= MAX_WORKERS, "it asks for {} workers", s.workers_per_device)
     hold(
-        all(1 <= n <= MAX_COUNT for n in (s.accumulation, s.leaves, plan.graph.reduction_chunks)),
-        f"chunks, leaves and microbatches lie in [1, {MAX_COUNT}]",
+        all(1 <= n <= MAX_COUNT for n in (s.accumulation, s.batch_splits, plan.graph.k_splits)),
+        f"k splits, batch splits and microbatches lie in [1, {MAX_COUNT}]",
     )
     rows = s.seq if isinstance(s.seq, int) else s.seq.multiple
     counts = (s.batch, rows, s.padded_bound, plan.num_signals, plan.num_handles, plan.scratch_bytes)
@@ -151,14 +151,14 @@ def _require_layout(
         for record in records:
             fits = (record.op, record.partial) == (number, partial) and set(record.axes) <= axes_known
             fits = fits and all(0 <= o < len(graph.ops[number].outputs) for o in record.outputs)
-            fits = fits and record.combine in _COMBINES and record.tree in (CHUNKS, GROUPS, LEAVES)
+            fits = fits and record.combine in _COMBINES and record.tree in (K_SPLITS, GROUPS, BATCH_SPLITS)
             hold(fits and 1 <= record.count <= _MAX_COUNT, "{} is no record", record)
 
 
 def _require_choices(plan: PlanTables) -> None:
     """Settings and classes of devices are those that planning chooses for this graph and layout."""
     s = plan.settings
-    batch = cut_batch(plan.graph, s.accumulation, s.leaves if s.batch else None)
+    batch = cut_batch(plan.graph, s.accumulation, s.batch_splits if s.batch else None)
     if (
         batch.length is None and s.padded_bound
     ):  # a plan for one of the lengths that the user's graph may have
@@ -168,7 +168,7 @@ def _require_choices(plan: PlanTables) -> None:
     rows = upper(s.row_tile, tuple(symbol.max for symbol in symbols)) if s.batch else None
     chosen = settings_for(plan.graph, plan.layout, batch, s.workers_per_device, s.is_checkpointed, rows)
     hold(chosen == s, "planning would choose {}; it has {}", chosen, s)
-    shapes = LocalShapes(plan.mesh, s, plan.graph.reduction_chunks, symbols)
+    shapes = LocalShapes(plan.mesh, s, plan.graph.k_splits, symbols)
     classes = classes_of(plan.graph, plan.layout, shapes)
     class_of = {device: c for c, devices in enumerate(classes) for device in devices}
     hold(

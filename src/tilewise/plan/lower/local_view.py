@@ -1,4 +1,4 @@
-"""What an op may ask about its tensors on one device: sizes, chunks, leaves, records. Nothing is made here."""
+"""What an op may ask about its tensors on one device: sizes, k splits, batch splits, records. Nothing is made here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewise.core.errors import InternalError
 from tilewise.core.mesh import Axes
 from tilewise.ir.contractions import factors_of
 from tilewise.ir.graph import Graph, OpNode, TensorSpec
-from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, in_space
+from tilewise.ir.layout import BATCH_SPLITS, GraphLayout, Record, TensorLayout, in_space
 from tilewise.ir.loop_parts import ALL_ROWS
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Number, NumberLike, times, upper
@@ -44,7 +44,7 @@ class LocalView:
         self.files = frozenset(layout.files)
         self.mesh, self.numbers = shapes.mesh, numbers
         self.one = Number(1)
-        self.reduction_chunks = graph.reduction_chunks
+        self.k_splits = graph.k_splits
 
     def refuse(self, rule: str, got: str) -> NoReturn:
         """Raise an error that names the op that asks for what cannot be."""
@@ -52,31 +52,31 @@ class LocalView:
         raise InternalError(f"[plan.lower] {rule}; got {got}{maker}; correct its lowering")
 
     @property
-    def num_leaves(self) -> int:
-        """Leaves that this device has in one microbatch."""
+    def num_splits(self) -> int:
+        """Batch splits that this device has in one microbatch."""
         s = self.shapes.settings
-        return s.leaves // (s.accumulation * self.mesh.size(*s.batch_axes))
+        return s.batch_splits // (s.accumulation * self.mesh.size(*s.batch_axes))
 
     @property
-    def leaf_rows(self) -> NumberLike:
-        """Tokens per leaf; without a batch, all rows are one leaf."""
+    def split_rows(self) -> NumberLike:
+        """Tokens per batch split; without a batch, all rows are one batch split."""
         s = self.shapes.settings
-        return times(s.seq, s.batch // s.leaves) if s.batch else ALL_ROWS
+        return times(s.seq, s.batch // s.batch_splits) if s.batch else ALL_ROWS
 
     @property
-    def leaf_cut(self) -> dict[str, NumberLike]:
-        """How rows fall on leaves and sequence chunks; without a batch there is one of each."""
+    def split_cut(self) -> dict[str, NumberLike]:
+        """How rows fall on batch splits and sequence splits; without a batch there is one of each."""
         s = self.shapes.settings
         return {
-            "leaf_rows": self.leaf_rows,
+            "split_rows": self.split_rows,
             "seq_len": s.seq if s.batch else 1,
-            "num_chunks": self.reduction_chunks,
-            "chunked_len": self.chunked_len,
+            "num_k_splits": self.k_splits,
+            "split_len": self.split_len,
         }
 
     @property
-    def chunked_len(self) -> int:
-        """Over how many positions a sequence's chunks are counted: padding moves no cut."""
+    def split_len(self) -> int:
+        """Over how many positions a sequence's k splits are counted: padding moves no cut."""
         s = self.shapes.settings
         return s.padded_bound or (upper(s.seq) if s.batch else 1)
 
@@ -111,26 +111,26 @@ class LocalView:
         return tensor
 
     def _require_dim(self, tensor: int, dim: int, *, with_label: bool) -> None:
-        """Refuse a dim that the tensor does not have, or one whose chunks nothing counts."""
+        """Refuse a dim that the tensor does not have, or one whose k splits nothing counts."""
         spec = self.spec(tensor)
         if type(dim) is not int or not 0 <= dim < len(spec.shape):
             self.refuse(f"a dim is one of {spec}", shown(dim))
         if with_label and (spec.labels[dim] is None or isinstance(spec.shape[dim], Dim)):
-            self.refuse("chunks are of a labelled dim of fixed size", f"dim {dim} of {spec}")
+            self.refuse("k splits are of a labelled dim of fixed size", f"dim {dim} of {spec}")
 
     def first_element(self, tensor: int, dim: int) -> NumberLike:
         """The first global element of a dim that this device holds."""
         self._require_dim(tensor, dim, with_label=False)
         return self.numbers.first(self.spec(tensor), self.layout(tensor), dim)
 
-    def local_chunks(self, tensor: int, dim: int) -> list[NumberLike]:
-        """Of every chunk of a labelled dim, the local elements that this device holds: begin and end, one after the
+    def local_splits(self, tensor: int, dim: int) -> list[NumberLike]:
+        """Of every k split of a labelled dim, the local elements that this device holds: begin and end, one after the
         other."""
         self._require_dim(tensor, dim, with_label=True)
         spec, layout = self.spec(tensor), self.layout(tensor)
-        axes, chunks = in_space(layout[dim]), self.reduction_chunks
+        axes, k_splits = in_space(layout[dim]), self.k_splits
         if not axes:
-            return [v for pair in self.shapes.held_chunks(spec, layout, dim) for v in pair]
+            return [v for pair in self.shapes.owned_splits(spec, layout, dim) for v in pair]
         key = "held", spec.shape[dim], spec.labels[dim], axes
 
         shares: dict[int, list[tuple[int, int]]] = {}  # by the coordinate that they depend on
@@ -138,15 +138,15 @@ class LocalView:
         def held(i: int, device: int) -> int:
             place = self.mesh.coordinate(device, *axes)
             if place not in shares:
-                shares[place] = self.shapes.on(device).held_chunks(spec, layout, dim)
+                shares[place] = self.shapes.on(device).owned_splits(spec, layout, dim)
             return shares[place][i // 2][i % 2]
 
-        return [self.numbers.place((*key, i), partial(held, i)) for i in range(2 * chunks)]
+        return [self.numbers.place((*key, i), partial(held, i)) for i in range(2 * k_splits)]
 
-    def contraction_chunks(
+    def contraction_splits(
         self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], record: Record | None
     ) -> list[list[tuple[int, int]]]:
-        """Per chunk, per term, the local range of the contracted dim (`dim` of each weight)."""
+        """Per k split, per term, the local range of the contracted dim (`dim` of each weight)."""
         if not isinstance(terms, Sequence) or not all(
             isinstance(t, tuple)
             and len(t) == 3
@@ -159,14 +159,14 @@ class LocalView:
         self._require_record(record)
         if all(label is None for _, label, _ in terms):
             return [[(0, _fixed(spec.shape[dim])) for spec, _, dim in terms]]
-        columns = [self.shapes.chunk_ranges(spec, dim, _group(record)) for spec, _, dim in terms]
+        columns = [self.shapes.k_split_ranges(spec, dim, _group(record)) for spec, _, dim in terms]
         return [list(rows) for rows in zip(*columns)]
 
-    def label_chunks(self, label: DimLabel | None, size: int, record: Record | None) -> list[tuple[int, int]]:
-        """Local ranges of the chunks of a labelled dim."""
+    def label_splits(self, label: DimLabel | None, size: int, record: Record | None) -> list[tuple[int, int]]:
+        """Local ranges of the k splits of a labelled dim."""
         self._require_record(record)
         spec = TensorSpec((size,), dtype_named("f32"), (label,))
-        return self.shapes.chunk_ranges(spec, 0, _group(record))
+        return self.shapes.k_split_ranges(spec, 0, _group(record))
 
     def _require_record(self, record: Record | None) -> None:
         if record is not None and not isinstance(record, Record):
@@ -195,7 +195,7 @@ class LocalView:
 
     def records_of_sum(self, op: OpNode, output: int) -> list[Record]:
         """Those of an output that is summed over the batch."""
-        return [r for r in self.records_of(op) if r.tree == LEAVES and output in r.outputs]
+        return [r for r in self.records_of(op) if r.tree == BATCH_SPLITS and output in r.outputs]
 
 
 def _group(record: Record | None) -> Axes:

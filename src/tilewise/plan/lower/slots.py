@@ -157,11 +157,12 @@ class SlotTable(LocalView):
             tile_cols=ref.tile_cols,
         )
 
-    def leaf_temp(self, cols: int, name: str) -> Ref:
-        """A row per leaf: a partial of so many columns for every sequence chunk that is not empty, side by side."""
-        atoms = round_up(self.chunked_len, _SEQUENCE_ATOM) // _SEQUENCE_ATOM
-        kept = min(atoms, self.reduction_chunks)
-        return self.temp(self.num_leaves, kept * cols, "f32", tile_rows=1, name=name)
+    def split_temp(self, cols: int, name: str) -> Ref:
+        """A row per batch split: a partial of so many columns for every sequence split that is not
+        empty, side by side."""
+        atoms = round_up(self.split_len, _SEQUENCE_ATOM) // _SEQUENCE_ATOM
+        kept = min(atoms, self.k_splits)
+        return self.temp(self.num_splits, kept * cols, "f32", tile_rows=1, name=name)
 
     def ring(self, tensor: int, age: int = 0) -> Ref:
         """What has the shape of a tensor and lies in a ring: in this use's place, or that of the use `age` before."""

@@ -12,7 +12,7 @@ from functools import partial
 from tilewise.core.border import shown
 from tilewise.core.errors import InternalError, PlanError
 from tilewise.ir.graph import PANEL_ROWS, Graph, OpNode
-from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, show_axes, show_layout
+from tilewise.ir.layout import BATCH_SPLITS, GraphLayout, Record, TensorLayout, show_axes, show_layout
 from tilewise.ir.lowering import Accumulator, Draft, Ref, Tiles
 from tilewise.ir.op import op_named
 from tilewise.ir.program import (
@@ -182,11 +182,12 @@ class TemplateLowering(SlotTable):
         """Where output number `output` of `op` goes in this microbatch.
 
         Microbatch j folds in as many carries as j has trailing ones, lowest level first, and leaves its own at the
-        next level: the carries of a binary counter, so the tree over leaves does not depend on the accumulation. The
-        last one folds in all that are left. Where devices share every microbatch, what they make of it goes into a
-        ring, and its owners keep the carries.
+        next level: the carries of a binary counter, so the tree over batch splits does not depend
+        on the accumulation. The last one folds in all that are left. Where devices share every
+        microbatch, what they make of it goes into a ring, and its owners keep the carries.
 
-        What the sum is added to, `beside`, is one more carry where this device has all leaves. Where it has a part of
+        What the sum is added to, `beside`, is one more carry where this device has all batch
+        splits. Where it has a part of
         them, that lies apart: the result may have the memory of `beside`, which the reduction over devices adds.
         """
         self._require(op)
@@ -264,20 +265,21 @@ class TemplateLowering(SlotTable):
             elif target.is_last and record.group:
                 collectives.all_reduce_in_place(self, op, target.ref, record)
 
-    def leaf_tree(self, op: OpNode, output: int, leaves: Ref) -> None:
-        """Combine a row per leaf, of `leaf_temp`, and carries into output number `output`; then over devices."""
+    def split_tree(self, op: OpNode, output: int, batch_splits: Ref) -> None:
+        """Combine a row per batch split, of `split_temp`, and carries into output number `output`;
+        then over devices."""
         target = self.accumulator(op, output)
         tiles: Tiles = {
             "out": self.whole(target.ref),
-            "partials": self.whole(leaves),
+            "partials": self.whole(batch_splits),
             "carry": [self.whole(c) for c in target.carries],
         }
         cut = {
-            "chunked_len": self.chunked_len,
-            "num_chunks": self.reduction_chunks,
+            "split_len": self.split_len,
+            "num_k_splits": self.k_splits,
             "is_padded": int(self.shapes.settings.padded_bound > 0),
         }
-        self.emit("leaf_tree", op, over=self.one, step=0, tiles=tiles, ints=cut)
+        self.emit("split_tree", op, over=self.one, step=0, tiles=tiles, ints=cut)
         self.finish_accumulation(op, target)
 
     # ---- collectives --------------------------------------------------------------------------------------
@@ -315,7 +317,7 @@ class TemplateLowering(SlotTable):
         or columns."""
         self._require(op, source, target)
         label = self.spec(source).labels[0]
-        counts_batch = label is not None and label.is_summed_by_leaves
+        counts_batch = label is not None and label.is_summed_by_batch_splits
         if counts_batch and self.layout(source)[0] != self.layout(target)[0]:
             collectives.all_gather_batch(self, op, source, target)
         else:
@@ -377,7 +379,7 @@ class TemplateLowering(SlotTable):
         for record in self.records_of(op):
             homes = {*self.shapes.settings.home_axes}
             shards = {axis for layout in record.arrives for axes in layout for axis in axes} & {*record.group}
-            if record.tree == LEAVES and not shards <= homes:
+            if record.tree == BATCH_SPLITS and not shards <= homes:
                 raise PlanError(
                     f"[plan.lower] a sum over the batch arrives whole on its devices; got {record.partial!r} of "
                     f"{op.label!r} asked for as {show_layout(record.arrives[0])} over {show_axes(record.group)}; drop "

@@ -1,8 +1,8 @@
 """The engine's process as the HTTP process has it: asked, watched, ended.
 
-Owns the socket to it. All of it runs on the event loop's thread. What is asked is a `Stream` of pieces; closing one
-ends its requests in the engine, so that a client that leaves frees its blocks. When the child ends before it should,
-every stream ends with one error, and `dead` says so.
+Owns the socket to it. All of it runs on the event loop's thread. What is asked is a `Stream` of
+pieces; closing one ends its requests in the engine, so that a client that batch splits frees its
+blocks. When the child ends before it should, every stream ends with one error, and `dead` says so.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Target:
 
         Raises:
             BadAnswer: it has errors, or is no stream.
-            OSError: the server is not there, or leaves.
+            OSError: the server is not there, or batch splits.
         """
         rest = b""
         async with aclosing(self._parts("POST", path, json.dumps(body).encode())) as parts:  # type: ignore[type-var]
