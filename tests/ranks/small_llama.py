@@ -113,15 +113,15 @@ def change_every(label: str, change: Callable[[Instruction], Instruction]) -> Ca
 
 
 def drop_partial(instruction: Instruction) -> Instruction:
-    """One partial is counted twice, in another's place."""
+    """One partial value is counted twice, in another's place."""
     operands = list(instruction.operands)
-    partials = [i for i, o in enumerate(operands) if o.group >= 0]
-    operands[partials[0]] = operands[partials[1]]
+    partial_values = [i for i, o in enumerate(operands) if o.group >= 0]
+    operands[partial_values[0]] = operands[partial_values[1]]
     return replace(instruction, operands=tuple(operands))
 
 
 def swap_partials(instruction: Instruction) -> Instruction:
-    """Two partials change places in the tree."""
+    """Two partial values change places in the tree."""
     operands = list(instruction.operands)
     operands[3], operands[4] = operands[4], operands[3]
     return replace(instruction, operands=tuple(operands))

@@ -255,7 +255,7 @@ def test_axes_of_a_dim_in_any_order(order):
 
 
 def test_one_tensor_may_be_read_in_two_layouts():
-    """A gradient that is both contracted whole and added in shards: its record follows each reading."""
+    """A gradient that is both contracted whole and added in shards: its pending reduction follows each reading."""
     recipe = (None, None, [("linear", 0, 0, False, A, None), ("linear", 2, 0, True, None, None)], False)
     assert run(build(recipe), {"a": 1, "b": 2}) == run(build(recipe), {})
 

@@ -60,8 +60,10 @@ def test_groups_that_do_not_halve_are_refused(heads, kv_heads, tp, monkeypatch):
         graph.plan({"tp": tp})
     if heads % tp == 0:  # else the shares of a KV head would not even be equal
         monkeypatch.setattr(tilewise.core.dims, "_keeps_groups", lambda *given: True)
-        monkeypatch.setattr("tilewise.strategy.records.allowed_widths", lambda count: range(1, count + 1))
-        monkeypatch.setattr("tilewise.plan.settings.validate_records", lambda *given: None)
+        monkeypatch.setattr(
+            "tilewise.strategy.pending_reductions.allowed_widths", lambda count: range(1, count + 1)
+        )
+        monkeypatch.setattr("tilewise.plan.settings.validate_pending_reductions", lambda *given: None)
         monkeypatch.setattr("tilewise.plan.validate.validate_reductions", lambda *given: None)
         model = config(num_attention_heads=heads, num_key_value_heads=kv_heads)
         report = verify_strategy(graph, DeviceMesh({"tp": tp}), batches(model, 1, 8, 8))

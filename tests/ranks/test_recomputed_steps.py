@@ -89,7 +89,7 @@ def test_other_families(family, recompute):
     ids=["tp", "one"],
 )
 def test_planted_faults_are_found(axes, label, fault):
-    """A partial that is dropped, or sums of another order, when a layer runs again only: gradients differ."""
+    """A partial value that is dropped, or sums of another order, when a layer runs again only: gradients differ."""
     model = config()
     report = verify_strategy(
         training_graph(model, "f32"),

@@ -156,7 +156,7 @@ FAULTS = [
     "axes,accumulation,label,fault", FAULTS, ids=lambda v: getattr(v, "__name__", str(v))
 )
 def test_planted_faults_are_found(dtype, axes, accumulation, label, fault):
-    """Dropped or swapped partials and moved borders make the comparison fail."""
+    """Dropped or swapped partial values and moved borders make the comparison fail."""
     model = config()
     report = verify_strategy(
         training_graph(model, dtype),

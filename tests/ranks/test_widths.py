@@ -69,7 +69,7 @@ def test_widths_of_k_splits(mesh, k_splits, sizes):
 
 
 def swap_last(instruction):
-    """The last two of three partials change places in the tree."""
+    """The last two of three partial values change places in the tree."""
     operands = list(instruction.operands)
     operands[3], operands[4] = operands[4], operands[3]
     return replace(instruction, operands=tuple(operands))

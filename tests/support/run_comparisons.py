@@ -223,7 +223,7 @@ def resumes(axes, saved):
         assert value.tobytes() == states[1][name].tobytes(), name
 
 
-PARTIALS = "linear_dw:mlp.up_proj.weight/reduce_scatter"
+PARTIAL_VALUES = "linear_dw:mlp.up_proj.weight/reduce_scatter"
 COMPARISONS = {
     "dp f32 2": partial(trains, "f32", {"dp": 2}),
     "dp bf16 accumulated 2": partial(trains, "bf16", {"dp": 2}, 4),
@@ -262,9 +262,9 @@ COMPARISONS = {
     "bytes of a part that is not fetched 2": misses_bytes,
     "bytes dp tp bf16 4": partial(fetches, {"dp": 2, "tp": 2}, "bf16"),
     "bytes tp f32 4": partial(fetches, {"tp": 4}, "f32"),
-    "dropped partial 2": partial(finds, PARTIALS, "drop_partial", {"dp": 2}),
-    "swapped partials 4": partial(finds, "o_proj.weight/reduce_scatter", "swap_partials", {"tp": 4}),
-    "swapped partials of dp 4": partial(finds, PARTIALS, "swap_partials", {"dp": 4}),
+    "dropped partial 2": partial(finds, PARTIAL_VALUES, "drop_partial", {"dp": 2}),
+    "swapped partial values 4": partial(finds, "o_proj.weight/reduce_scatter", "swap_partials", {"tp": 4}),
+    "swapped partial values of dp 4": partial(finds, PARTIAL_VALUES, "swap_partials", {"dp": 4}),
     "own part kept 2": partial(finds_on_the_last, "mlp.up_proj.weight/all_gather", "gather_own", {"dp": 2}),
     "part skipped 4": partial(finds_on_the_last, "mlp.up_proj.weight/all_gather", "skip", {"dp": 4}),
     "dropped partial of fsdp 3": partial(sharded, (1, 3, 1), fault="drop_partial"),

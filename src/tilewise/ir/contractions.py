@@ -1,7 +1,8 @@
-"""Where an op contracts: the factors of its inputs that an output lacks, or has in coarser pieces, and who shares them.
+"""Where an op contracts: the factors of its inputs that an output lacks, or has in coarser pieces,
+    and who shares them.
 
-Sharing such a factor, in space or in time, leaves partial values. Strategy makes a record of each, `ir.validate` asks
-that each has one; both read contractions here.
+Sharing such a factor, in space or in time, leaves partial values. Strategy makes a pending
+reduction of each, `ir.validate` asks that each has one; both read contractions here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tilewise.core.mesh import Axes
 from tilewise.ir.declared import check_factors
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.layout import BATCH_SPLITS, GROUPS, K_SPLITS, TensorLayout
-from tilewise.ir.op import Factors, Partial, op_named
+from tilewise.ir.op import Factors, PartialValue, op_named
 
 __all__ = [
     "Contraction",
@@ -74,10 +75,10 @@ def factors_of(graph: Graph, op: OpNode) -> Factors:
         found = rule.factors(specs, op.attrs)
         check_factors(rule, found, specs, [tensors[o].spec for o in op.outputs])
         known = graph.kept[op.id] = op, found
-        if not rule.accumulates and any(partial.tree == BATCH_SPLITS for partial in known[1].partials):
+        if not rule.accumulates and any(partial.tree == BATCH_SPLITS for partial in known[1].partial_values):
             raise InternalError(
-                "[ir.contractions] what is summed over the batch stands in `accumulates`; got a partial along its "
-                f"batch splits of {op.op!r}, which has none; correct {type(rule).__name__}"
+                "[ir.contractions] what is summed over the batch stands in `accumulates`; got a partial value along "
+                f"its batch splits of {op.op!r}, which has none; correct {type(rule).__name__}"
             )
     factors: Factors = known[1]
     return factors
@@ -88,8 +89,8 @@ def tree_of(label: DimLabel | None) -> str:
     return BATCH_SPLITS if label is not None and label.is_summed_by_batch_splits else K_SPLITS
 
 
-def is_covered_by(contraction: Contraction, output: int, partial: Partial) -> bool:
-    """Whether a partial that the op declares is that of a contraction, for one of its outputs."""
+def is_covered_by(contraction: Contraction, output: int, partial: PartialValue) -> bool:
+    """Whether a partial value that the op declares is that of a contraction, for one of its outputs."""
     return (
         contraction.factor in partial.contracts
         and contraction.tree == partial.tree

@@ -20,7 +20,15 @@ from tilewise.ir.layout import BATCH_SPLITS, GROUPS, K_SPLITS
 if TYPE_CHECKING:
     from tilewise.ir.op import Op
 
-__all__ = ["Factors", "Partial", "Signature", "bounds_of", "check_factors", "check_members", "outputs_of"]
+__all__ = [
+    "Factors",
+    "PartialValue",
+    "Signature",
+    "bounds_of",
+    "check_factors",
+    "check_members",
+    "outputs_of",
+]
 
 COMBINES = ("sum", "max", "or")
 TREES = (K_SPLITS, BATCH_SPLITS, GROUPS)
@@ -45,11 +53,11 @@ class Signature:
 
 
 @dataclass(frozen=True)
-class Partial:
+class PartialValue:
     """A value of which an op makes a part only, where one of its factors is shared: what the lowering completes.
 
     Attributes:
-        name: by which the lowering asks for its record (`Lowering.records`).
+        name: by which the lowering asks for its pending reduction (`Lowering.pending_reductions`).
         factors: contracted factors that leave a part each on those who share them.
         outputs: positions of the outputs that stand behind the complete value.
         combine: `sum`, `max`, or `or` (all but one holder have zeros).
@@ -78,19 +86,19 @@ class Factors:
     """Einsum-style names of the dims of every operand, for one mesh axis; expansion to a mesh is generic.
 
     A factor of the inputs that an output lacks is contracted there: sharing it leaves a partial value. `ir.validate`
-    refuses that unless a partial says that the op's lowering completes it.
+    refuses that unless a partial value says that the op's lowering completes it.
 
     Attributes:
         inputs, outputs: names per dim; None for an absent operand.
         whole: factors that cannot be sharded.
-        partials: values that are partial where their factors are shared.
+        partial_values: values that are partial where their factors are shared.
         moved: factors whose axes may differ between inputs and outputs: the op changes the layout.
     """
 
     inputs: tuple[tuple[str, ...] | None, ...]
     outputs: tuple[tuple[str, ...], ...]
     whole: frozenset[str] = frozenset()
-    partials: tuple[Partial, ...] = ()
+    partial_values: tuple[PartialValue, ...] = ()
     moved: frozenset[str] = frozenset()
 
 
@@ -256,16 +264,16 @@ def check_factors(
     for member, named in (("whole", found.whole), ("moved", found.moved)):
         if not isinstance(named, frozenset) or not named <= known:
             refuse(f"`{member}` with names of dims, in a frozenset", named)
-    if not isinstance(found.partials, tuple):
-        refuse("`partials` in a tuple", found.partials)
-    for partial in found.partials:
-        if not isinstance(partial, Partial):
-            refuse("`partials` that are Partial", partial)
-        _check_partial(partial, known, len(inputs), len(outputs), refuse)
+    if not isinstance(found.partial_values, tuple):
+        refuse("`partial_values` in a tuple", found.partial_values)
+    for partial in found.partial_values:
+        if not isinstance(partial, PartialValue):
+            refuse("`partial_values` that are Partial", partial)
+        _check_partial_value(partial, known, len(inputs), len(outputs), refuse)
 
 
-def _check_partial(
-    partial: Partial,
+def _check_partial_value(
+    partial: PartialValue,
     known: frozenset[str],
     inputs: int,
     outputs: int,
@@ -273,7 +281,7 @@ def _check_partial(
 ) -> None:
     what = f"partial {shown(partial.name)} "
     if not isinstance(partial.name, str):
-        refuse("partials that have a name", partial.name)
+        refuse("partial values that have a name", partial.name)
     names = partial.factors
     if not isinstance(names, tuple) or not _are_names(names) or not partial.contracts <= known:
         refuse(f"{what}with names of dims, in a tuple", partial.factors)

@@ -21,7 +21,7 @@ __all__ = [
     "GROUPS",
     "K_SPLITS",
     "GraphLayout",
-    "Record",
+    "PendingReduction",
     "Reshard",
     "TensorLayout",
     "in_space",
@@ -38,18 +38,18 @@ GROUPS = "groups"  # the query heads that share a KV head
 
 
 @dataclass(frozen=True)
-class Record:
+class PendingReduction:
     """A value of which several devices, or several microbatches, hold a part each, and what becomes of it.
 
     Attributes:
         op: id of the op that produces the parts.
-        partial: its name for the value (`Factors.partials`).
+        partial: its name for the value (`Factors.partial_values`).
         combine: how parts are combined: `sum`, `max` or `or`.
         outputs: positions of the op's outputs that stand behind the complete value.
         tree: what the tree's leaves are: `K_SPLITS`, `BATCH_SPLITS` or `GROUPS`.
         count: how many.
         axes: the device group's axes, major first, and `MICRO` where microbatches hold parts.
-        held: per device group that completes a value of its own, the leaves `[begin, end)` of the tree of each
+        leaf_ranges: per device group that completes a value of its own, the leaves `[begin, end)` of the tree of each
             member, in the order of `axes`. One device group holds all, except of groups: the
             holders of one KV head are one.
         arrives: layouts in which the outputs must arrive: without the device group's axes on every
@@ -63,7 +63,7 @@ class Record:
     tree: str
     count: int
     axes: Axes
-    held: tuple[tuple[Interval, ...], ...]
+    leaf_ranges: tuple[tuple[Interval, ...], ...]
     arrives: tuple[TensorLayout, ...]
 
     @property
@@ -112,13 +112,14 @@ class GraphLayout:
     """Layouts of one graph or template on a mesh.
 
     Attributes:
-        home: layout per tensor id between calls: where parameters, gradients and optimizer states live, where they are
-            updated, what checkpoints see.
+        home: layout per tensor id between calls: where parameters, gradients and optimizer states
+            live, where they are updated, what checkpoints see.
         use: layout per tensor id as ops read and write it. No tensor is partial: an op that contracts a sharded dim
             finishes the reduction itself, so partial values never meet another op (docs/numerics.md, rule 3).
         calls: layouts of the templates called, by the call's op id.
-        records: what becomes of partial values, by op id and the partial's name. Several records of one name are of
-            several device groups, completed one after the other.
+        pending_reductions: what becomes of partial values, by op id and the partial value's name.
+            Several pending reductions of one name are of several device groups, completed one after
+            the other.
         reshards: what producers and readers do not agree on; none once they are ops.
         home_axes: axes that cut weights, gradients and states at home, the last ones of dim 0, in whole panels. What
             reads a weight there reads what an op `unshard` has gathered.
@@ -130,13 +131,13 @@ class GraphLayout:
     home: tuple[TensorLayout, ...]
     use: tuple[TensorLayout, ...]
     calls: Mapping[int, GraphLayout] = field(default_factory=dict)
-    records: Mapping[tuple[int, str], tuple[Record, ...]] = field(default_factory=dict)
+    pending_reductions: Mapping[tuple[int, str], tuple[PendingReduction, ...]] = field(default_factory=dict)
     reshards: tuple[Reshard, ...] = ()
     home_axes: Axes = ()
     files: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        freeze_maps(self, "calls", "records")
+        freeze_maps(self, "calls", "pending_reductions")
 
 
 def in_space(axes: Axes) -> Axes:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from tilewise.core.dims import DimLabel, Size
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.layout import Record, TensorLayout
+from tilewise.ir.layout import PendingReduction, TensorLayout
 from tilewise.ir.program import Instruction, Notify, Number, NumberLike, Operand, Wait
 
 __all__ = ["Accumulator", "Draft", "Lowering", "Ref", "Tiles"]
@@ -109,7 +109,7 @@ class Lowering(Protocol):
         """Rows per sequence where sequences may end in padding; 0 where they do not."""
 
     def split_temp(self, cols: int, name: str) -> Ref:
-        """A row per batch split: a partial of so many columns for every sequence split that is not
+        """A row per batch split: a partial value of so many columns for every sequence split that is not
         empty, side by side."""
 
     def row_step(self, ref: Ref) -> NumberLike:
@@ -133,12 +133,12 @@ class Lowering(Protocol):
         """Of every k split of a labelled dim, the local elements that this device holds: begin and end, one after the
         other."""
 
-    def records(self, op: OpNode, partial: str) -> tuple[Record, ...]:
-        """What becomes of a value of which this op makes parts: a record per device group, none
+    def pending_reductions(self, op: OpNode, partial: str) -> tuple[PendingReduction, ...]:
+        """What becomes of a value of which this op makes parts: a pending reduction per device group, none
         where it is not shared."""
 
-    def record(self, op: OpNode, partial: str) -> Record | None:
-        """The one record of a partial value; None where it is not shared."""
+    def pending_reduction(self, op: OpNode, partial: str) -> PendingReduction | None:
+        """The one pending reduction of a partial value; None where it is not shared."""
 
     def tensor(self, tensor: int | Ref) -> Ref:
         """The local view of a tensor."""
@@ -169,14 +169,14 @@ class Lowering(Protocol):
             max_bytes: room for it; by default what rows and columns at their bounds take.
         """
 
-    def temp_like(self, ref: Ref, *, dtype: str, name: str, record: Record | None = None) -> Ref:
+    def temp_like(self, ref: Ref, *, dtype: str, name: str, pending: PendingReduction | None = None) -> Ref:
         """A temporary shaped as this device's part of a tensor.
 
         Args:
             ref: of the tensor.
             dtype: of the elements.
             name: in explanations.
-            record: with one, as wide as the shards of all its device group together.
+            pending: with one, as wide as the shards of all its device group together.
         """
 
     # ---- operands -----------------------------------------------------------------------------------------
@@ -253,11 +253,13 @@ class Lowering(Protocol):
         """
 
     def contraction_splits(
-        self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], record: Record | None
+        self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], pending: PendingReduction | None
     ) -> list[list[tuple[int, int]]]:
         """Per k split, per term, the local range of the contracted dim (`dim` of each weight)."""
 
-    def label_splits(self, label: DimLabel | None, size: int, record: Record | None) -> list[tuple[int, int]]:
+    def label_splits(
+        self, label: DimLabel | None, size: int, pending: PendingReduction | None
+    ) -> list[tuple[int, int]]:
         """Local ranges of the k splits of a labelled dim."""
 
     def accumulator(self, op: OpNode, output: int, beside: int | None = None) -> Accumulator:
@@ -282,19 +284,19 @@ class Lowering(Protocol):
         source: int | Ref,
         target: int | Ref,
         residual: int | Ref | None,
-        record: Record,
+        pending: PendingReduction,
         *,
         step: NumberLike | None = None,
         producer: Draft | None = None,
     ) -> None:
-        """Combine `source` over a record's device group into `target`, tile by tile.
+        """Combine `source` over a pending reduction's device group into `target`, tile by tile.
 
         Args:
             op: for whom.
             source: `[rows, cols]`, a partial value on every member.
-            target: the complete value; where the record arrives in shards, this device's columns of it.
+            target: the complete value; where the pending reduction arrives in shards, this device's columns of it.
             residual: added behind the tree's root, shaped like `target`; or None.
-            record: tree, device group and layout of arrival.
+            pending: tree, device group and layout of arrival.
             step: rows per task; by default those of a tile of `source`.
             producer: the instruction that writes `source`, over the same tiles; by default the last one emitted.
         """

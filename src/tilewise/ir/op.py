@@ -17,7 +17,7 @@ from tilewise.core.border import Border, shown
 from tilewise.core.dims import Size
 from tilewise.core.dtypes import MAX_F32
 from tilewise.core.errors import InternalError, PlanError, ShapeError
-from tilewise.ir.declared import Factors, Partial, Signature, check_members
+from tilewise.ir.declared import Factors, PartialValue, Signature, check_members
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.lowering import Lowering
 from tilewise.ir.tape import Gradient, Tape, Term
@@ -25,7 +25,7 @@ from tilewise.ir.tape import Gradient, Tape, Term
 __all__ = [
     "Factors",
     "Op",
-    "Partial",
+    "PartialValue",
     "Signature",
     "check_call",
     "import_ops",

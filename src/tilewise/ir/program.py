@@ -23,7 +23,6 @@ __all__ = [
     "POSITION",
     "Access",
     "Call",
-    "Completion",
     "DeviceBinding",
     "DeviceClass",
     "Instruction",
@@ -33,6 +32,7 @@ __all__ = [
     "Number",
     "NumberLike",
     "Operand",
+    "Reduction",
     "Slot",
     "Source",
     "TempSpec",
@@ -291,10 +291,11 @@ class TempSpec:
     op: int
 
 
-class Completion(NamedTuple):
-    """What a template says of a value that devices hold parts of: slot `source` has this device's part, slot `target`
-    the whole afterwards, with slot `residual` (-1: none) added. The record is number `number` of those of the op's
-    `partial`. One slot for both is completed in place. No run looks at it.
+class Reduction(NamedTuple):
+    """What a template says of a value that devices hold parts of: slot `source` has this device's
+    part, slot `target` the whole afterwards, with slot `residual` (-1: none) added. The pending
+    reduction is number `number` of those of the op's `partial`. One slot for both is completed in
+    place. No run looks at it.
 
     Where parts are combined per microbatch, `microbatch` says which this is (-1: all in one): it goes onto the stack
     that slot `stack` keeps on each owner's share, and `target` has the whole after the last.
@@ -321,7 +322,7 @@ class LoweredTemplate:
     temps: tuple[TempSpec, ...]
     signal_ranges: tuple[int, ...] = ()
     ring_signal_ranges: tuple[int, ...] = ()
-    completions: tuple[Completion, ...] = ()
+    reductions: tuple[Reduction, ...] = ()
     first_signal: int = 0
 
     @property

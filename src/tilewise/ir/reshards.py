@@ -12,7 +12,14 @@ from math import prod
 from tilewise.core.dims import UNLABELLED, shard_range, upper_bound
 from tilewise.core.mesh import MICRO
 from tilewise.ir.graph import PANEL_ROWS, Graph, OpNode
-from tilewise.ir.layout import BATCH_SPLITS, GraphLayout, Record, TensorLayout, show_axes, show_layout
+from tilewise.ir.layout import (
+    BATCH_SPLITS,
+    GraphLayout,
+    PendingReduction,
+    TensorLayout,
+    show_axes,
+    show_layout,
+)
 
 __all__ = ["brings_weights", "explain_homes", "explain_reshards"]
 
@@ -38,10 +45,10 @@ def _collect(graph: Graph, layout: GraphLayout, microbatches: int, found: dict[s
         elif op.op in _CHANGES:
             text, elements = _change(graph, layout, microbatches, op)
             found[text] = elements, found.get(text, (0, 0))[1] + 1
-    for records in layout.records.values():
-        for record in records:
-            if record.arrives_in_shards and record.tree != BATCH_SPLITS:
-                text, elements = _sum_in_shards(graph, layout, microbatches, record)
+    for pending_reductions in layout.pending_reductions.values():
+        for pending in pending_reductions:
+            if pending.arrives_in_shards and pending.tree != BATCH_SPLITS:
+                text, elements = _sum_in_shards(graph, layout, microbatches, pending)
                 found[text] = elements, found.get(text, (0, 0))[1] + 1
 
 
@@ -54,12 +61,14 @@ def _change(graph: Graph, layout: GraphLayout, microbatches: int, op: OpNode) ->
     return text, max(parts[1] - parts[0], 0)
 
 
-def _sum_in_shards(graph: Graph, layout: GraphLayout, microbatches: int, record: Record) -> tuple[str, int]:
-    op, (after, *_) = graph.ops[record.op], record.arrives
-    spec = graph.spec(op.outputs[record.outputs[0]])
+def _sum_in_shards(
+    graph: Graph, layout: GraphLayout, microbatches: int, pending: PendingReduction
+) -> tuple[str, int]:
+    op, (after, *_) = graph.ops[pending.op], pending.arrives
+    spec = graph.spec(op.outputs[pending.outputs[0]])
     shard = prod(upper_bound(s) for s in spec.shape) // _parts(layout, after, microbatches)
     text = f"reduce_scatter:{op.label} {spec} to {show_layout(after)}"
-    return text, shard * (layout.mesh.size(*record.group) - 1)
+    return text, shard * (layout.mesh.size(*pending.group) - 1)
 
 
 def explain_homes(graph: Graph, layout: GraphLayout) -> list[str]:

@@ -34,7 +34,7 @@ def read_timeline(plan: PlanTables, timeline: object) -> tuple[TaskRecord, ...]:
     """
     templates = [template for of in plan.program.classes for template in of.templates]
     labels = {instruction.label for template in templates for instruction in template.instructions}
-    records = []
+    tasks = []
     for entry in _border.sequence("save_picture", "a timeline", timeline, "tasks"):
         fits = isinstance(entry, tuple) and [type(value) for value in entry] == [*_TASK]
         if not fits or not _is_of(plan, labels, TaskRecord(*entry)):
@@ -44,8 +44,8 @@ def read_timeline(plan: PlanTables, timeline: object) -> tuple[TaskRecord, ...]:
                 shown(entry),
                 "trace a run of this plan",
             )
-        records.append(TaskRecord(*entry))
-    return tuple(records)
+        tasks.append(TaskRecord(*entry))
+    return tuple(tasks)
 
 
 def _is_of(plan: PlanTables, labels: Set[str], task: TaskRecord) -> bool:

@@ -136,8 +136,8 @@ class Plan(PlanTables):
             ResourceError: it cannot be written.
         """
         where = _border.path("save_picture", "path", path)
-        records = read_timeline(self, timeline)
-        replace_text(where, render_plan(draw_plan(self, records), records))
+        tasks = read_timeline(self, timeline)
+        replace_text(where, render_plan(draw_plan(self, tasks), tasks))
 
     # ---- files ----------------------------------------------------------------------------------------------
 

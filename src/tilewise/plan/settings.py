@@ -12,7 +12,7 @@ from tilewise.ir.batch import BatchCut
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import Number, NumberLike, times
-from tilewise.ir.validate import validate_records
+from tilewise.ir.validate import validate_pending_reductions
 from tilewise.plan.shapes import PlanSettings, symbols_of
 
 __all__ = ["MAX_ROWS_PER_TILE", "MAX_WORKERS", "settings_for"]
@@ -43,7 +43,7 @@ def settings_for(
     """
     mesh = layout.mesh
     workers = _workers(mesh, workers_per_device)
-    validate_records(graph, layout)
+    validate_pending_reductions(graph, layout)
     _require_used_axes(graph, layout, mesh)
     most_rows = _most_rows(batch, rows_per_tile)
     if not batch.size:

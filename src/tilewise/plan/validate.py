@@ -11,7 +11,7 @@ __all__ = ["validate_plan"]
 
 
 def validate_plan(plan: PlanTables, values: Mapping[int, Values] | None = None) -> None:
-    """Hold the program to the layouts' records; what users write, and what steps keep, is there beforehand.
+    """Hold the program to the layouts' pending reductions; what users write, and what steps keep, is there beforehand.
 
     Args:
         plan: of any origin.

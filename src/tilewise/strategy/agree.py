@@ -1,8 +1,9 @@
-"""One op's agreement: which axes share each of its factors, given what its operands have and its results should have.
+"""One op's agreement: which axes share each of its factors, given what its operands have and its
+results should have.
 
-Contracted factors are settled first and only where every operand that has them is labelled, and alike, and a partial
-of the op covers them; else they are whole. Then the others follow the strongest choice. An axis shares one factor of an
-op. What is written on a state follows the state.
+Contracted factors are settled first and only where every operand that has them is labelled, and
+alike, and a partial value of the op covers them; else they are whole. Then the others follow the
+strongest choice. An axis shares one factor of an op. What is written on a state follows the state.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tilewise.core.mesh import MICRO, Axes, DeviceMesh
 from tilewise.ir.contractions import SeenLayouts
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.layout import BATCH_SPLITS, K_SPLITS, in_space, show_axes
-from tilewise.ir.op import Factors, Partial, op_named
+from tilewise.ir.op import Factors, PartialValue, op_named
 from tilewise.strategy.choice import CONTRACTED, FREE, PASSED, Choice, Choices
 
 __all__ = ["OpDims", "agree", "behind", "label_for", "require_equal_cuts"]
@@ -148,7 +149,7 @@ def _is_cut_at_the_same(
 
 def behind(factors: Factors) -> int:
     """The rank of what comes out of an op."""
-    return CONTRACTED if factors.partials else PASSED
+    return CONTRACTED if factors.partial_values else PASSED
 
 
 def label_for(dims: OpDims, choices: Mapping[int, Choices], name: str, size: Size) -> DimLabel | None:
@@ -171,7 +172,7 @@ def _strongest(
     """The best ranked of what operands have for a factor, in their order, and then of what results should have, if the
     op contracts nothing."""
     found = [choices[tensor][dim] for _, tensor, dim in dims.inputs.get(name, ())]
-    if wishes and not is_contracted and not dims.factors.partials and name not in dims.factors.moved:
+    if wishes and not is_contracted and not dims.factors.partial_values and name not in dims.factors.moved:
         results = ((dims.op.outputs[number], dim) for number, dim in dims.outputs.get(name, ()))
         found += [wishes[tensor][dim] for tensor, dim in results if tensor in wishes]
     return min(found, key=lambda c: c.rank, default=_NONE)
@@ -195,19 +196,19 @@ def _pinned(dims: OpDims, choices: Mapping[int, Choices]) -> dict[str, Choice]:
 
 
 def _may_share(dims: OpDims, name: str) -> bool:
-    """Whether a contraction may be shared: partials cover every output, and what cuts their trees is labelled, alike
-    where sizes are."""
+    """Whether a contraction may be shared: partial values cover every output, and what cuts their
+    trees is labelled, alike where sizes are."""
     lacking = dims.lacking(name)
     for tree in (K_SPLITS, BATCH_SPLITS):
-        partials = [p for p in dims.factors.partials if p.tree == tree and name in p.contracts]
-        if lacking <= {o for p in partials for o in p.outputs} and all(
-            _is_cut_alike(dims, name, p) for p in partials
+        partial_values = [p for p in dims.factors.partial_values if p.tree == tree and name in p.contracts]
+        if lacking <= {o for p in partial_values for o in p.outputs} and all(
+            _is_cut_alike(dims, name, p) for p in partial_values
         ):
             return True
     return False
 
 
-def _is_cut_alike(dims: OpDims, name: str, partial: Partial) -> bool:
+def _is_cut_alike(dims: OpDims, name: str, partial: PartialValue) -> bool:
     cuts: dict[Size, tuple[int, int]] = {}
     for position, tensor, dim in dims.inputs[name]:
         if partial.cut_by is None or position in partial.cut_by:

@@ -161,7 +161,9 @@ class _Offloading(Prefetching):
         tensors = tuple(replace(t, producer=producer.get(t.id)) for t in self.tensors)
         use = tuple(self.use)
         self.graph = replace(self.graph, tensors=tensors, ops=tuple(ops), templates=self.templates)
-        self.layout = replace(self.layout, home=use, use=use, calls=calls)  # `bring` makes the records
+        self.layout = replace(
+            self.layout, home=use, use=use, calls=calls
+        )  # `bring` makes the pending reductions
         self.tensors = list(tensors)
         return {*stored.values()}
 

@@ -20,9 +20,9 @@ from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.contractions import SeenLayouts, factors_of
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
-from tilewise.ir.layout import GraphLayout, Record, TensorLayout
+from tilewise.ir.layout import GraphLayout, PendingReduction, TensorLayout
 from tilewise.ir.op import op_named
-from tilewise.strategy.records import make_records
+from tilewise.strategy.pending_reductions import make_pending_reductions
 
 __all__ = ["Prefetching", "Unit", "UnitChoice", "template_of_moves"]
 
@@ -228,7 +228,7 @@ class Prefetching:
     ) -> tuple[Graph, GraphLayout]:
         ops: list[OpNode] = []
         calls: dict[int, GraphLayout] = {}
-        records: dict[tuple[int, str], tuple[Record, ...]] = {}
+        pending_reductions: dict[tuple[int, str], tuple[PendingReduction, ...]] = {}
         by_key = {template.key: layout for template, layout in self.gathers.values()}
         for number, unit in enumerate([*units, None]):
             for call in before.get(number, ()):
@@ -248,15 +248,19 @@ class Prefetching:
         for op in ops:
             if op.op != "call":
                 seen = SeenLayouts.of(op, self.use)
-                records |= make_records(graph, op, factors_of(graph, op), self.mesh, seen, self.batch)
+                pending_reductions |= make_pending_reductions(
+                    graph, op, factors_of(graph, op), self.mesh, seen, self.batch
+                )
         use = tuple(self.use)
-        return graph, replace(self.layout, home=use, use=use, calls=calls, records=records)
+        return graph, replace(
+            self.layout, home=use, use=use, calls=calls, pending_reductions=pending_reductions
+        )
 
     # ---- what differs -------------------------------------------------------------------------------------
 
     def _layout_of_gather(self, use: tuple[TensorLayout, ...], count: int) -> GraphLayout:
         """The layout of a call's template, with `count` weights and as many results."""
-        return replace(self.layout, home=use, use=use, calls={}, records={}, files=())
+        return replace(self.layout, home=use, use=use, calls={}, pending_reductions={}, files=())
 
     def _inside(self, op: OpNode, layout: GraphLayout) -> GraphLayout:
         """A template's layout for what its call binds now."""

@@ -21,7 +21,7 @@ from tilewise.ir.contractions import SeenLayouts, factors_of
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
 from tilewise.ir.hints import as_tensor_layout
-from tilewise.ir.layout import K_SPLITS, GraphLayout, Record, Reshard, TensorLayout, in_space
+from tilewise.ir.layout import K_SPLITS, GraphLayout, PendingReduction, Reshard, TensorLayout, in_space
 from tilewise.ir.op import Factors
 from tilewise.strategy.agree import OpDims, agree, behind, label_for, require_equal_cuts
 from tilewise.strategy.alone import lay_out_alone
@@ -36,7 +36,7 @@ from tilewise.strategy.choice import (
     place_time,
     require_unique,
 )
-from tilewise.strategy.records import make_records
+from tilewise.strategy.pending_reductions import make_pending_reductions
 from tilewise.strategy.strategy import DistributionStrategy
 
 __all__ = ["lay_out_template", "propagate_layouts"]
@@ -197,7 +197,7 @@ class _Propagation:
             if id(of) not in made:
                 made[id(of)] = as_layout(of)
         layouts = tuple([made[id(choices[t.id])] if t.id in choices else () for t in graph.tensors])
-        records: dict[tuple[int, str], tuple[Record, ...]] = {}
+        pending_reductions: dict[tuple[int, str], tuple[PendingReduction, ...]] = {}
         changed: dict[int, list[Reshard]] = {}
         for reshard in reshards:
             changed.setdefault(reshard.op, []).append(reshard)
@@ -207,8 +207,8 @@ class _Propagation:
                 read = _as_read(op, layouts, mine)
                 relabelled = {r.position: r.labels for r in mine if r.position is not None}
                 require_equal_cuts(graph, op, factors, read, relabelled, self.mesh)
-                records |= make_records(graph, op, factors, self.mesh, read, self.batch)
-        layout = GraphLayout(self.mesh, layouts, layouts, calls, records, tuple(reshards))
+                pending_reductions |= make_pending_reductions(graph, op, factors, self.mesh, read, self.batch)
+        layout = GraphLayout(self.mesh, layouts, layouts, calls, pending_reductions, tuple(reshards))
         return layout, choices
 
     def _call(self, graph: Graph, op: OpNode, choices: dict[int, Choices]) -> GraphLayout:
@@ -271,7 +271,7 @@ def _backwards(graph: Graph, hints: Mapping[int, Choices]) -> dict[int, Choices]
         if op.op == "call" or not wishes.keys() & {*op.outputs}:
             continue
         factors = factors_of(graph, op)
-        if factors.partials or factors.moved:
+        if factors.partial_values or factors.moved:
             continue
         wanted = {
             name: wish.through(PASSED)
@@ -319,7 +319,7 @@ def _added_where_it_arrives(
     graph: Graph, op: OpNode, factors: Factors, choices: Mapping[int, Choices], arrived: Mapping[str, Choice]
 ) -> list[Reshard]:
     """What is added behind a sum that arrives in shards, a residual or a bias, is cut as the sum is."""
-    summed = {f for partial in factors.partials for f in partial.factors}
+    summed = {f for partial in factors.partial_values for f in partial.factors}
     found = []
     for position, (tensor, dims) in enumerate(zip(op.inputs, factors.inputs)):
         if tensor is None or not dims or summed & {*dims} or not arrived.keys() & {*dims}:
@@ -344,7 +344,9 @@ def _arrival(
     if wish is None:
         return natural
     number = op.outputs.index(tensor)
-    sums = [p for p in factors.partials if number in p.outputs and p.combine == "sum" and p.tree == K_SPLITS]
+    sums = [
+        p for p in factors.partial_values if number in p.outputs and p.combine == "sum" and p.tree == K_SPLITS
+    ]
     groups = {
         in_space(agreed[f].axes)
         for p in sums

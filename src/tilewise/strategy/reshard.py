@@ -194,12 +194,12 @@ class _Rewrite:
         return replace(self.graph, tensors=tensors, ops=tuple(self.ops), outputs=outputs, templates=templates)
 
     def _laid_out(self, calls: Mapping[int, GraphLayout], numbers: Mapping[int, int]) -> GraphLayout:
-        records = {
+        pending_reductions = {
             (numbers[op], name): tuple(replace(r, op=numbers[op]) for r in found)
-            for (op, name), found in self.layout.records.items()
+            for (op, name), found in self.layout.pending_reductions.items()
         }
         use = tuple(self.use)
-        return GraphLayout(self.layout.mesh, use, use, calls, records)
+        return GraphLayout(self.layout.mesh, use, use, calls, pending_reductions)
 
 
 def _common(a: Axes, b: Axes) -> Axes:

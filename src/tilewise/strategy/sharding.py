@@ -15,10 +15,10 @@ from tilewise.core.errors import LayoutError
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.contractions import SeenLayouts, factors_of
 from tilewise.ir.graph import Graph, OpNode, TensorSpec
-from tilewise.ir.layout import GraphLayout, Record, TensorLayout, show_layout
+from tilewise.ir.layout import GraphLayout, PendingReduction, TensorLayout, show_layout
 from tilewise.ir.op import op_named
+from tilewise.strategy.pending_reductions import make_pending_reductions
 from tilewise.strategy.prefetch import Prefetching, UnitChoice
-from tilewise.strategy.records import make_records
 from tilewise.strategy.strategy import StateSharding
 
 __all__ = ["shard_states"]
@@ -50,7 +50,7 @@ class _Sharding(Prefetching):
         self.inner: dict[object, GraphLayout] = {}  # by a template's layout and what changed in it
 
     def run(self) -> tuple[Graph, GraphLayout]:
-        """Homes first, then calls of `unshard`, then layouts and records of what has changed."""
+        """Homes first, then calls of `unshard`, then layouts and pending reductions of what has changed."""
         weights = [t.id for t in self.graph.of_kind("parameter") if self._is_cut(t.spec, self.use[t.id])]
         if not weights:
             raise LayoutError(
@@ -137,11 +137,13 @@ class _Sharding(Prefetching):
             use[tensor] = home
             if tensor in producers:
                 pending += [(t, home) for t in _sources(graph, producers[tensor], tensor)]
-        records: dict[tuple[int, str], tuple[Record, ...]] = {}
+        pending_reductions: dict[tuple[int, str], tuple[PendingReduction, ...]] = {}
         for op in graph.ops:
             seen = SeenLayouts.of(op, use)
-            records |= make_records(graph, op, factors_of(graph, op), self.mesh, seen, self.batch)
-        return replace(layout, home=tuple(use), use=tuple(use), records=records)
+            pending_reductions |= make_pending_reductions(
+                graph, op, factors_of(graph, op), self.mesh, seen, self.batch
+            )
+        return replace(layout, home=tuple(use), use=tuple(use), pending_reductions=pending_reductions)
 
 
 def _sources(graph: Graph, op: OpNode, gradient: int) -> list[int]:
@@ -155,7 +157,7 @@ def _sources(graph: Graph, op: OpNode, gradient: int) -> list[int]:
     factors = factors_of(graph, op)
     (dims,) = factors.outputs
     alike = [t for t, names in zip(op.inputs, factors.inputs) if t is not None and names == dims]
-    if factors.partials or len(alike) != len(op.given):
+    if factors.partial_values or len(alike) != len(op.given):
         raise LayoutError(
             "[strategy.shard_states] the gradient of a sharded weight is a sum over the batch, or made of such "
             f"element by element; got {op.label!r} ({op.op}); leave that weight out of the graph, or use another "

@@ -51,13 +51,15 @@ def gather_table_rows(graph: Graph, layout: GraphLayout, batch: BatchCut) -> tup
     producer = {o: op.id for op in ops for o in op.outputs}
     made = tuple(replace(t, producer=producer.get(t.id)) for t in tensors)
     calls = {numbers[op]: inner for op, inner in layout.calls.items()}
-    records = {
-        (numbers[op], partial): tuple(replace(record, op=numbers[op]) for record in found)
-        for (op, partial), found in layout.records.items()
+    pending_reductions = {
+        (numbers[op], partial): tuple(replace(pending, op=numbers[op]) for pending in found)
+        for (op, partial), found in layout.pending_reductions.items()
         if op not in chosen
     }
     graph = replace(graph, tensors=made, ops=tuple(ops))
-    return graph, replace(layout, home=tuple(use), use=tuple(use), calls=calls, records=records)
+    return graph, replace(
+        layout, home=tuple(use), use=tuple(use), calls=calls, pending_reductions=pending_reductions
+    )
 
 
 def _is_gathered(graph: Graph, layout: GraphLayout, op: OpNode) -> bool:

@@ -164,22 +164,22 @@ def change_instruction(dice: random.Random, program: TileProgram) -> tuple[str, 
 
 
 def change_template(dice: random.Random, program: TileProgram) -> tuple[str, TileProgram] | None:
-    """Signals of a template that begin elsewhere in one class, or a completion that is forgotten or turned round."""
+    """Signals of a template that begin elsewhere in one class, or a reduction that is forgotten or turned round."""
     class_id = dice.randrange(len(program.classes))
     found = [i for i, t in enumerate(program.classes[class_id].templates) if t.num_signals]
     if not found:
         return None
     number = dice.choice(found)
     template = program.classes[class_id].templates[number]
-    if dice.random() < 0.5 or not template.completions:
+    if dice.random() < 0.5 or not template.reductions:
         first = max(0, template.first_signal + dice.choice([-2, -1, 1, 2]))
         name, template = "first_signal", replace(template, first_signal=first)
     else:
-        noted = list(template.completions)
+        noted = list(template.reductions)
         taken = noted.pop(dice.randrange(len(noted)))
         if dice.random() < 0.5:
             noted.append(taken._replace(source=taken.target, target=taken.source))
-        name, template = "completion", replace(template, completions=tuple(noted))
+        name, template = "reduction", replace(template, reductions=tuple(noted))
     return f"{name} of {template.name}", with_template(program, class_id, number, template)
 
 

@@ -14,7 +14,7 @@ from tilewise.ir import op as op_table
 from tilewise.ir.contractions import factors_of
 from tilewise.ir.graph import TensorSpec
 from tilewise.ir.layout import GROUPS
-from tilewise.ir.op import Factors, Partial, Signature, register
+from tilewise.ir.op import Factors, PartialValue, Signature, register
 from tilewise.session.inputs import index_bounds
 
 SPEC = TensorSpec((8, 6), DTYPES["f32"], (BATCH, None))
@@ -175,7 +175,7 @@ def test_a_count_of_operands_that_is_none(count):
 
 
 def one_partial(*args, **changes):
-    return Factors((DIMS, DIMS), (DIMS,), partials=(Partial(*args, **changes),))
+    return Factors((DIMS, DIMS), (DIMS,), partial_values=(PartialValue(*args, **changes),))
 
 
 FACTORS = [
@@ -196,9 +196,12 @@ FACTORS = [
     (Factors((DIMS, DIMS), (DIMS,), whole=["d"]), r"`whole` with names of dims, in a frozenset; got \['d'\]"),
     (Factors((DIMS, DIMS), (DIMS,), whole=frozenset("z")), "`whole` with names of dims.*got frozenset"),
     (Factors((DIMS, DIMS), (DIMS,), moved=frozenset("z")), "`moved` with names of dims"),
-    (Factors((DIMS, DIMS), (DIMS,), partials=("p",)), "`partials` that are Partial; got 'p'"),
-    (Factors((DIMS, DIMS), (DIMS,), partials=Partial("p", ("d",), (0,))), "`partials` in a tuple"),
-    (one_partial(5, ("d",), (0,)), "partials that have a name; got 5"),
+    (Factors((DIMS, DIMS), (DIMS,), partial_values=("p",)), "`partial_values` that are Partial; got 'p'"),
+    (
+        Factors((DIMS, DIMS), (DIMS,), partial_values=PartialValue("p", ("d",), (0,))),
+        "`partial_values` in a tuple",
+    ),
+    (one_partial(5, ("d",), (0,)), "partial values that have a name; got 5"),
     (one_partial("p", ("z",), (0,)), r"partial 'p' with names of dims, in a tuple; got \('z',\)"),
     (one_partial("p", "d", (0,)), "partial 'p' with names of dims, in a tuple; got 'd'"),
     (one_partial("p", ("d",), (5,)), r"partial 'p' with positions of its 1 outputs, in a tuple; got \(5,\)"),
@@ -217,7 +220,7 @@ FACTORS = [
 
 @pytest.mark.parametrize("found,words", FACTORS, ids=lambda v: v if isinstance(v, str) else "")
 def test_factors_that_do_not_fit(found, words):
-    """Names for every dim of every operand and output, and partials of what is named: else planning stops."""
+    """Names for every dim of every operand and output, and partial values of what is named: else planning stops."""
     graph = build(factors=lambda *_: found)
     with pytest.raises(
         InternalError, match=rf"\[ir.odd\] `factors` returns .*{words}.*; correct Odd.factors"
@@ -228,8 +231,8 @@ def test_factors_that_do_not_fit(found, words):
 
 @pytest.mark.parametrize("tree", ["k_splits", GROUPS])
 def test_factors_that_fit(tree):
-    """A dim that stays whole, one whose axes may change, a partial of either tree."""
-    partial = Partial("p", ("d",), (0,), "max", tree, cut_by=(0, 1))
+    """A dim that stays whole, one whose axes may change, a partial value of either tree."""
+    partial = PartialValue("p", ("d",), (0,), "max", tree, cut_by=(0, 1))
     said = Factors((DIMS, DIMS), (DIMS,), frozenset("d"), (partial,), frozenset("r"))
     graph = build(factors=lambda *_: said)
     assert factors_of(graph, graph.ops[0]) is said

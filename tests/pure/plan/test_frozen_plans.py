@@ -32,7 +32,7 @@ def parts_of(value: object) -> Iterator[object]:
 def laid_out() -> Plan:
     """A plan with constants, attributes, templates, hints, records and calls."""
     plan = make(mesh={"dp": 2, "tp": 2}, hints={"embed_tokens.weight": ("tp",)})
-    assert plan.graph.hints and plan.layout.records and plan.layout.calls
+    assert plan.graph.hints and plan.layout.pending_reductions and plan.layout.calls
     return plan
 
 

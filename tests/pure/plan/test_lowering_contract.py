@@ -357,11 +357,14 @@ ASKED = [
         r"a temporary is shaped as a tensor, whose Ref.*got Ref\(",
     ),
     (
-        lambda low, op: low.temp_like(low.tensor(op.given[0]), dtype="f32", name="t", record=5),
-        "a record is what low.record gives.*got 5",
+        lambda low, op: low.temp_like(low.tensor(op.given[0]), dtype="f32", name="t", pending=5),
+        "a pending reduction is what low.pending_reduction gives.*got 5",
     ),
     (lambda low, op: low.row_step(op.given[0]), "rows per task are of a Ref.*got 0"),
-    (lambda low, op: low.record(op, "zz"), "a partial value is one of the op's factors: none; got 'zz'"),
+    (
+        lambda low, op: low.pending_reduction(op, "zz"),
+        "a partial value is one of the op's factors: none; got 'zz'",
+    ),
     (lambda low, op: low.repeat(None, {}), "an instruction is repeated that emit returned; got None"),
     (lambda low, op: temp(low, tile_rows=Number(0)), r"tile_rows of a temporary are 1 or more.*got Number\("),
     (lambda low, op: low.accumulator(None, 0), "an instruction is for the op that is lowered; got None"),
@@ -384,17 +387,20 @@ ASKED = [
         lambda low, op: low.contraction_splits([(low.spec(op.given[0]), None, 2)], None),
         "terms are .spec, label, dim.*got",
     ),
-    (lambda low, op: low.label_splits(None, 8, "dp"), "a record is what low.record gives.*got 'dp'"),
+    (
+        lambda low, op: low.label_splits(None, 8, "dp"),
+        "a pending reduction is what low.pending_reduction gives.*got 'dp'",
+    ),
     (
         lambda low, op: low.all_reduce(op, op.given[0], op.outputs[0], None, None),
-        "an all-reduce has a record.*got None",
+        "an all-reduce has a pending reduction.*got None",
     ),
 ]
 
 
 @pytest.mark.parametrize("ask,words", ASKED, ids=lambda v: v if isinstance(v, str) else "")
 def test_what_a_lowering_cannot_ask(ask, words):
-    """Tensors and dims that are not there, temporaries of no size, sums without a record."""
+    """Tensors and dims that are not there, temporaries of no size, sums without a pending reduction."""
     with pytest.raises(
         InternalError, match=rf"\[plan.lower\] {words}.* in op 'odd' \(odd\); correct its lowering"
     ):

@@ -133,9 +133,9 @@ def other_rate(was):
     return [mark, name, [[first, ["f", "0x1.0000000000000p-1"]], *others]]
 
 
-def no_completions(found):
+def no_reductions(found):
     """No template says of a value that it completes it."""
-    number, at = place(found, "LoweredTemplate", "completions")
+    number, at = place(found, "LoweredTemplate", "reductions")
     for row in found["rows"]:
         if row[0] == number:
             row[at] = []
@@ -254,8 +254,8 @@ FIELDS = {
     "a rule by steps of no kind": (forged_rule(0, 99), "is of kind 99"),
     "less memory for workers than kernels take": (set_field("Plan", "scratch_bytes", 1 << 20), "bytes of its worker"),
     "no calls": (set_field("DeviceClass", "calls", []), "no calls"),
-    "missing completions": (no_completions, "completed"),
-    "another record": (set_field("Record", "held", [[[0, 1], [1, 4]]]), ""),
+    "missing reductions": (no_reductions, "completed"),
+    "another pending reduction": (set_field("PendingReduction", "leaf_ranges", [[[0, 1], [1, 4]]]), ""),
     "no entries for users": (set_field("Plan", "outside", []), "tensors from outside"),
     "arenas without end": (set_field("Plan", "regions", [["lasting", 1 << 62]]), "regions"),
     "memory below nothing": (

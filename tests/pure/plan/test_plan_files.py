@@ -85,7 +85,7 @@ def test_every_field_is_written():
         own = record._fields if hasattr(record, "_fields") else [f.name for f in fields(record) if f.init]
         assert list(fields_of(record)) == list(own)
     names = {name for name, _ in parts(small_file())[0]["records"]}
-    assert {"Plan", "Graph", "GraphLayout", "Record", "Completion", "Instruction", "Buffer"} <= names
+    assert {"Plan", "Graph", "GraphLayout", "PendingReduction", "Reduction", "Instruction", "Buffer"} <= names
     assert names <= set(records_of(Plan)) | {SharedInts.__name__}
 
 
@@ -164,7 +164,7 @@ def test_a_deep_model_is_a_small_file():
     sizes = [len(content) for content in files]
     assert sizes[2] - sizes[1] < 1.2 * (sizes[1] - sizes[0])
     counts = [count_rows(content) for content in files[:2]]
-    once = ("LoweredTemplate", "TempSpec", "Completion", "Graph", "Template", "GraphLayout")
+    once = ("LoweredTemplate", "TempSpec", "Reduction", "Graph", "Template", "GraphLayout")
     assert {n: counts[0][n] for n in once} == {n: counts[1][n] for n in once}
 
 

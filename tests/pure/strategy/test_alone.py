@@ -45,7 +45,7 @@ def found_by_propagation(graph, mesh, strategy):
     "graph", [trained(LLAMA), trained(GEMMA), decoding(LLAMA)], ids=["llama", "gemma", "write"]
 )
 def test_it_is_what_propagation_finds(graph, axes):
-    """Layouts, records, reshards, and those of layers, to the last one."""
+    """Layouts, pending reductions, reshards, and those of layers, to the last one."""
     mesh = DeviceMesh(axes)
     strategy = DistributionStrategy.for_mesh(mesh)
     alone = propagate_layouts(graph, mesh, strategy, cut_batch(graph))

@@ -12,7 +12,7 @@ from tilewise.graph import GraphBuilder, differentiate, layer
 from tilewise.ir.batch import cut_batch
 from tilewise.ir.contractions import factors_of
 from tilewise.ir.reshards import explain_reshards
-from tilewise.ir.validate import validate_graph, validate_records
+from tilewise.ir.validate import validate_graph, validate_pending_reductions
 from tilewise.nn import linear, rms_norm
 from tilewise.strategy import DistributionStrategy, ParallelismMode, insert_reshards, propagate_layouts
 
@@ -27,7 +27,7 @@ def spread(graph, axes=None, rules=None, *, layouts=None, strict=False, microbat
     layout = propagate_layouts(graph, strategy.mesh(), strategy, cut_batch(graph, microbatches))
     graph, layout = insert_reshards(graph, layout, strict=strict)
     validate_graph(graph)
-    validate_records(graph, layout)
+    validate_pending_reductions(graph, layout)
     require_agreement(graph, layout)
     return graph, layout
 
@@ -42,7 +42,9 @@ def require_agreement(graph, layout):
             continue
         factors, seen = factors_of(graph, op), {}
         operands = [*zip(op.inputs, factors.inputs)]
-        arrived = {o for r in layout.records.values() for x in r for o in x.outputs if x.op == op.id}
+        arrived = {
+            o for r in layout.pending_reductions.values() for x in r for o in x.outputs if x.op == op.id
+        }
         operands += [(o, d) for i, (o, d) in enumerate(zip(op.outputs, factors.outputs)) if i not in arrived]
         for tensor, dims in operands:
             for name, axes in zip(dims or (), layout.use[tensor] if tensor is not None else ()):
@@ -86,7 +88,7 @@ def test_a_sum_is_shared_only_where_it_is_cut(in_label, given, made, is_shared):
     x = g.input([4, 16], name="x", labels=[None, given])
     g.output(linear(g, x, "w", 8, in_label=in_label), "y")
     graph, layout = spread(g.freeze())
-    assert [name for name, _ in ops_of(graph)] == made and bool(layout.records) == is_shared
+    assert [name for name, _ in ops_of(graph)] == made and bool(layout.pending_reductions) == is_shared
 
 
 def test_terms_are_cut_each_by_its_own_weight():
@@ -160,8 +162,8 @@ def test_a_hint_on_a_result_goes_back_to_where_it_costs_nothing():
     y = linear(g, x, "down", 8, in_label=A)
     g.output(g.constrain(g.silu(y), (None, "b")), "z")
     graph, layout = spread(g.freeze(), strict=True)
-    ((record,),) = layout.records.values()
-    assert not ops_of(graph) and record.group == ("b",) and record.arrives == (((), ("b",)),)
+    ((pending,),) = layout.pending_reductions.values()
+    assert not ops_of(graph) and pending.group == ("b",) and pending.arrives == (((), ("b",)),)
 
 
 def test_a_hint_that_an_op_cannot_meet_is_a_reshard_behind_it():
@@ -314,7 +316,8 @@ def laid_out_graphs(draw):
 @settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
 @given(laid_out_graphs(), st.sampled_from([{"a": 2, "b": 2}, {"a": 4, "b": 1}, {"a": 1, "b": 8}]))
 def test_any_labels_and_hints_become_agreement(graph, axes):
-    """Whatever is labelled and asked for: every op's operands agree, every shared sum has a record, hints are met."""
+    """Whatever is labelled and asked for: every op's operands agree, every shared sum has a pending
+    reduction, hints are met."""
     try:
         spread_graph, layout = spread(graph, axes, {A.name: "b", B.name: ("a",)})
     except LayoutError as error:

@@ -23,7 +23,7 @@ from tilewise.graph.ops.common import (
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import GROUPS
 from tilewise.ir.lowering import Draft, Lowering, Ref
-from tilewise.ir.op import Factors, Op, Partial, Signature, register
+from tilewise.ir.op import Factors, Op, PartialValue, Signature, register
 from tilewise.ir.program import Number, NumberLike, tiles_across
 from tilewise.ir.tape import Gradient, Tape
 
@@ -321,14 +321,14 @@ class AttentionBackward(Op):
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
         """As forward."""
         x = ("b", "s", "h")
-        group = Partial("group", ("h",), (1, 2), tree=GROUPS)
+        group = PartialValue("group", ("h",), (1, 2), tree=GROUPS)
         lengths = ("b",) if inputs[6] is not None else None
-        return Factors((*(x,) * 6, lengths), (x,) * 3, whole=frozenset("s"), partials=(group,))
+        return Factors((*(x,) * 6, lengths), (x,) * 3, whole=frozenset("s"), partial_values=(group,))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
         """As forward, then the sum over replicas of a KV head."""
         q, k = op.given[3], op.given[4]
-        spread = low.record(op, "group")
+        spread = low.pending_reduction(op, "group")
         targets: list[int | Ref] = list(op.outputs)
         if spread is not None:
             targets[1:] = [low.temp_like(low.tensor(o), dtype="f32", name="partial") for o in op.outputs[1:]]

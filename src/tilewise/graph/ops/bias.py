@@ -11,7 +11,7 @@ from tilewise.graph.ops.common import incoming, leading, require, require_floats
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import BATCH_SPLITS
 from tilewise.ir.lowering import Lowering
-from tilewise.ir.op import Factors, Op, Partial, Signature, register
+from tilewise.ir.op import Factors, Op, PartialValue, Signature, register
 from tilewise.ir.tape import Gradient, Tape
 
 __all__: list[str] = []
@@ -72,7 +72,9 @@ class BiasGradient(Op):
         assert inputs[1] is not None
         rows = leading(inputs[1])
         return Factors(
-            (("d",), (*rows, "d")), (("d",),), partials=(Partial("rows", rows, (0,), tree=BATCH_SPLITS),)
+            (("d",), (*rows, "d")),
+            (("d",),),
+            partial_values=(PartialValue("rows", rows, (0,), tree=BATCH_SPLITS),),
         )
 
     def lower(self, low: Lowering, op: OpNode) -> None:

@@ -12,7 +12,7 @@ from tilewise.graph.ops.common import incoming, leading, require, require_floats
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import BATCH_SPLITS
 from tilewise.ir.lowering import Lowering
-from tilewise.ir.op import Factors, Op, Partial, Signature, register
+from tilewise.ir.op import Factors, Op, PartialValue, Signature, register
 from tilewise.ir.tape import Gradient, Tape
 
 __all__: list[str] = []
@@ -55,8 +55,8 @@ class Embedding(Op):
         """The vocabulary is contracted by selection."""
         assert inputs[0] is not None
         rows = tuple(f"b{i}" for i in range(len(inputs[0].shape)))
-        selected = Partial("selected", ("v",), (0,), "or")
-        return Factors((rows, ("v", "d")), ((*rows, "d"),), whole=frozenset("d"), partials=(selected,))
+        selected = PartialValue("selected", ("v",), (0,), "or")
+        return Factors((rows, ("v", "d")), ((*rows, "d"),), whole=frozenset("d"), partial_values=(selected,))
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """Rows of dy added at the ids."""
@@ -67,8 +67,8 @@ class Embedding(Op):
         """One task per row tile, then the selection over the vocabulary's devices."""
         ids, table = op.given
         out = low.tensor(op.outputs[0])
-        record = low.record(op, "selected")
-        target = low.temp_like(out, dtype=out.dtype, name="rows") if record else op.outputs[0]
+        pending = low.pending_reduction(op, "selected")
+        target = low.temp_like(out, dtype=out.dtype, name="rows") if pending else op.outputs[0]
         begin = low.first_element(table, 0)
         low.emit(
             "embedding",
@@ -78,8 +78,8 @@ class Embedding(Op):
             tiles={"out": low.row(target), "ids": low.row(ids), "table": low.whole(table)},
             ints={"vocab_begin": begin},
         )
-        if record:
-            low.all_reduce(op, target, op.outputs[0], None, record)
+        if pending:
+            low.all_reduce(op, target, op.outputs[0], None, pending)
 
 
 @register
@@ -112,7 +112,9 @@ class EmbeddingWeightGradient(Op):
         assert inputs[2] is not None
         tokens = leading(inputs[2])
         names = (("n", "k"), tokens, (*tokens, "k"), None if inputs[3] is None else ("n", "k"))
-        return Factors(names, (("n", "k"),), partials=(Partial("tokens", tokens, (0,), tree=BATCH_SPLITS),))
+        return Factors(
+            names, (("n", "k"),), partial_values=(PartialValue("tokens", tokens, (0,), tree=BATCH_SPLITS),)
+        )
 
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per block of table rows over all batch splits at hand, then the reduction over

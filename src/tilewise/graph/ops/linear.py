@@ -19,7 +19,7 @@ from tilewise.graph.ops.common import fixed, incoming, leading, require, require
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import BATCH_SPLITS
 from tilewise.ir.lowering import Lowering, Ref
-from tilewise.ir.op import Factors, Op, Partial, Signature, register
+from tilewise.ir.op import Factors, Op, PartialValue, Signature, register
 from tilewise.ir.program import Number, NumberLike, Operand
 from tilewise.ir.tape import Gradient, Tape, Term, terms_of
 
@@ -122,8 +122,8 @@ class Linear(Op):
             names.append((*rows, "n"))
         if attrs["bias"]:
             names.append(("n",))
-        product = Partial("product", ("k",), (0,), cut_by=tuple(range(1, 2 * attrs["num_terms"], 2)))
-        return Factors(tuple(names), ((*rows, "n"),), partials=(product,))
+        product = PartialValue("product", ("k",), (0,), cut_by=tuple(range(1, 2 * attrs["num_terms"], 2)))
+        return Factors(tuple(names), ((*rows, "n"),), partial_values=(product,))
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """dx = dy·w, dw = dyᵀ·x, and dy itself for the residual, or its sum over rows for a bias."""
@@ -158,14 +158,16 @@ class Linear(Op):
         out = low.tensor(op.outputs[0])
         beside = op.given[2 * terms] if len(op.given) > 2 * terms else None
         pairs = [(op.given[2 * t], op.given[2 * t + 1]) for t in range(terms)]
-        record = low.record(op, "product")
+        pending = low.pending_reduction(op, "product")
         contracted = [
             (low.spec(w), contraction_label(low.spec(w), transpose), 1 if transpose else 0) for _, w in pairs
         ]
         for weight, label, dim in contracted:
             _require_pairs(op, weight, label, dim, low.k_splits)
-        k_splits = low.contraction_splits(contracted, record)
-        target = low.temp_like(out, dtype="f32", name="partial", record=record) if record else op.outputs[0]
+        k_splits = low.contraction_splits(contracted, pending)
+        target = (
+            low.temp_like(out, dtype="f32", name="partial", pending=pending) if pending else op.outputs[0]
+        )
         ints: dict[str, NumberLike | Sequence[NumberLike]] = {
             "num_k_splits": len(k_splits),
             "range": [v for c in k_splits for r in c for v in r],
@@ -181,13 +183,13 @@ class Linear(Op):
                 dtype=out.dtype,
                 tiles={
                     "out": low.col(target),
-                    "residual": None if record or beside is None else low.col(beside),
+                    "residual": None if pending or beside is None else low.col(beside),
                     "a": [low.whole(x) for x, _ in pairs],
                     "w": [low.row(w) if transpose else low.col(w) for _, w in pairs],
                 },
                 ints=ints,
             )
-            if record:  # peers hear of rows
+            if pending:  # peers hear of rows
                 low.hold(op, out.extent, low.row_step(out), low.row(target), f"{op.label}/joined")
         else:
             low.emit(
@@ -197,14 +199,14 @@ class Linear(Op):
                 dtype=out.dtype,
                 tiles={
                     "out": low.row(target),
-                    "residual": None if record or beside is None else _rows_of(low, beside, op),
+                    "residual": None if pending or beside is None else _rows_of(low, beside, op),
                     "a": [low.row(x) for x, _ in pairs],
                     "w": [low.whole(w) for _, w in pairs],
                 },
                 ints=ints,
             )
-        if record:
-            low.all_reduce(op, target, op.outputs[0], beside, record)
+        if pending:
+            low.all_reduce(op, target, op.outputs[0], beside, pending)
 
 
 def _require_pairs(op: OpNode, weight: TensorSpec, label: DimLabel | None, dim: int, k_splits: int) -> None:
@@ -264,7 +266,9 @@ class LinearWeightGradient(Op):
         assert inputs[1] is not None
         tokens = leading(inputs[1])
         names = (("n", "k"), (*tokens, "n"), (*tokens, "k"))
-        return Factors(names, (("n", "k"),), partials=(Partial("tokens", tokens, (0,), tree=BATCH_SPLITS),))
+        return Factors(
+            names, (("n", "k"),), partial_values=(PartialValue("tokens", tokens, (0,), tree=BATCH_SPLITS),)
+        )
 
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per block of weight rows over all batch splits at hand, then the reduction over

@@ -15,7 +15,7 @@ from tilewise.graph.ops.common import fixed, incoming, leading, require, require
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import BATCH_SPLITS
 from tilewise.ir.lowering import Lowering
-from tilewise.ir.op import Factors, Op, Partial, Signature, register
+from tilewise.ir.op import Factors, Op, PartialValue, Signature, register
 from tilewise.ir.tape import Gradient, Tape
 
 __all__: list[str] = []
@@ -71,10 +71,10 @@ class CrossEntropy(Op):
         return Factors(
             ((*rows, "v"), rows, ("o",)),
             (("o",), rows, (*rows, "t"), rows),
-            partials=(
-                Partial("max", ("v",), (0, 1, 2, 3), "max"),
-                Partial("sums", ("v",), (0, 1, 3)),
-                Partial("loss", rows, (0,), tree=BATCH_SPLITS),
+            partial_values=(
+                PartialValue("max", ("v",), (0, 1, 2, 3), "max"),
+                PartialValue("sums", ("v",), (0, 1, 3)),
+                PartialValue("loss", rows, (0,), tree=BATCH_SPLITS),
             ),
         )
 
@@ -90,7 +90,7 @@ class CrossEntropy(Op):
         logits, labels, inv_count = op.given
         _, rows, stats, sums = op.outputs
         t = low.tensor(logits)
-        largest, total = low.record(op, "max"), low.record(op, "sums")
+        largest, total = low.pending_reduction(op, "max"), low.pending_reduction(op, "sums")
         spec = low.spec(logits)
         begin = low.first_element(logits, len(spec.shape) - 1)
         stats_target = low.temp_like(low.tensor(stats), dtype="f32", name="max") if largest else stats

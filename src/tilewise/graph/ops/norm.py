@@ -15,7 +15,7 @@ from tilewise.graph.ops.common import fixed, incoming, leading, require, require
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import BATCH_SPLITS
 from tilewise.ir.lowering import Lowering
-from tilewise.ir.op import Factors, Op, Partial, Signature, register
+from tilewise.ir.op import Factors, Op, PartialValue, Signature, register
 from tilewise.ir.tape import Gradient, Tape, Term, terms_of
 
 __all__ = ["LayerNormTerm", "NormTerm"]
@@ -140,7 +140,7 @@ class RmsNormBackward(Op):
             (x, x, rstd, ("d",), x if inputs[4] is not None else None),
             (x, x[-1:]),
             whole=frozenset("d"),
-            partials=(Partial("dgamma", rows, (1,), tree=BATCH_SPLITS),),
+            partial_values=(PartialValue("dgamma", rows, (1,), tree=BATCH_SPLITS),),
         )
 
     def combine(self, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
@@ -206,15 +206,15 @@ class HeadSum(Op):
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
         """The heads are contracted."""
-        return Factors((("h",),), (("d",),), partials=(Partial("gain", ("h",), (0,)),))
+        return Factors((("h",),), (("d",),), partial_values=(PartialValue("gain", ("h",), (0,)),))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task; over shared heads the partial is reduced."""
         (x,) = op.given
         spec, out = low.spec(x), low.tensor(op.outputs[0])
-        record = low.record(op, "gain")
-        k_splits = low.label_splits(spec.labels[0], fixed(spec.shape[0]), record)
-        target = low.temp_like(out, dtype="f32", name="gain") if record else op.outputs[0]
+        pending = low.pending_reduction(op, "gain")
+        k_splits = low.label_splits(spec.labels[0], fixed(spec.shape[0]), pending)
+        target = low.temp_like(out, dtype="f32", name="gain") if pending else op.outputs[0]
         low.emit(
             "head_sum",
             op,
@@ -224,8 +224,8 @@ class HeadSum(Op):
             tiles={"out": low.whole(target), "x": low.whole(x)},
             ints={"num_k_splits": len(k_splits), "range": [v for c in k_splits for v in c]},
         )
-        if record:
-            low.all_reduce(op, target, op.outputs[0], None, record, step=0)
+        if pending:
+            low.all_reduce(op, target, op.outputs[0], None, pending, step=0)
 
 
 @dataclass(frozen=True)
@@ -324,9 +324,9 @@ class LayerNormBackward(Op):
             (x, x, (*rows, "t"), ("d",), x if inputs[4] is not None else None),
             (x, ("d",), ("d",)),
             whole=frozenset("dt"),
-            partials=(
-                Partial("dgamma", rows, (1,), tree=BATCH_SPLITS),
-                Partial("dbeta", rows, (2,), tree=BATCH_SPLITS),
+            partial_values=(
+                PartialValue("dgamma", rows, (1,), tree=BATCH_SPLITS),
+                PartialValue("dbeta", rows, (2,), tree=BATCH_SPLITS),
             ),
         )
 
@@ -340,7 +340,7 @@ class LayerNormBackward(Op):
         return total
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """dx and the batch split's partials per row tile; then the trees over batch splits and the reductions."""
+        """dx and the batch split's partial values per row tile; then the trees over batch splits and the reductions."""
         dy, x, stats, gamma = op.given[:4]
         residual = op.inputs[4]
         t = low.tensor(x)

@@ -15,7 +15,7 @@ from tilewise.core.dtypes import DTYPES
 from tilewise.graph.ops.common import fixed, require
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.lowering import Draft, Lowering
-from tilewise.ir.op import Factors, Op, Partial, Signature, register
+from tilewise.ir.op import Factors, Op, PartialValue, Signature, register
 from tilewise.ir.program import NumberLike
 
 __all__: list[str] = []
@@ -56,7 +56,7 @@ class GlobalNorm(Op):
         """A gradient may be sharded along its rows, and along its columns if a label cuts them in k splits."""
         names = tuple(_names(s, f"g{i}_") for i, s in enumerate(inputs))
         held = [d for s, dims in zip(inputs, names) if s is not None and dims for d in _divisible(s, dims)]
-        return Factors(names, (("o",),), partials=(Partial("squares", tuple(held), (0,), "or"),))
+        return Factors(names, (("o",),), partial_values=(PartialValue("squares", tuple(held), (0,), "or"),))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
         """Tasks for runs of entries, one exchange of the table, one task for the total."""
@@ -88,10 +88,10 @@ class GlobalNorm(Op):
                     "square_sum", op, over=low.one, step=0, tiles=tiles, ints=ints
                 )
             base += part.reserved
-        for record in low.records(op, "squares"):
+        for pending in low.pending_reductions(op, "squares"):
             held = low.hold(op, table.extent, 0, low.whole(table), f"{op.label}/squares")
             shared = low.temp(size, 1, "f64", tile_rows=_TILE_ROWS, name="squares_shared")
-            low.all_reduce(op, table, shared, None, record, step=0, producer=held)
+            low.all_reduce(op, table, shared, None, pending, step=0, producer=held)
             table = shared
         low.emit(
             "norm_scale",

@@ -14,7 +14,7 @@ from tilewise.graph.ops.common import incoming, require, require_floats
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import BATCH_SPLITS
 from tilewise.ir.lowering import Lowering
-from tilewise.ir.op import Factors, Op, Partial, Signature, register
+from tilewise.ir.op import Factors, Op, PartialValue, Signature, register
 from tilewise.ir.tape import Gradient, Tape
 
 __all__: list[str] = []
@@ -48,8 +48,10 @@ class Sum(Op):
         assert inputs[0] is not None
         dims = _dims(inputs[0])
         rows = tuple(d for d in dims if d != "d")
-        partials = (Partial("total", rows, (0,), tree=BATCH_SPLITS),)
-        return Factors((dims,), (("o",),), whole=frozenset(dims) - frozenset(rows), partials=partials)
+        partial_values = (PartialValue("total", rows, (0,), tree=BATCH_SPLITS),)
+        return Factors(
+            (dims,), (("o",),), whole=frozenset(dims) - frozenset(rows), partial_values=partial_values
+        )
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """dy everywhere."""

@@ -1,7 +1,7 @@
 """Changes of layout as ops: `strategy.insert_reshards` puts them between a tensor and who reads it otherwise.
 
 Their layouts say what they do; values, shape and dtype stay. Layouts are decided behind differentiation, so they need
-no gradient. There is no third op for sums: a sum arrives in shards by its own record (a reduce-scatter).
+no gradient. There is no third op for sums: a sum arrives in shards by its own pending reduction (a reduce-scatter).
 """
 
 from __future__ import annotations

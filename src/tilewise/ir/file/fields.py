@@ -47,11 +47,16 @@ RENAMED: Mapping[str, str] = {
     "leaves": "batch_splits",
     "is_summed_by_leaves": "is_summed_by_batch_splits",
     "reduction_chunks": "k_splits",
+    "Record": "PendingReduction",
+    "records": "pending_reductions",
+    "held": "leaf_ranges",
+    "Completion": "Reduction",
+    "completions": "reductions",
 }
 """Names of records and fields in files of earlier versions, and what they are called now."""
 _TREES = {"leaves": "batch_splits", "chunks": "k_splits"}
 RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
-    ("Record", "tree"): _TREES,
+    ("PendingReduction", "tree"): _TREES,
     ("Instruction", "kernel"): {
         "leaf_tree_f32": "split_tree_f32",
         "row_sum_leaf_f32": "row_sum_split_f32",

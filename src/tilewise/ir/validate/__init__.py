@@ -7,8 +7,8 @@ from tilewise.ir.validate.batch import validate_batch_sums, validate_microbatche
 from tilewise.ir.validate.bindings import Work, validate_bindings
 from tilewise.ir.validate.graph import validate_graph
 from tilewise.ir.validate.order import validate_order
+from tilewise.ir.validate.pending_reductions import validate_pending_reductions
 from tilewise.ir.validate.program import validate_acknowledgements
-from tilewise.ir.validate.records import validate_records
 from tilewise.ir.validate.reductions import Values, validate_reductions, values_of
 
 __all__ = [
@@ -20,7 +20,7 @@ __all__ = [
     "validate_graph",
     "validate_microbatches",
     "validate_order",
-    "validate_records",
+    "validate_pending_reductions",
     "validate_reductions",
     "values_of",
 ]

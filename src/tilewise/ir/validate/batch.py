@@ -60,7 +60,9 @@ def validate_batch_sums(graph: Graph) -> None:
 
 def _counts_what_it_sums(graph: Graph, op: OpNode) -> bool:
     factors = factors_of(graph, op)
-    summed = {f for partial in factors.partials if partial.tree == BATCH_SPLITS for f in partial.factors}
+    summed = {
+        f for partial in factors.partial_values if partial.tree == BATCH_SPLITS for f in partial.factors
+    }
     labels = [
         label
         for tensor, names in zip(op.inputs, factors.inputs)

@@ -73,7 +73,7 @@ class Exchange(NamedTuple):
 
     Attributes:
         axes: of the device group.
-        held: per device group of a record, the batch splits of each member; empty for copies.
+        leaf_ranges: per device group of a pending reduction, the batch splits of each member; empty for copies.
         leaves: of the tree.
         mine: the share of the rows that this device combines; -1 where it combines columns of all.
         peers: whose memory is read; of the copy, with the share of each.
@@ -81,7 +81,7 @@ class Exchange(NamedTuple):
     """
 
     axes: Axes
-    held: tuple[tuple[Interval, ...], ...]
+    leaf_ranges: tuple[tuple[Interval, ...], ...]
     batch_splits: int
     mine: NumberLike
     peers: tuple[Peer, ...]
@@ -114,18 +114,18 @@ def confirm_exchanges(
             continue
         for exchange, label in exchanges.items():
             group = mesh.group(device, *exchange.axes)
-            size = len(group) // max(len(exchange.held), 1)
+            size = len(group) // max(len(exchange.leaf_ranges), 1)
             first = group.index(device) // size * size
             run = group[first : first + size]
             read = [device if t < 0 else own.groups[t][value_on(m, own)] for t, m in exchange.peers]
             if exchange.parts:  # a copy of shares
                 copied = sorted((value_on(p, own), other) for p, other in zip(exchange.parts, read))
                 good = copied == [(i, other) for i, other in enumerate(run) if other != device]
-            elif exchange.held:
-                held = dict(zip(run, _per_device(exchange.held[first // size], size)))
+            elif exchange.leaf_ranges:
+                leaf_ranges = dict(zip(run, _per_device(exchange.leaf_ranges[first // size], size)))
                 good = read == run
                 good = good and (exchange.mine == -1 or value_on(exchange.mine, own) == run.index(device))
-                good = good and not _fold(tuple(held[d] for d in read), exchange.batch_splits)
+                good = good and not _fold(tuple(leaf_ranges[d] for d in read), exchange.batch_splits)
             else:
                 good = read == run
             if not good or exchange.shares != size:
@@ -150,15 +150,16 @@ def confirm_columns(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh:
             begin = -1 if mine is None else value_on(mine.first, own)
             ranges.append((begin, -1 if mine is None else begin + value_on(mine.width, own)))
         for first in {mesh.first(device, *axes) for device in range(len(program.devices))}:
-            held = [ranges[d] for d in mesh.group(first, *axes)]
-            joined = all(b == (a[1], b[1]) or b == a for a, b in pairwise(held))
+            leaf_ranges = [ranges[d] for d in mesh.group(first, *axes)]
+            joined = all(b == (a[1], b[1]) or b == a for a, b in pairwise(leaf_ranges))
             there = by_class.get(program.devices[first].class_id)
             size = there and _columns_of(program, program.devices[first].class_id, number, there.source)
-            if not joined or held[0][0] != 0 or (size is not None and held[-1][1] != size):
+            if not joined or leaf_ranges[0][0] != 0 or (size is not None and leaf_ranges[-1][1] != size):
                 name = flows[program.devices[first].class_id][number].template.name
                 refuse(
                     "columns that a device group cuts are all there, side by side",
-                    f"{held} of {size} for slot {slot} of template {name!r} on the device group of device {first}",
+                    f"{leaf_ranges} of {size} for slot {slot} of template {name!r} on the device group of device "
+                    f"{first}",
                 )
 
 
@@ -224,15 +225,15 @@ def _columns_of(program: TileProgram, class_id: int, number: int, slot: int) -> 
 
 
 @lru_cache(maxsize=256)
-def _fold(held: tuple[Interval, ...], count: int) -> str:
+def _fold(leaf_ranges: tuple[Interval, ...], count: int) -> str:
     """`fold_intervals`; all device groups along some axes ask the same."""
-    return fold_intervals(held, count)
+    return fold_intervals(leaf_ranges, count)
 
 
-def _per_device(held: Sequence[Interval], devices: int) -> list[Interval]:
+def _per_device(leaf_ranges: Sequence[Interval], devices: int) -> list[Interval]:
     """The batch splits of every device: those of its microbatches together, which follow each other."""
-    width = len(held) // devices
-    return [(held[i * width][0], held[(i + 1) * width - 1][1]) for i in range(devices)]
+    width = len(leaf_ranges) // devices
+    return [(leaf_ranges[i * width][0], leaf_ranges[(i + 1) * width - 1][1]) for i in range(devices)]
 
 
 def refuse(rule: str, got: str) -> NoReturn:

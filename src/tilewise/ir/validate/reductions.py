@@ -1,27 +1,29 @@
-"""What flows through a tile program: a shared value is completed once, in the order of its tree, and read afterwards.
+"""What flows through a tile program: a shared value is completed once, in the order of its tree,
+    and read afterwards.
 
-A template says which slots hold a shared value before and after (`Completion`); layouts say who holds which part of it
-(`Record`). Here the instructions are read in order, each slot's value being one device's part, this device's share of
-the rows, or complete:
+A template says which slots hold a shared value before and after (`Reduction`); layouts say who
+holds which part of it (`PendingReduction`). Here the instructions are read in order, each slot's
+value being one device's part, this device's share of the rows, or complete:
 
     partial  written by producers; read by one reduction alone, of the parts of all members in the tree's order
     share    what the reduction leaves: this member's rows; then one copy brings every other member's
     complete anything may read it
 
-Where parts are combined per microbatch, the reduction leaves a stack on this member's share instead, and the result's
-share after the last; along the calls of a list every stack takes the microbatches in order, each once, to the last.
+Where parts are combined per microbatch, the reduction leaves a stack on this member's share
+instead, and the result's share after the last; along the calls of a list every stack takes the
+microbatches in order, each once, to the last.
 
-A sum that arrives in shards is complete after its reduction, of this member's columns. Columns that are cut, in a sum
-or a slice, follow each other along the device group and are all there.
+A sum that arrives in shards is complete after its reduction, of this member's columns. Columns that
+are cut, in a sum or a slice, follow each other along the device group and are all there.
 
 So a reduction that is missing (on all devices alike, too), doubled, swapped, of another device
 group or other rows is found, and so is a reader that comes too early or takes a part for the whole.
 Copies of columns between layouts name every member once, side by side. Along the calls of a list,
 what is read has been given from outside or was written before.
 
-Not shown: that kernels compute what they say, and that what they update was begun (some begin it themselves); when
-tasks run (`validate_order`); which of several tensors of one shape a call means (`validate_bindings`); what a broadcast
-copies.
+Not shown: that kernels compute what they say, and that what they update was begun (some begin it
+themselves); when tasks run (`validate_order`); which of several tensors of one shape a call means
+(`validate_bindings`); what a broadcast copies.
 """
 
 from __future__ import annotations
@@ -30,15 +32,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, NoReturn
 
-from tilewise.ir.layout import BATCH_SPLITS, GraphLayout, Record
+from tilewise.ir.layout import BATCH_SPLITS, GraphLayout, PendingReduction
 from tilewise.ir.program import (
     Access,
-    Completion,
     DeviceClass,
     Instruction,
     LoweredTemplate,
     Mode,
     Operand,
+    Reduction,
     Source,
     TensorEntry,
     TileProgram,
@@ -99,7 +101,7 @@ def validate_reductions(
     behind: Mapping[str, Sequence[str]],
     values: Mapping[int, Values] | None = None,
 ) -> None:
-    """Every record is completed once and rightly, and every value is written before it is read.
+    """Every pending reduction is completed once and rightly, and every value is written before it is read.
 
     Args:
         layouts: of the graph that each template lowers; templates without come last.
@@ -112,7 +114,7 @@ def validate_reductions(
     """
     if not layouts:
         refuse("a program lowers a graph", "no layout of one")
-    _require_all_records(program, layouts)
+    _require_all_pending(program, layouts)
     known = {} if values is None else values
     every: list[list[_Flow]] = []
     for class_id, of in enumerate(program.classes):
@@ -135,8 +137,8 @@ def validate_reductions(
     confirm_homes(program, every, layouts[0].mesh)
 
 
-def _require_all_records(program: TileProgram, layouts: Sequence[GraphLayout]) -> None:
-    """Some template of a graph completes each of its records."""
+def _require_all_pending(program: TileProgram, layouts: Sequence[GraphLayout]) -> None:
+    """Some template of a graph completes each of its pending reductions."""
     own: dict[int, list[int]] = {}  # templates, by the layout that they lower
     for number, layout in enumerate(layouts):
         own.setdefault(id(layout), []).append(number)
@@ -146,11 +148,11 @@ def _require_all_records(program: TileProgram, layouts: Sequence[GraphLayout]) -
                 (c.op, c.partial, c.number)
                 for number in numbers
                 if number < len(of.templates)
-                for c in of.templates[number].completions
+                for c in of.templates[number].reductions
             }
-            for (op, partial), records in layouts[numbers[0]].records.items():
-                for i, record in enumerate(records):
-                    if record.group and (op, partial, i) not in done:
+            for (op, partial), pending_reductions in layouts[numbers[0]].pending_reductions.items():
+                for i, pending in enumerate(pending_reductions):
+                    if pending.group and (op, partial, i) not in done:
                         refuse("a shared value is completed", f"none of {partial!r} of op {op}")
 
 
@@ -177,8 +179,8 @@ class _Flow:
         self.collected: dict[int, Collected] = {}
         self._same: list[int] = []  # per slot, the first one of its memory
         self._state: dict[int, str] = {}
-        self._open: dict[int, Completion] = {}  # parts that are not combined yet
-        self._halves: dict[int, Completion] = {}  # combined, not copied yet
+        self._open: dict[int, Reduction] = {}  # parts that are not combined yet
+        self._halves: dict[int, Reduction] = {}  # combined, not copied yet
 
     def run(self) -> None:
         """Read all instructions.
@@ -191,8 +193,8 @@ class _Flow:
             first.setdefault((memory_kind(s.kind), s.id, s.level), i)
             for i, s in enumerate(self.template.slots)
         ]
-        self._open = {self._same[c.source]: c for c in self.template.completions}
-        if len(self._open) < len(self.template.completions):
+        self._open = {self._same[c.source]: c for c in self.template.reductions}
+        if len(self._open) < len(self.template.reductions):
             refuse("a part belongs to one value", f"two for a slot of template {self.template.name!r}")
         for instruction in self.template.instructions:
             if instruction.kernel and not (
@@ -206,10 +208,10 @@ class _Flow:
                     "homes, or rows of a batch, are gathered from all members",
                     f"{len(home.rows)} for slot {slot} in template {self.template.name!r}",
                 )
-        for slot, completion in (*self._open.items(), *self._halves.items()):
+        for slot, reduction in (*self._open.items(), *self._halves.items()):
             refuse(
                 "a shared value is completed once",
-                f"{completion.partial!r} of op {completion.op} left as {self._state.get(slot, 'nothing')} in template "
+                f"{reduction.partial!r} of op {reduction.op} left as {self._state.get(slot, 'nothing')} in template "
                 f"{self.template.name!r}",
             )
 
@@ -219,21 +221,21 @@ class _Flow:
         if not instruction.kernel.startswith(_REDUCING):
             return False
         out, residual, *parts = instruction.operands
-        completion = self._open.get(self._same[parts[0].slot]) if parts else None
-        if completion is None or self.layout is None:
+        reduction = self._open.get(self._same[parts[0].slot]) if parts else None
+        if reduction is None or self.layout is None:
             self._wrong(instruction, "it combines parts of no value that is due")
-        record = self.layout.records[completion.op, completion.partial][completion.number]
-        source, target = self._same[completion.source], self._same[completion.target]
-        if completion.microbatch >= 0 or record.is_completed_per_microbatch:
+        pending = self.layout.pending_reductions[reduction.op, reduction.partial][reduction.number]
+        source, target = self._same[reduction.source], self._same[reduction.target]
+        if reduction.microbatch >= 0 or pending.is_completed_per_microbatch:
             self._wrong(instruction, "its parts go onto a stack in every microbatch")
         beside = -1 if residual.null else residual.slot
-        if record.arrives_in_shards and record.tree == BATCH_SPLITS:
-            return self._reduces_to_home(instruction, completion, record)
+        if pending.arrives_in_shards and pending.tree == BATCH_SPLITS:
+            return self._reduces_to_home(instruction, reduction, pending)
         own = [residual] if beside >= 0 else []
-        mode = Mode.ROWCOLS if record.arrives_in_shards else Mode.ROWPART
+        mode = Mode.ROWCOLS if pending.arrives_in_shards else Mode.ROWPART
         fits = (
-            instruction.kernel.startswith(_KERNELS[record.combine])
-            and (self._same[out.slot], beside) == (target, completion.residual)
+            instruction.kernel.startswith(_KERNELS[pending.combine])
+            and (self._same[out.slot], beside) == (target, reduction.residual)
             and all(self._same[p.slot] == source and p.mode == mode for p in parts)
             and all(_rows(p) == _rows(parts[0]) for p in parts)
             and (mode == Mode.ROWCOLS or _rows(out) == _rows(parts[0]))
@@ -241,29 +243,31 @@ class _Flow:
             and all(o.group < 0 and (_rows(o) == _rows(out) or self._is_bias(o)) for o in own)
         )
         if not fits or self._state.get(source) != _PARTIAL:
-            self._wrong(instruction, f"it does not combine {completion.partial!r} of op {completion.op}")
+            self._wrong(instruction, f"it does not combine {reduction.partial!r} of op {reduction.op}")
         if beside >= 0:
             self._read(instruction, beside)
-        self._add(instruction, record, out, parts)
+        self._add(instruction, pending, out, parts)
         del self._open[source]
         self._state[source] = _SPENT
-        if record.arrives_in_shards:
-            self.columns[target] = Columns(record.group, source, parts[0].part, parts[0].parts)
+        if pending.arrives_in_shards:
+            self.columns[target] = Columns(pending.group, source, parts[0].part, parts[0].parts)
             self._write(target)
             return True
         self._state[target] = _SHARE
-        self._halves[target] = completion
+        self._halves[target] = reduction
         return True
 
-    def _reduces_to_home(self, instruction: Instruction, completion: Completion, record: Record) -> bool:
+    def _reduces_to_home(
+        self, instruction: Instruction, reduction: Reduction, pending: PendingReduction
+    ) -> bool:
         """The parts of the rows that are this device's home, or its share of them where others have the same home."""
         assert self.layout is not None
         out, residual, *parts = instruction.operands
-        source, target = self._same[completion.source], self._same[completion.target]
+        source, target = self._same[reduction.source], self._same[reduction.target]
         beside = -1 if residual.null else residual.slot
         fits = (
-            instruction.kernel.startswith(_KERNELS[record.combine])
-            and (self._same[out.slot], beside) == (target, completion.residual)
+            instruction.kernel.startswith(_KERNELS[pending.combine])
+            and (self._same[out.slot], beside) == (target, reduction.residual)
             and (residual.null or (residual.group < 0 and _rows(residual) == _rows(out)))
             and out.mode == Mode.ROWPART
             and out.offset == 0
@@ -271,13 +275,13 @@ class _Flow:
             and _rows(parts[0]._replace(offset=0)) == _rows(out)
         )
         if not fits or self._state.get(source) != _PARTIAL:
-            self._wrong(instruction, f"it does not combine {completion.partial!r} of op {completion.op}")
+            self._wrong(instruction, f"it does not combine {reduction.partial!r} of op {reduction.op}")
         if beside >= 0:
             self._read(instruction, beside)
-        self._take_home(instruction, record, target, source, parts)
+        self._take_home(instruction, pending, target, source, parts)
         del self._open[source]
         self._state[source] = _SPENT
-        self._share(target, completion)
+        self._share(target, reduction)
         return True
 
     def _collects(self, instruction: Instruction) -> bool:
@@ -323,21 +327,21 @@ class _Flow:
     def _resumes(self, instruction: Instruction) -> bool:
         """The parts of one microbatch, onto the stack of this member's share."""
         left, carries, *parts = instruction.operands
-        completion = self._open.get(self._same[parts[0].slot]) if parts else None
-        if completion is None or self.layout is None or completion.microbatch < 0:
+        reduction = self._open.get(self._same[parts[0].slot]) if parts else None
+        if reduction is None or self.layout is None or reduction.microbatch < 0:
             self._wrong(instruction, "it combines parts of no value that is due")
-        record = self.layout.records[completion.op, completion.partial][completion.number]
-        members, held = len(parts), len(record.held[0])
-        source, target = self._same[completion.source], self._same[completion.target]
-        stack, last = self._same[completion.stack], completion.microbatch == held // members - 1
-        at_home = record.arrives_in_shards
+        pending = self.layout.pending_reductions[reduction.op, reduction.partial][reduction.number]
+        members, num_parts = len(parts), len(pending.leaf_ranges[0])
+        source, target = self._same[reduction.source], self._same[reduction.target]
+        stack, last = self._same[reduction.stack], reduction.microbatch == num_parts // members - 1
+        at_home = pending.arrives_in_shards
         read = _rows(parts[0])
         rows = read._replace(offset=0) if at_home else read
-        begin = completion.microbatch * members
+        begin = reduction.microbatch * members
         on_stack = carries if last else left
         fits = (
-            record.is_completed_per_microbatch
-            and record.combine == "sum"
+            pending.is_completed_per_microbatch
+            and pending.combine == "sum"
             and rows.mode == Mode.ROWPART
             and all(self._same[p.slot] == source and _rows(p) == read for p in parts)
             and instruction.ints == (begin, members, int(last))
@@ -348,55 +352,55 @@ class _Flow:
             and ((on_stack.mode == Mode.ROW and on_stack.div == rows.parts) or _rows(on_stack) == rows)
         )
         if not fits or self._state.get(source) != _PARTIAL:
-            self._wrong(instruction, f"it does not resume {completion.partial!r} of op {completion.op}")
-        self.stacks[stack] = completion.microbatch, held // members
+            self._wrong(instruction, f"it does not resume {reduction.partial!r} of op {reduction.op}")
+        self.stacks[stack] = reduction.microbatch, num_parts // members
         if at_home:
-            self._take_home(instruction, record, target, source, parts)
+            self._take_home(instruction, pending, target, source, parts)
         else:
-            self._add(instruction, record, parts[0], parts)
+            self._add(instruction, pending, parts[0], parts)
         del self._open[source]
         self._state[source] = _SPENT
         if last:
-            self._share(target, completion)
+            self._share(target, reduction)
         return True
 
     def _take_home(
         self,
         instruction: Instruction,
-        record: Record,
+        pending: PendingReduction,
         target: int,
         source: int,
         parts: Sequence[Operand],
     ) -> None:
         """The parts of all members, in order, of the rows that are this device's home."""
         peers = tuple((o.group, o.member) for o in parts)
-        held, count = record.held, record.count
-        if record.is_completed_per_microbatch:
-            held, count = (tuple((i, i + 1) for i in range(len(parts))),), len(parts)
-        exchange = Exchange(record.group, held, count, -1, peers, (), len(parts))
+        leaf_ranges, count = pending.leaf_ranges, pending.count
+        if pending.is_completed_per_microbatch:
+            leaf_ranges, count = (tuple((i, i + 1) for i in range(len(parts))),), len(parts)
+        exchange = Exchange(pending.group, leaf_ranges, count, -1, peers, (), len(parts))
         self.exchanges.setdefault(exchange, instruction.label)
-        shards = {axis for layout in record.arrives for axes in layout for axis in axes}
-        cut = tuple(axis for axis in record.group if axis in shards)
-        alike = tuple(axis for axis in record.group if axis not in shards)
+        shards = {axis for layout in pending.arrives for axes in layout for axis in axes}
+        cut = tuple(axis for axis in pending.group if axis in shards)
+        alike = tuple(axis for axis in pending.group if axis not in shards)
         rows = parts[0]
         self.homes[target] = Home(cut, alike, source, rows.offset, instruction.extent, rows.part, rows.parts)
 
-    def _share(self, target: int, completion: Completion) -> None:
+    def _share(self, target: int, reduction: Reduction) -> None:
         """A device has added its own rows: others have theirs, unless they are its home alone."""
         home = self.homes.get(target)
         if home is not None and not home.alike:
             self._write(target)
         else:
             self._state[target] = _SHARE
-            self._halves[target] = completion
+            self._halves[target] = reduction
 
     def _gathers(self, instruction: Instruction) -> bool:
         pairs = _pairs(instruction)
-        completion = self._halves.get(self._same[pairs[0][0].slot]) if pairs else None
-        if completion is None or self.layout is None:
+        reduction = self._halves.get(self._same[pairs[0][0].slot]) if pairs else None
+        if reduction is None or self.layout is None:
             return False
-        record = self.layout.records[completion.op, completion.partial][completion.number]
-        target = self._same[completion.target]
+        pending = self.layout.pending_reductions[reduction.op, reduction.partial][reduction.number]
+        target = self._same[reduction.target]
         for dst, src in pairs:
             fits = self._same[dst.slot] == self._same[src.slot] == target and dst.mode == Mode.ROWPART
             if not fits or _rows(dst) != _rows(src) or dst.group >= 0:
@@ -410,20 +414,24 @@ class _Flow:
             exchange = Exchange(self.homes[target].alike, (), 0, -1, peers, shares, count)
             self.exchanges.setdefault(exchange, instruction.label)
         else:
-            self._add(instruction, record, None, [src for _, src in pairs])
+            self._add(instruction, pending, None, [src for _, src in pairs])
         del self._halves[target]
         self._write(target)
         return True
 
     def _add(
-        self, instruction: Instruction, record: Record, out: Operand | None, read: Sequence[Operand]
+        self,
+        instruction: Instruction,
+        pending: PendingReduction,
+        out: Operand | None,
+        read: Sequence[Operand],
     ) -> None:
         if (
-            record.is_completed_per_microbatch
+            pending.is_completed_per_microbatch
         ):  # the parts of one microbatch: a batch split per member, in order
             members = len(read) + (out is None)  # a copy reads all but the own one
             one_each = tuple((i, i + 1) for i in range(members))
-            record = replace(record, held=(one_each,), count=members)
+            pending = replace(pending, leaf_ranges=(one_each,), count=members)
         is_cut = read[0].mode == Mode.ROWCOLS
         shares = len(read) if is_cut else read[0].parts
         mine = -1 if out is None or is_cut else out.part
@@ -431,7 +439,7 @@ class _Flow:
         parts = tuple(o.part for o in read) if out is None else ()
         if not isinstance(shares, int):
             self._wrong(instruction, "the number of members is a constant")
-        exchange = Exchange(record.group, record.held, record.count, mine, peers, parts, shares)
+        exchange = Exchange(pending.group, pending.leaf_ranges, pending.count, mine, peers, parts, shares)
         self.exchanges.setdefault(exchange, instruction.label)
 
     def _other(self, instruction: Instruction) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tilewise.ir.graph import OpNode
-from tilewise.ir.layout import Record
+from tilewise.ir.layout import PendingReduction
 from tilewise.ir.lowering import Draft, Ref
 from tilewise.ir.program import NumberLike, upper
 from tilewise.plan.collectives.all_gather import all_gather_rows
 from tilewise.plan.collectives.columns import reduce_scatter_columns
-from tilewise.plan.collectives.handshake import ClassLowering, group_of, note_completion
+from tilewise.plan.collectives.handshake import ClassLowering, group_of, note_reduction
 from tilewise.plan.collectives.reduce_scatter import reduce_scatter_rows
 
 __all__ = ["all_reduce", "all_reduce_in_place"]
@@ -20,12 +20,12 @@ def all_reduce(
     source: int | Ref,
     target: int | Ref,
     residual: int | Ref | None,
-    record: Record,
+    pending: PendingReduction,
     *,
     step: NumberLike | None = None,
     producer: Draft | None = None,
 ) -> None:
-    """Combine `source` over a record's device group into `target` (plus a residual), tile by tile.
+    """Combine `source` over a pending reduction's device group into `target` (plus a residual), tile by tile.
 
     Where the sum arrives in shards, each device has its columns of it and nothing is gathered.
 
@@ -35,35 +35,35 @@ def all_reduce(
         source: `[rows, cols]`, a partial value on every member.
         target: the complete value, or this device's columns of it.
         residual: added behind the tree's root, shaped like `target` or one row for all; or None.
-        record: tree, device group and layout of arrival.
+        pending: tree, device group and layout of arrival.
         step: rows per task; by default those of a tile of `source`.
         producer: the instruction that writes `source`, over the same tiles; by default the last one emitted.
     """
-    low.completed.add(record)
+    low.completed.add(pending)
     src, dst = low.tensor(source), low.tensor(target)
     beside = None if residual is None else low.tensor(residual)
     if src.packed:
         src, dst = low.flat(src), low.flat(dst)
         beside = None if beside is None else low.flat(beside)
     step = low.row_step(src) if step is None else step
-    group = group_of(low, record)
-    note_completion(low, op, record, src, dst, beside)
+    group = group_of(low, pending)
+    note_reduction(low, op, pending, src, dst, beside)
     producer = producer or low.instructions[-1]
-    if record.arrives_in_shards:
+    if pending.arrives_in_shards:
         assert isinstance(target, int)
-        reduce_scatter_columns(low, op, target, src, dst, beside, record, producer, step)
+        reduce_scatter_columns(low, op, target, src, dst, beside, pending, producer, step)
         return
-    done = reduce_scatter_rows(low, op, producer, src, dst, beside, record.combine, group, step)
+    done = reduce_scatter_rows(low, op, producer, src, dst, beside, pending.combine, group, step)
     all_gather_rows(low, op, dst, done, group, step)
 
 
-def all_reduce_in_place(low: ClassLowering, op: OpNode, ref: Ref, record: Record) -> None:
+def all_reduce_in_place(low: ClassLowering, op: OpNode, ref: Ref, pending: PendingReduction) -> None:
     """Sum a gradient over a device group, in place: every device reduces its part into itself and
     fetches the others'."""
     flat = low.flat(ref)
     producer = low.instructions[-1]
     step = upper(producer.step) if ref.packed else 0
-    group = group_of(low, record)
-    note_completion(low, op, record, flat, flat)
-    done = reduce_scatter_rows(low, op, producer, flat, flat, None, record.combine, group, step)
+    group = group_of(low, pending)
+    note_reduction(low, op, pending, flat, flat)
+    done = reduce_scatter_rows(low, op, producer, flat, flat, None, pending.combine, group, step)
     all_gather_rows(low, op, flat, done, group, step)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from tilewise.core.errors import PlanError
 from tilewise.core.mesh import Axes
 from tilewise.ir.graph import OpNode
-from tilewise.ir.layout import Record, show_layout
+from tilewise.ir.layout import PendingReduction, show_layout
 from tilewise.ir.lowering import Draft, Ref, Tiles
 from tilewise.ir.program import Mode, NumberLike, Operand, is_single
 from tilewise.plan.collectives.handshake import (
@@ -85,19 +85,19 @@ def reduce_scatter_columns(
     src: Ref,
     dst: Ref,
     residual: Ref | None,
-    record: Record,
+    pending: PendingReduction,
     producer: Draft,
     step: NumberLike,
 ) -> None:
-    """Combine this device's columns of the parts of a record's device group, tile by tile."""
-    group = group_of(low, record)
+    """Combine this device's columns of the parts of a pending reduction's device group, tile by tile."""
+    group = group_of(low, pending)
     tiles, per_index = num_tiles(low, src.extent, step), not is_single(step)
     ready, ack = low.signals(group.size * tiles), low.signals(group.size * tiles)
     post_to_peers(producer, group, ready, tiles, src, per_index=per_index)
 
     spec, layout = low.spec(target), low.layout(target)
     begin, end = _range(low, target, low.shapes.device)
-    whole = tuple(axis for axis in layout[-1] if axis not in record.group)
+    whole = tuple(axis for axis in layout[-1] if axis not in pending.group)
 
     def skipped(device: int) -> int:
         shapes, dim = low.shapes.on(device), len(spec.shape) - 1
@@ -111,7 +111,7 @@ def reduce_scatter_columns(
         "x": [part._replace(member=m) for m in group.members],
         **({"residual": beside(residual, dst, Operand(dst.slot, tile_mode))} if residual is not None else {}),
     }
-    kernel, label = TREES[record.combine], reduce_label(op.label)
+    kernel, label = TREES[pending.combine], reduce_label(op.label)
     reduce = low.emit(kernel, op, over=src, step=step, dtype=dst.dtype, tiles=views, priority=2, label=label)
     await_peers(reduce, group, ready, tiles, src, per_index=per_index)
     post_to_peers(reduce, group, ack, tiles, src, per_index=per_index)

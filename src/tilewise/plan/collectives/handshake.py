@@ -22,11 +22,10 @@ from typing import Protocol
 
 from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.layout import Record
+from tilewise.ir.layout import PendingReduction
 from tilewise.ir.lowering import Draft, Lowering, Ref
 from tilewise.ir.program import (
     POSITION,
-    Completion,
     Instruction,
     LoweredTemplate,
     Mode,
@@ -34,6 +33,7 @@ from tilewise.ir.program import (
     Number,
     NumberLike,
     Operand,
+    Reduction,
     Wait,
     is_single,
     upper,
@@ -49,7 +49,7 @@ __all__ = [
     "beside",
     "gather_label",
     "group_of",
-    "note_completion",
+    "note_reduction",
     "num_tiles",
     "place_signals",
     "post_to_peers",
@@ -72,7 +72,7 @@ class ClassLowering(Lowering, Protocol):
         numbers: in which the devices of the class differ.
         instructions: what has been emitted.
         completed: what the current op has combined.
-        completions: where each shared value lies before and after.
+        reductions: where each shared value lies before and after.
         microbatch: which part of the batch is lowered.
     """
 
@@ -81,8 +81,8 @@ class ClassLowering(Lowering, Protocol):
     shapes: LocalShapes
     numbers: DeviceNumbers
     instructions: list[Draft]
-    completed: set[Record]
-    completions: list[Completion]
+    completed: set[PendingReduction]
+    reductions: list[Reduction]
     microbatch: int
 
     def signals(self, count: int) -> int:
@@ -160,18 +160,18 @@ def place_signals(
     ]
 
 
-def group_of(low: ClassLowering, record: Record) -> DeviceGroup:
+def group_of(low: ClassLowering, pending: PendingReduction) -> DeviceGroup:
     """The devices that complete a value together, in the order of its tree."""
-    return low.numbers.group(record.group, low.mesh.size(*record.group) // len(record.held))
+    return low.numbers.group(pending.group, low.mesh.size(*pending.group) // len(pending.leaf_ranges))
 
 
-def note_completion(
-    low: ClassLowering, op: OpNode, record: Record, src: Ref, dst: Ref, residual: Ref | None = None
+def note_reduction(
+    low: ClassLowering, op: OpNode, pending: PendingReduction, src: Ref, dst: Ref, residual: Ref | None = None
 ) -> None:
     """Say which slots hold a shared value before and after it is completed."""
-    number = low.records(op, record.partial).index(record)
+    number = low.pending_reductions(op, pending.partial).index(pending)
     beside = -1 if residual is None else residual.slot
-    low.completions.append(Completion(op.id, record.partial, number, src.slot, dst.slot, beside))
+    low.reductions.append(Reduction(op.id, pending.partial, number, src.slot, dst.slot, beside))
 
 
 def beside(residual: Ref, out: Ref, part: Operand) -> Operand:

@@ -18,16 +18,16 @@ from __future__ import annotations
 
 from tilewise.core.mesh import Axes
 from tilewise.ir.graph import PANEL_ROWS, OpNode
-from tilewise.ir.layout import Record, TensorLayout
+from tilewise.ir.layout import PendingReduction, TensorLayout
 from tilewise.ir.lowering import Ref, Tiles
-from tilewise.ir.program import Completion, Mode, Notify, Number, Operand, Wait, upper
+from tilewise.ir.program import Mode, Notify, Number, Operand, Reduction, Wait, upper
 from tilewise.plan.collectives.all_gather import Rows, all_gather_rows, collect_rows
 from tilewise.plan.collectives.handshake import (
     TREES,
     ClassLowering,
     await_peers,
     group_of,
-    note_completion,
+    note_reduction,
     num_tiles,
     post_to_peers,
     reduce_label,
@@ -52,7 +52,12 @@ def unshard(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
 
 
 def reduce_to_homes(
-    low: ClassLowering, op: OpNode, part: Ref, target: int, record: Record, residual: int | None = None
+    low: ClassLowering,
+    op: OpNode,
+    part: Ref,
+    target: int,
+    pending: PendingReduction,
+    residual: int | None = None,
 ) -> None:
     """Add the parts of a sum over the batch for this device's home of it.
 
@@ -61,16 +66,16 @@ def reduce_to_homes(
         op: whose sum it is.
         part: what this device has of the sum, for all homes of its device group.
         target: the sum at home.
-        record: its device group, and the layout in which it arrives.
+        pending: its device group, and the layout in which it arrives.
         residual: at home as `target`, added behind the tree's root; or None.
     """
-    low.completed.add(record)
+    low.completed.add(pending)
     src, dst = low.flat(part), low.flat(target)
     beside = None if residual is None else low.flat(residual)
     _, cut = low.shapes.split_axes(low.layout(target)[0])
-    alike = tuple(axis for axis in record.group if axis not in cut)
-    group, replicas, homes = group_of(low, record), low.numbers.group(alike), _homes(low, target, cut)
-    owners = _owners(low, record.group, cut)
+    alike = tuple(axis for axis in pending.group if axis not in cut)
+    group, replicas, homes = group_of(low, pending), low.numbers.group(alike), _homes(low, target, cut)
+    owners = _owners(low, pending.group, cut)
     most = max(home.tiles for home in homes)
     ready, ack = low.signals(group.size * most), low.signals(group.size * most)
     mine = Number(ready, most * group.me.multiple, group.me.source, group.me.which)
@@ -86,7 +91,7 @@ def reduce_to_homes(
     x = [own._replace(group=group.number, member=m) for m in group.members]
     step, label = upper(dst.tile_rows), reduce_label(op.label)
     is_last, begin = low.microbatch == low.shapes.settings.accumulation - 1, low.microbatch * group.size
-    if record.is_completed_per_microbatch:
+    if pending.is_completed_per_microbatch:
         stack, on_stack = make_stack(low, target, dst, home_part, step, group.size)
         views: Tiles = {
             "left": home_part if is_last else on_stack,
@@ -94,11 +99,11 @@ def reduce_to_homes(
             "x": x,
         }
         kernel, ints = "tree_resume", {"slot": begin, "finish": int(is_last)}
-        number = low.records(op, record.partial).index(record)
-        low.completions.append(
-            Completion(
+        number = low.pending_reductions(op, pending.partial).index(pending)
+        low.reductions.append(
+            Reduction(
                 op.id,
-                record.partial,
+                pending.partial,
                 number,
                 src.slot,
                 dst.slot,
@@ -110,8 +115,8 @@ def reduce_to_homes(
         views = {"out": home_part, "x": x}
         if beside is not None:
             views["residual"] = home_part._replace(slot=beside.slot)
-        kernel, ints = TREES[record.combine], {}
-        note_completion(low, op, record, src, dst, beside)
+        kernel, ints = TREES[pending.combine], {}
+        note_reduction(low, op, pending, src, dst, beside)
     reduce = low.emit(
         kernel,
         op,

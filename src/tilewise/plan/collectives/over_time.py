@@ -19,9 +19,9 @@ first uses of a ring in a step have nothing to wait for.
 from __future__ import annotations
 
 from tilewise.ir.graph import OpNode
-from tilewise.ir.layout import Record
+from tilewise.ir.layout import PendingReduction
 from tilewise.ir.lowering import Ref, Tiles
-from tilewise.ir.program import Completion, Mode, Number, Operand, upper
+from tilewise.ir.program import Mode, Number, Operand, Reduction, upper
 from tilewise.plan.collectives.all_gather import all_gather_rows
 from tilewise.plan.collectives.handshake import (
     ClassLowering,
@@ -37,7 +37,7 @@ from tilewise.plan.rings import RING_DEPTH, credit_of_drain, credit_of_write
 __all__ = ["add_microbatch", "make_stack"]
 
 
-def add_microbatch(low: ClassLowering, op: OpNode, output: int, record: Record) -> None:
+def add_microbatch(low: ClassLowering, op: OpNode, output: int, pending: PendingReduction) -> None:
     """Add every member's part of one sum, for one microbatch, to the stacks of those who own its rows.
 
     The last instruction emitted is the one that writes the part, `[rows, cols]` in f32, into the ring.
@@ -46,13 +46,13 @@ def add_microbatch(low: ClassLowering, op: OpNode, output: int, record: Record) 
         low: takes the instructions; its microbatch says which this is.
         op: whose sum it is.
         output: number of the op's output.
-        record: its device group, and a tree over batch splits of which a member holds one node per microbatch.
+        pending: its device group, and a tree over batch splits of which a member holds one node per microbatch.
     """
-    low.completed.add(record)
+    low.completed.add(pending)
     tensor = op.outputs[output]
     producer, part = low.instructions[-1], low.flat(low.ring(tensor))
     total = low.flat(tensor)
-    group, microbatch = group_of(low, record), low.microbatch
+    group, microbatch = group_of(low, pending), low.microbatch
     is_last = microbatch == low.shapes.settings.accumulation - 1
     step = upper(producer.step) if low.tensor(tensor).packed else 0
     tiles, per_index = num_tiles(low, part.extent, step), step > 0
@@ -83,10 +83,10 @@ def add_microbatch(low: ClassLowering, op: OpNode, output: int, record: Record) 
     )
     await_peers(reduce, group, ready, tiles, part, per_index=per_index)
     post_to_peers(reduce, group, credit, tiles, part, per_index=per_index)
-    number = low.records(op, record.partial).index(record)
-    low.completions.append(
-        Completion(
-            op.id, record.partial, number, part.slot, total.slot, stack=stack.slot, microbatch=microbatch
+    number = low.pending_reductions(op, pending.partial).index(pending)
+    low.reductions.append(
+        Reduction(
+            op.id, pending.partial, number, part.slot, total.slot, stack=stack.slot, microbatch=microbatch
         )
     )
     if not is_last:

@@ -1,4 +1,4 @@
-"""Reduce-scatter along rows: every device combines the partials of its part of a tile."""
+"""Reduce-scatter along rows: every device combines the partial values of its part of a tile."""
 
 from __future__ import annotations
 

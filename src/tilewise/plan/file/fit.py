@@ -146,13 +146,13 @@ def _require_layout(
     hold(layout.calls.keys() == calls.keys(), "the layouts of calls of {!r} are others", graph.name)
     for number, op in calls.items():
         _require_layout(graph.templates[op.attrs["template"]].graph, layout.calls[number], mesh, seen)
-    for (number, partial), records in layout.records.items():
-        hold(0 <= number < len(graph.ops), "a record names op {} of {}", number, len(graph.ops))
-        for record in records:
-            fits = (record.op, record.partial) == (number, partial) and set(record.axes) <= axes_known
-            fits = fits and all(0 <= o < len(graph.ops[number].outputs) for o in record.outputs)
-            fits = fits and record.combine in _COMBINES and record.tree in (K_SPLITS, GROUPS, BATCH_SPLITS)
-            hold(fits and 1 <= record.count <= _MAX_COUNT, "{} is no record", record)
+    for (number, partial), pending_reductions in layout.pending_reductions.items():
+        hold(0 <= number < len(graph.ops), "a pending reduction names op {} of {}", number, len(graph.ops))
+        for pending in pending_reductions:
+            fits = (pending.op, pending.partial) == (number, partial) and set(pending.axes) <= axes_known
+            fits = fits and all(0 <= o < len(graph.ops[number].outputs) for o in pending.outputs)
+            fits = fits and pending.combine in _COMBINES and pending.tree in (K_SPLITS, GROUPS, BATCH_SPLITS)
+            hold(fits and 1 <= pending.count <= _MAX_COUNT, "{} is no pending reduction", pending)
 
 
 def _require_choices(plan: PlanTables) -> None:

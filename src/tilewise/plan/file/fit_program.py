@@ -167,7 +167,7 @@ class _Checks:
             "template {!r} has signals out of range",
             template.name,
         )
-        for c in template.completions:
+        for c in template.reductions:
             ends = (c.source, c.target, *(s for s in (c.residual, c.stack) if s != -1))
             hold(all(s in slots for s in ends), "{} of {!r} names other slots", c, template.name)
             hold((c.stack == -1) == (c.microbatch == -1), "{} of {!r} has half a stack", c, template.name)

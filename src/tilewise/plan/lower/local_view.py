@@ -1,4 +1,5 @@
-"""What an op may ask about its tensors on one device: sizes, k splits, batch splits, records. Nothing is made here."""
+"""What an op may ask about its tensors on one device: sizes, k splits, batch splits, pending
+reductions. Nothing is made here."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tilewise.core.errors import InternalError
 from tilewise.core.mesh import Axes
 from tilewise.ir.contractions import factors_of
 from tilewise.ir.graph import Graph, OpNode, TensorSpec
-from tilewise.ir.layout import BATCH_SPLITS, GraphLayout, Record, TensorLayout, in_space
+from tilewise.ir.layout import BATCH_SPLITS, GraphLayout, PendingReduction, TensorLayout, in_space
 from tilewise.ir.loop_parts import ALL_ROWS
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Number, NumberLike, times, upper
@@ -144,7 +145,7 @@ class LocalView:
         return [self.numbers.place((*key, i), partial(held, i)) for i in range(2 * k_splits)]
 
     def contraction_splits(
-        self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], record: Record | None
+        self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], pending: PendingReduction | None
     ) -> list[list[tuple[int, int]]]:
         """Per k split, per term, the local range of the contracted dim (`dim` of each weight)."""
         if not isinstance(terms, Sequence) or not all(
@@ -156,50 +157,55 @@ class LocalView:
             for t in terms
         ):
             self.refuse("terms are (spec, label, dim) of each weight", shown(terms))
-        self._require_record(record)
+        self._require_pending(pending)
         if all(label is None for _, label, _ in terms):
             return [[(0, _fixed(spec.shape[dim])) for spec, _, dim in terms]]
-        columns = [self.shapes.k_split_ranges(spec, dim, _group(record)) for spec, _, dim in terms]
+        columns = [self.shapes.k_split_ranges(spec, dim, _group(pending)) for spec, _, dim in terms]
         return [list(rows) for rows in zip(*columns)]
 
-    def label_splits(self, label: DimLabel | None, size: int, record: Record | None) -> list[tuple[int, int]]:
+    def label_splits(
+        self, label: DimLabel | None, size: int, pending: PendingReduction | None
+    ) -> list[tuple[int, int]]:
         """Local ranges of the k splits of a labelled dim."""
-        self._require_record(record)
+        self._require_pending(pending)
         spec = TensorSpec((size,), dtype_named("f32"), (label,))
-        return self.shapes.k_split_ranges(spec, 0, _group(record))
+        return self.shapes.k_split_ranges(spec, 0, _group(pending))
 
-    def _require_record(self, record: Record | None) -> None:
-        if record is not None and not isinstance(record, Record):
-            self.refuse("a record is what low.record gives, or None where there is none", shown(record))
+    def _require_pending(self, pending: PendingReduction | None) -> None:
+        if pending is not None and not isinstance(pending, PendingReduction):
+            self.refuse(
+                "a pending reduction is what low.pending_reduction gives, or None where there is none",
+                shown(pending),
+            )
 
-    def records(self, op: OpNode, partial: str) -> tuple[Record, ...]:
-        """What becomes of a value of which this op makes parts: a record per device group, none
+    def pending_reductions(self, op: OpNode, partial: str) -> tuple[PendingReduction, ...]:
+        """What becomes of a value of which this op makes parts: a pending reduction per device group, none
         where it is not shared."""
         if not isinstance(op, OpNode):
             self.refuse("a partial value is one of the op that is lowered", shown(op))
-        known = [p.name for p in factors_of(self.graph, op).partials]
+        known = [p.name for p in factors_of(self.graph, op).partial_values]
         if partial not in known:
             self.refuse(
                 f"a partial value is one of the op's factors: {', '.join(known) or 'none'}", shown(partial)
             )
-        return self.graph_layout.records.get((op.id, partial), ())
+        return self.graph_layout.pending_reductions.get((op.id, partial), ())
 
-    def record(self, op: OpNode, partial: str) -> Record | None:
-        """The one record of a partial value; None where it is not shared."""
-        (record,) = self.records(op, partial) or (None,)
-        return record
+    def pending_reduction(self, op: OpNode, partial: str) -> PendingReduction | None:
+        """The one pending reduction of a partial value; None where it is not shared."""
+        (pending,) = self.pending_reductions(op, partial) or (None,)
+        return pending
 
-    def records_of(self, op: OpNode) -> list[Record]:
-        partials = {p.name: None for p in factors_of(self.graph, op).partials}
-        return [record for name in partials for record in self.records(op, name)]
+    def pending_reductions_of(self, op: OpNode) -> list[PendingReduction]:
+        partial_values = {p.name: None for p in factors_of(self.graph, op).partial_values}
+        return [pending for name in partial_values for pending in self.pending_reductions(op, name)]
 
-    def records_of_sum(self, op: OpNode, output: int) -> list[Record]:
+    def pending_of_sum(self, op: OpNode, output: int) -> list[PendingReduction]:
         """Those of an output that is summed over the batch."""
-        return [r for r in self.records_of(op) if r.tree == BATCH_SPLITS and output in r.outputs]
+        return [r for r in self.pending_reductions_of(op) if r.tree == BATCH_SPLITS and output in r.outputs]
 
 
-def _group(record: Record | None) -> Axes:
-    return record.group if record is not None else ()
+def _group(pending: PendingReduction | None) -> Axes:
+    return pending.group if pending is not None else ()
 
 
 def _fixed(size: int | Dim) -> int:

@@ -11,7 +11,7 @@ from tilewise.core.border import shown
 from tilewise.core.dtypes import DTYPES
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.ir.graph import Graph
-from tilewise.ir.layout import GraphLayout, Record, TensorLayout
+from tilewise.ir.layout import GraphLayout, PendingReduction, TensorLayout
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Mode, Number, NumberLike, Operand, Slot, TempSpec, is_size, memory_kind
 from tilewise.plan.classes import DeviceNumbers
@@ -134,16 +134,17 @@ class SlotTable(LocalView):
         self.temps.append(TempSpec(name, extent, cols, dtype, tile_rows, packed, size, self.op_index))
         return self._keep(Slot("temp", len(self.temps) - 1), form)
 
-    def temp_like(self, ref: Ref, *, dtype: str, name: str, record: Record | None = None) -> Ref:
-        """A temporary with the rows and columns of another tensor; with a record, of all its device group's shards."""
+    def temp_like(self, ref: Ref, *, dtype: str, name: str, pending: PendingReduction | None = None) -> Ref:
+        """A temporary with the rows and columns of another tensor; with a pending reduction, of all
+        its device group's shards."""
         if not isinstance(ref, Ref) or memory_kind(self.keys[ref.slot].kind) == "temp":
             self.refuse("a temporary is shaped as a tensor, whose Ref low.tensor returns", shown(ref))
-        self._require_record(record)
+        self._require_pending(pending)
         key = self.keys[ref.slot]
         spec, layout = self.spec(key.id), self.layout(key.id)
         cols = ref.cols
-        if record is not None:
-            layout = tuple(tuple(axis for axis in axes if axis not in record.group) for axes in layout)
+        if pending is not None:
+            layout = tuple(tuple(axis for axis in axes if axis not in pending.group) for axes in layout)
             cols = self.shapes.cols(spec, layout)
         size = self.shapes.bytes_max(spec, layout) // spec.dtype.itemsize * dtype_named(dtype).itemsize
         return self.temp(
@@ -158,7 +159,7 @@ class SlotTable(LocalView):
         )
 
     def split_temp(self, cols: int, name: str) -> Ref:
-        """A row per batch split: a partial of so many columns for every sequence split that is not
+        """A row per batch split: a partial value of so many columns for every sequence split that is not
         empty, side by side."""
         atoms = round_up(self.split_len, _SEQUENCE_ATOM) // _SEQUENCE_ATOM
         kept = min(atoms, self.k_splits)

@@ -12,15 +12,22 @@ from functools import partial
 from tilewise.core.border import shown
 from tilewise.core.errors import InternalError, PlanError
 from tilewise.ir.graph import PANEL_ROWS, Graph, OpNode
-from tilewise.ir.layout import BATCH_SPLITS, GraphLayout, Record, TensorLayout, show_axes, show_layout
+from tilewise.ir.layout import (
+    BATCH_SPLITS,
+    GraphLayout,
+    PendingReduction,
+    TensorLayout,
+    show_axes,
+    show_layout,
+)
 from tilewise.ir.lowering import Accumulator, Draft, Ref, Tiles
 from tilewise.ir.op import op_named
 from tilewise.ir.program import (
-    Completion,
     LoweredTemplate,
     Number,
     NumberLike,
     Operand,
+    Reduction,
     Slot,
     known_part,
     upper,
@@ -42,9 +49,9 @@ def trailing_ones(value: int) -> int:
     return (value ^ (value + 1)).bit_length() - 1
 
 
-def _arrive_at_home(records: Sequence[Record]) -> bool:
+def _arrive_at_home(pending_reductions: Sequence[PendingReduction]) -> bool:
     """Whether a sum over the batch comes together at the homes of what it is a sum for."""
-    return any(record.arrives_in_shards for record in records)
+    return any(pending.arrives_in_shards for pending in pending_reductions)
 
 
 class TemplateLowering(SlotTable):
@@ -57,7 +64,7 @@ class TemplateLowering(SlotTable):
 
     Attributes:
         completed: what the current op has combined.
-        completions: where each shared value lies before and after.
+        reductions: where each shared value lies before and after.
         scratch_bytes: what the largest call of a kernel takes from its worker.
     """
 
@@ -78,8 +85,8 @@ class TemplateLowering(SlotTable):
         self.instructions: list[Draft] = []
         self.signal_ranges: list[int] = []
         self.ring_signal_ranges: list[int] = []
-        self.completed: set[Record] = set()
-        self.completions: list[Completion] = []
+        self.completed: set[PendingReduction] = set()
+        self.reductions: list[Reduction] = []
         self.scratch_bytes = 0
         self._accumulated: set[int] = set()  # outputs of the current op that are summed over the batch
 
@@ -199,9 +206,9 @@ class TemplateLowering(SlotTable):
             )
         self._accumulated.add(output)
         tensor = op.outputs[output]
-        records = self.records_of_sum(op, output)
-        at_home = _arrive_at_home(records)
-        per_microbatch = any(r.is_completed_per_microbatch for r in records)
+        pending_reductions = self.pending_of_sum(op, output)
+        at_home = _arrive_at_home(pending_reductions)
+        per_microbatch = any(r.is_completed_per_microbatch for r in pending_reductions)
         base = self.local_ref(tensor, self._layout_of_sum(tensor), -1) if at_home else self.tensor(tensor)
         total = self.shapes.settings.accumulation
         level, last = trailing_ones(self.microbatch), self.microbatch == total - 1
@@ -209,7 +216,7 @@ class TemplateLowering(SlotTable):
         def carry(number: int) -> Ref:
             return self.slot(Slot("carry", tensor, number), lambda slot: base._replace(slot=slot))
 
-        is_shared = at_home or any(record.group for record in records)
+        is_shared = at_home or any(pending.group for pending in pending_reductions)
         if (at_home and (last or per_microbatch)) or (beside is not None and is_shared):
             target = self._part_of_sum(tensor, base)
         elif per_microbatch:
@@ -242,7 +249,7 @@ class TemplateLowering(SlotTable):
         if type(output) is not int or not 0 <= output < len(op.outputs):
             self.refuse(f"an output is one of {len(op.outputs)}, from 0 on", shown(output))
         tensor = op.outputs[output]
-        at_home = _arrive_at_home(self.records_of_sum(op, output))
+        at_home = _arrive_at_home(self.pending_of_sum(op, output))
         layout = self._layout_of_sum(tensor) if at_home else self.layout(tensor)
         return self.numbers.first(self.spec(tensor), layout, 0)
 
@@ -251,19 +258,19 @@ class TemplateLowering(SlotTable):
         self._require(op)
         if not isinstance(target, Accumulator):
             self.refuse("a sum over the batch ends with what low.accumulator returned", shown(target))
-        for record in self.records_of_sum(op, target.output):
-            if record.is_completed_per_microbatch and not record.arrives_in_shards:
-                collectives.add_microbatch(self, op, target.output, record)
+        for pending in self.pending_of_sum(op, target.output):
+            if pending.is_completed_per_microbatch and not pending.arrives_in_shards:
+                collectives.add_microbatch(self, op, target.output, pending)
                 continue
-            self.completed.add(record)
+            self.completed.add(pending)
             result = op.outputs[target.output]
-            if record.arrives_in_shards and (target.is_last or record.is_completed_per_microbatch):
-                collectives.reduce_to_homes(self, op, target.ref, result, record, target.beside)
-            elif target.is_last and record.group and target.beside is not None:
+            if pending.arrives_in_shards and (target.is_last or pending.is_completed_per_microbatch):
+                collectives.reduce_to_homes(self, op, target.ref, result, pending, target.beside)
+            elif target.is_last and pending.group and target.beside is not None:
                 step = upper(self.instructions[-1].step)
-                collectives.all_reduce(self, op, target.ref, result, target.beside, record, step=step)
-            elif target.is_last and record.group:
-                collectives.all_reduce_in_place(self, op, target.ref, record)
+                collectives.all_reduce(self, op, target.ref, result, target.beside, pending, step=step)
+            elif target.is_last and pending.group:
+                collectives.all_reduce_in_place(self, op, target.ref, pending)
 
     def split_tree(self, op: OpNode, output: int, batch_splits: Ref) -> None:
         """Combine a row per batch split, of `split_temp`, and carries into output number `output`;
@@ -300,17 +307,18 @@ class TemplateLowering(SlotTable):
         source: int | Ref,
         target: int | Ref,
         residual: int | Ref | None,
-        record: Record,
+        pending: PendingReduction,
         *,
         step: NumberLike | None = None,
         producer: Draft | None = None,
     ) -> None:
-        """Combine `source` over a record's device group into `target` (plus a residual), tile by tile."""
-        if not isinstance(record, Record):
+        """Combine `source` over a pending reduction's device group into `target` (plus a residual), tile by tile."""
+        if not isinstance(pending, PendingReduction):
             self.refuse(
-                "an all-reduce has a record: low.record gives it, or None where there is none", shown(record)
+                "an all-reduce has a pending reduction: low.pending_reduction gives it, or None where there is none",
+                shown(pending),
             )
-        collectives.all_reduce(self, op, source, target, residual, record, step=step, producer=producer)
+        collectives.all_reduce(self, op, source, target, residual, pending, step=step, producer=producer)
 
     def all_gather(self, op: OpNode, source: int, target: int) -> None:
         """Bring the shards of `source` together on every device, along the axes that `target` lacks: rows of a batch,
@@ -358,7 +366,7 @@ class TemplateLowering(SlotTable):
                     f"{op.op!r}, which writes {sorted(self._accumulated)} of {rule.accumulates} so; correct "
                     f"{type(rule).__name__}"
                 )
-            left = [r for r in self.records_of(op) if r not in self.completed]
+            left = [r for r in self.pending_reductions_of(op) if r not in self.completed]
             if left:
                 raise InternalError(
                     f"[plan.lower] an op completes every value that it makes in parts; got {op.op!r} of {op.label!r}, "
@@ -372,16 +380,18 @@ class TemplateLowering(SlotTable):
             tuple(self.temps),
             tuple(self.signal_ranges),
             tuple(self.ring_signal_ranges),
-            tuple(self.completions),
+            tuple(self.reductions),
         )
 
     def _refuse_sums_in_shards(self, op: OpNode) -> None:
-        for record in self.records_of(op):
+        for pending in self.pending_reductions_of(op):
             homes = {*self.shapes.settings.home_axes}
-            shards = {axis for layout in record.arrives for axes in layout for axis in axes} & {*record.group}
-            if record.tree == BATCH_SPLITS and not shards <= homes:
+            shards = {axis for layout in pending.arrives for axes in layout for axis in axes} & {
+                *pending.group
+            }
+            if pending.tree == BATCH_SPLITS and not shards <= homes:
                 raise PlanError(
-                    f"[plan.lower] a sum over the batch arrives whole on its devices; got {record.partial!r} of "
-                    f"{op.label!r} asked for as {show_layout(record.arrives[0])} over {show_axes(record.group)}; drop "
-                    "the hint"
+                    f"[plan.lower] a sum over the batch arrives whole on its devices; got {pending.partial!r} of "
+                    f"{op.label!r} asked for as {show_layout(pending.arrives[0])} over {show_axes(pending.group)}; "
+                    "drop the hint"
                 )

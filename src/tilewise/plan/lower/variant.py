@@ -147,7 +147,7 @@ def _template_columns(template: LoweredTemplate) -> tuple[Any, ...]:
         template.temps,
         template.signal_ranges,
         template.ring_signal_ranges,
-        template.completions,
+        template.reductions,
         template.first_signal,
     )
     return template.name, [*zip(*plain)], operands, columns_of(template.slots), rest

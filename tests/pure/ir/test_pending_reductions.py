@@ -1,4 +1,5 @@
-"""Partial values: every shared contraction has a record, and validation finds what does not make up its tree."""
+"""Partial values: every shared contraction has a pending reduction, and validation finds what does
+not make up its tree."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from tilewise.core.tree import allowed_widths
 from tilewise.graph import GraphBuilder, differentiate
 from tilewise.ir.batch import BatchCut, cut_batch, suggest_batch_splits
 from tilewise.ir.layout import BATCH_SPLITS, GROUPS, K_SPLITS
-from tilewise.ir.validate import validate_records
+from tilewise.ir.validate import validate_pending_reductions
 from tilewise.nn import linear, rms_norm
 from tilewise.strategy import DistributionStrategy, ParallelismMode, propagate_layouts
 
@@ -43,38 +44,40 @@ def laid_out(graph, a, b, microbatches=1, batch_splits=None):
     return propagate_layouts(graph, strategy.mesh(), strategy, cut_batch(graph, microbatches, batch_splits))
 
 
-def records_of(graph, layout):
-    """(op, partial) -> record, for ops by name."""
-    return [(graph.ops[op].op, name, r) for (op, name), found in layout.records.items() for r in found]
+def pending_reductions_of(graph, layout):
+    """(op, partial) -> pending reduction, for ops by name."""
+    return [
+        (graph.ops[op].op, name, r) for (op, name), found in layout.pending_reductions.items() for r in found
+    ]
 
 
 def test_each_partial_value_has_its_record():
     """Products over shared k splits, the loss's three values, gradients over the batch splits of the batch."""
     graph = training()
     layout = laid_out(graph, 2, 4, microbatches=2)
-    found = {(op, name): r for op, name, r in records_of(graph, layout)}
+    found = {(op, name): r for op, name, r in pending_reductions_of(graph, layout)}
     product = found["linear", "product"]
     assert (product.tree, product.count, product.axes, product.combine) == (K_SPLITS, 8, ("b",), "sum")
-    assert product.held == (((0, 2), (2, 4), (4, 6), (6, 8)),)
+    assert product.leaf_ranges == (((0, 2), (2, 4), (4, 6), (6, 8)),)
     assert product.arrives == ((("a", MICRO), (), ()),)
     assert found["cross_entropy", "max"].combine == "max" and found["cross_entropy", "sums"].combine == "sum"
     loss = found["cross_entropy", "loss"]
     assert (loss.tree, loss.count, loss.axes, loss.group) == (BATCH_SPLITS, 4, ("a", MICRO), ("a",))
-    assert loss.held == (((0, 1), (1, 2), (2, 3), (3, 4)),) and not loss.is_completed_per_microbatch
-    assert {op for op, name, r in records_of(graph, layout) if r.tree == BATCH_SPLITS} == {
+    assert loss.leaf_ranges == (((0, 1), (1, 2), (2, 3), (3, 4)),) and not loss.is_completed_per_microbatch
+    assert {op for op, name, r in pending_reductions_of(graph, layout) if r.tree == BATCH_SPLITS} == {
         "cross_entropy", "linear_dw", "rms_norm_backward"
     }  # fmt: skip
-    validate_records(graph, layout)
+    validate_pending_reductions(graph, layout)
 
 
 def test_time_alone_is_shared_too():
     """Microbatches of one device hold parts of the sums over the batch, and of nothing else."""
     graph = training()
     layout = laid_out(graph, 1, 1, microbatches=4)
-    assert {(r.tree, r.axes, r.group) for _, _, r in records_of(graph, layout)} == {
+    assert {(r.tree, r.axes, r.group) for _, _, r in pending_reductions_of(graph, layout)} == {
         (BATCH_SPLITS, (MICRO,), ())
     }
-    validate_records(graph, layout)
+    validate_pending_reductions(graph, layout)
 
 
 @pytest.mark.parametrize(
@@ -90,9 +93,9 @@ def test_where_time_stands(a, microbatches, batch_splits, axes):
     """Devices stand outside of time where their part of a step is a node of the tree over batch splits."""
     graph = training()
     layout = laid_out(graph, a, 1, microbatches, batch_splits)
-    loss = next(r for op, name, r in records_of(graph, layout) if name == "loss")
+    loss = next(r for op, name, r in pending_reductions_of(graph, layout) if name == "loss")
     assert loss.axes == axes and loss.is_completed_per_microbatch == (axes[0] == MICRO)
-    validate_records(graph, layout)
+    validate_pending_reductions(graph, layout)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +123,7 @@ def test_widths_that_do_not_fit(case, words):
     """Refused with the widths, the k splits or the batch splits that would."""
     graph = training()
     with pytest.raises(LayoutError, match=words):
-        validate_records(graph, laid_out(graph, **case))
+        validate_pending_reductions(graph, laid_out(graph, **case))
 
 
 def test_advice_about_devices_and_microbatches_works():
@@ -157,7 +160,7 @@ def grouped(kv_heads, group, k_splits=8):
 
 
 @pytest.mark.parametrize(
-    ("kv_heads", "group", "k_splits", "b", "held"),
+    ("kv_heads", "group", "k_splits", "b", "leaf_ranges"),
     [
         (2, 4, 8, 4, (((0, 2), (2, 4)),) * 2),
         (3, 4, 12, 6, (((0, 2), (2, 4)),) * 3),
@@ -166,55 +169,59 @@ def grouped(kv_heads, group, k_splits=8):
         (4, 2, 8, 2, None),
     ],
 )
-def test_shared_kv_heads_are_sums_over_their_query_heads(kv_heads, group, k_splits, b, held):
+def test_shared_kv_heads_are_sums_over_their_query_heads(kv_heads, group, k_splits, b, leaf_ranges):
     """Holders of one KV head are a device group; where heads lie whole on devices, nothing is partial."""
     graph = grouped(kv_heads, group, k_splits)
     layout = laid_out(graph, 1, b)
-    found = [r for op, name, r in records_of(graph, layout) if op == "attention_backward"]
-    assert [r.held for r in found] == ([] if held is None else [held])
+    found = [r for op, name, r in pending_reductions_of(graph, layout) if op == "attention_backward"]
+    assert [r.leaf_ranges for r in found] == ([] if leaf_ranges is None else [leaf_ranges])
     assert all(r.tree == GROUPS and r.count == group and r.outputs == (1, 2) for r in found)
-    validate_records(graph, layout)
+    validate_pending_reductions(graph, layout)
     if found:
         with pytest.raises(LayoutError, match="got none of 'group' of 'attention_backward'"):
-            validate_records(graph, replace(layout, records=without(layout.records, found[0])))
+            validate_pending_reductions(
+                graph, replace(layout, pending_reductions=without(layout.pending_reductions, found[0]))
+            )
 
 
-def without(records, dropped):
-    """Records without one of them."""
-    return {key: tuple(r for r in found if r is not dropped) for key, found in records.items()}
+def without(pending_reductions, dropped):
+    """Pending reductions without one of them."""
+    return {key: tuple(r for r in found if r is not dropped) for key, found in pending_reductions.items()}
 
 
 GRAPH = training(k_splits=12)
 LAYOUT = laid_out(GRAPH, 3, 6, 2, 12)
-RECORDS = [r for _, _, r in records_of(GRAPH, LAYOUT)]
+RECORDS = [r for _, _, r in pending_reductions_of(GRAPH, LAYOUT)]
 
 
-def changed(record, held):
-    """The layout with another record in the place of one."""
-    other = replace(record, held=(tuple(held),))
+def changed(pending, leaf_ranges):
+    """The layout with another pending reduction in the place of one."""
+    other = replace(pending, leaf_ranges=(tuple(leaf_ranges),))
     return replace(
         LAYOUT,
-        records={k: tuple(other if r is record else r for r in v) for k, v in LAYOUT.records.items()},
+        pending_reductions={
+            k: tuple(other if r is pending else r for r in v) for k, v in LAYOUT.pending_reductions.items()
+        },
     )
 
 
 @given(st.sampled_from(RECORDS), st.data())
-def test_faults_in_any_record_are_found(record, data):
-    """A record dropped on all devices alike; a part dropped, doubled, swapped, moved by a batch split."""
-    validate_records(GRAPH, LAYOUT)
-    (held,) = record.held
-    i = data.draw(st.integers(0, len(held) - 1))
-    j = data.draw(st.integers(0, len(held) - 1).filter(lambda j: j != i))
-    swapped = list(held)
-    swapped[i], swapped[j] = held[j], held[i]
-    doubled = list(held)
-    doubled[i] = held[j]
-    begin, end = held[i]
-    moved = [*held[:i], (begin + 1, end + 1), *held[i + 1 :]]
-    faults = [changed(record, h) for h in (held[:i] + held[i + 1 :], swapped, doubled, moved)]
-    for layout in (*faults, replace(LAYOUT, records=without(LAYOUT.records, record))):
-        with pytest.raises(LayoutError, match=rf"\[ir.validate\] .*{record.partial}"):
-            validate_records(GRAPH, layout)
+def test_faults_in_any_record_are_found(pending, data):
+    """A pending reduction dropped on all devices alike; a part dropped, doubled, swapped, moved by a batch split."""
+    validate_pending_reductions(GRAPH, LAYOUT)
+    (leaf_ranges,) = pending.leaf_ranges
+    i = data.draw(st.integers(0, len(leaf_ranges) - 1))
+    j = data.draw(st.integers(0, len(leaf_ranges) - 1).filter(lambda j: j != i))
+    swapped = list(leaf_ranges)
+    swapped[i], swapped[j] = leaf_ranges[j], leaf_ranges[i]
+    doubled = list(leaf_ranges)
+    doubled[i] = leaf_ranges[j]
+    begin, end = leaf_ranges[i]
+    moved = [*leaf_ranges[:i], (begin + 1, end + 1), *leaf_ranges[i + 1 :]]
+    faults = [changed(pending, h) for h in (leaf_ranges[:i] + leaf_ranges[i + 1 :], swapped, doubled, moved)]
+    for layout in (*faults, replace(LAYOUT, pending_reductions=without(LAYOUT.pending_reductions, pending))):
+        with pytest.raises(LayoutError, match=rf"\[ir.validate\] .*{pending.partial}"):
+            validate_pending_reductions(GRAPH, layout)
 
 
 def test_a_sum_that_no_partial_covers():
@@ -228,7 +235,7 @@ def test_a_sum_that_no_partial_covers():
         LayoutError,
         match=r"dim 1 .'x', as in x, y. .* on axes b, over which 'cross_entropy' .* sum over k_splits",
     ):
-        validate_records(graph, laid_out(graph, 1, 2))
+        validate_pending_reductions(graph, laid_out(graph, 1, 2))
 
 
 def test_two_dims_of_one_sum():
@@ -239,6 +246,6 @@ def test_two_dims_of_one_sum():
     graph = g.freeze()
     strategy = DistributionStrategy(ParallelismMode.HYBRID, {"a": 2, "b": 2}, {X.name: ("a", "b")})
     layout = propagate_layouts(graph, DeviceMesh({"a": 2, "b": 2}), strategy, cut_batch(graph))
-    ((_, _, record),) = records_of(graph, layout)
-    assert record.axes == ("a", "b") and record.held == (((0, 2), (2, 4), (4, 6), (6, 8)),)
-    validate_records(graph, layout)
+    ((_, _, pending),) = pending_reductions_of(graph, layout)
+    assert pending.axes == ("a", "b") and pending.leaf_ranges == (((0, 2), (2, 4), (4, 6), (6, 8)),)
+    validate_pending_reductions(graph, layout)

@@ -1,8 +1,8 @@
-"""From laid-out ops to records: what is partial, who holds which parts of its tree, where it must arrive.
+"""From laid-out ops to pending reductions: what is partial, who holds which parts of its tree, where it must arrive.
 
-A record is made of every value that an op declares as partial and whose factor is shared, in space
+A pending reduction is made of every value that an op declares as partial and whose factor is shared, in space
 or in time. Widths whose parts would be no nodes are refused with the k splits or batch splits that
-fit; `ir.validate.validate_records` folds what records say, wherever they come from.
+fit; `ir.validate.validate_pending_reductions` folds what pending reductions say, wherever they come from.
 """
 
 from __future__ import annotations
@@ -16,59 +16,60 @@ from tilewise.core.tree import MAX_COUNT, allowed_widths, share_of, widths_in_wo
 from tilewise.ir.batch import BatchCut, suggest_batch_splits
 from tilewise.ir.contractions import Contraction, SeenLayouts, find_contractions, group_of, is_covered_by
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.layout import BATCH_SPLITS, GROUPS, Record, show_axes
-from tilewise.ir.op import Factors, Partial
+from tilewise.ir.layout import BATCH_SPLITS, GROUPS, PendingReduction, show_axes
+from tilewise.ir.op import Factors, PartialValue
 
-__all__ = ["make_records"]
+__all__ = ["make_pending_reductions"]
 
 
-def make_records(
+def make_pending_reductions(
     graph: Graph,
     op: OpNode,
     factors: Factors,
     mesh: DeviceMesh,
     layouts: SeenLayouts,
     batch: BatchCut,
-) -> dict[tuple[int, str], tuple[Record, ...]]:
-    """The records of one op.
+) -> dict[tuple[int, str], tuple[PendingReduction, ...]]:
+    """The pending reductions of one op.
 
     Raises:
         LayoutError: two dims of one sum are shared, or its parts would be no nodes: names the C or G that fits.
     """
-    found: dict[tuple[int, str], list[Record]] = {}
+    found: dict[tuple[int, str], list[PendingReduction]] = {}
     for contraction in find_contractions(graph, op, factors, layouts):
-        for partial in factors.partials:
+        for partial in factors.partial_values:
             if not any(is_covered_by(contraction, output, partial) for output in contraction.outputs):
                 continue
-            record = _record(graph, op, partial, contraction, mesh, layouts, batch)
+            pending = _pending(graph, op, partial, contraction, mesh, layouts, batch)
             mine = found.setdefault((op.id, partial.name), [])
-            if record is None or any(_covers(r, record) for r in mine):
+            if pending is None or any(_covers(r, pending) for r in mine):
                 continue
-            mine[:] = [r for r in mine if not _covers(record, r)]
+            mine[:] = [r for r in mine if not _covers(pending, r)]
             if mine and partial.combine == "sum":
                 raise LayoutError(
-                    f"[strategy.records] a sum is shared along one of its dims; got {partial.name!r} of {op.label!r} "
-                    f"({op.op}) on {show_axes(mine[0].axes)} and {show_axes(record.axes)}; take one of the labels off"
+                    f"[strategy.pending_reductions] a sum is shared along one of its dims; got {partial.name!r} of "
+                    f"{op.label!r} ({op.op}) on {show_axes(mine[0].axes)} and {show_axes(pending.axes)}; take one of "
+                    "the labels off"
                 )
-            mine.append(record)
-    return {key: tuple(records) for key, records in found.items() if records}
+            mine.append(pending)
+    return {key: tuple(pending_reductions) for key, pending_reductions in found.items() if pending_reductions}
 
 
-def _covers(one: Record, other: Record) -> bool:
-    """Whether what one record completes is complete for another: of the same device group, or of
+def _covers(one: PendingReduction, other: PendingReduction) -> bool:
+    """Whether what one pending reduction completes is complete for another: of the same device group, or of
     values that have no tree."""
     return one.axes == other.axes or (one.combine == "or" and {*other.axes} <= {*one.axes})
 
 
-def _record(
+def _pending(
     graph: Graph,
     op: OpNode,
-    partial: Partial,
+    partial: PartialValue,
     contraction: Contraction,
     mesh: DeviceMesh,
     layouts: SeenLayouts,
     batch: BatchCut,
-) -> Record | None:
+) -> PendingReduction | None:
     axes, groups, heads, count = contraction.axes, 1, 1, graph.k_splits
     parts = mesh.size(*axes) * (batch.microbatches if MICRO in axes else 1)
     if partial.tree == BATCH_SPLITS:
@@ -82,21 +83,22 @@ def _record(
     if width not in allowed_widths(count) or parts % groups:
         if partial.tree == GROUPS:
             raise LayoutError(
-                "[strategy.records] devices hold whole groups of query heads (one per KV head), or share one in parts "
-                f"that are nodes of its tree; got {parts} devices on {show_axes(axes)} for {heads} groups of {count} "
-                f"in {op.label!r} ({op.op}); {_groups_in_words(heads, count, graph.k_splits)}"
+                "[strategy.pending_reductions] devices hold whole groups of query heads (one per KV head), or share "
+                f"one in parts that are nodes of its tree; got {parts} devices on {show_axes(axes)} for {heads} "
+                f"groups of {count} in {op.label!r} ({op.op}); {_groups_in_words(heads, count, graph.k_splits)}"
             )
         is_batch = partial.tree == BATCH_SPLITS
         raise LayoutError(
-            f"[strategy.records] parts of a sum are nodes of its tree; got {width} parts of {partial.name!r} of "
-            f"{op.label!r} ({op.op}) on {show_axes(axes)}, for {count} {partial.tree.replace('_', ' ')}; "
+            f"[strategy.pending_reductions] parts of a sum are nodes of its tree; got {width} parts of "
+            f"{partial.name!r} of {op.label!r} ({op.op}) on {show_axes(axes)}, for {count} "
+            f"{partial.tree.replace('_', ' ')}; "
             f"{suggest_batch_splits(batch, width) if is_batch else widths_in_words(width, count, 'graph.k_splits')}"
         )
     if parts == groups:
         return None  # every KV head lies on one device with all its query heads
-    held = tuple(share_of(count, width, i) for i in range(width))
+    leaf_ranges = tuple(share_of(count, width, i) for i in range(width))
     arrives = tuple(layouts.outputs[o] for o in partial.outputs)
-    return Record(
+    return PendingReduction(
         op.id,
         partial.name,
         partial.combine,
@@ -104,7 +106,7 @@ def _record(
         partial.tree,
         count,
         axes,
-        (held,) * groups,
+        (leaf_ranges,) * groups,
         arrives,
     )
 

@@ -1,0 +1,134 @@
+"""The rules of partial values: each has a pending reduction, and the parts of each pending
+    reduction make up its tree.
+
+A contraction over a dim that several devices or microbatches share gives each of them a part only.
+Which parts an op completes stands in its factors; everything else is refused here, whatever op,
+label or axis are called. The intervals
+of a pending reduction are folded up to the root: what is missing, held twice, out of order or no
+node of the tree is found, on all devices alike or on one.
+"""
+
+from __future__ import annotations
+
+from tilewise.core.errors import LayoutError
+from tilewise.core.tree import fold_intervals
+from tilewise.ir.contractions import (
+    Contraction,
+    SeenLayouts,
+    factors_of,
+    find_contractions,
+    group_of,
+    is_covered_by,
+)
+from tilewise.ir.graph import Graph, OpNode
+from tilewise.ir.layout import GROUPS, K_SPLITS, GraphLayout, PendingReduction, in_space, show_axes
+from tilewise.ir.op import Factors
+
+__all__ = ["validate_pending_reductions"]
+
+
+def validate_pending_reductions(graph: Graph, layout: GraphLayout) -> None:
+    """Every shared contraction has its pending reductions, in layers too, and every pending
+    reduction folds to the root of its tree.
+
+        Raises:
+            LayoutError: names the op, the dim and the axes, or the interval that breaks the tree.
+    """
+    seen: set[int] = set()
+    _validate(graph, layout, seen)
+
+
+def _validate(graph: Graph, layout: GraphLayout, seen: set[int]) -> None:
+    if id(layout) in seen:
+        return
+    seen.add(id(layout))
+    is_shared = any(axes for use in {*layout.use} for axes in use)
+    for op in graph.ops:
+        if op.op == "call":
+            inner = layout.calls[op.id]
+            if id(inner) not in seen:
+                _validate(graph.templates[op.attrs["template"]].graph, inner, seen)
+            continue
+        if not is_shared:
+            continue  # nothing to be completed
+        factors = factors_of(graph, op)
+        for contraction in find_contractions(graph, op, factors, SeenLayouts.of(op, layout.use)):
+            _require_pending(graph, op, factors, contraction, layout)
+    for pending_reductions in layout.pending_reductions.values():
+        for pending in pending_reductions:
+            _require_same_rows(graph, pending)
+            _fold(graph, layout, pending)
+
+
+def _require_pending(
+    graph: Graph, op: OpNode, factors: Factors, contraction: Contraction, layout: GraphLayout
+) -> None:
+    for output in contraction.outputs:
+        covering = [p for p in factors.partial_values if is_covered_by(contraction, output, p)]
+        if not covering:
+            raise LayoutError(_refusal(graph, op, contraction))
+        for partial in covering:
+            pending_reductions = layout.pending_reductions.get((op.id, partial.name), ())
+            is_whole = contraction.tree == GROUPS and group_of(graph, op, contraction)[0] >= layout.mesh.size(
+                *contraction.axes
+            )
+            if not is_whole and not any(_is_pending_of(r, contraction) for r in pending_reductions):
+                raise LayoutError(
+                    "[ir.validate] a value of which devices or microbatches hold parts has a pending reduction; got "
+                    f"none of {partial.name!r} of {op.label!r} ({op.op}) on {show_axes(contraction.axes)}; please "
+                    "report the layout"
+                )
+
+
+def _require_same_rows(graph: Graph, pending: PendingReduction) -> None:
+    """Parts of a sum over k splits, or what devices tell each other, are of the same rows on all of them. A sum may
+    arrive in shards of its last dim."""
+    for layout in pending.arrives if pending.tree == K_SPLITS else ():
+        dims = layout[:-1] if pending.combine == "sum" else layout
+        twice = [axis for axes in dims for axis in axes if axis in pending.group]
+        if twice:
+            op = graph.ops[pending.op]
+            raise LayoutError(
+                f"[ir.validate] devices that complete a value have the same rows of it; got axis {twice[0]!r}, which "
+                f"cuts the result of {op.label!r} ({op.op}) as well as what its {pending.partial!r} runs over; map "
+                "their labels to different axes, or drop the hint"
+            )
+
+
+def _is_pending_of(pending: PendingReduction, contraction: Contraction) -> bool:
+    """What has no tree may be told to more devices than hold parts of it."""
+    same = pending.axes == contraction.axes
+    return same or (pending.combine == "or" and {*contraction.axes} <= {*pending.axes})
+
+
+def _fold(graph: Graph, layout: GraphLayout, pending: PendingReduction) -> None:
+    op = graph.ops[pending.op]
+    where = f"{pending.partial!r} of {op.label!r} ({op.op}) on {show_axes(pending.axes)}"
+    parts = {len(leaf_ranges) for leaf_ranges in pending.leaf_ranges}
+    devices = layout.mesh.size(*pending.axes)
+    if len(parts) != 1 or (sum(len(leaf_ranges) for leaf_ranges in pending.leaf_ranges) % devices):
+        raise LayoutError(
+            f"[ir.validate] every member of a device group holds a part; got {pending.leaf_ranges} for {devices} "
+            f"devices in {where}; please report the layout"
+        )
+    for leaf_ranges in pending.leaf_ranges:
+        problem = fold_intervals(leaf_ranges, pending.count)
+        if problem:
+            raise LayoutError(
+                f"[ir.validate] parts of a value make up the tree over its {pending.count} {pending.tree}; got "
+                f"{problem}, of {len(leaf_ranges)} parts, in {where}; please report the layout"
+            )
+
+
+def _refusal(graph: Graph, op: OpNode, contraction: Contraction) -> str:
+    spec, label = graph.spec(contraction.tensor), contraction.label
+    name = spec.name or f"result {contraction.tensor}"
+    kinds = ("input", "parameter", "constant")
+    outside = [t.spec.name for t in graph.tensors if t.kind in kinds and label in t.spec.labels][:4]
+    who = f"axes {show_axes(in_space(contraction.axes))}" if in_space(contraction.axes) else "microbatches"
+    return (
+        "[ir.validate] a sum over a dim that devices or microbatches share must be completed among them; got dim "
+        f"{contraction.dim} ({label.name if label else 'unlabelled'!r}, as in {', '.join(outside) or 'no input'}) of "
+        f"{name} {spec} on {who}, over which {op.op!r} of {op.label!r} completes no sum over {contraction.tree}; take "
+        "the label off that dim, or map it to no axis"
+    )
