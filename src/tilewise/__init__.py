@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tilewise.session import ComputeGraph, GraphInstance, Plan, StepResult
     from tilewise.strategy import DistributionStrategy, ParallelismMode, StateSharding
 
-_HOMES = {
+_MODULES = {
     "BATCH": "tilewise.core.dims",
     "ComputeGraph": "tilewise.session",
     "DeviceMesh": "tilewise.core.mesh",
@@ -114,8 +114,8 @@ def _native_folder(name: str) -> str:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     if name in ("models", "optim"):
         return import_module(f"tilewise.{name}")
     if name == "__version__":

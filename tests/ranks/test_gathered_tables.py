@@ -218,7 +218,7 @@ def test_rows_that_no_one_copies_are_seen(what):
 
 
 def test_rows_of_another_home_are_noticed():
-    """A device that adds tokens to its home as if it began elsewhere is found."""
+    """A device that adds tokens to its storage shard as if it began elsewhere is found."""
 
     def begin_elsewhere(instruction):
         split_rows, carries, _, padded = instruction.ints

@@ -102,7 +102,7 @@ def test_a_program_of_another_graph_is_refused(what, tmp_path):
 def test_what_cannot_be_planned_is_refused():
     """A layout that no strategy gives, a graph with half of its ops, no plan at all."""
     plan = make("training_dp2tp2")
-    other = replace(plan.layout, use=plan.layout.use[::-1], home=plan.layout.home[::-1])
+    other = replace(plan.layout, compute=plan.layout.compute[::-1], storage=plan.layout.storage[::-1])
     for wrong in (
         replace(plan, layout=other),
         replace(plan, graph=replace(plan.graph, ops=plan.graph.ops[::2])),

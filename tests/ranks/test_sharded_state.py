@@ -159,7 +159,7 @@ def test_the_whole_product_is_equal():
 
 
 def shift(instruction):
-    """What is copied from a home is another tile of it."""
+    """What is copied from a storage shard is another tile of it."""
     operands = list(instruction.operands)
     source = next(i for i, o in enumerate(operands) if o.group >= 0)
     operands[source] = operands[source]._replace(member=0)
@@ -183,9 +183,9 @@ def test_a_fault_in_what_comes_home_is_seen(label, fault, microbatches):
 
 
 def test_a_fault_in_what_is_gathered_is_seen():
-    """With one device's home in another's place the comparison fails."""
+    """With one device's storage shard in another's place the comparison fails."""
     case = ((1, 2, 1), 1, "microbatch", True, 1, 1, "f32", False, "none", "none")
-    assert not compare(case, change_every("unshard:lm_head.weight/all_gather", shift))[0]
+    assert not compare(case, change_every("all_gather_parameters:lm_head.weight/all_gather", shift))[0]
 
 
 # ---- what moves, and what is kept ------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def moved(
     found: Counter = Counter()
     for label, per_device in counted.items():
         kind, _, half = label.partition("/")
-        name = re.sub(r"^(unshard|linear_dw|embedding_dw):", "", kind)
+        name = re.sub(r"^(all_gather_parameters|linear_dw|embedding_dw):", "", kind)
         for device, elements in enumerate(per_device):
             found[name, "gather" if half == "all_gather" else "reduce", device] += elements
     return found, plan
@@ -221,14 +221,15 @@ def moved(
     [(2, True, 1), (2, False, 1), (3, True, 1), (2, True, 2), (4, True, 2), (8, True, 1)],
 )
 def test_transfers_are_those_of_theory(degree, reshard, microbatches, vocab):
-    """Per microbatch and device, a layer's weights are gathered twice (once without resharding) and their gradients
-    come home once: three transfers of what is not its own; of embedding and head two. Where the step is one microbatch
-    of fewer tokens than the embedding has rows, these and their ids cross instead of its gradient."""
+    """Per microbatch and device, a layer's weights are gathered twice (once without resharding) and
+    their gradients come in the storage shards once: three transfers of what is not its own; of
+    embedding and head two. Where the step is one microbatch of fewer tokens than the embedding has
+    rows, these and their ids cross instead of its gradient."""
     strategy = DistributionStrategy.fsdp(degree, reshard_after_forward=reshard)
     counted, plan = moved(strategy, microbatches, num_key_value_heads=8, vocab_size=vocab)
     tokens = (12 if degree == 3 else 8) * SEQ
     layers = plan.graph.of_kind("parameter")
-    cut = [t for t in layers if plan.layout.use[t.id][0]]
+    cut = [t for t in layers if plan.layout.compute[t.id][0]]
     assert len(cut) >= 2 * 5
     expected: Counter = Counter()
     for weight in cut:
@@ -237,7 +238,7 @@ def test_transfers_are_those_of_theory(degree, reshard, microbatches, vocab):
         gathers = 2 if is_layer and reshard else 1
         size = prod(weight.shape)
         for device in range(degree):
-            begin, end = plan.shapes.on(device).range(weight.spec, plan.layout.use[weight.id], 0)
+            begin, end = plan.shapes.on(device).range(weight.spec, plan.layout.compute[weight.id], 0)
             own = (end - begin) * weight.shape[1]
             expected[name, "gather", device] += gathers * microbatches * (size - own)
             expected[name, "reduce", device] += microbatches * (degree - 1) * own
@@ -252,8 +253,8 @@ def test_transfers_are_those_of_theory(degree, reshard, microbatches, vocab):
 
 
 def test_hybrid_sharding_moves_less_than_replicas_alone():
-    """Groups reduce to homes and complete these among themselves: a device reads (n - 1) shares of a home's share, and
-    the other shares of its home."""
+    """Groups reduce to storage shards and complete these among themselves: a device reads (n - 1)
+    shares of a storage shard's share, and the other shares of its storage shard."""
     counted, plan = moved(DistributionStrategy.fsdp(4, 2))
     weight = next(t for t in plan.graph.of_kind("parameter") if t.spec.name == "lm_head.weight")
     size = prod(weight.shape)
@@ -279,7 +280,7 @@ def test_what_is_kept_is_a_share_of_each():
         for buffer in plans[2].buffers:
             if buffer.category == name:
                 tensor = buffer.key[1]
-                is_cut = plans[2].layout.use[tensor][0] == ("fsdp",)
+                is_cut = plans[2].layout.compute[tensor][0] == ("fsdp",)
                 size = prod(plans[2].graph.spec(tensor).shape) * plans[2].graph.spec(tensor).dtype.itemsize
                 whole, halved = whole + size * (not is_cut), halved + size * is_cut
         vectors = [t for t in plans[2].graph.of_kind("parameter") if t.spec.storage == "vector"]
@@ -292,7 +293,8 @@ def test_what_is_kept_is_a_share_of_each():
 
 @pytest.mark.parametrize(("reduce", "parts"), [("microbatch", 2), ("step", 1)])
 def test_sums_of_microbatches_take_a_level_of_carries_for_every_doubling(reduce, parts):
-    """In fp32: of a share where parts come home in every microbatch, of all where they come home once."""
+    """In fp32: of a share where parts come in the storage shards in every microbatch, of all where
+    they come in the storage shards once."""
     graph = graph_of(model_of(num_hidden_layers=1, vocab_size=64), 16)
     graph.set_distribution(DistributionStrategy.fsdp(2, reduce=reduce))
     sizes = []
@@ -302,7 +304,7 @@ def test_sums_of_microbatches_take_a_level_of_carries_for_every_doubling(reduce,
     weights = sum(
         prod(t.shape) * 4
         for t in plan.graph.of_kind("parameter")
-        if plan.layout.use[t.id][:1] == (("fsdp",),)
+        if plan.layout.compute[t.id][:1] == (("fsdp",),)
     )
     assert [round(size / sizes[1], 2) for size in sizes] == [0, 1, 2, 3]
     assert 0 <= sizes[1] - weights // parts < 0.1 * weights
@@ -350,7 +352,9 @@ def test_units_are_gathered_together(options, calls):
     strategy = DistributionStrategy.fsdp(2, **options)
     graph.set_distribution(strategy)
     plan = graph.plan(batch_splits=4)
-    found = [op for op in plan.graph.ops if op.phase == "forward" and op.label.startswith("unshard:")]
+    found = [
+        op for op in plan.graph.ops if op.phase == "forward" and op.label.startswith("all_gather_parameters:")
+    ]
     assert len(found) == calls
     steps = batches(model, 2, 4, SEQ)
     report = verify_strategy(
@@ -375,13 +379,13 @@ def test_explanations_say_what_lives_where():
 
 @pytest.mark.parametrize(("degree", "vocab"), [(2, 512), (2, 199), (3, 448)])
 def test_explained_reads_are_exact_or_said_to_be_about(degree, vocab):
-    """Where homes differ in size, no one number is every device's."""
+    """Where storage shards differ in size, no one number is every device's."""
     batch = 12 if degree == 3 else 4
     graph = graph_of(model_of(vocab_size=vocab, num_key_value_heads=8), batch)
     graph.set_distribution(DistributionStrategy.fsdp(degree))
     plan = graph.plan(batch_splits=batch, workers_per_device=1)
     said = re.findall(r"reads (about )?([0-9,]+) of them", plan.explain())
-    moved = [of for label, of in plan.traffic().items() if label.startswith("unshard")]
+    moved = [of for label, of in plan.traffic().items() if label.startswith("all_gather_parameters")]
     read = {sum(per_device) for per_device in zip(*moved)}
     total = sum(int(number.replace(",", "")) for _, number in said)
     assert bool(said[0][0]) == (read != {total})
@@ -418,9 +422,9 @@ def test_homes_on_other_axes_than_the_mesh_has_are_refused(axes, tmp_path):
     graph = graph_of(model_of(num_hidden_layers=1), 4)
     graph.set_distribution(DistributionStrategy.fsdp(2))
     plan = graph.plan(batch_splits=4, workers_per_device=1)
-    layout, settings = replace(plan.layout, home_axes=axes), replace(plan.settings, home_axes=axes)
+    layout, settings = replace(plan.layout, storage_axes=axes), replace(plan.settings, storage_axes=axes)
     replace(plan, layout=layout, settings=settings).save(tmp_path / "step.plan")
-    with pytest.raises(PlanError, match=r"'llama' has homes along"):
+    with pytest.raises(PlanError, match=r"'llama' has storage shards along"):
         tw.Plan.load(tmp_path / "step.plan")
 
 
@@ -487,11 +491,13 @@ def test_axes_may_come_as_a_list():
 
 
 def test_a_hint_that_cuts_a_weight_twice_is_refused():
-    """An axis that cuts homes cannot cut the same weight where it is used."""
+    """An axis that cuts storage shards cannot cut the same weight where it is used."""
     graph = graph_of(model_of(), 4)
     layouts = {"embed_tokens.weight": ("fsdp", None)}
     graph.set_distribution(replace(DistributionStrategy.fsdp(2), layouts=layouts))
-    with pytest.raises(LayoutError, match=r"got 'embed_tokens.weight' as .fsdp, -. with 'fsdp' for homes"):
+    with pytest.raises(
+        LayoutError, match=r"got 'embed_tokens.weight' as .fsdp, -. with 'fsdp' for storage shards"
+    ):
         graph.plan(batch_splits=4)
 
 
@@ -576,7 +582,7 @@ def test_more_than_sixteen_devices(axes):
 
 @pytest.mark.parametrize("vocabulary", [257, 320])
 def test_shares_of_unequal_size_are_cut_over_as_many_homes(vocabulary):
-    """Of 320 rows in pieces of 64 one of three devices has two panels, which go to two of its three homes."""
+    """Of 320 rows in pieces of 64 one of three devices has two panels, which go to two of its three storage shards."""
     model = config(
         num_hidden_layers=1,
         vocab_size=vocabulary,

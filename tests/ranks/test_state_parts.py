@@ -40,11 +40,11 @@ def plan_of(strategy, dtype, model=MODEL):
     return graph, graph.plan(workers_per_device=1, checkpoints=True)
 
 
-def wrong_homes(plan, homes):
+def wrong_parts(plan, shards):
     """What is wrong with who writes what: names of tensors that are not written once by devices that hold them."""
     found = []
-    for tensor, parts in homes.items():
-        spec, layout = plan.graph.spec(tensor), plan.layout.use[tensor]
+    for tensor, parts in shards.items():
+        spec, layout = plan.graph.spec(tensor), plan.layout.compute[tensor]
         boxes = [Box(part.begin, part.sizes) for part in parts]
         held = [
             [plan.shapes.on(part.device).range(spec, layout, dim) for dim in range(len(spec.shape))]
@@ -61,19 +61,19 @@ def wrong_homes(plan, homes):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_part_is_written_once_by_a_device_that_holds_it(strategy, dtype):
     """Masters or fp32 weights, and both moments; devices write about as much as each other, but for a panel of what is
-    cut at home; all together once."""
+    cut as stored; all together once."""
     _, plan = plan_of(strategy, dtype)
-    names = {plan.graph.spec(tensor).name for tensor in plan.homes}
+    names = {plan.graph.spec(tensor).name for tensor in plan.stored_parts}
     parameters = [t.spec.name for t in plan.graph.of_kind("parameter")]
     first = "" if dtype == "f32" else "optimizer.master."
     kinds = (first, "optimizer.exp_avg.", "optimizer.exp_avg_sq.")
     assert names == {kind + name for name in parameters for kind in kinds}
-    assert wrong_homes(plan, plan.homes) == []
+    assert wrong_parts(plan, plan.stored_parts) == []
     each = plan.checkpoint_bytes
     elements = sum(prod(t.shape) for t in plan.graph.of_kind("parameter"))
     assert sum(each) == 3 * 4 * elements
-    shared = [part.num_bytes for parts in plan.homes.values() for part in parts]
-    cut = [plan.graph.spec(t) for t in plan.homes if plan.layout.use[t][0][-1:] == ("fsdp",)]
+    shared = [part.num_bytes for parts in plan.stored_parts.values() for part in parts]
+    cut = [plan.graph.spec(t) for t in plan.stored_parts if plan.layout.compute[t][0][-1:] == ("fsdp",)]
     panels = sum(PANEL_ROWS * spec.shape[1] * 4 for spec in cut)
     assert max(each) - min(each) <= max(shared) + panels
     assert cut or max(each) < 1.15 * sum(each) / len(each)
@@ -82,8 +82,8 @@ def test_every_part_is_written_once_by_a_device_that_holds_it(strategy, dtype):
 def test_a_part_of_another_device_shows():
     """The twin: one part given to a device that does not hold it, one part twice, one left out."""
     _, plan = plan_of("fsdp", "f32")
-    tensor = next(t for t, parts in plan.homes.items() if len(parts) == 4)
-    one, other, *rest = plan.homes[tensor]
+    tensor = next(t for t, parts in plan.stored_parts.items() if len(parts) == 4)
+    one, other, *rest = plan.stored_parts[tensor]
     name = plan.graph.spec(tensor).name
     for parts in (
         (type(one)(other.device, one.begin, one.sizes, one.num_bytes), other, *rest),
@@ -91,7 +91,7 @@ def test_a_part_of_another_device_shows():
         (other, *rest),
         (type(one)(one.device, one.begin, one.sizes, 2 * one.num_bytes), other, *rest),
     ):
-        assert wrong_homes(plan, {**plan.homes, tensor: parts}) == [name]
+        assert wrong_parts(plan, {**plan.stored_parts, tensor: parts}) == [name]
 
 
 def arenas(model):
@@ -106,7 +106,8 @@ def arenas(model):
 @pytest.mark.parametrize("strategy", ["one device", "zero 1", "all"])
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("f32", marks=pytest.mark.slow)])
 def test_copies_are_of_homes(strategy, dtype):
-    """Each device's bytes are those of the plan, no larger than a home, and no memory of the devices is in them."""
+    """Each device's bytes are those of the plan, no larger than a storage shard, and no memory of
+    the devices is in them."""
     graph, plan = plan_of(strategy, dtype)
     with graph.instantiate(plan) as model:
         model.initialize(3)
@@ -187,8 +188,9 @@ def peak_bytes(work):
 
 
 def test_saving_gathers_on_no_device(tmp_path):
-    """Of a model in homes over eight devices one tensor at a time is brought together, beside the devices: what is
-    saved takes no more than that, and no byte of any arena has changed. The twin holds all tensors and takes more."""
+    """Of a model in storage shards over eight devices one tensor at a time is brought together,
+    beside the devices: what is saved takes no more than that, and no byte of any arena has changed.
+    The twin holds all tensors and takes more."""
     graph, plan = plan_of(
         "all", "f32", config(num_hidden_layers=5, hidden_size=192, tie_word_embeddings=False)
     )
@@ -205,7 +207,9 @@ def test_saving_gathers_on_no_device(tmp_path):
         assert gathered > 2 * room
         state, parts = peak_bytes(model.copy_state)
         copies = sum(plan.checkpoint_bytes)
-        room += 3000 * sum(map(len, plan.homes.values()))  # Python's own, of each part: also in the manifest
+        room += 3000 * sum(
+            map(len, plan.stored_parts.values())
+        )  # Python's own, of each part: also in the manifest
         assert copies < state < copies + room < 1.5 * copies
         saved, _ = peak_bytes(lambda: save_checkpoint(tmp_path, TrainingState(0, parts, mesh={"dp": 8}), {}))
         assert saved < room

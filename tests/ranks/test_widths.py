@@ -35,7 +35,7 @@ def training(k_splits, batch, **sizes):
         ({"dp": 5}, 10, 10, 1),
         ({}, 12, 12, 3),
         ({}, 10, 5, 5),
-        ({"dp": 2}, 12, 12, 3),  # devices share every microbatch: sums go home in each
+        ({"dp": 2}, 12, 12, 3),  # devices share every microbatch: sums go in the storage shards in each
         ({"dp": 2}, 10, 10, 5),
         ({"dp": 4}, 24, 12, 3),
         ({"dp": 2, "tp": 2}, 6, 6, 3),

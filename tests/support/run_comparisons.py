@@ -60,7 +60,7 @@ def sharded(mesh, microbatches=1, fault="", **changes):
 
 
 def given_fault(name):
-    """A fault in what comes home, as `change_first` takes it."""
+    """A fault in what comes in the storage shards, as `change_first` takes it."""
     import small_llama
 
     return "linear_dw:mlp.up_proj.weight/reduce_scatter", getattr(small_llama, name)
@@ -161,7 +161,7 @@ def fetches(axes, dtype, **changes):
     require_bytes(graph, plan, small_llama.batches(model, 1)[0])
 
 
-def fetches_homes(dtype, **changes):
+def fetches_shards(dtype, **changes):
     """The same of state that is cut over two devices."""
     import small_llama
     import test_sharded_state
@@ -257,8 +257,8 @@ COMPARISONS = {
     "bytes dp f32 2": partial(fetches, {"dp": 2}, "f32"),
     "bytes tp bf16 2": partial(fetches, {"tp": 2}, "bf16"),
     "bytes of odd sizes 2": partial(fetches, {"tp": 2}, "f32", vocab_size=330, intermediate_size=100),
-    "bytes fsdp bf16 2": partial(fetches_homes, "bf16"),
-    "bytes fsdp of odd sizes 2": partial(fetches_homes, "f32", vocab_size=450, intermediate_size=200),
+    "bytes fsdp bf16 2": partial(fetches_shards, "bf16"),
+    "bytes fsdp of odd sizes 2": partial(fetches_shards, "f32", vocab_size=450, intermediate_size=200),
     "bytes of a part that is not fetched 2": misses_bytes,
     "bytes dp tp bf16 4": partial(fetches, {"dp": 2, "tp": 2}, "bf16"),
     "bytes tp f32 4": partial(fetches, {"tp": 4}, "f32"),

@@ -112,28 +112,29 @@ class GraphLayout:
     """Layouts of one graph or template on a mesh.
 
     Attributes:
-        home: layout per tensor id between calls: where parameters, gradients and optimizer states
+        storage: layout per tensor id between calls: where parameters, gradients and optimizer states
             live, where they are updated, what checkpoints see.
-        use: layout per tensor id as ops read and write it. No tensor is partial: an op that contracts a sharded dim
-            finishes the reduction itself, so partial values never meet another op (docs/numerics.md, rule 3).
+        compute: layout per tensor id as ops read and write it. No tensor is partial: an op that
+            contracts a sharded dim finishes the reduction itself, so partial values never meet
+            another op (docs/numerics.md, rule 3).
         calls: layouts of the templates called, by the call's op id.
         pending_reductions: what becomes of partial values, by op id and the partial value's name.
             Several pending reductions of one name are of several device groups, completed one after
             the other.
         reshards: what producers and readers do not agree on; none once they are ops.
-        home_axes: axes that cut weights, gradients and states at home, the last ones of dim 0, in whole panels. What
-            reads a weight there reads what an op `unshard` has gathered.
+        storage_axes: axes that cut weights, gradients and states as stored, the last ones of dim 0,
+            in whole panels. What reads a weight there reads what an op `all_gather_parameters` has gathered.
         files: tensors that lie in the devices' files. What reads one reads what an op `fetch` has brought; an update
             works on a block after the other.
     """
 
     mesh: DeviceMesh
-    home: tuple[TensorLayout, ...]
-    use: tuple[TensorLayout, ...]
+    storage: tuple[TensorLayout, ...]
+    compute: tuple[TensorLayout, ...]
     calls: Mapping[int, GraphLayout] = field(default_factory=dict)
     pending_reductions: Mapping[tuple[int, str], tuple[PendingReduction, ...]] = field(default_factory=dict)
     reshards: tuple[Reshard, ...] = ()
-    home_axes: Axes = ()
+    storage_axes: Axes = ()
     files: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

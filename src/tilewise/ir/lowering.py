@@ -307,8 +307,9 @@ class Lowering(Protocol):
     def slice(self, op: OpNode, source: int, target: int) -> None:
         """Keep this device's part of `source`, along the axes that `target` has more."""
 
-    def unshard(self, op: OpNode, source: int, target: int) -> None:
-        """Bring the parts of a weight together on every device, from the homes along the axes that `target` lacks."""
+    def all_gather_parameters(self, op: OpNode, source: int, target: int) -> None:
+        """Bring the parts of a weight together on every device, from the storage shards along the
+        axes that `target` lacks."""
 
     def gather(self, op: OpNode, source: int, target: int) -> None:
         """Bring the column shards of `source` together in `target` on the first device of the axes that shard it."""

@@ -21,7 +21,7 @@ from tilewise.ir.layout import (
     show_layout,
 )
 
-__all__ = ["brings_weights", "explain_homes", "explain_reshards"]
+__all__ = ["brings_weights", "explain_reshards", "explain_storage"]
 
 _CHANGES = ("all_gather", "slice")
 
@@ -54,7 +54,7 @@ def _collect(graph: Graph, layout: GraphLayout, microbatches: int, found: dict[s
 
 def _change(graph: Graph, layout: GraphLayout, microbatches: int, op: OpNode) -> tuple[str, int]:
     (result,), spec = op.outputs, graph.spec(op.outputs[0])
-    before, after = layout.use[op.given[0]], layout.use[result]
+    before, after = layout.compute[op.given[0]], layout.compute[result]
     size = prod(upper_bound(s) for s in spec.shape)
     parts = [size // _parts(layout, shares, microbatches) for shares in (before, after)]
     text = f"{op.label} {spec} from {show_layout(before)} to {show_layout(after)}"
@@ -71,28 +71,32 @@ def _sum_in_shards(
     return text, shard * (layout.mesh.size(*pending.group) - 1)
 
 
-def explain_homes(graph: Graph, layout: GraphLayout) -> list[str]:
+def explain_storage(graph: Graph, layout: GraphLayout) -> list[str]:
     """Where state lives that is cut over devices, and what a device gathers of it per microbatch; no line where every
     device has all of it."""
-    if not layout.home_axes:
+    if not layout.storage_axes:
         return []
-    cut = {*layout.home_axes}
-    size = layout.mesh.size(*layout.home_axes)
+    cut = {*layout.storage_axes}
+    size = layout.mesh.size(*layout.storage_axes)
     weights = graph.of_kind("parameter")
-    at_home = [t for t in weights if cut & {*layout.use[t.id][0]}]
-    vectors = len(weights) - len(at_home)
+    in_shards = [t for t in weights if cut & {*layout.compute[t.id][0]}]
+    vectors = len(weights) - len(in_shards)
     lines = [
-        f"{len(at_home)} weights, their gradients and optimizer states lie in {size} parts each, along "
-        f"{show_axes(layout.home_axes)}; {vectors} vectors are not cut so"
+        f"{len(in_shards)} weights, their gradients and optimizer states lie in {size} parts each, along "
+        f"{show_axes(layout.storage_axes)}; {vectors} vectors are not cut so"
     ]
-    few = sum(_panels(graph, layout, t.id) < size for t in at_home)
+    few = sum(_panels(graph, layout, t.id) < size for t in in_shards)
     if few:
         lines.append(
             f"{few} of the weights have fewer than {size} panels of {PANEL_ROWS} rows: some devices have no part"
         )
-    about = "" if all(_has_equal_homes(graph, layout, t.id) for t in at_home) else "about "
+    about = "" if all(_has_equal_shards(graph, layout, t.id) for t in in_shards) else "about "
     for phase in ("forward", "backward"):
-        calls = [op for op in graph.ops if op.phase == phase and brings_weights(graph, op, ("unshard",))]
+        calls = [
+            op
+            for op in graph.ops
+            if op.phase == phase and brings_weights(graph, op, ("all_gather_parameters",))
+        ]
         most = max((_elements(graph, layout, op) for op in calls), default=0)
         total = sum(_elements(graph, layout, op) for op in calls)
         if calls:
@@ -107,21 +111,23 @@ def _panels(graph: Graph, layout: GraphLayout, weight: int) -> int:
     """Of a weight, as the device with the smallest share uses it."""
     spec = graph.spec(weight)
     rows, label = upper_bound(spec.shape[0]), spec.labels[0] or UNLABELLED
-    shards = layout.mesh.size(*(axis for axis in layout.use[weight][0] if axis not in layout.home_axes))
+    shards = layout.mesh.size(
+        *(axis for axis in layout.compute[weight][0] if axis not in layout.storage_axes)
+    )
     if shards > 1:
         ranges = (shard_range(label, rows, graph.k_splits, shards, s) for s in range(shards))
         rows = min(end - begin for begin, end in ranges)
     return -(-rows // PANEL_ROWS)
 
 
-def _has_equal_homes(graph: Graph, layout: GraphLayout, weight: int) -> bool:
+def _has_equal_shards(graph: Graph, layout: GraphLayout, weight: int) -> bool:
     """Whether all devices keep the same number of whole panels of a weight."""
     rows = upper_bound(graph.spec(weight).shape[0])
-    return rows % (layout.mesh.size(*layout.use[weight][0]) * PANEL_ROWS) == 0
+    return rows % (layout.mesh.size(*layout.compute[weight][0]) * PANEL_ROWS) == 0
 
 
-def brings_weights(graph: Graph, op: OpNode, how: Sequence[str] = ("unshard", "fetch")) -> bool:
-    """Whether an op is a call that gathers tensors from their homes, or fetches them from a file."""
+def brings_weights(graph: Graph, op: OpNode, how: Sequence[str] = ("all_gather_parameters", "fetch")) -> bool:
+    """Whether an op is a call that gathers tensors from their storage shards, or fetches them from a file."""
     if op.op != "call":
         return False
     return all(inner.op in how for inner in graph.templates[op.attrs["template"]].graph.ops)
@@ -130,7 +136,7 @@ def brings_weights(graph: Graph, op: OpNode, how: Sequence[str] = ("unshard", "f
 def _elements(graph: Graph, layout: GraphLayout, op: OpNode) -> int:
     """What a call's results have on a device."""
     return sum(
-        prod(upper_bound(s) for s in graph.spec(t).shape) // _parts(layout, layout.use[t], 1)
+        prod(upper_bound(s) for s in graph.spec(t).shape) // _parts(layout, layout.compute[t], 1)
         for t in op.outputs
     )
 

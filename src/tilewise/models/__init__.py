@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         stored_tensors,
     )
 
-_HOMES = {
+_MODULES = {
     "ModelConfig": "tilewise.models.config",
     "config_content": "tilewise.models.config",
     "BLOCK_SIZE": "tilewise.models.decoder.model",
@@ -92,9 +92,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    found = globals()[name] = getattr(import_module(_MODULES[name]), name)
     return found
 
 

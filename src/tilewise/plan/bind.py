@@ -121,7 +121,7 @@ class Binder:
     def _cut(self, tensor: int, flat: bool) -> Cut:
         """What every class sees of a tensor."""
         node = self.tensors.graph.tensors[tensor]
-        layout = self.tensors.layout.use[tensor]
+        layout = self.tensors.layout.compute[tensor]
         is_vector = node.spec.storage == "vector"
         views, strides = [], []
         for device in self.tensors.shapes.kinds:
@@ -251,9 +251,9 @@ class Binder:
         templates = []
         for device, table in zip(shapes.kinds, self.table.tables):
             sources = {
-                form: self._holder(numbers, t.spec, layout.home[t.id])
+                form: self._holder(numbers, t.spec, layout.storage[t.id])
                 for form, t in holders.items()
-                if shapes.holder(t.spec, layout.home[t.id], device) != device
+                if shapes.holder(t.spec, layout.storage[t.id], device) != device
             }
             copied = []
             for slot, t in enumerate(lasting):

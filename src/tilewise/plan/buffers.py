@@ -79,7 +79,9 @@ class RootTensors:
         form = self._forms[tensor]
         size = self._bytes.get(form)
         if size is None:
-            size = self._bytes[form] = self.shapes.bytes_max(self.graph.spec(tensor), self.layout.use[tensor])
+            size = self._bytes[form] = self.shapes.bytes_max(
+                self.graph.spec(tensor), self.layout.compute[tensor]
+            )
         return size
 
     def num_parts(self, tensor: int) -> int:
@@ -120,12 +122,12 @@ def _numbers_of_forms(graph: Graph, layout: GraphLayout) -> list[int]:
     numbers: dict[object, int] = {}
     alike: dict[tuple[int, str, int, int, bool], int] = {}
     found, files = [], frozenset(layout.files)
-    for t, use, home in zip(graph.tensors, layout.use, layout.home):
+    for t, compute, storage in zip(graph.tensors, layout.compute, layout.storage):
         form = t.spec.form
-        sort = id(form), t.kind, id(use), id(home), t.id in files
+        sort = id(form), t.kind, id(compute), id(storage), t.id in files
         number = alike.get(sort)
         if number is None:
-            like = form, t.kind, use, home, t.id in files
+            like = form, t.kind, compute, storage, t.id in files
             number = alike[sort] = numbers.setdefault(like, len(numbers))
         found.append(number)
     return found

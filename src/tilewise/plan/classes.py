@@ -90,7 +90,7 @@ def _cuts(graph: Graph, layout: GraphLayout) -> Iterator[_Cut]:
             continue
         seen.add(id(of))
         for t in inside.tensors:
-            for size, label, axes in zip(t.spec.shape, t.spec.labels, of.use[t.id]):
+            for size, label, axes in zip(t.spec.shape, t.spec.labels, of.compute[t.id]):
                 if (
                     in_space(axes)
                     and isinstance(size, int)

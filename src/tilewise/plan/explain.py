@@ -12,7 +12,7 @@ from tilewise.core.border import Border
 from tilewise.core.errors import PlanError
 from tilewise.ir.layout import show_axes
 from tilewise.ir.program import Instruction, LoweredTemplate, Source, upper
-from tilewise.ir.reshards import explain_homes, explain_reshards
+from tilewise.ir.reshards import explain_reshards, explain_storage
 from tilewise.plan.tables import PlanTables
 from tilewise.plan.traffic import TrafficCounter, count_file_traffic
 
@@ -36,8 +36,8 @@ def explain_plan(plan: PlanTables) -> str:
         if changes
         else []
     )
-    homes = explain_homes(plan.graph, plan.layout)
-    lines += ["  sharded state:", *(f"    {line}" for line in homes)] if homes else []
+    shards = explain_storage(plan.graph, plan.layout)
+    lines += ["  sharded state:", *(f"    {line}" for line in shards)] if shards else []
     lines += _files(plan)
     lines.append("  memory per device:")
     usage = max(plan.estimate_memory_usage(), key=lambda device: device["total"])
@@ -74,7 +74,7 @@ def _saved(plan: PlanTables) -> Iterator[str]:
         if op.op != "call" or op.phase != "forward" or backward is None:
             continue
         kept = op.outputs[len(op.outputs) - len(op.attrs["saved"]) :]
-        size = sum(plan.shapes.bytes_max(graph.spec(t), plan.layout.use[t]) for t in kept)
+        size = sum(plan.shapes.bytes_max(graph.spec(t), plan.layout.compute[t]) for t in kept)
         if runs and runs[-1][1] == (size, backward):
             runs[-1][0].append(op.label)
         else:
@@ -179,7 +179,7 @@ def _num_steps(instruction: Instruction, bounds: tuple[int, ...]) -> int:
 
 
 def explain_tensor(plan: PlanTables, name: str) -> str:
-    """Why a named tensor has its tile shape and its home.
+    """Why a named tensor has its tile shape and its storage shard.
 
     Raises:
         PlanError: no such tensor.
@@ -188,14 +188,14 @@ def explain_tensor(plan: PlanTables, name: str) -> str:
     found = next((t for t in plan.graph.tensors if t.spec.name == name), None)
     if found is None:
         _border.refuse("why", "the tensor must be in the graph", repr(name), "see the names in print(graph)")
-    layout = plan.layout.use[found.id]
+    layout = plan.layout.compute[found.id]
     entry = plan.entry(0, found.id)
-    homes = [
+    shards = [
         f"dim {d} ({s.name if s else 'unlabelled'}) on {show_axes(a)}"
         for d, (a, s) in enumerate(zip(layout, found.spec.labels))
         if a
     ]
-    where = "; ".join(homes) if homes else "replicated: no axis of the mesh shards its labels"
+    where = "; ".join(shards) if shards else "replicated: no axis of the mesh shards its labels"
     rows = entry.extent.upper(plan.symbol_bounds)
     bound = "up to " if entry.extent.source == Source.SYMBOL else ""
     tile = upper(entry.tile_rows, plan.symbol_bounds)
@@ -203,7 +203,7 @@ def explain_tensor(plan: PlanTables, name: str) -> str:
     across = f" x {entry.tile_cols} columns" if entry.tile_cols else ""
     where += "; in the device's file" if found.id in plan.layout.files else ""
     if rows == 0:
-        return f"{name} {found.spec}: {where}. Device 0 holds nothing of it: it has fewer panels than homes."
+        return f"{name} {found.spec}: {where}. Device 0 holds nothing of it: it has fewer panels than storage shards."
     return (
         f"{name} {found.spec}: {where}. Device 0 holds {bound}{rows} rows x "
         f"{entry.cols} columns in tiles of {up_to}{tile} rows{across} ({found.spec.storage} storage)."

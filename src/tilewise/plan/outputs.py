@@ -13,7 +13,7 @@ __all__ = ["gather_outputs"]
 
 def gather_outputs(graph: Graph, layout: GraphLayout) -> tuple[Graph, GraphLayout]:
     """Put a `gather` behind every output whose last dim is sharded; sums over the batch stay as they are."""
-    tensors, ops, layouts = list(graph.tensors), list(graph.ops), list(layout.use)
+    tensors, ops, layouts = list(graph.tensors), list(graph.ops), list(layout.compute)
     outputs = dict(graph.outputs)
     for name, tensor in graph.outputs.items():
         node = graph.tensors[tensor]
@@ -26,4 +26,4 @@ def gather_outputs(graph: Graph, layout: GraphLayout) -> tuple[Graph, GraphLayou
         layouts.append((*layouts[tensor][:-1], ()))
         outputs[name] = len(tensors) - 1
     gathered = replace(graph, tensors=tuple(tensors), ops=tuple(ops), outputs=outputs)
-    return gathered, replace(layout, home=tuple(layouts), use=tuple(layouts))
+    return gathered, replace(layout, storage=tuple(layouts), compute=tuple(layouts))

@@ -115,7 +115,7 @@ class Plan(PlanTables):
         return explain_plan(self)
 
     def why(self, name: str) -> str:
-        """Why a named tensor has its tile shape and its home.
+        """Why a named tensor has its tile shape and its storage shard.
 
         Raises:
             PlanError: no such tensor.

@@ -51,7 +51,7 @@ def settings_for(
             row_tile=_row_tile_unbatched(graph),
             workers_per_device=workers,
             is_checkpointed=is_checkpointed,
-            home_axes=layout.home_axes,
+            storage_axes=layout.storage_axes,
         )
     axes = _batch_axes(graph, layout)
     rows = _rows_per_sequence(graph, batch)
@@ -69,7 +69,7 @@ def settings_for(
         axes,
         batch.bound,
         is_checkpointed,
-        layout.home_axes,
+        layout.storage_axes,
     )
 
 
@@ -98,7 +98,7 @@ def _most_rows(batch: BatchCut, given: int | None) -> int:
 
 def _require_used_axes(graph: Graph, layout: GraphLayout, mesh: DeviceMesh) -> None:
     """Devices along an axis that shards nothing would all compute the same."""
-    used = {axis for tensor in {*layout.use} for axes in tensor for axis in axes}
+    used = {axis for tensor in {*layout.compute} for axes in tensor for axis in axes}
     for axis in mesh.names:
         if mesh.size(axis) > 1 and axis not in used:
             raise LayoutError(
@@ -109,7 +109,7 @@ def _require_used_axes(graph: Graph, layout: GraphLayout, mesh: DeviceMesh) -> N
 
 def _batch_axes(graph: Graph, layout: GraphLayout) -> Axes:
     """How axes and microbatches cut the batch."""
-    for t, use in zip(graph.tensors, layout.use):
+    for t, use in zip(graph.tensors, layout.compute):
         for label, axes in zip(t.spec.labels, use) if any(use) else ():
             if axes and label is not None and label.is_summed_by_batch_splits:
                 return axes

@@ -66,7 +66,7 @@ class PlanSettings:
         padded_bound: the most rows per batch element where the graph has them as a symbol, so that
             some may be padding; sequence splits are counted over it. 0 where the graph fixes their
             number.
-        home_axes: axes that cut weights, gradients and states at home, in whole panels; the last ones of dim 0.
+        storage_axes: axes that cut weights, gradients and states as stored, in whole panels; the last ones of dim 0.
         is_checkpointed: a copy of the training state is in memory beside the devices while a checkpoint is written.
     """
 
@@ -79,7 +79,7 @@ class PlanSettings:
     batch_axes: Axes = ()
     padded_bound: int = 0
     is_checkpointed: bool = False
-    home_axes: Axes = ()
+    storage_axes: Axes = ()
 
 
 @dataclass(frozen=True)
@@ -123,22 +123,22 @@ class LocalShapes:
                 )
             first = self.block(axes, microbatch) * (size // parts)
             return first, first + size // parts
-        used, home = self.split_axes(axes)
+        used, shard = self.split_axes(axes)
         begin, end = 0, size
         if used:
             width, place = self.mesh.size(*used), self.mesh.coordinate(self.device, *used)
             begin, end = shard_range(label or UNLABELLED, size, self.k_splits, width, place)
-        if home:
-            width, place = self.mesh.size(*home), self.mesh.coordinate(self.device, *home)
+        if shard:
+            width, place = self.mesh.size(*shard), self.mesh.coordinate(self.device, *shard)
             panels = -(-(end - begin) // PANEL_ROWS)
             first, last = (begin + p * panels // width * PANEL_ROWS for p in (place, place + 1))
             begin, end = min(first, end), min(last, end)
         return begin, end
 
     def split_axes(self, axes: Axes) -> tuple[Axes, Axes]:
-        """Axes that cut a dim where it is used, and those that cut it further at home."""
-        home = tuple(axis for axis in axes if axis in self.settings.home_axes)
-        return axes[: len(axes) - len(home)], home
+        """Axes that cut a dim where it is used, and those that cut it further as stored."""
+        shard = tuple(axis for axis in axes if axis in self.settings.storage_axes)
+        return axes[: len(axes) - len(shard)], shard
 
     def holder(self, spec: TensorSpec, layout: TensorLayout, device: int) -> int:
         """The first device that holds the same part of a tensor as `device`."""
@@ -185,9 +185,9 @@ class LocalShapes:
                     )
                 result.append(size)
                 continue
-            used, home = self.split_axes(layout[d])
+            used, shard = self.split_axes(layout[d])
             begin, end = self.range(spec, layout, d)
-            if end <= begin and (not home or self.range(spec, (*layout[:d], used), d) == (begin, end)):
+            if end <= begin and (not shard or self.range(spec, (*layout[:d], used), d) == (begin, end)):
                 raise LayoutError(
                     f"[plan.shapes] every device needs a part; got {size} ({_what(spec, d)}) over "
                     f"{self.mesh.size(*layout[d])} devices for {spec.name or 'a result'}; choose fewer devices"

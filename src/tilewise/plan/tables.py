@@ -17,9 +17,9 @@ from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import DeviceClass, TensorEntry, TileProgram
-from tilewise.plan.homes import Home, share_homes
 from tilewise.plan.memory import FILE_PAGE, Buffer, most_at_one_time
 from tilewise.plan.shapes import LocalShapes, PlanSettings, round_up, symbols_of
+from tilewise.plan.stored_parts import StoredPart, assign_stored_parts
 
 __all__ = ["CATEGORIES", "REGIONS", "PlanTables", "file_begin_of"]
 
@@ -142,16 +142,16 @@ class PlanTables:
         return self.arena_bytes + sum(self.overhead.values())
 
     @cached_property
-    def homes(self) -> Mapping[int, tuple[Home, ...]]:
+    def stored_parts(self) -> Mapping[int, tuple[StoredPart, ...]]:
         """The parts of every tensor that training goes on from, by its id, and which device writes each."""
-        return FrozenMap(share_homes(self.graph, self.layout, self.shapes))
+        return FrozenMap(assign_stored_parts(self.graph, self.layout, self.shapes))
 
     @cached_property
     def checkpoint_bytes(self) -> tuple[int, ...]:
         """Each device's part of the copy from which checkpoints are written: of parameters in fp32 and of optimizer
         states what it writes. It is beside the devices; all 0 where no checkpoints were planned."""
         each = [0] * self.mesh.num_devices
-        for parts in self.homes.values() if self.settings.is_checkpointed else ():
+        for parts in self.stored_parts.values() if self.settings.is_checkpointed else ():
             for part in parts:
                 each[part.device] += part.num_bytes
         return tuple(each)
@@ -200,20 +200,22 @@ class PlanTables:
         """
         tensor = self._tensor("holder", tensor)
         device = _border.integer("holder", "device", device, 0, self.mesh.num_devices - 1)
-        return self.shapes.holder(self.graph.spec(tensor), self.layout.home[tensor], device)
+        return self.shapes.holder(self.graph.spec(tensor), self.layout.storage[tensor], device)
 
     def _tensor(self, call: str, tensor: int) -> int:
         return _border.integer(call, "a tensor", tensor, 0, len(self.graph.tensors) - 1)
 
     def estimate_memory_usage(self) -> list[dict[str, int]]:
-        """Bytes per device and category; `total` is what a device reserves when instantiated, to the byte, and its
-        part of the copy from which checkpoints are written where that was planned. Three share a region: `gradients`
-        are all of them, `gathered` is what weights that have been gathered from their homes take at most, as far as
-        gradients leave it to them, and `activations` has the rest: what they take beyond the gradients that take their
-        place. Devices differ in `checkpoints` alone. `offloaded` are bytes of the device's file, which no total counts.
+        """Bytes per device and category; `total` is what a device reserves when instantiated, to
+        the byte, and its part of the copy from which checkpoints are written where that was
+        planned. Three share a region: `gradients` are all of them, `gathered` is what weights that
+        have been gathered from their storage shards take at most, as far as gradients leave it to
+        them, and `activations` has the rest: what they take beyond the gradients that take their
+        place. Devices differ in `checkpoints` alone. `offloaded` are bytes of the device's file,
+        which no total counts.
 
-        Pages that no task touches cost nothing, so a limit on resident memory sees at most this much; the interpreter,
-        its libraries and the plan itself come on top.
+        Pages that no task touches cost nothing, so a limit on resident memory sees at most this
+        much; the interpreter, its libraries and the plan itself come on top.
         """
         usage = dict.fromkeys(CATEGORIES, 0)
         lasting = [b for b in self.buffers if b.first < 0 and b.category != "offloaded"]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ServerSettings", "answer_lines", "serve"]
 
-_HOMES = {
+_MODULES = {
     "ServerSettings": "tilewise.server.settings",
     "answer_lines": "tilewise.server.batch_file",
     "serve": "tilewise.server.run",
@@ -23,6 +23,6 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """A public name, from the module it lives in: the engine's process needs none of HTTP."""
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -16,8 +16,8 @@ from tilewise.ir.graph import TensorSpec
 from tilewise.kernels.loading import Part, store_weight
 from tilewise.kernels.packing import packed_elements, unpack_weight
 from tilewise.plan import Plan
-from tilewise.plan.homes import Home
 from tilewise.plan.shapes import LocalShapes
+from tilewise.plan.stored_parts import StoredPart
 from tilewise.runtime import Executor
 
 __all__ = ["Place", "TensorStore"]
@@ -67,7 +67,7 @@ class TensorStore:
         self, shapes: LocalShapes, spec: TensorSpec, tensor: int, part: int
     ) -> tuple[list[int], Slices]:
         """Local sizes now, and the slices of the whole that a device's part covers."""
-        layout = self.plan.layout.use[tensor]
+        layout = self.plan.layout.compute[tensor]
         sizes, slices = [], []
         for dim, size in enumerate(spec.shape):
             if isinstance(size, Dim):
@@ -219,13 +219,13 @@ class TensorStore:
                     unpack_weight(flat, *sizes) if spec.storage == "packed" else flat.reshape(sizes)
                 )
 
-    def copy_home(self, tensor: int, home: Home) -> np.ndarray:
+    def copy_stored_part(self, tensor: int, part: StoredPart) -> np.ndarray:
         """A device's own part of a tensor; the copy shares no memory with it."""
         spec = self.plan.graph.spec(tensor)
-        flat = self._array(home.device, tensor, 0, [*home.sizes], spec)
-        part = np.empty(home.sizes, spec.dtype.numpy)
-        part[...] = unpack_weight(flat, *home.sizes) if spec.storage == "packed" else flat.reshape(home.sizes)
-        return part
+        flat = self._array(part.device, tensor, 0, [*part.sizes], spec)
+        copy = np.empty(part.sizes, spec.dtype.numpy)
+        copy[...] = unpack_weight(flat, *part.sizes) if spec.storage == "packed" else flat.reshape(part.sizes)
+        return copy
 
     def differing_replicas(self, tensor: int) -> tuple[int, int] | None:
         """Two devices that should hold the same part and do not, to the bit; None when all agree."""

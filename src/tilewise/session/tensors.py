@@ -25,7 +25,7 @@ from tilewise.graph.builder import INV_COUNT, POSITIONS
 from tilewise.ir.graph import TensorSpec
 from tilewise.optim.optimizer import Optimizer, master_name, state_name
 from tilewise.plan import Plan
-from tilewise.plan.homes import Home
+from tilewise.plan.stored_parts import StoredPart
 from tilewise.runtime import Executor
 from tilewise.session.inputs import (
     as_array,
@@ -127,29 +127,32 @@ class NamedTensors:
         return self.store.view(self._id("get_tensor", name))
 
     def copy_state(self, lazily: bool) -> dict[str, PartedTensor]:
-        """Copies of parameters in fp32 and of optimizer states, each device's own part of every one (`Plan.homes`).
+        """Copies of parameters in fp32 and of optimizer states, each device's own part of every one
+        (`Plan.stored_parts`).
 
-        Several parts are copied at a time; with `lazily`, each is copied when it is made an array.
+                Several parts are copied at a time; with `lazily`, each is copied when it is made an array.
         """
         names = self.parameter_names()
         kept = {name: self.ids.get(master_name(name), self.ids[name]) for name in names}
         kept |= {state: self.ids[state] for name in names for state in self.state_names(name)}
-        homes = [(name, home) for name, tensor in kept.items() for home in self.plan.homes[tensor]]
+        stored_parts = [
+            (name, part) for name, tensor in kept.items() for part in self.plan.stored_parts[tensor]
+        ]
 
-        def fetch(name: str, home: Home) -> Array:
-            part = self.store.copy_home(kept[name], home)
-            return part.astype(np.float32, copy=False) if name in parameters else part
+        def fetch(name: str, part: StoredPart) -> Array:
+            array = self.store.copy_stored_part(kept[name], part)
+            return array.astype(np.float32, copy=False) if name in parameters else array
 
-        def copy(one: tuple[str, Home]) -> TensorPart:
-            name, home = one
+        def copy(one: tuple[str, StoredPart]) -> TensorPart:
+            name, part = one
             own = self.plan.graph.spec(kept[name]).dtype.numpy
             dtype = np.dtype(np.float32) if name in parameters else own
-            part = LazyTensor(home.sizes, dtype, partial(fetch, *one)) if lazily else fetch(*one)
-            return TensorPart(Box(home.begin, home.sizes), part, home.device)
+            array = LazyTensor(part.sizes, dtype, partial(fetch, *one)) if lazily else fetch(*one)
+            return TensorPart(Box(part.begin, part.sizes), array, part.device)
 
         parameters, parts = {*names}, dict[str, list[TensorPart]]()
         with ThreadPoolExecutor(num_cores(), thread_name_prefix="copying a state") as pool:
-            for (name, _), part in zip(homes, pool.map(copy, homes)):
+            for (name, _), part in zip(stored_parts, pool.map(copy, stored_parts)):
                 parts.setdefault(name, []).append(part)
         shapes = {name: self.plan.graph.spec(tensor).shape for name, tensor in kept.items()}
         return {

@@ -50,5 +50,5 @@ def _laid_out(
         dims = len(graph.tensors[tensor].spec.shape)
         layout = whole.get(dims)
         layouts[tensor] = whole.setdefault(dims, ((),) * dims) if layout is None else layout
-    use = tuple(layouts)
-    return GraphLayout(mesh, use, use, calls)
+    compute = tuple(layouts)
+    return GraphLayout(mesh, compute, compute, calls)

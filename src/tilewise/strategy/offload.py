@@ -114,7 +114,7 @@ class _Offloading(Prefetching):
         if spec.storage not in ("packed", "rows"):
             return False
         elements = prod(upper_bound(size) for size in spec.shape)
-        axes = {axis for axes in self.use[tensor.id] for axis in axes if axis in self.mesh.names}
+        axes = {axis for axes in self.compute[tensor.id] for axis in axes if axis in self.mesh.names}
         parts = self.mesh.size(*axes) * (1 if tensor.kind != "result" else self.batch.microbatches)
         return elements * spec.dtype.itemsize // parts >= _LEAST_BYTES
 
@@ -159,36 +159,36 @@ class _Offloading(Prefetching):
                 ops.append(replace(call, id=len(ops)))
         producer = {o: op.id for op in ops for o in op.outputs}
         tensors = tuple(replace(t, producer=producer.get(t.id)) for t in self.tensors)
-        use = tuple(self.use)
+        compute = tuple(self.compute)
         self.graph = replace(self.graph, tensors=tensors, ops=tuple(ops), templates=self.templates)
         self.layout = replace(
-            self.layout, home=use, use=use, calls=calls
+            self.layout, storage=compute, compute=compute, calls=calls
         )  # `bring` makes the pending reductions
         self.tensors = list(tensors)
         return {*stored.values()}
 
     def _call_of_store(self, results: list[int]) -> tuple[OpNode, GraphLayout]:
         specs = [replace(self.graph.spec(t), name=f"x{i}") for i, t in enumerate(results)]
-        forms = tuple((spec.form, self.use[t]) for spec, t in zip(specs, results))
+        forms = tuple((spec.form, self.compute[t]) for spec, t in zip(specs, results))
         count, made = len(results), []
         if forms not in self.stores:
             template = template_of_moves(f"store{len(self.stores)}", "store", specs, self.graph)
-            use = tuple(self.use[t] for t in results) * 2
-            layout = replace(self._layout_of_gather(use, count), files=tuple(range(count, 2 * count)))
+            compute = tuple(self.compute[t] for t in results) * 2
+            layout = replace(self._layout_of_gather(compute, count), files=tuple(range(count, 2 * count)))
             self.stores[forms] = template, layout
             self.templates[template.key] = template
         template, layout = self.stores[forms]
         for t, spec in zip(results, specs):
             made.append(len(self.tensors))
             self.tensors.append(TensorNode(made[-1], replace(spec, name=""), "result", -1))
-            self.use.append(self.use[t])
+            self.compute.append(self.compute[t])
         attrs = {"template": template.key, "saved": ()}
         return OpNode(-1, "call", tuple(results), tuple(made), attrs, "forward", template.key), layout
 
     # ---- layouts of templates -------------------------------------------------------------------------------
 
-    def _layout_of_gather(self, use: tuple[TensorLayout, ...], count: int) -> GraphLayout:
-        return replace(super()._layout_of_gather(use, count), files=tuple(range(count)))
+    def _layout_of_gather(self, compute: tuple[TensorLayout, ...], count: int) -> GraphLayout:
+        return replace(super()._layout_of_gather(compute, count), files=tuple(range(count)))
 
     def _inside(self, op: OpNode, layout: GraphLayout) -> GraphLayout:
         template = self.templates[op.attrs["template"]]
@@ -237,7 +237,7 @@ class _Holding(Prefetching):
 
     def _put_back(self, held: Sequence[int], unit: Unit) -> OpNode:
         specs = [replace(self.graph.spec(t), name=name) for t, name in zip(held, self._names(held))]
-        forms = "put_back", tuple((s.form, self.use[t]) for s, t in zip(specs, held))
+        forms = "put_back", tuple((s.form, self.compute[t]) for s, t in zip(specs, held))
         if forms not in self.gathers:
             count = len(held)
             tensors = [
@@ -251,8 +251,8 @@ class _Holding(Prefetching):
             key = self._key("put_back")
             inside = Graph(key, tuple(tensors), tuple(ops), {}, self.graph.k_splits)
             template = Template(key, inside, tuple(range(2 * count)), ())
-            use = tuple(self.use[t] for t in held) * 2
-            self.gathers[forms] = template, self._layout_of_gather(use, count)
+            compute = tuple(self.compute[t] for t in held) * 2
+            self.gathers[forms] = template, self._layout_of_gather(compute, count)
             self.templates[key] = template
         template, _ = self.gathers[forms]
         attrs = {"template": template.key, "saved": ()}
@@ -263,8 +263,8 @@ class _Holding(Prefetching):
     def _label(self, unit: Unit) -> str:
         return self.graph.ops[unit.first].label
 
-    def _layout_of_gather(self, use: tuple[TensorLayout, ...], count: int) -> GraphLayout:
-        return replace(super()._layout_of_gather(use, count), files=tuple(range(count)))
+    def _layout_of_gather(self, compute: tuple[TensorLayout, ...], count: int) -> GraphLayout:
+        return replace(super()._layout_of_gather(compute, count), files=tuple(range(count)))
 
     def _inside(self, op: OpNode, layout: GraphLayout) -> GraphLayout:
         template = self.templates[op.attrs["template"]]

@@ -66,7 +66,7 @@ class Prefetching:
 
     Attributes:
         tensors: of the new graph.
-        use: their layouts.
+        compute: their layouts.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Prefetching:
         self.graph, self.layout, self.batch, self.choice, self.brings = graph, layout, batch, choice, brings
         self.mesh: DeviceMesh = layout.mesh
         self.tensors = list(graph.tensors)
-        self.use: list[TensorLayout] = list(layout.use)
+        self.compute: list[TensorLayout] = list(layout.compute)
         self.templates: dict[str, Template] = dict(graph.templates)
         self.gathers: dict[object, tuple[Template, GraphLayout]] = {}
         self.fitting: set[str] = set()  # patterns that fit some layer
@@ -190,7 +190,7 @@ class Prefetching:
             spec = self.graph.spec(weight)
             results.append(len(self.tensors))
             self.tensors.append(TensorNode(results[-1], replace(spec, name=""), "result", -1))
-            self.use.append(self.layout.use[weight])
+            self.compute.append(self.layout.compute[weight])
         names = self._names(weights)
         label = f"{self.brings}:{_common_path(names) or names[0]}"
         attrs = {"template": template.key, "saved": ()}
@@ -204,14 +204,14 @@ class Prefetching:
         path = _common_path(names) if len(names) > 1 else ""
         names = [name[len(path) + 1 if path else 0 :] for name in names]
         forms = tuple(
-            (name, self.graph.spec(w).form, self.use[w], self.layout.use[w])
+            (name, self.graph.spec(w).form, self.compute[w], self.layout.compute[w])
             for w, name in zip(weights, names)
         )
         if forms not in self.gathers:
             specs = [replace(self.graph.spec(w), name=name) for w, name in zip(weights, names)]
             template = template_of_moves(self._key(self.brings), self.brings, specs, self.graph)
-            use = (*(self.use[w] for w in weights), *(self.layout.use[w] for w in weights))
-            laid_out = self._layout_of_gather(use, len(weights))
+            compute = (*(self.compute[w] for w in weights), *(self.layout.compute[w] for w in weights))
+            laid_out = self._layout_of_gather(compute, len(weights))
             self.gathers[forms] = template, laid_out
             self.templates[template.key] = template
         return self.gathers[forms]
@@ -247,20 +247,22 @@ class Prefetching:
         graph = replace(self.graph, tensors=tensors, ops=tuple(ops), templates=self.templates)
         for op in ops:
             if op.op != "call":
-                seen = SeenLayouts.of(op, self.use)
+                seen = SeenLayouts.of(op, self.compute)
                 pending_reductions |= make_pending_reductions(
                     graph, op, factors_of(graph, op), self.mesh, seen, self.batch
                 )
-        use = tuple(self.use)
+        compute = tuple(self.compute)
         return graph, replace(
-            self.layout, home=use, use=use, calls=calls, pending_reductions=pending_reductions
+            self.layout, storage=compute, compute=compute, calls=calls, pending_reductions=pending_reductions
         )
 
     # ---- what differs -------------------------------------------------------------------------------------
 
-    def _layout_of_gather(self, use: tuple[TensorLayout, ...], count: int) -> GraphLayout:
+    def _layout_of_gather(self, compute: tuple[TensorLayout, ...], count: int) -> GraphLayout:
         """The layout of a call's template, with `count` weights and as many results."""
-        return replace(self.layout, home=use, use=use, calls={}, pending_reductions={}, files=())
+        return replace(
+            self.layout, storage=compute, compute=compute, calls={}, pending_reductions={}, files=()
+        )
 
     def _inside(self, op: OpNode, layout: GraphLayout) -> GraphLayout:
         """A template's layout for what its call binds now."""

@@ -120,7 +120,7 @@ class _Rewrite:
     def __init__(self, owner: _Inserting, graph: Graph, layout: GraphLayout) -> None:
         self.owner, self.graph, self.layout = owner, graph, layout
         self.tensors = list(graph.tensors)
-        self.use = list(layout.use)
+        self.compute = list(layout.compute)
         self.ops: list[OpNode] = []
         self.now: dict[int, int] = {}
         self.templates = dict(graph.templates)
@@ -148,7 +148,7 @@ class _Rewrite:
             for tensor in op.outputs:
                 reshard = wanted.get((op.id, None, tensor))
                 if reshard is not None:
-                    self.use[tensor] = reshard.before
+                    self.compute[tensor] = reshard.before
                     self.now[tensor] = self._reshard(tensor, reshard, op)
         return self._frozen(numbers), self._laid_out(calls, numbers)
 
@@ -170,7 +170,7 @@ class _Rewrite:
             ("all_gather", shared, spec.labels),
             ("slice", reshard.after, reshard.labels),
         ):
-            if after == self.use[source]:
+            if after == self.compute[source]:
                 continue
             key = source, after, labels, op.phase
             if key not in self.made:
@@ -181,7 +181,7 @@ class _Rewrite:
                 self.ops.append(
                     OpNode(len(self.ops), name, (source,), (self.made[key],), {}, op.phase, label)
                 )
-                self.use.append(after)
+                self.compute.append(after)
             source = self.made[key]
         return source
 
@@ -198,8 +198,8 @@ class _Rewrite:
             (numbers[op], name): tuple(replace(r, op=numbers[op]) for r in found)
             for (op, name), found in self.layout.pending_reductions.items()
         }
-        use = tuple(self.use)
-        return GraphLayout(self.layout.mesh, use, use, calls, pending_reductions)
+        compute = tuple(self.compute)
+        return GraphLayout(self.layout.mesh, compute, compute, calls, pending_reductions)
 
 
 def _common(a: Axes, b: Axes) -> Axes:

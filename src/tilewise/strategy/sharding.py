@@ -1,9 +1,10 @@
-"""Sharded state: weights, gradients and optimizer states cut over devices at home, gathered where they are used.
+"""Sharded state: weights, gradients and optimizer states cut over devices as stored, gathered where they are used.
 
-Propagation lays a graph out as if every device of a sharding axis had its weights whole: that is how ops *use* them.
-Here each weight gets a *home*, which the sharding axes cut along dim 0 in whole panels, and so do its gradient and its
-optimizer's states. What reads the weight reads what a call of `unshard` has gathered from the homes beforehand; a sum
-that makes its gradient arrives in shards; its update works at home. Nothing else changes, so no bit does.
+Propagation lays a graph out as if every device of a sharding axis had its weights whole: that is
+how ops *use* them. Here each weight gets a *storage shard*, which the sharding axes cut along dim 0
+in whole panels, and so do its gradient and its optimizer's states. What reads the weight reads what
+a call of `all_gather_parameters` has gathered from the storage shards beforehand; a sum that makes its gradient
+arrives in shards; its update works as stored. Nothing else changes, so no bit does.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ __all__ = ["shard_states"]
 def shard_states(
     graph: Graph, layout: GraphLayout, sharding: StateSharding, batch: BatchCut
 ) -> tuple[Graph, GraphLayout]:
-    """A graph laid out for use, with homes: gathers as calls, and the layouts of weights, gradients and states.
+    """A graph laid out for use, with storage shards: gathers as calls, and the layouts of weights,
+    gradients and states.
 
     Raises:
         LayoutError: there is no weight to cut, or a gradient is made by ops that cannot leave it in shards.
@@ -39,64 +41,68 @@ def shard_states(
 
 
 class _Sharding(Prefetching):
-    """A graph that is given homes."""
+    """A graph that is given storage shards."""
 
     def __init__(self, graph: Graph, layout: GraphLayout, sharding: StateSharding, batch: BatchCut) -> None:
         choice = UnitChoice(
             sharding.prefetch, not sharding.reshard_after_forward, sharding.units, sharding.unit_elements
         )
-        super().__init__(graph, replace(layout, home_axes=sharding.axes), batch, choice, "unshard")
+        super().__init__(
+            graph, replace(layout, storage_axes=sharding.axes), batch, choice, "all_gather_parameters"
+        )
         self.sharding = sharding
         self.inner: dict[object, GraphLayout] = {}  # by a template's layout and what changed in it
 
     def run(self) -> tuple[Graph, GraphLayout]:
-        """Homes first, then calls of `unshard`, then layouts and pending reductions of what has changed."""
-        weights = [t.id for t in self.graph.of_kind("parameter") if self._is_cut(t.spec, self.use[t.id])]
+        """Storage shards first, then calls of `all_gather_parameters`, then layouts and pending
+        reductions of what has changed."""
+        weights = [t.id for t in self.graph.of_kind("parameter") if self._is_cut(t.spec, self.compute[t.id])]
         if not weights:
             raise LayoutError(
                 "[strategy.shard_states] weights are cut, in panels of 32 rows, and vectors stay whole; got no weight "
                 f"in {self.graph.name!r}; use a strategy that cuts no state"
             )
-        self._give_homes(weights)
+        self._set_storage(weights)
         return self.bring(weights)
 
-    # ---- homes --------------------------------------------------------------------------------------------
+    # ---- storage shards --------------------------------------------------------------------------------------------
 
-    def _is_cut(self, spec: TensorSpec, use: TensorLayout) -> bool:
-        """Whether it has panels: few of them leave some devices an empty home. Vectors have none and stay whole."""
+    def _is_cut(self, spec: TensorSpec, compute: TensorLayout) -> bool:
+        """Whether it has panels: few of them leave some devices an empty storage shard. Vectors
+        have none and stay whole."""
         if spec.storage != "packed" or not isinstance(spec.shape[0], int):
             return False
-        twice = [axis for axes in use for axis in axes if axis in self.sharding.axes]
+        twice = [axis for axes in compute for axis in axes if axis in self.sharding.axes]
         if twice:
             raise LayoutError(
-                "[strategy.shard_states] an axis that cuts weights at home cuts none where it is used; got "
-                f"{spec.name!r} as {show_layout(use)} with {twice[0]!r} for homes; drop the hint on it"
+                "[strategy.shard_states] an axis that cuts weights as stored cuts none where it is used; got "
+                f"{spec.name!r} as {show_layout(compute)} with {twice[0]!r} for storage shards; drop the hint on it"
             )
         return True
 
-    def _home(self, use: TensorLayout) -> TensorLayout:
-        return ((*use[0], *self.sharding.axes), *use[1:])
+    def _storage_of(self, compute: TensorLayout) -> TensorLayout:
+        return ((*compute[0], *self.sharding.axes), *compute[1:])
 
-    def _give_homes(self, weights: Sequence[int]) -> None:
+    def _set_storage(self, weights: Sequence[int]) -> None:
         """A weight, what its update writes on beside it, and its gradient."""
-        homes = {weight: self._home(self.use[weight]) for weight in weights}
+        shards = {weight: self._storage_of(self.compute[weight]) for weight in weights}
         pending: list[int] = []
         for op in self.graph.ops:
             if op.phase == "update":
                 for group in self._written_alike(self.graph, op):
-                    home = next((homes[t] for t in group if t in homes), None)
-                    if home is not None:
-                        homes.update(dict.fromkeys(group, home))
+                    storage = next((shards[t] for t in group if t in shards), None)
+                    if storage is not None:
+                        shards.update(dict.fromkeys(group, storage))
                         pending += [t for t in group if self.graph.tensors[t].kind == "result"]
         producers = {o: op for op in self.graph.ops for o in op.outputs}
         while pending:
             gradient = pending.pop()
             for source in _sources(self.graph, producers[gradient], gradient):
-                if source not in homes:
-                    homes[source] = homes[gradient]
+                if source not in shards:
+                    shards[source] = shards[gradient]
                     pending.append(source)
-        for tensor, home in homes.items():
-            self.use[tensor] = home
+        for tensor, storage in shards.items():
+            self.compute[tensor] = storage
 
     def _written_alike(self, graph: Graph, op: OpNode) -> Iterator[list[int]]:
         """Tensors of the root graph that an update's op writes on or takes element by element."""
@@ -117,7 +123,9 @@ class _Sharding(Prefetching):
         seen = (*template.arguments, *template.results, *op.attrs["saved"])
         outside = (*op.inputs, *op.outputs)
         changed = tuple(
-            (t, self.use[o]) for t, o in zip(seen, outside) if o is not None and layout.use[t] != self.use[o]
+            (t, self.compute[o])
+            for t, o in zip(seen, outside)
+            if o is not None and layout.compute[t] != self.compute[o]
         )
         key = id(layout), changed
         if key not in self.inner:
@@ -127,23 +135,25 @@ class _Sharding(Prefetching):
     def _changed(self, graph: Graph, layout: GraphLayout, changed: Mapping[int, TensorLayout]) -> GraphLayout:
         if not changed:
             return layout
-        use = list(layout.use)
+        compute = list(layout.compute)
         pending = list(changed.items())
         producers = {o: op for op in graph.ops for o in op.outputs}
         while pending:
-            tensor, home = pending.pop()
-            if use[tensor] == home:
+            tensor, storage = pending.pop()
+            if compute[tensor] == storage:
                 continue
-            use[tensor] = home
+            compute[tensor] = storage
             if tensor in producers:
-                pending += [(t, home) for t in _sources(graph, producers[tensor], tensor)]
+                pending += [(t, storage) for t in _sources(graph, producers[tensor], tensor)]
         pending_reductions: dict[tuple[int, str], tuple[PendingReduction, ...]] = {}
         for op in graph.ops:
-            seen = SeenLayouts.of(op, use)
+            seen = SeenLayouts.of(op, compute)
             pending_reductions |= make_pending_reductions(
                 graph, op, factors_of(graph, op), self.mesh, seen, self.batch
             )
-        return replace(layout, home=tuple(use), use=tuple(use), pending_reductions=pending_reductions)
+        return replace(
+            layout, storage=tuple(compute), compute=tuple(compute), pending_reductions=pending_reductions
+        )
 
 
 def _sources(graph: Graph, op: OpNode, gradient: int) -> list[int]:

@@ -39,7 +39,7 @@ class StateSharding:
     """How weights, their gradients and optimizer states are cut over devices that share the batch.
 
     Attributes:
-        axes: mesh axes that cut them at home, along dim 0.
+        axes: mesh axes that cut them as stored, along dim 0.
         reshard_after_forward: whether gathered weights are given up behind the forward pass of a layer, and gathered
             again for its backward pass: a transfer more, and the memory of two layers instead of all.
         prefetch: how many layers ahead weights are gathered; each takes the memory of one more layer.

@@ -28,7 +28,7 @@ def gather_table_rows(graph: Graph, layout: GraphLayout, batch: BatchCut) -> tup
     chosen = {op.id for op in graph.ops if batch.microbatches == 1 and _is_gathered(graph, layout, op)}
     if not chosen:
         return graph, layout
-    tensors, use = list(graph.tensors), list(layout.use)
+    tensors, compute = list(graph.tensors), list(layout.compute)
     ops: list[OpNode] = []
     numbers: dict[int, int] = {}
     gathered: dict[int, int] = {}  # a tensor -> all devices' rows of it; all is in the backward pass
@@ -44,7 +44,7 @@ def gather_table_rows(graph: Graph, layout: GraphLayout, batch: BatchCut) -> tup
                 label = f"all_gather:{spec.name or op.label}"
                 ops.append(OpNode(len(ops), "all_gather", (tensor,), (len(tensors),), {}, op.phase, label))
                 tensors.append(TensorNode(len(tensors), replace(spec, name=""), "result", -1))
-                use.append(((), *layout.use[tensor][1:]))
+                compute.append(((), *layout.compute[tensor][1:]))
             inputs = (table, gathered[ids], gathered[rows], op.inputs[3])
         numbers[op.id] = len(ops)
         ops.append(replace(op, id=len(ops), inputs=inputs))
@@ -58,7 +58,11 @@ def gather_table_rows(graph: Graph, layout: GraphLayout, batch: BatchCut) -> tup
     }
     graph = replace(graph, tensors=made, ops=tuple(ops))
     return graph, replace(
-        layout, home=tuple(use), use=tuple(use), calls=calls, pending_reductions=pending_reductions
+        layout,
+        storage=tuple(compute),
+        compute=tuple(compute),
+        calls=calls,
+        pending_reductions=pending_reductions,
     )
 
 
@@ -69,9 +73,9 @@ def _is_gathered(graph: Graph, layout: GraphLayout, op: OpNode) -> bool:
         return False
     table, ids, rows = op.given[:3]
     sizes = (*graph.spec(ids).shape, *graph.spec(table).shape)
-    if not in_space(layout.use[ids][0]) or any(isinstance(size, Dim) for size in sizes):
+    if not in_space(layout.compute[ids][0]) or any(isinstance(size, Dim) for size in sizes):
         return False
     *tokens, height, width = map(upper_bound, sizes)  # all are numbers
     token_bytes = _ID_BYTES + width * graph.spec(rows).dtype.itemsize
-    held = height / layout.mesh.size(*layout.use[table][0])
+    held = height / layout.mesh.size(*layout.compute[table][0])
     return prod(tokens) * token_bytes < held * width * _GRADIENT_BYTES

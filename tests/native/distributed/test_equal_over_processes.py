@@ -98,7 +98,8 @@ def test_pairs_are_equal(processes, case):
 @MANY
 @pytest.mark.parametrize("case", test_sharded_state.pairwise(), ids=test_sharded_state.named)
 def test_sharded_state_is_equal(processes, case, monkeypatch):
-    """Weights and states at home on devices of several processes, in memory or files, gathered and reduced between."""
+    """Weights and states as stored on devices of several processes, in memory or files, gathered
+    and reduced between."""
     monkeypatch.setattr("tilewise.strategy.offload._LEAST_BYTES", 256)  # as in the tests that own the cases
     if 1 < test_sharded_state.mesh_of(case).num_devices < processes:
         pytest.skip("fewer devices than processes")

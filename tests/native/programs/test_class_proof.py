@@ -115,8 +115,9 @@ def test_classes_with_shared_kv_heads_are_in_lockstep():
 
 @pytest.mark.parametrize("axes", [{"fsdp": 17}, {"dp": 2, "fsdp": 9}, {"fsdp": 5, "tp": 4}], ids=str)
 def test_gathers_of_homes_are_proved_device_by_device(axes):
-    """A device waits for no peer in the instruction that copies its own home, so classes are not in lockstep: with more
-    than 16 devices, too, every device is asked, and a raise that is left out on one of them is found."""
+    """A device waits for no peer in the instruction that copies its own storage shard, so classes
+    are not in lockstep: with more than 16 devices, too, every device is asked, and a raise that is
+    left out on one of them is found."""
     batch = axes.get("dp", 1) * axes["fsdp"]
     graph = training_graph(config(num_hidden_layers=1, vocab_size=1200), "f32", batch)
     program = graph.plan(axes, batch_splits=batch).program
@@ -126,7 +127,7 @@ def test_gathers_of_homes_are_proved_device_by_device(axes):
         (t, i, x)
         for t, template in enumerate(program.classes[class_id].templates)
         for i, x in enumerate(template.instructions)
-        if x.label.startswith("unshard:") and x.label.endswith("/offer")
+        if x.label.startswith("all_gather_parameters:") and x.label.endswith("/offer")
     )
     instructions = list(program.classes[class_id].templates[number].instructions)
     instructions[position] = replace(copy, notifies=copy.notifies[:-1])

@@ -37,14 +37,14 @@ PLANS = {
     "shared_kv": ({"tp": 4}, {}, {"num_key_value_heads": 2}),
     "accumulated": ({"dp": 2}, {"accumulation": 2}, {}),
     "rings": ({"dp": 2}, {"accumulation": 3, "batch_splits": 6}, {}),
-    "homes": ({"fsdp": 2}, {}, {}),
-    "empty_homes": ({"fsdp": 4}, {}, {"num_hidden_layers": 1}),  # of two panels, over four devices
+    "shards": ({"fsdp": 2}, {}, {}),
+    "empty_shards": ({"fsdp": 4}, {}, {"num_hidden_layers": 1}),  # of two panels, over four devices
     "files": ({}, {"offload": OFFLOADS}, {"num_hidden_layers": 4}),
     "files_of_two": ({"dp": 2}, {"offload": ["optimizer", "parameters"], "accumulation": 2}, {}),
-    "hybrid_homes": ({"dp": 2, "fsdp": 2}, {"accumulation": 2, "batch_splits": 8}, {}),
+    "hybrid_shards": ({"dp": 2, "fsdp": 2}, {"accumulation": 2, "batch_splits": 8}, {}),
 }
 
-SLOW = ("hybrid_homes", "homes", "empty_homes")  # the largest
+SLOW = ("hybrid_shards", "shards", "empty_shards")  # the largest
 SOME = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in PLANS]
 
 

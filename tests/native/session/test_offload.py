@@ -89,7 +89,7 @@ def test_steps_are_equal_and_move_what_was_planned(dtype, options, tmp_path):
 @pytest.mark.parametrize(
     "strategy",
     [DistributionStrategy.ddp(2), DistributionStrategy.fsdp(2), DistributionStrategy.fsdp(8)],
-    ids=["ddp", "fsdp", "empty homes"],
+    ids=["ddp", "fsdp", "empty shards"],
 )
 def test_every_device_has_a_file(strategy, tmp_path):
     """Several devices: what one reads and writes is its own share."""

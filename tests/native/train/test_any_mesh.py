@@ -112,8 +112,8 @@ WIDE = {
 
 @pytest.mark.parametrize("mesh", EVERY_DAY, ids=str)
 def test_each_device_writes_its_own_and_all_write_alike(texts, data, tmp_path, mesh):
-    """A file for each device of about equal size, each tensor once over all of them; a matrix that is cut at home lies
-    in as many parts as it has homes."""
+    """A file for each device of about equal size, each tensor once over all of them; a matrix that
+    is cut as stored lies in as many parts as it has storage shards."""
     (path,) = write(texts, data, tmp_path, [mesh], model=WIDE)
     opened = open_checkpoint(path)
     assert opened.mesh == mesh and len(opened.files) == DeviceMesh(mesh).num_devices

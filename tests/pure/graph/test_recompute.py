@@ -215,8 +215,11 @@ def test_what_runs_again_is_laid_out_as_before(axes):
         if op.label.startswith("recomputed ") and op.op != "rope":  # there are two of those
             before = made[op.label.removeprefix("recomputed ")]
             for old, new in zip(before.outputs, op.outputs):
-                assert layouts[0].use[old] == layouts[1].use[new]
-            mine = [[k[1] for k in lay.records if k[0] == o.id] for lay, o in zip(layouts, (before, op))]
+                assert layouts[0].compute[old] == layouts[1].compute[new]
+            mine = [
+                [k[1] for k in lay.pending_reductions if k[0] == o.id]
+                for lay, o in zip(layouts, (before, op))
+            ]
             assert mine[0] == mine[1]
             num_records += len(mine[0])
     assert num_records == 1  # of the projection behind attention

@@ -40,7 +40,7 @@ def test_nothing_in_a_plan_can_be_changed():
     """Its digest, its file and its memory stay what they were: mappings and arrays inside are read-only, too."""
     plan = laid_out()
     before = plan.digest()
-    found = [*parts_of(plan), *parts_of(plan.homes)]
+    found = [*parts_of(plan), *parts_of(plan.stored_parts)]
     assert not [part for part in found if isinstance(part, list | set | bytearray)]
     mappings = {id(part): part for part in found if isinstance(part, Mapping)}.values()
     graph, program = plan.graph, plan.program.classes[0]
@@ -91,9 +91,9 @@ def test_no_way_leads_into_a_frozen_mapping(change):
 def test_copies_of_a_plan_are_read_only_and_equal(remade):
     """In a pickle, too."""
     plan = small()
-    plan.homes  # noqa: B018  # it is kept once it is known
+    plan.stored_parts  # noqa: B018  # it is kept once it is known
     other = remade(plan)
-    assert other == plan and other.digest() == plan.digest() and other.homes == plan.homes
+    assert other == plan and other.digest() == plan.digest() and other.stored_parts == plan.stored_parts
     assert {type(part) for part in parts_of(other) if isinstance(part, Mapping)} == {FrozenMap}
     assert not any(value.flags.writeable for value in other.graph.constant_values.values())
 

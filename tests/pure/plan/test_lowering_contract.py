@@ -376,7 +376,7 @@ ASKED = [
     (lambda low, op: low.all_gather(None, 0, 1), "an instruction is for the op that is lowered; got None"),
     (lambda low, op: low.all_gather(op, None, 1), "a tensor is an id.*got None"),
     (lambda low, op: low.slice(op, 0, "y"), "a tensor is an id.*got 'y'"),
-    (lambda low, op: low.unshard(op, 999, 0), "a tensor is an id.*got 999"),
+    (lambda low, op: low.all_gather_parameters(op, 999, 0), "a tensor is an id.*got 999"),
     (lambda low, op: low.gather(op, -1, 0), "a tensor is an id.*got -1"),
     (
         lambda low, op: low.contraction_splits(None, None),

@@ -216,8 +216,8 @@ FIELDS = {
     ),
     "a tensor that is not there": (set_field("OpNode", "inputs", [10**9]), "names tensors that"),
     "another result": (set_field("TensorNode", "id", 7), "tensor 0 of"),
-    "a layout on no axis": (set_field("GraphLayout", "use", lambda was: [[["xx"]], *was[1:]]), "has the layout"),
-    "a missing layout": (set_field("GraphLayout", "home", lambda was: was[1:]), "its layout"),
+    "a layout on no axis": (set_field("GraphLayout", "compute", lambda was: [[["xx"]], *was[1:]]), "has the layout"),
+    "a missing layout": (set_field("GraphLayout", "storage", lambda was: was[1:]), "its layout"),
     "other settings": (set_field("PlanSettings", "row_tile", 1), "planning would choose"),
     "workers without end": (set_field("PlanSettings", "workers_per_device", 1 << 40), "workers"),
     "microbatches without end": (set_field("PlanSettings", "accumulation", 1 << 40), "microbatches lie in"),
@@ -282,9 +282,12 @@ def with_old_names(found):
             for row in found["rows"]:
                 if row[0] == number:
                     row[at] = old.get(row[at], row[at])
-    old = {new: name for name, new in RENAMED.items()}
+    names = {new: old for old, new in RENAMED.items() if "." not in old}
+    fields = {(*old.split("."),): new for old, new in RENAMED.items() if "." in old}
+    of_one = {(record, new): old for (record, old), new in fields.items()}
     found["records"] = [
-        [old.get(name, name), [old.get(f, f) for f in fields]] for name, fields in found["records"]
+        [names.get(record, record), [of_one.get((record, f), names.get(f, f)) for f in own]]
+        for record, own in found["records"]
     ]
 
 

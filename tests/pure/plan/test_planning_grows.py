@@ -112,7 +112,9 @@ def test_forgotten_sizes_are_noticed(monkeypatch):
     """The count of sizes can fail: where they are not kept, more layers work out more."""
     monkeypatch.setattr(LocalShapes, "sizes", lambda self, spec, layout: self._sizes(spec, layout))
     monkeypatch.setattr(
-        RootTensors, "bytes", lambda self, t: self.shapes.bytes_max(self.graph.spec(t), self.layout.use[t])
+        RootTensors,
+        "bytes",
+        lambda self, t: self.shapes.bytes_max(self.graph.spec(t), self.layout.compute[t]),
     )
     assert count_sizes(monkeypatch, 16, {}) > count_sizes(monkeypatch, 8, {})
 

@@ -56,7 +56,7 @@ def test_another_layout_is_noticed():
     """The twin: what two devices share is no layout of one."""
     graph, mesh = trained(LLAMA), DeviceMesh({"dp": 2})
     alone = propagate_layouts(graph, DeviceMesh({}), DistributionStrategy.single(), cut_batch(graph))
-    assert alone.use != found_by_propagation(graph, mesh, DistributionStrategy.for_mesh(mesh)).use
+    assert alone.compute != found_by_propagation(graph, mesh, DistributionStrategy.for_mesh(mesh)).compute
 
 
 def test_names_and_layouts_are_held_to_their_rules():

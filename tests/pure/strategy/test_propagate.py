@@ -19,7 +19,7 @@ MLP = DimLabel("mlp", 2)
 def laid_out(builder, mesh, strategy, **cut):
     """Layouts of a builder's tensors."""
     graph = builder.freeze()
-    return propagate_layouts(graph, mesh, strategy, cut_batch(graph, **cut)).use
+    return propagate_layouts(graph, mesh, strategy, cut_batch(graph, **cut)).compute
 
 
 def spread(rules):

@@ -135,11 +135,11 @@ def _emit_move(low: Lowering, op: OpNode, kernel: str, source: Ref, target: Ref)
 
 
 @register
-class Unshard(Reshard):
-    """The parts of a weight come together on every device, from their homes: whole panels of dim 0."""
+class AllGatherParameters(Reshard):
+    """The parts of a weight come together on every device, from their storage shards: whole panels of dim 0."""
 
-    name = "unshard"
+    name = "all_gather_parameters"
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per tile of a home."""
-        low.unshard(op, op.given[0], op.outputs[0])
+        """One task per tile of a storage shard."""
+        low.all_gather_parameters(op, op.given[0], op.outputs[0])

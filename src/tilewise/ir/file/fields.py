@@ -52,11 +52,16 @@ RENAMED: Mapping[str, str] = {
     "held": "leaf_ranges",
     "Completion": "Reduction",
     "completions": "reductions",
+    "home_axes": "storage_axes",
+    "GraphLayout.home": "storage",
+    "GraphLayout.use": "compute",
 }
-"""Names of records and fields in files of earlier versions, and what they are called now."""
+"""Names of records, and of fields in any or in one record, in files of earlier versions, and what
+they are called now."""
 _TREES = {"leaves": "batch_splits", "chunks": "k_splits"}
 RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("PendingReduction", "tree"): _TREES,
+    ("OpNode", "op"): {"unshard": "all_gather_parameters"},
     ("Instruction", "kernel"): {
         "leaf_tree_f32": "split_tree_f32",
         "row_sum_leaf_f32": "row_sum_split_f32",

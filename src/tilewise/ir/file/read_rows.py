@@ -63,7 +63,7 @@ class RowReader:
         if record is None:
             raise Unreadable(f"there are no records called {shown(name)}")
         fields = fields_of(record)
-        if [RENAMED.get(_text(n), n) for n in _list(names)] != list(fields):
+        if [RENAMED.get(f"{name}.{n}", RENAMED.get(_text(n), n)) for n in _list(names)] != list(fields):
             raise Unreadable(f"a {name} has the fields {', '.join(fields)} here, and {shown(names)} there")
         return record, [self._of_field(name, field, hint) for field, hint in fields.items()]
 

@@ -24,11 +24,11 @@ __all__ = [
     "Columns",
     "Exchange",
     "Flow",
-    "Home",
     "Peer",
+    "StorageShard",
     "confirm_columns",
     "confirm_exchanges",
-    "confirm_homes",
+    "confirm_shards",
     "refuse",
 ]
 
@@ -44,9 +44,10 @@ class Columns(NamedTuple):
     width: NumberLike
 
 
-class Home(NamedTuple):
-    """Rows of what lies in a slot that are added for a device's home: the axes that cut homes, those along which
-    devices have the same, the first row, how many, and which share of them is added here."""
+class StorageShard(NamedTuple):
+    """Rows of what lies in a slot that are added for a device's storage shard: the axes that cut
+    storage shards, those along which devices have the same, the first row, how many, and which
+    share of them is added here."""
 
     cut: Axes
     alike: Axes
@@ -58,7 +59,7 @@ class Home(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """A slot made of homes, or of rows of a batch: the axes that cut them, their slot, the number
+    """A slot made of storage shards, or of rows of a batch: the axes that cut them, their slot, the number
     of their device group, the rows of each so far, and whether those are padded to whole panels."""
 
     axes: Axes
@@ -95,13 +96,14 @@ class Flow(Protocol):
     Attributes:
         template: that is read.
         columns: what is cut into columns for the value of a slot.
-        homes: whose rows of a slot are added for the value of another.
-        collected: slots that are copied together from the homes of a device group, or from its parts of a batch.
+        storage shards: whose rows of a slot are added for the value of another.
+        collected: slots that are copied together from the storage shards of a device group, or from
+            its parts of a batch.
     """
 
     template: LoweredTemplate
     columns: dict[int, Columns]
-    homes: dict[int, Home]
+    shards: dict[int, StorageShard]
     collected: dict[int, Collected]
 
 
@@ -163,29 +165,30 @@ def confirm_columns(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh:
                 )
 
 
-def confirm_homes(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh: DeviceMesh) -> None:
-    """What is added for homes, and copied from them, are all rows: each device's own, behind those before it."""
+def confirm_shards(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh: DeviceMesh) -> None:
+    """What is added for storage shards, and copied from them, are all rows: each device's own,
+    behind those before it."""
     for device, own in enumerate(program.devices):
         for number, flow in enumerate(flows[own.class_id]):
-            for slot, home in flow.homes.items():
-                group = mesh.group(device, *home.cut)
+            for slot, shard in flow.shards.items():
+                group = mesh.group(device, *shard.cut)
                 rows = [_entry_rows(program, other, number, slot) for other in group]
                 place = group.index(device)
                 expected = (
                     sum(rows[:place]),
                     rows[place],
-                    mesh.coordinate(device, *home.alike) if home.alike else 0,
-                    mesh.size(*home.alike),
+                    mesh.coordinate(device, *shard.alike) if shard.alike else 0,
+                    mesh.size(*shard.alike),
                 )
                 found = (
-                    value_on(home.first, own),
-                    home.rows.constant,
-                    value_on(home.share, own),
-                    value_on(home.shares, own),
+                    value_on(shard.first, own),
+                    shard.rows.constant,
+                    value_on(shard.share, own),
+                    value_on(shard.shares, own),
                 )
-                whole = _entry_rows(program, device, number, home.source)
+                whole = _entry_rows(program, device, number, shard.source)
                 if found != expected or sum(rows) != whole:
-                    _refuse_homes(flow, device, f"first row, rows and share {found} of {rows} in {whole}")
+                    _refuse_shards(flow, device, f"first row, rows and share {found} of {rows} in {whole}")
             for slot, of in flow.collected.items():
                 group = mesh.group(device, *of.axes)
                 unit = PANEL_ROWS if of.in_panels else 1
@@ -195,12 +198,12 @@ def confirm_homes(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh: D
                     or of.rows != rows
                     or sum(rows) != _entry_rows(program, device, number, slot, unit)
                 ):
-                    _refuse_homes(flow, device, f"rows {of.rows} of {rows}")
+                    _refuse_shards(flow, device, f"rows {of.rows} of {rows}")
 
 
-def _refuse_homes(flow: Flow, device: int, got: str) -> NoReturn:
+def _refuse_shards(flow: Flow, device: int, got: str) -> NoReturn:
     refuse(
-        "homes, and rows of a batch, follow each other along their device group and are all there",
+        "storage shards, and rows of a batch, follow each other along their device group and are all there",
         f"{got} in template {flow.template.name!r} on device {device}",
     )
 

@@ -42,7 +42,7 @@ def _validate(graph: Graph, layout: GraphLayout, seen: set[int]) -> None:
     if id(layout) in seen:
         return
     seen.add(id(layout))
-    is_shared = any(axes for use in {*layout.use} for axes in use)
+    is_shared = any(axes for use in {*layout.compute} for axes in use)
     for op in graph.ops:
         if op.op == "call":
             inner = layout.calls[op.id]
@@ -52,7 +52,7 @@ def _validate(graph: Graph, layout: GraphLayout, seen: set[int]) -> None:
         if not is_shared:
             continue  # nothing to be completed
         factors = factors_of(graph, op)
-        for contraction in find_contractions(graph, op, factors, SeenLayouts.of(op, layout.use)):
+        for contraction in find_contractions(graph, op, factors, SeenLayouts.of(op, layout.compute)):
             _require_pending(graph, op, factors, contraction, layout)
     for pending_reductions in layout.pending_reductions.values():
         for pending in pending_reductions:

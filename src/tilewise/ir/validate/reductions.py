@@ -50,10 +50,10 @@ from tilewise.ir.validate.exchanges import (
     Collected,
     Columns,
     Exchange,
-    Home,
+    StorageShard,
     confirm_columns,
     confirm_exchanges,
-    confirm_homes,
+    confirm_shards,
     refuse,
 )
 
@@ -89,7 +89,7 @@ def values_of(template: LoweredTemplate, layout: GraphLayout) -> Values | None:
     """
     flow = _Flow(template, layout)
     flow.run()
-    if flow.exchanges or flow.stacks or flow.columns or flow.homes or flow.collected:
+    if flow.exchanges or flow.stacks or flow.columns or flow.shards or flow.collected:
         return None
     return Values(frozenset(flow.needs), frozenset(flow.makes))
 
@@ -134,7 +134,7 @@ def validate_reductions(
             _follow_calls(of, flows, same, name, given, behind.get(name, ()))
         every.append(flows)
     confirm_columns(program, every, layouts[0].mesh)
-    confirm_homes(program, every, layouts[0].mesh)
+    confirm_shards(program, every, layouts[0].mesh)
 
 
 def _require_all_pending(program: TileProgram, layouts: Sequence[GraphLayout]) -> None:
@@ -164,8 +164,9 @@ class _Flow:
         exchanges: what devices confirm, with the label of an instruction that wants it.
         stacks: slots that take a microbatch: which, and of how many.
         columns: what is cut into columns for the value of a slot.
-        homes: whose rows of a slot are added for the value of another.
-        collected: slots that are copied together from the homes of a device group, or from its parts of a batch.
+        storage shards: whose rows of a slot are added for the value of another.
+        collected: slots that are copied together from the storage shards of a device group, or from
+            its parts of a batch.
     """
 
     def __init__(self, template: LoweredTemplate, layout: GraphLayout | None) -> None:
@@ -175,7 +176,7 @@ class _Flow:
         self.exchanges: dict[Exchange, str] = {}
         self.stacks: dict[int, tuple[int, int]] = {}
         self.columns: dict[int, Columns] = {}
-        self.homes: dict[int, Home] = {}
+        self.shards: dict[int, StorageShard] = {}
         self.collected: dict[int, Collected] = {}
         self._same: list[int] = []  # per slot, the first one of its memory
         self._state: dict[int, str] = {}
@@ -202,11 +203,11 @@ class _Flow:
                 and (self._reduces(instruction) or self._gathers(instruction) or self._collects(instruction))
             ):
                 self._other(instruction)
-        for slot, home in self.collected.items():
+        for slot, shard in self.collected.items():
             if self._state[slot] != _COMPLETE:
                 refuse(
-                    "homes, or rows of a batch, are gathered from all members",
-                    f"{len(home.rows)} for slot {slot} in template {self.template.name!r}",
+                    "storage shards, or rows of a batch, are gathered from all members",
+                    f"{len(shard.rows)} for slot {slot} in template {self.template.name!r}",
                 )
         for slot, reduction in (*self._open.items(), *self._halves.items()):
             refuse(
@@ -230,7 +231,7 @@ class _Flow:
             self._wrong(instruction, "its parts go onto a stack in every microbatch")
         beside = -1 if residual.null else residual.slot
         if pending.arrives_in_shards and pending.tree == BATCH_SPLITS:
-            return self._reduces_to_home(instruction, reduction, pending)
+            return self._reduces_to_shard(instruction, reduction, pending)
         own = [residual] if beside >= 0 else []
         mode = Mode.ROWCOLS if pending.arrives_in_shards else Mode.ROWPART
         fits = (
@@ -257,10 +258,11 @@ class _Flow:
         self._halves[target] = reduction
         return True
 
-    def _reduces_to_home(
+    def _reduces_to_shard(
         self, instruction: Instruction, reduction: Reduction, pending: PendingReduction
     ) -> bool:
-        """The parts of the rows that are this device's home, or its share of them where others have the same home."""
+        """The parts of the rows that are this device's storage shard, or its share of them where
+        others have the same storage shard."""
         assert self.layout is not None
         out, residual, *parts = instruction.operands
         source, target = self._same[reduction.source], self._same[reduction.target]
@@ -278,14 +280,14 @@ class _Flow:
             self._wrong(instruction, f"it does not combine {reduction.partial!r} of op {reduction.op}")
         if beside >= 0:
             self._read(instruction, beside)
-        self._take_home(instruction, pending, target, source, parts)
+        self._take_shard(instruction, pending, target, source, parts)
         del self._open[source]
         self._state[source] = _SPENT
         self._share(target, reduction)
         return True
 
     def _collects(self, instruction: Instruction) -> bool:
-        """One member's home, or its rows of a batch, copied behind those of the members before it."""
+        """One member's storage shard, or its rows of a batch, copied behind those of the members before it."""
         pairs = _pairs(instruction)
         if len(pairs) != 1 or self.layout is None:
             return False
@@ -293,7 +295,7 @@ class _Flow:
         if src.group < 0 or dst.mode != Mode.ROWPART:
             return False
         slot = self._same[dst.slot]
-        before, after = (self.layout.use[self.template.slots[o.slot].id][0] for o in (src, dst))
+        before, after = (self.layout.compute[self.template.slots[o.slot].id][0] for o in (src, dst))
         known = self.collected.get(slot)
         if known is None:
             in_panels = self.template.slots[src.slot].kind == "flat"  # else it is a batch, in rows
@@ -322,7 +324,7 @@ class _Flow:
         """Whether an operand is a vector as a whole, which is added to every row."""
         assert self.layout is not None
         slot = self.template.slots[operand.slot]
-        return operand.mode == Mode.WHOLE and slot.kind == "tensor" and len(self.layout.use[slot.id]) == 1
+        return operand.mode == Mode.WHOLE and slot.kind == "tensor" and len(self.layout.compute[slot.id]) == 1
 
     def _resumes(self, instruction: Instruction) -> bool:
         """The parts of one microbatch, onto the stack of this member's share."""
@@ -334,9 +336,9 @@ class _Flow:
         members, num_parts = len(parts), len(pending.leaf_ranges[0])
         source, target = self._same[reduction.source], self._same[reduction.target]
         stack, last = self._same[reduction.stack], reduction.microbatch == num_parts // members - 1
-        at_home = pending.arrives_in_shards
+        in_shards = pending.arrives_in_shards
         read = _rows(parts[0])
-        rows = read._replace(offset=0) if at_home else read
+        rows = read._replace(offset=0) if in_shards else read
         begin = reduction.microbatch * members
         on_stack = carries if last else left
         fits = (
@@ -354,8 +356,8 @@ class _Flow:
         if not fits or self._state.get(source) != _PARTIAL:
             self._wrong(instruction, f"it does not resume {reduction.partial!r} of op {reduction.op}")
         self.stacks[stack] = reduction.microbatch, num_parts // members
-        if at_home:
-            self._take_home(instruction, pending, target, source, parts)
+        if in_shards:
+            self._take_shard(instruction, pending, target, source, parts)
         else:
             self._add(instruction, pending, parts[0], parts)
         del self._open[source]
@@ -364,7 +366,7 @@ class _Flow:
             self._share(target, reduction)
         return True
 
-    def _take_home(
+    def _take_shard(
         self,
         instruction: Instruction,
         pending: PendingReduction,
@@ -372,7 +374,7 @@ class _Flow:
         source: int,
         parts: Sequence[Operand],
     ) -> None:
-        """The parts of all members, in order, of the rows that are this device's home."""
+        """The parts of all members, in order, of the rows that are this device's storage shard."""
         peers = tuple((o.group, o.member) for o in parts)
         leaf_ranges, count = pending.leaf_ranges, pending.count
         if pending.is_completed_per_microbatch:
@@ -383,12 +385,14 @@ class _Flow:
         cut = tuple(axis for axis in pending.group if axis in shards)
         alike = tuple(axis for axis in pending.group if axis not in shards)
         rows = parts[0]
-        self.homes[target] = Home(cut, alike, source, rows.offset, instruction.extent, rows.part, rows.parts)
+        self.shards[target] = StorageShard(
+            cut, alike, source, rows.offset, instruction.extent, rows.part, rows.parts
+        )
 
     def _share(self, target: int, reduction: Reduction) -> None:
-        """A device has added its own rows: others have theirs, unless they are its home alone."""
-        home = self.homes.get(target)
-        if home is not None and not home.alike:
+        """A device has added its own rows: others have theirs, unless they are its storage shard alone."""
+        shard = self.shards.get(target)
+        if shard is not None and not shard.alike:
             self._write(target)
         else:
             self._state[target] = _SHARE
@@ -405,13 +409,13 @@ class _Flow:
             fits = self._same[dst.slot] == self._same[src.slot] == target and dst.mode == Mode.ROWPART
             if not fits or _rows(dst) != _rows(src) or dst.group >= 0:
                 self._wrong(instruction, "a member's share is copied to its own rows")
-        if target in self.homes:
+        if target in self.shards:
             peers = tuple((src.group, src.member) for _, src in pairs)
             shares = tuple(src.part for _, src in pairs)
             count = pairs[0][1].parts
             if not isinstance(count, int):
                 self._wrong(instruction, "the number of members is a constant")
-            exchange = Exchange(self.homes[target].alike, (), 0, -1, peers, shares, count)
+            exchange = Exchange(self.shards[target].alike, (), 0, -1, peers, shares, count)
             self.exchanges.setdefault(exchange, instruction.label)
         else:
             self._add(instruction, pending, None, [src for _, src in pairs])
@@ -474,7 +478,7 @@ class _Flow:
         slots = {(d.slot, s.slot) for d, s in pairs}
         if len(slots) != 1:
             self._wrong(instruction, "it reads peers for no value that they share")
-        after, before = (layout.use[self.template.slots[s].id][-1] for s in slots.pop())
+        after, before = (layout.compute[self.template.slots[s].id][-1] for s in slots.pop())
         peers = tuple((s.group, s.member) for _, s in pairs)
         exchange = Exchange(before[len(after) :], (), 0, 0, peers, (), len(pairs))
         self.exchanges.setdefault(exchange, instruction.label)
@@ -485,7 +489,7 @@ class _Flow:
             if src.mode == Mode.ROWCOLS and {"tensor"} == {
                 self.template.slots[o.slot].kind for o in (dst, src)
             }:
-                before, after = (layout.use[self.template.slots[o.slot].id][-1] for o in (src, dst))
+                before, after = (layout.compute[self.template.slots[o.slot].id][-1] for o in (src, dst))
                 cut = Columns(after[len(before) :], self._same[src.slot], src.part, src.parts)
                 self.columns[self._same[dst.slot]] = cut
 

@@ -30,14 +30,15 @@ from tilewise.plan.collectives.handshake import (
     ring_signal_range,
     signal_range,
 )
-from tilewise.plan.collectives.homes import reduce_to_homes, unshard
 from tilewise.plan.collectives.over_time import add_microbatch
+from tilewise.plan.collectives.storage_shards import all_gather_parameters, reduce_to_shards
 
 __all__ = [
     "ClassLowering",
     "add_microbatch",
     "all_gather_batch",
     "all_gather_columns",
+    "all_gather_parameters",
     "all_reduce",
     "all_reduce_in_place",
     "broadcast_instructions",
@@ -45,9 +46,8 @@ __all__ = [
     "gather_label",
     "place_signals",
     "reduce_label",
-    "reduce_to_homes",
+    "reduce_to_shards",
     "ring_signal_range",
     "signal_range",
     "slice_columns",
-    "unshard",
 ]

@@ -1,4 +1,4 @@
-"""Exchanges along columns: row tiles gathered from peers on every device, sliced at home, or summed in shards.
+"""Exchanges along columns: row tiles gathered from peers on every device, sliced as stored, or summed in shards.
 
 `offer` holds a part and posts `ready` on every peer, the copy waits for `ready` of all and posts `ack`, and an empty
 task holds the part until all peers have read it. A slice moves nothing between devices. Elements read per device: what

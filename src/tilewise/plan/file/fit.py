@@ -109,14 +109,14 @@ def _require_layout(
     axes_known = {*mesh.names, MICRO}
     hold(layout.mesh == mesh, "{!r} is laid out on {}, the plan on {}", graph.name, layout.mesh, mesh)
     hold(not layout.reshards, "{!r} has changes of layout that are no ops", graph.name)
-    homes = layout.home_axes
+    shards = layout.storage_axes
     hold(
-        set(homes) <= {*mesh.names} and len(set(homes)) == len(homes),
-        "{!r} has homes along {}",
+        set(shards) <= {*mesh.names} and len(set(shards)) == len(shards),
+        "{!r} has storage shards along {}",
         graph.name,
-        homes,
+        shards,
     )
-    for of in (layout.home, layout.use):
+    for of in (layout.storage, layout.compute):
         hold(
             len(of) == len(graph.tensors),
             "{!r} has {} tensors, its layout {}",
@@ -191,7 +191,7 @@ def _require_outside(plan: PlanTables) -> None:
     files = frozenset(plan.layout.files)
     for tensor, entries in plan.outside.items():
         node = plan.graph.tensors[tensor]
-        layout = plan.layout.use[tensor]
+        layout = plan.layout.compute[tensor]
         hold(
             len(entries) in (1, plan.settings.accumulation),
             "{!r} has {} parts",

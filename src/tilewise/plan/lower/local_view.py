@@ -103,7 +103,7 @@ class LocalView:
 
     def layout(self, tensor: int) -> TensorLayout:
         """Layout of a tensor."""
-        return self.graph_layout.use[self.known(tensor)]
+        return self.graph_layout.compute[self.known(tensor)]
 
     def known(self, tensor: int) -> int:
         """A tensor's id, which is one of the graph's."""

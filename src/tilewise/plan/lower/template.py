@@ -49,8 +49,8 @@ def trailing_ones(value: int) -> int:
     return (value ^ (value + 1)).bit_length() - 1
 
 
-def _arrive_at_home(pending_reductions: Sequence[PendingReduction]) -> bool:
-    """Whether a sum over the batch comes together at the homes of what it is a sum for."""
+def _arrive_in_shards(pending_reductions: Sequence[PendingReduction]) -> bool:
+    """Whether a sum over the batch comes together at the storage shards of what it is a sum for."""
     return any(pending.arrives_in_shards for pending in pending_reductions)
 
 
@@ -207,17 +207,17 @@ class TemplateLowering(SlotTable):
         self._accumulated.add(output)
         tensor = op.outputs[output]
         pending_reductions = self.pending_of_sum(op, output)
-        at_home = _arrive_at_home(pending_reductions)
+        in_shards = _arrive_in_shards(pending_reductions)
         per_microbatch = any(r.is_completed_per_microbatch for r in pending_reductions)
-        base = self.local_ref(tensor, self._layout_of_sum(tensor), -1) if at_home else self.tensor(tensor)
+        base = self.local_ref(tensor, self._layout_of_sum(tensor), -1) if in_shards else self.tensor(tensor)
         total = self.shapes.settings.accumulation
         level, last = trailing_ones(self.microbatch), self.microbatch == total - 1
 
         def carry(number: int) -> Ref:
             return self.slot(Slot("carry", tensor, number), lambda slot: base._replace(slot=slot))
 
-        is_shared = at_home or any(pending.group for pending in pending_reductions)
-        if (at_home and (last or per_microbatch)) or (beside is not None and is_shared):
+        is_shared = in_shards or any(pending.group for pending in pending_reductions)
+        if (in_shards and (last or per_microbatch)) or (beside is not None and is_shared):
             target = self._part_of_sum(tensor, base)
         elif per_microbatch:
             target = self.ring(tensor)
@@ -231,12 +231,13 @@ class TemplateLowering(SlotTable):
         return Accumulator(target, tuple(folded), output, last, beside if is_shared else None)
 
     def _layout_of_sum(self, tensor: int) -> TensorLayout:
-        """The layout of what a device adds to a sum that arrives at home: of all homes of its device group."""
+        """The layout of what a device adds to a sum that arrives as stored: of all storage shards
+        of its device group."""
         first, *others = self.layout(tensor)
         return (self.shapes.split_axes(first)[0], *others)
 
     def _part_of_sum(self, tensor: int, form: Ref) -> Ref:
-        """Memory for what this device adds to a sum that arrives at home."""
+        """Memory for what this device adds to a sum that arrives as stored."""
         size = self.shapes.bytes_max(self.spec(tensor), self._layout_of_sum(tensor))
         extent, tile = form.extent, form.tile_rows
         return self.temp(
@@ -249,8 +250,8 @@ class TemplateLowering(SlotTable):
         if type(output) is not int or not 0 <= output < len(op.outputs):
             self.refuse(f"an output is one of {len(op.outputs)}, from 0 on", shown(output))
         tensor = op.outputs[output]
-        at_home = _arrive_at_home(self.pending_of_sum(op, output))
-        layout = self._layout_of_sum(tensor) if at_home else self.layout(tensor)
+        in_shards = _arrive_in_shards(self.pending_of_sum(op, output))
+        layout = self._layout_of_sum(tensor) if in_shards else self.layout(tensor)
         return self.numbers.first(self.spec(tensor), layout, 0)
 
     def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
@@ -265,7 +266,7 @@ class TemplateLowering(SlotTable):
             self.completed.add(pending)
             result = op.outputs[target.output]
             if pending.arrives_in_shards and (target.is_last or pending.is_completed_per_microbatch):
-                collectives.reduce_to_homes(self, op, target.ref, result, pending, target.beside)
+                collectives.reduce_to_shards(self, op, target.ref, result, pending, target.beside)
             elif target.is_last and pending.group and target.beside is not None:
                 step = upper(self.instructions[-1].step)
                 collectives.all_reduce(self, op, target.ref, result, target.beside, pending, step=step)
@@ -336,10 +337,11 @@ class TemplateLowering(SlotTable):
         self._require(op, source, target)
         collectives.slice_columns(self, op, source, target)
 
-    def unshard(self, op: OpNode, source: int, target: int) -> None:
-        """Bring the parts of a weight together on every device, from the homes along the axes that `target` lacks."""
+    def all_gather_parameters(self, op: OpNode, source: int, target: int) -> None:
+        """Bring the parts of a weight together on every device, from the storage shards along the
+        axes that `target` lacks."""
         self._require(op, source, target)
-        collectives.unshard(self, op, source, target)
+        collectives.all_gather_parameters(self, op, source, target)
 
     def gather(self, op: OpNode, source: int, target: int) -> None:
         """Bring the column shards of `source` together in `target` on the first device of the axes that shard it."""
@@ -385,11 +387,11 @@ class TemplateLowering(SlotTable):
 
     def _refuse_sums_in_shards(self, op: OpNode) -> None:
         for pending in self.pending_reductions_of(op):
-            homes = {*self.shapes.settings.home_axes}
+            shards = {*self.shapes.settings.storage_axes}
             shards = {axis for layout in pending.arrives for axes in layout for axis in axes} & {
                 *pending.group
             }
-            if pending.tree == BATCH_SPLITS and not shards <= homes:
+            if pending.tree == BATCH_SPLITS and not shards <= shards:
                 raise PlanError(
                     f"[plan.lower] a sum over the batch arrives whole on its devices; got {pending.partial!r} of "
                     f"{op.label!r} asked for as {show_layout(pending.arrives[0])} over {show_axes(pending.group)}; "

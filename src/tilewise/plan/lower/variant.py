@@ -240,7 +240,11 @@ def _temporaries(
     """Inner results and what ops asked for, with the ops in which they live."""
     made = [
         Buffer(
-            ("inner", t), shapes.bytes_max(task.graph.spec(t), task.layout.use[t]), "temporaries", first, last
+            ("inner", t),
+            shapes.bytes_max(task.graph.spec(t), task.layout.compute[t]),
+            "temporaries",
+            first,
+            last,
         )
         for t, (first, last) in inner.items()
     ]

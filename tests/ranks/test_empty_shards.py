@@ -110,7 +110,7 @@ def test_the_whole_product_is_equal():
     ids=["zero 1", "zero 2"],
 )
 def test_states_and_gradients_alone_are_equal(strategy):
-    """ZeRO 1 and 2 cut the same homes."""
+    """ZeRO 1 and 2 cut the same storage shards."""
     model = few_panels()
     report = verify_strategy(
         training_graph(model, "bf16", 8, SEQ),
@@ -141,19 +141,20 @@ def test_rows_that_fill_no_panel_are_padded_where_they_lie(rows):
 
 def panels_of(plan: tw.Plan, tensor: int) -> list[int]:
     """Of a weight or what goes with it, on every device."""
-    spec, layout = plan.graph.spec(tensor), plan.layout.use[tensor]
+    spec, layout = plan.graph.spec(tensor), plan.layout.compute[tensor]
     ranges = [plan.shapes.on(d).range(spec, layout, 0) for d in range(plan.mesh.num_devices)]
     return [-(-(end - begin) // PANEL) for begin, end in ranges]
 
 
 @pytest.mark.parametrize("axes", [{"fsdp": 8}, {"dp": 2, "fsdp": 4}], ids=str)
 def test_who_has_no_panel_has_no_task(axes):
-    """Of a weight without a home on a device: no row, no task that offers, adds or updates there, no byte touched of
-    what the largest home takes; what a step does and moves is what the plan says."""
+    """Of a weight without a storage shard on a device: no row, no task that offers, adds or updates
+    there, no byte touched of what the largest storage shard takes; what a step does and moves is
+    what the plan says."""
     strategy = DistributionStrategy.hybrid(**axes)
     graph, plan = planned(strategy, dtype="bf16")
     devices, degree = plan.mesh.num_devices, axes["fsdp"]
-    cut = [t for t in plan.graph.tensors if t.kind != "result" and "fsdp" in plan.layout.use[t.id][0]]
+    cut = [t for t in plan.graph.tensors if t.kind != "result" and "fsdp" in plan.layout.compute[t.id][0]]
     kept = [t for t in cut if t.spec.name.endswith("layers.0.self_attn.o_proj.weight")]
     assert len(kept) == 4  # the weight, its master, two moments
     for tensor in kept:
@@ -174,7 +175,7 @@ def test_who_has_no_panel_has_no_task(axes):
     assert moved == plan.traffic()
     has = [bool(n) for n in rows]
     for label in (
-        "unshard:self_attn.o_proj.weight/offer",
+        "all_gather_parameters:self_attn.o_proj.weight/offer",
         "linear_dw:self_attn.o_proj.weight/reduce_scatter",
     ):
         assert {task[0] for task in tasks if task[2] == label} == {d for d in range(devices) if has[d]}
@@ -193,9 +194,9 @@ def test_what_is_kept_is_the_largest_home(degree):
     with graph.instantiate(plan) as run:
         assert run.memory_usage() == plan.estimate_memory_usage()
     weights = [t for t in plan.graph.of_kind("parameter") if t.spec.storage == "packed"]
-    homes = [max(panels_of(plan, t.id)) for t in weights]
-    assert homes == [ceil(ceil(t.shape[0] / PANEL) / degree) for t in weights]
-    share = sum(n * PANEL * t.shape[1] for n, t in zip(homes, weights))
+    shards = [max(panels_of(plan, t.id)) for t in weights]
+    assert shards == [ceil(ceil(t.shape[0] / PANEL) / degree) for t in weights]
+    share = sum(n * PANEL * t.shape[1] for n, t in zip(shards, weights))
     vectors = [prod(t.shape) for t in plan.graph.of_kind("parameter") if t.spec.storage == "vector"]
     usage = plan.estimate_memory_usage()[0]
     assert usage["parameters"] == 2 * (share + sum(vectors))
@@ -208,7 +209,7 @@ def test_what_is_kept_is_the_largest_home(degree):
 
 
 def test_explanations_say_who_has_nothing():
-    """How many weights have fewer panels than homes, and of one what the first device has."""
+    """How many weights have fewer panels than storage shards, and of one what the first device has."""
     _, plan = planned(DistributionStrategy.fsdp(4))
     words = plan.explain()
     assert (
@@ -248,8 +249,8 @@ def test_a_plan_with_empty_homes_is_a_file(tmp_path):
 
 @pytest.mark.parametrize("offload", ["none", "optimizer"])
 def test_a_checkpoint_goes_on_over_other_homes(offload, tmp_path):
-    """From one device to eight homes, on to three and six with `tp`, back to one: the bits of a run that never stopped;
-    a device writes no part of what it has nothing of."""
+    """From one device to eight storage shards, on to three and six with `tp`, back to one: the bits
+    of a run that never stopped; a device writes no part of what it has nothing of."""
     strategies = [
         DistributionStrategy.single(),
         DistributionStrategy.fsdp(8),
@@ -267,8 +268,8 @@ def test_a_checkpoint_goes_on_over_other_homes(offload, tmp_path):
                 run.load_state_dict(state.tensors)
             found.append(run.step(steps[number], 1e-3).grad_norm)
             parts, mesh = run.copy_state(), dict(zip(plan.mesh.names, plan.mesh.sizes))
-        for tensor, homes in plan.homes.items():
-            assert all(prod(home.sizes) for home in homes), plan.graph.spec(tensor).name
+        for tensor, shards in plan.stored_parts.items():
+            assert all(prod(shard.sizes) for shard in shards), plan.graph.spec(tensor).name
         state = load_checkpoint(
             save_checkpoint(tmp_path, TrainingState(number + 1, parts, mesh=mesh), {}), {}
         )
@@ -292,7 +293,7 @@ def test_a_checkpoint_goes_on_over_other_homes(offload, tmp_path):
     ],
 )
 def test_a_fault_on_the_one_who_has_a_panel_is_seen(label, fault, microbatches):
-    """With parts of the wrong devices on the only home the comparison fails."""
+    """With parts of the wrong devices on the only storage shard the comparison fails."""
     case = ((1, 3, 1), microbatches, "microbatch", True, 1, 1, "f32", False, "none", "none")
     assert compare(case, model=few_panels)[0]
     assert not compare(case, change_first(label, fault, device=-1), model=few_panels)[0]
@@ -314,23 +315,23 @@ def copies_of(plan: tw.Plan, label: str, change) -> tw.Plan:  # type: ignore[no-
 
 
 def without_rows(instruction):
-    """A copy of a home that skips it, as if it were empty."""
+    """A copy of a storage shard that skips it, as if it were empty."""
     return replace(instruction, extent=instruction.extent._replace(constant=0))
 
 
 def of_the_first(instruction):
-    """A copy from the first device, whose home is empty."""
+    """A copy from the first device, whose storage shard is empty."""
     operands = tuple(o._replace(member=0) if o.group >= 0 else o for o in instruction.operands)
     return replace(instruction, operands=operands)
 
 
-@pytest.mark.parametrize(("change", "words"), [(without_rows, "homes"), (of_the_first, "acknowledged")])
+@pytest.mark.parametrize(("change", "words"), [(without_rows, "shards"), (of_the_first, "acknowledged")])
 def test_a_home_taken_for_an_empty_one_is_refused(change, words):
-    """What plans are held to knows which homes have rows."""
+    """What plans are held to knows which storage shards have rows."""
     _, plan = planned(DistributionStrategy.fsdp(3), batch=6)
     validate_plan(plan)
     with pytest.raises(InternalError, match=words):
-        validate_plan(copies_of(plan, "unshard:self_attn.o_proj.weight/all_gather", change))
+        validate_plan(copies_of(plan, "all_gather_parameters:self_attn.o_proj.weight/all_gather", change))
 
 
 def test_homes_gathered_in_each_others_place_are_seen():
@@ -341,7 +342,7 @@ def test_homes_gathered_in_each_others_place_are_seen():
         return replace(instruction, operands=operands)
 
     case = ((1, 3, 1), 1, "microbatch", True, 1, 1, "f32", False, "none", "none")
-    label = "unshard:self_attn.k_proj.weight/all_gather"
+    label = "all_gather_parameters:self_attn.k_proj.weight/all_gather"
     assert not compare(case, lambda plan: copies_of(plan, label, exchange), model=few_panels)[0]
 
 

@@ -1,17 +1,17 @@
-"""Between homes and use: weights gathered from the devices that have a share each, sums that arrive in such shares.
+"""Between storage layout and compute layout: all-gathers of parameters, and sums that arrive in storage shards.
 
-A home is a run of whole panels of dim 0, so the rows of all members of a device group follow each
-other in what is used. Where panels are fewer than members some homes have no rows, so loops over
-them have no tasks, posts or waits.
+A storage shard is a run of whole panels of dim 0, so the rows of a device group's members follow each other in the
+compute layout. Where panels are fewer than members, some storage shards are empty, and loops over them have no tasks,
+posts or waits.
 
-    unshard      copies the homes of all members (all_gather.py)
-    reduce       for each home an empty task waits for the rows of it that this device has written into its part, and
-                 posts `ready` on the home's owner; the owner adds the parts of ITS rows along the tree and posts
-                 `ack`; empty tasks hold the part until all owners have read it
+    all_gather_parameters  copies the storage shards of all members (all_gather.py).
+    reduce_to_shards       for each storage shard an empty task waits until this device has written its rows into its
+                           part, and posts `ready` on the shard's owner. The owner adds the parts of its own rows along
+                           the tree and posts `ack`. Empty tasks keep the part until all owners have read it.
 
-Elements read per device: what is used and not its own home in `unshard`, (n - 1) homes in `reduce`.
-Where several members of the device group have the same home (hybrid sharding), each adds a share of
-every tile, and they gather the others'.
+Elements read per device: all of the compute layout but its own shard in `all_gather_parameters`, and n - 1 storage
+shards in `reduce_to_shards`. Where several members of the device group have the same storage shard (hybrid sharding),
+each adds a share of every tile and gathers the others' shares.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from tilewise.plan.collectives.handshake import (
 from tilewise.plan.collectives.over_time import make_stack
 from tilewise.plan.shapes import round_up
 
-__all__ = ["reduce_to_homes", "unshard"]
+__all__ = ["all_gather_parameters", "reduce_to_shards"]
 
 
-def unshard(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
-    """Copy the homes of all members of a device group, one behind the other.
+def all_gather_parameters(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
+    """Copy the storage shards of all members of a device group, one behind the other.
 
     Args:
         low: takes the instructions.
         op: for whom.
-        source: a weight at home.
-        target: the same weight without the axes that cut homes.
+        source: a weight as stored.
+        target: the same weight without the axes that cut storage shards.
     """
     _, axes = low.shapes.split_axes(low.layout(source)[0])
-    collect_rows(low, op, low.flat(source), low.flat(target), axes, _homes(low, source, axes))
+    collect_rows(low, op, low.flat(source), low.flat(target), axes, _shards(low, source, axes))
 
 
-def reduce_to_homes(
+def reduce_to_shards(
     low: ClassLowering,
     op: OpNode,
     part: Ref,
@@ -59,42 +59,42 @@ def reduce_to_homes(
     pending: PendingReduction,
     residual: int | None = None,
 ) -> None:
-    """Add the parts of a sum over the batch for this device's home of it.
+    """Add the parts of a sum over the batch for this device's storage shard of it.
 
     Args:
         low: takes the instructions.
         op: whose sum it is.
-        part: what this device has of the sum, for all homes of its device group.
-        target: the sum at home.
+        part: what this device has of the sum, for all storage shards of its device group.
+        target: the sum as stored.
         pending: its device group, and the layout in which it arrives.
-        residual: at home as `target`, added behind the tree's root; or None.
+        residual: as stored as `target`, added behind the tree's root; or None.
     """
     low.completed.add(pending)
     src, dst = low.flat(part), low.flat(target)
     beside = None if residual is None else low.flat(residual)
     _, cut = low.shapes.split_axes(low.layout(target)[0])
     alike = tuple(axis for axis in pending.group if axis not in cut)
-    group, replicas, homes = group_of(low, pending), low.numbers.group(alike), _homes(low, target, cut)
+    group, replicas, shards = group_of(low, pending), low.numbers.group(alike), _shards(low, target, cut)
     owners = _owners(low, pending.group, cut)
-    most = max(home.tiles for home in homes)
+    most = max(shard.tiles for shard in shards)
     ready, ack = low.signals(group.size * most), low.signals(group.size * most)
     mine = Number(ready, most * group.me.multiple, group.me.source, group.me.which)
-    for number, home in enumerate(homes):
-        rows = Operand(src.slot, Mode.ROWPART, offset=home.first)
-        offer = low.hold(op, Number(home.rows), home.step, rows, f"{op.label}/offer")
+    for number, shard in enumerate(shards):
+        rows = Operand(src.slot, Mode.ROWPART, offset=shard.first)
+        offer = low.hold(op, Number(shard.rows), shard.step, rows, f"{op.label}/offer")
         offer.notifies += [Notify(group.number, m, mine, True, src.slot) for m in owners[number]]
 
-    first = low.numbers.place(_key(low, target, "home"), lambda device: _first_of_home(low, target, device))
+    first = low.numbers.place(_key(low, target, "shard"), lambda device: _first_of_shard(low, target, device))
     part_of_tile = replicas.me if alike else Number(0)
     own = Operand(src.slot, Mode.ROWPART, part=part_of_tile, parts=replicas.size, offset=first)
-    home_part = own._replace(slot=dst.slot, offset=0)
+    shard_part = own._replace(slot=dst.slot, offset=0)
     x = [own._replace(group=group.number, member=m) for m in group.members]
     step, label = upper(dst.tile_rows), reduce_label(op.label)
     is_last, begin = low.microbatch == low.shapes.settings.accumulation - 1, low.microbatch * group.size
     if pending.is_completed_per_microbatch:
-        stack, on_stack = make_stack(low, target, dst, home_part, step, group.size)
+        stack, on_stack = make_stack(low, target, dst, shard_part, step, group.size)
         views: Tiles = {
-            "left": home_part if is_last else on_stack,
+            "left": shard_part if is_last else on_stack,
             "carries": on_stack if begin else None,
             "x": x,
         }
@@ -112,9 +112,9 @@ def reduce_to_homes(
             )
         )
     else:
-        views = {"out": home_part, "x": x}
+        views = {"out": shard_part, "x": x}
         if beside is not None:
-            views["residual"] = home_part._replace(slot=beside.slot)
+            views["residual"] = shard_part._replace(slot=beside.slot)
         kernel, ints = TREES[pending.combine], {}
         note_reduction(low, op, pending, src, dst, beside)
     reduce = low.emit(
@@ -135,14 +135,14 @@ def reduce_to_homes(
         done = low.signals(replicas.size * tiles)
         post_to_peers(reduce, replicas, done, tiles, dst, per_index=True)
         all_gather_rows(low, op, dst, done, replicas, step)
-    for number, home in enumerate(homes):
-        rows = Operand(src.slot, Mode.ROWPART, offset=home.first)
-        held = low.hold(op, Number(home.rows), home.step, rows, f"{op.label}/ack")
+    for number, shard in enumerate(shards):
+        rows = Operand(src.slot, Mode.ROWPART, offset=shard.first)
+        held = low.hold(op, Number(shard.rows), shard.step, rows, f"{op.label}/ack")
         held.waits += [Wait(ack + m * most, True, 1, group.number, m, src.slot) for m in owners[number]]
 
 
-def _homes(low: ClassLowering, tensor: int, axes: Axes) -> list[Rows]:
-    """The homes of all members along some axes, in order. Panels are padded, as in memory."""
+def _shards(low: ClassLowering, tensor: int, axes: Axes) -> list[Rows]:
+    """The storage shards of all members along some axes, in order. Panels are padded, as in memory."""
     spec, layout = low.spec(tensor), low.layout(tensor)
     kind = low.graph.tensors[tensor].kind
     found = []
@@ -150,12 +150,12 @@ def _homes(low: ClassLowering, tensor: int, axes: Axes) -> list[Rows]:
         shapes = low.shapes.on(device)
         begin, end = shapes.range(spec, layout, 0)
         step = upper(shapes.tile_rows(spec, kind, Number(end - begin)))
-        found.append(Rows(_first_of_home(low, tensor, device), round_up(end - begin, PANEL_ROWS), step))
+        found.append(Rows(_first_of_shard(low, tensor, device), round_up(end - begin, PANEL_ROWS), step))
     return found
 
 
-def _first_of_home(low: ClassLowering, tensor: int, device: int) -> int:
-    """Where a device's home begins in what it uses."""
+def _first_of_shard(low: ClassLowering, tensor: int, device: int) -> int:
+    """Where a device's storage shard begins in what it uses."""
     spec, layout = low.spec(tensor), low.layout(tensor)
     shapes = low.shapes.on(device)
     whole: TensorLayout = (shapes.split_axes(layout[0])[0], *layout[1:])
@@ -168,7 +168,7 @@ def _key(low: ClassLowering, tensor: int, what: str) -> tuple[object, ...]:
 
 
 def _owners(low: ClassLowering, group: Axes, cut: Axes) -> list[list[int]]:
-    """For each home the places in a device group of those that have it."""
+    """For each storage shard the places in a device group of those that have it."""
     devices = low.mesh.group(low.shapes.device, *group)
     found: list[list[int]] = [[] for _ in range(low.mesh.size(*cut))]
     for place, device in enumerate(devices):

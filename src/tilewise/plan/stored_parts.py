@@ -15,14 +15,14 @@ from tilewise.ir.graph import Graph, TensorSpec
 from tilewise.ir.layout import GraphLayout, TensorLayout
 from tilewise.plan.shapes import LocalShapes
 
-__all__ = ["Home", "share_homes"]
+__all__ = ["StoredPart", "assign_stored_parts"]
 
 _STATES, _MASTERS = "optimizer.", "optimizer.master."
 _PARAMETER_BYTES = 4  # checkpoints have parameters in fp32
 
 
 @dataclass(frozen=True)
-class Home:
+class StoredPart:
     """A part of a tensor and the device whose file has it.
 
     Attributes:
@@ -47,7 +47,9 @@ class _Part:
     devices: tuple[int, ...]
 
 
-def share_homes(graph: Graph, layout: GraphLayout, shapes: LocalShapes) -> dict[int, tuple[Home, ...]]:
+def assign_stored_parts(
+    graph: Graph, layout: GraphLayout, shapes: LocalShapes
+) -> dict[int, tuple[StoredPart, ...]]:
     """The parts of every kept tensor by its id; each part once.
 
     Args:
@@ -55,27 +57,30 @@ def share_homes(graph: Graph, layout: GraphLayout, shapes: LocalShapes) -> dict[
         layout: of its tensors.
         shapes: of the plan.
     """
-    found: dict[int, list[Home]] = {}
+    found: dict[int, list[StoredPart]] = {}
     held = [0] * shapes.mesh.num_devices
     shared: list[tuple[int, _Part, int]] = []
     known: dict[object, list[_Part]] = {}
     for tensor, spec, item_bytes in _kept(graph):
-        key = spec.shape, spec.labels, layout.home[tensor]
+        key = spec.shape, spec.labels, layout.storage[tensor]
         if key not in known:
-            known[key] = list(_parts(spec, layout.home[tensor], shapes))
+            known[key] = list(_parts(spec, layout.storage[tensor], shapes))
         found[tensor] = []
         for part in known[key]:
             num_bytes = prod(part.sizes) * item_bytes
             if len(part.devices) > 1:
                 shared.append((tensor, part, num_bytes))
             else:
-                found[tensor].append(Home(part.devices[0], part.begin, part.sizes, num_bytes))
+                found[tensor].append(StoredPart(part.devices[0], part.begin, part.sizes, num_bytes))
                 held[part.devices[0]] += num_bytes
     for tensor, part, num_bytes in sorted(shared, key=lambda one: -one[2]):
         device = min(part.devices, key=lambda d: (held[d], d))
-        found[tensor].append(Home(device, part.begin, part.sizes, num_bytes))
+        found[tensor].append(StoredPart(device, part.begin, part.sizes, num_bytes))
         held[device] += num_bytes
-    return {tensor: tuple(sorted(homes, key=lambda home: home.begin)) for tensor, homes in found.items()}
+    return {
+        tensor: tuple(sorted(stored_parts, key=lambda part: part.begin))
+        for tensor, stored_parts in found.items()
+    }
 
 
 def _kept(graph: Graph) -> Iterator[tuple[int, TensorSpec, int]]:
@@ -98,5 +103,5 @@ def _parts(spec: TensorSpec, layout: TensorLayout, shapes: LocalShapes) -> Itera
     for first, devices in holders.items():
         own = shapes.on(first)
         spans = [own.range(spec, layout, dim) for dim in range(len(spec.shape))]
-        if all(b < e for b, e in spans):  # nothing is written of an empty home
+        if all(b < e for b, e in spans):  # nothing is written of an empty storage shard
             yield _Part(tuple(b for b, _ in spans), tuple(e - b for b, e in spans), tuple(devices))
