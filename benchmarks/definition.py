@@ -162,11 +162,11 @@ def plan_with(workers: int, unlike: str, layers: int = 1000) -> Plan:
     """From nothing to the plan of layers that differ; with more than one worker, in a pool that is started here."""
     graph = tw.ComputeGraph("definition")
     with tw.WorkerPool(workers) if workers > 1 else nullcontext() as pool:
-        watch = tw.ParallelDebugger()
-        models.ParallelModelBuilder(parts_of(layers, unlike), pool=pool, watch=watch).build(graph)
+        progress = tw.ParallelDebugger()
+        models.ParallelModelBuilder(parts_of(layers, unlike), pool=pool, progress=progress).build(graph)
         graph.optimize(optim.AdamW())
-        plan = graph.plan({}, pool=pool, watch=watch)
-    share = watch.seconds()
+        plan = graph.plan({}, pool=pool, progress=progress)
+    share = progress.seconds()
     print("    " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in share.items()), flush=True)
     return plan
 

@@ -86,13 +86,13 @@ def test_microbatches_have_the_loss_of_the_whole_batch(name, options, whole):
 
 def test_an_order_of_the_step_alone_is_not_enough(monkeypatch):
     """The twin: without the forward pass's own order, templates that follow each other there share bytes unordered."""
-    meet, seen = entries.meetings, []
+    meet, seen = entries.find_conflicts, []
 
     def of_the_step(uses):
         seen.append(None)
         return meet(uses) if len(seen) == 1 else {}
 
-    monkeypatch.setattr(entries, "meetings", of_the_step)
+    monkeypatch.setattr(entries, "find_conflicts", of_the_step)
     _, plan = planned(STRATEGIES["tp"], accumulation=4)
     with pytest.raises(InternalError):
         require_order(plan)

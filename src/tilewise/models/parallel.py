@@ -9,7 +9,7 @@ from typing import Any
 from tilewise.core.border import Border
 from tilewise.core.collector import collector_paused
 from tilewise.core.errors import ShapeError
-from tilewise.core.watch import Watch
+from tilewise.core.progress import Progress
 from tilewise.core.workers import WorkerPool
 from tilewise.graph.parallel import ParallelGraphBuilder, SpecHandle
 from tilewise.ir.layer_spec import LayerSpec
@@ -34,7 +34,7 @@ class ParallelModelBuilder:
         sizes: what that function takes behind the configuration, by name: `batch=8, seq=128`.
         threads: that describe layers.
         pool: processes that trace them, where many differ; see `ParallelGraphBuilder`.
-        watch: sees the phases.
+        progress: receives the phases.
 
     Raises:
         ConfigError, ShapeError: as that function.
@@ -55,7 +55,7 @@ class ParallelModelBuilder:
         *,
         threads: int = 2,
         pool: WorkerPool | None = None,
-        watch: Watch | None = None,
+        progress: Progress | None = None,
         **sizes: Any,
     ) -> None:
         own = isinstance(config, ModelParts)
@@ -64,7 +64,7 @@ class ParallelModelBuilder:
             _border.refuse(
                 "ParallelModelBuilder", "parts have their sizes", ", ".join(sizes), "leave them out"
             )
-        self.builder = ParallelGraphBuilder(threads, pool=pool, watch=watch)
+        self.builder = ParallelGraphBuilder(threads, pool=pool, progress=progress)
 
     def build(self, graph: GraphBuilder) -> None:
         """Write the model into an empty graph; all of it or nothing."""
@@ -100,7 +100,7 @@ class ParallelModelBuilder:
         _border.instance("assemble", "the first argument", graph, GraphBuilder, "pass the graph")
         found = [g.result() if isinstance(g, Future) else g for g in groups]
         with collector_paused(), graph.all_or_nothing():
-            with self.builder.watch.phase("assembly"):
+            with self.builder.progress.phase("assembly"):
                 named = self.parts.before(graph)
             results = self.builder.assemble(graph, *found, named=named)
             if len(results) != self.parts.num_layers:
@@ -110,7 +110,7 @@ class ParallelModelBuilder:
                     str(len(results)),
                     "pass create_layers()",
                 )
-            with self.builder.watch.phase("assembly"):
+            with self.builder.progress.phase("assembly"):
                 last = next(reversed(results.values())) if results else named[STREAM]
                 self.parts.after(graph, last, named)
 

@@ -16,7 +16,7 @@ from tilewise.plan.collectives import broadcast_instructions
 from tilewise.plan.entries import Cut, EntryTable
 from tilewise.plan.lower import flat_view
 from tilewise.plan.memory import Buffer
-from tilewise.plan.reuse import Tenant
+from tilewise.plan.reuse import LiveInterval
 from tilewise.plan.segments import tensors_seen
 from tilewise.plan.shapes import LocalShapes, round_up
 from tilewise.plan.variants import Use, Variant
@@ -29,7 +29,7 @@ Key = tuple[object, ...]
 # Where a slot's entry is found: a tensor of the caller's (by its number among operands and results; of a run of root
 # ops, by its id) as it is or as plain rows, each use has its own, or it is the variant's own.
 _SEEN, _FLAT, _KEPT, _OWN = range(4)
-_NOTHING = Tenant((), -1, 0, 0, 0)
+_NOTHING = LiveInterval((), -1, 0, 0, 0)
 
 
 class _Binding(NamedTuple):
@@ -196,7 +196,7 @@ class Binder:
         buffer = self.buffers[kind, variant.number, key[2]]
         return self.table.add(key, buffer, self._cut_of_slot(variant, position, storage))
 
-    def tenants(self, use: Use, call: Call) -> list[Tenant]:
+    def live_intervals(self, use: Use, call: Call) -> list[LiveInterval]:
         """The temporaries of the template that a call uses, in the order in which they come to life."""
         variant = self.variants[use.variant]
         own: dict[int, Buffer] = {}
@@ -214,12 +214,12 @@ class Binder:
                     for position, e in entries.items()
                 }
             )
-        first, found = self.table.tables[0], dict[Key, Tenant]()
+        first, found = self.table.tables[0], dict[Key, LiveInterval]()
         for position, buffer in sorted(own.items(), key=lambda item: item[1].first):
             number = call.binding[position]
             before = found.get(buffer.key, _NOTHING)  # the same memory in another view
             end = buffer.offset + min(of[position] for of in sizes)
-            found[buffer.key] = Tenant(
+            found[buffer.key] = LiveInterval(
                 (*before.entries, number),
                 first[number].first_handle,
                 buffer.offset,

@@ -14,7 +14,7 @@ from tilewise.plan.bind import Binder
 from tilewise.plan.buffers import RootTensors, align_for_files, apart, template_buffers
 from tilewise.plan.held import held_apart, place_held
 from tilewise.plan.memory import FILE_PAGE, Buffer, place_buffers, place_in_sequence
-from tilewise.plan.reuse import Tenant
+from tilewise.plan.reuse import LiveInterval
 from tilewise.plan.shapes import round_up
 from tilewise.plan.tables import file_begin_of
 from tilewise.plan.variants import Use, Variant, Variants
@@ -34,7 +34,7 @@ class Calls:
     Attributes:
         binder: that fills the table of entries.
         calls: of each use, its phase and its call.
-        tenants: by variant, the temporaries of its first use.
+        live intervals: by variant, the temporaries of its first use.
         outside: entries of tensors that users read or write; filled in first.
     """
 
@@ -55,7 +55,7 @@ class Calls:
         self._end = self._workspace_end = max([end, *(b.end for b in held)])
         self.binder = Binder(tensors, [*self._lasting, *self._results])
         self.calls: list[tuple[str, Call]] = []
-        self.tenants: dict[int, list[Tenant]] = {}
+        self.live_intervals: dict[int, list[LiveInterval]] = {}
         self.outside: dict[int, tuple[int, ...]] = {}
         if not (self._kept or self._stored):  # files begin behind all temporaries
             self.outside = self.binder.outside()
@@ -100,5 +100,5 @@ class Calls:
     def _bind(self, use: Use) -> None:
         call = self.binder.use(use)
         self.calls.append((use.segment.phase, call))
-        if use.variant not in self.tenants:
-            self.tenants[use.variant] = self.binder.tenants(use, call)
+        if use.variant not in self.live_intervals:
+            self.live_intervals[use.variant] = self.binder.live_intervals(use, call)

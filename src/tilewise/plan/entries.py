@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Number, NumberLike, TensorEntry, tiles_across, upper
 from tilewise.plan.memory import Buffer, shared_bytes
-from tilewise.plan.reuse import Tenant, meetings
+from tilewise.plan.reuse import LiveInterval, find_conflicts
 
 __all__ = ["Cut", "EntryTable"]
 
@@ -97,7 +97,7 @@ class EntryTable:
         return number
 
     def aliases(
-        self, results: Sequence[Buffer], runs: Iterable[Iterable[Sequence[Tenant]]]
+        self, results: Sequence[Buffer], runs: Iterable[Iterable[Sequence[LiveInterval]]]
     ) -> Mapping[int, tuple[int, ...]]:
         """Per entry, entries that share memory with it without sharing its handles, one for each set of handles.
 
@@ -121,8 +121,8 @@ class EntryTable:
             found.update(dict.fromkeys(entries, targets) if targets else {})
         of_temporaries: dict[tuple[int, ...], set[int]] = {}
         for uses in runs:
-            for own_entries, met in meetings(uses).items():
-                of_temporaries.setdefault(own_entries, set()).update(met)
-        for own_entries, met in of_temporaries.items():
-            found.update(dict.fromkeys(own_entries, tuple(sorted(met))))
+            for own_entries, conflicting in find_conflicts(uses).items():
+                of_temporaries.setdefault(own_entries, set()).update(conflicting)
+        for own_entries, conflicting in of_temporaries.items():
+            found.update(dict.fromkeys(own_entries, tuple(sorted(conflicting))))
         return found

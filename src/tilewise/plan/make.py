@@ -180,7 +180,7 @@ def _program(
         templates = [[*of, copy] for of, copy in zip(templates, copies)]
     aliases = binder.table.aliases(
         [b for b in buffers if b.category in ("gradients", "gathered", "activations", OFFLOADED)],
-        [[bound.tenants[use.variant] for use in uses] for uses in runs],
+        [[bound.live_intervals[use.variant] for use in uses] for uses in runs],
     )
     class_of = {device: c for c, devices in enumerate(classes) for device in devices}
     return TileProgram(

@@ -1,9 +1,9 @@
-"""Which memory a write must wait for, where templates work in the same bytes one after the other.
+"""Which earlier uses of memory a write must wait for, where templates reuse the same bytes one after the other.
 
-The temporaries of all templates lie in one region. A write has to come after every earlier use of its bytes; but where
-a template in between writes the same bytes anew, in every use, to wait for that one is to wait for those before it. So
-a walk over a step's uses keeps, byte for byte, who had it last, and a template meets those who lie behind it there, not
-all that there are: a thousand different templates have a thousand times the pairs of one, not a million times.
+The temporaries of all templates share one region, so a write must come after every earlier use of its bytes. If a
+template in between overwrites those bytes in every use, waiting for that template is enough. `find_conflicts` therefore
+goes through the uses of a step in order and remembers, byte range by byte range, the latest users. A template conflicts
+with those only, so a thousand different templates have a thousand times the conflicts of one, not a million times.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import NamedTuple
 from tilewise.core.tree import Interval
 from tilewise.ir.program import Access, LoweredTemplate, Mode, Number, Operand, Source
 
-__all__ = ["Tenant", "meetings", "written_slots"]
+__all__ = ["LiveInterval", "find_conflicts", "written_slots"]
 
 
-class Tenant(NamedTuple):
-    """Memory of a template, which its uses work on from one op to another.
+class LiveInterval(NamedTuple):
+    """Memory of a template that stays live from one of its ops to another.
 
     Attributes:
-        entries: that see it.
-        handle: the first of those that order its uses; tenants with equal ones order themselves.
+        entries: the tensor entries that lie in it.
+        handle: the first of the handles that order its uses; live intervals with the same handle order themselves.
         begin, end: its bytes.
-        written: one past the bytes from `begin` on that every use of the template writes, whatever the run's sizes.
+        written: end of the bytes, from `begin` on, that every use of the template writes, whatever the run's sizes.
     """
 
     entries: tuple[int, ...]
@@ -35,50 +35,53 @@ class Tenant(NamedTuple):
     written: int
 
 
-def meetings(uses: Iterable[Sequence[Tenant]]) -> dict[tuple[int, ...], set[int]]:
-    """Per entries of a tenant an entry of each that may still use some of the bytes when it writes them.
+def find_conflicts(uses: Iterable[Sequence[LiveInterval]]) -> dict[tuple[int, ...], set[int]]:
+    """For the entries of each live interval, entries of the others that may still use its bytes when it is written.
 
     Args:
-        uses: of templates, in the order of a step: their tenants, in the order in which they come to life.
+        uses: the live intervals of each use of a template: uses in the order of a step, intervals in the order in which
+            they become live.
     """
     found: dict[tuple[int, ...], set[int]] = {}
-    last = _LastTenants()
-    before: list[Sequence[Tenant]] = []
-    for tenants in uses:
-        if not tenants:
+    last = _LastUsers()
+    before: list[Sequence[LiveInterval]] = []
+    for live_intervals in uses:
+        if not live_intervals:
             continue
-        if len(before) == 2 and before[0] is before[1] is tenants:
+        if len(before) == 2 and before[0] is before[1] is live_intervals:
             continue  # a third use in a row finds what the second found
-        before = [*before[-1:], tenants]
-        for tenant in tenants:
-            met = last.follow(tenant)
-            if met:
-                found.setdefault(tenant.entries, set()).update(met)
+        before = [*before[-1:], live_intervals]
+        for interval in live_intervals:
+            conflicting = last.follow(interval)
+            if conflicting:
+                found.setdefault(interval.entries, set()).update(conflicting)
     return found
 
 
-class _LastTenants:
-    """Per byte who may still use it, an entry by handle. A range ends where the next begins."""
+class _LastUsers:
+    """The latest users of each byte range, one entry per handle. A range ends where the next begins."""
 
     def __init__(self) -> None:
         self.begins: list[int] = [0]
         self.users: list[dict[int, int]] = [{}]
 
-    def follow(self, tenant: Tenant) -> set[int]:
-        """Who may still use the tenant's bytes, itself left out; from now on it does, alone where it writes."""
-        first, end = self._cut(tenant.begin), self._cut(tenant.end)
-        own = {tenant.handle: tenant.entries[0]}
-        met = {e for users in self.users[first:end] for handle, e in users.items() if handle != tenant.handle}
-        if tenant.written > tenant.begin:
-            after = self._cut(tenant.written)
-            self.begins[first:after], self.users[first:after] = [tenant.begin], [own]
+    def follow(self, interval: LiveInterval) -> set[int]:
+        """The other users of the interval's bytes. It is then a user too, and the only one where it writes."""
+        first, end = self._cut(interval.begin), self._cut(interval.end)
+        own = {interval.handle: interval.entries[0]}
+        conflicting = {
+            e for users in self.users[first:end] for handle, e in users.items() if handle != interval.handle
+        }
+        if interval.written > interval.begin:
+            after = self._cut(interval.written)
+            self.begins[first:after], self.users[first:after] = [interval.begin], [own]
             first += 1
-        end = self._cut(tenant.end)
+        end = self._cut(interval.end)
         self.users[first:end] = [{**users, **own} for users in self.users[first:end]]
-        return met
+        return conflicting
 
     def _cut(self, byte: int) -> int:
-        """The range that begins at a byte, which is made where there is none."""
+        """The number of the range that begins at a byte; splits a range if none begins there."""
         at = bisect_left(self.begins, byte)
         if at == len(self.begins) or self.begins[at] != byte:
             self.begins.insert(at, byte)

@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewise import models
 from tilewise.core import Border
-from tilewise.core.watch import Watch
+from tilewise.core.progress import Progress
 from tilewise.encode import Encoder
 from tilewise.generate import ChatTemplate, encode_prompt
 from tilewise.graph.parallel import ProgressTracker
@@ -124,8 +124,8 @@ class LLM:
             for request, prompt in zip(requests, given)
         ]
         outputs: dict[str, RequestOutput] = {}
-        with _watch(use_tqdm).phase("prompts", len(requests)) as phase:
-            done = phase.cell()
+        with _progress(use_tqdm).phase("prompts", len(requests)) as phase:
+            done = phase.counter()
             for output in self.engine.outputs(requests, collectors):
                 outputs[output.request_id] = output
                 done.count += 1
@@ -153,8 +153,8 @@ class LLM:
             return _encode(self._encoder, given)
         requests = self.engine.pooling_requests(given)
         outputs: dict[int, PoolingRequestOutput] = {}
-        with _watch(use_tqdm).phase("prompts", len(requests)) as phase:
-            done = phase.cell()
+        with _progress(use_tqdm).phase("prompts", len(requests)) as phase:
+            done = phase.counter()
             for piece in self.engine.pieces(requests):
                 request = requests[piece.sequence]
                 assert piece.vector is not None  # a pooled request has no other piece
@@ -234,9 +234,9 @@ class LLM:
         return {"prompt_token_ids": encode_prompt(self.get_tokenizer(), text, add_special_tokens=False)}
 
 
-def _watch(use_tqdm: bool) -> Watch:
+def _progress(use_tqdm: bool) -> Progress:
     """What sees how far a call is."""
-    return ProgressTracker() if _border.truth("llm", "use_tqdm", use_tqdm) else Watch()
+    return ProgressTracker() if _border.truth("llm", "use_tqdm", use_tqdm) else Progress()
 
 
 def _encode(encoder: Encoder, prompts: Sequence[Prompt]) -> list[PoolingRequestOutput]:

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tilewise.core import Border, ConfigError
-from tilewise.core.watch import Watch
+from tilewise.core.progress import Progress
 from tilewise.generate import encode_prompt
 from tilewise.serve import Engine, Piece, SamplingParams
 from tilewise.serve.request import Request
@@ -47,7 +47,7 @@ class _Asked:
 
 
 def answer_lines(
-    engine: Engine, files: ModelFiles, lines: Iterable[str], watch: Watch | None = None
+    engine: Engine, files: ModelFiles, lines: Iterable[str], progress: Progress | None = None
 ) -> Iterator[dict[str, Any]]:
     """Answers in the lines' order, once all are there; all requests are asked at once.
 
@@ -65,8 +65,8 @@ def answer_lines(
             engine.submit(each.requests, partial(_put, queue, index))
         else:
             answers[index] = each
-    with (watch or Watch()).phase("requests", len(prepared)) as phase:
-        answered = phase.cell()
+    with (progress or Progress()).phase("requests", len(prepared)) as phase:
+        answered = phase.counter()
         while len(answers) < len(prepared):
             answered.count = len(answers)
             index, event = queue.get()

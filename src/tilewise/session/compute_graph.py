@@ -13,8 +13,8 @@ from tilewise.core.border import Border
 from tilewise.core.collector import collector_paused
 from tilewise.core.errors import PlanError
 from tilewise.core.mesh import DeviceMesh
+from tilewise.core.progress import Progress
 from tilewise.core.reading import Unreadable
-from tilewise.core.watch import Watch
 from tilewise.core.workers import WorkerPool
 from tilewise.core.writing import replace_file
 from tilewise.graph import (
@@ -184,7 +184,7 @@ class ComputeGraph(GraphBuilder):
         strict: bool = False,
         checkpoints: bool = False,
         pool: WorkerPool | None = None,
-        watch: Watch | None = None,
+        progress: Progress | None = None,
     ) -> Plan:
         """Decide tiles, placement, order, memory and communication. Nothing runs.
 
@@ -213,7 +213,7 @@ class ComputeGraph(GraphBuilder):
             checkpoints: count the copy of parameters and optimizer states that is in memory while a checkpoint is
                 written and training goes on.
             pool: processes that work on templates beside this one, where many differ; the plan is the same.
-            watch: sees the phases gradients, layouts and plan.
+            progress: receives the phases gradients, layouts and plan.
 
         Raises:
             LayoutError, PlanError: the strategy does not fit the graph, the batch does not divide, or `recompute` or
@@ -237,7 +237,11 @@ class ComputeGraph(GraphBuilder):
                 f"{used}",
                 "plan without a mesh, name them, or choose another strategy",
             )
-        seen = Watch() if watch is None else _border.instance("plan", "a watch", watch, Watch, "pass a Watch")
+        seen = (
+            Progress()
+            if progress is None
+            else _border.instance("plan", "a progress", progress, Progress, "pass a progress")
+        )
         if pool is not None:
             _border.instance("plan", "a pool", pool, WorkerPool, "pass tw.WorkerPool(2)")
         is_whole = isinstance(accumulation, int) and accumulation == 1 and sizes is None

@@ -38,8 +38,8 @@ from tilewise.checkpoint import (
 from tilewise.core import Border, CheckpointError, ConfigError, ResourceError
 from tilewise.core.border import bare
 from tilewise.core.limits import available_memory
+from tilewise.core.progress import Progress
 from tilewise.core.sizes import format_bytes
-from tilewise.core.watch import Watch
 from tilewise.train.config import TrainConfig, is_changeable, make_model_config
 from tilewise.train.metrics import MetricsFile, draw_loss_curve, read_metrics
 from tilewise.train.pacing import TimeBudget
@@ -154,14 +154,17 @@ def stop_on_interrupt() -> Iterator[StopRequest]:
 
 
 def plan_run(
-    config: TrainConfig, resume: bool | None, watch: Watch | None = None, may_change: Collection[str] = ()
+    config: TrainConfig,
+    resume: bool | None,
+    progress: Progress | None = None,
+    may_change: Collection[str] = (),
 ) -> PlannedRun:
     """Check and plan a run without doing any of its work.
 
     Args:
         config: of the run.
         resume: go on from the newest checkpoint; None: if there is one.
-        watch: sees the plan's phases (`ComputeGraph.plan`).
+        progress: receives the plan's phases (`ComputeGraph.plan`).
         may_change: names `section.key` of settings that a resumed run may change, for example `train.steps`; of those,
             only what `is_changeable` allows.
 
@@ -172,7 +175,7 @@ def plan_run(
             from, or holds checkpoints or a model of an earlier run.
         CheckpointError: there is no checkpoint to go on from, or its settings are others than these.
     """
-    graph, plan = make_plan(config, watch)
+    graph, plan = make_plan(config, progress)
     output = Path(config.output.directory)
     checkpoints = output / _CHECKPOINTS
     check_writable(output)

@@ -33,7 +33,7 @@ from tilewise.checkpoint import (
 )
 from tilewise.checkpoint.header import dtype_name
 from tilewise.core import ConfigError, NotFinite, TilewiseError, get_logger
-from tilewise.core.watch import Watch
+from tilewise.core.progress import Progress
 from tilewise.core.writing import writing
 from tilewise.data import (
     END_OF_TEXT,
@@ -165,13 +165,13 @@ def make_graph(config: TrainConfig, *, is_padded: bool) -> ComputeGraph:
 
 
 def make_plan(
-    config: TrainConfig, watch: Watch | None = None, *, must_fit: bool = True
+    config: TrainConfig, progress: Progress | None = None, *, must_fit: bool = True
 ) -> tuple[ComputeGraph, Plan]:
     """The training graph with optimizer and strategy, and its plan; nothing is allocated.
 
     Args:
         config: of the run.
-        watch: sees the plan's phases (`ComputeGraph.plan`).
+        progress: receives the plan's phases (`ComputeGraph.plan`).
         must_fit: refuse a plan that this machine has not the memory for.
 
     Raises:
@@ -190,7 +190,7 @@ def make_plan(
         workers_per_device=config.distribution.workers_per_device,
         rows_per_tile=config.train.rows_per_tile,
         checkpoints=config.output.checkpoint_in_background,
-        watch=watch,
+        progress=progress,
     )
     if must_fit:
         plan.require_memory()

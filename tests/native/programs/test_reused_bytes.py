@@ -61,7 +61,7 @@ def test_templates_that_share_bytes_are_ordered(name):
         order_of(plan, plan.program, symbols)
 
 
-def test_a_meeting_that_is_forgotten_is_found():
+def test_a_forgotten_conflict_is_found():
     """Each alias of a temporary is needed: without those of one template some write is not ordered."""
     plan = unlike_layers(8).plan({}, batch_splits=4, workers_per_device=1)
     (of,) = plan.program.classes

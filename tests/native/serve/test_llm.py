@@ -9,7 +9,7 @@ import pytest
 from native.serve.serving_models import CHAT_TEMPLATE, MAX_CONTEXT, TEXTS, save_model
 from tilewise import LLM, SamplingParams
 from tilewise.core import ConfigError, TaskFailed
-from tilewise.core.watch import Watch
+from tilewise.core.progress import Progress
 from tilewise.generate import encode_prompt
 from tilewise.serve import core as core_module
 from tilewise.serve import llm as llm_module
@@ -32,7 +32,7 @@ def test_a_bar_says_how_many_prompts_are_done(llm, monkeypatch):
     """Unless it is not wanted; and it is wanted or not."""
     seen = []
 
-    class Seen(Watch):
+    class Seen(Progress):
         def _ended(self, phase):
             seen.append((phase.name, phase.done, phase.total))
 

@@ -45,9 +45,9 @@ def in_turn(items):
     return graph
 
 
-def beside(items, threads, pool=None, watch=None):
+def beside(items, threads, pool=None, progress=None):
     graph = own.start()
-    builder = ParallelGraphBuilder(threads, pool=pool, watch=watch)
+    builder = ParallelGraphBuilder(threads, pool=pool, progress=progress)
     builder.assemble(graph, builder.specify(own.describe, items))
     return graph
 
@@ -91,25 +91,25 @@ def test_processes_make_the_same_graph(pool):
     items = [(number, 8 * (1 + number), 1, False, 0) for number in range(40)]
     expected = in_turn(items)
     counts.reset()
-    watch = ParallelDebugger("verbose")
-    found = beside(items, 2, pool, watch)
+    progress = ParallelDebugger("verbose")
+    found = beside(items, 2, pool, progress)
     assert counts.traced <= 40
     assert digest(found) == digest(expected) and found.freeze() == expected.freeze()
     who = Counter(
-        span[0].split()[0] for phase in watch.phases if phase.name == "templates" for span in phase.spans
+        span[0].split()[0] for phase in progress.phases if phase.name == "templates" for span in phase.spans
     )
     assert who == {"process": 40}
 
 
 def test_descriptions_run_in_processes_where_they_are_many(pool):
     """And can be imported by name; others run on threads, and the report says so."""
-    builder = ParallelGraphBuilder(2, pool=pool, watch=(watch := ParallelDebugger()))
+    builder = ParallelGraphBuilder(2, pool=pool, progress=(progress := ParallelDebugger()))
     specs = builder.specify(own.describe_process, range(200)).result()
     assert [spec.path for spec in specs] == [f"layers.{n}" for n in range(200)]
     assert {spec.attrs["width"] for spec in specs} != {0}  # the process that described it
-    assert not watch.notes
+    assert not progress.notes
     builder.specify(lambda handle, n: own.describe_process(handle, n), range(200)).result()
-    assert len(watch.notes) == 1 and "described on threads" in watch.notes[0]
+    assert len(progress.notes) == 1 and "described on threads" in progress.notes[0]
 
 
 def test_layers_that_cannot_be_imported_are_traced_here(pool):
@@ -126,12 +126,12 @@ def test_layers_that_cannot_be_imported_are_traced_here(pool):
 
     graphs = []
     for used in (None, pool):
-        watch = ParallelDebugger()
-        builder, graph = ParallelGraphBuilder(2, pool=used, watch=watch), own.start()
+        progress = ParallelDebugger()
+        builder, graph = ParallelGraphBuilder(2, pool=used, progress=progress), own.start()
         builder.assemble(graph, builder.specify(describe, range(20)))
         graphs.append(digest(graph))
     assert graphs[0] == graphs[1]
-    assert any("inner are not importable by name: traced here" in note for note in watch.notes)
+    assert any("inner are not importable by name: traced here" in note for note in progress.notes)
 
 
 def test_results_of_another_shape_are_followed(pool):
@@ -274,8 +274,8 @@ def test_specifications_are_frozen_and_travel():
 
 
 def test_what_is_none_is_refused():
-    """Threads, pools, watches, functions, graphs."""
-    for wrong in ({"threads": 0}, {"threads": 257}, {"threads": "2"}, {"pool": 2}, {"watch": print}):
+    """Threads, pools, progress objects, functions, graphs."""
+    for wrong in ({"threads": 0}, {"threads": 257}, {"threads": "2"}, {"pool": 2}, {"progress": print}):
         with pytest.raises(ShapeError):
             ParallelGraphBuilder(**wrong)
     builder = ParallelGraphBuilder()

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from tilewise.core.errors import ConfigError, ShapeError
-from tilewise.core.watch import Watch
+from tilewise.core.progress import Progress
 from tilewise.graph.parallel import ParallelDebugger, ProgressTracker
 
 
@@ -89,7 +89,7 @@ def test_pieces_are_taken_down_at_level_verbose_only():
     """As a table of threads, of the slowest pieces, and a trace that says the same."""
     for level, wanted in (("off", False), ("summary", False), ("verbose", True)):
         assert ParallelDebugger(level).wants_spans is wanted
-    assert Watch(ParallelDebugger("verbose")).wants_spans
+    assert Progress(ParallelDebugger("verbose")).wants_spans
     debugger = ParallelDebugger("verbose")
     with debugger.phase("templates", 2) as phase:
         cell = phase.cell()

@@ -163,11 +163,11 @@ def test_dissimilar_layers_are_traced_in_processes(pool):
     decoder = config_of("llama").decoder
     kinds = tuple(replace(decoder.layers[0], window=1 + i) for i in range(30))
     parts = training_parts(replace(decoder, layers=kinds), 2, 32)
-    expected, graph, watch = GraphBuilder("model"), GraphBuilder("model"), ParallelDebugger("verbose")
+    expected, graph, progress = GraphBuilder("model"), GraphBuilder("model"), ParallelDebugger("verbose")
     parts.build(expected)
-    ParallelModelBuilder(parts, pool=pool, watch=watch).build(graph)
+    ParallelModelBuilder(parts, pool=pool, progress=progress).build(graph)
     assert graph.freeze() == expected.freeze() and len(graph.freeze().templates) == 30
-    assert [phase.done for phase in watch.phases if phase.name == "templates"] == [30]
+    assert [phase.done for phase in progress.phases if phase.name == "templates"] == [30]
     with pytest.raises(ShapeError, match="parts have their sizes"):
         ParallelModelBuilder(parts, batch=3)
 

@@ -167,13 +167,13 @@ def test_all_pairs_of_shared_bytes_are_noticed(monkeypatch):
     """The count of pairs can fail: were all templates to know each other, more layers would have ever more pairs."""
 
     def all_of(uses):
-        every = {t.entries: t for tenants in uses for t in tenants}.values()
+        every = {t.entries: t for live_intervals in uses for t in live_intervals}.values()
         return {
             t.entries: {o.entries[0] for o in every if o.begin < t.end and t.begin < o.end and o is not t}
             for t in every
         }
 
-    monkeypatch.setattr(entries, "meetings", all_of)
+    monkeypatch.setattr(entries, "find_conflicts", all_of)
     pairs = [count_pairs(n) for n in (8, 16, 24)]
     assert pairs[2] - pairs[1] > 1.3 * (pairs[1] - pairs[0])
 

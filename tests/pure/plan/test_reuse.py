@@ -7,21 +7,21 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewise.plan.reuse import Tenant, meetings
+from tilewise.plan.reuse import LiveInterval, find_conflicts
 
 SIZE = 24
-tenants = st.tuples(st.integers(0, SIZE - 1), st.integers(1, SIZE), st.sampled_from([0.0, 0.5, 1.0]))
+live_intervals = st.tuples(st.integers(0, SIZE - 1), st.integers(1, SIZE), st.sampled_from([0.0, 0.5, 1.0]))
 
 
 def templates_of(given_templates):
-    """Tenants from (begin, length, share that is always written); equal places have one handle."""
+    """Live intervals from (begin, length, share that is always written); equal places have one handle."""
     handles, number, made = {}, 0, []
     for template in given_templates:
         own = []
         for begin, length, share in template:
             end = min(begin + length, SIZE)
             handle = handles.setdefault((begin, end), len(handles))
-            own.append(Tenant((number,), handle, begin, end, begin + int((end - begin) * share)))
+            own.append(LiveInterval((number,), handle, begin, end, begin + int((end - begin) * share)))
             number += 1
         made.append(own)
     return made
@@ -35,22 +35,22 @@ def unordered(uses, known, seed):
         [] for _ in range(SIZE)
     ]  # per byte: handle, and all before it
     for use in uses:
-        for tenant in use:
-            waits = {handle_of[e] for e in known.get(tenant.entries, ())} | {tenant.handle}
-            for byte in range(tenant.begin, tenant.end):
-                if byte >= tenant.written and generator.random() < 0.5:
+        for interval in use:
+            waits = {handle_of[e] for e in known.get(interval.entries, ())} | {interval.handle}
+            for byte in range(interval.begin, interval.end):
+                if byte >= interval.written and generator.random() < 0.5:
                     continue
                 earlier = before[byte]
                 behind = {i for i, (handle, _) in enumerate(earlier) if handle in waits}
                 behind = behind.union(*(earlier[i][1] for i in behind))
                 if len(behind) < len(earlier):
-                    return tenant, byte
-                earlier.append((tenant.handle, behind))
+                    return interval, byte
+                earlier.append((interval.handle, behind))
     return None
 
 
 @given(
-    st.lists(st.lists(tenants, max_size=4), min_size=1, max_size=5),
+    st.lists(st.lists(live_intervals, max_size=4), min_size=1, max_size=5),
     st.lists(st.integers(0, 4), max_size=20),
     st.integers(0, 9),
 )
@@ -58,24 +58,24 @@ def test_every_write_comes_behind_all_earlier_uses_of_its_bytes(drawn, order, se
     """Through those that it meets, whatever templates follow each other, however often."""
     templates = templates_of(drawn)
     uses = [templates[i % len(templates)] for i in order]
-    assert unordered(uses, meetings(uses), seed) is None
+    assert unordered(uses, find_conflicts(uses), seed) is None
 
 
-def test_a_forgotten_meeting_is_noticed():
+def test_a_forgotten_conflict_is_noticed():
     """The test above can fail: two templates that do not know each other are not ordered."""
     uses = templates_of([[(0, 8, 1.0)], [(0, 9, 1.0)]])
-    assert unordered(uses, meetings(uses), 0) is None
+    assert unordered(uses, find_conflicts(uses), 0) is None
     assert unordered(uses, {}, 0) is not None
 
 
 def test_what_is_written_anew_stands_between():
     """Of growing sizes each meets the one before it; in the second round, the last one too."""
     uses = templates_of([[(0, 4, 1.0)], [(0, 8, 1.0)], [(0, 12, 1.0)]])
-    assert meetings(uses) == {(1,): {0}, (2,): {1}}
-    assert meetings([*uses, *uses]) == {(0,): {2}, (1,): {0, 2}, (2,): {1}}
+    assert find_conflicts(uses) == {(1,): {0}, (2,): {1}}
+    assert find_conflicts([*uses, *uses]) == {(0,): {2}, (1,): {0, 2}, (2,): {1}}
 
 
 def test_what_may_not_be_written_hides_nothing():
     """Behind memory that a use may leave alone, all before it are met."""
     first, never, last = templates_of([[(0, 8, 1.0)], [(0, 9, 0.0)], [(0, 10, 1.0)]])
-    assert meetings([first, never, last])[last[0].entries] == {0, 1}
+    assert find_conflicts([first, never, last])[last[0].entries] == {0, 1}

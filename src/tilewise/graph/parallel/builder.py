@@ -17,7 +17,7 @@ from typing import Any
 
 from tilewise.core.border import Border, shown
 from tilewise.core.errors import ShapeError
-from tilewise.core.watch import Watch, thread_name
+from tilewise.core.progress import Progress, thread_name
 from tilewise.core.workers import WorkerPool, is_portable
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.parallel.debugger import ParallelDebugger
@@ -41,23 +41,25 @@ class ParallelGraphBuilder:
         threads: that describe; by default 2.
         pool: processes for what Python's lock keeps from running beside: descriptions by functions that other
             processes can import, and the tracing of layers where many are distinct. None does all that here.
-        watch: sees the phases; a `ParallelDebugger` or a `ProgressTracker`.
+        progress: receives the phases; a `ParallelDebugger` or a `ProgressTracker`.
 
     Raises:
         ShapeError: threads are not between 1 and 256, or the others are none.
     """
 
     def __init__(
-        self, threads: int = 2, *, pool: WorkerPool | None = None, watch: Watch | None = None
+        self, threads: int = 2, *, pool: WorkerPool | None = None, progress: Progress | None = None
     ) -> None:
         call = "ParallelGraphBuilder"
         self.threads = _border.integer(call, "threads", threads, 1, MAX_THREADS)
         if pool is not None:
             _border.instance(call, "a pool", pool, WorkerPool, "pass tw.WorkerPool(2)")
-        if watch is not None:
-            _border.instance(call, "a watch", watch, Watch, "pass a ParallelDebugger or ProgressTracker")
+        if progress is not None:
+            _border.instance(
+                call, "a progress", progress, Progress, "pass a ParallelDebugger or ProgressTracker"
+            )
         self.pool = pool
-        self.watch = Watch() if watch is None else watch
+        self.progress = Progress() if progress is None else progress
 
     def specify(self, describe: Describe, items: Iterable[Any], *, kind: str = "layer") -> Future[Specs]:
         """Have `describe(handle, item)` called for every item, each once, by several threads or processes.
@@ -119,37 +121,37 @@ class ParallelGraphBuilder:
         for spec in specs:
             _border.instance("assemble", "a specification", spec, LayerSpec, "pass what specify returned")
         layers = [spec for spec in specs if spec.function is not None]
-        with self.watch.phase("validation", len(specs)) as phase:
+        with self.progress.phase("validation", len(specs)) as phase:
             given = dict(_border.mapping("assemble", "named tensors", named or {}, "tensors by name"))
             for tensor in given.values():
                 graph.draft.own("assemble", tensor)
             alone = _check_names(graph, specs, given)
-            phase.cell().count = len(specs)
+            phase.counter().count = len(specs)
         table = TemplateTable(
             graph, layers, {**{n: t.spec for n, t in given.items()}, **{n: t[1] for n, t in alone.items()}}
         )
         if self.pool is not None and (missing := table.missing()):
-            with self.watch.phase("templates", len(missing)) as phase:
+            with self.progress.phase("templates", len(missing)) as phase:
                 table.trace(self.pool, missing, phase, self._note)
-        with self.watch.phase("assembly", len(specs)) as phase, graph.all_or_nothing():
-            cell, results = phase.cell(), dict[str, TensorNode]()
+        with self.progress.phase("assembly", len(specs)) as phase, graph.all_or_nothing():
+            counter, results = phase.counter(), dict[str, TensorNode]()
             used = table.declared_names(alone)
             for name, (kind, tensor) in alone.items():
                 if name not in used:
                     graph.draft.declare(kind, tensor)
-                cell.count += 1
+                counter.count += 1
             for layer in layers:
                 operands = tuple(_find(graph, name, results, given) for name in layer.operands)
                 results[layer.path] = _write(graph, layer, table, alone, operands)
-                cell.count += 1
+                counter.count += 1
         return results
 
     def _note(self, text: str) -> None:
-        if isinstance(self.watch, ParallelDebugger):
-            self.watch.note(text)
+        if isinstance(self.progress, ParallelDebugger):
+            self.progress.note(text)
 
     def _specify(self, describe: Describe, items: list[Any], kind: str) -> Specs:
-        with self.watch.phase("specification", len(items)) as phase:
+        with self.progress.phase("specification", len(items)) as phase:
             if self.pool is not None and len(items) > _ITEMS_PER_CALL:
                 if is_portable(describe):
                     return self._in_processes(self.pool, describe, items, kind, phase)
@@ -161,7 +163,7 @@ class ParallelGraphBuilder:
             failed: dict[int, ShapeError] = {}
 
             def work() -> None:
-                cell, who, spans = phase.cell(), thread_name(), self.watch.wants_spans
+                counter, who, spans = phase.counter(), thread_name(), self.progress.wants_spans
                 while not failed and (i := next(numbers)) < len(items):
                     begin = time.perf_counter_ns() if spans else 0
                     try:
@@ -169,8 +171,8 @@ class ParallelGraphBuilder:
                     except ShapeError as error:
                         failed[i] = error
                     if spans:
-                        cell.spans.append((who, f"{kind} {i}", begin, time.perf_counter_ns()))
-                    cell.count += 1
+                        counter.spans.append((who, f"{kind} {i}", begin, time.perf_counter_ns()))
+                    counter.count += 1
 
             with ThreadPoolExecutor(self.threads, thread_name_prefix=kind) as pool:
                 for done in [pool.submit(work) for _ in range(self.threads)]:
@@ -186,9 +188,9 @@ class ParallelGraphBuilder:
             (describe, kind, first, items[first : first + _ITEMS_PER_CALL])
             for first in range(0, len(items), _ITEMS_PER_CALL)
         ]
-        cell = phase.cell()
+        counter = phase.counter()
         parts = pool.map(describe_items, calls)
-        cell.count = len(items)
+        counter.count = len(items)
         return tuple(spec for part in parts for specs in part for spec in specs)
 
 

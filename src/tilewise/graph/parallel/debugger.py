@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewise.core.border import Border
-from tilewise.core.watch import Phase, Watch
+from tilewise.core.progress import Phase, Progress
 from tilewise.observe.perfetto import name_event, slice_event, write_events
 
 if TYPE_CHECKING:
@@ -21,18 +21,18 @@ _MAIN = "phases"
 _border = Border("graph")
 
 
-class ParallelDebugger(Watch):
+class ParallelDebugger(Progress):
     """Takes down phases, and at level `verbose` every piece of them.
 
     Args:
         level: `off`, `summary` (phases, and how much each thread did) or `verbose` (every layer, too).
-        others: watches that see all phases, too: a `ProgressTracker`.
+        others: progress objects that see all phases, too: a `ProgressTracker`.
 
     Raises:
         ConfigError: no such level.
     """
 
-    def __init__(self, level: str = "summary", *others: Watch) -> None:
+    def __init__(self, level: str = "summary", *others: Progress) -> None:
         super().__init__(*others)
         self.level = _border.choice("ParallelDebugger", "level", level, LEVELS)
         self.phases: list[Phase] = []

@@ -6,18 +6,18 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from tilewise.core.border import Border
-from tilewise.core.watch import Phase, Watch
+from tilewise.core.progress import Phase, Progress
 
 if TYPE_CHECKING:
+    from rich import progress as rich_progress
     from rich.console import Console
-    from rich.progress import Progress
 
 __all__ = ["ProgressTracker"]
 
 _border = Border("graph")
 
 
-class ProgressTracker(Watch):
+class ProgressTracker(Progress):
     """Bars with rates and time left, one per phase, on a terminal; silent elsewhere, and for phases that are short.
 
     Args:
@@ -30,7 +30,7 @@ class ProgressTracker(Watch):
         self._delay_s = _border.number("ProgressTracker", "delay_s", delay_s, 0.0, 3600.0)
         self._console = console
         self._lock = threading.RLock()
-        self._bars: Progress | None = None
+        self._bars: rich_progress.Progress | None = None
         self._shown: dict[Phase, Any] = {}  # the bar's task, of phases that last long
         self._timers: dict[Phase, threading.Timer] = {}
 
@@ -66,7 +66,7 @@ class ProgressTracker(Watch):
                 self._bars.start()
             self._shown[phase] = self._bars.add_task(phase.name, total=phase.total, completed=phase.done)
 
-    def _update(self, bars: Progress) -> None:
+    def _update(self, bars: rich_progress.Progress) -> None:
         """Before every picture: what is done now."""
         for phase, task in list(self._shown.items()):
             bars.update(task, completed=phase.done)
@@ -79,15 +79,16 @@ class ProgressTracker(Watch):
         return self._console
 
 
-def _make_bars(console: Console, update: Any) -> Progress:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TimeRemainingColumn
+def _make_bars(console: Console, update: Any) -> rich_progress.Progress:
+    from rich import progress as rich_progress
+    from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TimeRemainingColumn
     from rich.text import Text
 
     class Rate(ProgressColumn):
         def render(self, task: Any) -> Text:
             return Text("" if not task.speed else f"{task.speed:,.0f}/s")
 
-    class Bars(Progress):
+    class Bars(rich_progress.Progress):
         def get_renderables(self) -> Any:
             update(self)
             return super().get_renderables()

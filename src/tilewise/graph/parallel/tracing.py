@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from tilewise.core.errors import ShapeError
-from tilewise.core.watch import Phase
+from tilewise.core.progress import Phase
 from tilewise.core.workers import ENOUGH, WorkerPool, is_portable
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.templates import LayerFunction, trace_layer
@@ -67,7 +67,7 @@ class TemplateTable:
 
     def trace(self, pool: WorkerPool, missing: _Calls, phase: Phase, note: Callable[[str], None]) -> None:
         """Trace what is missing: in the pool what it can import, where that is much, and the rest here."""
-        cell = phase.cell()
+        counter = phase.counter()
         for _ in range(_ROUNDS):
             apart: _Calls = {}
             if len(missing) >= ENOUGH:
@@ -84,11 +84,11 @@ class TemplateTable:
             calls = [(call[0].function, call[1], call[0].attrs, k_splits) for call in apart.values()]
 
             def count(num: int) -> None:
-                phase.cell().count = num  # one of its own: several threads call this
+                phase.counter().count = num  # one of its own: several threads call this
 
             for (key, call), answer in zip(apart.items(), pool.map(_trace, calls, count)):
                 self._known[key], who, begin, end = answer
-                cell.spans.append((who, call[0].path, begin, end))
+                counter.spans.append((who, call[0].path, begin, end))
             missing = self.missing()
 
     def record(self, graph: GraphBuilder, spec: LayerSpec, operands: tuple[TensorNode, ...]) -> TensorNode:
