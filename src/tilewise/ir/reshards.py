@@ -21,7 +21,7 @@ from tilewise.ir.layout import (
     show_layout,
 )
 
-__all__ = ["brings_weights", "explain_reshards", "explain_storage"]
+__all__ = ["explain_reshards", "explain_storage", "is_prefetch"]
 
 _CHANGES = ("all_gather", "slice")
 
@@ -93,9 +93,7 @@ def explain_storage(graph: Graph, layout: GraphLayout) -> list[str]:
     about = "" if all(_has_equal_shards(graph, layout, t.id) for t in in_shards) else "about "
     for phase in ("forward", "backward"):
         calls = [
-            op
-            for op in graph.ops
-            if op.phase == phase and brings_weights(graph, op, ("all_gather_parameters",))
+            op for op in graph.ops if op.phase == phase and is_prefetch(graph, op, ("all_gather_parameters",))
         ]
         most = max((_elements(graph, layout, op) for op in calls), default=0)
         total = sum(_elements(graph, layout, op) for op in calls)
@@ -126,7 +124,7 @@ def _has_equal_shards(graph: Graph, layout: GraphLayout, weight: int) -> bool:
     return rows % (layout.mesh.size(*layout.compute[weight][0]) * PANEL_ROWS) == 0
 
 
-def brings_weights(graph: Graph, op: OpNode, how: Sequence[str] = ("all_gather_parameters", "fetch")) -> bool:
+def is_prefetch(graph: Graph, op: OpNode, how: Sequence[str] = ("all_gather_parameters", "fetch")) -> bool:
     """Whether an op is a call that gathers tensors from their storage shards, or fetches them from a file."""
     if op.op != "call":
         return False

@@ -1,9 +1,9 @@
 """Deciding before running: tiles, memory, order, communication."""
 
-from tilewise.plan.held import choose_held
 from tilewise.plan.lower.ahead import LoweredAhead
 from tilewise.plan.make import make_plan
 from tilewise.plan.plan import Plan
+from tilewise.plan.prefetched_states import choose_prefetched
 from tilewise.plan.settings import settings_for
 from tilewise.plan.shapes import LocalShapes, check_sizes, symbols_of
 
@@ -12,7 +12,7 @@ __all__ = [
     "LoweredAhead",
     "Plan",
     "check_sizes",
-    "choose_held",
+    "choose_prefetched",
     "make_plan",
     "settings_for",
     "symbols_of",

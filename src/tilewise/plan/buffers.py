@@ -8,7 +8,7 @@ from dataclasses import replace
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import Slot, memory_kind
-from tilewise.ir.reshards import brings_weights
+from tilewise.ir.reshards import is_prefetch
 from tilewise.plan.accumulation import BatchSums
 from tilewise.plan.memory import FILE_PAGE, Buffer, place_lingering
 from tilewise.plan.rings import place_of_use
@@ -108,7 +108,7 @@ class RootTensors:
 
 def _gradients(graph: Graph, sums: BatchSums, files: frozenset[int]) -> frozenset[int]:
     """Outputs that the backward pass completes, behind its last microbatch. Where states lie in files, none: what
-    activations leave then has room for those (`plan.held`)."""
+    activations leave then has room for those (`plan.prefetched_states`)."""
     if any(t.id in files for t in graph.of_kind("state")):
         return frozenset()
     nodes = [graph.tensors[t] for t in graph.outputs.values() if t in sums.complete_last]
@@ -218,9 +218,9 @@ def result_buffers(tensors: RootTensors, segments: Sequence[Segment]) -> list[Bu
                 if root is not None and root in brief:
                     first.setdefault(root, segment.index)
                     last[root] = segment.index
-    brings = (op for op in tensors.graph.ops if op.phase != "update" and brings_weights(tensors.graph, op))
+    fetches = (op for op in tensors.graph.ops if op.phase != "update" and is_prefetch(tensors.graph, op))
     gathered = {
-        o for op in brings for o in op.outputs
+        o for op in fetches for o in op.outputs
     }  # what waits for an update has the memory of activations
 
     last.update(dict.fromkeys(tensors.gradients & first.keys(), segments[-1].index))

@@ -12,8 +12,8 @@ from tilewise.ir.graph import Graph
 from tilewise.ir.program import Call
 from tilewise.plan.bind import Binder
 from tilewise.plan.buffers import RootTensors, align_for_files, apart, template_buffers
-from tilewise.plan.held import held_apart, place_held
 from tilewise.plan.memory import FILE_PAGE, Buffer, place_buffers, place_in_sequence
+from tilewise.plan.prefetched_states import place_prefetched, prefetched_apart
 from tilewise.plan.reuse import LiveInterval
 from tilewise.plan.shapes import round_up
 from tilewise.plan.tables import file_begin_of
@@ -48,11 +48,11 @@ class Calls:
         if self._kept or self._stored:  # what moves to and from files begins at a page in memory as well
             self._lasting_end = round_up(self._lasting_end, FILE_PAGE)
             align_for_files([*self._results, *self._kept, *self._stored])
-        self._results, held = held_apart(graph, self._results)
+        self._results, prefetched = prefetched_apart(graph, self._results)
         end = place_buffers(self._results, self._lasting_end)
-        place_held(held, self._results, self._lasting_end)
-        self._results += held
-        self._end = self._workspace_end = max([end, *(b.end for b in held)])
+        place_prefetched(prefetched, self._results, self._lasting_end)
+        self._results += prefetched
+        self._end = self._workspace_end = max([end, *(b.end for b in prefetched)])
         self.binder = Binder(tensors, [*self._lasting, *self._results])
         self.calls: list[tuple[str, Call]] = []
         self.live_intervals: dict[int, list[LiveInterval]] = {}

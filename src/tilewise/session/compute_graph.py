@@ -46,7 +46,7 @@ from tilewise.plan import (
     LoweredAhead,
     Plan,
     check_sizes,
-    choose_held,
+    choose_prefetched,
     make_plan,
     settings_for,
     symbols_of,
@@ -60,10 +60,10 @@ from tilewise.strategy import (
     DistributionStrategy,
     check_offload,
     gather_table_rows,
-    hold_ahead,
     insert_reshards,
     offload_tensors,
     one_stage,
+    prefetch_states,
     propagate_layouts,
     shard_states,
 )
@@ -279,8 +279,8 @@ class ComputeGraph(GraphBuilder):
                 graph, layout = offload_tensors(graph, layout, offloaded, batch)
                 settings = settings_for(graph, layout, batch, workers_per_device, checkpoints, rows_per_tile)
                 if "optimizer" in offloaded:
-                    held = choose_held(graph, layout, settings)
-                    graph, layout = hold_ahead(graph, layout, held, batch)
+                    prefetched = choose_prefetched(graph, layout, settings)
+                    graph, layout = prefetch_states(graph, layout, prefetched, batch)
             with seen.phase("plan"):
                 return make_plan(
                     graph,

@@ -1,7 +1,7 @@
 """How a model is spread: declared strategies and the layouts that follow from them."""
 
 from tilewise.strategy.alone import lay_out_alone, lay_out_whole
-from tilewise.strategy.offload import OFFLOADS, check_offload, hold_ahead, offload_tensors
+from tilewise.strategy.offload import OFFLOADS, check_offload, offload_tensors, prefetch_states
 from tilewise.strategy.propagate import propagate_layouts
 from tilewise.strategy.reshard import insert_reshards
 from tilewise.strategy.schedule import one_stage
@@ -16,12 +16,12 @@ __all__ = [
     "StateSharding",
     "check_offload",
     "gather_table_rows",
-    "hold_ahead",
     "insert_reshards",
     "lay_out_alone",
     "lay_out_whole",
     "offload_tensors",
     "one_stage",
+    "prefetch_states",
     "propagate_layouts",
     "shard_states",
 ]

@@ -1,9 +1,9 @@
-"""Offloaded tensors: what lies in a file of each device, and comes to its memory when it is needed.
+"""Offloading: tensors that lie in a file of each device and are fetched into its memory when they are needed.
 
-Of optimizer states as many as fit are brought ahead of their update (`plan.held`), which works on the others a block
-after the other (`plan.lower.blocks`). Weights are brought for each layer, in the forward pass, in the backward pass and
-by the update. Activations that the backward pass reads are stored behind the layer that made them and brought again
-ahead of their reader. Nothing else changes, so no bit does.
+Optimizer states are prefetched whole where memory allows (`plan.prefetched_states`); the update reads the others one
+block after the other (`plan.lower.blocks`). Weights are fetched for each layer in the forward pass, in the backward pass
+and by the update. Activations that the backward pass reads are stored after the layer that made them and fetched again
+before their reader. Offloading changes no bit of the result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
 from tilewise.ir.layout import GraphLayout, TensorLayout
 from tilewise.strategy.prefetch import Prefetching, Unit, UnitChoice, template_of_moves
 
-__all__ = ["OFFLOADS", "check_offload", "hold_ahead", "offload_tensors"]
+__all__ = ["OFFLOADS", "check_offload", "offload_tensors", "prefetch_states"]
 
 OFFLOADS = ("optimizer", "activations", "parameters")
 _LEAST_BYTES = 1 << 14  # of a device's part: less is not worth a transfer
@@ -44,7 +44,7 @@ def check_offload(offload: str | Collection[str]) -> frozenset[str]:
 def offload_tensors(
     graph: Graph, layout: GraphLayout, kinds: Collection[str], batch: BatchCut
 ) -> tuple[Graph, GraphLayout]:
-    """A laid-out graph with tensors in files, and calls that bring and store them.
+    """A laid-out graph with tensors in files, calls that fetch them and calls that store them.
 
     Args:
         kinds: of `OFFLOADS`.
@@ -55,7 +55,7 @@ def offload_tensors(
     return _Offloading(graph, layout, frozenset(kinds), batch).run() if kinds else (graph, layout)
 
 
-def hold_ahead(
+def prefetch_states(
     graph: Graph, layout: GraphLayout, places: Mapping[int, int], batch: BatchCut
 ) -> tuple[Graph, GraphLayout]:
     """A graph whose updates find some tensors of files in memory: calls bring them whole, earlier than the update
@@ -64,7 +64,7 @@ def hold_ahead(
     Args:
         places: per tensor, the op that it is brought before.
     """
-    return _Holding(graph, layout, places, batch).run() if places else (graph, layout)
+    return _StatePrefetching(graph, layout, places, batch).run() if places else (graph, layout)
 
 
 class _Offloading(Prefetching):
@@ -76,8 +76,8 @@ class _Offloading(Prefetching):
         self.stores: dict[object, tuple[Template, GraphLayout]] = {}
 
     def run(self) -> tuple[Graph, GraphLayout]:
-        """Marks first, then calls that store, then calls that bring."""
-        brought: set[int] = set()
+        """Marks first, then calls that store, then prefetch calls."""
+        prefetched: set[int] = set()
         for kind in sorted(self.kinds):
             found = {*self._of_kind(kind)}
             if not found:
@@ -91,9 +91,9 @@ class _Offloading(Prefetching):
             if kind == "activations":
                 found = self._store(found)
             if kind != "optimizer":
-                brought |= found
+                prefetched |= found
             self.files |= found
-        graph, layout = self.bring(brought)
+        graph, layout = self.insert_prefetches(prefetched)
         return graph, replace(layout, files=tuple(sorted(self.files)))
 
     # ---- what lies in files ---------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class _Offloading(Prefetching):
         self.graph = replace(self.graph, tensors=tensors, ops=tuple(ops), templates=self.templates)
         self.layout = replace(
             self.layout, storage=compute, compute=compute, calls=calls
-        )  # `bring` makes the pending reductions
+        )  # `insert_prefetches` makes the pending reductions
         self.tensors = list(tensors)
         return {*stored.values()}
 
@@ -201,7 +201,7 @@ class _Offloading(Prefetching):
         return self.inner[key]
 
 
-class _Holding(Prefetching):
+class _StatePrefetching(Prefetching):
     """Updates of what has been brought before, all or in part.
 
     Args:
@@ -215,7 +215,7 @@ class _Holding(Prefetching):
         self.inner: dict[object, GraphLayout] = {}
 
     def run(self) -> tuple[Graph, GraphLayout]:
-        """A call that brings, one that puts back, for each update."""
+        """A prefetch calls, one that puts back, for each update."""
         units = self._units(set())
         before: dict[int, list[OpNode]] = {}
         starts = {op: number for number, unit in enumerate(units) for op in range(unit.first, unit.last + 1)}
@@ -223,23 +223,23 @@ class _Holding(Prefetching):
             if unit.phase != "update":
                 continue
             given = (t for op in self.graph.ops[unit.first : unit.last + 1] for t in op.given)
-            held = [t for t in dict.fromkeys(given) if t in self.places]
-            for place in dict.fromkeys(self.places[t] for t in held):
-                together = [t for t in held if self.places[t] == place]
+            in_memory = [t for t in dict.fromkeys(given) if t in self.places]
+            for place in dict.fromkeys(self.places[t] for t in in_memory):
+                together = [t for t in in_memory if self.places[t] == place]
                 fetch = self._gather(together, "update")
                 before.setdefault(starts[place], []).append(
                     replace(fetch, label=f"fetch:{self._label(unit)}")
                 )
                 unit.gathered.update(zip(together, fetch.outputs))
-            if held:
-                before.setdefault(number + 1, []).append(self._put_back(held, unit))
+            if in_memory:
+                before.setdefault(number + 1, []).append(self._put_back(in_memory, unit))
         return self._written(units, before)
 
-    def _put_back(self, held: Sequence[int], unit: Unit) -> OpNode:
-        specs = [replace(self.graph.spec(t), name=name) for t, name in zip(held, self._names(held))]
-        forms = "put_back", tuple((s.form, self.compute[t]) for s, t in zip(specs, held))
+    def _put_back(self, in_memory: Sequence[int], unit: Unit) -> OpNode:
+        specs = [replace(self.graph.spec(t), name=name) for t, name in zip(in_memory, self._names(in_memory))]
+        forms = "put_back", tuple((s.form, self.compute[t]) for s, t in zip(specs, in_memory))
         if forms not in self.gathers:
-            count = len(held)
+            count = len(in_memory)
             tensors = [
                 TensorNode(i, replace(s, name=f"x{i % count}"), "parameter")
                 for i, s in enumerate((*specs, *specs))
@@ -251,14 +251,14 @@ class _Holding(Prefetching):
             key = self._key("put_back")
             inside = Graph(key, tuple(tensors), tuple(ops), {}, self.graph.k_splits)
             template = Template(key, inside, tuple(range(2 * count)), ())
-            compute = tuple(self.compute[t] for t in held) * 2
+            compute = tuple(self.compute[t] for t in in_memory) * 2
             self.gathers[forms] = template, self._layout_of_gather(compute, count)
             self.templates[key] = template
         template, _ = self.gathers[forms]
         attrs = {"template": template.key, "saved": ()}
-        values = (unit.gathered[t] for t in held)
+        values = (unit.gathered[t] for t in in_memory)
         label = f"put_back:{self._label(unit)}"
-        return OpNode(-1, "call", (*held, *values), (), attrs, "update", label)
+        return OpNode(-1, "call", (*in_memory, *values), (), attrs, "update", label)
 
     def _label(self, unit: Unit) -> str:
         return self.graph.ops[unit.first].label

@@ -62,7 +62,7 @@ class Prefetching:
         graph, layout: what is used, and how.
         batch: how its rows are cut.
         choice: of units.
-        brings: name of the op that brings a weight.
+        fetch_op: name of the op that fetches a weight.
 
     Attributes:
         tensors: of the new graph.
@@ -70,9 +70,15 @@ class Prefetching:
     """
 
     def __init__(
-        self, graph: Graph, layout: GraphLayout, batch: BatchCut, choice: UnitChoice, brings: str
+        self, graph: Graph, layout: GraphLayout, batch: BatchCut, choice: UnitChoice, fetch_op: str
     ) -> None:
-        self.graph, self.layout, self.batch, self.choice, self.brings = graph, layout, batch, choice, brings
+        self.graph, self.layout, self.batch, self.choice, self.fetch_op = (
+            graph,
+            layout,
+            batch,
+            choice,
+            fetch_op,
+        )
         self.mesh: DeviceMesh = layout.mesh
         self.tensors = list(graph.tensors)
         self.compute: list[TensorLayout] = list(layout.compute)
@@ -81,8 +87,8 @@ class Prefetching:
         self.fitting: set[str] = set()  # patterns that fit some layer
         self.needed: dict[str, frozenset[int]] = {}  # by template, arguments whose values it needs
 
-    def bring(self, weights: Iterable[int]) -> tuple[Graph, GraphLayout]:
-        """The graph with calls that bring some weights, and its layout."""
+    def insert_prefetches(self, weights: Iterable[int]) -> tuple[Graph, GraphLayout]:
+        """The graph with prefetch calls some weights, and its layout."""
         units = self._units({*weights})
         return self._written(units, self._place_gathers(units))
 
@@ -121,12 +127,16 @@ class Prefetching:
     def _place_gathers(self, units: Sequence[Unit]) -> dict[int, list[OpNode]]:
         """Calls that gather, by the number of the run or layer that they stand before."""
         before: dict[int, list[OpNode]] = {}
-        held: dict[int, tuple[int, int]] = {}  # weight -> the unit that last read it, and what stood for it
+        in_memory: dict[
+            int, tuple[int, int]
+        ] = {}  # weight -> the unit that last read it, and what stood for it
         groups = self._groups(units)
         for at, group in enumerate(groups):
             phase = units[group[0]].phase
             needs = sorted({weight for number in group for weight in units[number].needs})
-            kept = {w: held[w][1] for w in needs if w in held and self._is_kept(held[w][0], at)}
+            kept = {
+                w: in_memory[w][1] for w in needs if w in in_memory and self._is_kept(in_memory[w][0], at)
+            }
             fresh = [w for w in needs if w not in kept]
             if fresh:
                 earlier = [g[0] for g in groups[:at] if units[g[0]].phase == phase]
@@ -136,7 +146,7 @@ class Prefetching:
                 kept.update(zip(fresh, call.outputs))
             for number in group:
                 units[number].gathered.update(kept)
-            held.update({w: (at, kept[w]) for w in needs})
+            in_memory.update({w: (at, kept[w]) for w in needs})
         return before
 
     def _is_kept(self, last: int, now: int) -> bool:
@@ -192,7 +202,7 @@ class Prefetching:
             self.tensors.append(TensorNode(results[-1], replace(spec, name=""), "result", -1))
             self.compute.append(self.layout.compute[weight])
         names = self._names(weights)
-        label = f"{self.brings}:{_common_path(names) or names[0]}"
+        label = f"{self.fetch_op}:{_common_path(names) or names[0]}"
         attrs = {"template": template.key, "saved": ()}
         return OpNode(-1, "call", tuple(weights), tuple(results), attrs, phase, label)
 
@@ -209,7 +219,7 @@ class Prefetching:
         )
         if forms not in self.gathers:
             specs = [replace(self.graph.spec(w), name=name) for w, name in zip(weights, names)]
-            template = template_of_moves(self._key(self.brings), self.brings, specs, self.graph)
+            template = template_of_moves(self._key(self.fetch_op), self.fetch_op, specs, self.graph)
             compute = (*(self.compute[w] for w in weights), *(self.layout.compute[w] for w in weights))
             laid_out = self._layout_of_gather(compute, len(weights))
             self.gathers[forms] = template, laid_out

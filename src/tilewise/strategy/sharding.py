@@ -63,7 +63,7 @@ class _Sharding(Prefetching):
                 f"in {self.graph.name!r}; use a strategy that cuts no state"
             )
         self._set_storage(weights)
-        return self.bring(weights)
+        return self.insert_prefetches(weights)
 
     # ---- storage shards --------------------------------------------------------------------------------------------
 

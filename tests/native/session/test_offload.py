@@ -230,7 +230,7 @@ def test_memory_that_is_free_anyway_holds_states_for_updates(dtype, options, off
     """States come ahead of the gradients' norm, as many as fit: no byte more is needed, and no byte more is moved."""
     graph = graph_of(dtype)
     plan = graph.plan({}, offload=offload, workers_per_device=1, **options)
-    monkeypatch.setattr(compute_graph, "choose_held", lambda *_: {})
+    monkeypatch.setattr(compute_graph, "choose_prefetched", lambda *_: {})
     plain = graph.plan({}, offload=offload, workers_per_device=1, **options)
     assert [*put_back_of(plain)] == []
     assert plan.regions["activations"] == plain.regions["activations"]
@@ -239,11 +239,11 @@ def test_memory_that_is_free_anyway_holds_states_for_updates(dtype, options, off
     norm = next(op.id for op in plan.graph.ops if op.op == "global_norm")
     found = [*put_back_of(plan)]
     assert found
-    for back, brought in found:
-        assert all(op.phase == "update" and op.id < norm < back.id for op in brought)
+    for back, prefetched in found:
+        assert all(op.phase == "update" and op.id < norm < back.id for op in prefetched)
 
 
-def test_what_is_held_shares_no_byte_with_what_lives_meanwhile():
+def test_prefetched_states_share_no_byte_with_what_is_live():
     """The memory is that of activations, after their last reader."""
     plan = graph_of().plan({}, offload="optimizer")
     buffers = [b for b in plan.buffers if b.category == "activations"]
@@ -275,7 +275,7 @@ def hold_to_order(plan):
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulation": 2, "offload": OFFLOADS}], ids=str)
-def test_what_is_held_waits_for_who_had_its_bytes(options):
+def test_a_prefetch_waits_for_the_last_user_of_its_bytes(options):
     """Over the expanded tasks; entries that name no others of their bytes are found out."""
     plan = graph_of("bf16", n_layer=3).plan(
         {}, **{"offload": "optimizer", "workers_per_device": 1, **options}
@@ -290,8 +290,8 @@ def test_what_is_held_waits_for_who_had_its_bytes(options):
         hold_to_order(replace(plan, program=forged))
 
 
-def test_a_picture_shows_what_is_held_where_it_happens():
-    """Calls that bring states stand among those of the backward pass, and all others of the update behind it."""
+def test_a_picture_shows_prefetches_where_they_happen():
+    """Prefetch calls states stand among those of the backward pass, and all others of the update behind it."""
     plan = graph_of().plan({}, offload="optimizer", workers_per_device=1)
     calls = draw_plan(plan).calls
     phases = [call.phase for call in calls]
@@ -299,7 +299,9 @@ def test_a_picture_shows_what_is_held_where_it_happens():
     ahead = [c for c in calls if c.phase == "backward" and c.name.startswith("fetch:")]
     last = max(op.id for op in plan.graph.ops if op.phase == "backward")
     assert (
-        len(ahead) == len({op.id for _, brought in put_back_of(plan) for op in brought if op.id < last}) > 0
+        len(ahead)
+        == len({op.id for _, prefetched in put_back_of(plan) for op in prefetched if op.id < last})
+        > 0
     )
 
 
@@ -382,7 +384,7 @@ def replace_constant(number, constant):
 )
 def test_a_planted_fault_is_seen(kind, change, tmp_path, monkeypatch):
     """A transfer of blocks left out or displaced: the comparison is able to fail."""
-    monkeypatch.setattr(compute_graph, "choose_held", lambda *_: {})
+    monkeypatch.setattr(compute_graph, "choose_prefetched", lambda *_: {})
     plan = graph_of().plan({}, offload="optimizer")
     with suppress(NotFinite):  # what was never written may be anything
         assert run(changed(plan, kind, change), tmp_path)[0] != expected_of()

@@ -1,8 +1,8 @@
-"""What of an optimizer's states in files is brought whole, while the backward pass frees memory.
+"""Chooses which optimizer states in files are prefetched whole into memory that the backward pass frees.
 
-An update needs the gradients' norm, so it begins behind the backward pass, and what lies in files would all be read
-there. But the backward pass frees what the forward pass has left, and the arena is as large as before: so as many
-states as it has room for are brought meanwhile. The arena does not grow by a byte; the rest goes block by block
+An update needs the gradients' norm, so it starts after the backward pass, and without prefetching all states in files
+would be read then. The backward pass frees activations, and the arena keeps its size, so as many states as fit are
+read into that room meanwhile. The arena does not grow by a byte. The other states are read block by block
 (`plan.lower.blocks`).
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
-from tilewise.ir.reshards import brings_weights
+from tilewise.ir.reshards import is_prefetch
 from tilewise.plan.accumulation import find_batch_sums
 from tilewise.plan.buffers import RootTensors, align_for_files, apart, result_buffers
 from tilewise.plan.lower import alias_roots
@@ -20,14 +20,14 @@ from tilewise.plan.memory import FILE_PAGE, Buffer, gap_for, place_buffers
 from tilewise.plan.segments import cut_segments
 from tilewise.plan.shapes import LocalShapes, PlanSettings, round_up, symbols_of
 
-__all__ = ["choose_held", "held_apart", "place_held"]
+__all__ = ["choose_prefetched", "place_prefetched", "prefetched_apart"]
 
 
-def choose_held(graph: Graph, layout: GraphLayout, settings: PlanSettings) -> Mapping[int, int]:
-    """States in files that an update works on, each with the op that it is to be brought before.
+def choose_prefetched(graph: Graph, layout: GraphLayout, settings: PlanSettings) -> Mapping[int, int]:
+    """The states in files to prefetch, each with the op before which its prefetch call is inserted.
 
-    Whatever fits comes as early as it does, so that reading begins with the backward pass: from each of its segments on
-    the states that are needed first, of those that find a gap until their update.
+    Each state is prefetched at the first segment of the backward pass from which on a gap of its size stays free until
+    its update. Where several states fit, those that are needed first come first.
     """
     shapes = LocalShapes(layout.mesh, settings, graph.k_splits, symbols_of(graph))
     roots = alias_roots(graph, graph.ops, frozenset(graph.outputs.values()))
@@ -35,7 +35,7 @@ def choose_held(graph: Graph, layout: GraphLayout, settings: PlanSettings) -> Ma
     segments = cut_segments(graph)
     results, _ = apart(result_buffers(tensors, segments))
     align_for_files(results)
-    for buffer in results:  # with room between segments, for calls that bring and put back
+    for buffer in results:  # with room between segments, for prefetch calls and put back
         buffer.first, buffer.last = 2 * buffer.first, 2 * buffer.last
     end = place_buffers(results, 0)
     states = tensors.files.intersection(t.id for t in graph.of_kind("state"))
@@ -74,15 +74,15 @@ def _that_fit(waiting: Mapping[int, Buffer], placed: Sequence[Buffer], end: int,
     return found
 
 
-def held_apart(graph: Graph, results: Sequence[Buffer]) -> tuple[list[Buffer], list[Buffer]]:
+def prefetched_apart(graph: Graph, results: Sequence[Buffer]) -> tuple[list[Buffer], list[Buffer]]:
     """Other results, and those that are held, in the order in which they were chosen: that of the calls."""
-    updates = (op for op in graph.ops if op.phase == "update" and brings_weights(graph, op, ("fetch",)))
-    brought = dict.fromkeys(o for op in updates for o in op.outputs)
+    updates = (op for op in graph.ops if op.phase == "update" and is_prefetch(graph, op, ("fetch",)))
+    prefetched = dict.fromkeys(o for op in updates for o in op.outputs)
     by_tensor = {b.key[1]: b for b in results}
-    return [b for b in results if b.key[1] not in brought], [by_tensor[t] for t in brought]
+    return [b for b in results if b.key[1] not in prefetched], [by_tensor[t] for t in prefetched]
 
 
-def place_held(held: Sequence[Buffer], placed: Sequence[Buffer], base: int) -> None:
+def place_prefetched(held: Sequence[Buffer], placed: Sequence[Buffer], base: int) -> None:
     """Offsets of what is held, in the order in which it was chosen, among buffers that have theirs."""
     everything = [*placed]
     for buffer in held:
