@@ -116,7 +116,7 @@ def operations_page() -> str:
     """A page with the methods of a graph that declare tensors or add operations, and all registered operations."""
     builder = importlib.import_module("tilewise.graph").GraphBuilder
     parts = [
-        "# Operations of a graph\n\nA `ComputeGraph` has a method per operation. Each method returns the tensors that the "
+        "# Operations of a graph\n\nA `ComputeGraph` has a method per operation. Each returns the tensors that the "
         "operation makes; shapes, dtypes and labels follow from its operands.\n"
     ]
     for name, method in inspect.getmembers(builder, inspect.isfunction):
@@ -125,7 +125,8 @@ def operations_page() -> str:
                 f"::: {method.__module__}.{method.__qualname__}\n    options:\n      heading: {name}\n"
             )
     parts.append(
-        "## All registered operations\n\nThe methods above add some of these; gradients, optimizers and graph passes add the others. "
+        "## All registered operations\n\nThe methods above add some of these; gradients, optimizers and graph "
+        "passes add the others. "
         "`graph.op(name, [tensors], **attributes)` adds any by name.\n\n"
         "| operation | attributes | meaning |\n|---|---|---|"
     )
