@@ -24,7 +24,8 @@ This page shows what Tilewise can draw. `.ci/docs_pictures.py` makes every pictu
 ## A graph
 
 Two linear layers and their loss, before gradients and plans.
-`tilewise inspect model.json --graph graph.html` draws a saved graph like this. `ComputeGraph.to_mermaid()` returns the same graph as text for Mermaid.
+`tilewise inspect model.json --graph graph.html` draws a saved graph like this.
+`ComputeGraph.to_mermaid()` returns the same graph as text for Mermaid.
 
 <iframe src="pictures/model_graph.html" title="A small graph"
         style="width: 100%; height: 40rem; border: 1px solid"></iframe>
