@@ -25,10 +25,15 @@ This page shows what Tilewise can draw. `.ci/docs_pictures.py` makes every pictu
 
 Two linear layers and their loss, before gradients and plans.
 `tilewise inspect model.json --graph graph.html` draws a saved graph like this.
-`ComputeGraph.to_mermaid()` returns the same graph as text for Mermaid.
 
 <iframe src="pictures/model_graph.html" title="A small graph"
         style="width: 100%; height: 40rem; border: 1px solid"></iframe>
+
+`ComputeGraph.to_mermaid()` returns the same graph as text for Mermaid:
+
+```text
+{mermaid}
+```
 
 ## A loss curve
 
@@ -73,7 +78,7 @@ def make_pictures() -> dict[str, str | bytes]:
         drawing = render_graph(graph.freeze(), f"The graph of {graph.name}", "")
         (folder / "model_graph.html").write_text(drawing, encoding="utf-8")
         pictures = {f"pictures/{path.name}": path.read_bytes() for path in sorted(folder.iterdir())}
-    return {"pictures.md": PAGE.format(steps=STEPS), **pictures}
+    return {"pictures.md": PAGE.format(mermaid=graph.to_mermaid(), steps=STEPS), **pictures}
 
 
 def small_graph() -> tw.ComputeGraph:

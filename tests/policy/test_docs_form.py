@@ -80,3 +80,12 @@ def test_planted_faults_are_found():
         mistakes(f"| {'word ' * 30}|\n\n```ini\n{'x' * 99}\n```\n\n`{'Some'}body` and {'none'} at all.\n")
         == []
     )
+
+
+def test_search_box_works_from_a_file():
+    """The site has its search index as a script, and replaces web workers by a script of this repository."""
+    menu = (ROOT / "mkdocs.yml").read_text("utf-8")
+    assert re.search(r"^  - search\n  - offline\b", menu, re.MULTILINE)
+    (script,) = re.findall(r"polyfills: \[assets/([\w.-]+)\]", menu)
+    assert "iframe-worker" in script  # the plugin adds one from the network unless a name has this
+    assert (ROOT / ".ci" / script).is_file()
