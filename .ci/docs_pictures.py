@@ -1,6 +1,6 @@
-"""The pictures of the documentation, drawn when it is built: a graph, a loss curve, a report, the edges of a run.
+"""Draws the pictures of the documentation: a graph, a loss curve, a report and the edges of a run.
 
-Runs small programs with the installed package, for some seconds. Refuses nothing: a program that fails ends the build.
+Runs small programs with the installed package, for some seconds. A program that fails ends the build.
 """
 
 from __future__ import annotations
@@ -13,39 +13,45 @@ import numpy as np
 import tilewise as tw
 from tilewise import models
 from tilewise.models import llama
-from tilewise.observe import check_graph, write_graph_svg
+from tilewise.observe import check_graph, render_graph, write_graph_svg
 from tilewise.runtime import InOut, Input, Runtime
 from tilewise.train import draw_loss_curve
 
 PAGE = """# Pictures
 
-All of them are drawn while this site is built, by `.ci/docs_pictures.py`.
+This page shows what Tilewise can draw. `.ci/docs_pictures.py` makes every picture while the site is built.
 
 ## A graph
 
-`ComputeGraph.to_mermaid()`: two linear layers and their loss, before gradients and plans. The browser draws it with
-Mermaid, which it fetches; without a network the text stands here.
+Two linear layers and their loss, before gradients and plans.
+`tilewise inspect model.json --graph graph.html` draws a saved graph like this.
 
-```mermaid
+<iframe src="pictures/model_graph.html" title="A small graph"
+        style="width: 100%; height: 40rem; border: 1px solid"></iframe>
+
+`ComputeGraph.to_mermaid()` returns the same graph as text for Mermaid:
+
+```text
 {mermaid}
 ```
 
 ## A loss curve
 
-What `tilewise train` leaves as `loss.png`: {steps} steps of a small Llama that learns to count.
+`tilewise train` writes `loss.png`. This one shows {steps} steps of a small Llama that learns to count.
 
 ![Loss per step and its running mean](pictures/loss.png)
 
 ## A report of a run
 
-What `Runtime.trace("run.html")` writes: one page without scripts from elsewhere, also [by itself](pictures/trace.html).
+`Runtime.trace("run.html")` writes a page that loads nothing from the network. It also opens
+[on its own](pictures/trace.html).
 
 <iframe src="pictures/trace.html" title="Report of a traced run"
         style="width: 100%; height: 40rem; border: 1px solid"></iframe>
 
 ## A dependency graph
 
-What `write_graph_svg` draws of the same run: each task below all that it waits for.
+`write_graph_svg` draws the same run: each task stands below the tasks that it waits for.
 
 ![Tasks and their edges](pictures/graph.svg)
 """
@@ -63,17 +69,20 @@ CONFIG = llama.LlamaConfig(
 
 
 def make_pictures() -> dict[str, str | bytes]:
-    """The page and its pictures: path in the site, content."""
+    """Content of the page and of its pictures, by path in the site."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         draw_loss_curve(folder / "loss.png", counting_losses(), f"loss over {STEPS} steps")
         draw_tasks(folder)
+        graph = small_graph()
+        drawing = render_graph(graph.freeze(), f"The graph of {graph.name}", "")
+        (folder / "model_graph.html").write_text(drawing, encoding="utf-8")
         pictures = {f"pictures/{path.name}": path.read_bytes() for path in sorted(folder.iterdir())}
-    return {"pictures.md": PAGE.format(mermaid=small_graph().to_mermaid(), steps=STEPS), **pictures}
+    return {"pictures.md": PAGE.format(mermaid=graph.to_mermaid(), steps=STEPS), **pictures}
 
 
 def small_graph() -> tw.ComputeGraph:
-    """Few enough ops to be read."""
+    """A graph with few enough ops to read."""
     graph = tw.ComputeGraph("classifier")
     x = graph.input([8, 20], name="x")
     labels = graph.input([8], "i32", name="labels", storage="scalars")

@@ -1,9 +1,10 @@
-"""What `mkdocs build` makes besides the pages of docs/: the repository's opening files, the reference, the pictures.
+"""Adds generated pages to the site that `mkdocs build` makes from docs/.
 
-A hook of mkdocs.yml. The reference is written from what packages export (`__all__`) and from their docstrings, the C
-and C++ pages from the installed headers, the pictures by running small programs (docs_pictures.py). Nothing of it is
-kept in the repository. Refuses, because the build is strict: links to nowhere, pages in no menu, docstrings that name
-arguments that are not there.
+This is a hook of mkdocs.yml. It adds the Markdown files at the repository's root, a reference page
+for each public package (from its `__all__` and docstrings), the C and C++ headers, the pictures
+(docs_pictures.py runs small programs) and the script that makes the search box work from a file.
+No generated page is kept in the repository. The build is strict: it fails on broken links, on pages
+missing from the menu and on docstrings that describe arguments that do not exist.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import tilewise
 
 ROOT = Path(__file__).parents[1]
 OPENING = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "SECURITY.md": "SECURITY.md",
-           "CHANGELOG.md": "CHANGELOG.md", "LICENSE": "LICENSE.txt"}  # fmt: skip
+           "CHANGELOG.md": "CHANGELOG.md", "LICENSE": "LICENSE.txt",
+           "examples/train.toml": "examples/train.toml"}  # fmt: skip
 PACKAGES = ["tilewise", "tilewise.nn", "tilewise.optim", "tilewise.models", "tilewise.models.llama", "tilewise.session",
             "tilewise.data", "tilewise.train", "tilewise.checkpoint", "tilewise.generate", "tilewise.serve",
             "tilewise.server", "tilewise.encode", "tilewise.runtime", "tilewise.observe", "tilewise.ir.counts",
@@ -34,18 +36,18 @@ NO_OPERATIONS = {
     "has",
     "output_id",
     "thaw",
-}  # methods of a builder that add none
+}  # methods of a graph builder that add no operation
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Add all that is not a page of docs/."""
+    """Add every file of the site that is not in docs/."""
 
     def add(path: str, content: str | bytes) -> None:
         files.append(File.generated(config, path, content=content))
 
     for source, page in OPENING.items():
         add(page, move_links((ROOT / source).read_text(encoding="utf-8"), from_root=True))
-    documented: dict[str, str] = {}  # where each name is defined, and the package on whose page it stands
+    documented: dict[str, str] = {}  # where a name is defined: the package whose page has it
     for name in PACKAGES:
         add(f"reference/{name}.md", reference_page(name, documented))
     add("reference/operations.md", operations_page())
@@ -56,16 +58,17 @@ def on_files(files: Files, *, config: Any) -> Files:
     )
     for path, content in make_pictures().items():
         add(path, content)
+    add("assets/iframe-worker.js", (ROOT / ".ci" / "iframe-worker.js").read_text(encoding="utf-8"))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Links of docs/ to the files beside it."""
+    """Make links from docs/ to files at the repository's root work on the site."""
     return markdown if page.file.generated_by else move_links(markdown, from_root=False)
 
 
 def move_links(markdown: str, from_root: bool) -> str:
-    """Links as they are in the repository become links of the site, where docs/ is the root."""
+    """Rewrite links of the repository as links of the site, whose root is docs/."""
 
     def moved(match: re.Match[str]) -> str:
         target = match[1].removeprefix("docs/") if from_root else match[1].removeprefix("../")
@@ -75,7 +78,7 @@ def move_links(markdown: str, from_root: bool) -> str:
 
 
 def homes_of(package: str) -> dict[str, str]:
-    """Where each exported name is defined, as the package's own imports say."""
+    """Where each exported name of a package is defined, read from the package's imports."""
     module = importlib.import_module(package)
     homes = {name: f"{package}.{name}" for name in module.__all__}
     for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))):
@@ -85,7 +88,10 @@ def homes_of(package: str) -> dict[str, str]:
 
 
 def reference_page(package: str, documented: dict[str, str]) -> str:
-    """A package's docstring and everything that it exports; a name that an earlier page has is a link to it."""
+    """A page with a package's docstring and its exported names.
+
+    A name that an earlier page documents becomes a link to that page.
+    """
     text = str(importlib.import_module(package).__doc__).strip()
     parts = [f"# {package}\n\n{text}\n"]
     for name, home in sorted(homes_of(package).items()):
@@ -100,7 +106,7 @@ def reference_page(package: str, documented: dict[str, str]) -> str:
 
 
 def operations_page() -> str:
-    """Every method of a graph that declares a tensor or adds an operation, then every registered operation."""
+    """A page with the methods of a graph that declare tensors or add operations, and all registered operations."""
     builder = importlib.import_module("tilewise.graph").GraphBuilder
     parts = [
         "# Operations of a graph\n\nA `ComputeGraph` has a method per operation. Each returns the tensors that the "
@@ -112,7 +118,8 @@ def operations_page() -> str:
                 f"::: {method.__module__}.{method.__qualname__}\n    options:\n      heading: {name}\n"
             )
     parts.append(
-        "## All registered operations\n\nMethods add the first ones; gradients, optimizers and passes add the others. "
+        "## All registered operations\n\nThe methods above add some of these; gradients, optimizers and graph "
+        "passes add the others. "
         "`graph.op(name, [tensors], **attributes)` adds any by name.\n\n"
         "| operation | attributes | meaning |\n|---|---|---|"
     )
@@ -125,10 +132,10 @@ def operations_page() -> str:
 
 
 def header_page(language: str, standard: str, headers: list[str]) -> str:
-    """Headers of the task runtime as they are installed."""
+    """A page with the installed headers of the task runtime."""
     folder = Path(tilewise.get_include()) / "tilewise"
     parts = [
-        f"# The task runtime for {language}\n\n[Tasks by hand](../runtime.md) explains the model and how programs "
+        f"# The task runtime for {language}\n\n[Tasks in Python](../runtime.md) explains the model and how programs "
         f"are built; {standard}. `tilewise.get_include()` names the folder of these headers.\n"
     ]
     for header in headers:

@@ -17,7 +17,7 @@ _PLAIN_NAME = re.compile(r"[\w.:/#<>-]+")
 def show_graph(graph: Graph) -> str:
     """Templates first, then tensors from outside, ops in order, outputs, hints. Odd names are quoted, so that a line
     is always one line and says one thing."""
-    lines = [f"graph {_name(graph.name)} k splits={graph.k_splits}"]
+    lines = [f"graph {_name(graph.name)} k_splits={graph.k_splits}"]
     for key, template in graph.templates.items():
         body = show_graph(template.graph).replace("\n", "\n  ")
         lines.append(f"template {_name(key)} {template.arguments} -> {template.results}\n  {body}")

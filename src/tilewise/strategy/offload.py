@@ -1,9 +1,9 @@
 """Offloading: tensors that lie in a file of each device and are fetched into its memory when they are needed.
 
 Optimizer states are prefetched whole where memory allows (`plan.prefetched_states`); the update reads the others one
-block after the other (`plan.lower.blocks`). Weights are fetched for each layer in the forward pass, in the backward pass
-and by the update. Activations that the backward pass reads are stored after the layer that made them and fetched again
-before their reader. Offloading changes no bit of the result.
+block after the other (`plan.lower.blocks`). Weights are fetched for each layer in the forward pass, in the backward
+pass and by the update. Activations that the backward pass reads are stored after the layer that made them and
+fetched before their reader. Offloading changes no bit of the result.
 """
 
 from __future__ import annotations

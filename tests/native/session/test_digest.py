@@ -104,7 +104,7 @@ def test_constants_are_part_of_the_digest():
 def test_print_has_the_essentials():
     """Name, k splits, what comes from outside with dtype and shape, ops with their parameters, templates, outputs."""
     text = str(build())
-    assert text.startswith("graph mlp k splits=8\n")
+    assert text.startswith("graph mlp k_splits=8\n")
     for part in (
         "input x f32[6, 8]",
         "(batch/2*, -)",

@@ -22,7 +22,7 @@ def test_every_block_prints_what_the_page_shows(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("what", "instead", "block"),
     [
-        ("k splits=4\n%0", "k splits=8\n%0", 1),
+        ("k_splits=4\n%0", "k_splits=8\n%0", 1),
         ("'lasting': ", "'lasting': 1", 9),
         ("factor=0.03125", "factor=1.0", 1),
     ],
