@@ -136,7 +136,7 @@ def test_sums_that_no_reduction_covers_are_not_shared(labels, label, words):
 def test_the_comparison_can_fail(monkeypatch):
     """Without the rules, rows on an axis plan and train on partial gradients, and the comparison says so."""
     monkeypatch.setattr("tilewise.strategy.agree._may_share", lambda *given: True)
-    monkeypatch.setattr("tilewise.plan.settings.validate_records", lambda graph, layout: None)
+    monkeypatch.setattr("tilewise.plan.settings.validate_pending_reductions", lambda graph, layout: None)
     monkeypatch.setattr("tilewise.plan.emission._check_part", lambda *given: None)
     assert is_equal_or_refused({**NONE, "batch": "batch", "rows": "rows"}, "tp", 2, "rows") is False
 

@@ -106,8 +106,8 @@ def test_nothing_is_left_behind(thread_count):
         ({"tp": 16}, {}, LayoutError, "got 16 parts"),
         ({"pp": 2}, {}, LayoutError, "dp and tp"),
         ({}, {"accumulation": 3}, LayoutError, "got 3 parts .* on micro, for 16 batch splits"),
-        ({"dp": 2}, {"batch_splits": 1}, LayoutError, "batch_splits"),
-        ({}, {"batch_splits": 12}, PlanError, "batch_splits"),
+        ({"dp": 2}, {"batch_splits": 1}, LayoutError, "batch.splits"),
+        ({}, {"batch_splits": 12}, PlanError, "batch.splits"),
     ],
     ids=str,
 )

@@ -128,7 +128,7 @@ def test_planted_faults_are_found(name, axes, accumulation, label, fault):
 
 
 @pytest.mark.parametrize(
-    "heads,group,k splits,tp", [(8, 1, 12, 3), (3, 1, 8, 2), (2, 4, 8, 8), (6, 2, 8, 2)], ids=str
+    "heads,group,k_splits,tp", [(8, 1, 12, 3), (3, 1, 8, 2), (2, 4, 8, 8), (6, 2, 8, 2)], ids=str
 )
 def test_shares_of_heads(heads, group, k_splits, tp):
     """Shares of unequal size, heads that do not fill the k splits, and a head that several devices have: one gain."""

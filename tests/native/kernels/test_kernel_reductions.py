@@ -28,7 +28,7 @@ def tree(rows):
 
 @every_level
 @pytest.mark.parametrize("batch_splits", [1, 3, 8])
-@pytest.mark.parametrize("seq_len,k splits", [(1, 8), (192, 8), (300, 12), (1000, 3)])
+@pytest.mark.parametrize("seq_len,k_splits", [(1, 8), (192, 8), (300, 12), (1000, 3)])
 def test_split_tree(isa, batch_splits, seq_len, k_splits):
     """To the bit: the tree over the sequence splits of a batch split, empty ones skipped; over
     batch splits; each carry in front."""
@@ -56,7 +56,7 @@ def test_split_tree(isa, batch_splits, seq_len, k_splits):
 
 
 @every_level
-@pytest.mark.parametrize("heads,k splits", [(8, 8), (3, 8), (20, 6), (2, 1)])
+@pytest.mark.parametrize("heads,k_splits", [(8, 8), (3, 8), (20, 6), (2, 1)])
 def test_head_sum(isa, heads, k_splits):
     """To the bit: heads of a k split in order, then the tree; devices with a run of k splits each make its subtrees."""
     size, x = 21, random(rng(heads), 1, 21 * heads)

@@ -128,7 +128,7 @@ def test_gradients_of_a_layer_norm_accumulate(dt):
         for a, b in cuts:
             tiles = [empty(b - a, 33, dt), dgamma, dbeta, dy[a:b], x[a:b], stats[a:b], gamma, None]
             run(f"layer_norm_backward_{dt}", tiles, [24, 12, 8, 12], row_begin=48 + a)
-            run(f"column_sum_leaf_{dt}", [sums, dy[a:b]], [24, 12, 8, 12], row_begin=48 + a)
+            run(f"column_sum_split_{dt}", [sums, dy[a:b]], [24, 12, 8, 12], row_begin=48 + a)
         assert_same_bits(dbeta, sums)
         found.append(np.concatenate([dgamma, dbeta]))
     whole, parts, reordered = found
@@ -164,7 +164,7 @@ def in_splits(values, seq_len, k_splits):
 
 
 @every_level
-@pytest.mark.parametrize("seq_len,k splits", [(64, 8), (65, 8), (200, 3), (320, 4), (130, 1)])
+@pytest.mark.parametrize("seq_len,k_splits", [(64, 8), (65, 8), (200, 3), (320, 4), (130, 1)])
 def test_sequence_splits_of_a_batch_split(isa, seq_len, k_splits):
     """To the bit: a partial per batch split and k split of 64-position atoms, tokens in order, over
     tasks of any size."""
@@ -235,7 +235,7 @@ def test_column_sum_split(isa, dt, d):
     """Columns add up per batch split and k split in token order, on from an earlier task."""
     x, split = random(rng(d), 300, d, dt), empty(2, 2 * d)
     for a, b in ((0, 37), (37, 150), (150, 300)):
-        run(f"column_sum_leaf_{dt}", [split[a // 150 :], x[a:b]], [150, 75, 8, 75], row_begin=a, isa=isa)
+        run(f"column_sum_split_{dt}", [split[a // 150 :], x[a:b]], [150, 75, 8, 75], row_begin=a, isa=isa)
     assert_close(split, reference.column_sum_split(x, 150, 75, 8), "f32", bound=2e-6)
 
 

@@ -209,7 +209,7 @@ EDITS = {
     "labels": ([("TensorSpec", 0, "labels", [None])], "a label or None for each"),
     "atom": ([("DimLabel", 0, "atom", 0)], "the atom of"),
     "k_splits": ([("Graph", i, "k_splits", 0) for i in (0, 1)], "k_splits must lie in"),
-    "k splits of layers": ([("Graph", 0, "k_splits", 4)], "k_splits"),
+    "k splits of layers": ([("Graph", 0, "k_splits", 4)], "k splits"),
     "graph name": ([("Graph", -1, "name", "")], "printable text"),
     "an output out of range": ([("Graph", -1, "outputs", [["y", 99]])], "hints and outputs are tensors"),
     "an output twice": ([("Graph", -1, "outputs", [["y", 8], ["y", 7]])], "a key stands twice"),
