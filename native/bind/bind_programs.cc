@@ -1,4 +1,4 @@
-// The Python face of native/programs: Program, Executor and their errors, as submodule `runtime`.
+// The Python face of native/programs: Program, Executor and their errors, as submodule `programs`.
 //
 // Checks nothing that the native side checks itself; turns the planner's dataclasses into tensors and instructions.
 // run() releases the GIL and asks Python for pending signals every 50 ms. Each native error class has its Python class
@@ -66,7 +66,7 @@ Number behind(Number signal, int64_t first_signal) {
 DType dtype_of(const std::string& name) {
   const auto* const found = std::find(kDTypeNames.begin(), kDTypeNames.end(), name);
   check<ArgumentError>(found != kDTypeNames.end(),
-                       "[runtime.Program.add_tensor] dtype must be f32, bf16, i32 or f64; got '", name,
+                       "[programs.Program.add_tensor] dtype must be f32, bf16, i32 or f64; got '", name,
                        "'; use one of them");
   return static_cast<DType>(found - kDTypeNames.begin());
 }
@@ -185,7 +185,7 @@ nb::object buffer(const Executor& executor, int64_t device, int64_t offset, int6
 using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void move(const Executor& executor, const std::string& way, int64_t device, int64_t offset, const Bytes& memory) {
-  check<ArgumentError>(way == "read" || way == "write", "[runtime.Executor.move] way must be 'read' or 'write'; got '",
+  check<ArgumentError>(way == "read" || way == "write", "[programs.Executor.move] way must be 'read' or 'write'; got '",
                        way, "'; choose one");
   auto* const data = reinterpret_cast<std::byte*>(memory.data());
   const auto bytes = static_cast<int64_t>(memory.size());
@@ -230,7 +230,7 @@ void inject(Executor& executor, const std::string& kind, int64_t device, std::st
       {"throw", Injected::kThrow}, {"stall", Injected::kStall}, {"delay", Injected::kDelay}};
   const auto found = kKinds.find(kind);
   check<ArgumentError>(found != kKinds.end(),
-                       "[runtime.Executor.inject] kind must be 'throw', 'stall' or 'delay'; got '", kind,
+                       "[programs.Executor.inject] kind must be 'throw', 'stall' or 'delay'; got '", kind,
                        "'; choose one");
   executor.inject(found->second, device, std::move(label), index);
 }
@@ -269,14 +269,14 @@ nb::dict device_overhead(int64_t workers, int64_t signals, int64_t handles, int6
 }
 
 void check_device(const Program& program, int64_t device, const char* where) {
-  check<ArgumentError>(program.finished() && device >= 0 && device < program.num_devices(), "[runtime.Program.", where,
+  check<ArgumentError>(program.finished() && device >= 0 && device < program.num_devices(), "[programs.Program.", where,
                        "] a finished program and one of its devices are needed; got device ", device,
                        "; call finish() first");
 }
 
 int64_t list_named(const Program& program, const std::string& name, const char* where) {
   const int64_t list = program.find_list(name);
-  check<ArgumentError>(list >= 0, "[runtime.Program.", where, "] the program must have calls under the name; got '",
+  check<ArgumentError>(list >= 0, "[programs.Program.", where, "] the program must have calls under the name; got '",
                        name, "'; pass a name that was given to add_call()");
   return list;
 }
@@ -285,7 +285,7 @@ void check_symbols(const Program& program, const std::vector<int64_t>& symbols, 
   const std::vector<int64_t>& bounds = program.symbols_max();
   bool holds = symbols.size() == bounds.size();
   for (size_t s = 0; holds && s < symbols.size(); ++s) holds = symbols[s] >= 0 && symbols[s] <= bounds[s];
-  check<ArgumentError>(holds, "[runtime.Program.", where, "] every symbol needs a value within its bound; got ",
+  check<ArgumentError>(holds, "[programs.Program.", where, "] every symbol needs a value within its bound; got ",
                        symbols.size(), " for ", bounds.size(), "; pass one per symbol");
 }
 

@@ -33,11 +33,11 @@ class Checks {
 
   std::vector<Needs> run() {
     for (int64_t bound : bounds()) {
-      check<ArgumentError>(bound >= 0, "[runtime.Program.finish] a symbol's bound must be >= 0; got ", bound,
+      check<ArgumentError>(bound >= 0, "[programs.Program.finish] a symbol's bound must be >= 0; got ", bound,
                            "; correct the plan");
     }
     check<ArgumentError>(program_.num_devices() >= 1,
-                         "[runtime.Program.finish] a program needs 1 device or more; got none; add_device first");
+                         "[programs.Program.finish] a program needs 1 device or more; got none; add_device first");
     for (int64_t d = 0; d < program_.num_devices(); ++d) check_device(d);
     for (int64_t c = 0; c < program_.num_classes(); ++c) check_class(c);
     for (Needs& needs : needs_) needs.num_signals = num_signals_;
@@ -64,7 +64,7 @@ class Checks {
     }
     check<ArgumentError>(
         is_alike,
-        "[runtime.Program.finish] devices of one class must have as many numbers, and device groups of the "
+        "[programs.Program.finish] devices of one class must have as many numbers, and device groups of the "
         "same sizes; got others on device ",
         number, "; correct the plan, or make it another class");
     for (size_t n = 0; n < device.numbers.size(); ++n) {
@@ -78,7 +78,7 @@ class Checks {
     std::vector<bool> is_member(program_.num_devices());
     for (int64_t member : group) {
       check<ArgumentError>(member >= 0 && member < program_.num_devices() && !is_member[member],
-                           "[runtime.Program.finish] a device group must be different devices of the program's ",
+                           "[programs.Program.finish] a device group must be different devices of the program's ",
                            program_.num_devices(), "; got ", member, " in one of device ", number,
                            "; correct the plan");
       is_member[member] = true;
@@ -90,7 +90,7 @@ class Checks {
 
   void check_class(int64_t class_id) {
     class_ = class_id;
-    check<ArgumentError>(facts().is_used, "[runtime.Program.finish] every class needs a device; got none for class ",
+    check<ArgumentError>(facts().is_used, "[programs.Program.finish] every class needs a device; got none for class ",
                          class_id, " of ", program_.num_classes(), "; add_device");
     const DeviceClass& of = program_.class_at(class_id);
     for (size_t t = 0; t < of.tensors.size(); ++t) check_tensor(static_cast<int64_t>(t), of.tensors[t]);
@@ -122,16 +122,16 @@ class Checks {
     check<ArgumentError>(
         tensor.offset >= 0 && tensor.cols >= 0 && least_above_0(tensor.tile_rows) >= 1 && tensor.first_handle >= 0 &&
             tensor.tile_cols >= 0,
-        "[runtime.Program.finish] offset, cols, tile_cols and first_handle must be >= 0 and tile_rows >= 1; got ",
+        "[programs.Program.finish] offset, cols, tile_cols and first_handle must be >= 0 and tile_rows >= 1; got ",
         tensor.offset, ", ", tensor.cols, ", ", tensor.tile_cols, ", ", tensor.first_handle, ", ",
         least_above_0(tensor.tile_rows), " in ", name, "; correct the plan");
     check<ArgumentError>(tensor.stride >= tensor.cols && size_of(tensor.dtype) > 0,
-                         "[runtime.Program.finish] stride must be >= cols and the dtype known; got stride ",
+                         "[programs.Program.finish] stride must be >= cols and the dtype known; got stride ",
                          tensor.stride, ", cols ", tensor.cols, ", dtype ", static_cast<int>(tensor.dtype), " in ",
                          name, "; correct the plan");
     const int64_t num_tensors = std::ssize(program_.class_at(class_).tensors);
     for (int64_t alias : tensor.aliases) {
-      check<ArgumentError>(alias >= 0 && alias < num_tensors, "[runtime.Program.finish] an alias must be a tensor of ",
+      check<ArgumentError>(alias >= 0 && alias < num_tensors, "[programs.Program.finish] an alias must be a tensor of ",
                            "the same class (0 to ", num_tensors - 1, "); got ", alias, " in ", name,
                            "; correct the plan");
     }
@@ -146,7 +146,7 @@ class Checks {
       needs.file_bytes = std::max(needs.file_bytes, end - program_.memory_bytes());
       return;
     }
-    check<ArgumentError>(end <= program_.memory_bytes(), "[runtime.Program.finish] a tensor lies in memory or in the ",
+    check<ArgumentError>(end <= program_.memory_bytes(), "[programs.Program.finish] a tensor lies in memory or in the ",
                          "file; got bytes ", tensor.offset, " to ", end, " in ", name, ", and a file that begins at ",
                          program_.memory_bytes(), "; correct the plan");
     needs.arena_bytes = std::max(needs.arena_bytes, end);
@@ -168,21 +168,21 @@ class Checks {
     for (const Number& n : instr.ints) check_number(n, kAll, "an integer", place);
     for (const Operand& operand : instr.operands) {
       const auto mode = static_cast<int64_t>(operand.mode);
-      check<ArgumentError>(mode >= 0 && mode <= 6, "[runtime.Program.finish] mode must be 0 to 6; got ", mode, " in '",
+      check<ArgumentError>(mode >= 0 && mode <= 6, "[programs.Program.finish] mode must be 0 to 6; got ", mode, " in '",
                            label, "'; see runtime.Mode");
       check<ArgumentError>(operand.access >= kNoAccess && operand.access <= kInOut,
-                           "[runtime.Program.finish] access must be 0 to 3; got ", operand.access, " in '", label,
+                           "[programs.Program.finish] access must be 0 to 3; got ", operand.access, " in '", label,
                            "'; see runtime.Access");
       check<ArgumentError>(operand.role >= kNoAccess && operand.role <= kInOut,
-                           "[runtime.Program.finish] role must be 0 to 3; got ", operand.role, " in '", label,
+                           "[programs.Program.finish] role must be 0 to 3; got ", operand.role, " in '", label,
                            "'; see runtime.Access");
       if (operand.group != -1) check_peer(operand.group, operand.member, "an operand's", label);
       check<ArgumentError>(operand.group < 0 || (operand.access <= kIn && operand.role <= kIn),
-                           "[runtime.Program.finish] a peer's tile is only read, and ordered by signals; got access ",
+                           "[programs.Program.finish] a peer's tile is only read, and ordered by signals; got access ",
                            operand.access, ", role ", operand.role, " on a member of device group ", operand.group,
                            " in '", label, "'; pass 0 or 1");
       check<ArgumentError>(operand.mode != Mode::kPanelCols || is_of_whole_panels(instr, operand),
-                           "[runtime.Program.finish] columns of panels are read, on the device itself, in a loop of "
+                           "[programs.Program.finish] columns of panels are read, on the device itself, in a loop of "
                            "whole panels (32); got access ",
                            operand.access, ", device group ", operand.group, ", step ", instr.step.constant, " in '",
                            label, "'; copy the weight first");
@@ -212,12 +212,12 @@ class Checks {
 
   void check_peer(int64_t group, const Number& member, const char* whose, const std::string& label) {
     const int64_t num_groups = std::ssize(facts().group_sizes);
-    check<ArgumentError>(group >= 0 && group < num_groups, "[runtime.Program.finish] ", whose,
+    check<ArgumentError>(group >= 0 && group < num_groups, "[programs.Program.finish] ", whose,
                          " peer must be in a device group of its device; got device group ", group, " of ", num_groups,
                          " in '", label, "'; pass the device group to add_device");
     check_number(member, kDevices, "a member", "'" + label + "'");
     const Range members = range(member, nullptr);
-    check<ArgumentError>(members.low >= 0 && members.high < facts().group_sizes[group], "[runtime.Program.finish] ",
+    check<ArgumentError>(members.low >= 0 && members.high < facts().group_sizes[group], "[programs.Program.finish] ",
                          whose, " peer must be a member of its device group; got member ",
                          members.low < 0 ? members.low : members.high, " of ", facts().group_sizes[group], " in '",
                          label, "'; correct the plan");
@@ -227,18 +227,18 @@ class Checks {
     const auto source = static_cast<int64_t>(n.source);
     const bool is_known = source >= 0 && source <= static_cast<int64_t>(Source::kPosition);
     check<ArgumentError>(is_known && (n.is_constant() || (allowed >> (source - 1) & 1) != 0),
-                         "[runtime.Program.finish] ", what, " must have a source that fits it; got source ", source,
+                         "[programs.Program.finish] ", what, " must have a source that fits it; got source ", source,
                          " in ", place, "; see ir.program.Source");
     const auto num_symbols = std::ssize(bounds());
     check<ArgumentError>(n.source != Source::kSymbol || (n.which >= 0 && n.which < num_symbols),
-                         "[runtime.Program.finish] a symbol must be one of the ", num_symbols, " given; got ", n.which,
+                         "[programs.Program.finish] a symbol must be one of the ", num_symbols, " given; got ", n.which,
                          " in ", place, "; pass an upper bound for it to finish()");
     const auto num_numbers = std::ssize(facts().numbers);
     check<ArgumentError>(n.source != Source::kDevice || (n.which >= 0 && n.which < num_numbers),
-                         "[runtime.Program.finish] a number of the device must be one of its class's ", num_numbers,
+                         "[programs.Program.finish] a number of the device must be one of its class's ", num_numbers,
                          "; got ", n.which, " in ", place, "; pass it to add_device");
     if (n.source != Source::kCall) return;
-    check<ArgumentError>(n.which >= 0, "[runtime.Program.finish] a number of the call must be one of its own; got ",
+    check<ArgumentError>(n.which >= 0, "[programs.Program.finish] a number of the call must be one of its own; got ",
                          n.which, " in ", place, "; count from 0");
     num_call_numbers_ = std::max<int64_t>(num_call_numbers_, n.which + 1);
   }
@@ -246,7 +246,7 @@ class Checks {
   // ---- values ----
 
   void check_extent(const Number& extent, const Call* call, const std::string& place) const {
-    check<ArgumentError>(least_of(extent, call) >= 0, "[runtime.Program.finish] an extent must not be negative; got ",
+    check<ArgumentError>(least_of(extent, call) >= 0, "[programs.Program.finish] an extent must not be negative; got ",
                          extent.constant, " + ", extent.multiple, " * what it names in ", place, "; correct the plan");
   }
 
@@ -256,7 +256,7 @@ class Checks {
     const auto least = [&](const Number& n) { return least_of(n, call); };
     check_extent(instr.extent, call, "'" + label + "'");
     check<ArgumentError>(instr.is_single() || least_above_0(instr.step, call) >= 1,
-                         "[runtime.Program.finish] a step that is no constant must be >= 1; got ",
+                         "[programs.Program.finish] a step that is no constant must be >= 1; got ",
                          least_above_0(instr.step, call), " in '", label, "'; correct the plan");
     for (const Operand& operand : instr.operands) {
       const bool is_range = operand.mode == Mode::kRowCols || operand.mode == Mode::kRows;  // of columns or rows
@@ -265,21 +265,21 @@ class Checks {
       check<ArgumentError>(
           least_above_0(operand.div, call) >= 1 && least_above_0(operand.parts, call) >= 1 &&
               (!is_known || (part.low >= 0 && (is_range || part.high < least_above_0(operand.parts, call)))),
-          "[runtime.Program.finish] div and parts must be >= 1 and 0 <= part < parts; got div ",
+          "[programs.Program.finish] div and parts must be >= 1 and 0 <= part < parts; got div ",
           least_above_0(operand.div, call), ", part ", part.high, " of ", least_above_0(operand.parts, call), " in '",
           label, "'; correct the plan");
       check<ArgumentError>(
           least(operand.offset) >= 0 && (operand.mode == Mode::kRowPart || operand.offset == Number(0)),
-          "[runtime.Program.finish] an offset is >= 0, and of a share of rows; got ", least(operand.offset), " in '",
+          "[programs.Program.finish] an offset is >= 0, and of a share of rows; got ", least(operand.offset), " in '",
           label, "'; correct the plan");
     }
     for (const Wait& wait : instr.waits) {
       check<ArgumentError>(least(wait.signal_base) >= 0 && least(wait.increment) >= 0,
-                           "[runtime.Program.finish] a wait's signal and increment must be >= 0; got ",
+                           "[programs.Program.finish] a wait's signal and increment must be >= 0; got ",
                            least(wait.signal_base), ", ", least(wait.increment), " in '", label, "'; correct the plan");
     }
     for (const Notify& notify : instr.notifies) {
-      check<ArgumentError>(least(notify.signal_base) >= 0, "[runtime.Program.finish] a notify's signal must be >= 0; ",
+      check<ArgumentError>(least(notify.signal_base) >= 0, "[programs.Program.finish] a notify's signal must be >= 0; ",
                            "got ", least(notify.signal_base), " in '", label, "'; correct the plan");
     }
   }
@@ -331,13 +331,13 @@ class Checks {
     const Template& plan = of.templates[call.template_id];
     const int64_t num_slots = std::ssize(call.binding);
     check<ArgumentError>(std::ssize(call.numbers) >= call_numbers_[call.template_id],
-                         "[runtime.Program.finish] a call must have the numbers that its template asks for; got ",
+                         "[programs.Program.finish] a call must have the numbers that its template asks for; got ",
                          call.numbers.size(), " of ", call_numbers_[call.template_id], " for template '", plan.name,
                          "'; pass them to add_call");
     for (const Instr* instr : late_[call.template_id]) check_values(*instr, &call);
     for (const Instr& instr : plan.instrs) {
       const auto check_slot = [&](int64_t slot, const char* what) {
-        check<ArgumentError>(slot >= 0 && slot < num_slots, "[runtime.Program.finish] every ", what,
+        check<ArgumentError>(slot >= 0 && slot < num_slots, "[programs.Program.finish] every ", what,
                              " slot must be bound; got slot ", slot, " of ", num_slots, " in '", label_of(instr),
                              "' of template '", plan.name, "'; bind it in add_call");
       };
@@ -347,7 +347,7 @@ class Checks {
         const int64_t num_tensors = operand.group < 0 ? std::ssize(of.tensors) : facts().fewest_tensors[operand.group];
         const int64_t tensor = call.binding[operand.slot];
         check<ArgumentError>(tensor >= 0 && tensor < num_tensors,
-                             "[runtime.Program.finish] a bound tensor must exist on its device; got tensor ", tensor,
+                             "[programs.Program.finish] a bound tensor must exist on its device; got tensor ", tensor,
                              " of ", num_tensors, " in '", label_of(instr), "' of class ", class_,
                              "; add_tensor to every class");
       }
@@ -384,18 +384,18 @@ class Checks {
         other = &tensor;
       }
       check<ArgumentError>(fits,
-                           "[runtime.Program.finish] whole rows move between a device's memory and its file, one "
+                           "[programs.Program.finish] whole rows move between a device's memory and its file, one "
                            "tensor to one alike; got other operands in '",
                            label, "'; correct the plan");
     }
     for (size_t o = 0; o < instr.operands.size(); ++o) {
       if (instr.operands[o].null) continue;
       const bool is_end = (moves == Moves::kFromFile && o == 1) || (moves == Moves::kToFile && o == 0);
-      check<ArgumentError>(is_in_file(of, instr.operands[o], call) == is_end,
-                           "[runtime.Program.finish] fetch reads a device's file, store writes it, and no other kernel "
-                           "touches it; got '",
-                           instr.kernel, "' on a tensor in ", is_end ? "memory" : "the file", " in '", label,
-                           "'; correct the plan");
+      check<ArgumentError>(
+          is_in_file(of, instr.operands[o], call) == is_end,
+          "[programs.Program.finish] fetch reads a device's file, store writes it, and no other kernel "
+          "touches it; got '",
+          instr.kernel, "' on a tensor in ", is_end ? "memory" : "the file", " in '", label, "'; correct the plan");
     }
   }
 

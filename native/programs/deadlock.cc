@@ -460,7 +460,7 @@ class Simulation {
       const auto place = [&](int64_t label, int64_t index) {
         return "'" + program_.labels()[label] + "'[" + std::to_string(index) + "]";
       };
-      check<ArgumentError>(false, "[runtime.Program.finish] a wait and its post must be about one use of one tensor, ",
+      check<ArgumentError>(false, "[programs.Program.finish] a wait and its post must be about one use of one tensor, ",
                            "by the device that the wait names; got device ", at.device, " waiting in ",
                            place(instr.label, at.index), " for signal ", number, " about tensor ", about, ", use ", use,
                            poster_named(wait.poster), " and post ", post + 1, " in ", place(mark.label, mark.index),
@@ -479,7 +479,7 @@ class Simulation {
       const Counter& counter = at.signals[signal];
       if (counter.value() == counter.expected) continue;
       const Mark& mark = counter.at(counter.expected);
-      check<ArgumentError>(false, "[runtime.Program.finish] every post must be waited for; got ", counter.value(),
+      check<ArgumentError>(false, "[programs.Program.finish] every post must be waited for; got ", counter.value(),
                            " of signal ", signal, " of device ", at.device, ", of which it waits for ",
                            counter.expected, ", the next in '", program_.labels()[mark.label], "'[", mark.index,
                            "] of device ", mark.poster, "; add the wait or drop the post");
@@ -492,7 +492,7 @@ class Simulation {
     const Values values = values_of(at);
     const int64_t w = unmet(at, *instr);
     const int64_t signal = instr->waits[w].signal.at(values, at.index);
-    check<ArgumentError>(false, "[runtime.Program.finish] the devices' orders must not block each other; got device ",
+    check<ArgumentError>(false, "[programs.Program.finish] the devices' orders must not block each other; got device ",
                          at.device, " waiting for ever in '", program_.labels()[instr->label], "'[", at.index,
                          "] for signal ", signal, " to reach ", at.thresholds[w], " (it stays at ",
                          at.signals[signal].value(), "); submit the posting task earlier or add it");
@@ -515,7 +515,7 @@ void check_signals_by_class(const Program& program) {
   try {
     simulate(program, Classes(program).cursors());
   } catch (const Difference& difference) {
-    check<ArgumentError>(false, "[runtime.Program.finish] ", difference.what());
+    check<ArgumentError>(false, "[programs.Program.finish] ", difference.what());
   }
 }
 

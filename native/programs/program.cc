@@ -31,13 +31,13 @@ Program::Program() = default;
 Program::~Program() = default;
 
 void Program::check_open(const char* where) const {
-  check<ArgumentError>(!finished_, "[runtime.Program.", where,
+  check<ArgumentError>(!finished_, "[programs.Program.", where,
                        "] a finished program is frozen; got a further call; build a new program");
 }
 
 DeviceClass& Program::open(int64_t class_id, const char* where) {
   check_open(where);
-  check<ArgumentError>(class_id >= 0 && class_id < num_classes(), "[runtime.Program.", where,
+  check<ArgumentError>(class_id >= 0 && class_id < num_classes(), "[programs.Program.", where,
                        "] class must be one of the program's ", num_classes(), "; got ", class_id, "; add_class first");
   return classes_[class_id];
 }
@@ -63,7 +63,7 @@ int64_t Program::add_template(int64_t class_id, std::string name) {
 void Program::add_instr(int64_t class_id, int64_t template_id, Instr instr, const std::string& label) {
   DeviceClass& of = open(class_id, "add_instr");
   check<ArgumentError>(template_id >= 0 && template_id < std::ssize(of.templates),
-                       "[runtime.Program.add_instr] template must exist; got ", template_id, " of ",
+                       "[programs.Program.add_instr] template must exist; got ", template_id, " of ",
                        of.templates.size(), "; add_template first");
   const auto [known, is_new] = label_ids_.try_emplace(label, std::ssize(labels_));
   if (is_new) labels_.push_back(label);
@@ -74,7 +74,7 @@ void Program::add_instr(int64_t class_id, int64_t template_id, Instr instr, cons
 void Program::add_call(int64_t class_id, Call call, const std::string& name) {
   DeviceClass& of = open(class_id, "add_call");
   check<ArgumentError>(call.template_id >= 0 && call.template_id < std::ssize(of.templates),
-                       "[runtime.Program.add_call] template must exist; got ", call.template_id, " of ",
+                       "[programs.Program.add_call] template must exist; got ", call.template_id, " of ",
                        of.templates.size(), "; add_template first");
   int64_t list = find_list(name);
   if (list < 0) {
@@ -87,7 +87,7 @@ void Program::add_call(int64_t class_id, Call call, const std::string& name) {
 
 int64_t Program::add_device(DeviceEntry device) {
   open(device.class_id, "add_device");
-  check<ArgumentError>(num_devices() < kMostDevices, "[runtime.Program.add_device] a program has at most ",
+  check<ArgumentError>(num_devices() < kMostDevices, "[programs.Program.add_device] a program has at most ",
                        kMostDevices, " devices; got one more; use a smaller mesh");
   devices_.push_back(std::move(device));
   return num_devices() - 1;
@@ -108,8 +108,8 @@ void Program::finish(std::vector<int64_t> symbols_max, const KernelResolver& res
       for (Instr& instr : plan.instrs) {
         instr.fn = instr.kernel.empty() ? nullptr : resolve(instr.kernel);
         check<ArgumentError>(instr.kernel.empty() || instr.fn != nullptr,
-                             "[runtime.Program.finish] every kernel must exist natively; got '", instr.kernel, "' in '",
-                             labels_[instr.label], "'; use a name of the kernel table");
+                             "[programs.Program.finish] every kernel must exist natively; got '", instr.kernel,
+                             "' in '", labels_[instr.label], "'; use a name of the kernel table");
       }
     }
     place_late_ints(of);

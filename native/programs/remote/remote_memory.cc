@@ -82,7 +82,7 @@ void RemoteMemory::move(Way way, int64_t device, int64_t offset, std::byte* memo
       if (loss.empty() && connection_->has_failed()) loss = connection_->cause();
       if (!loss.empty() || now_ns() > until) break;
     }
-    check<PeerLost>(holds(), "[runtime.Executor.move] a device's process must answer; got nothing of ", bytes,
+    check<PeerLost>(holds(), "[programs.Executor.move] a device's process must answer; got nothing of ", bytes,
                     " bytes of device ", device, " from process ", process, loss.empty() ? "" : ": ", loss,
                     "; look at that process's own messages, then start again from the last checkpoint");
   };

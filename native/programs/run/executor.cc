@@ -74,7 +74,7 @@ Executor::Executor(const ExecutorOptions& options)
   } catch (const std::system_error& error) {
     const size_t started = threads_.size();
     close();
-    check<ResourceError>(false, "[runtime.Executor] every worker needs a thread; got '", error.what(), "' after ",
+    check<ResourceError>(false, "[programs.Executor] every worker needs a thread; got '", error.what(), "' after ",
                          started, " threads; use fewer devices or workers");
   }
 }
@@ -83,47 +83,48 @@ Executor::~Executor() { close(); }  // NOLINT(bugprone-exception-escape): throws
 
 void Executor::check_run(const Program& program, int64_t list, const std::string& name,
                          const std::vector<int64_t>& symbols) const {
-  check<ArgumentError>(!closed_, "[runtime.Executor.run] the executor must be open; got a closed one; make a new one");
+  check<ArgumentError>(!closed_, "[programs.Executor.run] the executor must be open; got a closed one; make a new one");
   check<ArgumentError>(
       process_ == getpid(),
-      "[runtime.Executor.run] devices belong to the process that made them; got a run in a forked child, "
+      "[programs.Executor.run] devices belong to the process that made them; got a run in a forked child, "
       "which has none of their workers; make an executor there");
-  check<ArgumentError>(!broken_, "[runtime.Executor.run] an executor cannot be used after a deadline passed (a worker ",
+  check<ArgumentError>(!broken_,
+                       "[programs.Executor.run] an executor cannot be used after a deadline passed (a worker ",
                        "may never return); got a further run; make a new one");
-  check<ArgumentError>(program.finished(), "[runtime.Executor.run] a program must be finished first; got an open one",
+  check<ArgumentError>(program.finished(), "[programs.Executor.run] a program must be finished first; got an open one",
                        "; call finish()");
   check<ArgumentError>(program.num_devices() == options_.num_devices,
-                       "[runtime.Executor.run] program and executor must have the same devices; got ",
+                       "[programs.Executor.run] program and executor must have the same devices; got ",
                        program.num_devices(), " and ", options_.num_devices, "; plan for this executor's mesh");
   for (int64_t d = 0; d < options_.num_devices; ++d) {
     const Needs& needs = program.needs(d);
     check<ArgumentError>(needs.arena_bytes <= options_.arena_bytes[d] && needs.num_handles <= options_.num_handles &&
                              needs.num_signals <= options_.num_signals,
-                         "[runtime.Executor.run] a program must fit the executor; got ", needs.arena_bytes, " bytes, ",
+                         "[programs.Executor.run] a program must fit the executor; got ", needs.arena_bytes, " bytes, ",
                          needs.num_handles, " handles, ", needs.num_signals, " signals on device ", d, " against ",
                          options_.arena_bytes[d], ", ", options_.num_handles, ", ", options_.num_signals,
                          "; make the executor with the plan's sizes");
     const int64_t file_begin = memory::Arena::file_begin(options_.arena_bytes[d]);
     check<ArgumentError>(
         needs.file_bytes == 0 || (program.memory_bytes() == file_begin && needs.file_bytes <= options_.file_bytes),
-        "[runtime.Executor.run] a program must fit the devices' files; got ", needs.file_bytes, " bytes from ",
+        "[programs.Executor.run] a program must fit the devices' files; got ", needs.file_bytes, " bytes from ",
         program.memory_bytes(), " on against ", options_.file_bytes, " from ", file_begin, " on device ", d,
         "; make the executor with the plan's sizes");
   }
   check<ArgumentError>(list >= 0 && list < program.num_lists(),
-                       "[runtime.Executor.run] the program must have calls to run; got none under the name '", name,
+                       "[programs.Executor.run] the program must have calls to run; got none under the name '", name,
                        "'; pass a name that was given to add_call()");
   const std::vector<int64_t>& bounds = program.symbols_max();
-  check<ArgumentError>(symbols.size() == bounds.size(), "[runtime.Executor.run] every symbol needs a value; got ",
+  check<ArgumentError>(symbols.size() == bounds.size(), "[programs.Executor.run] every symbol needs a value; got ",
                        symbols.size(), " for ", bounds.size(), "; pass one per symbol");
   for (size_t s = 0; s < symbols.size(); ++s) {
-    check<ArgumentError>(symbols[s] >= 0 && symbols[s] <= bounds[s], "[runtime.Executor.run] symbol ", s,
+    check<ArgumentError>(symbols[s] >= 0 && symbols[s] <= bounds[s], "[programs.Executor.run] symbol ", s,
                          " must lie in [0, ", bounds[s], "]; got ", symbols[s], "; plan for a larger bound");
   }
 }
 
 Executor::Running::Running(Executor& executor) : running_(executor.running_) {
-  check<ArgumentError>(!running_.exchange(true), "[runtime.Executor.run] one run at a time; got a second from another",
+  check<ArgumentError>(!running_.exchange(true), "[programs.Executor.run] one run at a time; got a second from another",
                        " thread; wait for the first");
 }
 
@@ -158,7 +159,7 @@ void Executor::begin_run(std::shared_ptr<const Program> program, int64_t list, s
   if (group.peers() != nullptr && !group.peers()->settle(kSettleNs)) {
     broken_ = true;
     check<PeerLost>(false,
-                    "[runtime.Executor.run] every process must end a run before the next; got none of one's "
+                    "[programs.Executor.run] every process must end a run before the next; got none of one's "
                     "messages for ",
                     kSettleNs / 1'000'000'000, " s; start again from the last checkpoint");
   }
@@ -236,12 +237,12 @@ void Executor::close() {
 }
 
 void Executor::check_device(int64_t device, const char* where) const {
-  check<ArgumentError>(device >= 0 && device < options_.num_devices, "[runtime.Executor.", where,
+  check<ArgumentError>(device >= 0 && device < options_.num_devices, "[programs.Executor.", where,
                        "] device must be one of ", options_.num_devices, "; got ", device, "; count from 0");
 }
 
 void Executor::check_idle(const char* where) const {
-  check<ArgumentError>(!running_.load(), "[runtime.Executor.", where,
+  check<ArgumentError>(!running_.load(), "[programs.Executor.", where,
                        "] no run may be in progress; got a call during one; wait for its end");
 }
 
@@ -249,10 +250,10 @@ std::byte* Executor::memory(int64_t device, int64_t offset, int64_t bytes) const
   check_device(device, "buffer");
   const int64_t size = options_.arena_bytes[device];
   check<ArgumentError>(offset >= 0 && bytes >= 0 && offset <= size - bytes,
-                       "[runtime.Executor.buffer] a buffer must lie inside the device's arena of ", size,
+                       "[programs.Executor.buffer] a buffer must lie inside the device's arena of ", size,
                        " bytes; got offset ", offset, " and ", bytes, " bytes; use the plan's offsets");
   check<ArgumentError>(arenas_[device]->is_mapped(),
-                       "[runtime.Executor.buffer] a buffer is memory of this host; got device ", device,
+                       "[programs.Executor.buffer] a buffer is memory of this host; got device ", device,
                        " of another; use move()");
   return group_->arenas[device] + offset;
 }

@@ -63,7 +63,7 @@ void check_order_will_come(comm::Peers& peers) {
   std::string how;
   const int64_t lost = peers.find_lost(kLostNs, &how);
   check<PeerLost>(lost < 0 || (lost != 0 && !peers.is_remote(lost)),
-                  "[runtime.Executor.serve] the process that leads must stay, and all of other hosts; got process ",
+                  "[programs.Executor.serve] the process that leads must stay, and all of other hosts; got process ",
                   lost, ", which ", how, "; start again from the last checkpoint");
 }
 
@@ -150,7 +150,7 @@ void take_post(DeviceGroup& group, const comm::Post& post) {
     poison = group.state->stopped();
     if (poison == 0) {
       poison = group.state->fail(
-          std::make_exception_ptr(StoppedElsewhere("[runtime.Executor.run] another process has failed")));
+          std::make_exception_ptr(StoppedElsewhere("[programs.Executor.run] another process has failed")));
     }
   }
   device->signals()[post.signal].post(poison);
@@ -159,10 +159,10 @@ void take_post(DeviceGroup& group, const comm::Post& post) {
 uint64_t order_run(const DeviceGroup& group, bool clears_poison, int64_t list, const std::vector<int64_t>& symbols) {
   if (group.peers() == nullptr) return 0;
   check<ArgumentError>(group.peers()->leads(),
-                       "[runtime.Executor.run] the process that leads orders runs; got a call in process ",
+                       "[programs.Executor.run] the process that leads orders runs; got a call in process ",
                        group.peers()->process(), "; call serve()");
   check<ArgumentError>(std::ssize(symbols) <= comm::kMaxSymbols,
-                       "[runtime.Executor.run] a program of several processes has at most ", comm::kMaxSymbols,
+                       "[programs.Executor.run] a program of several processes has at most ", comm::kMaxSymbols,
                        " symbols; got ", symbols.size(), "; use fewer");
   comm::Order order;
   order.kind = comm::Order::Kind::kRun;
@@ -177,7 +177,7 @@ void Executor::call_peers() {
   check_idle("call_peers");
   check<ArgumentError>(
       group_->peers() != nullptr && group_->peers()->leads(),
-      "[runtime.Executor.call_peers] the process that leads calls the others; got a call in another, or without "
+      "[programs.Executor.call_peers] the process that leads calls the others; got a call in another, or without "
       "a device group; make the executor with one");
   group_->peers()->give({});
 }
@@ -186,7 +186,7 @@ void Executor::serve(const std::shared_ptr<const Program>& program) {
   const Running running(*this);
   check<ArgumentError>(
       group_->peers() != nullptr && !group_->peers()->leads(),
-      "[runtime.Executor.serve] processes that do not lead serve; got a call in the leader, or without "
+      "[programs.Executor.serve] processes that do not lead serve; got a call in the leader, or without "
       "a device group; call run()");
   while (true) {
     comm::Order order;

@@ -12,24 +12,24 @@ void check_group(const ExecutorOptions& options) {
   if (group.processes.empty()) return;
   check<ArgumentError>(
       std::ssize(group.processes) == options.num_devices && std::ssize(group.arena_files) == options.num_devices,
-      "[runtime.Executor] a device group says of every device which process has it and which file its memory "
+      "[programs.Executor] a device group says of every device which process has it and which file its memory "
       "is; got ",
       group.processes.size(), " and ", group.arena_files.size(), " for ", options.num_devices,
       " devices; correct the argument");
   for (int64_t process : group.processes) {
     check<ArgumentError>(process >= 0 && process < std::ssize(group.peer_files),
-                         "[runtime.Executor] a device's process must be one of ", group.peer_files.size(), "; got ",
+                         "[programs.Executor] a device's process must be one of ", group.peer_files.size(), "; got ",
                          process, "; count from 0");
   }
   check<ArgumentError>(
       group.hosts.empty() ||
           (group.hosts.size() == group.peer_files.size() && group.connection != nullptr &&
            std::ssize(group.peer_files) <= group.connection->size() && group.process == group.connection->rank()),
-      "[runtime.Executor] processes of several hosts have a connection, their numbers are its, and each has "
+      "[programs.Executor] processes of several hosts have a connection, their numbers are its, and each has "
       "a host; got ",
       group.hosts.size(), " hosts of ", group.peer_files.size(), " processes; correct the argument");
   check<ArgumentError>(std::ssize(group.spill_files) == (options.file_bytes == 0 ? 0 : options.num_devices),
-                       "[runtime.Executor] a device group's devices have a file each if the plan has any; got ",
+                       "[programs.Executor] a device group's devices have a file each if the plan has any; got ",
                        group.spill_files.size(), " files of ", options.file_bytes, " bytes; correct the argument");
 }
 
@@ -45,7 +45,7 @@ bool is_remote_device(const GroupOptions& group, int64_t device) {
 
 void check_options(const ExecutorOptions& options) {
   const auto positive = [](int64_t value, const char* name) {
-    check<ArgumentError>(value >= 1, "[runtime.Executor] ", name, " must be at least 1; got ", value,
+    check<ArgumentError>(value >= 1, "[programs.Executor] ", name, " must be at least 1; got ", value,
                          "; correct the argument");
   };
   positive(options.num_devices, "num_devices");
@@ -53,30 +53,30 @@ void check_options(const ExecutorOptions& options) {
   positive(options.window, "window");
   check<ArgumentError>(
       options.workers_per_device <= tasks::Embedded::kMaxWorkers && options.window <= tasks::Embedded::kMaxWindow,
-      "[runtime.Executor] workers_per_device and window must be at most ", tasks::Embedded::kMaxWorkers, " and ",
+      "[programs.Executor] workers_per_device and window must be at most ", tasks::Embedded::kMaxWorkers, " and ",
       tasks::Embedded::kMaxWindow, "; got ", options.workers_per_device, " and ", options.window,
       "; choose smaller ones");
   check<ArgumentError>(static_cast<int64_t>(options.arena_bytes.size()) == options.num_devices,
-                       "[runtime.Executor] arena_bytes needs one size per device; got ", options.arena_bytes.size(),
+                       "[programs.Executor] arena_bytes needs one size per device; got ", options.arena_bytes.size(),
                        " for ", options.num_devices, " devices; pass the plan's sizes");
   for (int64_t bytes : options.arena_bytes) {
-    check<ArgumentError>(bytes >= 0, "[runtime.Executor] arena_bytes must not be negative; got ", bytes,
+    check<ArgumentError>(bytes >= 0, "[programs.Executor] arena_bytes must not be negative; got ", bytes,
                          "; pass the plan's sizes");
   }
   constexpr int64_t kMostObjects = INT32_MAX;  // the engine counts both together in 32 bits
   check<ArgumentError>(options.num_signals >= 0 && options.num_handles >= 0 && options.num_signals <= kMostObjects &&
                            options.num_handles <= kMostObjects && options.deadline_s > 0,
-                       "[runtime.Executor] num_signals and num_handles must lie in [0, ", kMostObjects,
+                       "[programs.Executor] num_signals and num_handles must lie in [0, ", kMostObjects,
                        "] and deadline_s be > 0; got ", options.num_signals, ", ", options.num_handles, ", ",
                        options.deadline_s, "; correct the argument");
   check<ArgumentError>(options.scratch_bytes >= 0 && options.file_bytes >= 0,
-                       "[runtime.Executor] scratch_bytes and file_bytes must not be negative; got ",
+                       "[programs.Executor] scratch_bytes and file_bytes must not be negative; got ",
                        options.scratch_bytes, " and ", options.file_bytes, "; pass the plan's sizes");
   int64_t total = std::accumulate(options.arena_bytes.begin(), options.arena_bytes.end(), int64_t{0});
   check_group(options);
   for (int64_t d = 0; d < options.num_devices; ++d) total += bytes_needed(device_options(options, d)).total();
   check<ResourceError>(options.memory_limit_bytes <= 0 || total <= options.memory_limit_bytes,
-                       "[runtime.Executor] the devices' memory must stay within the limit; got ",
+                       "[programs.Executor] the devices' memory must stay within the limit; got ",
                        ByteCount(static_cast<uint64_t>(total)), " against ",
                        ByteCount(static_cast<uint64_t>(options.memory_limit_bytes)),
                        "; shard over more devices, use smaller batches or post the limit");

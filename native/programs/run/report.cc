@@ -83,7 +83,7 @@ void describe(std::ostringstream& text, const DeviceGroup& group, const Blocked&
 
 std::string describe_timeout(const DeviceGroup& group, double deadline_s) {
   std::ostringstream text;
-  text << "[runtime.Executor.run] a device must make progress within " << deadline_s << " s; got none: ";
+  text << "[programs.Executor.run] a device must make progress within " << deadline_s << " s; got none: ";
   const std::vector<Blocked> blocked = all_blocked(group);
   if (blocked.empty()) {
     for (int64_t d = 0; d < std::ssize(group.devices); ++d) text << "device " << d << ": " << doing(group, d) << "; ";
@@ -97,7 +97,7 @@ std::string describe_timeout(const DeviceGroup& group, double deadline_s) {
 std::string describe_loss(const DeviceGroup& group, int64_t process, const std::string& how) {
   std::ostringstream text;
   const comm::Progress progress = group.peers()->progress(process);
-  text << "[runtime.Executor.run] every process must stay until the end; got process " << process << " (pid "
+  text << "[programs.Executor.run] every process must stay until the end; got process " << process << " (pid "
        << progress.pid << "), which " << how << " after " << progress.num_completed << " tasks; ";
   for (const Blocked& wait : all_blocked(group)) {
     const auto is_its = [&](int64_t poster) { return group.processes[poster] == process; };

@@ -58,7 +58,7 @@ bool follow_peers(DeviceGroup& group) {
   if (group.state->stopped() != 0) {
     peers.tell_stopped();
   } else if (peers.is_stopped()) {
-    group.state->fail(std::make_exception_ptr(StoppedElsewhere("[runtime.Executor.run] another process has failed")));
+    group.state->fail(std::make_exception_ptr(StoppedElsewhere("[programs.Executor.run] another process has failed")));
   }
   std::string how;
   const int64_t lost = peers.find_lost(kLostNs, &how);
@@ -69,7 +69,7 @@ bool follow_peers(DeviceGroup& group) {
 
 void cancel(DeviceGroup& group) {
   group.state->fail(std::make_exception_ptr(
-      Interrupted("[runtime.Executor.run] the run was cancelled by its caller; tasks not started were skipped")));
+      Interrupted("[programs.Executor.run] the run was cancelled by its caller; tasks not started were skipped")));
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ TaskFailed failure_of(const Task& task, const std::string& label, int64_t device
     what = "an unknown exception";
   }
   std::ostringstream text;
-  text << "[runtime.Executor.run] a task must not fail; got '" << what << "' from kernel '"
+  text << "[programs.Executor.run] a task must not fail; got '" << what << "' from kernel '"
        << task.instr->source->kernel << "' in '" << label << "'[" << task.index << "] on device " << device;
   if (worker >= 0) text << ", worker " << worker;
   text << "; check its operands, or the kernel";

@@ -58,7 +58,7 @@ CASE("a kernel's own exception is the message; signals behind it are sent (nothi
   auto program = exchange(50, "throwing", {2});
   auto executor = executor_for(*program);
   const std::string message = message_of<TaskFailed>([&] { executor->run(program, {}); });
-  EXPECT(contains(message, "[runtime.Executor.run]"));
+  EXPECT(contains(message, "[programs.Executor.run]"));
   EXPECT(contains(message, "'kernel gave up'"));
   EXPECT(contains(message, "'show'[2]"));
 }

@@ -1,4 +1,4 @@
-"""`ComputeGraph`: a graph that can be spread, planned and instantiated. The only file that sees every stage."""
+"""`ComputeGraph`: a graph that can be laid out, planned and instantiated."""
 
 from __future__ import annotations
 
