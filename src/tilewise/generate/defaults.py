@@ -8,25 +8,16 @@ likeliest tokens). What the caller gives comes before the file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from tilewise.core import Border, ConfigError
-from tilewise.generate.sampling import Sampling
+from tilewise.settings import Sampling, settings_of
 
 __all__ = ["combine_settings"]
 
 _border = Border("generate")
 _MOST = 1 << 53
-_DRAWS = ("top_k", "top_p", "min_p", "typical_p")
 _DEFAULT_TOP_K = 50  # of transformers, for a file that samples and does not say
-_SAME = (
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "no_repeat_ngram_size",
-    "bad_words_ids",
-)
 
 
 def combine_settings(
@@ -48,28 +39,31 @@ def combine_settings(
     file = _border.mapping("combine_settings", "file", file, "settings")
     given = _border.mapping("combine_settings", "given", given, "settings of Sampling")
     num_prompt = _border.integer("combine_settings", "num_prompt", num_prompt, 0, _MOST)
-    defaults: dict[str, Any] = {field.name: field.default for field in fields(Sampling)}
+    declared = settings_of(Sampling)
     for name in given:
-        _border.choice("combine_settings", "a setting", name, [*defaults])
-    found = {name: file[name] for name in _SAME if name in file}
+        _border.choice("combine_settings", "a setting", name, [*declared])
+    found = {name: file[name] for name in declared if declared[name].in_file == "always" and name in file}
     if given.get("temperature", 1.0 if file.get("do_sample") else 0.0):
         found |= _draws(file, asks_itself=bool(file.get("do_sample")))
     if "stop_strings" in file:
         stops = file["stop_strings"]
         found |= {"stop": (stops,) if isinstance(stops, str) else tuple(stops)}
     found |= _lengths(file, num_prompt, "max_tokens" in given)
-    taken = {name: value for name, value in found.items() if name not in given and value != defaults[name]}
+    taken = {
+        name: value for name, value in found.items() if name not in given and value != declared[name].default
+    }
     settings = {**taken, **given}
     fewest = settings.get("min_tokens")
     is_open = "max_tokens" not in {*found, *given}
-    if is_open and type(fewest) is int and fewest > defaults["max_tokens"]:
+    if is_open and type(fewest) is int and fewest > declared["max_tokens"].default:
         settings["max_tokens"] = fewest  # only the fewest are said, and they are more than is usual
     return Sampling(**settings), taken
 
 
 def _draws(file: Mapping[str, Any], *, asks_itself: bool) -> dict[str, Any]:
     """What concerns draws; transformers' defaults where it is the file that asks for draws."""
-    found = {name: file[name] for name in _DRAWS if name in file}
+    declared = settings_of(Sampling)
+    found = {name: file[name] for name in declared if declared[name].in_file == "sampling" and name in file}
     if "num_return_sequences" in file:
         found["n"] = file["num_return_sequences"]
     if asks_itself:

@@ -9,9 +9,7 @@ numbers, and settings that leave no token to choose.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,170 +18,14 @@ from numpy.typing import NDArray
 from tilewise.core import DTYPES, Border, ConfigError, NotFinite, TilewiseError, is_float, shown
 from tilewise.generate.history import History
 from tilewise.kernels.sampling import NOT_FINITE, Adjustment, Rules, draw_tokens
+from tilewise.settings import Sampling
 
-__all__ = ["Batch", "Pick", "Sampling", "pick_token"]
+__all__ = ["Batch", "Pick", "pick_token"]
 
 _border = Border("generate")
-_MAX = 1 << 53
 _MOST_CHOICES = 1 << 20
 _LARGEST_ID = (1 << 32) - 1
-_MOST_BIAS = 1e6
-_LEAST_SHARE = sys.float_info.min  # a share of the probability that one token always has
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How to choose tokens, and when to stop.
-
-    Args:
-        max_tokens: at most so many new tokens.
-        temperature: 0 takes the likeliest token.
-        top_k: draw among the k likeliest only; 0 for all.
-        top_p: draw among the likeliest tokens that together have this probability; 0 leaves the likeliest alone.
-        min_p: draw among those at least this share as likely as the likeliest.
-        typical_p: draw among those whose surprise is nearest to the expected one, of this probability together.
-        repetition_penalty: logits of tokens of prompt and text are divided by it, or multiplied where negative.
-        presence_penalty: taken from the logits of tokens that were written.
-        frequency_penalty: the same, for every time that they were.
-        no_repeat_ngram_size: no so many tokens in a row twice, prompt included; 0 for no such rule.
-        bad_words: texts that are not written, as their tokens with and without a space before them.
-        bad_words_ids: the same as token ids.
-        logit_bias: added to the logits of tokens, by id, after penalties.
-        allowed_token_ids: only these may come; empty for all.
-        min_tokens: before so many new tokens, neither an end token nor a stop string ends the text.
-        ignore_eos: write on after the model's end tokens.
-        stop_token_ids: further tokens that end a text.
-        stop: the text ends before the first of these strings that it comes to hold.
-        include_stop: the text ends behind it.
-        n: texts for a prompt. What text i says does not depend on n.
-        seed: of the draws.
-
-    Raises:
-        ConfigError: a value outside its range.
-    """
-
-    max_tokens: int = 128
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    no_repeat_ngram_size: int = 0
-    bad_words: tuple[str, ...] = ()
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()
-    include_stop: bool = False
-    n: int = 1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _border.integer("sampling", "max_tokens", self.max_tokens, 1, _MAX)
-        for name, low, high in (
-            ("temperature", 0.0, float("inf")),
-            ("top_p", 0.0, 1.0),
-            ("min_p", 0.0, 1.0),
-            ("typical_p", 0.0, 1.0),
-            ("repetition_penalty", 0.0, float("inf")),
-            ("presence_penalty", -2.0, 2.0),
-            ("frequency_penalty", -2.0, 2.0),
-        ):
-            _border.number("sampling", name, getattr(self, name), low, high)
-        for name in ("typical_p", "repetition_penalty"):
-            if getattr(self, name) == 0:
-                advice = "pass 1.0 to switch it off"
-                _border.refuse("sampling", f"{name} must be above 0", str(getattr(self, name)), advice)
-        _border.integer("sampling", "top_k", self.top_k, 0, _MAX)
-        _border.integer("sampling", "no_repeat_ngram_size", self.no_repeat_ngram_size, 0, _MAX)
-        _border.integer("sampling", "min_tokens", self.min_tokens, 0, _MAX)
-        _border.truth("sampling", "ignore_eos", self.ignore_eos)
-        _border.truth("sampling", "include_stop", self.include_stop)
-        _border.integer("sampling", "n", self.n, 1, _MOST_CHOICES)
-        _border.integer("sampling", "seed", self.seed, 0, 2**63 - 1)
-        for name in ("bad_words", "stop"):
-            object.__setattr__(self, name, _texts(name, getattr(self, name)))
-        object.__setattr__(self, "bad_words_ids", _id_sequences(self.bad_words_ids))
-        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
-        for name in ("allowed_token_ids", "stop_token_ids"):
-            object.__setattr__(self, name, _ids(name, getattr(self, name)))
-        if self.min_tokens > self.max_tokens:
-            got = f"{self.min_tokens} and {self.max_tokens}"
-            _border.refuse("sampling", "min_tokens must not be above max_tokens", got, "correct one of them")
-        if self.n > 1 and self.temperature == 0:
-            got, advice = f"{self.n} with temperature 0", "choose a temperature above 0"
-            _border.refuse(
-                "sampling", "n must be 1 where every text would be the same, the likeliest", got, advice
-            )
-
-    @property
-    def draw_settings(self) -> tuple[float, int, float, float, float]:
-        """What native code draws by: temperature, top-k, top-p, min-p, typical-p."""
-        return self.temperature, self.top_k, max(self.top_p, _LEAST_SHARE), self.min_p, self.typical_p
-
-    @property
-    def changes_logits(self) -> bool:
-        """Whether tokens are chosen from other logits than the model's."""
-        return (
-            self.repetition_penalty != 1
-            or self.presence_penalty != 0
-            or self.frequency_penalty != 0
-            or self.no_repeat_ngram_size > 0
-            or self.min_tokens > 0
-            or bool(self.logit_bias or self.allowed_token_ids or self.bad_words_ids)
-        )
-
-
-def _texts(name: str, values: Any) -> tuple[str, ...]:
-    """Texts that are not empty."""
-    texts = tuple(_border.sequence("sampling", name, values, "texts"))
-    for text in texts:
-        if not isinstance(text, str) or not text:
-            _border.refuse("sampling", f"{name} must be texts that are not empty", shown(text), "correct it")
-    return texts
-
-
-def _ids(name: str, values: Any) -> tuple[int, ...]:
-    """Ids, each once."""
-    given = _border.sequence("sampling", name, values, "ids", in_any_order=True)
-    return tuple(
-        sorted({_border.integer("sampling", f"an id of {name}", id_, 0, _LARGEST_ID) for id_ in given})
-    )
-
-
-def _biases(values: Any) -> tuple[tuple[int, float], ...]:
-    """Pairs of an id and what is added to its logit; a dictionary will do."""
-    pairs = _border.sequence(
-        "sampling", "logit_bias", values.items() if isinstance(values, Mapping) else values, "pairs"
-    )
-    found: dict[int, float] = {}
-    for pair in pairs:
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            rule = "logit_bias must hold pairs of an id and a number"
-            _border.refuse("sampling", rule, shown(pair), "pass a dictionary")
-        id_ = _border.integer("sampling", "an id of logit_bias", pair[0], 0, _LARGEST_ID)
-        found[id_] = _border.number("sampling", "a bias", pair[1], -_MOST_BIAS, _MOST_BIAS)
-    return tuple(sorted(found.items()))
-
-
-def _id_sequences(values: Any) -> tuple[tuple[int, ...], ...]:
-    found = []
-    for ids in _border.sequence("sampling", "bad_words_ids", values, "sequences of ids"):
-        word = tuple(_border.sequence("sampling", "a sequence of bad_words_ids", ids, "ids"))
-        if not word:
-            rule = "sequences of bad_words_ids must hold an id"
-            _border.refuse("sampling", rule, shown(values), "remove the empty one")
-        found.append(
-            tuple(_border.integer("sampling", "an id of bad_words_ids", id_, 0, _LARGEST_ID) for id_ in word)
-        )
-    return tuple(found)
 
 
 class Pick:

@@ -7,7 +7,6 @@ what their logits become. `LLM` answers lists of prompts, `Engine` callers that 
 from tilewise.serve.engine import Engine
 from tilewise.serve.llm import LLM
 from tilewise.serve.logprobs import Logprob
-from tilewise.serve.model import EngineSettings
 from tilewise.serve.outputs import (
     CompletionOutput,
     EngineStats,
@@ -19,8 +18,8 @@ from tilewise.serve.outputs import (
     StepTimes,
 )
 from tilewise.serve.sampling_params import SamplingParams
-from tilewise.serve.speculation import SpeculativeConfig
 from tilewise.serve.structured import StructuredOutputsParams
+from tilewise.settings import EngineSettings, SpeculativeConfig
 
 __all__ = [
     "LLM",

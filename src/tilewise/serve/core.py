@@ -23,8 +23,9 @@ from tilewise.serve.pace import Pace
 from tilewise.serve.request import Request
 from tilewise.serve.scheduler import Limits, Scheduled, Scheduler
 from tilewise.serve.sequence import Sequence, Status
-from tilewise.serve.speculation import SpeculativeConfig
+from tilewise.serve.speculation import make_drafter
 from tilewise.serve.text import Text
+from tilewise.settings import SpeculativeConfig
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -159,7 +160,7 @@ class EngineCore:
             history = History(request.ids)
             sequence = Sequence(request, choice, history, leader)
             if self._speculation is not None and not request.is_pooled:
-                sequence.drafter = self._speculation.drafter(sequence)
+                sequence.drafter = make_drafter(self._speculation, sequence)
             sequences.append(sequence)
         self._texts |= {
             sequence: Text(sequence, self._tokenizer, self._token_bytes) for sequence in sequences

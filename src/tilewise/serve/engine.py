@@ -28,12 +28,13 @@ from tilewise.generate import Sampling, check_prompt, encode_prompt, word_ids
 from tilewise.serve.collector import Collector
 from tilewise.serve.core import EngineCore
 from tilewise.serve.loop import Abort, Add, Call, Command
-from tilewise.serve.model import EngineSettings, ServedModel
+from tilewise.serve.model import ServedModel
 from tilewise.serve.outputs import EngineStats, Piece, RequestOutput
 from tilewise.serve.replica import Replica
-from tilewise.serve.request import PRIORITIES, Asked, Request
+from tilewise.serve.request import PRIORITIES, Request
 from tilewise.serve.sampling_params import SamplingParams
 from tilewise.serve.structured import Grammars
+from tilewise.settings import EngineSettings, OutputOptions
 
 __all__ = ["Engine", "Prompt", "prompt_form"]
 
@@ -398,11 +399,11 @@ class Engine:
             _border.refuse("engine", rule, str(len(ids)), "shorten it")
         grammar = None
         if isinstance(way, SamplingParams):
-            sampling, asked = way.sampling(limit - len(ids)), way.asked()
+            sampling, options = way.sampling(limit - len(ids)), way.output_options()
             if way.structured_outputs is not None:
                 grammar = self._grammars.prepare(way.structured_outputs)
         else:
-            sampling, asked = way, Asked()
+            sampling, options = way, OutputOptions()
         bad = (*sampling.bad_words_ids, *(word_ids(self.model.tokenizer, sampling.bad_words)))
         self._check_ids(sampling, bad)
         if not self.model.settings.enable_prefix_caching:  # its own texts still share its prompt
@@ -411,7 +412,7 @@ class Engine:
             name,
             tuple(ids),
             replace(sampling, bad_words_ids=bad),
-            asked,
+            options,
             self.model.end_ids,
             priority,
             (

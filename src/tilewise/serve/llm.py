@@ -18,11 +18,10 @@ from tilewise.serve.collector import Collector
 from tilewise.serve.engine import Engine, Prompt, prompt_form
 from tilewise.serve.model import encoder_settings
 from tilewise.serve.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput, RequestOutputKind
-from tilewise.serve.sampling_params import SamplingParams
+from tilewise.serve.sampling_params import SamplingParams, default_settings
 
 __all__ = ["LLM"]
 
-_FROM_FILE = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
 _border = Border("serve")
 Messages = Sequence[Mapping[str, Any]]
 Params = SamplingParams | Sequence[SamplingParams]
@@ -86,11 +85,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What generation_config.json says of sampling; the usual where it says nothing."""
-        file = self.engine.model.generation_config
-        found = {name: file[name] for name in _FROM_FILE if name in file}
-        if "max_new_tokens" in file:
-            found["max_tokens"] = file["max_new_tokens"]
-        return SamplingParams(**found)
+        return SamplingParams(**default_settings(self.engine.model.generation_config))
 
     def generate(
         self,

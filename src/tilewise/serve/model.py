@@ -8,121 +8,40 @@ frequencies are chosen in some models) decide what is written.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tilewise as tw
 from tilewise import models
 from tilewise.checkpoint import load_generation_config, load_tokenizer
-from tilewise.core import MAX_DEVICES, Border, ResourceError, choose_dtype, dtype, get_logger, shown
+from tilewise.core import Border, ResourceError, choose_dtype, dtype, get_logger, shown
 from tilewise.core.limits import available_memory, num_cores
 from tilewise.core.sizes import format_bytes
 from tilewise.models import BLOCK_SIZE
 from tilewise.models.registry import maker_of
 from tilewise.serve.scheduler import Limits, num_blocks_for
-from tilewise.serve.speculation import SpeculativeConfig
+from tilewise.settings import EngineSettings
 
 if TYPE_CHECKING:
     from tilewise.models import ModelConfig
     from tilewise.plan import Plan
     from tilewise.session import GraphInstance
 
-__all__ = ["ENCODER_SETTINGS", "EngineSettings", "ServedModel", "encoder_settings", "end_ids"]
+__all__ = ["ServedModel", "encoder_settings", "end_ids"]
 
-_MOST = 1 << 20
-_MOST_BYTES = 1 << 62
 _FEWEST_ROWS = 16
 _USUAL_CACHE_BYTES = 1 << 30
 _SHORTEST_CONTEXT = 2048  # a model whose cache has no room for this is refused rather than shortened
 _SHARE_TO_FILL = 0.9  # of the available memory, where the size of the cache is chosen by it
-_LOAD_FORMATS, _RUNNERS = ("auto", "dummy"), ("generate", "pooling")
 _OF_ENCODERS = {
     "tensor_parallel_size": "tp",
     "dtype": "dtype",
     "max_num_seqs": "batch",
     "ignore_config_fields": "ignore_config_fields",
 }
-ENCODER_SETTINGS = ("runner", *_OF_ENCODERS)
 _border = Border("serve")
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """How a model is loaded and what it is given room for.
-
-    Args:
-        tensor_parallel_size: devices that share every layer.
-        data_parallel_size: copies of the model, each with devices of its own, that share the requests.
-        dtype: `bf16` or `f32` in any spelling of `core.dtypes`, or `auto`: as config.json says, else bf16.
-        max_model_len: the context limit, which RoPE's frequencies are chosen by where they depend on one (`dynamic`,
-            `longrope`); by default `models.default_context`. The text depends on it, and on no other size.
-        max_context: positions per sequence that there is room for; at most `max_model_len`, which is the default.
-        max_num_seqs: texts that are written at a time; others wait.
-        max_num_batched_tokens: tokens of one call of the model; prompts are read in chunks of at most so many. At least
-            `max_num_seqs`, to which it is raised.
-        enable_prompt_pacing: where texts are written in the same call, read so little of prompts that these hardly
-            wait. False: as much as fits, so that all that was asked for is answered soonest, which `LLM` does.
-        kv_cache_memory_bytes: for keys and values over all devices of a copy. By default room for `max_num_seqs`
-            sequences of full length, but no more than 1 GiB where one of them fits that, and no more than is available.
-            It is reserved; pages are allocated as texts fill them.
-        workers_per_device: threads that compute, of each device; None: as many as the processor has room for, shared
-            by all copies.
-        enable_prefix_caching: keep blocks of prompts and texts, to be found again by other requests.
-        generation_config: end tokens are those of generation_config.json, where there is one and it has some; False:
-            the file is not looked at.
-        runner: `generate`: the model writes; `pooling`: it turns prompts into vectors (`LLM.encode`) and has no head.
-        load_format: `auto`: the directory's weights; `dummy`: random ones from config.json alone, the same for every
-            number of devices.
-        speculative_config: how next tokens are guessed, as `SpeculativeConfig` has it or a dictionary of its fields;
-            None: they are not. No text depends on it.
-        ignore_config_fields: fields of config.json that are left aside although they are unknown (`models.open`).
-
-    Raises:
-        ConfigError: a setting has no such value.
-    """
-
-    tensor_parallel_size: int = 1
-    data_parallel_size: int = 1
-    dtype: str = "auto"
-    max_model_len: int | None = None
-    max_context: int | None = None
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 256
-    enable_prompt_pacing: bool = True
-    kv_cache_memory_bytes: int | None = None
-    workers_per_device: int | None = None
-    enable_prefix_caching: bool = True
-    generation_config: bool = True
-    runner: str = "generate"
-    load_format: str = "auto"
-    speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None
-    ignore_config_fields: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("tensor_parallel_size", "data_parallel_size"):
-            _border.integer("engine", name, getattr(self, name), 1, MAX_DEVICES)
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            value = _border.integer("engine", name, getattr(self, name), 1, _MOST)
-            object.__setattr__(self, name, value)
-        for name in ("enable_prompt_pacing", "enable_prefix_caching", "generation_config"):
-            _border.truth("engine", name, getattr(self, name))
-        _border.choice("engine", "runner", self.runner, _RUNNERS)
-        _border.choice("engine", "load_format", self.load_format, _LOAD_FORMATS)
-        choose_dtype(self.dtype, None)
-        given = self.speculative_config
-        if given is not None and not isinstance(given, SpeculativeConfig):
-            object.__setattr__(self, "speculative_config", SpeculativeConfig.of(given))
-        if self.kv_cache_memory_bytes is not None:
-            _border.integer("engine", "kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, _MOST_BYTES)
-
-    @property
-    def speculation(self) -> SpeculativeConfig | None:
-        """How next tokens are guessed."""
-        given = self.speculative_config
-        assert given is None or isinstance(given, SpeculativeConfig)  # made one above
-        return given
 
 
 def encoder_settings(call: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,8 +55,8 @@ def encoder_settings(call: str, given: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: one means nothing to encoders.
     """
     for name in given:
-        _border.choice(call, "a setting of an encoder", name, ENCODER_SETTINGS)
-    _border.choice(call, "runner", given.get("runner", "pooling"), _RUNNERS)
+        _border.choice(call, "a setting of an encoder", name, ("runner", *_OF_ENCODERS))
+    _border.choice(call, "runner", given.get("runner", "pooling"), ("generate", "pooling"))
     return {ours: given[name] for name, ours in _OF_ENCODERS.items() if name in given}
 
 

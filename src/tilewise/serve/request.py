@@ -7,28 +7,12 @@ from dataclasses import dataclass, field
 from tilewise.generate import Sampling
 from tilewise.serve.block_key import Scope
 from tilewise.serve.structured import Grammar
+from tilewise.settings import OutputOptions
 
-__all__ = ["PRIORITIES", "Asked", "Request"]
+__all__ = ["PRIORITIES", "Request"]
 
 PRIORITIES = 1 << 20
 """Priorities lie within so many of 0."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is told about a text besides its tokens.
-
-    Attributes:
-        logprobs: how many likeliest tokens beside the chosen one; -1 for the vocabulary; None for no figures.
-        prompt_logprobs: the same for tokens of the prompt.
-        detokenize: whether there is text at all.
-        skip_special_tokens: leave special tokens out of the text.
-    """
-
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    detokenize: bool = True
-    skip_special_tokens: bool = True
 
 
 @dataclass(frozen=True)
@@ -39,7 +23,7 @@ class Request:
         request_id: the caller's name for it.
         ids: of the prompt; at least one.
         sampling: how tokens are chosen, with its seed; `n` texts.
-        asked: what is told about them.
+        output_options: what is reported about them.
         end_ids: tokens that end a text.
         priority: lower goes first.
         scope: with whose blocks its blocks may be shared.
@@ -53,7 +37,7 @@ class Request:
     request_id: str
     ids: tuple[int, ...]
     sampling: Sampling
-    asked: Asked = field(default_factory=Asked)
+    output_options: OutputOptions = field(default_factory=OutputOptions)
     end_ids: frozenset[int] = frozenset()
     priority: int = 0
     scope: Scope = ()

@@ -90,7 +90,7 @@ class Sequence:
     @property
     def first_row(self) -> int:
         """The first position whose logits are wanted; those of all later ones are, too."""
-        wants_prompt = self.choice == 0 and self.request.asked.prompt_logprobs is not None
+        wants_prompt = self.choice == 0 and self.request.output_options.prompt_logprobs is not None
         if wants_prompt and self.num_prompt_rows < self.history.num_prompt - 1:
             return self.num_prompt_rows
         return len(self.history) - 1

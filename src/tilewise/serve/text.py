@@ -50,17 +50,17 @@ class Text:
         self.sequence, self.request = sequence, request
         self.ends_by_text = bool(request.sampling.stop)
         self.is_structured = request.grammar is not None
-        self.tells_figures = request.asked.logprobs is not None
+        self.tells_figures = request.output_options.logprobs is not None
         self._token_bytes = token_bytes
         self._detokenizer = None
-        if request.asked.detokenize:
+        if request.output_options.detokenize:
             self._detokenizer = Detokenizer(
-                tokenizer, list(request.ids), skip_special_tokens=request.asked.skip_special_tokens
+                tokenizer, list(request.ids), skip_special_tokens=request.output_options.skip_special_tokens
             )
         self._offsets = None
         if self._detokenizer is not None and self.tells_figures:
             self._offsets = TextOffsets(self._detokenizer, token_bytes)
-        self._stops = StopFinder(request.sampling.stop, request.sampling.include_stop)
+        self._stops = StopFinder(request.sampling.stop, request.sampling.include_stop_str_in_output)
         self.end_ids = request.all_end_ids
         self.choose = Pick(request.sampling, sequence.history, self.end_ids, sequence.choice)
         self.longest = min(sequence.history.num_prompt + request.sampling.max_tokens, request.max_model_len)
@@ -73,14 +73,16 @@ class Text:
     @property
     def wants_prompt(self) -> bool:
         """Whether figures of the prompt's tokens are told with this text."""
-        return self.sequence.choice == 0 and self.request.asked.prompt_logprobs is not None
+        return self.sequence.choice == 0 and self.request.output_options.prompt_logprobs is not None
 
     def read_prompt(self, first: int, rows: NDArray[Any]) -> None:
         """Logits of positions of the prompt from `first` on came; those that are known are passed over."""
         sequence, ids = self.sequence, self.request.ids
         for position, logits_V in enumerate(rows, first):
             if position == sequence.num_prompt_rows < len(ids) - 1:
-                found = token_logprobs(logits_V, ids[position + 1], self.request.asked.prompt_logprobs or 0)
+                found = token_logprobs(
+                    logits_V, ids[position + 1], self.request.output_options.prompt_logprobs or 0
+                )
                 self._prompt_logprobs.append(self._decoded(found))
                 sequence.num_prompt_rows += 1
 
@@ -120,11 +122,11 @@ class Text:
         Raises:
             ConfigError: the tokenizer makes no text of it.
         """
-        request, asked = self.request, self.request.asked
+        request, options = self.request, self.request.output_options
         figures = None
-        if asked.logprobs is not None:
+        if options.logprobs is not None:
             assert logits_V is not None
-            figures = self._decoded(token_logprobs(logits_V, token, asked.logprobs))
+            figures = self._decoded(token_logprobs(logits_V, token, options.logprobs))
         stop: str | int | None = None
         text, text_offset = "", 0
         if token in self.end_ids:

@@ -105,7 +105,9 @@ def test_a_text_ends_at_a_stop_string(engine, is_included):
     text = "".join(piece.text for piece in plain)
     stop = text[9:11]
     at = text.find(stop)
-    sampling = Sampling(max_tokens=24, stop=[stop, text[:2] + "nothing"], include_stop=is_included)
+    sampling = Sampling(
+        max_tokens=24, stop=[stop, text[:2] + "nothing"], include_stop_str_in_output=is_included
+    )
     pieces = _write(engine, sampling)[0]
     assert "".join(piece.text for piece in pieces) == text[: at + 2 if is_included else at]
     assert pieces[-1].finish_reason == "stop" and len(pieces) == at + 2

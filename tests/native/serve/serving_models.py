@@ -14,13 +14,13 @@ from tilewise.data import train_tokenizer
 from tilewise.models.llama import LlamaConfig
 from tilewise.serve.core import EngineCore
 from tilewise.serve.draft_model import DraftModel
-from tilewise.serve.model import EngineSettings, ServedModel
+from tilewise.serve.model import ServedModel
 from tilewise.serve.pace import Pace
 from tilewise.serve.request import Request
 from tilewise.serve.runner import Runner
 from tilewise.serve.sampling_params import SamplingParams
 from tilewise.serve.scheduler import Limits
-from tilewise.serve.speculation import SpeculativeConfig
+from tilewise.settings import EngineSettings, SpeculativeConfig
 
 TEXTS = ["def f(x):\n    return", "class Stack:\n    pass\n" * 8, "import"]
 MAX_CONTEXT = 256
@@ -81,7 +81,7 @@ def request_of(
         name,
         tuple(ids),
         params.sampling(MAX_CONTEXT - len(ids)),
-        params.asked(),
+        params.output_options(),
         frozenset([0]),
         priority,
         ((b"salt", bytes([salt])),),

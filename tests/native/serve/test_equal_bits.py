@@ -30,7 +30,7 @@ from tilewise.serve.draft_model import DraftModel
 from tilewise.serve.outputs import Piece
 from tilewise.serve.sampling_params import SamplingParams
 from tilewise.serve.scheduler import Limits, Scheduled, Scheduler
-from tilewise.serve.speculation import SpeculativeConfig
+from tilewise.settings import SpeculativeConfig
 
 VARIANTS = {
     "one": {},

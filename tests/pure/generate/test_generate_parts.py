@@ -209,7 +209,7 @@ CALLS = {
             "ignore_eos": True,
             "stop_token_ids": (1,),
             "stop": ("a",),
-            "include_stop": True,
+            "include_stop_str_in_output": True,
             "n": 2,
             "seed": 1,
         },
@@ -233,7 +233,7 @@ TAKEN = {
         "logit_bias": {"()", "[]", "{}"},
         "bad_words_ids": {"objects", "()", "[]"},
         **{name: {"0"} for name in ("top_k", "top_p", "min_p", "no_repeat_ngram_size", "min_tokens", "seed")},
-        **{name: {"True"} for name in ("ignore_eos", "include_stop")},
+        **{name: {"True"} for name in ("ignore_eos", "include_stop_str_in_output")},
     },
 }
 

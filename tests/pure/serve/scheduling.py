@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from tilewise.generate import History, Sampling
 from tilewise.models import BLOCK_SIZE
-from tilewise.serve.request import Asked, Request
+from tilewise.serve.request import Request
 from tilewise.serve.scheduler import Limits, Scheduled, Scheduler
 from tilewise.serve.sequence import Sequence, Status
+from tilewise.settings import OutputOptions
 
 MAX_CONTEXT = 4 * BLOCK_SIZE
 
@@ -36,7 +37,7 @@ class Arrival:
             f"request {number}",
             ids,
             Sampling(max_tokens=self.num_new, temperature=1.0, n=self.n),
-            Asked(prompt_logprobs=0 if self.prompt_logprobs else None),
+            OutputOptions(prompt_logprobs=0 if self.prompt_logprobs else None),
             priority=self.priority,
             scope=((b"salt", bytes([self.salt])),),
         )

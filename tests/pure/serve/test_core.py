@@ -45,7 +45,11 @@ class Oracle:
 def _request(name, length=3, **way):
     params = SamplingParams(**{"max_tokens": 4, "temperature": 0, "detokenize": False, **way})
     return Request(
-        name, tuple(range(length)), params.sampling(9), params.asked(), scope=((b"salt", name.encode()),)
+        name,
+        tuple(range(length)),
+        params.sampling(9),
+        params.output_options(),
+        scope=((b"salt", name.encode()),),
     )
 
 

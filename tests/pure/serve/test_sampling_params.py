@@ -145,7 +145,7 @@ def test_settings_of_a_file_are_the_same_as_params():
         ignore_eos=True,
         stop_token_ids=(3,),
         stop=("b",),
-        include_stop=True,
+        include_stop_str_in_output=True,
         n=2,
         seed=7,
     )

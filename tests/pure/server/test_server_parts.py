@@ -15,6 +15,7 @@ from tilewise.cli.serve import size
 from tilewise.core import ConfigError, TaskFailed
 from tilewise.core.frames import HEAD, pack, unpack
 from tilewise.serve import EngineStats, Logprob, Piece, SamplingParams, StructuredOutputsParams
+from tilewise.serve.sampling_params import default_settings
 from tilewise.server import ServerSettings
 from tilewise.server.endpoints.chat import open_turn, take, whole_chat
 from tilewise.server.errors import of_exception, validation_error
@@ -24,7 +25,7 @@ from tilewise.server.link.rows import piece_of, row_of
 from tilewise.server.metrics import Metrics, Rates, RequestTimes
 from tilewise.server.requests.bodies import ChatBody, CompletionBody
 from tilewise.server.requests.conversation import Conversation, Rendered
-from tilewise.server.requests.params import default_settings, sampling_params
+from tilewise.server.requests.params import sampling_params
 from tilewise.server.requests.reading import Way
 
 _FIGURES = st.dictionaries(

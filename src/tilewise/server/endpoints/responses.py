@@ -23,19 +23,13 @@ from tilewise.server.requests.bodies import ChatBody, ResponseBody
 from tilewise.server.requests.conversation import text_of
 from tilewise.server.requests.reading import Part
 from tilewise.server.service import Asked, Service
+from tilewise.settings import SamplingSettings, settings_of
 
 __all__ = ["answer_response", "chat_body", "stream_response"]
 
 _SAME = (
-    "model",
-    "temperature",
-    "top_p",
-    "seed",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "cache_salt",
-    "priority",
+    *("model", "cache_salt", "priority"),
+    *(name for name, one in settings_of(SamplingSettings).items() if one.in_response_body),
 )
 _FIGURES = "message.output_text.logprobs"
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
@@ -75,9 +69,12 @@ def chat_body(body: ResponseBody) -> ChatBody:
     if _FIGURES in (body.include or ()) or body.top_logprobs is not None:
         given |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     try:
-        return ChatBody.model_validate({name: value for name, value in given.items() if value is not None})
+        chat: ChatBody = ChatBody.model_validate(
+            {name: value for name, value in given.items() if value is not None}
+        )
     except ValidationError as error:
         raise validation_error(error) from None
+    return chat
 
 
 def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str) -> None:

@@ -26,7 +26,7 @@ from tilewise.core.frames import HEAD, MOST_BYTES, pack, unpack
 from tilewise.distributed import ProcessGroup
 from tilewise.encode import Encoder
 from tilewise.serve import Engine, Piece, SamplingParams, StructuredOutputsParams
-from tilewise.serve.model import ENCODER_SETTINGS, EngineSettings, encoder_settings
+from tilewise.serve.model import encoder_settings
 from tilewise.server.link.rows import row_of
 
 __all__ = ["EngineProcess", "Outbox", "main"]
@@ -205,12 +205,7 @@ def main(descriptor: int) -> None:
 
 def _load(model: str, settings: dict[str, Any], outbox: Outbox) -> Engine | Encoder:
     if models.is_encoder(models.open(model, ignore=settings.get("ignore_config_fields", ()))):
-        told = {  # the command line gives all
-            name: value
-            for name, value in settings.items()
-            if name in ENCODER_SETTINGS or value != getattr(EngineSettings, name, None)
-        }
-        return Encoder(model, **encoder_settings("serve", told))
+        return Encoder(model, **encoder_settings("serve", settings))
     return Engine(model, on_progress=lambda done, total: outbox.put("progress", done, total), **settings)
 
 

@@ -6,9 +6,13 @@ that no model knows are kept next to the others (`model_extra`), so that the log
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Optional, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
+
+from tilewise.serve import SamplingParams
+from tilewise.settings import Setting, json_type, settings_of
 
 __all__ = [
     "BodyModel",
@@ -45,7 +49,6 @@ def _not_zero(value: int) -> int:
 
 
 _Count = Annotated[int, Field(ge=-1, lt=_MOST), AfterValidator(_not_zero)]
-_Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63, description="-1: a random one.")]
 _Ignored = Field(default=None, description="Accepted; nothing depends on it.")
 
 
@@ -67,38 +70,47 @@ class StreamOptions(BodyModel):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingBody(BodyModel):
-    """How texts are written. Names and defaults are those of `SamplingParams`."""
+def _settings_model(name: str, is_shown: Callable[[Setting], bool]) -> Any:
+    """A model with a field for each setting of sampling that `is_shown` accepts."""
+    fields: dict[str, Any] = {
+        one.name: (Optional[_http_type(one)], None)  # noqa: UP045
+        for one in settings_of(SamplingParams).values()
+        if is_shown(one)
+    }
+    return create_model(name, __base__=BodyModel, **fields)
+
+
+def _http_type(one: Setting) -> Any:
+    """The type of a setting in a body."""
+    if one.name == "n":
+        return json_type(one, le=MOST_TEXTS)
+    if one.kind in (int, float, bool):
+        return json_type(one)
+    about = Field(description=one.help)
+    if one.name == "logit_bias":  # JSON has no numbers as keys
+        return Annotated[dict[str, float], Field(max_length=_MOST_BIASES), about]
+    if one.item_kind is int:
+        return Annotated[_Ids, about]
+    takes_one = str in get_args(one.kind)  # a text or a list of texts
+    return Annotated[_Stop | _Stops, about] if takes_one else Annotated[_Stops, about]
+
+
+_CompletionSettings = _settings_model("CompletionSettings", lambda one: one.in_body)
+_ResponseSettings = _settings_model("ResponseSettings", lambda one: one.in_response_body)
+
+
+class SamplingBody(_CompletionSettings):  # type: ignore[misc, valid-type]
+    """What requests for texts have in common. Its settings of sampling are those of `SamplingParams`."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_TEXTS)] | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: _Seed | None = None
-    stop: _Stop | _Stops | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=_MOST_BIASES)] | None = None
     user: str | None = _Ignored
     metadata: dict[str, Any] | None = _Ignored
     service_tier: str | None = _Ignored
     safety_identifier: str | None = _Ignored
     prompt_cache_key: str | None = _Ignored
     # vLLM's
-    top_k: int | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    no_repeat_ngram_size: Annotated[int, Field(ge=0)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, lt=_MOST)] | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: _Ids | None = None
-    bad_words: _Stops | None = None
-    allowed_token_ids: _Ids | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
@@ -232,15 +244,13 @@ class TextOptions(BodyModel):
     verbosity: str | None = _Ignored
 
 
-class ResponseBody(BodyModel):
+class ResponseBody(_ResponseSettings):  # type: ignore[misc, valid-type]
     """Of `/v1/responses`, without state: every request says all of its conversation."""
 
     input: str | _Items
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: _Count | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     include: Annotated[list[str], Field(max_length=64)] | None = None
     stream: bool | None = None
@@ -260,10 +270,6 @@ class ResponseBody(BodyModel):
     safety_identifier: str | None = _Ignored
     prompt_cache_key: str | None = _Ignored
     # vLLM's
-    seed: _Seed | None = None
-    top_k: int | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     priority: Annotated[int, Field(ge=-(1 << 20), le=1 << 20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

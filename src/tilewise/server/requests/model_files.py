@@ -17,9 +17,9 @@ from tilewise.checkpoint import (
 )
 from tilewise.core import ConfigError
 from tilewise.generate import TokenBytes
+from tilewise.serve.sampling_params import default_settings
 from tilewise.server.errors import ApiError, context_error
 from tilewise.server.requests.conversation import Renderer
-from tilewise.server.requests.params import default_settings
 from tilewise.server.settings import ServerSettings
 
 __all__ = ["ModelFiles"]

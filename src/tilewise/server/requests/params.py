@@ -13,47 +13,13 @@ from tilewise.core import Border
 from tilewise.core.border import shown
 from tilewise.serve import SamplingParams, StructuredOutputsParams
 from tilewise.server.requests.bodies import ChatBody, CompletionBody, SamplingBody
+from tilewise.settings import settings_of
 
-__all__ = ["FROM_FILE", "MOST_DEPTH", "default_settings", "sampling_params", "structured_outputs"]
+__all__ = ["MOST_DEPTH", "sampling_params", "structured_outputs"]
 
 MOST_DEPTH = 64
 """Of JSON in a body."""
-FROM_FILE = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
-_SAME = (
-    *(
-        "n",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "typical_p",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-    ),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty", "no_repeat_ngram_size", "min_tokens"),
-    *(
-        "bad_words",
-        "skip_special_tokens",
-        "include_stop_str_in_output",
-        "allowed_token_ids",
-        "prompt_logprobs",
-    ),
-)
 _border = Border("server")
-
-
-def default_settings(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """What generation_config.json says of sampling, under the names of `SamplingParams`.
-
-    Args:
-        generation_config: its content.
-    """
-    found = {name: generation_config[name] for name in FROM_FILE if name in generation_config}
-    if "max_new_tokens" in generation_config:
-        found["max_tokens"] = generation_config["max_new_tokens"]
-    return found
 
 
 def sampling_params(
@@ -63,7 +29,7 @@ def sampling_params(
 
     Args:
         body: of either endpoint.
-        defaults: what holds where the body says nothing, `default_settings`.
+        defaults: values where the body gives none, from `serve.sampling_params.default_settings`.
         structure: what its texts follow, where something else than the body says it.
 
     Raises:
@@ -74,7 +40,12 @@ def sampling_params(
     if body.prompt_logprobs is not None and body.stream:
         rule, advice = "a stream has no prompt_logprobs", "leave one of them out"
         _border.refuse("request", rule, "both", advice)
-    found = {name: getattr(body, name) for name in _SAME if getattr(body, name) is not None}
+    names = [
+        name for name, one in settings_of(SamplingParams).items() if one.in_body and name != "logit_bias"
+    ]
+    found = {
+        name: getattr(body, name) for name in (*names, "prompt_logprobs") if getattr(body, name) is not None
+    }
     most = body.max_tokens if isinstance(body, CompletionBody) else None
     if isinstance(body, ChatBody):
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
