@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewise.cli.options import Options, Values
 from tilewise.cli.serve import read_keys
 from tilewise.cli.terminal import write_to
+from tilewise.settings import SamplingSettings
 
 if TYPE_CHECKING:
     from tilewise.server.load import Target
 
 __all__ = ["chat"]
 
-_ANSWER = "Answers"
+_SETTINGS = ("max_tokens", "temperature", "top_p", "seed")
 
 
 def chat(
@@ -43,22 +45,13 @@ def chat(
         str | None,
         typer.Option("--system-prompt", "--system", help="What the model is told at the beginning."),
     ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, rich_help_panel=_ANSWER, help="Of an answer.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(min=0, rich_help_panel=_ANSWER, help="0: the likeliest tokens.")
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, rich_help_panel=_ANSWER, help="Among the likeliest of this share."),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=-1, rich_help_panel=_ANSWER, help="Of the draws; -1: a random one.")
-    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", "-q", help="Answer one message and end; no others are read.")
     ] = False,
+    *,
+    sampling: Annotated[
+        Values, Options(SamplingSettings, only=_SETTINGS, panel="Answers", decided_by="server")
+    ],
 ) -> None:
     """Talk with a running server; what a model writes depends on the whole conversation.
 
@@ -75,8 +68,7 @@ def chat(
     key = read_keys(api_key_file)[:1]
     target = Target(base_url.rstrip("/"), {"authorization": f"Bearer {key[0]}"} if key else {})
     name = asyncio.run(require_answer(target, model))
-    given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
-    settings = {"model": name, **{field: value for field, value in given.items() if value is not None}}
+    settings = {"model": name, **sampling}
     beginning = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
     if sys.stdin.isatty() and not quick:
         _say(f"{name}: a line is a message; /reset begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tilewise.generate import Sampling
     from tilewise.models import ModelConfig
     from tilewise.serve import Engine, SamplingParams, StructuredOutputsParams
+    from tilewise.settings import EngineSettings
 
 __all__ = [
     "Request",
@@ -68,26 +69,16 @@ class Request:
     Attributes:
         model_dir: of the model.
         given: settings of `Sampling` that the command line names.
-        tp: devices.
-        dtype: of weights and activations.
-        max_model_len: the model's context, or None.
-        load_format: `auto` or `dummy`.
-        use_file: whether generation_config.json counts.
-        console: for what is no text.
+        engine: settings of the engine, without sizes that the prompt decides.
+        console: for messages that are not generated text.
         structure: that each text follows.
-        ignore: fields of config.json that are left aside.
     """
 
     model_dir: Path
     given: Mapping[str, Any]
-    tp: int
-    dtype: str
-    max_model_len: int | None
-    load_format: str
-    use_file: bool
+    engine: EngineSettings
     console: Console
     structure: StructuredOutputsParams | None = None
-    ignore: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         from tilewise.generate import combine_settings
@@ -190,7 +181,7 @@ def write_text(request: Request, prompt: str) -> None:
     from tilewise.serve import SamplingParams
 
     started = time.perf_counter()
-    model = models.open(request.model_dir, ignore=request.ignore)
+    model = models.open(request.model_dir, ignore=request.engine.ignore_config_fields)
     limit = context_limit(model, request)
     # an empty prompt begins with one token of the engine's own
     tokenizer = load_tokenizer(request.model_dir, model.vocab_size)
@@ -206,7 +197,11 @@ def write_text(request: Request, prompt: str) -> None:
                 f"[cli.generate] prompt and --{name.replace('_', '-')} must fit the model's context of {limit} "
                 f"tokens; got {num_tokens} and {asked}; ask for at most {room}"
             )
-    file = load_generation_config(request.model_dir, model.vocab_size) if request.use_file else {}
+    file = (
+        load_generation_config(request.model_dir, model.vocab_size)
+        if request.engine.generation_config
+        else {}
+    )
     sampling, taken = combine_settings(file, request.given, num_tokens)
     sampling = replace(
         sampling, max_tokens=min(sampling.max_tokens, room), min_tokens=min(sampling.min_tokens, room)
@@ -232,7 +227,7 @@ def context_limit(model: ModelConfig, request: Request) -> int:
     """
     from tilewise import models
 
-    longest, wanted = models.max_context(model), request.max_model_len
+    longest, wanted = models.max_context(model), request.engine.max_model_len
     if wanted is not None and wanted > longest:
         raise ConfigError(
             f"[cli.generate] --max-model-len must be at most the model's {longest}; got {wanted}; ask for less"
@@ -245,19 +240,9 @@ def make_engine(request: Request, max_context: int, num_texts: int) -> Engine:
     from tilewise.serve import Engine
 
     with before_work(), _progress(request.console) as on_progress:
-        engine = Engine(
-            request.model_dir,
-            tensor_parallel_size=request.tp,
-            dtype=request.dtype,
-            max_num_seqs=num_texts,
-            max_model_len=request.max_model_len,
-            max_context=max_context,
-            generation_config=request.use_file,
-            load_format=request.load_format,
-            ignore_config_fields=request.ignore,
-            on_progress=on_progress,
-        )
-    if request.load_format == "dummy":
+        sizes = {"max_num_seqs": num_texts, "max_context": max_context}
+        engine = Engine(request.model_dir, on_progress=on_progress, **{**vars(request.engine), **sizes})
+    if request.engine.load_format == "dummy":
         request.say("the weights are random (--load-format dummy): what is written means nothing")
     if "float16" in engine.model.stored_dtypes:
         request.say(f"the weights are stored as float16 and run as {engine.model.dtype}")

@@ -19,7 +19,7 @@ __all__ = ["Setting", "check_settings", "documented", "json_type", "narrowed", "
 
 T = TypeVar("T")
 _KEY, _CHANGES = "setting", "changes"
-_LARGEST_BOUND = 1 << 31  # larger bounds only keep native integers from overflowing
+_LARGEST_BOUND = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,9 @@ class Setting:
         high: largest value; None for no bound.
         is_low_excluded: whether the value must be above `low`.
         choices: names that the value must be one of; empty for any.
-        options: names on the command line; empty for the name with hyphens. A name that begins with `/` sets False.
+        options: names on the command line; empty for the name with hyphens.
         on_command_line: whether commands have an option for it.
+        is_switched_off: whether the option stands for False.
         panel: title above the option in `--help`.
         metavar: what `--help` shows in the place of the value.
         reader: how an option's text is read: as a plain value, a size such as 2G, JSON, or the text of a file.
@@ -56,6 +57,7 @@ class Setting:
     choices: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     on_command_line: bool = True
+    is_switched_off: bool = False
     panel: str | None = None
     metavar: str | None = None
     reader: Literal["value", "size", "json", "file"] = "value"
@@ -87,12 +89,17 @@ class Setting:
         return self.options or (f"--{self.name.replace('_', '-')}",)
 
     @property
+    def shown_bounds(self) -> tuple[float | None, float | None]:
+        """The bounds that a person could meet; None for those that only keep native integers from overflowing."""
+        low = None if self.low is None or self.low < -_LARGEST_BOUND else self.low
+        return low, None if self.high is None or self.high > _LARGEST_BOUND else self.high
+
+    @property
     def range_text(self) -> str:
         """The range in words; empty where there is no bound that a person could meet."""
         if self.choices:
             return ", ".join(self.choices)
-        low = None if self.low is None or self.low < -_LARGEST_BOUND else f"{self.low:g}"
-        high = None if self.high is None or self.high > _LARGEST_BOUND else f"{self.high:g}"
+        low, high = (None if bound is None else f"{bound:g}" for bound in self.shown_bounds)
         if self.is_low_excluded:
             return f"above {low}" + (f", at most {high}" if high else "")
         if low and high:
@@ -102,10 +109,10 @@ class Setting:
     @property
     def written_default(self) -> str:
         """The default in words; empty where nothing needs to be said."""
-        if self.default_text or self.default is None or self.default in ((), False, ""):
+        if self.default_text or self.default is None or self.default is False or self.default == ():
             return self.default_text
         if self.default is True:
-            return "on"
+            return "" if self.is_switched_off else "on"
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
 

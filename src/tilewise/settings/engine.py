@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tilewise.core import MAX_DEVICES, Border, choose_dtype
+from tilewise.core import MAX_DEVICES, MODEL_DTYPES, Border
 from tilewise.settings.declaration import check_settings, documented, setting
 
 __all__ = ["EngineSettings", "SpeculativeConfig"]
@@ -118,6 +118,7 @@ class EngineSettings:
         "auto",
         "Type of weights and activations: bf16 or bfloat16; f32, float32 or fp32; auto: as config.json says, "
         "bf16 where that is another type.",
+        choices=("auto", *MODEL_DTYPES),
         panel=_PANEL,
         metavar="TYPE",
     )
@@ -224,7 +225,6 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         check_settings(self, EngineSettings, _border, "engine")
-        choose_dtype(self.dtype, None)
         given = self.speculative_config
         if given is not None and not isinstance(given, SpeculativeConfig):
             object.__setattr__(self, "speculative_config", SpeculativeConfig.of(given))

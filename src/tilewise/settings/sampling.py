@@ -261,7 +261,7 @@ class Sampling(SamplingSettings):
     max_tokens: int = narrowed(128, help="Largest number of new tokens.", low=1)
     temperature: float = narrowed(0.0)
     top_k: int = narrowed(0, low=0)
-    seed: int = narrowed(0, low=0, default_text="")
+    seed: int = narrowed(0, default_text="")
     stop: tuple[str, ...] = narrowed(())
     stop_token_ids: tuple[int, ...] = narrowed(())
     bad_words: tuple[str, ...] = narrowed(())
@@ -271,6 +271,7 @@ class Sampling(SamplingSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _border.integer("sampling", "seed", self.seed, 0, 2**63 - 1)
         for name in ("bad_words", "stop"):
             object.__setattr__(self, name, _texts(name, getattr(self, name)))
         object.__setattr__(self, "bad_words_ids", _id_sequences(self.bad_words_ids))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tilewise.cli.serve import size
+from tilewise.cli.options import size
 from tilewise.core import ConfigError, TaskFailed
 from tilewise.core.frames import HEAD, pack, unpack
 from tilewise.serve import EngineStats, Logprob, Piece, SamplingParams, StructuredOutputsParams

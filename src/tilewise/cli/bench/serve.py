@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise.cli.options import REVISION, make_console
+from tilewise.cli.options import REVISION, Options, Values, make_console
 from tilewise.cli.serve import read_keys
 from tilewise.core import CheckpointError, ConfigError
 from tilewise.core.reading import Unreadable, decode_text, read_whole
+from tilewise.settings import SamplingSettings
 
 if TYPE_CHECKING:
     from tilewise.server.load import Wanted
@@ -105,7 +106,6 @@ def serve(
             help="Texts to their full length (a field that not every server knows); default: for random prompts.",
         ),
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0, rich_help_panel=_PROMPTS, help="Of the draws.")] = 0.0,
     request_rate: Annotated[
         float, typer.Option(min=0, rich_help_panel=_ARRIVALS, help="Requests a second; inf: all at once.")
     ] = float("inf"),
@@ -131,6 +131,11 @@ def serve(
         typer.Option(metavar="FILE", rich_help_panel=_OUT, help="Write the figures here, as JSON."),
     ] = None,
     revision: Annotated[str | None, REVISION] = None,
+    *,
+    sampling: Annotated[
+        Values,
+        Options(SamplingSettings, only=("temperature",), defaults={"temperature": 0.0}, panel=_PROMPTS),
+    ],
 ) -> None:
     """Ask a running server as many clients would, and say how quickly it answers.
 
@@ -174,7 +179,7 @@ def serve(
         burstiness,
         max_concurrency,
         dataset_path is None if ignore_eos is None else ignore_eos,
-        temperature,
+        sampling["temperature"],
         seed,
     )
 
