@@ -55,7 +55,7 @@ class ServerSettings:
     )
     api_keys: Sequence[str] = setting(
         (),
-        "A key, one of which every request must have except those for /health and the pages. Other users of this "
+        "Keys of clients: every request must have one, except those for /health and the pages. Other users of this "
         "machine can read --api-key in the list of processes: prefer --api-key-file.",
         options=("--api-key",),
         panel=_NETWORK,
@@ -64,13 +64,13 @@ class ServerSettings:
     )
     allowed_hosts: Sequence[str] = setting(
         (),
-        "A name that clients may call this server in `Host`, in addition to addresses, localhost and --host.",
+        "Names that `Host` may have in requests, in addition to addresses, localhost and the value of --host.",
         panel=_NETWORK,
         metavar="NAME",
     )
     allowed_origins: Sequence[str] = setting(
         (),
-        "A site whose pages may send requests (CORS), such as https://site.example; `*` allows all.",
+        "Sites whose pages may send requests (CORS), such as https://site.example; `*` allows all.",
         panel=_NETWORK,
         metavar="ORIGIN",
         default_text="no site",
@@ -81,7 +81,7 @@ class ServerSettings:
     )
     served_model_names: Sequence[str] = setting(
         (),
-        "Name that clients may call the model by; answers have the first.",
+        "Names that clients may call the model by; answers have the first.",
         options=("--served-model-name",),
         panel=_TEXT,
         metavar="NAME",
@@ -143,7 +143,7 @@ class ServerSettings:
     )
     log_requests: bool = setting(
         True,
-        "No line per request in the log (shown with TILEWISE_LOG=info).",
+        "Log a line per request, without its content (shown with TILEWISE_LOG=info). The option switches this off.",
         options=("--disable-log-requests",),
         is_switched_off=True,
     )

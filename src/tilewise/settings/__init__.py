@@ -2,7 +2,8 @@
 
 Owns one declaration per setting: name, type, default, range and help text. The command line, HTTP bodies,
 `SamplingParams`, `EngineSettings`, the reader of generation_config.json and the tables of the documentation derive
-from it. Imports nothing heavy, because the command line reads the declarations at every start.
+from it. A new setting of sampling is a field of `SamplingSettings` and the code that acts on `Sampling`; nothing else
+repeats its name. Imports nothing heavy, because the command line reads the declarations at every start.
 """
 
 from tilewise.settings.declaration import (

@@ -112,7 +112,7 @@ class Setting:
         if self.default_text or self.default is None or self.default is False or self.default == ():
             return self.default_text
         if self.default is True:
-            return "" if self.is_switched_off else "on"
+            return "on"
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
 

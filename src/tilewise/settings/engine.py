@@ -217,7 +217,7 @@ class EngineSettings:
     )
     ignore_config_fields: Sequence[str] = setting(
         (),
-        "Ignore this field of config.json, where it is refused although it does not change what the model computes.",
+        "Fields of config.json to ignore, where they are refused although they do not change what the model computes.",
         options=("--ignore-config-field",),
         panel=_PANEL,
         metavar="NAME",

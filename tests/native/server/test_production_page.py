@@ -16,6 +16,7 @@ import typer
 
 from native.server.served import Served, small_model
 from tilewise.cli.main import app
+from tilewise.server import ServerSettings
 
 PAGE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text("utf-8")
 
