@@ -19,7 +19,7 @@ from tilewise.core.limits import num_cores
 from tilewise.generate import Batch, History, TokenBytes
 from tilewise.serve.draft_model import DraftModel
 from tilewise.serve.outputs import Piece
-from tilewise.serve.pace import Pace
+from tilewise.serve.prefill_budget import PrefillBudget
 from tilewise.serve.request import Request
 from tilewise.serve.scheduler import Limits, Scheduled, Scheduler
 from tilewise.serve.sequence import Sequence, Status
@@ -125,7 +125,7 @@ class EngineCore:
         draft_model: DraftModel | None = None,
     ) -> None:
         self.scheduler = Scheduler(limits)
-        self._pace = Pace()
+        self._prefill_budget = PrefillBudget()
         self._runner = runner
         self._tokenizer, self._token_bytes = tokenizer, TokenBytes(tokenizer)
         self._speculation = speculation
@@ -210,7 +210,7 @@ class EngineCore:
             self.scheduler.repeat()
         else:
             self._take_down()
-            self.scheduler.free_tokens = self._pace.free_tokens
+            self.scheduler.free_tokens = self._prefill_budget.free_tokens
             parts = self.scheduler.schedule()
             self._date(parts)
         begin = time.perf_counter()
@@ -220,7 +220,7 @@ class EngineCore:
             tell([*self.settle(), *self._fail([part.sequence for part in parts], error)])
             return
         num_tokens = sum([part.end - part.start for part in parts])
-        self._pace.note(num_tokens, num_tokens == len(parts), time.perf_counter() - begin)
+        self._prefill_budget.note(num_tokens, num_tokens == len(parts), time.perf_counter() - begin)
         if foreseen is None or not self._goes_on(parts, foreseen, rows):
             self.scheduler.complete(parts)
             self._take(parts, rows)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from tilewise.core import Border, InternalError
 from tilewise.models import BLOCK_SIZE
 from tilewise.serve.blocks import BlockPool
-from tilewise.serve.pace import USUAL_FREE_TOKENS
+from tilewise.serve.prefill_budget import USUAL_FREE_TOKENS
 from tilewise.serve.sequence import Sequence, Status
 
 __all__ = ["Limits", "Scheduled", "Scheduler", "num_blocks_for"]
@@ -127,7 +127,7 @@ class Scheduler:
         limits: of a step and of the cache.
 
     Attributes:
-        free_tokens: of prompts, that a step which also writes reads without taking much longer; `Pace` knows it. Where
+        free_tokens: of prompts, that a step which also writes reads without taking much longer; `PrefillBudget` knows it. Where
             more sequences than that write, as many.
     """
 
