@@ -25,10 +25,10 @@ from tilewise.core import Border, PlanError
 from tilewise.core.border import shown
 from tilewise.core.limits import available_memory
 from tilewise.generate import Sampling, check_prompt, encode_prompt, word_ids
-from tilewise.serve.collector import Collector
 from tilewise.serve.core import EngineCore
 from tilewise.serve.loop import Abort, Add, Call, Command
 from tilewise.serve.model import ServedModel
+from tilewise.serve.output_processor import OutputProcessor
 from tilewise.serve.outputs import EngineStats, Piece, RequestOutput
 from tilewise.serve.replica import Replica
 from tilewise.serve.request import PRIORITIES, Request
@@ -132,9 +132,9 @@ class Engine:
             "engine", "sampling_params", sampling_params, SamplingParams, "pass SamplingParams(...)"
         )
         request = self._request(prompt, sampling_params, request_id=request_id, priority=priority)
-        return self._outputs(request, Collector(request, prompt, sampling_params.output_kind))
+        return self._outputs(request, OutputProcessor(request, prompt, sampling_params.output_kind))
 
-    async def _outputs(self, request: Request, collector: Collector) -> AsyncIterator[RequestOutput]:
+    async def _outputs(self, request: Request, processor: OutputProcessor) -> AsyncIterator[RequestOutput]:
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[Piece | BaseException] = asyncio.Queue()
         queues, name = self._queues, request.request_id
@@ -153,8 +153,8 @@ class Engine:
                 if isinstance(event, BaseException):
                     is_over = True
                     raise event
-                output = collector.add(event)
-                is_over = collector.is_finished
+                output = processor.add(event)
+                is_over = processor.is_finished
                 if output is not None:
                     yield output
         finally:
@@ -321,15 +321,15 @@ class Engine:
         )
 
     def outputs(
-        self, requests: Sequence[Request], collectors: Sequence[Collector]
+        self, requests: Sequence[Request], processors: Sequence[OutputProcessor]
     ) -> Iterator[RequestOutput]:
-        """Ask, and yield what collectors hand out until all requests have ended. Pieces are put together on the
+        """Ask, and yield what processors hand out until all requests have ended. Pieces are put together on the
         engine's thread: its caller's wakes for outputs alone, so that it takes no time from devices before. Closing or
         dropping the iterator ends the requests.
 
         Args:
             requests: as `requests` made them.
-            collectors: of each.
+            processors: of each.
 
         Raises:
             TaskFailed, NotFinite: the step of a request failed; the others end with it.
@@ -337,7 +337,7 @@ class Engine:
         """
 
         def take(piece: Piece) -> RequestOutput | None:
-            return collectors[piece.sequence].add(piece)
+            return processors[piece.sequence].add(piece)
 
         return self._told(requests, take, len(requests), lambda output: output.finished)
 

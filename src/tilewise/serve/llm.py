@@ -14,9 +14,9 @@ from tilewise.core.watch import Watch
 from tilewise.encode import Encoder
 from tilewise.generate import ChatTemplate, encode_prompt
 from tilewise.graph.parallel import ProgressTracker
-from tilewise.serve.collector import Collector
 from tilewise.serve.engine import Engine, Prompt, prompt_form
 from tilewise.serve.model import encoder_settings
+from tilewise.serve.output_processor import OutputProcessor
 from tilewise.serve.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput, RequestOutputKind
 from tilewise.serve.sampling_params import SamplingParams, default_settings
 
@@ -114,14 +114,14 @@ class LLM:
         given = _border.sequence("llm", "prompts", given, "prompts")
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         requests = self.engine.requests(given, params, priority)
-        collectors = [
-            Collector(request, prompt, RequestOutputKind.FINAL_ONLY)
+        processors = [
+            OutputProcessor(request, prompt, RequestOutputKind.FINAL_ONLY)
             for request, prompt in zip(requests, given)
         ]
         outputs: dict[str, RequestOutput] = {}
         with _watch(use_tqdm).phase("prompts", len(requests)) as phase:
             done = phase.cell()
-            for output in self.engine.outputs(requests, collectors):
+            for output in self.engine.outputs(requests, processors):
                 outputs[output.request_id] = output
                 done.count += 1
         return [outputs[request.request_id] for request in requests]

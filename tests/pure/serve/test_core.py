@@ -5,8 +5,8 @@ import pytest
 
 from pure.serve.scheduling import MAX_CONTEXT
 from tilewise.core import NotFinite, ShapeError, TaskFailed
-from tilewise.serve.collector import Collector
 from tilewise.serve.core import EngineCore
+from tilewise.serve.output_processor import OutputProcessor
 from tilewise.serve.outputs import CompletionOutput, Piece, RequestOutputKind
 from tilewise.serve.request import Request
 from tilewise.serve.sampling_params import SamplingParams
@@ -154,7 +154,7 @@ def test_many_texts_of_a_prompt_are_looked_at_a_few_times_each(core, monkeypatch
     monkeypatch.setattr(CompletionOutput, "finished", lambda self: looks.append(self) or finished(self))
     request = _request("a", n=400, temperature=1.0, seed=1, max_tokens=1)
     core.add(request)
-    collector = Collector(request, None, RequestOutputKind.FINAL_ONLY)
-    outputs = [collector.add(event) for _, event in _end(core)]
+    processor = OutputProcessor(request, None, RequestOutputKind.FINAL_ONLY)
+    outputs = [processor.add(event) for _, event in _end(core)]
     assert len(outputs) == 400 and outputs[-1].finished and outputs[:-1] == [None] * 399
     assert len(looks) < 20 * 400

@@ -1,4 +1,4 @@
-"""From pieces to outputs: what a caller of one request gets, put together on the caller's side."""
+"""Assembles the outputs that a caller of one request gets from the deltas of its texts."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import replace
 from tilewise.serve.outputs import CompletionOutput, Piece, RequestOutput, RequestOutputKind
 from tilewise.serve.request import Request
 
-__all__ = ["Collector"]
+__all__ = ["OutputProcessor"]
 
 
-class Collector:
-    """The output of one request as it grows.
+class OutputProcessor:
+    """The growing output of one request.
 
     Args:
-        request: whose.
-        prompt: as it was given; its text is part of the output, where it was a text.
-        kind: what each output holds.
+        request: the request.
+        prompt: the prompt as the caller gave it; a text becomes part of the output.
+        kind: what each output contains.
     """
 
     def __init__(self, request: Request, prompt: object, kind: RequestOutputKind) -> None:
         self._kind = kind
         self._num_open = request.sampling.n
         choices = [CompletionOutput(choice) for choice in range(request.sampling.n)]
-        given = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-        text = given if isinstance(given, str) else None
+        content = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        text = content if isinstance(content, str) else None
         self._whole = RequestOutput(request.request_id, text, list(request.ids), choices)
 
     @property
