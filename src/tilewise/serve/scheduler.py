@@ -127,8 +127,8 @@ class Scheduler:
         limits: of a step and of the cache.
 
     Attributes:
-        free_tokens: of prompts, that a step which also writes reads without taking much longer; `PrefillBudget` knows it. Where
-            more sequences than that write, as many.
+        free_tokens: prompt tokens that a step may read while texts are written, as `PrefillBudget` measures it. Where
+            more texts than that are written, as many prompt tokens as texts.
     """
 
     def __init__(self, limits: Limits) -> None:

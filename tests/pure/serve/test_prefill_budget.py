@@ -1,7 +1,8 @@
-"""How many tokens of a prompt are nearly free beside texts, by what steps took."""
+"""How many tokens of a prompt are nearly free while texts are written, from measured steps."""
 
 import pytest
-from tilewise.serve.budget import USUAL_FREE_TOKENS, PrefillBudget
+
+from tilewise.serve.prefill_budget import USUAL_FREE_TOKENS, PrefillBudget
 
 STEP_MS, TOKEN_MS = 50.0, 5.0
 

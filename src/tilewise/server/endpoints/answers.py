@@ -16,8 +16,8 @@ from tilewise.serve.logprobs import TokenLogprobs
 from tilewise.server.requests.reading import Part
 
 __all__ = [
-    "Delta",
-    "Text",
+    "ChunkBuffer",
+    "ChunkContent",
     "call_id",
     "chat_choice",
     "chat_figures",
@@ -52,7 +52,7 @@ def call_id(part: Part, is_short: bool) -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-class Delta(NamedTuple):
+class ChunkContent(NamedTuple):
     """What was added to a text.
 
     Attributes:
@@ -68,7 +68,7 @@ class Delta(NamedTuple):
     offsets: list[int]
 
 
-class Text:
+class ChunkBuffer:
     """One text as it comes: what has come since the last chunk, and counts of all of it."""
 
     def __init__(self) -> None:
@@ -99,13 +99,13 @@ class Text:
             self.finish_reason is not None or (is_first and bool(self.tokens)) or len(self.tokens) >= interval
         )
 
-    def take(self) -> Delta:
+    def take(self) -> ChunkContent:
         """What has come since the last call. When the text has ended, no offset lies behind its end: a stop string may
         have cut off the text of its last tokens."""
         self.num_characters += len(self.text)
         end = max(self.offsets, default=0) if self.finish_reason is None else self.num_characters
         offsets = [min(offset, end) for offset in self.offsets]
-        found = Delta(self.text, self.tokens, self.figures, offsets)
+        found = ChunkContent(self.text, self.tokens, self.figures, offsets)
         self.text, self.tokens, self.figures, self.offsets = "", [], [], []
         return found
 

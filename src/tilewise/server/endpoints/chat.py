@@ -13,7 +13,7 @@ from tilewise.core.border import shown
 from tilewise.generate import TokenBytes
 from tilewise.serve import Piece, SamplingParams, StructuredOutputsParams
 from tilewise.server.endpoints.answers import (
-    Text,
+    ChunkBuffer,
     call_id,
     chat_choice,
     chat_figures,
@@ -49,7 +49,7 @@ class Choice:
     """
 
     reader: Reader
-    text: Text = field(default_factory=Text)
+    text: ChunkBuffer = field(default_factory=ChunkBuffer)
     parts: list[Part] = field(default_factory=list)
     num_calls: int = 0
     num_thought: int = 0

@@ -12,7 +12,7 @@ from tilewise.generate import Detokenizer, TextOffsets
 from tilewise.serve import Piece, SamplingParams
 from tilewise.serve.logprobs import TokenLogprobs
 from tilewise.server.endpoints.answers import (
-    Text,
+    ChunkBuffer,
     completion_choice,
     completion_figures,
     new_id,
@@ -44,7 +44,7 @@ class _Prompt:
     ids: list[int]
     text: str
     offsets: list[int]
-    texts: list[Text]
+    texts: list[ChunkBuffer]
     num_cached: int = 0
     figures: list[TokenLogprobs | None] | None = None
 
@@ -82,7 +82,7 @@ class Asking:
             detokenizer = Detokenizer(self.files.tokenizer, [], skip_special_tokens=is_whole)
             reading = TextOffsets(detokenizer, self.files.token_bytes)
             offsets = [min(reading.add(id_)[1], len(text)) for id_ in ids]
-        self.prompts.append(_Prompt(ids, text, offsets, [Text() for _ in range(self.params.n)]))
+        self.prompts.append(_Prompt(ids, text, offsets, [ChunkBuffer() for _ in range(self.params.n)]))
 
     def usage(self) -> dict[str, Any]:
         """Tokens so far."""
@@ -91,7 +91,7 @@ class Asking:
         cached = sum(prompt.num_cached for prompt in self.prompts)
         return usage_of(read, written if self.writes else 0, cached)
 
-    def note(self, piece: Piece) -> Text:
+    def note(self, piece: Piece) -> ChunkBuffer:
         """A piece came; the text that it belongs to."""
         prompt = self.prompts[piece.sequence]
         text = prompt.texts[piece.choice]
@@ -103,7 +103,7 @@ class Asking:
         return text
 
     def told(
-        self, prompt: _Prompt, text: Text, is_first: bool
+        self, prompt: _Prompt, text: ChunkBuffer, is_first: bool
     ) -> tuple[str, dict[str, Any] | None, list[int]]:
         """What has come of a text, its prompt before it where that is wanted."""
         shown, tokens, figures, offsets = text.take()
@@ -157,7 +157,7 @@ async def _begin(service: Service, body: CompletionBody) -> Asking:
     return asking
 
 
-def _reason(asking: Asking, text: Text) -> str | None:
+def _reason(asking: Asking, text: ChunkBuffer) -> str | None:
     return text.finish_reason if asking.writes else "length"
 
 

@@ -252,8 +252,8 @@ def _read(link: socket.socket) -> Any:
 def _exactly(link: socket.socket, size: int) -> bytearray:
     found = bytearray()
     while len(found) < size:
-        piece = link.recv(min(size - len(found), 1 << 20))
-        if not piece:
+        chunk = link.recv(min(size - len(found), 1 << 20))
+        if not chunk:
             raise EOFError
-        found += piece
+        found += chunk
     return found
