@@ -119,9 +119,9 @@ def _answer(
         return
     answer = ""
     with stoppable() as stopped:
-        for piece in engine.stream([ids], sampling):
-            answer += piece.text
-            write_to(sys.stdout, piece.text)
+        for delta in engine.stream([ids], sampling):
+            answer += delta.text
+            write_to(sys.stdout, delta.text)
             if stopped.is_set():
                 request.say(" (stopped)")
                 break

@@ -115,7 +115,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 
 
 def stream(engine: Engine, prompt: str, sampling: Sampling, file: TextIO | None) -> Writing:
-    """Continue one prompt once; pieces go to `file` (None: nowhere) as they come."""
+    """Continue one prompt once; deltas go to `file` (None: nowhere) as they come."""
     return _stream_all(engine, prompt, sampling, file)[0]
 
 
@@ -126,16 +126,16 @@ def _stream_all(
     writings = [Writing() for _ in range(sampling.n)]
     shown = _InOrder(sampling.n, file)
     started = time.perf_counter()
-    for piece in engine.stream([prompt], sampling):
-        writing, elapsed = writings[piece.choice], time.perf_counter() - started
+    for delta in engine.stream([prompt], sampling):
+        writing, elapsed = writings[delta.choice], time.perf_counter() - started
         if writing.tokens:
             writing.rest_s = elapsed - writing.first_s
         else:
             writing.first_s = elapsed
-        writing.tokens += [] if piece.token is None else [piece.token]
-        writing.text += piece.text
-        writing.finish_reason = piece.finish_reason
-        shown.add(piece.choice, piece.text, piece.finish_reason is not None)
+        writing.tokens += [] if delta.token is None else [delta.token]
+        writing.text += delta.text
+        writing.finish_reason = delta.finish_reason
+        shown.add(delta.choice, delta.text, delta.finish_reason is not None)
     return writings
 
 

@@ -9,8 +9,8 @@ from tilewise.serve.llm import LLM
 from tilewise.serve.logprobs import Logprob
 from tilewise.serve.outputs import (
     CompletionOutput,
+    Delta,
     EngineStats,
-    Piece,
     PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
@@ -24,11 +24,11 @@ from tilewise.settings import EngineSettings, SpeculativeConfig
 __all__ = [
     "LLM",
     "CompletionOutput",
+    "Delta",
     "Engine",
     "EngineSettings",
     "EngineStats",
     "Logprob",
-    "Piece",
     "PoolingOutput",
     "PoolingRequestOutput",
     "RequestOutput",

@@ -1,4 +1,4 @@
-"""The engine without its thread: requests in, steps, pieces out.
+"""The engine without its thread: requests in, steps, deltas out.
 
 Owns the scheduler and the texts of all live sequences. A call of the model that fails is an error of the requests that
 took part in it; logits that are no numbers are one of their own request. All others go on.
@@ -18,7 +18,7 @@ from tilewise.core import TilewiseError
 from tilewise.core.limits import num_cores
 from tilewise.generate import Batch, History, TokenBytes
 from tilewise.serve.draft_model import DraftModel
-from tilewise.serve.outputs import Piece
+from tilewise.serve.outputs import Delta
 from tilewise.serve.prefill_budget import PrefillBudget
 from tilewise.serve.request import Request
 from tilewise.serve.scheduler import Limits, Scheduled, Scheduler
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Computes", "EngineCore", "Event"]
 
-Event = tuple[Request, Piece | BaseException]
+Event = tuple[Request, Delta | BaseException]
 """Something that a request's caller is told."""
 
 
@@ -282,7 +282,7 @@ class EngineCore:
                 events.append(one)
                 continue
             try:
-                events.append((request, one.text.piece(one.token, one.reason, one.num_new, one.row)))
+                events.append((request, one.text.delta(one.token, one.reason, one.num_new, one.row)))
             except TilewiseError as error:
                 failed.add(request.request_id)
                 self._fail(self._sequences.get(request.request_id, ()), error)
@@ -336,9 +336,9 @@ class EngineCore:
                 reason = text.take(token)
                 num_new = len(sequence.history.ids) - sequence.history.num_prompt
                 if text.ends_by_text:
-                    piece = text.piece(token, reason, num_new, rows[row])
-                    self._untold.append((text.request, piece))
-                    reason = piece.finish_reason
+                    delta = text.delta(token, reason, num_new, rows[row])
+                    self._untold.append((text.request, delta))
+                    reason = delta.finish_reason
                 else:
                     figures = np.array(rows[row]) if text.tells_figures else None
                     self._untold.append(_Token(text, token, reason, num_new, figures))

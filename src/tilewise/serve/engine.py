@@ -29,7 +29,7 @@ from tilewise.serve.core import EngineCore
 from tilewise.serve.loop import Abort, Add, Call, Command
 from tilewise.serve.model import ServedModel
 from tilewise.serve.output_processor import OutputProcessor
-from tilewise.serve.outputs import EngineStats, Piece, RequestOutput
+from tilewise.serve.outputs import Delta, EngineStats, RequestOutput
 from tilewise.serve.replica import Replica
 from tilewise.serve.request import PRIORITIES, Request
 from tilewise.serve.sampling_params import SamplingParams
@@ -136,10 +136,10 @@ class Engine:
 
     async def _outputs(self, request: Request, processor: OutputProcessor) -> AsyncIterator[RequestOutput]:
         loop = asyncio.get_running_loop()
-        queue: asyncio.Queue[Piece | BaseException] = asyncio.Queue()
+        queue: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
         queues, name = self._queues, request.request_id
 
-        def tell(event: Piece | BaseException) -> None:
+        def tell(event: Delta | BaseException) -> None:
             try:
                 loop.call_soon_threadsafe(queue.put_nowait, event)
             except RuntimeError:  # the loop is closed, and its iterators were not
@@ -167,8 +167,8 @@ class Engine:
         sampling: SamplingParams | Sampling | Sequence[SamplingParams | Sampling],
         *,
         priority: int | Sequence[int] = 0,
-    ) -> Iterator[Piece]:
-        """Continue every prompt, without an event loop; yields a piece per new token, interleaved over the texts.
+    ) -> Iterator[Delta]:
+        """Continue every prompt, without an event loop; yields a delta per new token, interleaved over the texts.
         Closing or dropping the iterator ends its requests.
 
         Args:
@@ -181,7 +181,7 @@ class Engine:
             TaskFailed, NotFinite: the step of a request failed; the others of this call end with it.
             PlanError: the engine is closed, or another process's.
         """
-        return self.pieces(self.requests(prompts, sampling, priority))
+        return self.deltas(self.requests(prompts, sampling, priority))
 
     def requests(
         self,
@@ -227,8 +227,8 @@ class Engine:
             for index, text in enumerate(texts)
         ]
 
-    def submit(self, requests: Sequence[Request], tell: Callable[[Piece | BaseException], None]) -> None:
-        """Hand requests to the engine's thread, which tells of their pieces and errors.
+    def submit(self, requests: Sequence[Request], tell: Callable[[Delta | BaseException], None]) -> None:
+        """Hand requests to the engine's thread, which tells of their deltas and errors.
 
         Args:
             requests: as `requests` made them.
@@ -306,7 +306,7 @@ class Engine:
                 if command is not None:
                     queue.put(command)
 
-    def pieces(self, requests: Sequence[Request]) -> Iterator[Piece]:
+    def deltas(self, requests: Sequence[Request]) -> Iterator[Delta]:
         """Ask, and yield what is told until all texts have ended. Closing or dropping the iterator ends the requests.
 
         Args:
@@ -317,7 +317,7 @@ class Engine:
             PlanError: the engine is closed, or another process's.
         """
         return self._told(
-            requests, lambda piece: piece, sum(request.sampling.n for request in requests), _ends
+            requests, lambda delta: delta, sum(request.sampling.n for request in requests), _ends
         )
 
     def outputs(
@@ -336,22 +336,22 @@ class Engine:
             PlanError: the engine is closed, or another process's.
         """
 
-        def take(piece: Piece) -> RequestOutput | None:
-            return processors[piece.sequence].add(piece)
+        def take(delta: Delta) -> RequestOutput | None:
+            return processors[delta.sequence].add(delta)
 
         return self._told(requests, take, len(requests), lambda output: output.finished)
 
     def _told(
         self,
         requests: Sequence[Request],
-        take: Callable[[Piece], T | None],
+        take: Callable[[Delta], T | None],
         num_ends: int,
         is_end: Callable[[T], bool],
     ) -> Iterator[T]:
-        """Ask, and yield what is taken of each piece, if anything, until so many ends have come."""
+        """Ask, and yield what is taken of each delta, if anything, until so many ends have come."""
         queue: SimpleQueue[T | BaseException] = SimpleQueue()
 
-        def tell(event: Piece | BaseException) -> None:
+        def tell(event: Delta | BaseException) -> None:
             try:
                 taken = event if isinstance(event, BaseException) else take(event)
             except Exception as error:  # else a line of the log, and its caller would wait for ever
@@ -450,9 +450,9 @@ class Engine:
             check_token_ids(self.model.tokenizer, ids, self.model.config.vocab_size, name)
 
 
-def _ends(piece: Piece) -> bool:
+def _ends(delta: Delta) -> bool:
     """Whether it is its text's last."""
-    return piece.finish_reason is not None
+    return delta.finish_reason is not None
 
 
 def prompt_form(prompt: Prompt) -> tuple[str | Sequence[int], str]:

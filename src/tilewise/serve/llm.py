@@ -150,14 +150,14 @@ class LLM:
         outputs: dict[int, PoolingRequestOutput] = {}
         with _watch(use_tqdm).phase("prompts", len(requests)) as phase:
             done = phase.cell()
-            for piece in self.engine.pieces(requests):
-                request = requests[piece.sequence]
-                assert piece.vector is not None  # a pooled request has no other piece
-                outputs[piece.sequence] = PoolingRequestOutput(
+            for delta in self.engine.deltas(requests):
+                request = requests[delta.sequence]
+                assert delta.vector is not None  # a pooled request has no other delta
+                outputs[delta.sequence] = PoolingRequestOutput(
                     request.request_id,
-                    PoolingOutput(piece.vector),
+                    PoolingOutput(delta.vector),
                     list(request.ids),
-                    num_cached_tokens=piece.num_cached_tokens,
+                    num_cached_tokens=delta.num_cached_tokens,
                 )
                 done.count += 1
         return [outputs[index] for index in range(len(requests))]

@@ -13,12 +13,12 @@ from queue import Empty, SimpleQueue
 from tilewise.core import ConfigError, InternalError, PlanError, ResourceError, TilewiseError, get_logger
 from tilewise.core.threads import BackgroundThread
 from tilewise.serve.core import EngineCore, Event
-from tilewise.serve.outputs import Piece
+from tilewise.serve.outputs import Delta
 from tilewise.serve.request import Request
 
 __all__ = ["Abort", "Add", "Call", "Close", "Command", "Loop", "Sink", "start_thread"]
 
-Sink = Callable[[Piece | BaseException], None]
+Sink = Callable[[Delta | BaseException], None]
 """Is told of a request from the engine's thread; never blocks."""
 
 
@@ -143,7 +143,7 @@ class Loop:
                 del self._sinks[request_id]
 
 
-def _say(sink: Sink, request_id: str, event: Piece | BaseException) -> None:
+def _say(sink: Sink, request_id: str, event: Delta | BaseException) -> None:
     try:
         sink(event)
     except Exception as error:  # of a caller's own function; the others are told all the same

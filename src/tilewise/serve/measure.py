@@ -19,7 +19,7 @@ import numpy as np
 from tilewise.core import Border
 from tilewise.core.border import shown
 from tilewise.serve.engine import Engine, Prompt
-from tilewise.serve.outputs import Piece
+from tilewise.serve.outputs import Delta
 from tilewise.serve.sampling_params import SamplingParams
 
 __all__ = [
@@ -140,7 +140,7 @@ def measure(
     errors: list[BaseException] = []
     changed = threading.Semaphore(0)
 
-    def tell(number: int, event: Piece | BaseException) -> None:
+    def tell(number: int, event: Delta | BaseException) -> None:
         now = time.perf_counter()
         if isinstance(event, BaseException):
             errors.append(event)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tilewise.serve.outputs import CompletionOutput, Piece, RequestOutput, RequestOutputKind
+from tilewise.serve.outputs import CompletionOutput, Delta, RequestOutput, RequestOutputKind
 from tilewise.serve.request import Request
 
 __all__ = ["OutputProcessor"]
@@ -33,26 +33,26 @@ class OutputProcessor:
         """Whether all texts have ended."""
         return self._whole.finished
 
-    def add(self, piece: Piece) -> RequestOutput | None:
-        """A piece came; the output to hand out, if one is due."""
-        whole, choice = self._whole, self._whole.outputs[piece.choice]
-        choice.extend(piece)
+    def add(self, delta: Delta) -> RequestOutput | None:
+        """A delta came; the output to hand out, if one is due."""
+        whole, choice = self._whole, self._whole.outputs[delta.choice]
+        choice.extend(delta)
         self._num_open -= choice.finished()
         whole.finished = self._num_open == 0
-        if piece.prompt_logprobs is not None:
-            whole.prompt_logprobs = piece.prompt_logprobs
-        if piece.choice == 0 and len(choice.token_ids) == 1:
-            whole.num_cached_tokens = piece.num_cached_tokens
+        if delta.prompt_logprobs is not None:
+            whole.prompt_logprobs = delta.prompt_logprobs
+        if delta.choice == 0 and len(choice.token_ids) == 1:
+            whole.num_cached_tokens = delta.num_cached_tokens
         if self._kind is RequestOutputKind.DELTA:
-            new = CompletionOutput(piece.choice)
-            new.extend(piece)
-            return replace(whole, outputs=[new], prompt_logprobs=piece.prompt_logprobs)
+            new = CompletionOutput(delta.choice)
+            new.extend(delta)
+            return replace(whole, outputs=[new], prompt_logprobs=delta.prompt_logprobs)
         if self._kind is RequestOutputKind.FINAL_ONLY and not whole.finished:
             return None
         return self._snapshot()
 
     def _snapshot(self) -> RequestOutput:
-        """A copy that later pieces do not change."""
+        """A copy that later deltas do not change."""
         outputs = [
             replace(
                 each,

@@ -1,4 +1,4 @@
-"""What the engine says: pieces as they come, and what callers get, with vLLM's names."""
+"""What the engine says: deltas as they come, and what callers get, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tilewise.serve.logprobs import TokenLogprobs
 
 __all__ = [
     "CompletionOutput",
+    "Delta",
     "EngineStats",
-    "Piece",
     "PoolingOutput",
     "PoolingRequestOutput",
     "RequestOutput",
@@ -35,7 +35,7 @@ class RequestOutputKind(Enum):
 
 
 @dataclass(frozen=True)
-class Piece:
+class Delta:
     """What one step added to one text.
 
     Attributes:
@@ -47,12 +47,12 @@ class Piece:
             while it goes on.
         stop_reason: the stop string or the stop token of the request that ended it.
         logprobs: of the token, where they were asked for.
-        prompt_logprobs: of the whole prompt, with the first piece of the first text.
+        prompt_logprobs: of the whole prompt, with the first delta of the first text.
         num_cached_tokens: of the prompt, that were found in the cache.
-        vector: of the prompt, where that is what was asked for; its only piece.
+        vector: of the prompt, where that is what was asked for; its only delta.
         text_offset: characters of the text before the token's own, counted before stop strings cut it;
             0 without `logprobs`. A token that continues a character has the offset of that character.
-        begun_s: when the text was first part of a step, of `time.monotonic`; with its first piece.
+        begun_s: when the text was first part of a step, of `time.monotonic`; with its first delta.
     """
 
     sequence: int
@@ -95,16 +95,16 @@ class CompletionOutput:
         """Whether the text has ended."""
         return self.finish_reason is not None
 
-    def extend(self, piece: Piece) -> None:
-        """A piece of this text came."""
-        self.text += piece.text
-        if piece.token is not None:
-            self.token_ids.append(piece.token)
-        if piece.logprobs is not None and piece.token is not None:
+    def extend(self, delta: Delta) -> None:
+        """A delta of this text came."""
+        self.text += delta.text
+        if delta.token is not None:
+            self.token_ids.append(delta.token)
+        if delta.logprobs is not None and delta.token is not None:
             self.logprobs = [] if self.logprobs is None else self.logprobs
-            self.logprobs.append(piece.logprobs)
-            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + piece.logprobs[piece.token].logprob
-        self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+            self.logprobs.append(delta.logprobs)
+            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + delta.logprobs[delta.token].logprob
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
 
 @dataclass

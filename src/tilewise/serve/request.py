@@ -29,7 +29,7 @@ class Request:
         scope: with whose blocks its blocks may be shared.
         max_model_len: positions that prompt and text have together at most.
         is_pooled: the prompt's vector is wanted, and no text.
-        index: the caller's number for it, which its pieces have.
+        index: the caller's number for it, which its deltas have.
         grammar: that each text follows, at its beginning.
         is_named: its name is a caller's choice, which another may make as well.
     """

@@ -1,6 +1,6 @@
-"""From logits to a text's next piece: the token is drawn, its text decoded, its end recognised.
+"""From logits to a text's next delta: the token is drawn, its text decoded, its end recognised.
 
-All that a text's pieces depend on lies here and in its sequence: logits of its own row, its tokens, its settings.
+All that a text's deltas depend on lies here and in its sequence: logits of its own row, its tokens, its settings.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tilewise.core import NotFinite
 from tilewise.generate import Detokenizer, Pick, TextOffsets, TokenBytes
 from tilewise.generate.stopping import StopFinder
 from tilewise.serve.logprobs import TokenLogprobs, token_logprobs
-from tilewise.serve.outputs import Piece
+from tilewise.serve.outputs import Delta
 from tilewise.serve.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Text:
                 return "stop"
         return "length" if len(history.ids) >= self.longest else None
 
-    def piece(self, token: int, reason: str | None, num_new: int, logits_V: NDArray[Any] | None) -> Piece:
+    def delta(self, token: int, reason: str | None, num_new: int, logits_V: NDArray[Any] | None) -> Delta:
         """What a token that was taken adds; each once, in order. Depends on nothing that comes later.
 
         Args:
@@ -145,7 +145,7 @@ class Text:
                 reason, stop = "stop", self._stops.found
             text += "" if reason is None else self._stops.finish()
         is_first, self._is_first = self._is_first, False
-        return Piece(
+        return Delta(
             request.index,
             self.sequence.choice,
             token,
@@ -159,7 +159,7 @@ class Text:
             begun_s=self.begun_s if is_first else None,
         )
 
-    def pool(self, hidden_D: NDArray[Any]) -> Piece:
+    def pool(self, hidden_D: NDArray[Any]) -> Delta:
         """The prompt's vector, which ends its sequence.
 
         Raises:
@@ -172,7 +172,7 @@ class Text:
                 "element type: encode in f32"
             )
         request = self.sequence.request
-        return Piece(
+        return Delta(
             request.index,
             0,
             None,
@@ -183,9 +183,9 @@ class Text:
             begun_s=self.begun_s,
         )
 
-    def abort(self) -> Piece:
+    def abort(self) -> Delta:
         """The text ends here because its caller wants no more of it."""
-        return Piece(self.sequence.request.index, self.sequence.choice, None, self._stops.finish(), "abort")
+        return Delta(self.sequence.request.index, self.sequence.choice, None, self._stops.finish(), "abort")
 
     def _finish(self) -> str:
         return self._detokenizer.finish() if self._detokenizer is not None else ""

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from tilewise.core import Border, ConfigError
 from tilewise.core.watch import Watch
 from tilewise.generate import encode_prompt
-from tilewise.serve import Engine, Piece, SamplingParams
+from tilewise.serve import Delta, Engine, SamplingParams
 from tilewise.serve.request import Request
 from tilewise.server.endpoints.chat import open_turn, plan, take, whole_chat
 from tilewise.server.endpoints.completions import Asking, prompts_of, whole_completion
@@ -41,7 +41,7 @@ class _Asked:
 
     line: Mapping[str, Any]
     requests: Sequence[Request]
-    take: Callable[[Piece], object]
+    take: Callable[[Delta], object]
     whole: Callable[[], dict[str, Any]]
     num_left: int
 
@@ -58,7 +58,7 @@ def answer_lines(
         watch: sees how many are answered.
     """
     prepared = [_prepare(engine, files, number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    queue: SimpleQueue[tuple[int, Piece | BaseException]] = SimpleQueue()
+    queue: SimpleQueue[tuple[int, Delta | BaseException]] = SimpleQueue()
     answers: dict[int, dict[str, Any]] = {}
     for index, each in enumerate(prepared):
         if isinstance(each, _Asked):
@@ -86,7 +86,7 @@ def answer_lines(
 
 
 def _put(
-    queue: SimpleQueue[tuple[int, Piece | BaseException]], index: int, event: Piece | BaseException
+    queue: SimpleQueue[tuple[int, Delta | BaseException]], index: int, event: Delta | BaseException
 ) -> None:
     queue.put((index, event))
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tilewise.core import ConfigError
 from tilewise.core.border import shown
 from tilewise.generate import encode_prompt
-from tilewise.serve import Piece, SamplingParams
+from tilewise.serve import Delta, SamplingParams
 from tilewise.server.errors import ApiError, context_error
 from tilewise.server.metrics import Metrics, RequestTimes
 from tilewise.server.requests.conversation import Conversation, Rendered
@@ -233,8 +233,8 @@ class Service:
         asked: Asked,
         cache_salt: str | None = None,
         priority: int | None = None,
-    ) -> AsyncIterator[list[Piece]]:
-        """What comes of prompts, in the pieces that are there at a time.
+    ) -> AsyncIterator[list[Delta]]:
+        """What comes of prompts, in the deltas that are there at a time.
 
         Raises:
             ApiError: more figures than fit, or the engine refuses the request, has failed, or takes too long.
@@ -286,21 +286,21 @@ class Service:
 
     def _count(
         self,
-        pieces: Sequence[Piece],
+        deltas: Sequence[Delta],
         prompts: Sequence[Sequence[int]],
         times: RequestTimes,
         left: dict[tuple[int, int], int | None],
     ) -> None:
         """Note what came; `left` has how many tokens of each text that has not ended."""
         now = time.monotonic()
-        for piece in pieces:
-            text = (piece.sequence, piece.choice)
+        for delta in deltas:
+            text = (delta.sequence, delta.choice)
             count = left[text]
-            if count is None and piece.choice == 0:
-                self.metrics.read_prompt(len(prompts[piece.sequence]), piece.num_cached_tokens)
-            left[text] = count = (count or 0) + (piece.token is not None)
-            if piece.token is not None:
-                self.metrics.wrote_token(times, text, now, piece.begun_s)
-            if piece.finish_reason is not None:
+            if count is None and delta.choice == 0:
+                self.metrics.read_prompt(len(prompts[delta.sequence]), delta.num_cached_tokens)
+            left[text] = count = (count or 0) + (delta.token is not None)
+            if delta.token is not None:
+                self.metrics.wrote_token(times, text, now, delta.begun_s)
+            if delta.finish_reason is not None:
                 del left[text]
-                self.metrics.finish_text(count, piece.finish_reason, times, text)
+                self.metrics.finish_text(count, delta.finish_reason, times, text)

@@ -27,7 +27,7 @@ from tilewise.serve import text as text_module
 from tilewise.serve.block_key import block_key
 from tilewise.serve.blocks import BlockPool
 from tilewise.serve.draft_model import DraftModel
-from tilewise.serve.outputs import Piece
+from tilewise.serve.outputs import Delta
 from tilewise.serve.sampling_params import SamplingParams
 from tilewise.serve.scheduler import Limits, Scheduled, Scheduler
 from tilewise.settings import SpeculativeConfig
@@ -147,13 +147,13 @@ def alone(served):
 
 
 def _said(told):
-    """Per request and choice: what every piece said, but for what was found in the cache."""
+    """Per request and choice: what every delta said, but for what was found in the cache."""
     found = {}
-    for request, piece in told:
-        assert isinstance(piece, Piece), piece
-        if piece.finish_reason != "abort":
-            said = (piece.token, piece.text, piece.finish_reason, piece.logprobs, piece.prompt_logprobs)
-            found.setdefault(request.request_id, {}).setdefault(piece.choice, []).append(said)
+    for request, delta in told:
+        assert isinstance(delta, Delta), delta
+        if delta.finish_reason != "abort":
+            said = (delta.token, delta.text, delta.finish_reason, delta.logprobs, delta.prompt_logprobs)
+            found.setdefault(request.request_id, {}).setdefault(delta.choice, []).append(said)
     return found
 
 
@@ -212,10 +212,10 @@ def _play(model, limits, history, write, guessing=None, free_tokens=None):
         core.step(told.extend)
     said = _said(told)
     for name, ask in asked.items():
-        for choice, pieces in write(ask).items():
+        for choice, deltas in write(ask).items():
             got = said.get(name, {}).get(choice, [])
-            assert got == pieces[: len(got)], (name, ask, choice)
-            assert len(got) == len(pieces) or name in dropped
+            assert got == deltas[: len(got)], (name, ask, choice)
+            assert len(got) == len(deltas) or name in dropped
     assert core.scheduler.pool.num_free == limits.num_blocks
     return core
 
@@ -288,9 +288,9 @@ def test_a_model_guesses_itself(served, alone, tmp_path):
             while core.has_work:
                 core.step(told.extend)
                 calls += 1
-            pieces = _said(told)["guessed"]
-            assert pieces == alone("one", ask)
-            assert calls <= len(pieces[0]) / 4 + 3
+            deltas = _said(told)["guessed"]
+            assert deltas == alone("one", ask)
+            assert calls <= len(deltas[0]) / 4 + 3
 
 
 def test_repetitions_are_guessed(served):
@@ -303,7 +303,7 @@ def test_repetitions_are_guessed(served):
         while core.has_work:
             core.step(told.extend)
             calls += 1
-        tokens[name] = [piece.token for _, piece in told]
+        tokens[name] = [delta.token for _, delta in told]
         assert calls == 90 if speculation is None else calls < 60
     assert tokens["plain"] == tokens["guessed"]
 
@@ -430,7 +430,7 @@ def test_keys_that_leave_out_a_field_find_blocks_of_others(served, alone, monkey
             core.add(request)
             while core.has_work:
                 core.step(told.extend)
-        return next(piece.num_cached_tokens for request, piece in told if request is second)
+        return next(delta.num_cached_tokens for request, delta in told if request is second)
 
     way = WAYS[0]
     ids = np.random.default_rng(5).integers(1, 250, 200).tolist()

@@ -49,7 +49,7 @@ def test_what_fails_while_outputs_are_put_together_reaches_the_caller(llm):
     """It happens on the engine's thread, and the caller must not wait for what never comes."""
 
     class Broken:
-        def add(self, piece):
+        def add(self, delta):
             raise KeyError("broken")
 
     requests = llm.engine.requests([TEXTS[0]], GREEDY)

@@ -7,7 +7,7 @@ from pure.serve.scheduling import MAX_CONTEXT
 from tilewise.core import NotFinite, ShapeError, TaskFailed
 from tilewise.serve.core import EngineCore
 from tilewise.serve.output_processor import OutputProcessor
-from tilewise.serve.outputs import CompletionOutput, Piece, RequestOutputKind
+from tilewise.serve.outputs import CompletionOutput, Delta, RequestOutputKind
 from tilewise.serve.request import Request
 from tilewise.serve.sampling_params import SamplingParams
 from tilewise.serve.scheduler import Limits
@@ -61,7 +61,7 @@ def _end(core):
 
 
 def _tokens(told, name):
-    return [event.token for request, event in told if request.request_id == name and isinstance(event, Piece)]
+    return [event.token for request, event in told if request.request_id == name and isinstance(event, Delta)]
 
 
 def _errors(told):
@@ -123,7 +123,7 @@ def test_settings_that_leave_no_token_are_one_request_s(core):
 
 
 def test_aborted_requests_are_told_once(core):
-    """A piece without a token for every text that had not ended; none for a request that had."""
+    """A delta without a token for every text that had not ended; none for a request that had."""
     core.add(_request("a", n=2, temperature=1.0, seed=1))
     core.step(lambda _: None)
     told = core.abort("a")

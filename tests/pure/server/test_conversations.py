@@ -7,7 +7,7 @@ import pytest
 
 from tilewise.core import ConfigError
 from tilewise.data import train_tokenizer
-from tilewise.serve import Piece, SamplingParams
+from tilewise.serve import Delta, SamplingParams
 from tilewise.server.endpoints.answers import call_id
 from tilewise.server.endpoints.chat import open_turn, take, whole_chat
 from tilewise.server.endpoints.responses import chat_body
@@ -133,5 +133,5 @@ def test_tools_that_a_template_does_not_show_are_a_warning(tmp_path, caplog):
             assert "does not show tools" in rendered.warnings[0]
     assert len(caplog.records) == 1
     turn = open_turn(None, "m", rendered, rendered.ids, SamplingParams(), Way("hermes"))
-    take(turn, Piece(0, 0, 7, "no", "stop"))
+    take(turn, Delta(0, 0, 7, "no", "stop"))
     assert whole_chat(turn, body)["warnings"] == list(rendered.warnings)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tilewise.generate import TokenBytes
-from tilewise.serve import Piece
+from tilewise.serve import Delta
 from tilewise.serve.logprobs import TokenLogprobs
 from tilewise.server.requests.reading import Part
 
@@ -81,16 +81,16 @@ class ChunkBuffer:
         self.num_tokens = 0
         self.num_characters = 0
 
-    def add(self, piece: Piece) -> None:
-        """A piece of it came."""
-        self.text += piece.text
-        if piece.token is not None:
+    def add(self, delta: Delta) -> None:
+        """A delta of it came."""
+        self.text += delta.text
+        if delta.token is not None:
             self.num_tokens += 1
-            self.tokens.append(piece.token)
-            if piece.logprobs is not None:
-                self.figures.append(piece.logprobs)
-                self.offsets.append(piece.text_offset)
-        self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+            self.tokens.append(delta.token)
+            if delta.logprobs is not None:
+                self.figures.append(delta.logprobs)
+                self.offsets.append(delta.text_offset)
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
     def is_due(self, interval: int) -> bool:
         """Whether a chunk should be made of it now."""

@@ -11,7 +11,7 @@ from typing import Any
 from tilewise.core import Border
 from tilewise.core.border import shown
 from tilewise.generate import TokenBytes
-from tilewise.serve import Piece, SamplingParams, StructuredOutputsParams
+from tilewise.serve import Delta, SamplingParams, StructuredOutputsParams
 from tilewise.server.endpoints.answers import (
     ChunkBuffer,
     call_id,
@@ -221,22 +221,22 @@ async def answer_chat(service: Service, body: ChatBody, asked: Asked) -> dict[st
     """
     turn = await begin(service, body)
     with service.admit(turn.params.n):
-        pieces = service.ask([turn.ids], turn.params, asked, body.cache_salt, body.priority)
-        async with aclosing(pieces) as batches:  # type: ignore[type-var]
+        deltas = service.ask([turn.ids], turn.params, asked, body.cache_salt, body.priority)
+        async with aclosing(deltas) as batches:  # type: ignore[type-var]
             async for batch in batches:
-                for piece in batch:
-                    take(turn, piece)
+                for delta in batch:
+                    take(turn, delta)
     return whole_chat(turn, body)
 
 
-def take(turn: Turn, piece: Piece) -> None:
-    """A piece of an answer came."""
-    _note(turn, piece)
-    choice = turn.choices[piece.choice]
-    choice.text.add(piece)
+def take(turn: Turn, delta: Delta) -> None:
+    """A delta of an answer came."""
+    _note(turn, delta)
+    choice = turn.choices[delta.choice]
+    choice.text.add(delta)
     was_thinking = choice.reader.is_thinking
-    choice.parts += choice.reader.add(piece.text)
-    if piece.token is not None and (was_thinking or choice.reader.is_thinking):
+    choice.parts += choice.reader.add(delta.text)
+    if delta.token is not None and (was_thinking or choice.reader.is_thinking):
         choice.num_thought += 1
 
 
@@ -290,12 +290,12 @@ async def stream_chat(service: Service, body: ChatBody, asked: Asked) -> AsyncIt
     if body.return_token_ids:
         once["prompt_token_ids"] = turn.ids
     with service.admit(turn.params.n):
-        pieces = service.ask([turn.ids], turn.params, asked, body.cache_salt, body.priority)
-        async with aclosing(pieces) as batches:  # type: ignore[type-var]
+        deltas = service.ask([turn.ids], turn.params, asked, body.cache_salt, body.priority)
+        async with aclosing(deltas) as batches:  # type: ignore[type-var]
             async for batch in batches:
-                for piece in batch:
-                    take(turn, piece)
-                for index in dict.fromkeys(piece.choice for piece in batch):
+                for delta in batch:
+                    take(turn, delta)
+                for index in dict.fromkeys(delta.choice for delta in batch):
                     choice = turn.choices[index]
                     if not choice.text.is_due(service.settings.stream_interval):
                         continue
@@ -307,12 +307,12 @@ async def stream_chat(service: Service, body: ChatBody, asked: Asked) -> AsyncIt
         yield {**head, "choices": [], "usage": turn.usage()}
 
 
-def _note(turn: Turn, piece: Piece) -> None:
-    """What a piece says of the prompt."""
-    if piece.prompt_logprobs is not None:
-        turn.prompt_logprobs = piece.prompt_logprobs
-    if piece.choice == 0 and not turn.choices[0].text.num_tokens:
-        turn.num_cached = piece.num_cached_tokens
+def _note(turn: Turn, delta: Delta) -> None:
+    """What a delta says of the prompt."""
+    if delta.prompt_logprobs is not None:
+        turn.prompt_logprobs = delta.prompt_logprobs
+    if delta.choice == 0 and not turn.choices[0].text.num_tokens:
+        turn.num_cached = delta.num_cached_tokens
 
 
 def _figures(body: ChatBody, turn: Turn, tokens: Sequence[int], figures: Sequence[Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewise.generate import Detokenizer, TextOffsets
-from tilewise.serve import Piece, SamplingParams
+from tilewise.serve import Delta, SamplingParams
 from tilewise.serve.logprobs import TokenLogprobs
 from tilewise.server.endpoints.answers import (
     ChunkBuffer,
@@ -91,15 +91,15 @@ class Asking:
         cached = sum(prompt.num_cached for prompt in self.prompts)
         return usage_of(read, written if self.writes else 0, cached)
 
-    def note(self, piece: Piece) -> ChunkBuffer:
-        """A piece came; the text that it belongs to."""
-        prompt = self.prompts[piece.sequence]
-        text = prompt.texts[piece.choice]
-        if piece.prompt_logprobs is not None:
-            prompt.figures = piece.prompt_logprobs
-        if piece.choice == 0 and not text.num_tokens:
-            prompt.num_cached = piece.num_cached_tokens
-        text.add(piece)
+    def note(self, delta: Delta) -> ChunkBuffer:
+        """A delta came; the text that it belongs to."""
+        prompt = self.prompts[delta.sequence]
+        text = prompt.texts[delta.choice]
+        if delta.prompt_logprobs is not None:
+            prompt.figures = delta.prompt_logprobs
+        if delta.choice == 0 and not text.num_tokens:
+            prompt.num_cached = delta.num_cached_tokens
+        text.add(delta)
         return text
 
     def told(
@@ -170,11 +170,11 @@ async def answer_completion(service: Service, body: CompletionBody, asked: Asked
     asking = await _begin(service, body)
     with service.admit(len(asking.prompts) * asking.params.n):
         ids = [prompt.ids for prompt in asking.prompts]
-        pieces = service.ask(ids, asking.params, asked, body.cache_salt, body.priority)
-        async with aclosing(pieces) as batches:  # type: ignore[type-var]
+        deltas = service.ask(ids, asking.params, asked, body.cache_salt, body.priority)
+        async with aclosing(deltas) as batches:  # type: ignore[type-var]
             async for batch in batches:
-                for piece in batch:
-                    asking.note(piece)
+                for delta in batch:
+                    asking.note(delta)
     return whole_completion(asking)
 
 
@@ -228,12 +228,12 @@ async def stream_completion(
     begun: set[tuple[int, int]] = set()
     with service.admit(len(asking.prompts) * asking.params.n):
         ids = [prompt.ids for prompt in asking.prompts]
-        pieces = service.ask(ids, asking.params, asked, body.cache_salt, body.priority)
-        async with aclosing(pieces) as batches:  # type: ignore[type-var]
+        deltas = service.ask(ids, asking.params, asked, body.cache_salt, body.priority)
+        async with aclosing(deltas) as batches:  # type: ignore[type-var]
             async for batch in batches:
-                for piece in batch:
-                    asking.note(piece)
-                for place in dict.fromkeys((piece.sequence, piece.choice) for piece in batch):
+                for delta in batch:
+                    asking.note(delta)
+                for place in dict.fromkeys((delta.sequence, delta.choice) for delta in batch):
                     prompt = asking.prompts[place[0]]
                     text = prompt.texts[place[1]]
                     if not text.is_due(service.settings.stream_interval):

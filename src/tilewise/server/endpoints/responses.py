@@ -163,7 +163,7 @@ class _Output:
         return {"type": kind, "sequence_number": self._number, **fields}
 
     def figures(self, tokens: list[int], found: list[Any]) -> None:
-        """Log probabilities of tokens that came; those of a message's are told with its next piece."""
+        """Log probabilities of tokens that came; those of a message's are told with its next delta."""
         if found:
             top = self.turn.params.logprobs or 0
             self._fresh += chat_figures(tokens, found, top, self.turn.token_bytes)["content"]
@@ -346,11 +346,11 @@ async def _events(service: Service, output: _Output, asked: Asked) -> AsyncItera
     body, turn = output.body, output.turn
     (choice,) = turn.choices
     with service.admit(1):
-        pieces = service.ask([turn.ids], turn.params, asked, body.cache_salt, body.priority)
-        async with aclosing(pieces) as batches:  # type: ignore[type-var]
+        deltas = service.ask([turn.ids], turn.params, asked, body.cache_salt, body.priority)
+        async with aclosing(deltas) as batches:  # type: ignore[type-var]
             async for batch in batches:
-                for piece in batch:
-                    take(turn, piece)
+                for delta in batch:
+                    take(turn, delta)
                 if not output.has_begun:
                     for kind in ("created", "in_progress"):
                         yield output.event(f"response.{kind}", response=output.whole("in_progress"))

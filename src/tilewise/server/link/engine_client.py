@@ -1,6 +1,6 @@
 """The engine's process as the HTTP process has it: asked, watched, ended.
 
-Owns the socket to it. All of it runs on the event loop's thread. What is asked is a `Stream` of pieces; closing one
+Owns the socket to it. All of it runs on the event loop's thread. What is asked is a `Stream` of deltas; closing one
 ends its requests in the engine, so that a client that leaves frees its blocks. When the child ends before it should,
 every stream ends with one error, and `dead` says so.
 """
@@ -16,9 +16,9 @@ from typing import Any
 from tilewise.core import get_logger
 from tilewise.core.frames import HEAD, MOST_BYTES, pack, unpack
 from tilewise.core.spawn import Spawned
-from tilewise.serve import EngineStats, Piece, SamplingParams
+from tilewise.serve import Delta, EngineStats, SamplingParams
 from tilewise.server.errors import ApiError, engine_error
-from tilewise.server.link.rows import piece_of
+from tilewise.server.link.rows import delta_of
 
 __all__ = ["EngineClient", "Stream"]
 
@@ -34,7 +34,7 @@ class Stream:
 
     def __init__(self, client: EngineClient, number: int, num_texts: int) -> None:
         self._client, self._number, self._left = client, number, num_texts
-        self._waiting: list[Piece] = []
+        self._waiting: list[Delta] = []
         self._error: ApiError | None = None
         self._news = asyncio.Event()
 
@@ -45,7 +45,7 @@ class Stream:
         """Ends the requests, if they have not ended."""
         self._client.end(self._number)
 
-    def add(self, event: Piece | ApiError) -> None:
+    def add(self, event: Delta | ApiError) -> None:
         """Something came."""
         if isinstance(event, ApiError):
             self._error = self._error or event
@@ -53,8 +53,8 @@ class Stream:
             self._waiting.append(event)
         self._news.set()
 
-    async def next(self) -> list[Piece]:
-        """All pieces that have come since the last call, at least one; none when all texts have ended.
+    async def next(self) -> list[Delta]:
+        """All deltas that have come since the last call, at least one; none when all texts have ended.
 
         Raises:
             ApiError: the requests have failed.
@@ -65,7 +65,7 @@ class Stream:
             self._news.clear()
             await self._news.wait()
         found, self._waiting = self._waiting, []
-        self._left -= sum(piece.finish_reason is not None for piece in found)
+        self._left -= sum(delta.finish_reason is not None for delta in found)
         return found
 
 
@@ -187,8 +187,8 @@ class EngineClient:
 
     def _take(self, kind: str, values: list[Any]) -> None:
         number = values[0]
-        if kind == "piece" and number in self._streams:
-            self._streams[number].add(piece_of(values[1]))
+        if kind == "delta" and number in self._streams:
+            self._streams[number].add(delta_of(values[1]))
         elif kind == "error" and number in self._streams:
             self._streams[number].add(engine_error(values[1], values[2]))
         elif kind == "stats":

@@ -3,7 +3,7 @@
 Owns the engine. The parent is trusted to have checked what clients send, and is checked all the same: the engine's own
 border refuses what is no request. Ends at once when the parent's end of the socket closes, whatever it is doing.
 
-Threads: the engine's own tells of pieces by `Outbox.put`, which waits only where the parent has stopped reading; the
+Threads: the engine's own tells of deltas by `Outbox.put`, which waits only where the parent has stopped reading; the
 reader takes frames; preparing a request is done by two workers beside it, one with a grammar by two others, since
 that may take a while.
 """
@@ -25,7 +25,7 @@ from tilewise.core import PeerLost, TilewiseError, configure_logging, get_logger
 from tilewise.core.frames import HEAD, MOST_BYTES, pack, unpack
 from tilewise.distributed import ProcessGroup
 from tilewise.encode import Encoder
-from tilewise.serve import Engine, Piece, SamplingParams, StructuredOutputsParams
+from tilewise.serve import Delta, Engine, SamplingParams, StructuredOutputsParams
 from tilewise.serve.model import encoder_settings
 from tilewise.server.link.rows import row_of
 
@@ -79,8 +79,8 @@ def _frames(messages: Sequence[list[Any]]) -> Iterator[bytes]:
     waiting: list[list[Any]] = []
     num_figures = 0
     for message in messages:
-        waiting.append([row_of(value) if isinstance(value, Piece) else value for value in message])
-        num_figures += sum(_num_figures(value) for value in message if isinstance(value, Piece))
+        waiting.append([row_of(value) if isinstance(value, Delta) else value for value in message])
+        num_figures += sum(_num_figures(value) for value in message if isinstance(value, Delta))
         if num_figures > _MOST_FIGURES:
             yield pack(waiting)
             waiting, num_figures = [], 0
@@ -88,10 +88,10 @@ def _frames(messages: Sequence[list[Any]]) -> Iterator[bytes]:
         yield pack(waiting)
 
 
-def _num_figures(piece: Piece) -> int:
-    """Numbers that make a piece long."""
-    prompt = sum(map(len, filter(None, piece.prompt_logprobs or ())))
-    return prompt + len(piece.logprobs or ()) + (0 if piece.vector is None else len(piece.vector))
+def _num_figures(delta: Delta) -> int:
+    """Numbers that make a delta long."""
+    prompt = sum(map(len, filter(None, delta.prompt_logprobs or ())))
+    return prompt + len(delta.logprobs or ()) + (0 if delta.vector is None else len(delta.vector))
 
 
 class EngineProcess:
@@ -139,7 +139,7 @@ class EngineProcess:
 
     def _encode(self, encoder: Encoder, number: int, prompts: list[list[int]]) -> None:
         for index, vector in enumerate(encoder.encode(prompts)):
-            self._tell(number, Piece(index, 0, None, "", "stop", vector=vector))
+            self._tell(number, Delta(index, 0, None, "", "stop", vector=vector))
 
     def _begin(self, engine: Engine, kind: str, number: int, message: dict[str, Any]) -> None:
         prompts = [{"prompt_token_ids": ids, "cache_salt": message["salt"]} for ids in message["prompts"]]
@@ -157,10 +157,10 @@ class EngineProcess:
                 self._names[number] = [request.request_id for request in requests]
                 engine.submit(requests, partial(self._tell, number))
 
-    def _tell(self, number: int, event: Piece | BaseException) -> None:
+    def _tell(self, number: int, event: Delta | BaseException) -> None:
         """On the engine's thread, mostly."""
-        if isinstance(event, Piece):
-            self._outbox.put("piece", number, event)
+        if isinstance(event, Delta):
+            self._outbox.put("delta", number, event)
             return
         if isinstance(event, PeerLost):  # nothing more can be computed; the parent notices the end
             get_logger("server").error("%s", event)

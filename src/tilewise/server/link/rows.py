@@ -8,36 +8,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.serve import Logprob, Piece
+from tilewise.serve import Delta, Logprob
 from tilewise.serve.logprobs import TokenLogprobs
 
-__all__ = ["piece_of", "row_of"]
+__all__ = ["delta_of", "row_of"]
 
 
-def row_of(piece: Piece) -> list[Any]:
-    """A piece as plain values."""
-    vector = None if piece.vector is None else base64.b64encode(piece.vector.astype("<f4").tobytes()).decode()
-    prompt = piece.prompt_logprobs
+def row_of(delta: Delta) -> list[Any]:
+    """A delta as plain values."""
+    vector = None if delta.vector is None else base64.b64encode(delta.vector.astype("<f4").tobytes()).decode()
+    prompt = delta.prompt_logprobs
     return [
-        piece.sequence,
-        piece.choice,
-        piece.token,
-        piece.text,
-        piece.finish_reason,
-        piece.stop_reason,
-        None if piece.logprobs is None else _figures(piece.logprobs),
+        delta.sequence,
+        delta.choice,
+        delta.token,
+        delta.text,
+        delta.finish_reason,
+        delta.stop_reason,
+        None if delta.logprobs is None else _figures(delta.logprobs),
         None if prompt is None else [None if found is None else _figures(found) for found in prompt],
-        piece.num_cached_tokens,
+        delta.num_cached_tokens,
         vector,
-        piece.text_offset,
-        piece.begun_s,
+        delta.text_offset,
+        delta.begun_s,
     ]
 
 
-def piece_of(row: list[Any]) -> Piece:
-    """The piece again."""
+def delta_of(row: list[Any]) -> Delta:
+    """The delta again."""
     sequence, choice, token, text, finish, stop, logprobs, prompt, num_cached, vector, offset, begun = row
-    return Piece(
+    return Delta(
         sequence,
         choice,
         token,
