@@ -66,7 +66,7 @@ def _is_idle(engine):
         lambda core: (
             not core.has_work
             and core.scheduler.pool.num_free == core.scheduler.pool.num_blocks
-            and not core._texts
+            and not core._states
             and not core._sequences
         ),
     )
@@ -225,11 +225,11 @@ def test_a_defect_in_taking_a_request_hangs_no_caller(model_dir, alone, monkeypa
     """It is told to that request alone; those that come with it go on."""
 
     def wrong(sequence, *others):
-        return 1 / 0 if sequence.request.index == 1 else text(sequence, *others)
+        return 1 / 0 if sequence.request.index == 1 else make(sequence, *others)
 
-    text = core_module.Text
+    make = core_module.GenerationState
     with Engine(model_dir) as engine:
-        monkeypatch.setattr(core_module, "Text", wrong)
+        monkeypatch.setattr(core_module, "GenerationState", wrong)
         told = SimpleQueue()
         engine.submit(engine.requests(TEXTS, WAY), told.put)
         events = [told.get(timeout=20) for _ in range(1 + len(alone[0]) + len(alone[2]))]

@@ -21,9 +21,9 @@ from tilewise.core import InternalError
 from tilewise.generate import History
 from tilewise.models import BLOCK_SIZE
 from tilewise.serve import core as core_module
+from tilewise.serve import generation_state
 from tilewise.serve import runner as runner_module
 from tilewise.serve import sequence as sequence_module
-from tilewise.serve import text as text_module
 from tilewise.serve.block_key import block_key
 from tilewise.serve.blocks import BlockPool
 from tilewise.serve.draft_model import DraftModel
@@ -348,9 +348,9 @@ def _without_tokens(monkeypatch):
 
 
 def _draws_by_place(monkeypatch):
-    places, pick = iter(range(1 << 30)), text_module.Pick
+    places, pick = iter(range(1 << 30)), generation_state.Pick
     monkeypatch.setattr(
-        text_module,
+        generation_state,
         "Pick",
         lambda sampling, history, ends, _: pick(sampling, history, ends, next(places) % 3),
     )

@@ -101,7 +101,7 @@ def test_a_call_that_fails_is_an_error_of_its_requests(core, oracle, error):
     assert _errors(told) == {"a": error, "b": error}
     assert len([event for _, event in told if isinstance(event, BaseException)]) == 2
     assert len(_tokens(told, "c")) == 8
-    assert core.scheduler.pool.num_free == 8 and not core._texts and not core._sequences
+    assert core.scheduler.pool.num_free == 8 and not core._states and not core._sequences
 
 
 def test_logits_that_are_no_numbers_are_one_request_s(core, oracle):
