@@ -252,7 +252,7 @@ class EngineCore:
 
     def _start_prepared(self, parts: list[Scheduled], prepared: _PreparedStep, rows: NDArray[Any]) -> bool:
         """Sample tokens; whether the prepared step can run. If not, no state has changed."""
-        tokens = prepared.batch.draw(rows, prepared.rows, self._threads)
+        tokens = prepared.batch.sample(rows, prepared.rows, self._threads)
         if min(tokens) < 0 or not prepared.end_ids.isdisjoint(tokens):
             return False
         logits = {place: np.array(rows[place]) for place in prepared.reported_places}
@@ -326,7 +326,7 @@ class EngineCore:
             return []
         samplers = [one.state.sampler for one in pending]
         batch = Batch(samplers, masks=masks)
-        tokens = batch.draw(rows, np.array([one.row for one in pending], np.int64), self._threads)
+        tokens = batch.sample(rows, np.array([one.row for one in pending], np.int64), self._threads)
         confirmed: list[_Row] = []
         for place, (one, token) in enumerate(zip(pending, tokens)):
             state, row, drafts = one

@@ -131,7 +131,7 @@ class DraftModel:
         if not told:
             return []
         ways = [(one.sequence.request.sampling, one) for one in told]
-        settings = [way.draw_settings for way, _ in ways]
+        settings = [way.sampler_settings for way, _ in ways]
         keys = [(w.seed, one.length + len(one.guesses), one.sequence.choice) for w, one in ways]
         tokens = draw_tokens(
             np.ascontiguousarray(rows, np.float32),

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core import NotFinite
-from tilewise.generate import Detokenizer, Pick, TextOffsets, TokenBytes
+from tilewise.generate import Detokenizer, Sampler, TextOffsets, TokenBytes
 from tilewise.generate.stopping import StopFinder
 from tilewise.serve.logprobs import TokenLogprobs, token_logprobs
 from tilewise.serve.outputs import Delta
@@ -62,7 +62,7 @@ class GenerationState:
             self._offsets = TextOffsets(self._detokenizer, token_bytes)
         self._stops = StopFinder(request.sampling.stop, request.sampling.include_stop_str_in_output)
         self.end_ids = request.all_end_ids
-        self.sampler = Pick(request.sampling, sequence.history, self.end_ids, sequence.choice)
+        self.sampler = Sampler(request.sampling, sequence.history, self.end_ids, sequence.choice)
         self.longest = min(sequence.history.num_prompt + request.sampling.max_tokens, request.max_model_len)
         self._grammar = None if request.grammar is None else request.grammar.copy()
         self.is_plain = not (self.ends_by_text or self.is_structured or request.is_pooled)

@@ -288,8 +288,8 @@ class Sampling(SamplingSettings):
             )
 
     @property
-    def draw_settings(self) -> tuple[float, int, float, float, float]:
-        """What native code draws by: temperature, top-k, top-p, min-p, typical-p."""
+    def sampler_settings(self) -> tuple[float, int, float, float, float]:
+        """Numbers that native code samples by: temperature, top-k, top-p, min-p, typical-p."""
         return self.temperature, self.top_k, max(self.top_p, _SMALLEST_SHARE), self.min_p, self.typical_p
 
     @property

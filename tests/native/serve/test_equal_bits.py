@@ -348,11 +348,11 @@ def _without_tokens(monkeypatch):
 
 
 def _draws_by_place(monkeypatch):
-    places, pick = iter(range(1 << 30)), generation_state.Pick
+    places, make = iter(range(1 << 30)), generation_state.Sampler
     monkeypatch.setattr(
         generation_state,
-        "Pick",
-        lambda sampling, history, ends, _: pick(sampling, history, ends, next(places) % 3),
+        "Sampler",
+        lambda sampling, history, ends, _: make(sampling, history, ends, next(places) % 3),
     )
 
 
@@ -372,7 +372,9 @@ def _prepared_wrongly(monkeypatch):
 
 def _draws_as_before(monkeypatch):
     batch = core_module.Batch
-    wrong = lambda picks, lengths=None, **masks: batch(picks, lengths and [n - 1 for n in lengths], **masks)  # noqa: E731
+    wrong = lambda samplers, lengths=None, **masks: batch(
+        samplers, lengths and [n - 1 for n in lengths], **masks
+    )  # noqa: E731
     monkeypatch.setattr(core_module, "Batch", wrong)
 
 
@@ -385,7 +387,7 @@ def _guesses_are_kept(monkeypatch):
 
 
 def _guesses_are_believed(monkeypatch):
-    monkeypatch.setattr(core_module._Writing, "confirms", lambda self, token: bool(self.drafts))
+    monkeypatch.setattr(core_module._Row, "confirms", lambda self, token: bool(self.drafts))
 
 
 FAULTS = [

@@ -183,7 +183,7 @@ def test_stop_strings(llm):
 def test_text_that_ends_within_a_character_shows_it(llm, monkeypatch):
     """The bytes of a character that never became whole come at the end, as U+FFFD."""
     first = llm.get_tokenizer().encode("🚀").ids[0]  # one byte of four
-    monkeypatch.setattr(core_module.Batch, "draw", lambda self, logits, rows, _: [first] * len(rows))
+    monkeypatch.setattr(core_module.Batch, "sample", lambda self, logits, rows, _: [first] * len(rows))
     found = _first(llm, "a", SamplingParams(max_tokens=1))
     assert (found.text, found.finish_reason) == ("\ufffd", "length")
 
