@@ -21,7 +21,7 @@ from tilewise.core.border import cut, shown
 from tilewise.server.errors import ApiError, of_exception, validation_error
 from tilewise.server.requests.bodies import BodyModel
 from tilewise.server.requests.params import MOST_DEPTH
-from tilewise.server.service import Asked, Service
+from tilewise.server.service import Caller, Service
 
 __all__ = ["Endpoint", "Page", "parse_body", "read_json", "send_error", "send_json"]
 
@@ -45,8 +45,8 @@ class Endpoint:
         self,
         service: Service,
         model: type[Body],
-        answer: Callable[[Service, Body, Asked], Awaitable[dict[str, Any]]],
-        stream: Callable[[Service, Body, Asked], AsyncIterator[dict[str, Any]]] | None = None,
+        answer: Callable[[Service, Body, Caller], Awaitable[dict[str, Any]]],
+        stream: Callable[[Service, Body, Caller], AsyncIterator[dict[str, Any]]] | None = None,
         ends_with_done: bool = True,
     ) -> None:
         self._service, self._model, self._answer, self._stream = service, model, answer, stream
@@ -60,11 +60,11 @@ class Endpoint:
         except Exception as error:
             await send_error(send, error)
             return
-        asked = Asked(scope["state"].get("salt", ""), scope["state"].get("request_id", ""))
+        caller = Caller(scope["state"].get("salt", ""), scope["state"].get("request_id", ""))
         if getattr(body, "stream", None) and self._stream is not None:
-            work = self._events(send, self._stream(self._service, body, asked))
+            work = self._events(send, self._stream(self._service, body, caller))
         else:
-            work = self._whole(send, self._answer(self._service, body, asked))
+            work = self._whole(send, self._answer(self._service, body, caller))
         await _while_listened(receive, work)
 
     def _parse(self, given: Any) -> Any:

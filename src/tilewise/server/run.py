@@ -59,12 +59,12 @@ def serve(
         spawned = spawned or spawn_engine()
         try:
             spawned.load(str(model), engine)
-            from tilewise.server.life import Life
+            from tilewise.server.lifecycle import Lifecycle
             from tilewise.server.requests.model_files import ModelFiles
 
             files = ModelFiles(str(model), settings, engine)
-            life = Life(settings, files, spawned, name or str(model), context)
-            asyncio.run(life.until_end(listener, lambda: on_ready(address)))
+            lifecycle = Lifecycle(settings, files, spawned, name or str(model), context)
+            asyncio.run(lifecycle.until_end(listener, lambda: on_ready(address)))
         finally:
             spawned.end()
 

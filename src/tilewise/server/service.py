@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tilewise.server.link.engine_client import EngineClient
 
-__all__ = ["Asked", "Service"]
+__all__ = ["Caller", "Service"]
 
 T = TypeVar("T")
 _THREADS = 4
@@ -41,12 +41,12 @@ _MOST_READ, _MOST_WRITTEN = (
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Who asks.
+class Caller:
+    """The client of a request.
 
     Attributes:
-        salt: of the client's key.
-        request_id: of this request.
+        salt: salt of the client's key, which separates its blocks in the prefix cache from others'.
+        request_id: name of this request.
     """
 
     salt: str = ""
@@ -79,7 +79,7 @@ class Service:
 
     @property
     def num_admitted(self) -> int:
-        """Texts that were asked for and have not ended."""
+        """Texts that were requested and have not ended."""
         return self._num_admitted
 
     def close(self) -> None:
@@ -230,7 +230,7 @@ class Service:
         self,
         prompts: Sequence[Sequence[int]],
         params: SamplingParams | None,
-        asked: Asked,
+        caller: Caller,
         cache_salt: str | None = None,
         priority: int | None = None,
     ) -> AsyncIterator[list[Delta]]:
@@ -241,7 +241,7 @@ class Service:
         """
         if params is not None:
             self._check_figures([len(ids) for ids in prompts], params)
-        salt = asked.salt if cache_salt is None else f"{asked.salt}/{cache_salt}"
+        salt = caller.salt if cache_salt is None else f"{caller.salt}/{cache_salt}"
         loop = asyncio.get_running_loop()
         times = RequestTimes(time.monotonic())
         num_each = 1 if params is None else params.n

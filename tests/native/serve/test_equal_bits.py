@@ -374,7 +374,7 @@ def _draws_as_before(monkeypatch):
     batch = core_module.Batch
     wrong = lambda samplers, lengths=None, **masks: batch(
         samplers, lengths and [n - 1 for n in lengths], **masks
-    )  # noqa: E731
+    )
     monkeypatch.setattr(core_module, "Batch", wrong)
 
 

@@ -58,8 +58,8 @@ class ChunkContent(NamedTuple):
     Attributes:
         text: whole characters.
         tokens: ids.
-        figures: log probabilities at each token, where they were asked for; else none.
-        offsets: characters of the whole text before each token, where log probabilities were asked for.
+        figures: log probabilities at each token, where they were requested; else none.
+        offsets: characters of the whole text before each token, where log probabilities were requested.
     """
 
     text: str

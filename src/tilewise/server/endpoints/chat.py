@@ -28,7 +28,7 @@ from tilewise.server.requests.model_files import ModelFiles
 from tilewise.server.requests.params import sampling_params
 from tilewise.server.requests.reading import Part, Reader, Way, merged
 from tilewise.server.requests.tool_parsers import FORMATS
-from tilewise.server.service import Asked, Service
+from tilewise.server.service import Caller, Service
 
 __all__ = ["Turn", "answer_chat", "begin", "open_turn", "plan", "stream_chat", "take", "whole_chat"]
 
@@ -64,7 +64,7 @@ class Choice:
 
 @dataclass
 class Turn:
-    """A request for answers, ready to be asked of the engine.
+    """A request for answers, ready for the engine.
 
     Attributes:
         model: the name that is told back.
@@ -75,7 +75,7 @@ class Turn:
         token_bytes: of the model's tokenizer.
         warnings: what the client should know, one sentence each.
         num_cached: tokens of the prompt that were found in the cache.
-        prompt_logprobs: of the prompt, where they were asked for.
+        prompt_logprobs: of the prompt, where they were requested.
     """
 
     model: str
@@ -213,7 +213,7 @@ def _list_of_calls(tools: Sequence[ToolModel], are_many: bool) -> dict[str, Any]
     return found if are_many else {**found, "maxItems": 1}
 
 
-async def answer_chat(service: Service, body: ChatBody, asked: Asked) -> dict[str, Any]:
+async def answer_chat(service: Service, body: ChatBody, caller: Caller) -> dict[str, Any]:
     """The whole answer.
 
     Raises:
@@ -221,7 +221,7 @@ async def answer_chat(service: Service, body: ChatBody, asked: Asked) -> dict[st
     """
     turn = await begin(service, body)
     with service.admit(turn.params.n):
-        deltas = service.ask([turn.ids], turn.params, asked, body.cache_salt, body.priority)
+        deltas = service.ask([turn.ids], turn.params, caller, body.cache_salt, body.priority)
         async with aclosing(deltas) as batches:  # type: ignore[type-var]
             async for batch in batches:
                 for delta in batch:
@@ -269,7 +269,7 @@ def whole_chat(turn: Turn, body: ChatBody) -> dict[str, Any]:
     return answer | turn.warned()
 
 
-async def stream_chat(service: Service, body: ChatBody, asked: Asked) -> AsyncIterator[dict[str, Any]]:
+async def stream_chat(service: Service, body: ChatBody, caller: Caller) -> AsyncIterator[dict[str, Any]]:
     """The chunks of an answer.
 
     Raises:
@@ -290,7 +290,7 @@ async def stream_chat(service: Service, body: ChatBody, asked: Asked) -> AsyncIt
     if body.return_token_ids:
         once["prompt_token_ids"] = turn.ids
     with service.admit(turn.params.n):
-        deltas = service.ask([turn.ids], turn.params, asked, body.cache_salt, body.priority)
+        deltas = service.ask([turn.ids], turn.params, caller, body.cache_salt, body.priority)
         async with aclosing(deltas) as batches:  # type: ignore[type-var]
             async for batch in batches:
                 for delta in batch:

@@ -23,7 +23,7 @@ from tilewise.server.errors import ApiError
 from tilewise.server.requests.bodies import MOST_PROMPTS, CompletionBody
 from tilewise.server.requests.model_files import ModelFiles
 from tilewise.server.requests.params import sampling_params
-from tilewise.server.service import Asked, Service
+from tilewise.server.service import Caller, Service
 
 __all__ = ["Asking", "answer_completion", "prompts_of", "stream_completion", "whole_completion"]
 
@@ -38,7 +38,7 @@ class _Prompt:
         offsets: characters of its text before each token, where the answer has them.
         texts: that follow it.
         num_cached: tokens that were found in the cache.
-        figures: log probabilities of its tokens, where they were asked for.
+        figures: log probabilities of its tokens, where they were requested.
     """
 
     ids: list[int]
@@ -51,7 +51,7 @@ class _Prompt:
 
 @dataclass
 class Asking:
-    """A request, ready to be asked of the engine.
+    """A request, ready for the engine.
 
     Attributes:
         files: of the model.
@@ -161,7 +161,7 @@ def _reason(asking: Asking, text: ChunkBuffer) -> str | None:
     return text.finish_reason if asking.writes else "length"
 
 
-async def answer_completion(service: Service, body: CompletionBody, asked: Asked) -> dict[str, Any]:
+async def answer_completion(service: Service, body: CompletionBody, caller: Caller) -> dict[str, Any]:
     """The whole answer.
 
     Raises:
@@ -170,7 +170,7 @@ async def answer_completion(service: Service, body: CompletionBody, asked: Asked
     asking = await _begin(service, body)
     with service.admit(len(asking.prompts) * asking.params.n):
         ids = [prompt.ids for prompt in asking.prompts]
-        deltas = service.ask(ids, asking.params, asked, body.cache_salt, body.priority)
+        deltas = service.ask(ids, asking.params, caller, body.cache_salt, body.priority)
         async with aclosing(deltas) as batches:  # type: ignore[type-var]
             async for batch in batches:
                 for delta in batch:
@@ -208,7 +208,7 @@ def whole_completion(asking: Asking) -> dict[str, Any]:
 
 
 async def stream_completion(
-    service: Service, body: CompletionBody, asked: Asked
+    service: Service, body: CompletionBody, caller: Caller
 ) -> AsyncIterator[dict[str, Any]]:
     """The chunks of an answer.
 
@@ -228,7 +228,7 @@ async def stream_completion(
     begun: set[tuple[int, int]] = set()
     with service.admit(len(asking.prompts) * asking.params.n):
         ids = [prompt.ids for prompt in asking.prompts]
-        deltas = service.ask(ids, asking.params, asked, body.cache_salt, body.priority)
+        deltas = service.ask(ids, asking.params, caller, body.cache_salt, body.priority)
         async with aclosing(deltas) as batches:  # type: ignore[type-var]
             async for batch in batches:
                 for delta in batch:

@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: vectors of texts, as numbers or as base64, shortened where that is asked for.
+"""`/v1/embeddings`: vectors of texts, as numbers or as base64, shortened where the request says so.
 
 Vectors of a model that writes have length one, as OpenAI's have; an encoder's files say what its vectors are.
 """
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from tilewise.server.endpoints.completions import prompts_of
 from tilewise.server.errors import ApiError
 from tilewise.server.requests.bodies import EmbeddingBody
-from tilewise.server.service import Asked, Service
+from tilewise.server.service import Caller, Service
 
 __all__ = ["answer_embeddings"]
 
 
-async def answer_embeddings(service: Service, body: EmbeddingBody, asked: Asked) -> dict[str, Any]:
+async def answer_embeddings(service: Service, body: EmbeddingBody, caller: Caller) -> dict[str, Any]:
     """The vectors.
 
     Raises:
@@ -45,7 +45,7 @@ async def answer_embeddings(service: Service, body: EmbeddingBody, asked: Asked)
         prompts.append(service.fit(ids, truncate, "input"))
     vectors: dict[int, NDArray[np.float32]] = {}
     with service.admit(len(prompts)):
-        async with aclosing(service.ask(prompts, None, asked)) as batches:  # type: ignore[type-var]
+        async with aclosing(service.ask(prompts, None, caller)) as batches:  # type: ignore[type-var]
             async for batch in batches:
                 vectors |= {p.sequence: p.vector for p in batch if p.vector is not None}
     scales = not service.files.is_encoder or body.dimensions is not None

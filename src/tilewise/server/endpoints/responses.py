@@ -22,7 +22,7 @@ from tilewise.server.errors import ApiError, of_exception, validation_error
 from tilewise.server.requests.bodies import ChatBody, ResponseBody
 from tilewise.server.requests.conversation import text_of
 from tilewise.server.requests.reading import Part
-from tilewise.server.service import Asked, Service
+from tilewise.server.service import Caller, Service
 from tilewise.settings import SamplingSettings, settings_of
 
 __all__ = ["answer_response", "chat_body", "stream_response"]
@@ -302,7 +302,7 @@ def _copy(item: dict[str, Any]) -> dict[str, Any]:
 
 
 async def stream_response(
-    service: Service, body: ResponseBody, asked: Asked
+    service: Service, body: ResponseBody, caller: Caller
 ) -> AsyncIterator[dict[str, Any]]:
     """The events of an answer, from `response.created` to `response.completed`.
 
@@ -310,7 +310,7 @@ async def stream_response(
         ApiError, ConfigError: there is none; once it has begun, an event tells of what has failed.
     """
     output = await _begin(service, body)
-    async with aclosing(_events(service, output, asked)) as events:  # type: ignore[type-var]
+    async with aclosing(_events(service, output, caller)) as events:  # type: ignore[type-var]
         try:
             async for event in events:
                 yield event
@@ -323,14 +323,14 @@ async def stream_response(
             yield output.event("response.failed", response=whole)
 
 
-async def answer_response(service: Service, body: ResponseBody, asked: Asked) -> dict[str, Any]:
+async def answer_response(service: Service, body: ResponseBody, caller: Caller) -> dict[str, Any]:
     """The whole answer.
 
     Raises:
         ApiError, ConfigError: there is none.
     """
     output = await _begin(service, body)
-    async with aclosing(_events(service, output, asked)) as events:  # type: ignore[type-var]
+    async with aclosing(_events(service, output, caller)) as events:  # type: ignore[type-var]
         async for _ in events:
             pass
     return output.whole("completed")
@@ -341,12 +341,12 @@ async def _begin(service: Service, body: ResponseBody) -> _Output:
     return _Output(body, await begin(service, chat))
 
 
-async def _events(service: Service, output: _Output, asked: Asked) -> AsyncIterator[dict[str, Any]]:
+async def _events(service: Service, output: _Output, caller: Caller) -> AsyncIterator[dict[str, Any]]:
     """Events until an answer is whole, or fails."""
     body, turn = output.body, output.turn
     (choice,) = turn.choices
     with service.admit(1):
-        deltas = service.ask([turn.ids], turn.params, asked, body.cache_salt, body.priority)
+        deltas = service.ask([turn.ids], turn.params, caller, body.cache_salt, body.priority)
         async with aclosing(deltas) as batches:  # type: ignore[type-var]
             async for batch in batches:
                 for delta in batch:

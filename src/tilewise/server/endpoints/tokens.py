@@ -7,12 +7,12 @@ from typing import Any
 from tilewise.server.errors import ApiError
 from tilewise.server.requests.bodies import DetokenizeBody, TokenizeBody
 from tilewise.server.requests.conversation import Conversation
-from tilewise.server.service import Asked, Service
+from tilewise.server.service import Caller, Service
 
 __all__ = ["detokenize", "tokenize"]
 
 
-async def tokenize(service: Service, body: TokenizeBody, _: Asked) -> dict[str, Any]:
+async def tokenize(service: Service, body: TokenizeBody, _: Caller) -> dict[str, Any]:
     """The ids of a prompt, as the endpoints that write would read it.
 
     Raises:
@@ -31,7 +31,7 @@ async def tokenize(service: Service, body: TokenizeBody, _: Asked) -> dict[str, 
     return {"count": len(ids), "max_model_len": service.max_context, "tokens": ids, "token_strs": texts}
 
 
-async def detokenize(service: Service, body: DetokenizeBody, _: Asked) -> dict[str, Any]:
+async def detokenize(service: Service, body: DetokenizeBody, _: Caller) -> dict[str, Any]:
     """The text of ids.
 
     Raises:

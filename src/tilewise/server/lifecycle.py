@@ -30,7 +30,7 @@ from tilewise.server.requests.model_files import ModelFiles
 from tilewise.server.service import Service
 from tilewise.server.settings import BACKLOG, ServerSettings
 
-__all__ = ["Life"]
+__all__ = ["Lifecycle"]
 
 _TELL_S = 0.5  # for clients to hear that the engine has died
 _WARN_S = 60.0  # between two lines about files that are missing
@@ -71,7 +71,7 @@ class _Server(uvicorn.Server):
             self.servers.append(server)
 
 
-class Life:
+class Lifecycle:
     """One life of a server.
 
     Args:
