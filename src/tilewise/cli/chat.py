@@ -43,7 +43,7 @@ def chat(
     ] = None,
     system_prompt: Annotated[
         str | None,
-        typer.Option("--system-prompt", "--system", help="What the model is told at the beginning."),
+        typer.Option("--system-prompt", "--system", help="The system message."),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", "-q", help="Answer one message and end; no others are read.")

@@ -34,7 +34,7 @@ def converse(request: Request, first: str | None, system: str | None) -> None:
     Args:
         request: of the command line.
         first: a message that is answered before others are read.
-        system: what the model is told at the beginning.
+        system: the system message.
 
     Raises:
         ConfigError, CheckpointError, LayoutError: before any work: no template, or one that fails.

@@ -388,7 +388,7 @@ def encode(
 ) -> None:
     """Turn texts into vectors with an encoder: a line of JSON per text on standard output.
 
-    A text's vector does not depend on the texts beside it, on `--tp` or on `--batch`.
+    A text's vector does not depend on the other texts, on `--tp` or on `--batch`.
 
     Example: `tilewise encode ~/bert "a sentence" "another" --normalize`
     """

@@ -1,6 +1,6 @@
 """What is found too large before any work is the user's mistake (exit code 2), not a failure (exit code 1).
 
-Library callers get `ResourceError` either way; only the command line tells the two apart.
+Library callers get `ResourceError` either way; only the command line distinguishes the two.
 """
 
 from __future__ import annotations

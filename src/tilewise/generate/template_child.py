@@ -40,7 +40,7 @@ def render(template: str, variables: dict[str, Any]) -> str:
 
 
 def problem_of(template: str, variables: dict[str, Any]) -> dict[str, str]:
-    """A template's text, or what is wrong, as the parent is told it."""
+    """A template's text, or the error, as the parent process receives it."""
     from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 
     try:

@@ -120,17 +120,17 @@ class DraftModel:
         if not parts:
             return []
         rows = self._runner.run([part for _, part in parts])
-        told: list[ModelDrafter] = []
+        sampling_drafters: list[ModelDrafter] = []
         places: list[int] = []
         end = 0
         for one, part in parts:
             one.done, end = part.known, end + part.end - part.first_row
             if part.first_row < part.end:
-                told.append(one)
+                sampling_drafters.append(one)
                 places.append(end - 1)
-        if not told:
+        if not sampling_drafters:
             return []
-        ways = [(one.sequence.request.sampling, one) for one in told]
+        ways = [(one.sequence.request.sampling, one) for one in sampling_drafters]
         settings = [way.sampler_settings for way, _ in ways]
         keys = [(w.seed, one.length + len(one.guesses), one.sequence.choice) for w, one in ways]
         tokens = draw_tokens(
@@ -139,7 +139,7 @@ class DraftModel:
             np.array(settings, np.float64),
             np.array(keys, np.uint64),
         )
-        for one, token in zip(told, tokens):
+        for one, token in zip(sampling_drafters, tokens):
             if token >= 0:
                 one.guesses.append(token)
-        return [one for one, token in zip(told, tokens) if token >= 0]
+        return [one for one, token in zip(sampling_drafters, tokens) if token >= 0]

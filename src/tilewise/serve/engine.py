@@ -139,13 +139,13 @@ class Engine:
         queue: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
         queues, name = self._queues, request.request_id
 
-        def tell(event: Delta | BaseException) -> None:
+        def notify(event: Delta | BaseException) -> None:
             try:
                 loop.call_soon_threadsafe(queue.put_nowait, event)
             except RuntimeError:  # the loop is closed, and its iterators were not
                 _abort(queues, [name])
 
-        self.submit([request], tell)
+        self.submit([request], notify)
         is_over = False
         try:
             while not is_over:
@@ -227,12 +227,12 @@ class Engine:
             for index, text in enumerate(texts)
         ]
 
-    def submit(self, requests: Sequence[Request], tell: Callable[[Delta | BaseException], None]) -> None:
-        """Hand requests to the engine's thread, which tells of their deltas and errors.
+    def submit(self, requests: Sequence[Request], notify: Callable[[Delta | BaseException], None]) -> None:
+        """Hand requests to the engine's thread, which reports their deltas and errors.
 
         Args:
             requests: as `requests` made them.
-            tell: called on the engine's thread, so it must not wait for anything.
+            notify: called with each delta or error, on the engine's thread; must not block.
 
         Raises:
             PlanError: the engine is closed, or another process's.
@@ -241,11 +241,11 @@ class Engine:
         shares: list[list[Request]] = [[] for _ in loads]
         for request in requests:
             place = loads.index(min(loads))
-            if request.is_named:  # always the same one, so that it can tell when a name comes twice
+            if request.is_named:  # always the same copy, so that it can detect a name that is used twice
                 place = crc32(request.request_id.encode("utf-8", "surrogatepass")) % len(loads)
             shares[place].append(request)
             loads[place] += 1
-        self._put([Add(tuple(share), tell) if share else None for share in shares])
+        self._put([Add(tuple(share), notify) if share else None for share in shares])
 
     def abort(self, request_id: str) -> None:
         """End a request; its texts get the reason `abort`. Nothing happens to one that has ended.
@@ -307,7 +307,7 @@ class Engine:
                     queue.put(command)
 
     def deltas(self, requests: Sequence[Request]) -> Iterator[Delta]:
-        """Ask, and yield what is told until all texts have ended. Closing or dropping the iterator ends the requests.
+        """Submit requests, and yield their deltas until all texts have ended. Closing the iterator ends the requests.
 
         Args:
             requests: as `requests` made them.
@@ -316,7 +316,7 @@ class Engine:
             TaskFailed, NotFinite: the step of a request failed; the others end with it.
             PlanError: the engine is closed, or another process's.
         """
-        return self._told(
+        return self._events(
             requests, lambda delta: delta, sum(request.sampling.n for request in requests), _ends
         )
 
@@ -339,9 +339,9 @@ class Engine:
         def take(delta: Delta) -> RequestOutput | None:
             return processors[delta.sequence].add(delta)
 
-        return self._told(requests, take, len(requests), lambda output: output.finished)
+        return self._events(requests, take, len(requests), lambda output: output.finished)
 
-    def _told(
+    def _events(
         self,
         requests: Sequence[Request],
         take: Callable[[Delta], T | None],
@@ -351,7 +351,7 @@ class Engine:
         """Ask, and yield what is taken of each delta, if anything, until so many ends have come."""
         queue: SimpleQueue[T | BaseException] = SimpleQueue()
 
-        def tell(event: Delta | BaseException) -> None:
+        def notify(event: Delta | BaseException) -> None:
             try:
                 taken = event if isinstance(event, BaseException) else take(event)
             except Exception as error:  # else a line of the log, and its caller would wait for ever
@@ -359,7 +359,7 @@ class Engine:
             if taken is not None:
                 queue.put(taken)
 
-        self.submit(requests, tell)
+        self.submit(requests, notify)
         try:
             while num_ends:
                 if os.getpid() != self._process:

@@ -1,7 +1,7 @@
 """The thread that owns the model: takes commands, steps, hands out what comes.
 
 Commands come through a queue that may be written to from anywhere, also while objects are collected within a call. No
-error ends the thread: one that is not of a request's step is told to all requests as a defect.
+error ends the thread: an error outside of a request's step is reported to all requests as a defect.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tilewise.serve.request import Request
 __all__ = ["Abort", "Add", "Call", "Close", "Command", "Loop", "Sink", "start_thread"]
 
 Sink = Callable[[Delta | BaseException], None]
-"""Is told of a request from the engine's thread; never blocks."""
+"""Receives a request's events on the engine's thread; must not block."""
 
 
 @dataclass(frozen=True)
 class Add:
-    """New requests, each with who is told."""
+    """New requests, and the function that receives their events."""
 
     requests: Sequence[Request]
     sink: Sink
@@ -88,7 +88,7 @@ class Loop:
         self._sinks: dict[str, Sink] = {}
 
     def run(self) -> None:
-        """Until a command says so; requests that are left then are told."""
+        """Run until a command stops the thread; requests that are left then end with an error."""
         while True:
             try:
                 if not self._obey():
@@ -146,8 +146,8 @@ class Loop:
 def _say(sink: Sink, request_id: str, event: Delta | BaseException) -> None:
     try:
         sink(event)
-    except Exception as error:  # of a caller's own function; the others are told all the same
-        get_logger("serve").warning("telling of request %r failed: %r", request_id, error)
+    except Exception as error:  # raised by a caller's function; the other callers are notified all the same
+        get_logger("serve").warning("notifying the caller of request %r failed: %r", request_id, error)
 
 
 def _as_defect(error: Exception) -> TilewiseError:

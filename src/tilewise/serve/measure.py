@@ -1,6 +1,6 @@
 """How quickly an engine answers: requests made for measuring, their times, the figures that vLLM's benchmarks print.
 
-Times are taken on the engine's thread when a token is told, so no reader's delay is in them.
+Times are taken on the engine's thread when a token is reported, so they do not include delays of readers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Times:
     Attributes:
         num_prompt: tokens of its prompt.
         asked: when the request was made.
-        texts: when each token was told, of each of its texts.
+        texts: when each token was reported, for each of its texts.
         ended: when its last text had ended.
     """
 
@@ -140,7 +140,7 @@ def measure(
     errors: list[BaseException] = []
     changed = threading.Semaphore(0)
 
-    def tell(number: int, event: Delta | BaseException) -> None:
+    def notify(number: int, event: Delta | BaseException) -> None:
         now = time.perf_counter()
         if isinstance(event, BaseException):
             errors.append(event)
@@ -154,7 +154,7 @@ def measure(
             changed.release()
 
     for number, request in enumerate(requests):
-        engine.submit([request], partial(tell, number))
+        engine.submit([request], partial(notify, number))
     for _ in requests:
         changed.acquire()
         on_end()

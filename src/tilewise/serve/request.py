@@ -1,4 +1,4 @@
-"""A request as the engine takes it: checked ids, how tokens are chosen, what is to be told about them."""
+"""A request as the engine takes it: checked token ids, settings of sampling, and what is reported."""
 
 from __future__ import annotations
 

@@ -145,13 +145,13 @@ class Runner:
             inputs["tokens"][:] = tokens
         ahead = int(inputs["slots"].max()) // BLOCK_SIZE + 1 + self._blocks_of_a_call
 
-        def beside() -> None:
+        def during() -> None:
             self._allocate(ahead)
             if meanwhile is not None:
                 meanwhile()
 
         begin = time.monotonic()
-        self._instance.forward(beside, **inputs)
+        self._instance.forward(during, **inputs)
         seconds = time.monotonic() - begin
         rows_RX = self._instance.get_tensor(self._output, copy=False)
         if tokens is None:

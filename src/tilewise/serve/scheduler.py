@@ -42,7 +42,7 @@ class Limits:
     Args:
         max_num_seqs: sequences that run at a time.
         max_num_batched_tokens: of one step.
-        max_rows: positions of one step whose logits can be told.
+        max_rows: positions of one step whose logits can be computed.
         num_blocks: of the cache.
         max_context: positions of one sequence.
         paces_prompts: a step that writes reads little of prompts.
@@ -192,8 +192,8 @@ class Scheduler:
             (writing if len(sequence.history.ids) - sequence.done == 1 else reading).append(sequence)
         tokens = self.limits.max_num_batched_tokens
         paces = writing and self.limits.paces_prompts
-        beside = max(self.free_tokens, len(writing)) if paces else tokens
-        step = _Step(tokens, self.limits.max_rows, beside)
+        reading_budget = max(self.free_tokens, len(writing)) if paces else tokens
+        step = _Step(tokens, self.limits.max_rows, reading_budget)
         for sequence in writing:
             start = sequence.done
             if sequence.status is not Status.RUNNING:  # given up for one before it

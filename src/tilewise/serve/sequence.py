@@ -53,7 +53,7 @@ class Sequence:
         turn: its place in the order of all sequences, given when it arrived; lower goes first.
         done: positions in the KV cache.
         blocks: that hold them.
-        num_prompt_rows: positions of the prompt whose logprobs are told already.
+        num_prompt_rows: positions of the prompt whose log probabilities are computed already.
         has_read_prompt: the prompt was in the cache once.
         num_cached: positions that were found when it was first admitted.
         finish_reason: `stop`, `length`, `abort` or `error` when finished.

@@ -75,8 +75,8 @@ def answer_lines(
             if index in answers:  # of a prompt whose neighbour has failed
                 continue
             if isinstance(event, BaseException):
-                told = of_exception(event)
-                answers[index] = _answer(asked.line, told.status, told.body)
+                error = of_exception(event)
+                answers[index] = _answer(asked.line, error.status, error.body)
                 continue
             asked.take(event)
             asked.num_left -= event.finish_reason is not None

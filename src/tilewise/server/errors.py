@@ -34,7 +34,7 @@ _OBJECT = re.compile(r"a valid dictionary or instance of \w+|a valid dictionary"
 
 
 class ApiError(Exception):
-    """An error that a client is told.
+    """An error that a client receives.
 
     Args:
         status: of HTTP.
@@ -85,7 +85,7 @@ def context_error(limit: int, got: str, what: str) -> ApiError:
 
 
 def of_exception(error: BaseException) -> ApiError:
-    """What a client is told of an error of ours; of one that is a defect, only that there was one."""
+    """The error that a client receives for an exception; a defect is reported without details."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ConfigError):
@@ -96,7 +96,7 @@ def of_exception(error: BaseException) -> ApiError:
 
 
 def engine_error(name: str, message: str) -> ApiError:
-    """What a client is told of an error in the engine's process, by the name of its class."""
+    """The error that a client receives for one in the engine's process, by the name of its class."""
     if name == "ConfigError":
         return ApiError(400, message)
     if name == "PlanError":

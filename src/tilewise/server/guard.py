@@ -68,7 +68,7 @@ class Guard:
         request_id = given if _NAME.fullmatch(given) else secrets.token_hex(16)
         begun, status = time.monotonic(), 0
 
-        async def tell(message: Message) -> None:
+        async def send_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -80,9 +80,9 @@ class Guard:
         try:
             scope["state"]["salt"] = self._check(scope, headers)
         except ApiError as error:
-            await send_error(tell, error)
+            await send_error(send_headers, error)
         else:
-            await self._app(scope, receive, tell)
+            await self._app(scope, receive, send_headers)
         route = scope["state"].get("route", "other")
         self._service.metrics.answer(route, status)
         if self._service.settings.log_requests:
@@ -108,6 +108,6 @@ class Guard:
         salt = self._service.settings.find_key(key.strip() if kind.lower() == "bearer" else None)
         if salt is None and scope["path"] not in OPEN_PATHS:
             text = "[server] a request must bring a key of this server; got none of them; see --api-key"
-            told = {"www-authenticate": "Bearer", "connection": "close"}
-            raise ApiError(401, text, code="invalid_api_key", headers=told)
+            challenge = {"www-authenticate": "Bearer", "connection": "close"}
+            raise ApiError(401, text, code="invalid_api_key", headers=challenge)
         return salt or ""

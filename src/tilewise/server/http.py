@@ -80,11 +80,11 @@ class Endpoint:
 
     async def _whole(self, send: Send, answer: Awaitable[dict[str, Any]]) -> None:
         try:
-            told = await answer
+            content = await answer
         except Exception as error:
             await send_error(send, error)
         else:
-            await send_json(send, 200, told)
+            await send_json(send, 200, content)
 
     async def _events(self, send: Send, chunks: AsyncIterator[dict[str, Any]]) -> None:
         has_begun = False
@@ -99,7 +99,7 @@ class Endpoint:
             if not has_begun:
                 await send_error(send, error)
                 return
-            await send(_event(_told(error).body))
+            await send(_event(_client_error(error).body))
         if not has_begun:
             await send(_START)
         done = b"data: [DONE]\n\n" if self._ends_with_done else b""
@@ -144,19 +144,21 @@ def _event(chunk: dict[str, Any]) -> Message:
     return {"type": "http.response.body", "body": text.encode(), "more_body": True}
 
 
-async def send_json(send: Send, status: int, told: Any, headers: Mapping[str, str] | None = None) -> None:
+async def send_json(send: Send, status: int, content: Any, headers: Mapping[str, str] | None = None) -> None:
     """A whole answer."""
-    await _send(send, status, "application/json", json.dumps(told, separators=(",", ":")).encode(), headers)
+    await _send(
+        send, status, "application/json", json.dumps(content, separators=(",", ":")).encode(), headers
+    )
 
 
 async def send_error(send: Send, error: BaseException) -> None:
     """An error as a body; one that is a defect is logged as well. It is written as OpenAI's servers write it, with a
     blank behind colons: some clients look for `"code": "context_length_exceeded"` in the text."""
-    told = _told(error)
-    await _send(send, told.status, "application/json", json.dumps(told.body).encode(), told.headers)
+    answer = _client_error(error)
+    await _send(send, answer.status, "application/json", json.dumps(answer.body).encode(), answer.headers)
 
 
-def _told(error: BaseException) -> ApiError:
+def _client_error(error: BaseException) -> ApiError:
     if not isinstance(error, (ApiError, TilewiseError)):
         get_logger("server").error("a request has failed", exc_info=error)
     return of_exception(error)
@@ -165,8 +167,8 @@ def _told(error: BaseException) -> ApiError:
 async def _send(
     send: Send, status: int, kind: str, content: bytes, headers: Mapping[str, str] | None = None
 ) -> None:
-    told = {"content-type": kind, "content-length": str(len(content)), **(headers or {})}
-    rows = [(name.lower().encode(), value.encode()) for name, value in told.items()]
+    all_headers = {"content-type": kind, "content-length": str(len(content)), **(headers or {})}
+    rows = [(name.lower().encode(), value.encode()) for name, value in all_headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": rows})
     await send({"type": "http.response.body", "body": content, "more_body": False})
 

@@ -1,8 +1,8 @@
-"""A server's life: from the engine's process and a bound socket to the deadline of the last answers.
+"""Lifecycle of a server: from the engine's process and a bound socket to the deadline of the last answers.
 
-Owns signals and the order of ends. SIGTERM and SIGINT stop it from taking connections; what is being answered has its
-time to end, a second signal ends it at once. When the engine's process dies, every client is told and the server ends
-with an error.
+Owns signals and the order in which parts are shut down. SIGTERM and SIGINT close the listening socket; answers in
+progress have until `shutdown_timeout_s`, and a second signal ends the server at once. When the engine's process dies,
+every client gets an error and the server exits with an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tilewise.server.settings import BACKLOG, ServerSettings
 
 __all__ = ["Lifecycle"]
 
-_TELL_S = 0.5  # for clients to hear that the engine has died
+_NOTIFY_S = 0.5  # for clients to receive the error when the engine has died
 _WARN_S = 60.0  # between two lines about files that are missing
 
 
@@ -72,7 +72,7 @@ class _Server(uvicorn.Server):
 
 
 class Lifecycle:
-    """One life of a server.
+    """Runs one server from start to exit.
 
     Args:
         settings: of it.
@@ -155,7 +155,7 @@ class Lifecycle:
     async def _warm(self) -> None:
         """Start what renders templates, while the model is being loaded."""
         with suppress(TilewiseError):  # a model without a template
-            await self._service.beside(self._service.files.renderer.prepare)
+            await self._service.run_in_thread(self._service.files.renderer.prepare)
 
     def _drain(self) -> None:
         """A signal came: take nothing new, and give what is being answered its time."""
@@ -180,7 +180,7 @@ class Lifecycle:
         await self._client.dead.wait()
         self._service.is_draining = True
         self._server.should_exit = True
-        await asyncio.sleep(_TELL_S)
+        await asyncio.sleep(_NOTIFY_S)
         self._server.force_exit = True
 
     def _cause(self) -> TilewiseError:

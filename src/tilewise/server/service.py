@@ -1,7 +1,7 @@
 """What all endpoints share: the model as its files say, the engine, the limits, the figures.
 
-Owns admission (a request that would wait too long is told to come back), the turn from text to ids, and the stream of
-what comes back with its times taken down. Runs on the event loop; templates and tokenizers run on threads beside it.
+Owns admission (a request that would wait too long is refused with 429), conversion of text to token ids, and the stream
+of deltas with its metrics. Runs on the event loop; templates and tokenizers run on other threads.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Service:
             raise ApiError(503, text, headers={"Retry-After": _RETRY_S})
 
     def check_model(self, name: str | None) -> str:
-        """The name that is told back.
+        """The model name in the answer.
 
         Raises:
             ApiError: 404, the model has no such name.
@@ -170,12 +170,12 @@ class Service:
             raise context_error(self.max_context, f"you requested {len(text):,} characters", what)
         text = text[-2 * most :]  # more than all tokens that are kept can hold
         adds = True if add_special_tokens is None else add_special_tokens
-        return await self.beside(
+        return await self.run_in_thread(
             lambda: encode_prompt(self.files.tokenizer, text, add_special_tokens=adds),
         )
 
-    async def beside(self, function: Callable[..., T], *given: Any) -> T:
-        """What a function returns that runs on a thread beside the event loop.
+    async def run_in_thread(self, function: Callable[..., T], *given: Any) -> T:
+        """Run a function on another thread than the event loop's, and return its result.
 
         Args:
             function: that takes its time.
@@ -193,7 +193,7 @@ class Service:
         if wanted.template is not None and not self.settings.trust_request_chat_template:
             text = "[server] a request brings no chat_template of its own; got one; leave it out"
             raise ApiError(400, text, "chat_template")
-        return await self.beside(self.files.renderer.render, wanted)
+        return await self.run_in_thread(self.files.renderer.render, wanted)
 
     def fit(
         self, ids: list[int], truncate: int | None, what: str, params: SamplingParams | None = None
@@ -213,10 +213,10 @@ class Service:
         return self.files.fit(ids, truncate, self.max_context, most, what)
 
     def check_params(self, params: SamplingParams) -> SamplingParams:
-        """Refuse what would tell too much.
+        """Refuse requests for too many log probabilities.
 
         Raises:
-            ConfigError: more figures than the server tells.
+            ConfigError: more log probabilities than the server reports.
         """
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(params, name)
@@ -279,9 +279,9 @@ class Service:
             text = (
                 "[server.request] a request has at most {:,} log probabilities of prompts and {:,} of texts"
             )
-            told = text.format(_MOST_READ, _MOST_WRITTEN)
+            limit = text.format(_MOST_READ, _MOST_WRITTEN)
             raise ApiError(
-                400, f"{told}; got {read:,} and {written:,}; ask for fewer, or set max_tokens", "logprobs"
+                400, f"{limit}; got {read:,} and {written:,}; ask for fewer, or set max_tokens", "logprobs"
             )
 
     def _count(

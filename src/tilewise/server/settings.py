@@ -177,10 +177,10 @@ class ServerSettings:
         """
         if not self.api_keys:
             return ""
-        told = hashlib.sha256((given or "").encode("utf-8", "surrogateescape")).digest()
+        digest_of_given = hashlib.sha256((given or "").encode("utf-8", "surrogateescape")).digest()
         found = None
         for key in self.api_keys:
             digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-            if hmac.compare_digest(told, digest):
+            if hmac.compare_digest(digest_of_given, digest):
                 found = hashlib.sha256(b"cache salt" + digest).hexdigest()
         return found

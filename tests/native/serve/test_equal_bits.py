@@ -372,9 +372,10 @@ def _prepared_wrongly(monkeypatch):
 
 def _draws_as_before(monkeypatch):
     batch = core_module.Batch
-    wrong = lambda samplers, lengths=None, **masks: batch(
-        samplers, lengths and [n - 1 for n in lengths], **masks
-    )
+
+    def wrong(samplers, lengths=None, **masks):
+        return batch(samplers, lengths and [n - 1 for n in lengths], **masks)
+
     monkeypatch.setattr(core_module, "Batch", wrong)
 
 

@@ -245,11 +245,11 @@ def _draw(path: Path, times: Sequence[Times], title: str) -> None:
 
     begin = min(one.asked for one in times)
     texts = [(one.asked, text) for one in times for text in one.texts]
-    told = np.array([token - begin for _, text in texts for token in text])
+    token_times = np.array([token - begin for _, text in texts for token in text])
     first = [1e3 * (text[0] - asked) for asked, text in texts if text]
     between = np.concatenate([np.diff(text) for _, text in texts]) * 1e3
     figure, (over_time, to_first, gaps) = pyplot.subplots(1, 3, figsize=(13, 4), dpi=120)
-    counts, edges = np.histogram(told, bins=40)
+    counts, edges = np.histogram(token_times, bins=40)
     over_time.stairs(counts / np.diff(edges), edges, fill=True, color="#9ecae1")
     over_time.set(xlabel="seconds", ylabel="output tokens per second", title=title)
     to_first.ecdf(first, color="#08519c")

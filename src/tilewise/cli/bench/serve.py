@@ -302,11 +302,11 @@ def _print(figures: dict[str, Any]) -> None:
     for label, name, form in rows:
         print(f"{label + ':':42}{figures[name]:>12{form}}")
     for metric, title in METRICS.items():
-        told = {name: value for name, value in figures.items() if name.endswith(f"_{metric}_ms")}
-        if not told:
+        values = {name: value for name, value in figures.items() if name.endswith(f"_{metric}_ms")}
+        if not values:
             continue
         print(f"-- {title}")
-        for name, value in told.items():
+        for name, value in values.items():
             statistic = name.removesuffix(f"_{metric}_ms")
             if statistic != "std":
                 print(f"{f'{statistic.capitalize()} {metric.upper()} (ms)' + ':':42}{value:>12.2f}")

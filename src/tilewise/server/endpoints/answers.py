@@ -34,7 +34,7 @@ _LETTERS = string.ascii_letters + string.digits
 
 
 def new_id(kind: str) -> str:
-    """A name for something that is told, for example `chatcmpl-...`."""
+    """A name for an answer, for example `chatcmpl-...`."""
     return f"{kind}-{secrets.token_hex(16)}"
 
 
@@ -119,7 +119,7 @@ def usage_of(
         prompt_tokens: that were read.
         completion_tokens: that were written.
         cached_tokens: of those that were read, found in the cache.
-        reasoning_tokens: of those that were written, thoughts; None where these are not told apart.
+        reasoning_tokens: those of the written tokens that are reasoning; None where these are not separated.
     """
     found = {
         "prompt_tokens": prompt_tokens,
@@ -252,7 +252,7 @@ def completion_figures(
 
 
 def prompt_figures(figures: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
-    """Log probabilities of a prompt, as vLLM tells them: by id."""
+    """Log probabilities of a prompt, as vLLM reports them: by id."""
     return [
         None
         if found is None

@@ -42,8 +42,8 @@ class Choice:
     Attributes:
         reader: takes it apart.
         text: what has come.
-        parts: of it that have not been told.
-        num_calls: of tools that have been told of.
+        parts: parts that have not been sent.
+        num_calls: number of tool calls that have been sent.
         num_thought: tokens of thoughts, the marks around them included.
         has_begun: its first chunk was sent.
     """
@@ -56,7 +56,7 @@ class Choice:
     has_begun: bool = False
 
     def take_parts(self) -> list[Part]:
-        """What is to be told now; all that is left, where the text has ended."""
+        """The parts to send now; all that is left where the text has ended."""
         is_over = self.text.finish_reason is not None
         found, self.parts = [*self.parts, *(self.reader.finish() if is_over else [])], []
         return merged(found)
@@ -67,7 +67,7 @@ class Turn:
     """A request for answers, ready for the engine.
 
     Attributes:
-        model: the name that is told back.
+        model: the model name in the answer.
         ids: of the prompt.
         params: of the texts.
         way: how they are read.
@@ -251,8 +251,8 @@ def whole_chat(turn: Turn, body: ChatBody) -> dict[str, Any]:
             figures = _figures(body, turn, choice.text.tokens, choice.text.figures)
         reason, stop = turn.finish_reason(choice), choice.text.stop_reason
         message = message_of(found, turn.way.has_short_ids)
-        told = chat_choice(index, message, figures, reason, stop)
-        choices.append({**told, "token_ids": choice.text.tokens} if body.return_token_ids else told)
+        answer = chat_choice(index, message, figures, reason, stop)
+        choices.append({**answer, "token_ids": choice.text.tokens} if body.return_token_ids else answer)
     answer = {
         "id": new_id("chatcmpl"),
         "object": "chat.completion",
@@ -299,9 +299,9 @@ async def stream_chat(service: Service, body: ChatBody, caller: Caller) -> Async
                     choice = turn.choices[index]
                     if not choice.text.is_due(service.settings.stream_interval):
                         continue
-                    for told in _deltas(body, turn, index, choice):
+                    for chunks in _deltas(body, turn, index, choice):
                         counted = {"usage": turn.usage()} if is_counting else usage
-                        yield {**head, "choices": [told], **counted, **once}
+                        yield {**head, "choices": [chunks], **counted, **once}
                         once = {}
     if usage:
         yield {**head, "choices": [], "usage": turn.usage()}
@@ -329,23 +329,23 @@ def _deltas(body: ChatBody, turn: Turn, index: int, choice: Choice) -> list[dict
     _, tokens, figures, _ = choice.text.take()
     is_over = choice.text.finish_reason is not None
     found += [_delta(turn, choice, part) for part in choice.take_parts()]
-    told = [_told(index, delta) for delta in found]
+    chunks = [_chunk(index, delta) for delta in found]
     if figures:
-        if len(told) < 2 and "role" in (told[-1]["delta"] if told else {"role": ""}):
-            told.append(_told(index, {"content": ""}))
-        told[-1]["logprobs"] = _figures(body, turn, tokens, figures)
+        if len(chunks) < 2 and "role" in (chunks[-1]["delta"] if chunks else {"role": ""}):
+            chunks.append(_chunk(index, {"content": ""}))
+        chunks[-1]["logprobs"] = _figures(body, turn, tokens, figures)
     if body.return_token_ids and tokens:
-        if not told:
-            told.append(_told(index, {}))
-        told[-1]["token_ids"] = tokens
+        if not chunks:
+            chunks.append(_chunk(index, {}))
+        chunks[-1]["token_ids"] = tokens
     if is_over:
-        last = _told(index, {})
+        last = _chunk(index, {})
         last["finish_reason"], last["stop_reason"] = turn.finish_reason(choice), choice.text.stop_reason
-        told.append(last)
-    return told
+        chunks.append(last)
+    return chunks
 
 
-def _told(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+def _chunk(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 

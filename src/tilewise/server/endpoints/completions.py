@@ -56,7 +56,7 @@ class Asking:
     Attributes:
         files: of the model.
         body: of the request.
-        model: the name that is told back.
+        model: the model name in the answer.
         params: of the texts.
         prompts: to continue.
     """
@@ -69,7 +69,7 @@ class Asking:
 
     @property
     def writes(self) -> bool:
-        """Whether new tokens are told; `max_tokens: 0` asks for a prompt's figures alone."""
+        """Whether the answer has new tokens; `max_tokens: 0` asks for log probabilities of the prompt alone."""
         return self.body.max_tokens != 0
 
     def add_prompt(self, given: str | list[int], ids: list[int]) -> None:
@@ -102,7 +102,7 @@ class Asking:
         text.add(delta)
         return text
 
-    def told(
+    def shown_text(
         self, prompt: _Prompt, text: ChunkBuffer, is_first: bool
     ) -> tuple[str, dict[str, Any] | None, list[int]]:
         """What has come of a text, its prompt before it where that is wanted."""
@@ -110,9 +110,9 @@ class Asking:
         if not self.writes:
             shown, tokens, figures, offsets = "", [], [], []
         echoes = bool(self.body.echo) and is_first
-        told = (prompt.text if echoes else "") + shown
+        whole = (prompt.text if echoes else "") + shown
         if self.body.logprobs is None:
-            return told, None, tokens
+            return whole, None, tokens
         rows: list[TokenLogprobs | None] = [*figures]
         ids = tokens
         if self.body.echo:
@@ -121,7 +121,7 @@ class Asking:
             rows = [*(prompt.figures or [None] * len(prompt.ids)), *figures]
             ids, offsets = [*prompt.ids, *tokens], [*prompt.offsets, *offsets]
         as_ids = bool(self.body.return_tokens_as_token_ids)
-        return told, completion_figures(ids, rows, offsets, self.files.token_bytes, as_ids), tokens
+        return whole, completion_figures(ids, rows, offsets, self.files.token_bytes, as_ids), tokens
 
 
 def prompts_of(given: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
@@ -153,7 +153,7 @@ async def _begin(service: Service, body: CompletionBody) -> Asking:
             text = "[server.request] a prompt must have a token; got none; write something"
             raise ApiError(400, text, "prompt")
         ids = service.fit(ids, truncate, "prompt", params)
-        await service.beside(asking.add_prompt, one, ids)
+        await service.run_in_thread(asking.add_prompt, one, ids)
     return asking
 
 
@@ -184,7 +184,7 @@ def whole_completion(asking: Asking) -> dict[str, Any]:
     choices: list[dict[str, Any]] = []
     for prompt in asking.prompts:
         for text in prompt.texts:
-            shown, figures, tokens = asking.told(prompt, text, is_first=True)
+            shown, figures, tokens = asking.shown_text(prompt, text, is_first=True)
             choice = completion_choice(
                 len(choices),
                 shown,
@@ -239,7 +239,7 @@ async def stream_completion(
                     if not text.is_due(service.settings.stream_interval):
                         continue
                     is_first = place not in begun
-                    shown, figures, tokens = asking.told(prompt, text, is_first)
+                    shown, figures, tokens = asking.shown_text(prompt, text, is_first)
                     begun.add(place)
                     is_over = text.finish_reason is not None
                     choice = completion_choice(

@@ -49,14 +49,14 @@ async def answer_embeddings(service: Service, body: EmbeddingBody, caller: Calle
             async for batch in batches:
                 vectors |= {p.sequence: p.vector for p in batch if p.vector is not None}
     scales = not service.files.is_encoder or body.dimensions is not None
-    told = [_shortened(vectors[index], body.dimensions, scales) for index in range(len(prompts))]
+    encoded = [_shortened(vectors[index], body.dimensions, scales) for index in range(len(prompts))]
     is_text = body.encoding_format == "base64"
     count = sum(map(len, prompts))
     return {
         "object": "list",
         "data": [
             {"object": "embedding", "index": index, "embedding": _base64(one) if is_text else one.tolist()}
-            for index, one in enumerate(told)
+            for index, one in enumerate(encoded)
         ],
         "model": name,
         "usage": {"prompt_tokens": count, "total_tokens": count},

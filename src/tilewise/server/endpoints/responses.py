@@ -136,7 +136,7 @@ def _format(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Output:
-    """The items of an answer as they come, and the events that tell of them.
+    """The items of an answer as they come, and their events.
 
     Args:
         body: of the request.
@@ -154,7 +154,7 @@ class _Output:
 
     @property
     def has_begun(self) -> bool:
-        """Whether an event has told of it."""
+        """Whether an event has been sent."""
         return self._number >= 0
 
     def event(self, kind: str, **fields: Any) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class _Output:
         return {"type": kind, "sequence_number": self._number, **fields}
 
     def figures(self, tokens: list[int], found: list[Any]) -> None:
-        """Log probabilities of tokens that came; those of a message's are told with its next delta."""
+        """Take log probabilities of new tokens; those of a message are sent with its next delta."""
         if found:
             top = self.turn.params.logprobs or 0
             self._fresh += chat_figures(tokens, found, top, self.turn.token_bytes)["content"]
@@ -172,7 +172,7 @@ class _Output:
         """The response as it stands."""
         body, choice = self.body, self.turn.choices[0]
         is_cut = choice.text.finish_reason == "length"
-        told = "incomplete" if status == "completed" and is_cut else status
+        shown_status = "incomplete" if status == "completed" and is_cut else status
         usage = None
         if status == "completed":
             usage = {
@@ -187,10 +187,10 @@ class _Output:
             "id": self._id,
             "object": "response",
             "created_at": self._created,
-            "status": told,
+            "status": shown_status,
             "background": False,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if told == "incomplete" else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if shown_status == "incomplete" else None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
@@ -271,8 +271,8 @@ class _Output:
         place: dict[str, Any] = {"item_id": item["id"], "output_index": index}
         found: list[dict[str, Any]] = []
         if item["type"] == "function_call":
-            told = {"arguments": item["arguments"], "name": item["name"]}
-            found.append(self.event("response.function_call_arguments.done", **place, **told))
+            fields = {"arguments": item["arguments"], "name": item["name"]}
+            found.append(self.event("response.function_call_arguments.done", **place, **fields))
         else:
             part = item["content"][0]
             place["content_index"] = 0
@@ -307,7 +307,7 @@ async def stream_response(
     """The events of an answer, from `response.created` to `response.completed`.
 
     Raises:
-        ApiError, ConfigError: there is none; once it has begun, an event tells of what has failed.
+        ApiError, ConfigError: there is none; once it has begun, an event reports the failure.
     """
     output = await _begin(service, body)
     async with aclosing(_events(service, output, caller)) as events:  # type: ignore[type-var]
@@ -317,9 +317,9 @@ async def stream_response(
         except Exception as error:
             if not output.has_begun:
                 raise
-            told = of_exception(error)
-            code = _CODES.get(told.status, "server_error")
-            whole = {**output.whole("failed"), "error": {"code": code, "message": told.message}}
+            api_error = of_exception(error)
+            code = _CODES.get(api_error.status, "server_error")
+            whole = {**output.whole("failed"), "error": {"code": code, "message": api_error.message}}
             yield output.event("response.failed", response=whole)
 
 

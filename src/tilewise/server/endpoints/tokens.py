@@ -27,7 +27,9 @@ async def tokenize(service: Service, body: TokenizeBody, _: Caller) -> dict[str,
     else:
         ids = (await service.render(Conversation.of(body))).ids
     text = service.files.token_bytes.text
-    texts = await service.beside(lambda: [text(id_) for id_ in ids]) if body.return_token_strs else None
+    texts = (
+        await service.run_in_thread(lambda: [text(id_) for id_ in ids]) if body.return_token_strs else None
+    )
     return {"count": len(ids), "max_model_len": service.max_context, "tokens": ids, "token_strs": texts}
 
 
@@ -43,4 +45,4 @@ async def detokenize(service: Service, body: DetokenizeBody, _: Caller) -> dict[
     if body.tokens and max(body.tokens) >= size:
         text = f"[server.request] ids must be below {size}; got {max(body.tokens)}; correct it"
         raise ApiError(400, text, "tokens")
-    return {"prompt": await service.beside(service.files.decode, body.tokens)}
+    return {"prompt": await service.run_in_thread(service.files.decode, body.tokens)}

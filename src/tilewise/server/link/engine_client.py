@@ -87,7 +87,7 @@ class EngineClient:
         self.ready = asyncio.Event()
         self.dead = asyncio.Event()
         self.cause: ApiError | None = None
-        """Why it is dead; what clients are told."""
+        """Why the engine is dead, as clients receive it."""
         self.failure: tuple[str, str] | None = None
         """Class and text of the error that loading has ended with."""
 

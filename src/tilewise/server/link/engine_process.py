@@ -3,8 +3,8 @@
 Owns the engine. The parent is trusted to have checked what clients send, and is checked all the same: the engine's own
 border refuses what is no request. Ends at once when the parent's end of the socket closes, whatever it is doing.
 
-Threads: the engine's own tells of deltas by `Outbox.put`, which waits only where the parent has stopped reading; the
-reader takes frames; preparing a request is done by two workers beside it, one with a grammar by two others, since
+Threads: the engine's own reports deltas by `Outbox.put`, which waits only where the parent has stopped reading; the
+reader takes frames; preparing a request is done by two worker threads, one with a grammar by two others, since
 that may take a while.
 """
 

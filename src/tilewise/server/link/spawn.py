@@ -28,7 +28,7 @@ class EngineSpawned(Spawned):
 
 
 def spawn_engine() -> EngineSpawned:
-    """Start a process that loads its modules, and a model when it is told of one.
+    """Start a process that loads its modules, and then the model that `load` names.
 
     Raises:
         ConfigError: a launcher has started several processes, which the engine's cannot join.

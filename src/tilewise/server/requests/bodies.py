@@ -64,7 +64,7 @@ class BodyModel(BaseModel):
 
 
 class StreamOptions(BodyModel):
-    """What a stream tells besides text."""
+    """What a stream reports besides text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None

@@ -40,7 +40,7 @@ class Way:
 
     Attributes:
         tools: the name of the format of calls; None: there are none.
-        thinks: thoughts are told apart.
+        thinks: reasoning is separated from the text.
         is_thinking: the prompt has ended within a thought.
         function: the text is the arguments of a call of this function.
         calls: the text is a list of calls in JSON.
@@ -80,7 +80,7 @@ class Reader:
         return self._state == "thinking"
 
     def add(self, text: str) -> list[Part]:
-        """What can be told now.
+        """The parts that are complete now.
 
         Args:
             text: that came.
@@ -103,7 +103,7 @@ class Reader:
         return self._kept([*found, *map(_part, rest)])
 
     def _kept(self, parts: list[Part]) -> list[Part]:
-        """Those that are told."""
+        """The parts that are returned."""
         if not self._way.is_single:
             return parts
         found: list[Part] = []
