@@ -210,7 +210,7 @@ class EngineCore:
         if self._next is not None:
             (now, tokens), self._next = self._next, None
             parts = now.parts
-            self.scheduler.repeat()
+            self.scheduler.use_preview()
         else:
             self._record_last_step()
             self.scheduler.free_tokens = self._prefill_budget.free_tokens
@@ -244,7 +244,7 @@ class EngineCore:
         states = [self._states[part.sequence] for part in parts]
         if not all(state.is_plain and state.longest > part.end + 1 for state, part in zip(states, parts)):
             return None
-        following = self.scheduler.foresee(parts)
+        following = self.scheduler.preview(parts)
         if following is None:
             return None
         self._runner.prepare(following)

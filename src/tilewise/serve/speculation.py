@@ -1,8 +1,8 @@
-"""Tokens guessed ahead of the model, so that one call of it can confirm several.
+"""Speculative decoding: draft tokens that one model call confirms.
 
-The model's own token is drawn for each place as always, from (seed, position) and its own logits; a guess is kept where
-it is that very token, and what follows it is then known already. So guesses change how many calls a text takes, and
-never a token of it.
+The model's token is sampled at each position as usual, from (seed, position) and its own logits. A draft token is
+confirmed if it equals that token, and then the logits of the next position are valid, too. So draft tokens change the
+number of model calls, and never a token of the text.
 """
 
 from __future__ import annotations
@@ -18,54 +18,54 @@ __all__ = ["ModelDrafter", "NgramDrafter", "make_drafter"]
 
 
 class NgramDrafter:
-    """Guesses that a text goes on as it did where its last tokens stood before.
+    """Draft tokens by prompt lookup: what followed the last tokens at their previous occurrence.
 
-    Keeps where each run of tokens stood last, so a guess costs no search.
+    Stores the last position of each n-gram, so that a lookup does not search the text.
 
     Args:
-        history: of the text; it grows.
-        count: guesses at most.
-        longest: tokens that are looked for first.
-        shortest: tokens that are looked for at least.
+        history: tokens of prompt and text.
+        count: largest number of draft tokens.
+        longest: length of the n-gram that is looked up first.
+        shortest: length of the shortest n-gram.
     """
 
     def __init__(self, history: History, count: int, longest: int, shortest: int) -> None:
         self._history = history
         self._count = count
         self._sizes = range(longest, shortest - 1, -1)
-        self._behind: dict[tuple[int, ...], int] = {}
-        self._known = 0
+        self._next_positions: dict[tuple[int, ...], int] = {}
+        self._num_indexed = 0
 
     def draft(self, most: int) -> list[int]:
-        """The next tokens, as they may be; at most so many. Where a repetition is shorter, it is taken to go on.
+        """The draft tokens. A repetition that is shorter than `most` is continued periodically.
 
         Args:
-            most: that can be used.
+            most: largest number of draft tokens that can be used.
         """
         ids = self._history.ids
-        for end in range(max(1, self._known), len(ids)):
+        for end in range(max(1, self._num_indexed), len(ids)):
             for size in self._sizes:
                 if size <= end:
-                    self._behind[tuple(ids[end - size : end])] = end
-        self._known = len(ids)
+                    self._next_positions[tuple(ids[end - size : end])] = end
+        self._num_indexed = len(ids)
         for size in self._sizes:
-            place = self._behind.get(tuple(ids[-size:])) if size <= len(ids) else None
-            if place is not None:
-                period = len(ids) - place
-                return [ids[place + index % period] for index in range(min(most, self._count))]
+            position = self._next_positions.get(tuple(ids[-size:])) if size <= len(ids) else None
+            if position is not None:
+                period = len(ids) - position
+                return [ids[position + index % period] for index in range(min(most, self._count))]
         return []
 
 
 @dataclass
 class ModelDrafter:
-    """What the smaller model knows of one text.
+    """State of the draft model for one sequence.
 
     Attributes:
-        sequence: the text.
-        blocks: that its cache was filled in.
-        done: positions in its cache.
-        guesses: of the tokens behind `length`.
-        length: of the text when they were made.
+        sequence: the sequence.
+        blocks: blocks that the draft model's cache was filled in.
+        done: number of positions in the draft model's cache.
+        guesses: draft tokens after `length`.
+        length: length of the sequence when they were made.
     """
 
     sequence: Sequence
@@ -75,31 +75,31 @@ class ModelDrafter:
     length: int = 0
 
     def draft(self, most: int) -> list[int]:
-        """The guesses, where they are of the text as it stands; at most so many.
+        """The draft tokens, if they were made for the current length.
 
         Args:
-            most: that can be used.
+            most: largest number of draft tokens that can be used.
         """
         return self.guesses[:most] if self.length == len(self.sequence) else []
 
     def resume(self) -> int:
-        """How far the text as it stands is in the cache; less than before where blocks were given up or a guess was
-        wrong."""
-        held = self.sequence.blocks
+        """Number of valid positions in the draft model's cache; less than before where blocks were released or a
+        draft token was rejected."""
+        blocks = self.sequence.blocks
         same = 0
-        while same < min(len(held), len(self.blocks)) and held[same] == self.blocks[same]:
+        while same < min(len(blocks), len(self.blocks)) and blocks[same] == self.blocks[same]:
             same += 1
         self.done = min(self.done, same * BLOCK_SIZE, len(self.sequence) - 1)
-        self.blocks = list(held)
+        self.blocks = list(blocks)
         return self.done
 
 
 def make_drafter(config: SpeculativeConfig, sequence: Sequence) -> Drafter:
-    """What guesses the next tokens of a text.
+    """The drafter of a sequence.
 
     Args:
-        config: how tokens are guessed.
-        sequence: the text.
+        config: settings of speculative decoding.
+        sequence: the sequence.
     """
     if config.method == "draft_model":
         return ModelDrafter(sequence)

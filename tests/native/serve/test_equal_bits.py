@@ -24,8 +24,7 @@ from tilewise.serve import core as core_module
 from tilewise.serve import generation_state
 from tilewise.serve import runner as runner_module
 from tilewise.serve import sequence as sequence_module
-from tilewise.serve.block_key import block_key
-from tilewise.serve.blocks import BlockPool
+from tilewise.serve.blocks import BlockPool, block_key
 from tilewise.serve.draft_model import DraftModel
 from tilewise.serve.outputs import Delta
 from tilewise.serve.sampling_params import SamplingParams
@@ -262,13 +261,13 @@ BUSY = [
 
 def test_a_busy_history_preempts_and_finds_blocks(served, alone, monkeypatch):
     """What the faults below disturb does happen, and changes nothing."""
-    foreseen, repeat = [], Scheduler.repeat
+    previews, use_preview = [], Scheduler.use_preview
     for event in BUSY:
         if isinstance(event, Arrive):
             alone("one", event.ask)  # now: its steps are not those that are counted
-    monkeypatch.setattr(Scheduler, "repeat", lambda self: foreseen.append(repeat(self)))
+    monkeypatch.setattr(Scheduler, "use_preview", lambda self: previews.append(use_preview(self)))
     core = _play(served["one"], SMALL, BUSY, partial(alone, "one"))
-    assert core.scheduler.num_preemptions > 0 and len(foreseen) > 20
+    assert core.scheduler.num_preemptions > 0 and len(previews) > 20
 
 
 def test_right_guesses_save_calls_and_change_nothing(served, alone):
@@ -384,7 +383,7 @@ def _still_found(monkeypatch):
 
 
 def _guesses_are_kept(monkeypatch):
-    monkeypatch.setattr(Scheduled, "known", property(lambda self: self.end))
+    monkeypatch.setattr(Scheduled, "confirmed_end", property(lambda self: self.end))
 
 
 def _guesses_are_believed(monkeypatch):
