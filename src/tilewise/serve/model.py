@@ -1,8 +1,7 @@
-"""A model directory made ready to be called: its decoding graph with weights, KV cache and workers, and what its files
-say about text.
+"""A loaded model: decoding graph with weights, KV cache and workers, tokenizer and generation_config.json.
 
-Owns the instance. Sizes decide memory and speed; of all settings only the dtype and `max_model_len` (by which RoPE's
-frequencies are chosen in some models) decide what is written.
+Owns the graph instance. Sizes decide memory and speed. Of all settings only the dtype and `max_model_len`, which chooses
+RoPE's frequencies in some models, decide what is written.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ __all__ = ["ServedModel", "encoder_settings", "end_ids"]
 
 _FEWEST_ROWS = 16
 _USUAL_CACHE_BYTES = 1 << 30
-_SHORTEST_CONTEXT = 2048  # a model whose cache has no room for this is refused rather than shortened
-_SHARE_TO_FILL = 0.9  # of the available memory, where the size of the cache is chosen by it
+_SHORTEST_CONTEXT = 2048  # a cache that is too small for this is an error
+_SHARE_TO_FILL = 0.9  # share of the available memory, if that decides the size of the cache
 _OF_ENCODERS = {
     "tensor_parallel_size": "tp",
     "dtype": "dtype",
@@ -44,37 +43,37 @@ _OF_ENCODERS = {
 _border = Border("serve")
 
 
-def encoder_settings(call: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of an engine as those of an `Encoder`.
+def encoder_settings(call: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert settings of an engine to those of an `Encoder`.
 
     Args:
-        call: that they were given to.
-        given: fields of `EngineSettings` by name.
+        call: name of the function for error messages.
+        settings: fields of `EngineSettings` by name.
 
     Raises:
-        ConfigError: one means nothing to encoders.
+        ConfigError: encoders do not have such a setting.
     """
-    for name in given:
+    for name in settings:
         _border.choice(call, "a setting of an encoder", name, ("runner", *_OF_ENCODERS))
-    _border.choice(call, "runner", given.get("runner", "pooling"), ("generate", "pooling"))
-    return {ours: given[name] for name, ours in _OF_ENCODERS.items() if name in given}
+    _border.choice(call, "runner", settings.get("runner", "pooling"), ("generate", "pooling"))
+    return {ours: settings[name] for name, ours in _OF_ENCODERS.items() if name in settings}
 
 
 class ServedModel:
-    """A loaded model. Close it.
+    """A loaded model. Call `close`.
 
     Args:
-        model_dir: a Hugging Face directory (config.json, weights, tokenizer files).
-        settings: of the engine.
-        on_progress: called with the bytes of weights read so far and in all.
-        memory_bytes: that the model may use, KV cache included; None: what is available now.
+        model_dir: Hugging Face directory (config.json, weights, tokenizer files).
+        settings: settings of the engine.
+        on_progress: called with the bytes of weights that are read, and those in all.
+        memory_bytes: memory that the model may use, KV cache included; None: all that is available.
 
     Attributes:
-        cache_bytes: of the KV cache, over all devices. They are reserved when the model is loaded, and allocated as
-            texts fill them.
+        cache_bytes: size of the KV cache over all devices. It is reserved when the model is loaded, and allocated as
+            texts fill it.
 
     Raises:
-        ConfigError, CheckpointError: the directory is not a model we can run, or a setting has no such value.
+        ConfigError, CheckpointError: the directory is not a supported model, or a setting is invalid.
         LayoutError: the model cannot be cut over so many devices.
         ResourceError: not enough memory.
     """
@@ -91,7 +90,7 @@ class ServedModel:
             _border.refuse("engine", rule, shown(on_progress), advice)
         self.settings = settings
         self.config: ModelConfig = models.open(model_dir, ignore=settings.ignore_config_fields)
-        maker_of(self.config, "decoding")  # refuses an encoder, which has no cache to be measured
+        maker_of(self.config, "decoding")  # raises for an encoder, which has no KV cache
         self.dtype = choose_dtype(settings.dtype, self.config.dtype)
         self.tokenizer = load_tokenizer(model_dir, self.config.vocab_size)
         uses_file = settings.generation_config
@@ -124,7 +123,7 @@ class ServedModel:
         self.instance.close()
 
     def _plan(self) -> Plan:
-        """The decoding plan for the model's limits."""
+        """Plan the decoding graph for the current limits."""
         settings, limits = self.settings, self.limits
         graph = tw.ComputeGraph(self.config.model_type)
         models.build_decoding_graph(
@@ -148,11 +147,13 @@ class ServedModel:
         return graph.plan(workers_per_device=workers)
 
     def _plan_within(self, memory_bytes: int) -> Plan:
-        """The decoding plan, whose memory must fit. Where no setting gives the length of a text or the size of the
-        cache, a cache that does not fit is shortened to what does, and so is the longest text.
+        """Plan the decoding graph within the available memory.
+
+        If no setting decides the context or the size of the cache, a cache that does not fit is made smaller, and with
+        it the longest text.
 
         Raises:
-            ResourceError: it does not fit; names the settings to lower.
+            ResourceError: the plan does not fit; names the settings to lower.
         """
         settings, limits = self.settings, self.limits
         is_free = (settings.max_model_len, settings.max_context, settings.kv_cache_memory_bytes) == (
@@ -188,16 +189,16 @@ class ServedModel:
 
 
 def _cache_bytes(plan: Plan) -> int:
-    """Bytes of keys and values over all devices, which are reserved, and allocated as texts fill them."""
+    """Size of the KV cache over all devices."""
     return sum(usage["state"] for usage in plan.estimate_memory_usage())
 
 
 def _sizes(config: ModelConfig, settings: EngineSettings, dtype_name: str) -> tuple[int, Limits]:
-    """The context limit, and what a step and the cache hold."""
-    wanted = models.default_context(config) if settings.max_model_len is None else settings.max_model_len
-    limit = _border.integer("engine", "max_model_len", wanted, 1, models.max_context(config))
-    wanted = limit if settings.max_context is None else settings.max_context
-    context = _border.integer("engine", "max_context", wanted, 1, limit)
+    """The context, and the sizes of a step and of the cache."""
+    length = models.default_context(config) if settings.max_model_len is None else settings.max_model_len
+    limit = _border.integer("engine", "max_model_len", length, 1, models.max_context(config))
+    length = limit if settings.max_context is None else settings.max_context
+    context = _border.integer("engine", "max_context", length, 1, limit)
     seqs = settings.max_num_seqs
     per_block = models.kv_elements_per_token(config) * BLOCK_SIZE * dtype(dtype_name).numpy.itemsize
     if settings.kv_cache_memory_bytes is None:
@@ -212,7 +213,7 @@ def _sizes(config: ModelConfig, settings: EngineSettings, dtype_name: str) -> tu
 
 
 def end_ids(generation_config: dict[str, Any], config: ModelConfig) -> frozenset[int]:
-    """End tokens: those of generation_config.json, else those of config.json."""
+    """Ids of end tokens: those of generation_config.json, else those of config.json."""
     eos = generation_config.get("eos_token_id")
     if eos is None:
         return frozenset(config.eos_token_ids)

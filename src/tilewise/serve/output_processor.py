@@ -30,11 +30,11 @@ class OutputProcessor:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all texts have ended."""
+        """Whether all texts of the request have ended."""
         return self._whole.finished
 
     def add(self, delta: Delta) -> RequestOutput | None:
-        """A delta came; the output to hand out, if one is due."""
+        """Add a delta; returns the output to yield, if there is one."""
         whole, choice = self._whole, self._whole.outputs[delta.choice]
         choice.extend(delta)
         self._num_open -= choice.finished()
