@@ -1,7 +1,7 @@
 """A loaded model: decoding graph with weights, KV cache and workers, tokenizer and generation_config.json.
 
-Owns the graph instance. Sizes decide memory and speed. Of all settings only the dtype and `max_model_len`, which chooses
-RoPE's frequencies in some models, decide what is written.
+Owns the graph instance. Sizes decide memory and speed. Only the dtype and `max_model_len`, which chooses RoPE's
+frequencies in some models, decide what is written.
 """
 
 from __future__ import annotations

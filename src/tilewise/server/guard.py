@@ -1,7 +1,7 @@
-"""What stands before all endpoints: the name of the host, the key, a name for the request, a line in the log.
+"""Middleware before all endpoints: checks `Host` and the API key, names each request, writes the access log.
 
-Only method, path and status of a request are ever logged. `/health` needs no key and no Host, so that balancers can
-watch the server; the pages need no key, since they hold nothing and ask for it.
+Only method, path and status of a request are logged. `/health` needs no key and no `Host`, so that load balancers can
+watch the server. The pages need no key: they contain no data, and ask the user for the key.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _NAME = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 def is_known_host(header: str, names: tuple[str, ...]) -> bool:
-    """Whether a `Host` is this server: an address, or a name that it has. A page of another name that leads here, as
-    a browser may be made to believe, is none.
+    """Whether a `Host` is this server's: an address, or one of its names. This stops DNS rebinding, where a browser
+    is made to send requests to this server under the name of another site.
 
     Args:
-        header: as it came, perhaps with a port.
-        names: that the server has, in lower case.
+        header: value of `Host`, with or without a port.
+        names: names of the server, in lower case.
     """
     name = re.sub(r":\d*$", "", header.strip().lower())
     if name in names:
@@ -45,11 +45,11 @@ def is_known_host(header: str, names: tuple[str, ...]) -> bool:
 
 
 class Guard:
-    """Lets requests in.
+    """Checks requests and passes them to the application.
 
     Args:
-        app: that answers them.
-        service: the server's state.
+        app: the application.
+        service: state of the server.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -59,13 +59,13 @@ class Guard:
         self._names = tuple(name.lower() for name in own)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"").decode("latin-1")
-        request_id = given if _NAME.fullmatch(given) else secrets.token_hex(16)
+        own_id = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = own_id if _NAME.fullmatch(own_id) else secrets.token_hex(16)
         begun, status = time.monotonic(), 0
 
         async def send_headers(message: Message) -> None:

@@ -9,7 +9,7 @@ from tilewise.core import ConfigError
 from tilewise.data import train_tokenizer
 from tilewise.serve import Delta, SamplingParams
 from tilewise.server.endpoints.answers import call_id
-from tilewise.server.endpoints.chat import open_turn, take, whole_chat
+from tilewise.server.endpoints.chat import open_run, take, whole_chat
 from tilewise.server.endpoints.responses import chat_body
 from tilewise.server.requests.bodies import ChatBody, ResponseBody
 from tilewise.server.requests.conversation import Conversation, Renderer
@@ -132,6 +132,6 @@ def test_tools_that_a_template_does_not_show_are_a_warning(tmp_path, caplog):
             rendered = renderer.render(Conversation.of(body))
             assert "does not show tools" in rendered.warnings[0]
     assert len(caplog.records) == 1
-    turn = open_turn(None, "m", rendered, rendered.ids, SamplingParams(), Way("hermes"))
-    take(turn, Delta(0, 0, 7, "no", "stop"))
-    assert whole_chat(turn, body)["warnings"] == list(rendered.warnings)
+    run = open_run(None, "m", rendered, rendered.ids, SamplingParams(), Way("hermes"))
+    take(run, Delta(0, 0, 7, "no", "stop"))
+    assert whole_chat(run, body)["warnings"] == list(rendered.warnings)

@@ -17,7 +17,7 @@ from tilewise.core.frames import HEAD, pack, unpack
 from tilewise.serve import Delta, EngineStats, Logprob, SamplingParams, StructuredOutputsParams
 from tilewise.serve.sampling_params import default_settings
 from tilewise.server import ServerSettings
-from tilewise.server.endpoints.chat import open_turn, take, whole_chat
+from tilewise.server.endpoints.chat import open_run, take, whole_chat
 from tilewise.server.errors import of_exception, validation_error
 from tilewise.server.guard import is_known_host
 from tilewise.server.link.engine_process import Outbox, _frames
@@ -293,11 +293,11 @@ def test_thoughts_and_calls_are_parts_of_a_message():
     params = SamplingParams(max_tokens=9)
     rendered = Rendered("user: x\nassistant: <think>\n", [1, 2, 3])
     body = ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}]})
-    turn = open_turn(None, "m", rendered, rendered.ids, params, Way("hermes", thinks=True))
+    run = open_run(None, "m", rendered, rendered.ids, params, Way("hermes", thinks=True))
     for text in ("let me ", "see</th", "ink>\n\nOf course.", '<tool_call>{"name": "f"}</tool_call>'):
-        take(turn, Delta(0, 0, 7, text, num_cached_tokens=2))
-    take(turn, Delta(0, 0, None, "", "stop"))
-    told = whole_chat(turn, body)
+        take(run, Delta(0, 0, 7, text, num_cached_tokens=2))
+    take(run, Delta(0, 0, None, "", "stop"))
+    told = whole_chat(run, body)
     (choice,) = told["choices"]
     message = choice["message"]
     assert (message["reasoning_content"], message["content"]) == ("let me see", "Of course.")
@@ -306,6 +306,6 @@ def test_thoughts_and_calls_are_parts_of_a_message():
     assert told["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
     assert told["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
     bound = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["yes"]))
-    turn = open_turn(None, "m", rendered, rendered.ids, bound, Way(thinks=True))
-    take(turn, Delta(0, 0, 7, "yes", "stop"))
-    assert whole_chat(turn, body)["choices"][0]["message"]["content"] == "yes"
+    run = open_run(None, "m", rendered, rendered.ids, bound, Way(thinks=True))
+    take(run, Delta(0, 0, 7, "yes", "stop"))
+    assert whole_chat(run, body)["choices"][0]["message"]["content"] == "yes"

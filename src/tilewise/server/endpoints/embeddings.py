@@ -1,6 +1,6 @@
 """`/v1/embeddings`: vectors of texts, as numbers or as base64, shortened where the request says so.
 
-Vectors of a model that writes have length one, as OpenAI's have; an encoder's files say what its vectors are.
+Vectors of a decoder have length one, as OpenAI's have; for an encoder, its files decide.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ async def answer_embeddings(service: Service, body: EmbeddingBody, caller: Calle
     """The vectors.
 
     Raises:
-        ApiError, ConfigError: there are none.
+        ApiError, ConfigError: the request is invalid or failed.
     """
     service.check_ready()
     service.check_writes(False)
@@ -64,10 +64,10 @@ async def answer_embeddings(service: Service, body: EmbeddingBody, caller: Calle
 
 
 def _shortened(vector: NDArray[np.float32], width: int | None, scales: bool) -> NDArray[np.float32]:
-    """A vector's first numbers, of length one."""
-    found = vector[:width].astype(np.float64)
-    length = float(np.linalg.norm(found))
-    return (found / length if scales and length > 0 else found).astype(np.float32)
+    """A vector's first numbers, scaled to length one if `scales`."""
+    numbers = vector[:width].astype(np.float64)
+    length = float(np.linalg.norm(numbers))
+    return (numbers / length if scales and length > 0 else numbers).astype(np.float32)
 
 
 def _base64(vector: NDArray[np.float32]) -> str:

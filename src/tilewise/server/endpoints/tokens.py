@@ -13,10 +13,10 @@ __all__ = ["detokenize", "tokenize"]
 
 
 async def tokenize(service: Service, body: TokenizeBody, _: Caller) -> dict[str, Any]:
-    """The ids of a prompt, as the endpoints that write would read it.
+    """Token ids of a prompt or a conversation, as the generating endpoints read it.
 
     Raises:
-        ApiError, ConfigError: it is none.
+        ApiError, ConfigError: the request is invalid.
     """
     service.check_ready()
     service.check_model(body.model)
@@ -34,10 +34,10 @@ async def tokenize(service: Service, body: TokenizeBody, _: Caller) -> dict[str,
 
 
 async def detokenize(service: Service, body: DetokenizeBody, _: Caller) -> dict[str, Any]:
-    """The text of ids.
+    """The text of token ids.
 
     Raises:
-        ApiError: there are no such ids.
+        ApiError: an id is invalid.
     """
     service.check_ready()
     service.check_model(body.model)

@@ -1,4 +1,4 @@
-"""Pieces of texts as rows of plain values, and back again: what frames between the two processes carry."""
+"""Converts deltas to rows of plain values and back, for the frames between the two processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["delta_of", "row_of"]
 
 
 def row_of(delta: Delta) -> list[Any]:
-    """A delta as plain values."""
+    """A delta as a row of plain values."""
     vector = None if delta.vector is None else base64.b64encode(delta.vector.astype("<f4").tobytes()).decode()
     prompt = delta.prompt_logprobs
     return [
@@ -25,8 +25,8 @@ def row_of(delta: Delta) -> list[Any]:
         delta.text,
         delta.finish_reason,
         delta.stop_reason,
-        None if delta.logprobs is None else _figures(delta.logprobs),
-        None if prompt is None else [None if found is None else _figures(found) for found in prompt],
+        None if delta.logprobs is None else _logprob_rows(delta.logprobs),
+        None if prompt is None else [None if one is None else _logprob_rows(one) for one in prompt],
         delta.num_cached_tokens,
         vector,
         delta.text_offset,
@@ -35,7 +35,7 @@ def row_of(delta: Delta) -> list[Any]:
 
 
 def delta_of(row: list[Any]) -> Delta:
-    """The delta again."""
+    """The delta of a row."""
     sequence, choice, token, text, finish, stop, logprobs, prompt, num_cached, vector, offset, begun = row
     return Delta(
         sequence,
@@ -45,7 +45,7 @@ def delta_of(row: list[Any]) -> Delta:
         finish,
         stop,
         None if logprobs is None else _token_logprobs(logprobs),
-        None if prompt is None else [None if found is None else _token_logprobs(found) for found in prompt],
+        None if prompt is None else [None if one is None else _token_logprobs(one) for one in prompt],
         num_cached,
         None if vector is None else _vector(vector),
         offset,
@@ -54,12 +54,12 @@ def delta_of(row: list[Any]) -> Delta:
 
 
 def _vector(text: str) -> NDArray[np.float32]:
-    """Numbers of their base64, little-endian."""
+    """A vector from base64 of little-endian fp32."""
     return np.frombuffer(base64.b64decode(text), "<f4").astype(np.float32)
 
 
-def _figures(found: TokenLogprobs) -> list[list[Any]]:
-    return [[token, figure.logprob, figure.rank, figure.decoded_token] for token, figure in found.items()]
+def _logprob_rows(logprobs: TokenLogprobs) -> list[list[Any]]:
+    return [[token, figure.logprob, figure.rank, figure.decoded_token] for token, figure in logprobs.items()]
 
 
 def _token_logprobs(rows: list[list[Any]]) -> TokenLogprobs:
