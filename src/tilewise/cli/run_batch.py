@@ -48,8 +48,8 @@ def run_batch(
 ) -> None:
     """Answer a file of requests, many at a time.
 
-    Each line of FILE has `custom_id`, `method`, `url` (`/v1/chat/completions` or `/v1/completions`) and `body`. A line
-    that is wrong gets an answer that says so (status code 400); the others are answered.
+    Each line of FILE has `custom_id`, `method`, `url` (`/v1/chat/completions` or `/v1/completions`) and `body`. An
+    invalid line gets an error as its answer (status code 400); the other lines are answered.
 
     Example: `tilewise run-batch demo/model requests.jsonl -o answers.jsonl`
     """

@@ -1,4 +1,4 @@
-"""`tilewise generate` without --chat: text to standard output as it comes, figures to standard error."""
+"""`tilewise generate` without --chat: writes text to standard output as it is generated, figures to standard error."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _MOST_PROMPT_BYTES = 64 << 20
 
 @dataclass
 class Writing:
-    """What writing one text took.
+    """One generated text and its times.
 
     Attributes:
-        tokens: ids in order, an end token included.
-        text: of them.
-        first_s: seconds until the first token (reading the prompt).
+        tokens: token ids, an end token included.
+        text: the text.
+        first_s: seconds until the first token.
         rest_s: seconds for all tokens after it.
     """
 
@@ -58,17 +58,17 @@ class Writing:
 
     @property
     def tokens_per_s(self) -> float:
-        """Speed after the first token."""
+        """Tokens per second after the first token."""
         return (len(self.tokens) - 1) / self.rest_s if self.rest_s > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a command line asks of `generate`, whatever the prompt.
+    """The command line of `generate`, without the prompt.
 
     Attributes:
-        model_dir: of the model.
-        given: settings of `Sampling` that the command line names.
+        model_dir: directory of the model.
+        given: fields of `Sampling` that the command line has, by name.
         engine: settings of the engine, without sizes that the prompt decides.
         console: for messages that are not generated text.
         structure: that each text follows.
@@ -83,9 +83,7 @@ class Request:
     def __post_init__(self) -> None:
         from tilewise.generate import combine_settings
 
-        combine_settings(
-            {}, {**self.given, "n": 1}, 1
-        )  # what is out of range is said before any file is looked at
+        combine_settings({}, {**self.given, "n": 1}, 1)  # refuses values out of range before any file is read
 
     def say(self, text: str) -> None:
         """A line for the person."""
@@ -93,10 +91,10 @@ class Request:
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt of a command line: an argument, standard input for `-`, or a file's content.
+    """The prompt of a command line: an argument, standard input for `-`, or the content of a file.
 
     Raises:
-        ConfigError: it is no UTF-8 text, cannot be read, or is larger than any prompt.
+        ConfigError: the prompt is not UTF-8 text, cannot be read, or is too large.
     """
     if prompt is not None and prompt != "-":
         return prompt
@@ -122,7 +120,7 @@ def stream(engine: Engine, prompt: str, sampling: Sampling, file: TextIO | None)
 def _stream_all(
     engine: Engine, prompt: str, sampling: Sampling | SamplingParams, file: TextIO | None
 ) -> list[Writing]:
-    """All texts of a prompt, one after the other; each as it comes, once those before it are done."""
+    """Continue a prompt; shows its texts one after the other, each while it is generated."""
     writings = [Writing() for _ in range(sampling.n)]
     shown = _InOrder(sampling.n, file)
     started = time.perf_counter()
@@ -140,24 +138,24 @@ def _stream_all(
 
 
 class _InOrder:
-    """Texts that come side by side, shown one after the other, below a line each where there are several."""
+    """Shows texts that are generated together one after the other, each below a heading if there are several."""
 
     def __init__(self, count: int, file: TextIO | None) -> None:
         self._file = file
         self._count = count
-        self._kept = [""] * count
+        self._pending = [""] * count
         self._is_done = [False] * count
         self._now = 0
         if count > 1:
             self._show(f"--- 1 of {count} ---\n")
 
     def add(self, choice: int, text: str, is_done: bool) -> None:
-        """More of one text."""
-        self._kept[choice] += text
+        """Add new text of one of them."""
+        self._pending[choice] += text
         self._is_done[choice] = is_done
         while self._now < self._count:
-            self._show(self._kept[self._now])
-            self._kept[self._now] = ""
+            self._show(self._pending[self._now])
+            self._pending[self._now] = ""
             if not self._is_done[self._now]:
                 return
             self._now += 1
@@ -170,7 +168,7 @@ class _InOrder:
 
 
 def write_text(request: Request, prompt: str) -> None:
-    """Continue `prompt` on standard output; say on the console how long it took and how much memory it needed.
+    """Continue `prompt` on standard output; print times and memory on the console.
 
     Raises:
         ConfigError, CheckpointError, LayoutError: before any work.
@@ -183,7 +181,7 @@ def write_text(request: Request, prompt: str) -> None:
     started = time.perf_counter()
     model = models.open(request.model_dir, ignore=request.engine.ignore_config_fields)
     limit = context_limit(model, request)
-    # an empty prompt begins with one token of the engine's own
+    # for an empty prompt the engine adds one token
     tokenizer = load_tokenizer(request.model_dir, model.vocab_size)
     ids = encode_prompt(tokenizer, prompt)
     check_token_ids(tokenizer, ids, model.vocab_size, "the prompt")
@@ -208,7 +206,7 @@ def write_text(request: Request, prompt: str) -> None:
     )
     params = SamplingParams.of(sampling, structured_outputs=request.structure)
     check_structure(request.structure, tokenizer, file, model)
-    # a cache for this text, not for the longest that the model could hold
+    # the cache has room for this text only
     engine = make_engine(request, num_tokens + sampling.max_tokens, sampling.n)
     with engine:
         say_settings(request, taken)
@@ -220,10 +218,10 @@ def write_text(request: Request, prompt: str) -> None:
 
 
 def context_limit(model: ModelConfig, request: Request) -> int:
-    """The most positions.
+    """The context limit.
 
     Raises:
-        ConfigError: more are asked for than the model has.
+        ConfigError: --max-model-len is larger than the model's.
     """
     from tilewise import models
 
@@ -236,7 +234,7 @@ def context_limit(model: ModelConfig, request: Request) -> int:
 
 
 def make_engine(request: Request, max_context: int, num_texts: int) -> Engine:
-    """The model, loaded with a bar on the console, and what a person should know of its weights said."""
+    """Load the model with a progress bar, and print notes on its weights."""
     from tilewise.serve import Engine
 
     with before_work(), _progress(request.console) as on_progress:
@@ -250,7 +248,7 @@ def make_engine(request: Request, max_context: int, num_texts: int) -> Engine:
 
 
 def say_settings(request: Request, taken: Mapping[str, Any]) -> None:
-    """Which settings the model's makers have decided."""
+    """Print the settings that come from generation_config.json."""
     if taken:
         settings = ", ".join(f"{name}={value!r}" for name, value in taken.items())
         request.say(f"from generation_config.json: {settings}")
@@ -258,7 +256,7 @@ def say_settings(request: Request, taken: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Callable[[int, int], object] | None]:
-    """A bar of what is read, where a person watches."""
+    """A progress bar if the console is a terminal."""
     if not console.is_terminal:
         yield None
         return

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tilewise.core import NotFinite
 from tilewise.generate import Detokenizer, Sampler, TextOffsets, TokenBytes
-from tilewise.generate.stopping import StopFinder
+from tilewise.generate.detokenizer import StopFinder
 from tilewise.serve.logprobs import TokenLogprobs, token_logprobs
 from tilewise.serve.outputs import Delta
 from tilewise.serve.sequence import Sequence

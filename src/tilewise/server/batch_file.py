@@ -113,12 +113,12 @@ def _prepare_chat(
     engine: Engine, files: ModelFiles, line: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> _Line:
     body = _checked(ChatBody, fields)
-    conversation, params, way = plan(files, body)
+    conversation, params, output_format = plan(files, body)
     if conversation.template is not None:
         _border.refuse("batch", "a line has no chat_template of its own", "one", "leave it out")
     rendered = files.renderer.render(conversation)
     ids = _fit(engine, files, rendered.ids, body, params, "messages")
-    run = open_run(files.token_bytes, body.model or "", rendered, ids, params, way)
+    run = open_run(files.token_bytes, body.model or "", rendered, ids, params, output_format)
     requests = engine.requests([_prompt(run.ids, body.cache_salt)], params, body.priority or 0)
     return _Line(line, requests, partial(take, run), partial(whole_chat, run, body), params.n)
 

@@ -25,9 +25,9 @@ from tilewise.core import ConfigError
 from tilewise.data import train_tokenizer
 from tilewise.generate import History, Sampling, choose_token, encode_prompt
 from tilewise.generate import sampling as sampling_module
+from tilewise.generate.detokenizer import StopFinder
 from tilewise.generate.prompts import word_ids
 from tilewise.generate.sampling import Batch, Sampler
-from tilewise.generate.stopping import StopFinder
 from tilewise.kernels.sampling import Rules, adjust_row
 
 VOCAB = 24

@@ -26,7 +26,7 @@ from tilewise.server.metrics import Metrics, Rates, RequestTimes
 from tilewise.server.requests.bodies import ChatBody, CompletionBody
 from tilewise.server.requests.conversation import Conversation, Rendered
 from tilewise.server.requests.params import sampling_params
-from tilewise.server.requests.reading import Way
+from tilewise.server.requests.reading import OutputFormat
 
 _FIGURES = st.dictionaries(
     st.integers(0, 99),
@@ -293,7 +293,7 @@ def test_thoughts_and_calls_are_parts_of_a_message():
     params = SamplingParams(max_tokens=9)
     rendered = Rendered("user: x\nassistant: <think>\n", [1, 2, 3])
     body = ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}]})
-    run = open_run(None, "m", rendered, rendered.ids, params, Way("hermes", thinks=True))
+    run = open_run(None, "m", rendered, rendered.ids, params, OutputFormat("hermes", thinks=True))
     for text in ("let me ", "see</th", "ink>\n\nOf course.", '<tool_call>{"name": "f"}</tool_call>'):
         take(run, Delta(0, 0, 7, text, num_cached_tokens=2))
     take(run, Delta(0, 0, None, "", "stop"))
@@ -306,6 +306,6 @@ def test_thoughts_and_calls_are_parts_of_a_message():
     assert told["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
     assert told["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
     bound = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["yes"]))
-    run = open_run(None, "m", rendered, rendered.ids, bound, Way(thinks=True))
+    run = open_run(None, "m", rendered, rendered.ids, bound, OutputFormat(thinks=True))
     take(run, Delta(0, 0, 7, "yes", "stop"))
     assert whole_chat(run, body)["choices"][0]["message"]["content"] == "yes"

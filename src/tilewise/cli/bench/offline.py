@@ -1,6 +1,6 @@
 """The command line's `tilewise bench latency | throughput | serve`: arguments and figures named as vLLM's.
 
-Owns arguments, help texts, what is printed and written; requests are made and timed in `serve.measure`.
+Owns arguments, help texts and output; `serve.measure` makes and times requests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _JSON = typer.Option(rich_help_panel=_OUT, metavar="FILE", help="Write the figur
 _PICTURE = typer.Option(
     rich_help_panel=_OUT, metavar="FILE", help="Draw them into this picture (.png or .svg)."
 )
-_SEED = typer.Option(min=0, help="Of prompts and draws.")
+_SEED = typer.Option(min=0, help="Seed of prompts and sampling.")
 
 
 @bench.command()
@@ -59,7 +59,7 @@ def latency(
         Values, Options(EngineSettings, only=_ENGINE, defaults={"enable_prefix_caching": False})
     ],
 ) -> None:
-    """Time one batch of equal prompts from its beginning to its end, again and again.
+    """Time one batch of equal prompts from start to end, several times.
 
     Prints the average and percentiles of seconds per batch, and milliseconds to a first token (TTFT) and between two
     tokens (ITL).
@@ -125,9 +125,9 @@ def throughput(
     *,
     engine: Annotated[Values, Options(EngineSettings, only=(*_ENGINE, "max_model_len", "max_num_seqs"))],
 ) -> None:
-    """Ask for many texts at once, and say how many requests and tokens a second that makes.
+    """Generate many texts at once, and print requests and tokens per second.
 
-    Texts are written to their full length, past end tokens. Prompts of a file without `output_len` get as many new
+    Texts are generated to their full length, past end tokens. Prompts of a file without `output_len` get as many new
     tokens as `--random-output-len` says.
 
     Example: `tilewise bench throughput demo/model --num-prompts 16 --output-json throughput.json --picture t.png`
@@ -184,7 +184,7 @@ bench.command()(serve)
 
 
 def _params(length: int, n: int, seed: int) -> SamplingParams:
-    """Texts of a given length, drawn."""
+    """Settings of sampled texts of a given length."""
     from tilewise.serve import SamplingParams
 
     return SamplingParams(n=n, max_tokens=length, ignore_eos=True, seed=seed)
@@ -198,7 +198,7 @@ def _load(directory: Path, **settings: Any) -> LLM:
 
 
 def _check_files(output_json: Path | None, picture: Path | None) -> None:
-    """What will be written can be."""
+    """Check that the output files can be written."""
     from tilewise.checkpoint import check_replaceable, check_writable
 
     if picture is not None and picture.suffix.lower() not in (".png", ".svg"):
@@ -216,7 +216,7 @@ def _finish(
     picture: Path | None,
     title: str,
 ) -> None:
-    """Print what tokens took; write the files."""
+    """Print times per token; write the files."""
     from tilewise.core.writing import replace_text, writing
 
     for name, words in (("ttft_ms", "Time to first token"), ("itl_ms", "Inter-token latency")):
@@ -234,7 +234,7 @@ def _finish(
 
 
 def _draw(path: Path, times: Sequence[Times], title: str) -> None:
-    """Tokens a second over time; how long first tokens, and those after them, took."""
+    """Draw tokens per second over time, and the distributions of times per token."""
     import matplotlib
     import numpy as np
 

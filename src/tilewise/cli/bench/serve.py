@@ -122,7 +122,7 @@ def serve(
     num_warmups: Annotated[
         int, typer.Option(min=0, rich_help_panel=_ARRIVALS, help="Requests before those that count.")
     ] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Of prompts, arrivals and draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of prompts, arrivals and sampling.")] = 0,
     metric_percentiles: Annotated[
         str, typer.Option(metavar="N,N", rich_help_panel=_OUT, help="Percentiles of each metric.")
     ] = "99",
@@ -137,7 +137,7 @@ def serve(
         Options(SamplingSettings, only=("temperature",), defaults={"temperature": 0.0}, panel=_PROMPTS),
     ],
 ) -> None:
-    """Ask a running server as many clients would, and say how quickly it answers.
+    """Measure a running server under the load of many clients.
 
     Prints time to the first token (TTFT), per token after it (TPOT), between two pieces (ITL) and of a whole answer:
     mean, median and percentiles. Exits with 1 where a request failed.
@@ -229,7 +229,7 @@ def _ranks(text: str) -> list[float]:
 
 
 def _of_file(path: Path, count: int, length: int) -> list[Wanted]:
-    """Prompts of a file; their tokens are counted by the server."""
+    """Prompts of a file; the server counts their tokens."""
     from tilewise.serve.measure import read_prompts
     from tilewise.server.load import Wanted
 
@@ -250,7 +250,7 @@ def _drawn(
     seed: int,
     backend: str,
 ) -> list[Wanted]:
-    """Random prompts: as tokens where the server takes them, else as the text that these make."""
+    """Random prompts: token ids if the endpoint takes them, else their text."""
     import random
 
     from tilewise import models
@@ -285,7 +285,7 @@ def _drawn(
 
 
 def _print(figures: dict[str, Any]) -> None:
-    """The table of vLLM's benchmark."""
+    """Print the table of vLLM's benchmark."""
     from tilewise.server.load import METRICS
 
     rows: Sequence[tuple[str, str, str]] = (

@@ -26,7 +26,7 @@ from tilewise.server.requests.bodies import ChatBody, ToolChoice, ToolModel
 from tilewise.server.requests.conversation import Conversation, Rendered
 from tilewise.server.requests.model_files import ModelFiles
 from tilewise.server.requests.params import sampling_params
-from tilewise.server.requests.reading import Part, Reader, Way, merged
+from tilewise.server.requests.reading import OutputFormat, Part, Reader, merged
 from tilewise.server.requests.tool_parsers import FORMATS
 from tilewise.server.service import Caller, Service
 
@@ -70,7 +70,7 @@ class ChatRun:
         model: the model name in the answer.
         ids: token ids of the prompt.
         params: settings of the texts.
-        way: how the texts are read.
+        output_format: how the texts are read.
         choices: the answers.
         token_bytes: bytes of the tokenizer's tokens.
         warnings: warnings for the client, one sentence each.
@@ -81,7 +81,7 @@ class ChatRun:
     model: str
     ids: list[int]
     params: SamplingParams
-    way: Way
+    output_format: OutputFormat
     choices: list[Choice]
     token_bytes: TokenBytes
     warnings: tuple[str, ...] = ()
@@ -109,11 +109,11 @@ class ChatRun:
     def finish_reason(self, choice: Choice) -> str | None:
         """Why an answer has ended, as OpenAI names it."""
         reason = choice.text.finish_reason
-        is_call = choice.num_calls > 0 and self.way.function is None and reason == "stop"
+        is_call = choice.num_calls > 0 and self.output_format.function is None and reason == "stop"
         return "tool_calls" if is_call else reason
 
 
-def plan(files: ModelFiles, body: ChatBody) -> tuple[Conversation, SamplingParams, Way]:
+def plan(files: ModelFiles, body: ChatBody) -> tuple[Conversation, SamplingParams, OutputFormat]:
     """The conversation of a body, the settings of its answers, and how these are read.
 
     Args:
@@ -124,13 +124,18 @@ def plan(files: ModelFiles, body: ChatBody) -> tuple[Conversation, SamplingParam
         ConfigError: the body cannot be answered.
     """
     conversation = Conversation.of(body)
-    structure, way = _calls(files, body)
-    way = replace(way, has_short_ids=files.has_short_ids)
-    return conversation, sampling_params(body, files.defaults, structure), way
+    structure, output_format = _calls(files, body)
+    output_format = replace(output_format, has_short_ids=files.has_short_ids)
+    return conversation, sampling_params(body, files.defaults, structure), output_format
 
 
 def open_run(
-    token_bytes: TokenBytes, name: str, rendered: Rendered, ids: list[int], params: SamplingParams, way: Way
+    token_bytes: TokenBytes,
+    name: str,
+    rendered: Rendered,
+    ids: list[int],
+    params: SamplingParams,
+    output_format: OutputFormat,
 ) -> ChatRun:
     """Make the run of a rendered conversation.
 
@@ -140,14 +145,14 @@ def open_run(
         rendered: the prompt that the template made.
         ids: its token ids, perhaps truncated.
         params: settings of the texts.
-        way: how the texts are read.
+        output_format: how the texts are read.
     """
-    if way.thinks:
+    if output_format.thinks:
         is_free = params.structured_outputs is None
         inside = rendered.text.rstrip().endswith("<think>")
-        way = replace(way, thinks=is_free, is_thinking=inside and is_free)
-    choices = [Choice(Reader(way)) for _ in range(params.n)]
-    return ChatRun(name, ids, params, way, choices, token_bytes, rendered.warnings)
+        output_format = replace(output_format, thinks=is_free, is_thinking=inside and is_free)
+    choices = [Choice(Reader(output_format)) for _ in range(params.n)]
+    return ChatRun(name, ids, params, output_format, choices, token_bytes, rendered.warnings)
 
 
 async def begin(service: Service, body: ChatBody) -> ChatRun:
@@ -159,14 +164,14 @@ async def begin(service: Service, body: ChatBody) -> ChatRun:
     service.check_ready()
     service.check_writes()
     name = service.check_model(body.model)
-    conversation, params, way = plan(service.files, body)
+    conversation, params, output_format = plan(service.files, body)
     service.check_params(params)
     rendered = await service.render(conversation)
     ids = service.fit(rendered.ids, body.truncate_prompt_tokens, "messages", params)
-    return open_run(service.files.token_bytes, name, rendered, ids, params, way)
+    return open_run(service.files.token_bytes, name, rendered, ids, params, output_format)
 
 
-def _calls(files: ModelFiles, body: ChatBody) -> tuple[StructuredOutputsParams | None, Way]:
+def _calls(files: ModelFiles, body: ChatBody) -> tuple[StructuredOutputsParams | None, OutputFormat]:
     """The grammar of the calls that must come, if any, and how texts are read."""
     tools, choice = body.tools or [], body.tool_choice
     thinks = files.thinks and body.include_reasoning is not False
@@ -176,18 +181,18 @@ def _calls(files: ModelFiles, body: ChatBody) -> tuple[StructuredOutputsParams |
             rule, got = "tool_choice must name one of tools", shown(choice.function.name)
             _border.refuse("request", rule, got, "correct it")
         schema = named[0].function.parameters or {"type": "object"}
-        return _calls_of(schema), Way(function=choice.function.name)
+        return _calls_of(schema), OutputFormat(function=choice.function.name)
     if choice == "required":
         if not tools:
             _border.refuse("request", "tool_choice required needs tools", "none", "add some")
         schema = _list_of_calls(tools, body.parallel_tool_calls is not False)
-        return _calls_of(schema), Way(calls=True)
+        return _calls_of(schema), OutputFormat(calls=True)
     if not tools or choice == "none":
-        return None, Way(thinks=thinks)
+        return None, OutputFormat(thinks=thinks)
     form = files.tools
     if form is not None and FORMATS[form].shows_special and body.skip_special_tokens is None:
         body.skip_special_tokens = False
-    return None, Way(form, thinks, is_single=body.parallel_tool_calls is False)
+    return None, OutputFormat(form, thinks, is_single=body.parallel_tool_calls is False)
 
 
 def _calls_of(schema: dict[str, Any]) -> StructuredOutputsParams:
@@ -250,7 +255,7 @@ def whole_chat(run: ChatRun, body: ChatBody) -> dict[str, Any]:
         if choice.text.logprobs:
             logprobs = _logprobs(body, run, choice.text.tokens, choice.text.logprobs)
         reason, stop = run.finish_reason(choice), choice.text.stop_reason
-        message = message_of(parts, run.way.has_short_ids)
+        message = message_of(parts, run.output_format.has_short_ids)
         answer = chat_choice(index, message, logprobs, reason, stop)
         choices.append({**answer, "token_ids": choice.text.tokens} if body.return_token_ids else answer)
     answer = {
@@ -358,6 +363,6 @@ def _delta(run: ChatRun, choice: Choice, part: Part) -> dict[str, Any]:
     if part.kind == "arguments":
         return {"tool_calls": [{"index": choice.num_calls - 1, "function": function}]}
     choice.num_calls += 1
-    id_ = call_id(part, run.way.has_short_ids)
+    id_ = call_id(part, run.output_format.has_short_ids)
     call = {"index": choice.num_calls - 1, "id": id_, "type": "function"}
     return {"tool_calls": [{**call, "function": {"name": part.name, **function}}]}

@@ -244,7 +244,7 @@ class _Output:
         item: dict[str, Any] = {"id": f"{_PREFIXES[kind]}_{secrets.token_hex(24)}", "type": kind}
         item["status"] = "in_progress"
         if kind == "function_call":
-            id_ = call_id(part, self.run.way.has_short_ids)
+            id_ = call_id(part, self.run.output_format.has_short_ids)
             item |= {"call_id": id_, "name": part.name, "arguments": ""}
         elif kind == "message":
             item |= {"role": "assistant", "content": []}

@@ -1,7 +1,7 @@
-"""What the endpoints take, with OpenAI's names and vLLM's: one pydantic model each, from which the description is made.
+"""Bodies of requests with OpenAI's and vLLM's names: one pydantic model per endpoint, from which /openapi.json is made.
 
-Types are checked here, and ranges that have to do with the server; what `SamplingParams` checks is left to it. Fields
-that no model knows are kept next to the others (`model_extra`), so that the log can name them.
+Settings of sampling are fields that derive from their declarations in `tilewise.settings`. Unknown fields are stored in
+`model_extra`, so that the log can name them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_TEXTS, MOST_STOPS, MOST_PROMPTS, MOST_TOOLS = 128, 64, 2048, 128
 _MOST = 1 << 31
 _MOST_BIASES = 1 << 16
 _Id = Annotated[int, Field(ge=0, lt=_MOST)]
-# lists end at the first entry that is wrong: an error for each of millions would hold up all other clients
+# fail_fast: an error for each of millions of entries would delay all other clients
 _Ids = Annotated[list[_Id], Field(fail_fast=True)]
 _Dicts = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 _Items = Annotated[_Dicts, Field(min_length=1, max_length=8192)]
@@ -53,13 +53,13 @@ _Ignored = Field(default=None, description="Accepted; nothing depends on it.")
 
 
 class BodyModel(BaseModel):
-    """A body, or a part of one."""
+    """A body or a part of a body."""
 
     model_config = ConfigDict(strict=True, extra="allow", hide_input_in_errors=True, protected_namespaces=())
 
     @property
     def unknown(self) -> list[str]:
-        """Fields that the model does not know."""
+        """Names of unknown fields."""
         return sorted(self.model_extra or {})
 
 
@@ -100,7 +100,7 @@ _ResponseSettings = _settings_model("ResponseSettings", lambda one: one.in_respo
 
 
 class SamplingBody(_CompletionSettings):  # type: ignore[misc, valid-type]
-    """What requests for texts have in common. Its settings of sampling are those of `SamplingParams`."""
+    """Fields that requests for text share. Settings of sampling derive from `SamplingParams`."""
 
     model: str | None = None
     stream: bool | None = None
@@ -123,7 +123,7 @@ class SamplingBody(_CompletionSettings):  # type: ignore[misc, valid-type]
 
 
 class CompletionBody(SamplingBody):
-    """Of `/v1/completions`."""
+    """Body of `/v1/completions`."""
 
     prompt: str | _Ids | _Prompts
     max_tokens: Annotated[int, Field(ge=-1, lt=_MOST, description="-1: no limit.")] | None = None
@@ -156,7 +156,7 @@ class NamedFunction(BodyModel):
 
 
 class ToolChoice(BodyModel):
-    """The function that is to be called."""
+    """The function that must be called."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -175,7 +175,7 @@ class MessageModel(BodyModel):
 
 
 class ChatBody(SamplingBody):
-    """Of `/v1/chat/completions`."""
+    """Body of `/v1/chat/completions`."""
 
     messages: Annotated[list[MessageModel], Field(min_length=1, max_length=8192, fail_fast=True)]
     max_tokens: _Count | None = None
@@ -197,7 +197,7 @@ class ChatBody(SamplingBody):
 
 
 class EmbeddingBody(BodyModel):
-    """Of `/v1/embeddings`."""
+    """Body of `/v1/embeddings`."""
 
     input: str | _Ids | _Prompts
     model: str | None = None
@@ -209,7 +209,7 @@ class EmbeddingBody(BodyModel):
 
 
 class TokenizeBody(BodyModel):
-    """Of `/tokenize`: a prompt or a conversation."""
+    """Body of `/tokenize`: a prompt or a conversation."""
 
     model: str | None = None
     prompt: str | None = None
@@ -224,28 +224,28 @@ class TokenizeBody(BodyModel):
 
 
 class DetokenizeBody(BodyModel):
-    """Of `/detokenize`."""
+    """Body of `/detokenize`."""
 
     tokens: Annotated[_Ids, Field(max_length=1 << 20)]
     model: str | None = None
 
 
 class ReasoningOptions(BodyModel):
-    """How a model thinks."""
+    """Options of reasoning."""
 
     effort: str | None = None
     summary: str | None = _Ignored
 
 
 class TextOptions(BodyModel):
-    """What the text follows."""
+    """Format of the text."""
 
     format: dict[str, Any] | None = None
     verbosity: str | None = _Ignored
 
 
 class ResponseBody(_ResponseSettings):  # type: ignore[misc, valid-type]
-    """Of `/v1/responses`, without state: every request says all of its conversation."""
+    """Body of `/v1/responses`, without state: every request contains its whole conversation."""
 
     input: str | _Items
     model: str | None = None
