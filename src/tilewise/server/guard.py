@@ -97,8 +97,8 @@ class Guard:
         """
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         host = hosts[0].decode("latin-1") if len(hosts) == 1 else ""
-        # a balancer may ask by HTTP/1.0, which has no Host; a browser always sends one
-        is_balancer = not hosts and scope["path"] == "/health"
+        # a balancer may use HTTP/1.0, with no Host or an empty one; a browser always sends a name
+        is_balancer = not any(hosts) and scope["path"] == "/health"
         if not is_balancer and not is_known_host(host, self._names):
             text = (
                 "[server] Host must be an address or a name of this server; got another; see --allowed-hosts"

@@ -27,6 +27,11 @@ __all__ = ["Endpoint", "Page", "parse_body", "read_json", "send_error", "send_js
 
 Body = TypeVar("Body", bound=BodyModel)
 _MOST_WARNED = 100
+_REPLACED = dict.fromkeys(
+    ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend"),
+    "structured_outputs",
+) | {"functions": "tools", "function_call": "tool_choice"}
+"""Older names of fields that constrain the answer, and the fields that do so now."""
 _MOST_FIELDS, _MOST_VALUES, _MOST_LISTS = 1 << 10, 1 << 20, 1 << 18
 
 
@@ -73,6 +78,9 @@ class Endpoint:
         except ValidationError as error:
             raise validation_error(error) from None
         for name in body.unknown:
+            if name in _REPLACED and getattr(body, name) is not None:
+                text = f"[server.request] {name} is an older name of what {_REPLACED[name]} asks for; got {name}; use "
+                raise ApiError(400, f"{text}{_REPLACED[name]}", name)
             if name not in self._warned and len(self._warned) < _MOST_WARNED:  # warn once per field
                 self._warned.add(name)
                 get_logger("server").warning("a field that is not known was passed over: %s", shown(name, 40))

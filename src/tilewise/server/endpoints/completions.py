@@ -78,10 +78,10 @@ class CompletionRun:
         text = str(prompt_or_ids) if is_whole else self.files.decode(ids) if self.body.echo else ""
         offsets = []
         if self.body.echo and self.body.logprobs is not None:
-            # a prompt that came as text does not show the special tokens that the tokenizer adds
-            detokenizer = Detokenizer(self.files.tokenizer, [], skip_special_tokens=is_whole)
+            num_added = self.files.num_added_tokens(text, ids) if is_whole else 0
+            detokenizer = Detokenizer(self.files.tokenizer, [], skip_special_tokens=False)
             reading = TextOffsets(detokenizer, self.files.token_bytes)
-            offsets = [min(reading.add(id_)[1], len(text)) for id_ in ids]
+            offsets = [0] * num_added + [min(reading.add(id_)[1], len(text)) for id_ in ids[num_added:]]
         self.prompts.append(_Prompt(ids, text, offsets, [ChunkBuffer() for _ in range(self.params.n)]))
 
     def usage(self) -> dict[str, Any]:

@@ -46,9 +46,6 @@ def chat_body(body: ResponseBody) -> ChatBody:
         if getattr(body, name):
             text = f"[server.request] nothing is stored between requests; got {name}; send the whole conversation"
             raise ApiError(400, text, name)
-    if body.truncation == "auto":
-        text = "[server.request] a conversation is never cut; got truncation auto; leave it out"
-        raise ApiError(400, text, "truncation")
     messages: list[dict[str, Any]] = []
     if body.instructions is not None:
         messages.append({"role": "system", "content": body.instructions})
@@ -208,7 +205,7 @@ class _Output:
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
             "top_p": self.run.params.top_p,
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
             "usage": usage,
             "user": body.user,
             **self.run.warned(),

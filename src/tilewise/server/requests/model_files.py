@@ -6,6 +6,7 @@ Nothing here needs weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from tilewise import models
@@ -97,6 +98,14 @@ class ModelFiles:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def num_added_tokens(self, text: str, ids: Sequence[int]) -> int:
+        """The number of special tokens that the tokenizer has put before a text: those that begin its token ids, but
+        not the text."""
+        added = self.tokenizer.get_added_tokens_decoder()
+        special = takewhile(lambda token: token is not None and token.special, map(added.get, ids))
+        contents = [token.content for token in special if token is not None]
+        return next(n for n in range(len(contents) + 1) if text.startswith("".join(contents[n:])))
 
 
 def _chosen(name: str | None, default: str | None) -> str | None:

@@ -106,7 +106,9 @@ class Reader:
         return self._kept([*found, *map(_part, rest)])
 
     def _kept(self, parts: list[Part]) -> list[Part]:
-        """The parts that are returned."""
+        """The parts that are returned. A list of calls that `max_tokens` cut is not content."""
+        if self._format.calls:
+            parts = [part for part in parts if part.kind != "content"]
         if not self._format.is_single:
             return parts
         found: list[Part] = []
