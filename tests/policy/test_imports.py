@@ -5,9 +5,12 @@ from graphlib import TopologicalSorter
 
 from policy.source import NATIVE, PACKAGE, imports_of, native_files, python_files, relative
 
-STAGES = "core ir graph strategy plan kernels comm observe runtime checkpoint session nn optim models"
+STAGES = (
+    "core settings ir graph strategy plan kernels comm observe runtime checkpoint session nn optim models"
+)
 ALLOWED = {
     "core": "",
+    "settings": "core",
     "ir": "core",
     # elementwise ops are what the table of kernels says; what was watched is written as other traces are
     "graph": "core ir kernels observe",
@@ -17,7 +20,7 @@ ALLOWED = {
     "comm": "core ir",
     "observe": "core ir",  # pure functions over graphs, and over records that the runtimes hand to it
     "runtime": "core ir kernels comm observe",
-    "checkpoint": "core ir runtime",
+    "checkpoint": "core settings ir runtime",
     # a session completes a graph with its optimizer's update, so it knows what an optimizer is
     "session": "core ir graph strategy plan kernels comm runtime checkpoint optim",
     "distributed": "core comm runtime session",  # what a worker of a group does; everything else is the leader's
@@ -31,7 +34,7 @@ ALLOWED = {
     "train": f"{STAGES} data generate tilewise",
     "serve": f"{STAGES} data generate encode tilewise",
     # between HTTP and the engine; knows no graph
-    "server": "core comm distributed models checkpoint generate encode serve",
+    "server": "core settings comm distributed models checkpoint generate encode serve",
     "machine": "core kernels comm",  # which MPI there is
     "cli": f"{STAGES} machine distributed data generate encode train serve server tilewise",
     "tilewise": f"{STAGES} distributed serve cli",  # `python -m tilewise`

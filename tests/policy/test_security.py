@@ -32,7 +32,7 @@ MAY = {
     "src/tilewise/serve/grammar_trial.py": {"subprocess"},  # the same, for what may end its process
     # the server: listens, and talks to the engine's process
     "src/tilewise/server/run.py": {"socket", "ssl"},
-    "src/tilewise/server/life.py": {"socket", "ssl"},
+    "src/tilewise/server/lifecycle.py": {"socket", "ssl"},
     "src/tilewise/server/link/engine_process.py": {"socket"},
     "src/tilewise/server/guard.py": {"socket"},  # the name of this machine
     # asks the server that `tilewise bench serve` is told of; urllib to read its address

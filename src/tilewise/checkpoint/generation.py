@@ -11,14 +11,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Optional
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, create_model
 
 from tilewise.core import Border, CheckpointError
 from tilewise.core.border import bare, shown
 from tilewise.core.log import warn_once
 from tilewise.core.reading import Unreadable, first_problem, plain_json, read_whole
+from tilewise.settings import Sampling, json_type, settings_of
 
 __all__ = ["load_generation_config"]
 
@@ -27,9 +28,6 @@ _MOST_NAMED = 8  # fields in one line of the log
 _WITHOUT_FILE = "correct the file, or do not use it (generation_config=False in Python)"
 _border = Border("checkpoint", CheckpointError)
 _Count = Annotated[int, Field(ge=0, le=1 << 53)]
-_Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 # About assistants, caches, scores of beams, what is returned: they do not change the text that one model writes.
 _UNUSED = """
@@ -68,23 +66,21 @@ _ONLY: Mapping[str, tuple[object, ...]] = {
 }
 
 
-class _GenerationConfig(BaseModel):
-    """What generation uses of generation_config.json."""
+_FIELDS: dict[str, Any] = {
+    name: (Optional[json_type(one)], None)  # noqa: UP045
+    for name, one in settings_of(Sampling).items()
+    if one.in_file in ("always", "sampling") and one.kind in (int, float)
+}
+_Settings: Any = create_model("_Settings", __config__=ConfigDict(strict=True, extra="forbid"), **_FIELDS)
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+
+class _GenerationConfig(_Settings):  # type: ignore[misc]
+    """What generation uses of generation_config.json: settings of sampling, and fields with names of their own."""
 
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     do_sample: bool | None = None
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    top_k: _Count | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    min_p: _Share | None = None
-    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    repetition_penalty: _Positive | None = None
-    presence_penalty: _Penalty | None = None
-    frequency_penalty: _Penalty | None = None
-    no_repeat_ngram_size: _Count | None = None
     bad_words_ids: list[Annotated[list[int], Field(min_length=1)]] | None = None
     max_new_tokens: Annotated[int, Field(ge=1, le=1 << 53)] | None = None
     max_length: Annotated[int, Field(ge=1, le=1 << 53)] | None = None
@@ -131,7 +127,7 @@ def load_generation_config(directory: str | Path, vocab_size: int) -> dict[str, 
                 f"[checkpoint.load_generation_config] token ids must lie below config.json's vocab_size {vocab_size}; "
                 f"got {token} in {str(path)!r}; {_WITHOUT_FILE}"
             )
-    return found.model_dump(exclude_none=True)
+    return dict(found.model_dump(exclude_none=True))
 
 
 def _parse(content: bytes) -> tuple[_GenerationConfig, list[str]]:

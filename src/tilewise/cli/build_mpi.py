@@ -31,8 +31,8 @@ def build_mpi(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Where the built file goes; TILEWISE_MPI=FILE chooses it. Default: beside the package's own, where it "
-            "is found by itself.",
+            help="Where the built file goes; TILEWISE_MPI=FILE chooses it. Default: next to the package's own, where "
+            "Tilewise finds it.",
             show_default=False,
         ),
     ] = None,

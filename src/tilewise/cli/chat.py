@@ -1,7 +1,7 @@
-"""`tilewise chat`: a conversation with a running server, by lines, as its page has it in a browser.
+"""`tilewise chat`: a conversation with a running server, line by line.
 
-Answers go to standard output as they are written, everything else to standard error. An answer that fails is said, its
-message forgotten, and the conversation goes on.
+Answers go to standard output as they are generated, everything else to standard error. When an answer fails, the error
+is printed, its message is removed, and the conversation continues.
 """
 
 from __future__ import annotations
@@ -15,20 +15,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewise.cli.options import Options, Values
 from tilewise.cli.serve import read_keys
 from tilewise.cli.terminal import write_to
+from tilewise.settings import SamplingSettings
 
 if TYPE_CHECKING:
     from tilewise.server.load import Target
 
 __all__ = ["chat"]
 
-_ANSWER = "Answers"
+_SETTINGS = ("max_tokens", "temperature", "top_p", "seed")
 
 
 def chat(
     message: Annotated[
-        str | None, typer.Argument(help="Answered before others are read.", show_default=False)
+        str | None,
+        typer.Argument(help="First message; more are read from standard input.", show_default=False),
     ] = None,
     base_url: Annotated[
         str, typer.Option("--base-url", "--url", metavar="URL", help="Where the server is.")
@@ -41,29 +44,20 @@ def chat(
     ] = None,
     system_prompt: Annotated[
         str | None,
-        typer.Option("--system-prompt", "--system", help="What the model is told at the beginning."),
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, rich_help_panel=_ANSWER, help="Of an answer.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(min=0, rich_help_panel=_ANSWER, help="0: the likeliest tokens.")
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, rich_help_panel=_ANSWER, help="Among the likeliest of this share."),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=-1, rich_help_panel=_ANSWER, help="Of the draws; -1: a random one.")
+        typer.Option("--system-prompt", "--system", help="The system message."),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", "-q", help="Answer one message and end; no others are read.")
     ] = False,
+    *,
+    sampling: Annotated[
+        Values, Options(SamplingSettings, only=_SETTINGS, panel="Answers", decided_by="server")
+    ],
 ) -> None:
-    """Talk with a running server; what a model writes depends on the whole conversation.
+    """Converse with a running server.
 
-    A line is a message; /reset begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer. Settings that are not given
-    are the server's. Without a server, `tilewise generate --chat MODEL` talks with a model here.
+    A line is a message; /reset starts a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer. Settings that
+    are not given are the server's defaults. `tilewise generate --chat MODEL` needs no server.
 
     Example: `tilewise chat --url http://127.0.0.1:8000 --system "Be brief."`
     """
@@ -75,8 +69,7 @@ def chat(
     key = read_keys(api_key_file)[:1]
     target = Target(base_url.rstrip("/"), {"authorization": f"Bearer {key[0]}"} if key else {})
     name = asyncio.run(require_answer(target, model))
-    given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
-    settings = {"model": name, **{field: value for field, value in given.items() if value is not None}}
+    settings = {"model": name, **sampling}
     beginning = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
     if sys.stdin.isatty() and not quick:
         _say(f"{name}: a line is a message; /reset begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer")
@@ -94,17 +87,17 @@ def chat(
 
 
 def _say(text: str) -> None:
-    """A line for the person; names and errors in it are the server's."""
+    """Print a line on standard error, with escapes for control characters of the server."""
     write_to(sys.stderr, f"{text}\n")
 
 
 def _text(given: object) -> str:
-    """A field of an answer that should be text."""
+    """A field of an answer; empty if it is not text."""
     return given if isinstance(given, str) else ""
 
 
 def _answer(target: Target, settings: dict[str, Any], talk: list[dict[str, Any]], line: str) -> bool:
-    """Answer a message; both become part of the conversation. False: that failed."""
+    """Answer a message and add both to the conversation; False if that failed."""
     from tilewise.server.load import BadAnswer
 
     asked = [*talk, {"role": "user", "content": line}]
@@ -119,7 +112,7 @@ def _answer(target: Target, settings: dict[str, Any], talk: list[dict[str, Any]]
 
 
 def _fail(reason: str) -> bool:
-    """Say why there is no answer."""
+    """Print why there is no answer."""
     sys.stdout.write("\n")
     sys.stdout.flush()
     _say(f"no answer: {reason} (/reset begins anew)")
@@ -127,7 +120,7 @@ def _fail(reason: str) -> bool:
 
 
 async def _write(target: Target, body: dict[str, Any]) -> str:
-    """An answer, written as it comes; stopped, what has come of it."""
+    """Print an answer as it arrives; returns it, or the part before Ctrl-C."""
     from tilewise.cli.converse import stoppable
 
     answer, times, num_tokens, has_thoughts = "", [time.perf_counter()], 0, False

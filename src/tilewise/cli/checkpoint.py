@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise.cli.help import App
-from tilewise.cli.options import IGNORE
+from tilewise.cli.options import Options, Values
 from tilewise.core import ResourceError
 from tilewise.core.border import bare
 from tilewise.core.sizes import format_bytes
+from tilewise.settings import EngineSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -162,7 +163,8 @@ def convert(
             help="Where a file holds more than weights: the key of the state dict.", show_default=False
         ),
     ] = None,
-    ignore_config_field: Annotated[list[str] | None, IGNORE] = None,
+    *,
+    engine: Annotated[Values, Options(EngineSettings, only=("ignore_config_fields",))],
 ) -> None:
     """Turn weights into a Hugging Face directory, or into one safetensors file.
 
@@ -175,7 +177,7 @@ def convert(
     """
     from tilewise.cli.convert import convert_checkpoint
 
-    convert_checkpoint(source, target, model, part, _console(), ignore_config_field or ())
+    convert_checkpoint(source, target, model, part, _console(), EngineSettings(**engine).ignore_config_fields)
 
 
 def _console() -> Console:

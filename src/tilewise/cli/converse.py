@@ -34,7 +34,7 @@ def converse(request: Request, first: str | None, system: str | None) -> None:
     Args:
         request: of the command line.
         first: a message that is answered before others are read.
-        system: what the model is told at the beginning.
+        system: the system message.
 
     Raises:
         ConfigError, CheckpointError, LayoutError: before any work: no template, or one that fails.
@@ -42,9 +42,9 @@ def converse(request: Request, first: str | None, system: str | None) -> None:
     from tilewise import models
     from tilewise.checkpoint import load_generation_config, load_tokenizer
 
-    model = models.open(request.model_dir, ignore=request.ignore)
+    model = models.open(request.model_dir, ignore=request.engine.ignore_config_fields)
     limit = context_limit(model, request)
-    limit = limit if request.max_model_len is not None else min(limit, _DEFAULT_CONTEXT)
+    limit = limit if request.engine.max_model_len is not None else min(limit, _DEFAULT_CONTEXT)
     template = ChatTemplate(request.model_dir)
     beginning: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     text = template.render([*beginning, {"role": "user", "content": first or "Hello"}])
@@ -53,7 +53,11 @@ def converse(request: Request, first: str | None, system: str | None) -> None:
     check_token_ids(tokenizer, ids, model.vocab_size, "the first message")
     num_tokens = len(ids)
     check_prompt(num_tokens, limit)
-    file = load_generation_config(request.model_dir, model.vocab_size) if request.use_file else {}
+    file = (
+        load_generation_config(request.model_dir, model.vocab_size)
+        if request.engine.generation_config
+        else {}
+    )
     _, taken = combine_settings(file, request.given, num_tokens)
     with make_engine(request, limit, 1) as engine:
         say_settings(request, taken)
@@ -115,9 +119,9 @@ def _answer(
         return
     answer = ""
     with stoppable() as stopped:
-        for piece in engine.stream([ids], sampling):
-            answer += piece.text
-            write_to(sys.stdout, piece.text)
+        for delta in engine.stream([ids], sampling):
+            answer += delta.text
+            write_to(sys.stdout, delta.text)
             if stopped.is_set():
                 request.say(" (stopped)")
                 break

@@ -297,7 +297,7 @@ def _outline(tensor: Tensor) -> Any:
 def _counted(
     tensors: Iterable[tuple[str, Tensor]], show: Callable[[int, int], object]
 ) -> Iterator[tuple[str, Tensor]]:
-    """The same tensors; each tells when it is fetched how far the writing is."""
+    """The same tensors; each reports progress when it is fetched."""
     from tilewise.checkpoint import LazyTensor
 
     given = list(tensors)

@@ -38,7 +38,7 @@ def show_memory(label: str, usage: Sequence[Mapping[str, int]], console: Console
 def show_compression(
     bits: float, others: CompressionReport, num_files: int, num_bytes: int, console: Console
 ) -> None:
-    """Bits per byte of the model beside general compressors."""
+    """Bits per byte of the model compared with general compressors."""
     from rich.table import Table
 
     title = f"bits per byte on {num_files} held-out files ({num_bytes / 1e3:.0f} kB)"

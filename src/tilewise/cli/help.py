@@ -15,6 +15,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from tilewise.cli.options import expand_options
+
 __all__ = ["App"]
 
 _MOST_WIDTH = 120  # characters of a line
@@ -44,7 +46,8 @@ class App(typer.Typer):
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[..., Any]:
         """Make a function a command of this group."""
-        return super().command(name, cls=_Command, **settings)
+        register = super().command(name, cls=_Command, **settings)
+        return lambda function: register(expand_options(function))
 
 
 class _Command(TyperCommand):

@@ -25,15 +25,16 @@ from tilewise.cli.doctor import doctor
 from tilewise.cli.generate import generate
 from tilewise.cli.help import App
 from tilewise.cli.launch import launch
-from tilewise.cli.options import DTYPE_HELP, IGNORE, MODEL, REVISION, known_dtype, make_console
+from tilewise.cli.options import MODEL, REVISION, Options, Values, make_console, size
 from tilewise.cli.refuse import before_work
 from tilewise.cli.run_batch import run_batch
-from tilewise.cli.serve import serve, size
+from tilewise.cli.serve import serve
 from tilewise.cli.tune import tune
 from tilewise.core import PeerLost, TilewiseError, configure_logging
 from tilewise.core.border import cut
 from tilewise.core.environment import is_launched
 from tilewise.core.errors import LOST
+from tilewise.settings import EngineSettings
 
 __all__ = ["app", "main"]
 
@@ -50,6 +51,7 @@ app.add_typer(checkpoints)
 
 _CONFIG = typer.Argument(help="A TOML file; examples/train.toml shows every key.", show_default=False)
 
+_SMALL_ENGINE = ("tensor_parallel_size", "dtype", "ignore_config_fields")
 _MAX_LINE = 2000
 _INTERRUPTED = 130  # the exit code of what Ctrl-C ended
 
@@ -259,7 +261,8 @@ def inspect(
         ),
     ] = None,
     revision: Annotated[str | None, REVISION] = None,
-    ignore_config_field: Annotated[list[str] | None, IGNORE] = None,
+    *,
+    engine: Annotated[Values, Options(EngineSettings, only=("ignore_config_fields",))],
 ) -> None:
     """Say what a model or a training run needs, what fits, and how fast it can be at most.
 
@@ -282,12 +285,13 @@ def inspect(
     from tilewise.cli.picture import draw_graph, plan_of_training
     from tilewise.core.writing import replace_text
 
+    ignored = EngineSettings(**engine).ignore_config_fields
     is_file = Path(model).suffix.lower() in (".toml", ".json")
     source = Path(model) if is_file and revision is None else find_model(model, revision)
     if graph is not None:
         with before_work():
             # all of it, before anything is written
-            text = draw_graph(source, graph, ignore_config_field or ())
+            text = draw_graph(source, graph, ignored)
         replace_text(graph, text)
         _print_path(graph)
     if plan is not None:
@@ -302,7 +306,7 @@ def inspect(
         if source.suffix.lower() == ".toml":
             lines = list(describe_training(source, given, make_console(stderr=True)))
         else:  # all of it, or what is wrong
-            lines = list(describe_model(source, given, ignore_config_field or ()))
+            lines = list(describe_model(source, given, ignored))
     print("\n".join(lines))
 
 
@@ -320,10 +324,9 @@ def evaluate(
         typer.Option(help="Tokens that a window sees at most. Default: the model's context, 1024 at most."),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Windows at a time.")] = 8,
-    tp: Annotated[int, typer.Option(min=1, help="Devices that share every layer (1, 2, 4, ...).")] = 1,
-    dtype: Annotated[str, typer.Option(callback=known_dtype, metavar="TYPE", help=DTYPE_HELP)] = "bf16",
     revision: Annotated[str | None, REVISION] = None,
-    ignore_config_field: Annotated[list[str] | None, IGNORE] = None,
+    *,
+    engine: Annotated[Values, Options(EngineSettings, only=_SMALL_ENGINE, defaults={"dtype": "bf16"})],
 ) -> None:
     """Say how well a model predicts files: perplexity per token, bits per byte.
 
@@ -337,15 +340,16 @@ def evaluate(
 
     console = make_console(stderr=True)
     path = find_model(model, revision)
+    settings = EngineSettings(**engine)
     score = evaluate_files(
         path,
         data,
         context=context,
         batch=batch,
-        tp=tp,
-        dtype=dtype,
+        tp=settings.tensor_parallel_size,
+        dtype=settings.dtype,
         console=console,
-        ignore=ignore_config_field or (),
+        ignore=settings.ignore_config_fields,
     )
     print(f"perplexity {score.perplexity:.4f}, {score.bits_per_byte:.4f} bits per byte")
 
@@ -378,20 +382,20 @@ def encode(
         ),
     ] = False,
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Texts at a time.")] = 16,
-    tp: Annotated[int, typer.Option(min=1, help="Devices that share every layer (1, 2, 4, ...).")] = 1,
-    dtype: Annotated[str, typer.Option(callback=known_dtype, metavar="TYPE", help=DTYPE_HELP)] = "f32",
     revision: Annotated[str | None, REVISION] = None,
-    ignore_config_field: Annotated[list[str] | None, IGNORE] = None,
+    *,
+    engine: Annotated[Values, Options(EngineSettings, only=_SMALL_ENGINE, defaults={"dtype": "f32"})],
 ) -> None:
     """Turn texts into vectors with an encoder: a line of JSON per text on standard output.
 
-    A text's vector does not depend on the texts beside it, on `--tp` or on `--batch`.
+    A text's vector does not depend on the other texts, on `--tp` or on `--batch`.
 
     Example: `tilewise encode ~/bert "a sentence" "another" --normalize`
     """
     from tilewise.checkpoint import find_model
     from tilewise.cli.encode import encode_texts
 
+    settings = EngineSettings(**engine)
     encode_texts(
         find_model(model, revision),
         texts,
@@ -400,10 +404,10 @@ def encode(
         normalize=normalize,
         truncate=truncate,
         batch=batch,
-        tp=tp,
-        dtype=dtype,
+        tp=settings.tensor_parallel_size,
+        dtype=settings.dtype,
         console=make_console(stderr=True),
-        ignore=ignore_config_field or (),
+        ignore=settings.ignore_config_fields,
     )
 
 

@@ -1,6 +1,6 @@
-"""What is found too large before any work is the user's mistake (exit code 2), not a failure (exit code 1).
+"""A plan that does not fit memory, found before any work, is a usage error (exit code 2), not a failure (exit code 1).
 
-Library callers get `ResourceError` either way; only the command line tells the two apart.
+Library callers get `ResourceError` either way; only the command line distinguishes the two.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["before_work"]
 
 @contextmanager
 def before_work() -> Iterator[None]:
-    """Wraps checks and planning; too little memory becomes a `PlanError`."""
+    """Context of checks and planning: a `ResourceError` becomes a `PlanError`."""
     try:
         yield
     except ResourceError as error:

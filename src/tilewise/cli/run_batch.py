@@ -8,23 +8,26 @@ from typing import Annotated
 
 import typer
 
-from tilewise.cli.options import (
-    DTYPE_HELP,
-    IGNORE,
-    MODEL,
-    REVISION,
-    SPECULATIVE_HELP,
-    json_object,
-    known_dtype,
-    make_console,
-)
+from tilewise.cli.options import MODEL, REVISION, Options, Values, make_console
 from tilewise.cli.refuse import before_work
 from tilewise.core import ConfigError
 from tilewise.core.reading import Unreadable, decode_text, read_whole
+from tilewise.settings import EngineSettings
 
 __all__ = ["run_batch"]
 
 _MOST_BYTES = 1 << 28
+_ENGINE = (
+    *(
+        "tensor_parallel_size",
+        "data_parallel_size",
+        "speculative_config",
+        "dtype",
+        "max_model_len",
+        "max_num_seqs",
+    ),
+    "ignore_config_fields",
+)
 
 
 def run_batch(
@@ -39,31 +42,14 @@ def run_batch(
         Path,
         typer.Option("--output-file", "-o", help="Where the answers go, a line each.", show_default=False),
     ],
-    tp: Annotated[
-        int,
-        typer.Option(
-            "--tensor-parallel-size", "--tp", min=1, help="Devices that share every layer (1, 2, 4, ...)."
-        ),
-    ] = 1,
-    dp: Annotated[
-        int,
-        typer.Option(
-            "--data-parallel-size", "--dp", min=1, help="Copies of the model that share the requests."
-        ),
-    ] = 1,
-    speculative_config: Annotated[str | None, typer.Option(metavar="JSON", help=SPECULATIVE_HELP)] = None,
-    dtype: Annotated[str, typer.Option(callback=known_dtype, metavar="TYPE", help=DTYPE_HELP)] = "auto",
-    max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="The model's context; default: as config.json says.")
-    ] = None,
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Texts that are written at a time.")] = 64,
     revision: Annotated[str | None, REVISION] = None,
-    ignore_config_field: Annotated[list[str] | None, IGNORE] = None,
+    *,
+    engine: Annotated[Values, Options(EngineSettings, only=_ENGINE)],
 ) -> None:
     """Answer a file of requests, many at a time.
 
-    Each line of FILE has `custom_id`, `method`, `url` (`/v1/chat/completions` or `/v1/completions`) and `body`. A line
-    that is wrong gets an answer that says so (status code 400); the others are answered.
+    Each line of FILE has `custom_id`, `method`, `url` (`/v1/chat/completions` or `/v1/completions`) and `body`. An
+    invalid line gets an error as its answer (status code 400); the other lines are answered.
 
     Example: `tilewise run-batch demo/model requests.jsonl -o answers.jsonl`
     """
@@ -74,7 +60,6 @@ def run_batch(
     from tilewise.server import ServerSettings, answer_lines
     from tilewise.server.requests.model_files import ModelFiles
 
-    guessing = json_object(speculative_config)
     try:
         lines = decode_text(read_whole(file, _MOST_BYTES)).split("\n")  # JSON's texts may hold other ends
     except Unreadable as error:
@@ -89,21 +74,10 @@ def run_batch(
     check_replaceable(out, is_directory=False)
     with before_work():
         place = find_model(model, revision)
-        ignore = ignore_config_field or []
-        files = ModelFiles(str(place), ServerSettings(), {"ignore_config_fields": ignore})
-        engine = Engine(
-            place,
-            tensor_parallel_size=tp,
-            data_parallel_size=dp,
-            speculative_config=guessing,
-            dtype=dtype,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            enable_prompt_pacing=False,
-            ignore_config_fields=ignore,
-        )
-    with engine:
-        answers = list(answer_lines(engine, files, lines, ProgressTracker()))
+        files = ModelFiles(str(place), ServerSettings(), engine)
+        writer = Engine(place, **engine, enable_prompt_pacing=False)
+    with writer:
+        answers = list(answer_lines(writer, files, lines, ProgressTracker()))
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     replace_text(out, "".join(json.dumps(answer) + "\n" for answer in answers))

@@ -1,6 +1,6 @@
 """`--json-schema`, `--regex`, `--choice` and `--grammar` of `tilewise generate`: what a text must follow.
 
-Files are read and grammars compiled here, before weights are.
+Reads files and compiles grammars before weights are read.
 """
 
 from __future__ import annotations
@@ -50,16 +50,17 @@ GRAMMAR = typer.Option(
 def find_structure(
     json_schema: str | None, regex: str | None, choice: Sequence[str] | None, grammar: Path | None
 ) -> StructuredOutputsParams | None:
-    """What a command line asks a text to follow, if anything.
+    """The structure that a command line gives, if any.
 
     Args:
-        json_schema: its text, or the name of a file that has it.
-        regex: an expression.
-        choice: texts; none or an empty list where the option is not given.
+        json_schema: a schema, or the name of its file.
+        regex: a regular expression.
+        choice: texts; None or empty if the option is not given.
         grammar: a file.
 
     Raises:
-        ConfigError: several of them, a file that cannot be read, or one that is no such thing.
+        ConfigError: a file cannot be read, or its content is invalid.
+        BadParameter: several options are given.
     """
     from tilewise.serve import StructuredOutputsParams
 
@@ -83,16 +84,16 @@ def find_structure(
 def check_structure(
     wanted: StructuredOutputsParams | None, tokenizer: Tokenizer, file: Mapping[str, Any], model: ModelConfig
 ) -> None:
-    """Compile it for a model, as its engine will.
+    """Compile a structure for a model, to report errors early.
 
     Args:
-        wanted: what a text follows.
-        tokenizer: of the model.
-        file: the model's generation_config.json.
-        model: its configuration.
+        wanted: what a text follows; None for nothing.
+        tokenizer: tokenizer of the model.
+        file: content of generation_config.json.
+        model: configuration of the model.
 
     Raises:
-        ConfigError: it has a mistake, is too large, or says what no text can be; or the model has no end token.
+        ConfigError: it is invalid or too large, or no text can follow it; or the model has no end token.
     """
     from tilewise.serve.model import end_ids
     from tilewise.serve.structured import Grammars

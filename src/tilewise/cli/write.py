@@ -1,4 +1,4 @@
-"""`tilewise generate` without --chat: text to standard output as it comes, figures to standard error."""
+"""`tilewise generate` without --chat: writes text to standard output as it is generated, figures to standard error."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tilewise.generate import Sampling
     from tilewise.models import ModelConfig
     from tilewise.serve import Engine, SamplingParams, StructuredOutputsParams
+    from tilewise.settings import EngineSettings
 
 __all__ = [
     "Request",
@@ -40,12 +41,12 @@ _MOST_PROMPT_BYTES = 64 << 20
 
 @dataclass
 class Writing:
-    """What writing one text took.
+    """One generated text and its times.
 
     Attributes:
-        tokens: ids in order, an end token included.
-        text: of them.
-        first_s: seconds until the first token (reading the prompt).
+        tokens: token ids, an end token included.
+        text: the text.
+        first_s: seconds until the first token.
         rest_s: seconds for all tokens after it.
     """
 
@@ -57,44 +58,32 @@ class Writing:
 
     @property
     def tokens_per_s(self) -> float:
-        """Speed after the first token."""
+        """Tokens per second after the first token."""
         return (len(self.tokens) - 1) / self.rest_s if self.rest_s > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a command line asks of `generate`, whatever the prompt.
+    """The command line of `generate`, without the prompt.
 
     Attributes:
-        model_dir: of the model.
-        given: settings of `Sampling` that the command line names.
-        tp: devices.
-        dtype: of weights and activations.
-        max_model_len: the model's context, or None.
-        load_format: `auto` or `dummy`.
-        use_file: whether generation_config.json counts.
-        console: for what is no text.
+        model_dir: directory of the model.
+        given: fields of `Sampling` that the command line has, by name.
+        engine: settings of the engine, without sizes that the prompt decides.
+        console: for messages that are not generated text.
         structure: that each text follows.
-        ignore: fields of config.json that are left aside.
     """
 
     model_dir: Path
     given: Mapping[str, Any]
-    tp: int
-    dtype: str
-    max_model_len: int | None
-    load_format: str
-    use_file: bool
+    engine: EngineSettings
     console: Console
     structure: StructuredOutputsParams | None = None
-    ignore: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         from tilewise.generate import combine_settings
 
-        combine_settings(
-            {}, {**self.given, "n": 1}, 1
-        )  # what is out of range is said before any file is looked at
+        combine_settings({}, {**self.given, "n": 1}, 1)  # refuses values out of range before any file is read
 
     def say(self, text: str) -> None:
         """A line for the person."""
@@ -102,10 +91,10 @@ class Request:
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt of a command line: an argument, standard input for `-`, or a file's content.
+    """The prompt of a command line: an argument, standard input for `-`, or the content of a file.
 
     Raises:
-        ConfigError: it is no UTF-8 text, cannot be read, or is larger than any prompt.
+        ConfigError: the prompt is not UTF-8 text, cannot be read, or is too large.
     """
     if prompt is not None and prompt != "-":
         return prompt
@@ -124,49 +113,49 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 
 
 def stream(engine: Engine, prompt: str, sampling: Sampling, file: TextIO | None) -> Writing:
-    """Continue one prompt once; pieces go to `file` (None: nowhere) as they come."""
+    """Continue one prompt once; deltas go to `file` (None: nowhere) as they come."""
     return _stream_all(engine, prompt, sampling, file)[0]
 
 
 def _stream_all(
     engine: Engine, prompt: str, sampling: Sampling | SamplingParams, file: TextIO | None
 ) -> list[Writing]:
-    """All texts of a prompt, one after the other; each as it comes, once those before it are done."""
+    """Continue a prompt; shows its texts one after the other, each while it is generated."""
     writings = [Writing() for _ in range(sampling.n)]
     shown = _InOrder(sampling.n, file)
     started = time.perf_counter()
-    for piece in engine.stream([prompt], sampling):
-        writing, elapsed = writings[piece.choice], time.perf_counter() - started
+    for delta in engine.stream([prompt], sampling):
+        writing, elapsed = writings[delta.choice], time.perf_counter() - started
         if writing.tokens:
             writing.rest_s = elapsed - writing.first_s
         else:
             writing.first_s = elapsed
-        writing.tokens += [] if piece.token is None else [piece.token]
-        writing.text += piece.text
-        writing.finish_reason = piece.finish_reason
-        shown.add(piece.choice, piece.text, piece.finish_reason is not None)
+        writing.tokens += [] if delta.token is None else [delta.token]
+        writing.text += delta.text
+        writing.finish_reason = delta.finish_reason
+        shown.add(delta.choice, delta.text, delta.finish_reason is not None)
     return writings
 
 
 class _InOrder:
-    """Texts that come side by side, shown one after the other, below a line each where there are several."""
+    """Shows texts that are generated together one after the other, each below a heading if there are several."""
 
     def __init__(self, count: int, file: TextIO | None) -> None:
         self._file = file
         self._count = count
-        self._kept = [""] * count
+        self._pending = [""] * count
         self._is_done = [False] * count
         self._now = 0
         if count > 1:
             self._show(f"--- 1 of {count} ---\n")
 
     def add(self, choice: int, text: str, is_done: bool) -> None:
-        """More of one text."""
-        self._kept[choice] += text
+        """Add new text of one of them."""
+        self._pending[choice] += text
         self._is_done[choice] = is_done
         while self._now < self._count:
-            self._show(self._kept[self._now])
-            self._kept[self._now] = ""
+            self._show(self._pending[self._now])
+            self._pending[self._now] = ""
             if not self._is_done[self._now]:
                 return
             self._now += 1
@@ -179,7 +168,7 @@ class _InOrder:
 
 
 def write_text(request: Request, prompt: str) -> None:
-    """Continue `prompt` on standard output; say on the console how long it took and how much memory it needed.
+    """Continue `prompt` on standard output; print times and memory on the console.
 
     Raises:
         ConfigError, CheckpointError, LayoutError: before any work.
@@ -190,9 +179,9 @@ def write_text(request: Request, prompt: str) -> None:
     from tilewise.serve import SamplingParams
 
     started = time.perf_counter()
-    model = models.open(request.model_dir, ignore=request.ignore)
+    model = models.open(request.model_dir, ignore=request.engine.ignore_config_fields)
     limit = context_limit(model, request)
-    # an empty prompt begins with one token of the engine's own
+    # for an empty prompt the engine adds one token
     tokenizer = load_tokenizer(request.model_dir, model.vocab_size)
     ids = encode_prompt(tokenizer, prompt)
     check_token_ids(tokenizer, ids, model.vocab_size, "the prompt")
@@ -206,14 +195,18 @@ def write_text(request: Request, prompt: str) -> None:
                 f"[cli.generate] prompt and --{name.replace('_', '-')} must fit the model's context of {limit} "
                 f"tokens; got {num_tokens} and {asked}; ask for at most {room}"
             )
-    file = load_generation_config(request.model_dir, model.vocab_size) if request.use_file else {}
+    file = (
+        load_generation_config(request.model_dir, model.vocab_size)
+        if request.engine.generation_config
+        else {}
+    )
     sampling, taken = combine_settings(file, request.given, num_tokens)
     sampling = replace(
         sampling, max_tokens=min(sampling.max_tokens, room), min_tokens=min(sampling.min_tokens, room)
     )
     params = SamplingParams.of(sampling, structured_outputs=request.structure)
     check_structure(request.structure, tokenizer, file, model)
-    # a cache for this text, not for the longest that the model could hold
+    # the cache has room for this text only
     engine = make_engine(request, num_tokens + sampling.max_tokens, sampling.n)
     with engine:
         say_settings(request, taken)
@@ -225,14 +218,14 @@ def write_text(request: Request, prompt: str) -> None:
 
 
 def context_limit(model: ModelConfig, request: Request) -> int:
-    """The most positions.
+    """The context limit.
 
     Raises:
-        ConfigError: more are asked for than the model has.
+        ConfigError: --max-model-len is larger than the model's.
     """
     from tilewise import models
 
-    longest, wanted = models.max_context(model), request.max_model_len
+    longest, wanted = models.max_context(model), request.engine.max_model_len
     if wanted is not None and wanted > longest:
         raise ConfigError(
             f"[cli.generate] --max-model-len must be at most the model's {longest}; got {wanted}; ask for less"
@@ -241,23 +234,13 @@ def context_limit(model: ModelConfig, request: Request) -> int:
 
 
 def make_engine(request: Request, max_context: int, num_texts: int) -> Engine:
-    """The model, loaded with a bar on the console, and what a person should know of its weights said."""
+    """Load the model with a progress bar, and print notes on its weights."""
     from tilewise.serve import Engine
 
     with before_work(), _progress(request.console) as on_progress:
-        engine = Engine(
-            request.model_dir,
-            tensor_parallel_size=request.tp,
-            dtype=request.dtype,
-            max_num_seqs=num_texts,
-            max_model_len=request.max_model_len,
-            max_context=max_context,
-            generation_config=request.use_file,
-            load_format=request.load_format,
-            ignore_config_fields=request.ignore,
-            on_progress=on_progress,
-        )
-    if request.load_format == "dummy":
+        sizes = {"max_num_seqs": num_texts, "max_context": max_context}
+        engine = Engine(request.model_dir, on_progress=on_progress, **{**vars(request.engine), **sizes})
+    if request.engine.load_format == "dummy":
         request.say("the weights are random (--load-format dummy): what is written means nothing")
     if "float16" in engine.model.stored_dtypes:
         request.say(f"the weights are stored as float16 and run as {engine.model.dtype}")
@@ -265,7 +248,7 @@ def make_engine(request: Request, max_context: int, num_texts: int) -> Engine:
 
 
 def say_settings(request: Request, taken: Mapping[str, Any]) -> None:
-    """Which settings the model's makers have decided."""
+    """Print the settings that come from generation_config.json."""
     if taken:
         settings = ", ".join(f"{name}={value!r}" for name, value in taken.items())
         request.say(f"from generation_config.json: {settings}")
@@ -273,7 +256,7 @@ def say_settings(request: Request, taken: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Callable[[int, int], object] | None]:
-    """A bar of what is read, where a person watches."""
+    """A progress bar if the console is a terminal."""
     if not console.is_terminal:
         yield None
         return

@@ -1,6 +1,6 @@
 """`World`: the processes that a launcher (mpiexec, srun) has started together, joined by MPI.
 
-A process joins at most once, and batch splits once: MPI knows no second start. Process 0 leads; the others serve it
+A process joins at most once, and leaves once: MPI knows no second start. Process 0 leads; the others serve it
 (`distributed.worker`).
 """
 
@@ -70,7 +70,7 @@ class World:
 
 def join_world() -> World | None:
     """The processes that were started together with this one; None where it was started alone. Where others do not
-    join in time, as after a failure before they could, this process says so and batch splits with the code of a loss.
+    join in time, as after a failure before they could, this process says so and leaves with the code of a loss.
 
     Raises:
         ConfigError: there is no MPI, it does not start, it knows of other processes than the launcher has started,

@@ -34,7 +34,7 @@ class Encoder:
 
     Args:
         model_dir: a Hugging Face directory of an encoder (config.json, weights, tokenizer.json); sentence-transformers'
-            files beside it say how tokens are pooled, and how many a text has at most.
+            files next to it say how tokens are pooled, and how many a text has at most.
         tp: devices that share every layer.
         dtype: `bf16` or `f32` in any spelling of `core.dtypes`, or `auto`: as config.json says, else bf16.
         pooling: None for what the directory says, else the mean.

@@ -1,7 +1,7 @@
 """How the vectors of a text's tokens become the text's: their mean, or the first one; scaled to length one or not; and
 how many tokens a text has at most.
 
-Models for sentences say so in files beside the model, as sentence-transformers writes them: modules.json lists what
+Models for sentences say so in files next to the model, as sentence-transformers writes them: modules.json lists what
 follows the encoder, and a folder per module holds its settings. Refuses modules that are not computed here.
 """
 
@@ -169,7 +169,7 @@ def _mode_of(root: Path, folder: str) -> str:
     if not is_plain or len(os.fsencode(folder)) > _MAX_NAME_BYTES or "\0" in folder:
         _border.refuse(
             "pooling",
-            f"{str(root / 'modules.json')!r} must name folders beside it",
+            f"{str(root / 'modules.json')!r} must name folders next to it",
             shown(folder),
             "correct it",
         )

@@ -8,21 +8,22 @@ from tilewise.generate.defaults import combine_settings
 from tilewise.generate.detokenizer import Detokenizer, TextOffsets
 from tilewise.generate.history import History
 from tilewise.generate.prompts import check_prompt, encode_prompt, word_ids
-from tilewise.generate.sampling import Batch, Pick, Sampling, pick_token
+from tilewise.generate.sampling import Batch, Sampler, choose_token
 from tilewise.generate.token_bytes import TokenBytes
+from tilewise.settings import Sampling
 
 __all__ = [
     "Batch",
     "ChatTemplate",
     "Detokenizer",
     "History",
-    "Pick",
+    "Sampler",
     "Sampling",
     "TextOffsets",
     "TokenBytes",
     "check_prompt",
+    "choose_token",
     "combine_settings",
     "encode_prompt",
-    "pick_token",
     "word_ids",
 ]

@@ -1,4 +1,4 @@
-"""Conversations as the text that a model was taught to continue: chat templates of its directory.
+"""Renders conversations as the prompts that a model was trained on: chat templates of its directory.
 
 A template is a small program from outside. It runs in jinja2's sandbox in a process of its own (`template_process`) and
 gets plain JSON values only; whatever it does, the end is a text or one error. Rendered as transformers'
@@ -50,7 +50,7 @@ class ChatTemplate:
             )
 
     def start(self) -> None:
-        """Start a process that renders, so that the first conversation need not wait for it."""
+        """Start the template process, so that the first conversation does not wait for it."""
         self._processes.start()
 
     def render(
@@ -64,7 +64,7 @@ class ChatTemplate:
         name: str | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text of a conversation; it holds the tokens that begin it, so it is encoded without any added.
+        """Render a conversation as text. The text contains the special tokens, so encode it without adding any.
 
         Args:
             messages: dictionaries with `role` and mostly `content`, oldest first.
@@ -115,19 +115,19 @@ class ChatTemplate:
 
 
 def _dictionaries(name: str, values: Any) -> list[dict[str, Any]]:
-    """A list of dictionaries that JSON can hold, copied."""
+    """A copy of a list of dictionaries, checked to be JSON."""
     found = _border.sequence("chat", name, values, "dictionaries")
     return [dict(_border.json("chat", f"each of {name}", value)) for value in found]
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """What a model thought, under the names that templates read."""
+    """A message's reasoning, under the names that templates read."""
     thought = next((message[key] for key in _REASONING if message.get(key) is not None), None)
     return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
 
 
 def _mark_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-    """Add a mark to the end of the last message's text, as transformers does; the text without the mark."""
+    """Append a marker to the last message's text, as transformers does; returns the text without it."""
     if add_generation_prompt:
         rule = "continue_final_message leaves no room for add_generation_prompt"
         _border.refuse("chat", rule, "both", "leave one of them out")
@@ -140,7 +140,7 @@ def _mark_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> st
 
 
 def _cut_at_mark(text: str, final: str) -> str:
-    """A rendered conversation up to the end of its last message."""
+    """A rendered conversation, cut at the end of its last message."""
     place = text.rfind(_END_MARK.strip())
     if place < 0 or final.strip() not in text:
         rule = "continue_final_message needs a last message that the template shows"

@@ -1,46 +1,37 @@
-"""From generation_config.json's settings and a caller's to `Sampling`: who decides what.
+"""Combines a caller's settings with those of generation_config.json.
 
-The file's settings apply as transformers applies them: without `do_sample` the likeliest token is taken, and what only
-concerns draws has no effect; with it, what the file leaves open is transformers' default (temperature 1, the 50
-likeliest tokens). What the caller gives comes before the file.
+The file's settings apply as in transformers. Without `do_sample` the most likely token is taken, and settings that only
+matter for sampling have no effect. With `do_sample`, settings that the file lacks have transformers' defaults
+(temperature 1, top_k 50). The caller's settings override the file's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from tilewise.core import Border, ConfigError
-from tilewise.generate.sampling import Sampling
+from tilewise.settings import Sampling, settings_of
 
 __all__ = ["combine_settings"]
 
 _border = Border("generate")
 _MOST = 1 << 53
-_DRAWS = ("top_k", "top_p", "min_p", "typical_p")
-_DEFAULT_TOP_K = 50  # of transformers, for a file that samples and does not say
-_SAME = (
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "no_repeat_ngram_size",
-    "bad_words_ids",
-)
+_DEFAULT_TOP_K = 50  # of transformers, for a file with do_sample and without top_k
 
 
 def combine_settings(
     file: Mapping[str, Any], given: Mapping[str, Any], num_prompt: int
 ) -> tuple[Sampling, dict[str, Any]]:
-    """How to write a text.
+    """Combine settings.
 
     Args:
-        file: what `load_generation_config` returned.
-        given: settings of `Sampling` by name, which come before the file's.
-        num_prompt: tokens of the prompt, which the file's `max_length` and `min_length` count too.
+        file: result of `load_generation_config`.
+        given: the caller's settings, fields of `Sampling` by name; they override the file's.
+        num_prompt: number of tokens of the prompt, which the file's `max_length` and `min_length` include.
 
     Returns:
-        The settings, and those of them that the file has decided and that are no defaults.
+        The settings, and those of them that come from the file and are not the defaults.
 
     Raises:
         ConfigError: a name or a value that `Sampling` does not have, or a prompt longer than the file's `max_length`.
@@ -48,40 +39,45 @@ def combine_settings(
     file = _border.mapping("combine_settings", "file", file, "settings")
     given = _border.mapping("combine_settings", "given", given, "settings of Sampling")
     num_prompt = _border.integer("combine_settings", "num_prompt", num_prompt, 0, _MOST)
-    defaults: dict[str, Any] = {field.name: field.default for field in fields(Sampling)}
+    declared = settings_of(Sampling)
     for name in given:
-        _border.choice("combine_settings", "a setting", name, [*defaults])
-    found = {name: file[name] for name in _SAME if name in file}
+        _border.choice("combine_settings", "a setting", name, [*declared])
+    values = {name: file[name] for name in declared if declared[name].in_file == "always" and name in file}
     if given.get("temperature", 1.0 if file.get("do_sample") else 0.0):
-        found |= _draws(file, asks_itself=bool(file.get("do_sample")))
+        values |= _sampling_values(file, has_do_sample=bool(file.get("do_sample")))
     if "stop_strings" in file:
         stops = file["stop_strings"]
-        found |= {"stop": (stops,) if isinstance(stops, str) else tuple(stops)}
-    found |= _lengths(file, num_prompt, "max_tokens" in given)
-    taken = {name: value for name, value in found.items() if name not in given and value != defaults[name]}
+        values |= {"stop": (stops,) if isinstance(stops, str) else tuple(stops)}
+    values |= _lengths(file, num_prompt, "max_tokens" in given)
+    taken = {
+        name: value for name, value in values.items() if name not in given and value != declared[name].default
+    }
     settings = {**taken, **given}
-    fewest = settings.get("min_tokens")
-    is_open = "max_tokens" not in {*found, *given}
-    if is_open and type(fewest) is int and fewest > defaults["max_tokens"]:
-        settings["max_tokens"] = fewest  # only the fewest are said, and they are more than is usual
+    min_tokens = settings.get("min_tokens")
+    is_open = "max_tokens" not in {*values, *given}
+    if is_open and type(min_tokens) is int and min_tokens > declared["max_tokens"].default:
+        settings["max_tokens"] = (
+            min_tokens  # min_tokens alone is given, and is larger than the default of max_tokens
+        )
     return Sampling(**settings), taken
 
 
-def _draws(file: Mapping[str, Any], *, asks_itself: bool) -> dict[str, Any]:
-    """What concerns draws; transformers' defaults where it is the file that asks for draws."""
-    found = {name: file[name] for name in _DRAWS if name in file}
+def _sampling_values(file: Mapping[str, Any], *, has_do_sample: bool) -> dict[str, Any]:
+    """Settings that matter for sampling, with transformers' defaults if the file has `do_sample`."""
+    declared = settings_of(Sampling)
+    values = {name: file[name] for name in declared if declared[name].in_file == "sampling" and name in file}
     if "num_return_sequences" in file:
-        found["n"] = file["num_return_sequences"]
-    if asks_itself:
-        found = {"top_k": _DEFAULT_TOP_K, "temperature": file.get("temperature", 1.0), **found}
-    return found
+        values["n"] = file["num_return_sequences"]
+    if has_do_sample:
+        values = {"top_k": _DEFAULT_TOP_K, "temperature": file.get("temperature", 1.0), **values}
+    return values
 
 
 def _lengths(file: Mapping[str, Any], num_prompt: int, is_given: bool) -> dict[str, Any]:
-    """The most and the fewest new tokens."""
-    found: dict[str, Any] = {}
+    """The file's limits on the number of new tokens."""
+    values: dict[str, Any] = {}
     if "max_new_tokens" in file:
-        found["max_tokens"] = file["max_new_tokens"]
+        values["max_tokens"] = file["max_new_tokens"]
     elif "max_length" in file and not is_given:
         room = file["max_length"] - num_prompt
         if room < 1:
@@ -89,6 +85,6 @@ def _lengths(file: Mapping[str, Any], num_prompt: int, is_given: bool) -> dict[s
                 f"[generate.combine_settings] a prompt must be shorter than generation_config.json's max_length "
                 f"{file['max_length']}; got {num_prompt} tokens; shorten it, or say how many tokens to write"
             )
-        found["max_tokens"] = room
-    fewest = file.get("min_new_tokens", max(0, file.get("min_length", 0) - num_prompt))
-    return {**found, "min_tokens": fewest}
+        values["max_tokens"] = room
+    min_tokens = file.get("min_new_tokens", max(0, file.get("min_length", 0) - num_prompt))
+    return {**values, "min_tokens": min_tokens}

@@ -1,13 +1,13 @@
-"""Text from tokens as they come, never half a character; and where in the text each token begins.
+"""Incremental detokenizer: text from tokens in complete characters, the offset of each token, and stop strings.
 
 A byte-level token may end inside a UTF-8 character, and some tokenizers treat the first token of a text specially. So
-the last tokens are decoded together with those before them, and text that may still become another character is held
-back. Bytes that are not UTF-8, and ids that the tokenizer does not know (a model's vocabulary may be padded), are shown
-as U+FFFD, so that nothing a model wrote is lost.
+the last tokens are decoded together with those before them, and text that later tokens may change is held back. Bytes
+that are not UTF-8, and ids that the tokenizer does not know (a model's vocabulary may be padded), become U+FFFD.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tilewise.core import Border, ConfigError
@@ -18,7 +18,7 @@ from tilewise.generate.token_bytes import TokenBytes
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["Detokenizer", "TextOffsets"]
+__all__ = ["Detokenizer", "StopFinder", "TextOffsets"]
 
 _border = Border("generate")
 _LARGEST_ID = (1 << 32) - 1
@@ -28,15 +28,15 @@ _LONGEST = 64  # tokens decoded together at most
 
 
 class Detokenizer:
-    """The text of one growing sequence.
+    """Detokenizes one sequence.
 
     Args:
-        tokenizer: of the model.
-        prompt: ids that stand before; they give context and no text.
+        tokenizer: tokenizer of the model.
+        prompt: ids before the text, which are context only.
         skip_special_tokens: leave special tokens out of the text.
 
     Attributes:
-        num_held: characters that are held back now, each U+FFFD unless later tokens complete it.
+        num_held: number of characters that are held back, each U+FFFD unless later tokens complete it.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int], *, skip_special_tokens: bool = True) -> None:
@@ -50,7 +50,7 @@ class Detokenizer:
         self.num_held = 0
 
     def add(self, token: int) -> str:
-        """Take one more token; returns the text that became whole, often empty."""
+        """Add a token; returns the new complete characters, often none."""
         token = _border.integer("detokenizer", "a token", token, 0, _LARGEST_ID)
         if self._tokenizer.id_to_token(token) is None:
             return self._take(self._decode(len(self._ids))) + _BROKEN
@@ -62,7 +62,7 @@ class Detokenizer:
         return self._take(now, num_last=len(now) - len(now.rstrip(_BROKEN)) if waiting < _PATIENCE else 1)
 
     def finish(self) -> str:
-        """What was kept back, when no more tokens come: an unfinished character is shown as U+FFFD."""
+        """The text that was held back, after the last token; an incomplete character becomes U+FFFD."""
         return self._take(self._decode(len(self._ids)))
 
     def _take(self, text: str, num_last: int = 0) -> str:
@@ -134,3 +134,51 @@ def _is_cut(character: bytes) -> bool:
     """Whether bytes of a character are missing."""
     first = character[0] if character else 0
     return len(character) < 1 + (first >= 0xC2) + (first >= 0xE0) + (first >= 0xF0)
+
+
+class StopFinder:
+    """Finds the stop strings of one growing text.
+
+    Text that may begin a stop string is held back until that is decided. The text ends at the first position where a
+    stop string is complete (of several there, the longest), so the end does not depend on how tokens split the text.
+
+    Args:
+        strings: stop strings, none of them empty.
+        is_included: whether the stop string is part of the text.
+
+    Attributes:
+        found: the stop string that ended the text; None before.
+    """
+
+    def __init__(self, strings: Sequence[str], is_included: bool) -> None:
+        self._strings = tuple(strings)
+        self._is_included = is_included
+        self._held_back = ""
+        self.found: str | None = None
+
+    def add(self, text: str) -> tuple[str, bool]:
+        """Add text; returns the text that can be shown, and whether a stop string has ended it."""
+        text = self._held_back + text
+        matches = [
+            (at + len(string), at, string) for string in self._strings if (at := text.find(string)) >= 0
+        ]
+        if matches:
+            end, start, self.found = min(matches)
+            self._held_back = ""
+            return text[: end if self._is_included else start], True
+        keep = max((_overlap(text, string) for string in self._strings), default=0)
+        self._held_back = text[len(text) - keep :]
+        return text[: len(text) - keep], False
+
+    def finish(self) -> str:
+        """The text that was held back, after the last `add`."""
+        text, self._held_back = self._held_back, ""
+        return text
+
+
+def _overlap(text: str, string: str) -> int:
+    """Length of the longest end of `text` that is a proper prefix of `string`."""
+    for size in range(min(len(text), len(string) - 1), 0, -1):
+        if text.endswith(string[:size]):
+            return size
+    return 0

@@ -1,4 +1,4 @@
-"""The tokens of a growing sequence. Ids are checked once, when they come in."""
+"""The tokens of a growing sequence. Ids are checked when they are added."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _LARGEST_ID = (1 << 32) - 1
 
 
 class History:
-    """A prompt and what was written after it.
+    """Tokens of a prompt and of the text after it.
 
     Args:
-        prompt: ids of it.
+        prompt: token ids of the prompt.
 
     Raises:
-        ConfigError: an id is none.
+        ConfigError: an id is invalid.
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
@@ -34,22 +34,22 @@ class History:
 
     @property
     def num_new(self) -> int:
-        """Tokens after the prompt."""
+        """Number of tokens after the prompt."""
         return len(self.ids) - self.num_prompt
 
     def append(self, token: int) -> None:
-        """One more token was written."""
+        """Append a token, and check its id."""
         self.push(_border.integer("history", "a token", token, 0, _LARGEST_ID))
 
     def push(self, token: int) -> None:
-        """One more token was drawn, which is known to be an id."""
+        """Append a sampled token, whose id is valid."""
         self.ids.append(token)
         if self._counted is not None:
             self._counted.append(token)
 
     @property
     def counted(self) -> TokenHistory:
-        """The same tokens as native code reads them, counted; made when it is first asked for."""
+        """The same tokens with their counts, for native code; made when it is first used."""
         if self._counted is None:
             self._counted = TokenHistory(self.ids[: self.num_prompt])
             for token in self.ids[self.num_prompt :]:

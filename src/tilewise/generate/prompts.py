@@ -1,4 +1,4 @@
-"""From a prompt's text to token ids.
+"""Encodes prompts as token ids.
 
 Refuses what is no text (an argument of a command line may hold bytes that are not UTF-8) and what a tokenizer cannot
 say.
@@ -27,7 +27,7 @@ _border = Border("generate")
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str, *, add_special_tokens: bool = True) -> list[int]:
-    """The ids of a prompt; may be empty.
+    """Token ids of a prompt, perhaps none.
 
     Args:
         tokenizer: of the model.
@@ -73,7 +73,7 @@ def check_prompt(num_tokens: int, max_context: int) -> None:
 
 
 def word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[tuple[int, ...]]:
-    """The ids of words as they stand in a text: with a space before them, and without.
+    """Token ids of words inside a text: with and without a space before them.
 
     Raises:
         ConfigError: as `encode_prompt`, and for a word that has no tokens.

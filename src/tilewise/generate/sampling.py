@@ -1,17 +1,14 @@
-"""How a token is chosen: the settings, and the choice from one row of logits.
+"""How a token is chosen from a row of logits.
 
-Names and meaning are those of transformers; presence and frequency penalties, stop strings and `ignore_eos` those of
-vLLM. A draw depends on the logits, the seed, the position and the index of the choice only (Philox keyed by them),
-never on the batch, a request's place in it, or the devices: native/kernels/sampling. Ties go to the lower id. Refuses
-logits that are no finite
-numbers, and settings that leave no token to choose.
+Names and meaning are those of transformers; presence and frequency penalties, stop strings and `ignore_eos` are vLLM's.
+A sampled token depends only on the logits, the seed, the position and the index of the text (Philox keyed by them), not
+on the batch, the request's place in it or the devices: see native/kernels/sampling. Of equal logits the lower id wins.
+Refuses logits that are not finite, and settings that leave no token to choose.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,187 +17,31 @@ from numpy.typing import NDArray
 from tilewise.core import DTYPES, Border, ConfigError, NotFinite, TilewiseError, is_float, shown
 from tilewise.generate.history import History
 from tilewise.kernels.sampling import NOT_FINITE, Adjustment, Rules, draw_tokens
+from tilewise.settings import Sampling
 
-__all__ = ["Batch", "Pick", "Sampling", "pick_token"]
+__all__ = ["Batch", "Sampler", "choose_token"]
 
 _border = Border("generate")
-_MAX = 1 << 53
-_MOST_CHOICES = 1 << 20
-_LARGEST_ID = (1 << 32) - 1
-_MOST_BIAS = 1e6
-_LEAST_SHARE = sys.float_info.min  # a share of the probability that one token always has
+_MAX_CHOICES = 1 << 20
+_MAX_ID = (1 << 32) - 1
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How to choose tokens, and when to stop.
-
-    Args:
-        max_tokens: at most so many new tokens.
-        temperature: 0 takes the likeliest token.
-        top_k: draw among the k likeliest only; 0 for all.
-        top_p: draw among the likeliest tokens that together have this probability; 0 leaves the likeliest alone.
-        min_p: draw among those at least this share as likely as the likeliest.
-        typical_p: draw among those whose surprise is nearest to the expected one, of this probability together.
-        repetition_penalty: logits of tokens of prompt and text are divided by it, or multiplied where negative.
-        presence_penalty: taken from the logits of tokens that were written.
-        frequency_penalty: the same, for every time that they were.
-        no_repeat_ngram_size: no so many tokens in a row twice, prompt included; 0 for no such rule.
-        bad_words: texts that are not written, as their tokens with and without a space before them.
-        bad_words_ids: the same as token ids.
-        logit_bias: added to the logits of tokens, by id, after penalties.
-        allowed_token_ids: only these may come; empty for all.
-        min_tokens: before so many new tokens, neither an end token nor a stop string ends the text.
-        ignore_eos: write on after the model's end tokens.
-        stop_token_ids: further tokens that end a text.
-        stop: the text ends before the first of these strings that it comes to hold.
-        include_stop: the text ends behind it.
-        n: texts for a prompt. What text i says does not depend on n.
-        seed: of the draws.
-
-    Raises:
-        ConfigError: a value outside its range.
-    """
-
-    max_tokens: int = 128
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    no_repeat_ngram_size: int = 0
-    bad_words: tuple[str, ...] = ()
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()
-    include_stop: bool = False
-    n: int = 1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _border.integer("sampling", "max_tokens", self.max_tokens, 1, _MAX)
-        for name, low, high in (
-            ("temperature", 0.0, float("inf")),
-            ("top_p", 0.0, 1.0),
-            ("min_p", 0.0, 1.0),
-            ("typical_p", 0.0, 1.0),
-            ("repetition_penalty", 0.0, float("inf")),
-            ("presence_penalty", -2.0, 2.0),
-            ("frequency_penalty", -2.0, 2.0),
-        ):
-            _border.number("sampling", name, getattr(self, name), low, high)
-        for name in ("typical_p", "repetition_penalty"):
-            if getattr(self, name) == 0:
-                advice = "pass 1.0 to switch it off"
-                _border.refuse("sampling", f"{name} must be above 0", str(getattr(self, name)), advice)
-        _border.integer("sampling", "top_k", self.top_k, 0, _MAX)
-        _border.integer("sampling", "no_repeat_ngram_size", self.no_repeat_ngram_size, 0, _MAX)
-        _border.integer("sampling", "min_tokens", self.min_tokens, 0, _MAX)
-        _border.truth("sampling", "ignore_eos", self.ignore_eos)
-        _border.truth("sampling", "include_stop", self.include_stop)
-        _border.integer("sampling", "n", self.n, 1, _MOST_CHOICES)
-        _border.integer("sampling", "seed", self.seed, 0, 2**63 - 1)
-        for name in ("bad_words", "stop"):
-            object.__setattr__(self, name, _texts(name, getattr(self, name)))
-        object.__setattr__(self, "bad_words_ids", _id_sequences(self.bad_words_ids))
-        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
-        for name in ("allowed_token_ids", "stop_token_ids"):
-            object.__setattr__(self, name, _ids(name, getattr(self, name)))
-        if self.min_tokens > self.max_tokens:
-            got = f"{self.min_tokens} and {self.max_tokens}"
-            _border.refuse("sampling", "min_tokens must not be above max_tokens", got, "correct one of them")
-        if self.n > 1 and self.temperature == 0:
-            got, advice = f"{self.n} with temperature 0", "choose a temperature above 0"
-            _border.refuse(
-                "sampling", "n must be 1 where every text would be the same, the likeliest", got, advice
-            )
-
-    @property
-    def draw_settings(self) -> tuple[float, int, float, float, float]:
-        """What native code draws by: temperature, top-k, top-p, min-p, typical-p."""
-        return self.temperature, self.top_k, max(self.top_p, _LEAST_SHARE), self.min_p, self.typical_p
-
-    @property
-    def changes_logits(self) -> bool:
-        """Whether tokens are chosen from other logits than the model's."""
-        return (
-            self.repetition_penalty != 1
-            or self.presence_penalty != 0
-            or self.frequency_penalty != 0
-            or self.no_repeat_ngram_size > 0
-            or self.min_tokens > 0
-            or bool(self.logit_bias or self.allowed_token_ids or self.bad_words_ids)
-        )
-
-
-def _texts(name: str, values: Any) -> tuple[str, ...]:
-    """Texts that are not empty."""
-    texts = tuple(_border.sequence("sampling", name, values, "texts"))
-    for text in texts:
-        if not isinstance(text, str) or not text:
-            _border.refuse("sampling", f"{name} must be texts that are not empty", shown(text), "correct it")
-    return texts
-
-
-def _ids(name: str, values: Any) -> tuple[int, ...]:
-    """Ids, each once."""
-    given = _border.sequence("sampling", name, values, "ids", in_any_order=True)
-    return tuple(
-        sorted({_border.integer("sampling", f"an id of {name}", id_, 0, _LARGEST_ID) for id_ in given})
-    )
-
-
-def _biases(values: Any) -> tuple[tuple[int, float], ...]:
-    """Pairs of an id and what is added to its logit; a dictionary will do."""
-    pairs = _border.sequence(
-        "sampling", "logit_bias", values.items() if isinstance(values, Mapping) else values, "pairs"
-    )
-    found: dict[int, float] = {}
-    for pair in pairs:
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            rule = "logit_bias must hold pairs of an id and a number"
-            _border.refuse("sampling", rule, shown(pair), "pass a dictionary")
-        id_ = _border.integer("sampling", "an id of logit_bias", pair[0], 0, _LARGEST_ID)
-        found[id_] = _border.number("sampling", "a bias", pair[1], -_MOST_BIAS, _MOST_BIAS)
-    return tuple(sorted(found.items()))
-
-
-def _id_sequences(values: Any) -> tuple[tuple[int, ...], ...]:
-    found = []
-    for ids in _border.sequence("sampling", "bad_words_ids", values, "sequences of ids"):
-        word = tuple(_border.sequence("sampling", "a sequence of bad_words_ids", ids, "ids"))
-        if not word:
-            rule = "sequences of bad_words_ids must hold an id"
-            _border.refuse("sampling", rule, shown(values), "remove the empty one")
-        found.append(
-            tuple(_border.integer("sampling", "an id of bad_words_ids", id_, 0, _LARGEST_ID) for id_ in word)
-        )
-    return tuple(found)
-
-
-class Pick:
-    """How the tokens of a text are chosen. What stands in it was checked by its maker.
+class Sampler:
+    """How the tokens of one text are chosen. The caller has checked the arguments.
 
     Args:
         sampling: the settings.
-        history: the tokens so far; the draw depends on their number, penalties on what they are.
+        history: the tokens so far; the random number depends on their count, penalties on their ids.
         end_ids: tokens that end the text.
         choice: index among the texts of one prompt.
 
     Attributes:
         sampling: the settings.
         history: the tokens so far.
-        rules: what the settings ask of logits; None where tokens are chosen from the model's own.
-        settings: what native code draws by, as bytes.
-        key: seed, no position, choice, as bytes.
+        rules: penalties and bans that change logits; None where tokens are chosen from the model's own logits.
+        settings: temperature, top-k, top-p, min-p and typical-p, as bytes for native code.
+        key: seed, position 0 and choice, as bytes.
     """
 
     __slots__ = ("history", "key", "rules", "sampling", "settings")
@@ -210,7 +51,7 @@ class Pick:
     ) -> None:
         self.sampling, self.history = sampling, history
         self.rules = _rules_of(sampling, end_ids) if sampling.changes_logits else None
-        self.settings = np.array(sampling.draw_settings, np.float64).tobytes()
+        self.settings = np.array(sampling.sampler_settings, np.float64).tobytes()
         self.key = np.array((sampling.seed, 0, choice), np.uint64).tobytes()
 
 
@@ -228,25 +69,25 @@ def _rules_of(sampling: Sampling, end_ids: Collection[int]) -> Rules:
     )
 
 
-def pick_token(
+def choose_token(
     logits: Array, sampling: Sampling, history: History, end_ids: Collection[int] = (), choice: int = 0
 ) -> int:
     """The next token of a sequence.
 
     Args:
-        logits: `[vocab]`.
-        sampling: how to choose.
-        history: the tokens before it; the draw depends on their number, penalties on what they are.
+        logits: `[vocab]`, any floating type.
+        sampling: the settings.
+        history: the tokens so far; the random number depends on their count, penalties on their ids.
         end_ids: tokens that end a text.
         choice: index among the texts of one prompt.
 
     Raises:
-        ConfigError: the logits are no row of numbers, or no token is left to choose.
+        ConfigError: the logits are not one row of numbers, or no token is left to choose.
         NotFinite: a logit is NaN or infinite.
     """
     _border.instance("sampling", "sampling", sampling, Sampling, "pass Sampling(...)")
     _border.instance("sampling", "history", history, History, "pass History(ids)")
-    choice = _border.integer("sampling", "a choice", choice, 0, _MOST_CHOICES)
+    choice = _border.integer("sampling", "a choice", choice, 0, _MAX_CHOICES)
     if (
         not isinstance(logits, np.ndarray)
         or logits.ndim != 1
@@ -255,84 +96,85 @@ def pick_token(
     ):
         _border.refuse("sampling", "logits are one row of numbers", shown(logits), "pass a row of them")
     _border.without_mask("sampling", "logits", logits)
-    given = _border.sequence("sampling", "end_ids", end_ids, "ids", in_any_order=True)
-    ends = [_border.integer("sampling", "an id of end_ids", id_, 0, _LARGEST_ID) for id_ in given]
-    batch = Batch([Pick(sampling, history, ends, choice)])
-    (found,) = batch.draw(logits[None], np.zeros(1, np.int64))
-    if found < 0:
+    ids = _border.sequence("sampling", "end_ids", end_ids, "ids", in_any_order=True)
+    ends = [_border.integer("sampling", "an id of end_ids", id_, 0, _MAX_ID) for id_ in ids]
+    batch = Batch([Sampler(sampling, history, ends, choice)])
+    (token,) = batch.sample(logits[None], np.zeros(1, np.int64))
+    if token < 0:
         raise batch.error(0, logits)
-    return found
+    return token
 
 
 class Batch:
-    """The next tokens of several sequences, put together before their logits are there.
+    """Next tokens of several sequences. It is made before their logits are computed.
 
     Args:
-        picks: how each is chosen.
-        lengths: tokens that each will have then; None: those that it has.
-        masks: of each, where there are any: bytes by token, 0 for those that may not come; None for all.
+        samplers: how the token of each sequence is chosen.
+        lengths: number of tokens that each sequence has when its token is sampled; None: the current number.
+        masks: grammar masks, one per sequence: uint8 by token, 0 for forbidden tokens; None allows all.
     """
 
     def __init__(
         self,
-        picks: Sequence[Pick],
+        samplers: Sequence[Sampler],
         lengths: Sequence[int] | None = None,
         masks: Sequence[Array | None] = (),
     ) -> None:
-        self._picks = picks
+        self._samplers = samplers
         self._masks = masks
-        self._wrong: set[int] = set()
-        self._is_adjusted = bool(masks) or any(pick.rules is not None for pick in picks)
-        self._settings = np.frombuffer(b"".join([p.settings for p in picks]), np.float64).reshape(-1, 5)
-        self._keys = np.frombuffer(bytearray().join([p.key for p in picks]), np.uint64).reshape(-1, 3)
-        self._keys[:, 1] = [len(pick.history.ids) for pick in picks] if lengths is None else lengths
+        self._invalid: set[int] = set()
+        self._has_processors = bool(masks) or any(one.rules is not None for one in samplers)
+        self._settings = np.frombuffer(b"".join([one.settings for one in samplers]), np.float64)
+        self._settings = self._settings.reshape(-1, 5)
+        self._keys = np.frombuffer(bytearray().join([one.key for one in samplers]), np.uint64).reshape(-1, 3)
+        self._keys[:, 1] = [len(one.history.ids) for one in samplers] if lengths is None else lengths
 
-    def draw(self, logits: Array, rows: NDArray[np.int64], threads: int = 1) -> list[int]:
-        """A token for each, below 0 where it has none; one says nothing about another.
+    def sample(self, logits: Array, rows: NDArray[np.int64], threads: int = 1) -> list[int]:
+        """A token for each sequence; below 0 where it has none. Sequences do not affect one another.
 
         Args:
-            logits: `[R, vocab]`.
+            logits: `[R, vocab]`, any floating type.
             rows: the row of each sequence.
-            threads: that share the rows.
+            threads: number of threads that share the rows.
         """
         if logits.dtype == DTYPES["bf16"].numpy:
             logits = logits.view(np.uint16)
         elif logits.dtype != np.float32 and logits.dtype != np.float64:
             logits = logits.astype(np.float32)
-        adjustments = self._adjustments(logits.shape[1]) if self._is_adjusted else ()
+        processors = self._logits_processors(logits.shape[1]) if self._has_processors else ()
         if not logits.flags.c_contiguous:
             logits = np.ascontiguousarray(logits)
-        found = draw_tokens(logits, rows, self._settings, self._keys, threads, adjustments)
-        for place in self._wrong:
-            found[place] = NOT_FINITE
-        return found
+        tokens = draw_tokens(logits, rows, self._settings, self._keys, threads, processors)
+        for place in self._invalid:
+            tokens[place] = NOT_FINITE
+        return tokens
 
     def error(self, place: int, logits_V: Array) -> TilewiseError:
         """Why a sequence has no token.
 
         Args:
-            place: of the sequence.
-            logits_V: that it was to be drawn from.
+            place: index of the sequence.
+            logits_V: its logits.
         """
-        if place in self._wrong:
-            return _unknown_id(self._picks[place].sampling, len(logits_V))
-        return _why_none(logits_V, len(self._picks[place].history))
+        if place in self._invalid:
+            return _unknown_id(self._samplers[place].sampling, len(logits_V))
+        return _no_token(logits_V, len(self._samplers[place].history))
 
-    def _adjustments(self, size: int) -> list[Adjustment | None]:
-        """What is done to each row; settings that name a token beyond it are left out."""
-        adjustments: list[Adjustment | None] = []
-        for place, (pick, mask) in enumerate(zip(self._picks, self._masks or [None] * len(self._picks))):
-            rules = pick.rules
+    def _logits_processors(self, size: int) -> list[Adjustment | None]:
+        """What changes each row; settings that name a token beyond the vocabulary are left out and recorded."""
+        processors: list[Adjustment | None] = []
+        for place, (one, mask) in enumerate(zip(self._samplers, self._masks or [None] * len(self._samplers))):
+            rules = one.rules
             if rules is not None and rules.largest_id >= size:
                 rules = None
-                self._wrong.add(place)
-            text = None if rules is None else pick.history.counted
-            adjustments.append(None if rules is None and mask is None else (rules, text, mask))
-        return adjustments
+                self._invalid.add(place)
+            text = None if rules is None else one.history.counted
+            processors.append(None if rules is None and mask is None else (rules, text, mask))
+        return processors
 
 
 def _unknown_id(sampling: Sampling, size: int) -> ConfigError:
-    """Settings name a token that the logits do not have."""
+    """The error for settings that name a token beyond the vocabulary."""
     named = {
         "logit_bias": [id_ for id_, _ in sampling.logit_bias],
         "allowed_token_ids": sampling.allowed_token_ids,
@@ -344,7 +186,7 @@ def _unknown_id(sampling: Sampling, size: int) -> ConfigError:
     )
 
 
-def _why_none(logits: Array, position: int) -> TilewiseError:
+def _no_token(logits: Array, position: int) -> TilewiseError:
     wrong = np.flatnonzero(~np.isfinite(logits.astype(np.float64)))
     if len(wrong):
         return NotFinite(

@@ -1,10 +1,10 @@
-"""The program that renders a chat template, in a process of its own: a template may come from anywhere.
+"""The child process that renders chat templates, because templates come from untrusted models and clients.
 
-Reads JSON objects behind their length from standard input (`template`, `variables`, `limits`, `name`) and has a fork of
-itself answer each on standard output (`name`, and `text` or `problem`): a template never sees the process that another
-one is rendered in, and none but the first waits for imports. A fork that does not end well ends all of it. Imports the
-standard library and jinja2 only, and is run as a file, so that it starts quickly. The parent kills it when its time is
-over; memory and output a fork limits itself, before it looks at the template.
+Reads JSON objects, each after its length, from standard input (`template`, `variables`, `limits`, `name`). A fork of
+the process answers each on standard output (`name`, and `text` or `problem`): so no template shares a process with
+another, and only the first waits for imports. A fork that fails ends the whole process. Imports only the standard
+library and jinja2, and runs as a file, so that it starts quickly. The parent kills the process at a deadline; a fork
+limits its own memory and output before it reads the template.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def render(template: str, variables: dict[str, Any]) -> str:
 
 
 def problem_of(template: str, variables: dict[str, Any]) -> dict[str, str]:
-    """A template's text, or what is wrong, as the parent is told it."""
+    """A template's text, or the error, as the parent process receives it."""
     from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 
     try:

@@ -1,8 +1,8 @@
-"""Processes that render templates, as the process that started them has them: asked, watched, ended.
+"""Child processes that render chat templates, as the parent sees them.
 
-A process is kept while it answers well, so that a template costs a fork and not a start of Python. Its answers bear a
-name drawn for each request, so that nothing a template may have left behind is taken for the next answer. One that is
-late, dies or says anything else is killed with all that it has started.
+A process is reused while it answers correctly, so that a template costs a fork and not a start of Python. Each answer
+has the random name of its request, so that output that an earlier template left behind is not mistaken for it. A
+process that misses its deadline, dies or sends anything else is killed with its children.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STRAYS = {"problem": "it makes the process that renders it say something else"}
 
 
 class TemplateProcesses:
-    """Renders templates for any thread. Its processes end when it is dropped, or when this process does."""
+    """Renders templates in child processes. Thread-safe. The processes end with it, or with this process."""
 
     def __init__(self) -> None:
         self._idle: list[_Process] = []
@@ -41,13 +41,13 @@ class TemplateProcesses:
         weakref.finalize(self, _end_all, self._idle)
 
     def start(self) -> None:
-        """Start one that waits for a template."""
+        """Start a process that waits for a template."""
         process = _Process()
         with self._lock:
             self._idle.append(process)
 
     def render(self, template: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """The text of a template under `text`, or what is wrong with it under `problem`.
+        """Render a template; returns its text as `text`, or the error as `problem`.
 
         Args:
             template: its source.

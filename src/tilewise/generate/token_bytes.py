@@ -1,4 +1,4 @@
-"""The bytes of single tokens, as log probabilities show them.
+"""Bytes of single tokens, for log probabilities.
 
 A tokenizer decodes whole texts: it drops the first space of a text (SentencePiece) and replaces bytes that are only a
 part of a character by U+FFFD. `TokenBytes` gives what a token adds to a text within that text: its space is kept, and a
@@ -24,7 +24,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes:
-    """The bytes of a tokenizer's tokens, computed once each. Threads may share it.
+    """Bytes of a tokenizer's tokens, computed once per token. Thread-safe.
 
     Args:
         tokenizer: of the model.
@@ -35,14 +35,14 @@ class TokenBytes:
         self._found: dict[int, bytes] = {}
 
     def __getitem__(self, token: int) -> bytes:
-        """The bytes of a token, those of U+FFFD for an id that the tokenizer does not know, as texts show it."""
+        """Bytes of a token; those of U+FFFD for an id that the tokenizer does not know."""
         found = self._found.get(token)
         if found is None:
             found = self._found[token] = self._compute(token)
         return found
 
     def text(self, token: int) -> str:
-        """The same as text; U+FFFD stands for bytes that are only a part of a character."""
+        """Text of a token; U+FFFD for bytes that are only a part of a character."""
         return self[token].decode("utf-8", "replace")
 
     def _compute(self, token: int) -> bytes:
@@ -64,7 +64,7 @@ class TokenBytes:
 
     @cached_property
     def _kinds(self) -> set[str]:
-        """The types of the tokenizer's decoders, nested ones included."""
+        """Types of the tokenizer's decoders, nested ones included."""
         decoder = self._tokenizer.decoder
         pending: list[dict[str, Any]] = [] if decoder is None else [json.loads(decoder.__getstate__())]
         found = set()

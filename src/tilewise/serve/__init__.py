@@ -7,11 +7,10 @@ what their logits become. `LLM` answers lists of prompts, `Engine` callers that 
 from tilewise.serve.engine import Engine
 from tilewise.serve.llm import LLM
 from tilewise.serve.logprobs import Logprob
-from tilewise.serve.model import EngineSettings
 from tilewise.serve.outputs import (
     CompletionOutput,
+    Delta,
     EngineStats,
-    Piece,
     PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
@@ -19,17 +18,17 @@ from tilewise.serve.outputs import (
     StepTimes,
 )
 from tilewise.serve.sampling_params import SamplingParams
-from tilewise.serve.speculation import SpeculativeConfig
 from tilewise.serve.structured import StructuredOutputsParams
+from tilewise.settings import EngineSettings, SpeculativeConfig
 
 __all__ = [
     "LLM",
     "CompletionOutput",
+    "Delta",
     "Engine",
     "EngineSettings",
     "EngineStats",
     "Logprob",
-    "Piece",
     "PoolingOutput",
     "PoolingRequestOutput",
     "RequestOutput",

@@ -1,72 +1,95 @@
-"""Blocks of the KV cache: who holds them, which of them can be found again by what they hold.
+"""Blocks of the KV cache: reference counts, and the index that finds a block by the key of its content.
 
-Pure bookkeeping over numbers of blocks. A block is held by as many sequences as its count says; one that no sequence
-holds is free, and stays findable by its key until it is taken for something else, least recently used first. Refuses to
-hand out what is not there and to take back what is not out: that would be a defect of the scheduler, never a user's.
+Stores block numbers only, no tensors. A block whose reference count is 0 is free. It can still be found by its key
+until it is taken for new content; the least recently used one is taken first. Taking more blocks than are free, or
+returning a free block, is a defect of the scheduler and raises InternalError.
 """
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
 from tilewise.core import Border, InternalError
 
-__all__ = ["BlockPool"]
+__all__ = ["BlockPool", "Scope", "block_key"]
 
 _MOST = 1 << 31
 _border = Border("serve")
 
 
-class BlockPool:
-    """The blocks of one KV cache. One thread at a time.
+Scope = tuple[tuple[bytes, bytes], ...]
+"""Tags and values that all blocks of a request share: model, adapter, salt."""
+
+
+def block_key(scope: Scope, parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The key of a complete block: SHA-256 of everything that decides its content.
+
+    Every field is hashed with its tag and length, so that no two different lists of fields have the same bytes. Keys
+    cannot be guessed from other keys, and equal keys mean equal blocks.
 
     Args:
-        num_blocks: in the pool.
+        scope: of the request.
+        parent: key of the block before it; empty for the first.
+        tokens: all tokens of the block.
+    """
+    digest = hashlib.sha256()
+    for tag, value in (*scope, (b"parent", parent), (b"tokens", array("Q", tokens).tobytes())):
+        digest.update(len(tag).to_bytes(8, "little") + tag + len(value).to_bytes(8, "little") + value)
+    return digest.digest()
+
+
+class BlockPool:
+    """The blocks of one KV cache. Not thread-safe.
+
+    Args:
+        num_blocks: number of blocks.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = _border.integer("blocks", "num_blocks", num_blocks, 1, _MOST)
-        self._num_holders = [0] * self.num_blocks
+        self._ref_counts = [0] * self.num_blocks
         self._keys: list[bytes | None] = [None] * self.num_blocks
         self._by_key: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(self.num_blocks))  # next to go first
 
     @property
     def num_free(self) -> int:
-        """Blocks that no sequence holds, also those that can still be found."""
+        """Number of blocks without a reference, those that can still be found included."""
         return len(self._free)
 
     @property
-    def num_found(self) -> int:
-        """Blocks that can be found by their key."""
+    def num_cached(self) -> int:
+        """Number of blocks that can be found by their key."""
         return len(self._by_key)
 
     def find(self, keys: Sequence[bytes]) -> list[int]:
-        """The blocks of the longest beginning of a chain of keys that is all there; nothing is taken yet."""
-        found = []
+        """The blocks of the longest cached prefix of a chain of keys. Does not change reference counts."""
+        blocks = []
         for key in keys:
             block = self._by_key.get(key)
             if block is None:
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
-    def num_free_beside(self, blocks: Sequence[int]) -> int:
-        """Free blocks that would be left when these were held."""
+    def num_free_without(self, blocks: Sequence[int]) -> int:
+        """Number of free blocks that are left if these are referenced."""
         return len(self._free) - sum(block in self._free for block in blocks)
 
-    def hold(self, blocks: Sequence[int]) -> None:
-        """One more sequence holds these, which `find` has found."""
+    def add_references(self, blocks: Sequence[int]) -> None:
+        """Add a reference to blocks that `find` returned."""
         for block in blocks:
-            self._num_holders[block] += 1
+            self._ref_counts[block] += 1
             self._free.pop(block, None)
 
     def take(self, count: int) -> list[int]:
-        """Blocks for something new; what they held can no longer be found.
+        """Take free blocks for new content; their old content can no longer be found.
 
         Raises:
-            InternalError: so many are not free.
+            InternalError: fewer blocks are free.
         """
         if count > len(self._free):
             raise InternalError(
@@ -76,42 +99,43 @@ class BlockPool:
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
             self._forget(block)
-            self._num_holders[block] = 1
+            self._ref_counts[block] = 1
             taken.append(block)
         return taken
 
-    def name(self, block: int, key: bytes) -> None:
-        """A held block is complete and can be found by its key; where another one has the key, that one stays."""
+    def register(self, block: int, key: bytes) -> None:
+        """Make a complete block findable by its key. If another block has the key, that one stays."""
         if self._keys[block] is None and key not in self._by_key:
             self._keys[block] = key
             self._by_key[key] = block
 
-    def give_back(self, blocks: Sequence[int]) -> None:
-        """A sequence holds these no more, in their order in the sequence: the last ones are taken first, so that no
-        block outlives the one before it, without which it cannot be found.
+    def release(self, blocks: Sequence[int]) -> None:
+        """Remove a sequence's references, in the order of the sequence.
+
+        The last blocks are taken for new content first, because a block cannot be found without the one before it.
 
         Raises:
-            InternalError: a block is held by no sequence.
+            InternalError: a block has no reference.
         """
         for block in reversed(blocks):
-            if self._num_holders[block] == 0:
+            if self._ref_counts[block] == 0:
                 raise InternalError(
                     f"[serve.blocks] only a held block can be given back; got block {block}, which is free; report it"
                 )
-            self._num_holders[block] -= 1
-            if self._num_holders[block] == 0:
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block] == 0:
                 self._free[block] = None
-                if self._keys[block] is None:  # nothing worth keeping
+                if self._keys[block] is None:  # cannot be found, so take it first
                     self._free.move_to_end(block, last=False)
 
     def forget_all(self) -> None:
-        """No block can be found any more."""
+        """Remove all keys, so that no block can be found."""
         for block in range(self.num_blocks):
             self._forget(block)
 
-    def holders(self) -> list[int]:
-        """How many sequences hold each block."""
-        return list(self._num_holders)
+    def ref_counts(self) -> list[int]:
+        """Reference count of each block."""
+        return list(self._ref_counts)
 
     def _forget(self, block: int) -> None:
         key = self._keys[block]

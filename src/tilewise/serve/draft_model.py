@@ -1,8 +1,8 @@
-"""A smaller model that guesses how texts go on, for the larger one to confirm.
+"""The draft model: a smaller model whose tokens the target model confirms.
 
-Its cache has as many blocks as the larger model's, and a text has the same ones in both; so nothing is to be managed
-here but how far each text has been read. Guesses are drawn with the number that the larger model will draw with: models
-that agree draw the same token.
+Its KV cache has as many blocks as the target's, and a sequence uses the same block numbers in both. So only the number
+of positions that each sequence has in the draft model's cache is managed here. Draft tokens are sampled with the random
+number that the target model will use: where the two distributions agree, so do the tokens.
 
 Shapes: V vocabulary.
 """
@@ -31,12 +31,12 @@ _border = Border("serve")
 
 
 class DraftModel:
-    """A loaded model that guesses. One thread at a time.
+    """A loaded draft model. Not thread-safe.
 
     Args:
-        model_dir: a Hugging Face directory, of a model with the same vocabulary.
-        target: whose tokens are guessed.
-        count: guesses for a text, at most.
+        model_dir: Hugging Face directory of a model with the same vocabulary.
+        target: the model whose tokens are guessed.
+        count: largest number of draft tokens of a sequence.
 
     Raises:
         ConfigError, CheckpointError: the directory is not a model we can run, or has another vocabulary.
@@ -74,30 +74,30 @@ class DraftModel:
         self._model.close()
 
     def guess(self, sequences: Iterable[Sequence]) -> None:
-        """Read what is new in texts, and guess how those go on that are about to be written.
+        """Read new tokens of sequences, and make draft tokens for those in decode.
 
         Args:
-            sequences: that have blocks.
+            sequences: sequences that have blocks.
         """
-        asked = [s.drafter for s in sequences if isinstance(s.drafter, ModelDrafter) and s.left == 1]
-        asked = [one for one in asked if len(one.sequence) < self._longest]
+        drafters = [s.drafter for s in sequences if isinstance(s.drafter, ModelDrafter) and s.left == 1]
+        drafters = [one for one in drafters if len(one.sequence) < self._longest]
         try:
-            ready = self._read([one for one in asked if one.length != len(one.sequence)])
+            ready = self._read([one for one in drafters if one.length != len(one.sequence)])
             for _ in range(1, self._count):
                 ready = self._step([(one, self._part(one)) for one in ready if self._has_room(one)])
-        except TilewiseError as error:  # a text needs no guesses
+        except TilewiseError as error:  # speculative decoding is optional
             get_logger("serve").warning("the draft model failed, and its texts are read again: %s", error)
-            for one in asked:
+            for one in drafters:
                 one.done, one.guesses = 0, []
 
-    def _read(self, asked: list[ModelDrafter]) -> list[ModelDrafter]:
-        """Bring texts up to date, as many tokens as one call takes; first guesses of those that are."""
+    def _read(self, drafters: list[ModelDrafter]) -> list[ModelDrafter]:
+        """Read new tokens, as many as one call takes; makes the first draft token of sequences that are read."""
         room = self._limits.max_num_batched_tokens
         parts: list[tuple[ModelDrafter, Scheduled]] = []
-        for one in asked:
+        for one in drafters:
             start, length = one.resume(), len(one.sequence)
-            held = len(one.blocks) * BLOCK_SIZE  # the last token's block may not be there yet
-            end = max(start, min(length, start + room, held))
+            capacity = len(one.blocks) * BLOCK_SIZE  # the last token's block may not be there yet
+            end = max(start, min(length, start + room, capacity))
             room -= end - start
             one.guesses, one.length = [], length if end == length else 0
             if end > start:
@@ -107,7 +107,7 @@ class DraftModel:
         return self._step(parts)
 
     def _part(self, one: ModelDrafter) -> Scheduled:
-        """The last guess, to be computed."""
+        """The part that computes the last draft token."""
         end = one.length + len(one.guesses)
         blocks = tuple(one.blocks[: self._model.max_blocks])
         return Scheduled(one.sequence, end - 1, end, end - 1, blocks, (one.guesses[-1],))
@@ -116,30 +116,30 @@ class DraftModel:
         return one.length + len(one.guesses) <= min(self._longest, len(one.blocks) * BLOCK_SIZE)
 
     def _step(self, parts: list[tuple[ModelDrafter, Scheduled]]) -> list[ModelDrafter]:
-        """One call; a guess more for each text whose last token was in it."""
+        """Run one call; makes a draft token for each sequence whose last token was in it."""
         if not parts:
             return []
         rows = self._runner.run([part for _, part in parts])
-        told: list[ModelDrafter] = []
+        sampled: list[ModelDrafter] = []
         places: list[int] = []
         end = 0
         for one, part in parts:
-            one.done, end = part.known, end + part.end - part.first_row
+            one.done, end = part.confirmed_end, end + part.end - part.first_row
             if part.first_row < part.end:
-                told.append(one)
+                sampled.append(one)
                 places.append(end - 1)
-        if not told:
+        if not sampled:
             return []
-        ways = [(one.sequence.request.sampling, one) for one in told]
-        settings = [way.draw_settings for way, _ in ways]
-        keys = [(w.seed, one.length + len(one.guesses), one.sequence.choice) for w, one in ways]
+        settings_of_each = [(one.sequence.request.sampling, one) for one in sampled]
+        settings = [way.sampler_settings for way, _ in settings_of_each]
+        keys = [(w.seed, one.length + len(one.guesses), one.sequence.choice) for w, one in settings_of_each]
         tokens = draw_tokens(
             np.ascontiguousarray(rows, np.float32),
             np.array(places, np.int64),
             np.array(settings, np.float64),
             np.array(keys, np.uint64),
         )
-        for one, token in zip(told, tokens):
+        for one, token in zip(sampled, tokens):
             if token >= 0:
                 one.guesses.append(token)
-        return [one for one, token in zip(told, tokens) if token >= 0]
+        return [one for one, token in zip(sampled, tokens) if token >= 0]

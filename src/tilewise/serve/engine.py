@@ -1,8 +1,8 @@
-"""`Engine`: a model or several copies of it, and callers who ask at once, from threads and event loops.
+"""`Engine`: one or several copies of a model that serve concurrent requests from threads and event loops.
 
-What a request writes depends on the model, its prompt and its settings alone: not on what else is asked, in what order,
-how steps cut it, whether blocks of it were found in the cache, or the number of devices. Refuses requests at the
-border, before they reach the thread.
+The output of a request depends only on the model, its prompt and its settings: not on other requests, their order, how
+steps split its tokens, prefix-cache hits, or the number of devices. Requests are checked on the caller's thread, before
+they reach the engine's thread.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from tilewise.core import Border, PlanError
 from tilewise.core.border import shown
 from tilewise.core.limits import available_memory
 from tilewise.generate import Sampling, check_prompt, encode_prompt, word_ids
-from tilewise.serve.collector import Collector
 from tilewise.serve.core import EngineCore
 from tilewise.serve.loop import Abort, Add, Call, Command
-from tilewise.serve.model import EngineSettings, ServedModel
-from tilewise.serve.outputs import EngineStats, Piece, RequestOutput
+from tilewise.serve.model import ServedModel
+from tilewise.serve.output_processor import OutputProcessor
+from tilewise.serve.outputs import Delta, EngineStats, RequestOutput
 from tilewise.serve.replica import Replica
-from tilewise.serve.request import PRIORITIES, Asked, Request
+from tilewise.serve.request import PRIORITIES, Request
 from tilewise.serve.sampling_params import SamplingParams
 from tilewise.serve.structured import Grammars
+from tilewise.settings import EngineSettings, OutputOptions
 
 __all__ = ["Engine", "Prompt", "prompt_form"]
 
 T = TypeVar("T")
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or a dictionary with `prompt` or `prompt_token_ids`, and perhaps `cache_salt`."""
+"""Text, token ids, or a dictionary with `prompt` or `prompt_token_ids`, and optionally `cache_salt`."""
 _PROMPT_FIELDS = ("prompt", "prompt_token_ids", "cache_salt")
 _FOR_VECTORS = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
 _LARGEST_ID = (1 << 31) - 1
@@ -47,15 +48,15 @@ _border = Border("serve")
 
 
 class Engine:
-    """Writes with a model for many callers at once. Use with `with`, or call `close`.
+    """Generates text for many callers at once. Thread-safe. Use with `with`, or call `close`.
 
     Args:
-        model_dir: a Hugging Face directory (config.json, weights, tokenizer files).
-        on_progress: called with the bytes of weights read so far and in all.
+        model_dir: Hugging Face directory (config.json, weights, tokenizer files).
+        on_progress: called with the bytes of weights that are read, and those in all.
         **settings: fields of `EngineSettings` by name.
 
     Raises:
-        ConfigError, CheckpointError: the directory is not a model we can run, or a setting has no such value.
+        ConfigError, CheckpointError: the directory is not a supported model, or a setting is invalid.
         LayoutError: the model cannot be cut over so many devices.
         ResourceError: not enough memory.
     """
@@ -83,10 +84,10 @@ class Engine:
         self._queues = tuple(replica.commands for replica in self._replicas)
         self._grammars = Grammars(self.model.tokenizer, self.model.end_ids)
         self._numbers = itertools.count()
-        self._name = f"request-{secrets.token_hex(8)}"  # no caller has chosen such a name
+        self._name = f"request-{secrets.token_hex(8)}"  # unlikely to be a name that a caller chooses
         self._process = os.getpid()
         self._is_closed = False
-        self._door = threading.Lock()  # nothing is submitted behind the command that ends a thread
+        self._submit_lock = threading.Lock()  # held while submitting, so that no command follows `Close`
 
     def __enter__(self) -> Engine:
         return self
@@ -95,12 +96,12 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """End all requests with an error, stop the devices and free their memory, when the step at hand is done."""
-        if os.getpid() != self._process:  # in a forked child, which has none of the threads
+        """After the current step, end all requests with an error, stop the devices and free their memory."""
+        if os.getpid() != self._process:  # a forked child has none of the threads
             for replica in self._replicas:
                 replica.free()
             return
-        with self._door:
+        with self._submit_lock:
             self._is_closed = True
         for replica in self._replicas:
             replica.close()
@@ -113,51 +114,51 @@ class Engine:
         *,
         priority: int = 0,
     ) -> AsyncIterator[RequestOutput]:
-        """Continue a prompt; `async for` gives an output with every step that adds to it. Closing the iterator, or
+        """Continue a prompt; `async for` yields an output for every step that adds to it. Closing the iterator, or
         cancelling the task that reads it, ends the request.
 
         Args:
-            prompt: to continue.
-            sampling_params: how.
-            request_id: a name for it, unique among requests at a time; None: the engine's own.
-            priority: lower goes first.
+            prompt: prompt to continue.
+            sampling_params: settings.
+            request_id: name of the request, unique among live requests; None: chosen by the engine.
+            priority: lower runs first.
 
         Raises:
-            ConfigError: a prompt or setting that is none, or too long a prompt; at once.
-            TaskFailed, NotFinite: the request's step failed; others go on.
-            PlanError: the engine is closed, or another process's.
+            ConfigError: the prompt or a setting is invalid, or the prompt is too long; raised by this call.
+            TaskFailed, NotFinite: the request's step failed; other requests continue.
+            PlanError: the engine is closed, or belongs to another process.
         """
         _border.instance(
             "engine", "sampling_params", sampling_params, SamplingParams, "pass SamplingParams(...)"
         )
         request = self._request(prompt, sampling_params, request_id=request_id, priority=priority)
-        return self._outputs(request, Collector(request, prompt, sampling_params.output_kind))
+        return self._outputs(request, OutputProcessor(request, prompt, sampling_params.output_kind))
 
-    async def _outputs(self, request: Request, collector: Collector) -> AsyncIterator[RequestOutput]:
+    async def _outputs(self, request: Request, processor: OutputProcessor) -> AsyncIterator[RequestOutput]:
         loop = asyncio.get_running_loop()
-        queue: asyncio.Queue[Piece | BaseException] = asyncio.Queue()
+        queue: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
         queues, name = self._queues, request.request_id
 
-        def tell(event: Piece | BaseException) -> None:
+        def notify(event: Delta | BaseException) -> None:
             try:
                 loop.call_soon_threadsafe(queue.put_nowait, event)
-            except RuntimeError:  # the loop is closed, and its iterators were not
+            except RuntimeError:  # the event loop was closed before the iterator
                 _abort(queues, [name])
 
-        self.submit([request], tell)
-        is_over = False
+        self.submit([request], notify)
+        has_ended = False
         try:
-            while not is_over:
+            while not has_ended:
                 event = await queue.get()
                 if isinstance(event, BaseException):
-                    is_over = True
+                    has_ended = True
                     raise event
-                output = collector.add(event)
-                is_over = collector.is_finished
+                output = processor.add(event)
+                has_ended = processor.is_finished
                 if output is not None:
                     yield output
         finally:
-            if not is_over:
+            if not has_ended:
                 _abort(queues, [name])
 
     def stream(
@@ -166,21 +167,21 @@ class Engine:
         sampling: SamplingParams | Sampling | Sequence[SamplingParams | Sampling],
         *,
         priority: int | Sequence[int] = 0,
-    ) -> Iterator[Piece]:
-        """Continue every prompt, without an event loop; yields a piece per new token, interleaved over the texts.
+    ) -> Iterator[Delta]:
+        """Continue every prompt, without an event loop; yields a delta per new token, interleaved over the texts.
         Closing or dropping the iterator ends its requests.
 
         Args:
-            prompts: to continue.
-            sampling: how, for all prompts or one for each.
-            priority: lower goes first; for all prompts or one for each.
+            prompts: prompts to continue.
+            sampling: settings for all prompts, or one for each.
+            priority: lower runs first; for all prompts, or one for each.
 
         Raises:
-            ConfigError: a prompt or setting that is none, or too long a prompt; at once.
-            TaskFailed, NotFinite: the step of a request failed; the others of this call end with it.
-            PlanError: the engine is closed, or another process's.
+            ConfigError: a prompt or setting is invalid, or a prompt is too long; raised by this call.
+            TaskFailed, NotFinite: the step of a request failed; the other requests of this call end, too.
+            PlanError: the engine is closed, or belongs to another process.
         """
-        return self.pieces(self.requests(prompts, sampling, priority))
+        return self.deltas(self.requests(prompts, sampling, priority))
 
     def requests(
         self,
@@ -188,37 +189,37 @@ class Engine:
         sampling: SamplingParams | Sampling | Sequence[SamplingParams | Sampling],
         priority: int | Sequence[int] = 0,
     ) -> list[Request]:
-        """Requests as the engine's thread takes them, with everything checked.
+        """Check prompts and settings, and make requests of them for `submit`, `deltas` or `outputs`.
 
         Args:
-            prompts: to continue.
-            sampling: how, for all prompts or one for each.
-            priority: for all prompts or one for each.
+            prompts: prompts to continue.
+            sampling: settings for all prompts, or one for each.
+            priority: lower runs first; for all prompts, or one for each.
 
         Raises:
-            ConfigError: a prompt or setting that is none, or too long a prompt.
+            ConfigError: a prompt or setting is invalid, or a prompt is too long.
         """
         texts = _border.sequence("engine", "prompts", prompts, "texts")
         kinds = (SamplingParams, Sampling)
-        ways = _one_each("sampling", sampling, isinstance(sampling, kinds), len(texts))
-        ranks = _one_each("priority", priority, not isinstance(priority, Sequence), len(texts))
-        for way in ways:
-            if not isinstance(way, kinds):
+        settings = _one_per_prompt("sampling", sampling, isinstance(sampling, kinds), len(texts))
+        priorities = _one_per_prompt("priority", priority, not isinstance(priority, Sequence), len(texts))
+        for one in settings:
+            if not isinstance(one, kinds):
                 rule = "sampling must be SamplingParams or Sampling"
-                _border.refuse("engine", rule, shown(way), "pass SamplingParams(...)")
+                _border.refuse("engine", rule, shown(one), "pass SamplingParams(...)")
         return [
-            self._request(text, way, index=index, priority=rank)
-            for index, (text, way, rank) in enumerate(zip(texts, ways, ranks))
+            self._request(text, one, index=index, priority=level)
+            for index, (text, one, level) in enumerate(zip(texts, settings, priorities))
         ]
 
     def pooling_requests(self, prompts: Sequence[Prompt]) -> list[Request]:
-        """Requests for the prompts' vectors, with everything checked.
+        """Check prompts, and make requests for their vectors.
 
         Args:
-            prompts: to turn into vectors.
+            prompts: prompts.
 
         Raises:
-            ConfigError: a prompt that is none or too long, or an engine that writes.
+            ConfigError: a prompt is invalid or too long, or the engine was made with another `runner`.
         """
         texts = _border.sequence("engine", "prompts", prompts, "texts")
         return [
@@ -226,48 +227,48 @@ class Engine:
             for index, text in enumerate(texts)
         ]
 
-    def submit(self, requests: Sequence[Request], tell: Callable[[Piece | BaseException], None]) -> None:
-        """Hand requests to the engine's thread, which tells of their pieces and errors.
+    def submit(self, requests: Sequence[Request], notify: Callable[[Delta | BaseException], None]) -> None:
+        """Hand requests to the engine's thread, which reports their deltas and errors.
 
         Args:
-            requests: as `requests` made them.
-            tell: called on the engine's thread, so it must not wait for anything.
+            requests: from `requests`.
+            notify: called with each delta or error, on the engine's thread; must not block.
 
         Raises:
-            PlanError: the engine is closed, or another process's.
+            PlanError: the engine is closed, or belongs to another process.
         """
         loads = [replica.load for replica in self._replicas]
         shares: list[list[Request]] = [[] for _ in loads]
         for request in requests:
             place = loads.index(min(loads))
-            if request.is_named:  # always the same one, so that it can tell when a name comes twice
+            if request.is_named:  # always the same copy, so that it can detect a name that is used twice
                 place = crc32(request.request_id.encode("utf-8", "surrogatepass")) % len(loads)
             shares[place].append(request)
             loads[place] += 1
-        self._put([Add(tuple(share), tell) if share else None for share in shares])
+        self._put([Add(tuple(share), notify) if share else None for share in shares])
 
     def abort(self, request_id: str) -> None:
-        """End a request; its texts get the reason `abort`. Nothing happens to one that has ended.
+        """End a request; its texts get the reason `abort`. No effect on one that has ended.
 
         Args:
-            request_id: of the request.
+            request_id: name of the request.
         """
         _abort(self._queues, [_border.text("engine", "request_id", request_id)])
 
     def memory_usage(self) -> list[dict[str, int]]:
-        """Bytes allocated per device, as `GraphInstance.memory_usage` says them.
+        """Bytes allocated per device, as `GraphInstance.memory_usage` reports them.
 
         Raises:
-            PlanError: the engine is closed, or another process's.
+            PlanError: the engine is closed, or belongs to another process.
         """
-        found: list[dict[str, int]] = []
+        usage: list[dict[str, int]] = []
         for replica in self._replicas:
             instance = replica.model.instance
-            found += self._between_steps(lambda _, own=instance: own.memory_usage(), replica)  # type: ignore[misc]
-        return found
+            usage += self._between_steps(lambda _, own=instance: own.memory_usage(), replica)  # type: ignore[misc]
+        return usage
 
     def stats(self) -> EngineStats:
-        """How much there is to do now. Read while the threads go on, so that it waits for nothing."""
+        """The current load. Does not wait for the engine's threads."""
         schedulers = [replica.scheduler for replica in self._replicas]
         return EngineStats(
             num_running=sum(s.num_running for s in schedulers),
@@ -281,7 +282,7 @@ class Engine:
         )
 
     def _between_steps(self, function: Callable[[EngineCore], T], replica: Replica | None = None) -> T:
-        """What a function of the core returns, called on its thread; waits for the step at hand."""
+        """Call a function of the core on the engine's thread after the current step, and return its result."""
         answer: Future[T] = Future()
 
         def call(core: EngineCore) -> None:
@@ -290,79 +291,77 @@ class Engine:
             except Exception as error:
                 answer.set_exception(error)
 
-        wanted = self._replicas[0] if replica is None else replica
-        self._put([Call(call) if one is wanted else None for one in self._replicas])
+        target = self._replicas[0] if replica is None else replica
+        self._put([Call(call) if one is target else None for one in self._replicas])
         return answer.result()
 
     def _put(self, commands: Sequence[Command | None]) -> None:
-        """A command, or none, for each copy of the model."""
+        """Queue one command, or None, for each copy of the model."""
         if os.getpid() != self._process:
-            raise _foreign()
-        with self._door:
+            raise _wrong_process()
+        with self._submit_lock:
             if self._is_closed:
                 raise PlanError("[serve.engine] the engine must be open; got a closed one; make another")
             for queue, command in zip(self._queues, commands):
                 if command is not None:
                     queue.put(command)
 
-    def pieces(self, requests: Sequence[Request]) -> Iterator[Piece]:
-        """Ask, and yield what is told until all texts have ended. Closing or dropping the iterator ends the requests.
+    def deltas(self, requests: Sequence[Request]) -> Iterator[Delta]:
+        """Submit requests, and yield their deltas until all texts have ended. Closing the iterator ends the requests.
 
         Args:
-            requests: as `requests` made them.
+            requests: from `requests`.
 
         Raises:
-            TaskFailed, NotFinite: the step of a request failed; the others end with it.
-            PlanError: the engine is closed, or another process's.
+            TaskFailed, NotFinite: the step of a request failed; the other requests end, too.
+            PlanError: the engine is closed, or belongs to another process.
         """
-        return self._told(
-            requests, lambda piece: piece, sum(request.sampling.n for request in requests), _ends
+        return self._events(
+            requests, lambda delta: delta, sum(request.sampling.n for request in requests), _ends
         )
 
     def outputs(
-        self, requests: Sequence[Request], collectors: Sequence[Collector]
+        self, requests: Sequence[Request], processors: Sequence[OutputProcessor]
     ) -> Iterator[RequestOutput]:
-        """Ask, and yield what collectors hand out until all requests have ended. Pieces are put together on the
-        engine's thread: its caller's wakes for outputs alone, so that it takes no time from devices before. Closing or
-        dropping the iterator ends the requests.
+        """Submit requests, and yield the outputs of their processors until all have ended.
 
         Args:
-            requests: as `requests` made them.
-            collectors: of each.
+            requests: from `requests`.
+            processors: one for each request.
 
         Raises:
-            TaskFailed, NotFinite: the step of a request failed; the others end with it.
-            PlanError: the engine is closed, or another process's.
+            TaskFailed, NotFinite: the step of a request failed; the other requests end, too.
+            PlanError: the engine is closed, or belongs to another process.
         """
 
-        def take(piece: Piece) -> RequestOutput | None:
-            return collectors[piece.sequence].add(piece)
+        def take(delta: Delta) -> RequestOutput | None:
+            return processors[delta.sequence].add(delta)
 
-        return self._told(requests, take, len(requests), lambda output: output.finished)
+        return self._events(requests, take, len(requests), lambda output: output.finished)
 
-    def _told(
+    def _events(
         self,
         requests: Sequence[Request],
-        take: Callable[[Piece], T | None],
+        take: Callable[[Delta], T | None],
         num_ends: int,
         is_end: Callable[[T], bool],
     ) -> Iterator[T]:
-        """Ask, and yield what is taken of each piece, if anything, until so many ends have come."""
+        """Submit requests, and yield what `take` returns for their deltas, until `num_ends` of these are ends."""
         queue: SimpleQueue[T | BaseException] = SimpleQueue()
 
-        def tell(event: Piece | BaseException) -> None:
+        def notify(event: Delta | BaseException) -> None:
             try:
                 taken = event if isinstance(event, BaseException) else take(event)
-            except Exception as error:  # else a line of the log, and its caller would wait for ever
+            except Exception as error:  # else the caller would wait forever
                 taken = error
             if taken is not None:
                 queue.put(taken)
 
-        self.submit(requests, tell)
+        self.submit(requests, notify)
         try:
             while num_ends:
                 if os.getpid() != self._process:
-                    raise _foreign()
+                    raise _wrong_process()
                 event = queue.get()
                 if isinstance(event, BaseException):
                     raise event
@@ -375,43 +374,43 @@ class Engine:
     def _request(
         self,
         prompt: Prompt,
-        way: SamplingParams | Sampling,
+        settings: SamplingParams | Sampling,
         *,
         request_id: str | None = None,
         index: int = 0,
         priority: int = 0,
     ) -> Request:
-        """A checked request."""
-        wanted = "pooling" if way is _FOR_VECTORS else "generate"
-        if self.model.settings.runner != wanted:
-            rule, got = f"this call needs an engine made with runner={wanted!r}", self.model.settings.runner
+        """Check a prompt and its settings, and make a request."""
+        runner = "pooling" if settings is _FOR_VECTORS else "generate"
+        if self.model.settings.runner != runner:
+            rule, got = f"this call needs an engine made with runner={runner!r}", self.model.settings.runner
             _border.refuse("engine", rule, repr(got), "make another for it")
         name = f"{self._name}-{next(self._numbers)}" if request_id is None else request_id
         _border.text("engine", "request_id", name)
         _border.integer("engine", "priority", priority, -PRIORITIES, PRIORITIES)
         ids, salt = self._ids(prompt)
         limit = self.model.limits.max_context
-        if wanted == "generate":
+        if runner == "generate":
             check_prompt(len(ids), limit)
         elif len(ids) > limit:
             rule = f"a prompt must fit the context of {limit} tokens"
             _border.refuse("engine", rule, str(len(ids)), "shorten it")
         grammar = None
-        if isinstance(way, SamplingParams):
-            sampling, asked = way.sampling(limit - len(ids)), way.asked()
-            if way.structured_outputs is not None:
-                grammar = self._grammars.prepare(way.structured_outputs)
+        if isinstance(settings, SamplingParams):
+            sampling, options = settings.sampling(limit - len(ids)), settings.output_options()
+            if settings.structured_outputs is not None:
+                grammar = self._grammars.prepare(settings.structured_outputs)
         else:
-            sampling, asked = way, Asked()
+            sampling, options = settings, OutputOptions()
         bad = (*sampling.bad_words_ids, *(word_ids(self.model.tokenizer, sampling.bad_words)))
         self._check_ids(sampling, bad)
-        if not self.model.settings.enable_prefix_caching:  # its own texts still share its prompt
+        if not self.model.settings.enable_prefix_caching:  # only the texts of this request share blocks
             salt = f"only {name} {next(self._numbers)}"
         return Request(
             name,
             tuple(ids),
             replace(sampling, bad_words_ids=bad),
-            asked,
+            options,
             self.model.end_ids,
             priority,
             (
@@ -426,19 +425,19 @@ class Engine:
         )
 
     def _ids(self, prompt: Prompt) -> tuple[list[int], str]:
-        """A prompt's tokens and its salt."""
+        """The prompt's token ids and its salt."""
         prompt, salt = prompt_form(prompt)
         if isinstance(prompt, str):
             ids = encode_prompt(self.model.tokenizer, prompt)
         else:
-            given = _border.sequence("engine", "a prompt", prompt, "ids, or a text")
-            ids = [_border.integer("engine", "an id of a prompt", id_, 0, _LARGEST_ID) for id_ in given]
+            sequence = _border.sequence("engine", "a prompt", prompt, "ids, or a text")
+            ids = [_border.integer("engine", "an id of a prompt", id_, 0, _LARGEST_ID) for id_ in sequence]
         check_token_ids(self.model.tokenizer, ids, self.model.config.vocab_size, "a prompt")
         beginning = self.model.config.bos_token_id
         return ids or [0 if beginning is None else beginning], salt
 
     def _check_ids(self, sampling: Sampling, bad_words: Sequence[Sequence[int]]) -> None:
-        """Settings name tokens that the model has."""
+        """Check that settings name only tokens that the model has."""
         named = {
             "logit_bias": [id_ for id_, _ in sampling.logit_bias],
             "allowed_token_ids": sampling.allowed_token_ids,
@@ -449,19 +448,19 @@ class Engine:
             check_token_ids(self.model.tokenizer, ids, self.model.config.vocab_size, name)
 
 
-def _ends(piece: Piece) -> bool:
-    """Whether it is its text's last."""
-    return piece.finish_reason is not None
+def _ends(delta: Delta) -> bool:
+    """Whether a delta is the last of its text."""
+    return delta.finish_reason is not None
 
 
 def prompt_form(prompt: Prompt) -> tuple[str | Sequence[int], str]:
-    """A prompt as text or ids, and its salt.
+    """A prompt as text or token ids, and its salt.
 
     Args:
-        prompt: in any form.
+        prompt: the prompt in any form.
 
     Raises:
-        ConfigError: a dictionary that is no prompt.
+        ConfigError: a dictionary with unknown or missing fields.
     """
     if not isinstance(prompt, Mapping):
         return prompt, ""
@@ -477,8 +476,8 @@ def prompt_form(prompt: Prompt) -> tuple[str | Sequence[int], str]:
     return _border.sequence("engine", "prompt_token_ids", prompt["prompt_token_ids"], "ids"), salt
 
 
-def _one_each(name: str, value: Any, is_one: bool, count: int) -> Sequence[Any]:
-    """A value for every prompt."""
+def _one_per_prompt(name: str, value: Any, is_one: bool, count: int) -> Sequence[Any]:
+    """One value for every prompt."""
     if is_one:
         return [value] * count
     values = _border.sequence("engine", name, value, "values, one per prompt")
@@ -490,12 +489,12 @@ def _one_each(name: str, value: Any, is_one: bool, count: int) -> Sequence[Any]:
 
 
 def _abort(queues: Iterable[SimpleQueue[Command]], request_ids: Sequence[str]) -> None:
-    """End requests, whichever copy of the model has them."""
+    """End requests, on whichever copy of the model they run."""
     for queue in queues:
         queue.put(Abort(request_ids))
 
 
-def _foreign() -> PlanError:
+def _wrong_process() -> PlanError:
     return PlanError(
         "[serve.engine] an engine belongs to the process that made it; got a call in a forked one; make one there"
     )

@@ -1,11 +1,10 @@
-"""The program that tries large grammars out, in a process of its own: a grammar may come from anywhere.
+"""The child process that compiles large grammars on trial, because grammars come from untrusted clients.
 
-llguidance works through references one within another on the stack, and its end would be that of the whole process: a
-schema of a thousand references that each lead to the next is enough. So what is large is compiled here first, on a
-stack that is smaller than that of any thread which does it in earnest, in bounded memory; the parent ends it when its
-time is over. Reads JSON objects behind their length from standard input, a tokenizer and then sources, and answers each
-source with what is wrong with it. Imports the standard library and llguidance only, and is run as a file, so that it
-starts quickly.
+llguidance resolves nested references recursively, and a stack overflow would end the whole process; a schema with a
+chain of a thousand references is enough. So large grammars are compiled here first: on a smaller stack than that of any
+thread of the parent, in bounded memory, and the parent kills the child at a deadline. The child reads JSON objects,
+each after its length, from standard input: a tokenizer, then grammars. It answers each grammar with its error. It
+imports only the standard library and llguidance, and runs as a file, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 __all__ = ["HEAD", "compile_grammar", "main", "make_tokenizer"]
 
 HEAD = struct.Struct(">I")
-_STACK_BYTES = 1 << 20  # threads of programs have 2 MiB at least
+_STACK_BYTES = 1 << 20  # threads of the parent have at least 2 MiB
 _MEMORY_BYTES = 4 << 30
-_MOST_REASON = 1 << 13  # characters; the parent process shortens them for people
+_MAX_ERROR = 1 << 13  # characters; the parent process shortens the text
 _LIMITS = LLParserLimits(
-    initial_lexer_fuel=200_000,  # some 0.1 s at most, where an expression is worked out at its first use
+    initial_lexer_fuel=200_000,  # about 0.1 s at most, when an expression is first used
     step_lexer_fuel=50_000,  # a few milliseconds
     step_max_items=20_000,
     verbose_errors=False,
@@ -34,48 +33,47 @@ _LIMITS = LLParserLimits(
 
 
 def make_tokenizer(text: str, end_ids: list[int]) -> LLTokenizer:
-    """A tokenizer as llguidance wants it.
+    """A tokenizer for llguidance.
 
     Args:
-        text: of tokenizer.json.
+        text: content of tokenizer.json.
         end_ids: tokens that end a text.
     """
     return LLTokenizer(text, eos_token=end_ids)
 
 
 def compile_grammar(tokenizer: LLTokenizer, source: str) -> tuple[LLMatcher, str]:
-    """A grammar at its beginning, and the reason why it cannot be used: llguidance's text of several lines, empty for a
-    grammar that can.
+    """Compile a grammar; returns it in its initial state, and llguidance's error message, empty if it is valid.
 
     Args:
-        tokenizer: whose tokens it follows.
-        source: as llguidance reads it.
+        tokenizer: tokenizer of the model.
+        source: the grammar in llguidance's format.
     """
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=_LIMITS)
-    # the costly mask, here and not in a step
+    # compute the first mask, which is slow, here and not in a step of the engine
     mask = b"" if matcher.is_error() else matcher.compute_logit_bias()
     if not matcher.is_error() and any(mask):
         return matcher, ""
-    why = str(matcher.get_error()).strip()[:_MOST_REASON]
-    if not why or why.startswith("NoExtension"):  # llguidance's name for it
-        why = "one that no text follows"
-    return matcher, why
+    error = str(matcher.get_error()).strip()[:_MAX_ERROR]
+    if not error or error.startswith("NoExtension"):  # llguidance's error for an empty language
+        error = "one that no text follows"
+    return matcher, error
 
 
-def _try_out(tokenizer: LLTokenizer, source: str) -> str:
-    """What is wrong with a grammar."""
-    found: list[str] = []
+def _compile_on_trial(tokenizer: LLTokenizer, source: str) -> str:
+    """The error of a grammar; empty if it is valid."""
+    errors: list[str] = []
 
     def work() -> None:
-        matcher, why = compile_grammar(tokenizer, source)
-        if not why:
+        matcher, error = compile_grammar(tokenizer, source)
+        if not error:
             matcher.deep_copy().compute_logit_bias()
-        found.append(why)
+        errors.append(error)
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    return found[0] if found else "more than llguidance can hold"
+    return errors[0] if errors else "more than llguidance can hold"
 
 
 def _read() -> Any:
@@ -86,14 +84,14 @@ def _read() -> Any:
 
 
 def main() -> None:
-    """Until standard input ends."""
+    """Answer requests until standard input ends."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     threading.stack_size(_STACK_BYTES)
-    given = _read()
-    tokenizer = make_tokenizer(given["tokenizer"], given["end_ids"])
+    first = _read()
+    tokenizer = make_tokenizer(first["tokenizer"], first["end_ids"])
     while True:
-        answer = json.dumps({"problem": _try_out(tokenizer, _read()["source"])}).encode()
+        answer = json.dumps({"problem": _compile_on_trial(tokenizer, _read()["source"])}).encode()
         sys.stdout.buffer.write(HEAD.pack(len(answer)) + answer)
         sys.stdout.buffer.flush()
 

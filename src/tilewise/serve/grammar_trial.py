@@ -1,6 +1,6 @@
-"""Processes that try grammars out, as the process that started them has them: asked, watched, ended.
+"""Child processes that compile grammars on trial, as the parent sees them.
 
-One is kept while it answers. One that is late or dies is killed, and its grammar is one that is not followed.
+A child is reused while it answers. A child that misses its deadline or dies is killed, and its grammar is refused.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from tilewise.serve import grammar_child
 __all__ = ["GrammarTrials"]
 
 _DEADLINE_S = 10.0
-_MOST_KEPT = 2
-_MOST_ANSWER = 1 << 16
+_MAX_IDLE = 2
+_MAX_ANSWER = 1 << 16
 
 
 class GrammarTrials:
-    """Tries grammars out, for any thread. Its processes end when it is dropped, or when this process does.
+    """Compiles grammars in child processes. Thread-safe. Its children end with it, or with this process.
 
     Args:
-        tokenizer: text of tokenizer.json.
+        tokenizer: content of tokenizer.json.
         end_ids: tokens that end a text.
     """
 
     def __init__(self, tokenizer: str, end_ids: list[int]) -> None:
-        self._given = {"tokenizer": tokenizer, "end_ids": end_ids}
+        self._tokenizer = {"tokenizer": tokenizer, "end_ids": end_ids}
         self._idle: list[_Process] = []
         self._lock = Lock()
         weakref.finalize(self, _end_all, self._idle)
 
     def problem(self, source: str) -> str:
-        """What is wrong with a grammar; empty where nothing is.
+        """The error of a grammar; empty if it is valid.
 
         Args:
-            source: as llguidance reads it.
+            source: the grammar in llguidance's format.
         """
         with self._lock:
             process = self._idle.pop() if self._idle else None
         if process is None or not process.is_alive:
-            process = _Process(self._given)
+            process = _Process(self._tokenizer)
         problem = process.ask(source)
         with self._lock:
-            is_kept = process.is_alive and len(self._idle) < _MOST_KEPT
-            if is_kept:
+            is_reusable = process.is_alive and len(self._idle) < _MAX_IDLE
+            if is_reusable:
                 self._idle.append(process)
-        if not is_kept:
+        if not is_reusable:
             process.end()
         return problem
 
@@ -63,35 +63,35 @@ def _end_all(processes: list[_Process]) -> None:
 
 
 class _Process:
-    """One process. One thread at a time.
+    """One child process. Not thread-safe.
 
     Args:
-        given: its first message.
+        tokenizer: its first message, the tokenizer.
     """
 
-    def __init__(self, given: dict[str, Any]) -> None:
+    def __init__(self, tokenizer: dict[str, Any]) -> None:
         import llguidance
 
-        place = Path(str(llguidance.__file__)).parents[1]
+        directory = Path(str(llguidance.__file__)).parents[1]
         self._child = subprocess.Popen(
-            [sys.executable, "-I", "-c", _START, str(place), grammar_child.__file__],
+            [sys.executable, "-I", "-c", _START, str(directory), grammar_child.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={},
             cwd="/",
-            start_new_session=True,  # Ctrl-C is for the parent
+            start_new_session=True,  # Ctrl-C reaches only the parent
         )
         self._is_late = False
-        self._send(given)
+        self._send(tokenizer)
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the child can answer."""
         return not self._is_late and self._child.poll() is None
 
     def ask(self, source: str) -> str:
-        """What is wrong with a grammar; a process that cannot say ends."""
+        """The error of a grammar; empty if it is valid. A child that cannot answer is killed."""
         timer = Timer(_DEADLINE_S, self._stop)
         timer.start()
         try:
@@ -107,11 +107,11 @@ class _Process:
         return "one that refers too deep, or takes too much memory"
 
     def end(self) -> None:
-        """Kill it."""
+        """Kill the child."""
         self._child.kill()
         for pipe in (self._child.stdin, self._child.stdout):
             if pipe is not None:
-                with contextlib.suppress(OSError):  # what it has not read
+                with contextlib.suppress(OSError):  # the pipe has unread data
                     pipe.close()
         self._child.wait()
 
@@ -122,18 +122,18 @@ class _Process:
     def _send(self, message: dict[str, Any]) -> None:
         assert self._child.stdin is not None
         body = json.dumps(message).encode()
-        with contextlib.suppress(BrokenPipeError):  # it is dead, which reading finds
+        with contextlib.suppress(BrokenPipeError):  # the child is dead; _receive reports it
             self._child.stdin.write(grammar_child.HEAD.pack(len(body)) + body)
             self._child.stdin.flush()
 
     def _receive(self) -> str | None:
-        """The answer; None where it dies before."""
+        """The answer; None if the child died."""
         assert self._child.stdout is not None
         head = self._child.stdout.read(grammar_child.HEAD.size)
         if len(head) < grammar_child.HEAD.size:
             return None
         (size,) = grammar_child.HEAD.unpack(head)
-        body = self._child.stdout.read(min(size, _MOST_ANSWER))
+        body = self._child.stdout.read(min(size, _MAX_ANSWER))
         try:
             problem = json.loads(body)["problem"]
         except (ValueError, TypeError, KeyError):
@@ -142,4 +142,4 @@ class _Process:
 
 
 _START = "import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_path(sys.argv[2], run_name='__main__')"
-"""llguidance is found where this process has found it, behind the standard library."""
+"""Imports llguidance from the directory where this process found it, after the standard library."""

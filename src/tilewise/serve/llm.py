@@ -1,4 +1,4 @@
-"""`LLM`: lists of prompts in, lists of outputs out, with vLLM's names. An `Engine` beneath does the work."""
+"""`LLM`: answers lists of prompts with lists of outputs, with vLLM's names. Wraps an `Engine`."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ from tilewise.core.progress import Progress
 from tilewise.encode import Encoder
 from tilewise.generate import ChatTemplate, encode_prompt
 from tilewise.graph.parallel import ProgressTracker
-from tilewise.serve.collector import Collector
 from tilewise.serve.engine import Engine, Prompt, prompt_form
 from tilewise.serve.model import encoder_settings
+from tilewise.serve.output_processor import OutputProcessor
 from tilewise.serve.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput, RequestOutputKind
-from tilewise.serve.sampling_params import SamplingParams
+from tilewise.serve.sampling_params import SamplingParams, default_settings
 
 __all__ = ["LLM"]
 
-_FROM_FILE = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
 _border = Border("serve")
 Messages = Sequence[Mapping[str, Any]]
 Params = SamplingParams | Sequence[SamplingParams]
 
 
 class LLM:
-    """A model that answers lists of prompts. Use with `with`, or call `close`. Threads may ask at once.
+    """A model that answers lists of prompts. Thread-safe. Use with `with`, or call `close`.
 
     Args:
-        model: a Hugging Face directory (config.json, weights, tokenizer files).
+        model: Hugging Face directory (config.json, weights, tokenizer files).
         **settings: fields of `EngineSettings` by name, for example `tensor_parallel_size`, `dtype`, `max_model_len`.
 
     Raises:
-        ConfigError, CheckpointError: the directory is not a model we can run, or a setting has no such value.
+        ConfigError, CheckpointError: the directory is not a supported model, or a setting is invalid.
         LayoutError: the model cannot be cut over so many devices.
         ResourceError: not enough memory.
     """
@@ -50,17 +49,17 @@ class LLM:
         if settings.get("runner") == "pooling" and models.is_encoder(
             models.open(self._model_dir, ignore=ignore)
         ):
-            given = encoder_settings("llm", settings)
-            self._encoder = Encoder(self._model_dir, **{"dtype": "auto", **given})
+            encoding = {"dtype": "auto", **encoder_settings("llm", settings)}
+            self._encoder = Encoder(self._model_dir, **encoding)
         else:
             self._engine = Engine(self._model_dir, **{"enable_prompt_pacing": False, **settings})
 
     @property
     def engine(self) -> Engine:
-        """The engine beneath.
+        """The engine.
 
         Raises:
-            ConfigError: the model is an encoder, which has none.
+            ConfigError: the model is an encoder, which has no engine.
         """
         if self._engine is None:
             rule, advice = "this call needs a model that writes", "an encoder has encode"
@@ -85,12 +84,8 @@ class LLM:
         return self.engine.model.tokenizer if self._encoder is None else self._encoder.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What generation_config.json says of sampling; the usual where it says nothing."""
-        file = self.engine.model.generation_config
-        found = {name: file[name] for name in _FROM_FILE if name in file}
-        if "max_new_tokens" in file:
-            found["max_tokens"] = file["max_new_tokens"]
-        return SamplingParams(**found)
+        """Settings of sampling from generation_config.json; defaults where the file has none."""
+        return SamplingParams(**default_settings(self.engine.model.generation_config))
 
     def generate(
         self,
@@ -104,29 +99,29 @@ class LLM:
 
         Args:
             prompts: one or several: texts, token ids, or dictionaries with `prompt` or `prompt_token_ids`.
-            sampling_params: how, for all prompts or one for each; None: as generation_config.json says.
-            use_tqdm: show how many prompts are done on standard error, where that is a terminal and it takes a while.
-            priority: lower goes first; for all prompts or one for each.
+            sampling_params: settings for all prompts, or one for each; None: as generation_config.json says.
+            use_tqdm: show progress on standard error if it is a terminal and the call takes a while.
+            priority: lower runs first; for all prompts, or one for each.
 
         Returns:
             An output per prompt, in their order.
 
         Raises:
-            ConfigError: a prompt or setting that is none, or too long a prompt; before any work.
-            TaskFailed, NotFinite: the step of a request failed; the others of this call end with it.
+            ConfigError: a prompt or setting is invalid, or a prompt is too long; before any work.
+            TaskFailed, NotFinite: the step of a request failed; the other requests of this call end, too.
         """
-        given: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
-        given = _border.sequence("llm", "prompts", given, "prompts")
+        prompt_list: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
+        prompt_list = _border.sequence("llm", "prompts", prompt_list, "prompts")
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        requests = self.engine.requests(given, params, priority)
-        collectors = [
-            Collector(request, prompt, RequestOutputKind.FINAL_ONLY)
-            for request, prompt in zip(requests, given)
+        requests = self.engine.requests(prompt_list, params, priority)
+        processors = [
+            OutputProcessor(request, prompt, RequestOutputKind.FINAL_ONLY)
+            for request, prompt in zip(requests, prompt_list)
         ]
         outputs: dict[str, RequestOutput] = {}
         with _progress(use_tqdm).phase("prompts", len(requests)) as phase:
             done = phase.counter()
-            for output in self.engine.outputs(requests, collectors):
+            for output in self.engine.outputs(requests, processors):
                 outputs[output.request_id] = output
                 done.count += 1
         return [outputs[request.request_id] for request in requests]
@@ -134,35 +129,36 @@ class LLM:
     def encode(
         self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True
     ) -> list[PoolingRequestOutput]:
-        """Turn prompts into vectors. A model made with `runner="pooling"` does this: a decoder gives what its head
-        would read at the last token, an encoder pools all tokens as its directory says.
+        """Compute vectors of prompts, with a model made with `runner="pooling"`.
+
+        A decoder returns the final hidden state of the last token, an encoder pools all tokens as its directory says.
 
         Args:
             prompts: one or several: texts, token ids, or dictionaries with `prompt` or `prompt_token_ids`.
-            use_tqdm: show how many prompts are done on standard error, where that is a terminal and it takes a while.
+            use_tqdm: show progress on standard error if it is a terminal and the call takes a while.
 
         Returns:
             An output per prompt, in their order.
 
         Raises:
-            ConfigError: a prompt that is none or too long, or a model that writes; before any work.
-            TaskFailed, NotFinite: the step of a request failed; the others of this call end with it.
+            ConfigError: a prompt is invalid or too long, or the model was made with another `runner`; before any work.
+            TaskFailed, NotFinite: the step of a request failed; the other requests of this call end, too.
         """
-        given: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
+        prompt_list: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
         if self._encoder is not None:
-            return _encode(self._encoder, given)
-        requests = self.engine.pooling_requests(given)
+            return _encode(self._encoder, prompt_list)
+        requests = self.engine.pooling_requests(prompt_list)
         outputs: dict[int, PoolingRequestOutput] = {}
         with _progress(use_tqdm).phase("prompts", len(requests)) as phase:
             done = phase.counter()
-            for piece in self.engine.pieces(requests):
-                request = requests[piece.sequence]
-                assert piece.vector is not None  # a pooled request has no other piece
-                outputs[piece.sequence] = PoolingRequestOutput(
+            for delta in self.engine.deltas(requests):
+                request = requests[delta.sequence]
+                assert delta.vector is not None  # the only delta of a pooling request has the vector
+                outputs[delta.sequence] = PoolingRequestOutput(
                     request.request_id,
-                    PoolingOutput(piece.vector),
+                    PoolingOutput(delta.vector),
                     list(request.ids),
-                    num_cached_tokens=piece.num_cached_tokens,
+                    num_cached_tokens=delta.num_cached_tokens,
                 )
                 done.count += 1
         return [outputs[index] for index in range(len(requests))]
@@ -180,26 +176,28 @@ class LLM:
         """Answer a conversation, or several, with the model's chat template.
 
         Args:
-            messages: dictionaries with `role` and mostly `content`, oldest first; or a list of such lists.
-            sampling_params: how, for all conversations or one for each; None: as generation_config.json says.
-            use_tqdm: show how many prompts are done on standard error, where that is a terminal and it takes a while.
-            add_generation_prompt: end with what introduces the model's answer.
+            messages: dictionaries with `role` and usually `content`, oldest first; or a list of such lists.
+            sampling_params: settings for all conversations, or one for each; None: as generation_config.json says.
+            use_tqdm: show progress on standard error if it is a terminal and the call takes a while.
+            add_generation_prompt: end with the tokens that introduce the model's answer.
             tools: JSON schemas of functions that the model may call.
-            chat_template_kwargs: whatever else the template understands.
+            chat_template_kwargs: further variables of the template.
 
         Raises:
-            ConfigError: the model has no template, or it refuses a conversation; and as `generate`.
+            ConfigError: the model has no chat template, or the template refuses a conversation; and as `generate`.
         """
-        given = _border.sequence("llm", "messages", messages, "messages")
-        talks: Sequence[Any] = [given] if given and isinstance(given[0], Mapping) else given
+        message_list = _border.sequence("llm", "messages", messages, "messages")
+        conversations: Sequence[Any] = (
+            [message_list] if message_list and isinstance(message_list[0], Mapping) else message_list
+        )
         prompts = [
             self.render(
-                talk,
+                conversation,
                 add_generation_prompt=add_generation_prompt,
                 tools=tools,
                 chat_template_kwargs=chat_template_kwargs,
             )
-            for talk in talks
+            for conversation in conversations
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
@@ -211,16 +209,16 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """A conversation as the prompt that its template makes of it.
+        """Render a conversation with the model's chat template, as a prompt.
 
         Args:
-            messages: dictionaries with `role` and mostly `content`, oldest first.
-            add_generation_prompt: end with what introduces the model's answer.
+            messages: dictionaries with `role` and usually `content`, oldest first.
+            add_generation_prompt: end with the tokens that introduce the model's answer.
             tools: JSON schemas of functions that the model may call.
-            chat_template_kwargs: whatever else the template understands.
+            chat_template_kwargs: further variables of the template.
 
         Raises:
-            ConfigError: the model has no template, or it refuses the conversation.
+            ConfigError: the model has no chat template, or the template refuses the conversation.
         """
         if self._template is None:
             self._template = ChatTemplate(self._model_dir)
@@ -230,17 +228,17 @@ class LLM:
             add_generation_prompt=add_generation_prompt,
             variables=chat_template_kwargs,
         )
-        # a template's text holds the tokens that begin it
+        # the template's text contains the tokens that begin a prompt
         return {"prompt_token_ids": encode_prompt(self.get_tokenizer(), text, add_special_tokens=False)}
 
 
 def _progress(use_tqdm: bool) -> Progress:
-    """What sees how far a call is."""
+    """What shows the progress of a call."""
     return ProgressTracker() if _border.truth("llm", "use_tqdm", use_tqdm) else Progress()
 
 
 def _encode(encoder: Encoder, prompts: Sequence[Prompt]) -> list[PoolingRequestOutput]:
-    """Vectors of an encoder."""
+    """Vectors of prompts, by an encoder."""
     ids = [
         encoder.ids(prompt_form(prompt)[0], index)
         for index, prompt in enumerate(_border.sequence("llm", "prompts", prompts, "prompts"))
@@ -253,10 +251,10 @@ def _encode(encoder: Encoder, prompts: Sequence[Prompt]) -> list[PoolingRequestO
 
 
 def _is_one(prompts: Any) -> bool:
-    """Whether this is a prompt and no list of them."""
+    """Whether this is one prompt and not a list of prompts."""
     if isinstance(prompts, (str, Mapping)):
         return True
-    given = _border.sequence("llm", "prompts", prompts, "prompts")
-    return len(given) > 0 and all(
-        isinstance(id_, (int, np.integer)) and not isinstance(id_, bool) for id_ in given
+    items = _border.sequence("llm", "prompts", prompts, "prompts")
+    return len(items) > 0 and all(
+        isinstance(id_, (int, np.integer)) and not isinstance(id_, bool) for id_ in items
     )

@@ -1,6 +1,6 @@
-"""What a model thought of a token: logarithms of probabilities, from raw logits before penalties and temperature.
+"""Log probabilities of tokens, from raw logits before penalties and temperature.
 
-A function of one row of logits alone, so the figures are the same bits wherever the row was computed.
+They depend on one row of logits only, so they are the same bits wherever the row was computed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["Logprob", "TokenLogprobs", "token_logprobs"]
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Of one token at one place.
+    """Log probability of one token at one position.
 
     Attributes:
-        logprob: logarithm of its probability.
-        rank: 1 for the likeliest; of equally likely ones the lower id comes first.
-        decoded_token: its text, where there is a tokenizer: with its leading space, U+FFFD for bytes that are only a
-            part of a character.
+        logprob: natural logarithm of its probability.
+        rank: 1 for the most likely token; among equally likely tokens the lower id comes first.
+        decoded_token: its text with the leading space, U+FFFD for bytes that are only a part of a character; None
+            where outputs have no text.
     """
 
     logprob: float
@@ -31,11 +31,11 @@ class Logprob:
 
 
 TokenLogprobs = dict[int, Logprob]
-"""By token: the one that came first, then the likeliest ones."""
+"""Log probabilities by token id: the chosen token first, then the most likely ones."""
 
 
 def token_logprobs(logits_V: NDArray[Any], token: int, count: int) -> TokenLogprobs:
-    """Figures of the token that came and of the `count` likeliest ones, -1 for all."""
+    """Log probabilities of the chosen token and of the `count` most likely ones, -1 for all."""
     scores = np.array(logits_V, np.float64)
     scores -= scores.max()
     logs = scores - np.log(np.exp(scores).sum())
@@ -44,7 +44,7 @@ def token_logprobs(logits_V: NDArray[Any], token: int, count: int) -> TokenLogpr
     few = np.flatnonzero(logs >= least)
     few = few[np.argsort(-logs[few], kind="stable")][:size]
     rank = int((logs > logs[token]).sum() + (logs[:token] == logs[token]).sum()) + 1
-    found = {token: Logprob(float(logs[token]), rank)}
+    logprobs = {token: Logprob(float(logs[token]), rank)}
     for place, id_ in enumerate(few.tolist(), 1):
-        found.setdefault(id_, Logprob(float(logs[id_]), place))
-    return found
+        logprobs.setdefault(id_, Logprob(float(logs[id_]), place))
+    return logprobs

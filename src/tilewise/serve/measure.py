@@ -1,6 +1,6 @@
-"""How quickly an engine answers: requests made for measuring, their times, the figures that vLLM's benchmarks print.
+"""Measures an engine: makes requests, records times, and computes the figures that vLLM's benchmarks print.
 
-Times are taken on the engine's thread when a token is told, so no reader's delay is in them.
+Times are taken on the engine's thread when a token is reported, so they do not include delays of readers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from tilewise.core import Border
 from tilewise.core.border import shown
 from tilewise.serve.engine import Engine, Prompt
-from tilewise.serve.outputs import Piece
+from tilewise.serve.outputs import Delta
 from tilewise.serve.sampling_params import SamplingParams
 
 __all__ = [
@@ -38,13 +38,13 @@ _border = Border("serve")
 
 @dataclass
 class Times:
-    """Of one request; seconds of `time.perf_counter`.
+    """Times of one request, in seconds of `time.perf_counter`.
 
     Attributes:
-        num_prompt: tokens of its prompt.
-        asked: when the request was made.
-        texts: when each token was told, of each of its texts.
-        ended: when its last text had ended.
+        num_prompt: number of tokens of its prompt.
+        asked: when the request was submitted.
+        texts: when each token was reported, for each of its texts.
+        ended: when its last text ended.
     """
 
     num_prompt: int
@@ -56,14 +56,14 @@ class Times:
 def random_prompts(
     count: int, length: int, vocab_size: int, seed: int, prefix_length: int = 0
 ) -> list[list[int]]:
-    """Prompts of tokens drawn evenly.
+    """Prompts of uniformly random tokens.
 
     Args:
-        count: prompts.
-        length: tokens of each.
-        vocab_size: tokens to draw from.
-        seed: of the draws.
-        prefix_length: tokens before these that all have in common.
+        count: number of prompts.
+        length: random tokens of each prompt.
+        vocab_size: size of the vocabulary.
+        seed: seed of the random numbers.
+        prefix_length: tokens before these that all prompts share.
     """
     rng = random.Random(seed)
     prefix = [rng.randrange(vocab_size) for _ in range(prefix_length)]
@@ -71,17 +71,17 @@ def random_prompts(
 
 
 def read_prompts(text: str, count: int) -> list[tuple[str, int | None]]:
-    """Prompts of a file, each with its number of new tokens where the file says one.
+    """Prompts of a data set, each with its number of new tokens, or None.
 
-    Takes a line of JSON per prompt (`prompt`, perhaps `output_len`), or one list as ShareGPT's files are: of each
-    conversation the first message.
+    Reads lines of JSON with `prompt` and optionally `output_len`, or a ShareGPT file, of whose conversations the first
+    messages are the prompts.
 
     Args:
-        text: of the file.
-        count: at most so many.
+        text: content of the file.
+        count: largest number of prompts.
 
     Raises:
-        ConfigError: it is none of these, or has no prompt.
+        ConfigError: the text has another form, or no prompt.
     """
     try:
         is_list = text.lstrip().startswith("[")
@@ -90,29 +90,29 @@ def read_prompts(text: str, count: int) -> list[tuple[str, int | None]]:
         )
     except (ValueError, RecursionError) as error:
         _border.refuse("bench", "a data set must be JSON, or lines of JSON", str(error), "correct it")
-    found: list[tuple[str, int | None]] = []
+    requests: list[tuple[str, int | None]] = []
     prompt: Any
     for number, entry in enumerate(entries, 1):
-        if len(found) == count:
+        if len(requests) == count:
             break
-        given = _border.mapping("bench", f"prompt {number}", entry, "fields")
-        if "conversations" in given:
+        fields = _border.mapping("bench", f"prompt {number}", entry, "fields")
+        if "conversations" in fields:
             talk = _border.sequence(
-                "bench", f"conversations of prompt {number}", given["conversations"], "messages"
+                "bench", f"conversations of prompt {number}", fields["conversations"], "messages"
             )
             prompt = talk[0].get("value") if talk and isinstance(talk[0], dict) else None
             if prompt is None:
-                continue  # ShareGPT's files hold empty ones
+                continue  # ShareGPT files contain empty conversations
         else:
-            prompt = given.get("prompt")
+            prompt = fields.get("prompt")
         prompt = _border.instance("bench", f"prompt {number}", prompt, str, "pass text")
-        wanted = given.get("output_len")
-        if wanted is not None:
-            _border.integer("bench", f"output_len of prompt {number}", wanted, 1, 1 << 20)
-        found.append((prompt, wanted))
-    if not found:
-        _border.refuse("bench", "a data set must hold a prompt", shown(text, 40), "pass another")
-    return found
+        num_new = fields.get("output_len")
+        if num_new is not None:
+            _border.integer("bench", f"output_len of prompt {number}", num_new, 1, 1 << 20)
+        requests.append((prompt, num_new))
+    if not requests:
+        _border.refuse("bench", "a data set must contain a prompt", shown(text, 40), "pass another")
+    return requests
 
 
 def measure(
@@ -121,16 +121,16 @@ def measure(
     params: SamplingParams | Sequence[SamplingParams],
     on_end: Callable[[], object] = lambda: None,
 ) -> list[Times]:
-    """Ask for all at once, and wait for all.
+    """Submit all requests at once, and wait until all have ended.
 
     Args:
-        engine: that answers.
-        prompts: to continue.
-        params: how, for all or one for each.
-        on_end: called when a request has ended.
+        engine: the engine.
+        prompts: prompts to continue.
+        params: settings for all prompts, or one for each.
+        on_end: called when a request has ended, on the caller's thread.
 
     Raises:
-        ConfigError: a prompt or setting that is none, or too long a prompt; before any work.
+        ConfigError: a prompt or setting is invalid, or a prompt is too long; before any work.
         TaskFailed, NotFinite: a request's step failed.
     """
     requests = engine.requests(prompts, params)
@@ -140,7 +140,7 @@ def measure(
     errors: list[BaseException] = []
     changed = threading.Semaphore(0)
 
-    def tell(number: int, event: Piece | BaseException) -> None:
+    def notify(number: int, event: Delta | BaseException) -> None:
         now = time.perf_counter()
         if isinstance(event, BaseException):
             errors.append(event)
@@ -154,7 +154,7 @@ def measure(
             changed.release()
 
     for number, request in enumerate(requests):
-        engine.submit([request], partial(tell, number))
+        engine.submit([request], partial(notify, number))
     for _ in requests:
         changed.acquire()
         on_end()
@@ -164,10 +164,10 @@ def measure(
 
 
 def latency_figures(rounds: Sequence[Sequence[Times]]) -> dict[str, Any]:
-    """What `vllm bench latency` writes, seconds per round, and what each token took besides.
+    """The figures of `vllm bench latency`: seconds per round; and milliseconds per token.
 
     Args:
-        rounds: the requests of each.
+        rounds: times of the requests of each round.
     """
     whole = [max(one.ended for one in batch) - batch[0].asked for batch in rounds]
     flat = [one for batch in rounds for one in batch]
@@ -175,15 +175,15 @@ def latency_figures(rounds: Sequence[Sequence[Times]]) -> dict[str, Any]:
         "avg_latency": float(np.mean(whole)),
         "latencies": whole,
         "percentiles": _percentiles(whole),
-        **_of_tokens(flat),
+        **_token_figures(flat),
     }
 
 
 def throughput_figures(times: Sequence[Times]) -> dict[str, Any]:
-    """What `vllm bench throughput` writes, and what each token took besides.
+    """The figures of `vllm bench throughput`, and milliseconds per token.
 
     Args:
-        times: of all requests.
+        times: times of all requests.
     """
     elapsed = max(one.ended for one in times) - min(one.asked for one in times)
     num_prompt, num_new = (
@@ -199,12 +199,12 @@ def throughput_figures(times: Sequence[Times]) -> dict[str, Any]:
         "requests_per_second": len(times) / elapsed,
         "tokens_per_second": (num_prompt + num_new) / elapsed,
         "output_tokens_per_second": num_new / elapsed,
-        **_of_tokens(times),
+        **_token_figures(times),
     }
 
 
-def _of_tokens(times: Sequence[Times]) -> dict[str, Any]:
-    """Milliseconds to the first token, and between two."""
+def _token_figures(times: Sequence[Times]) -> dict[str, Any]:
+    """Milliseconds to the first token, and between tokens."""
     first = [1e3 * (text[0] - one.asked) for one in times for text in one.texts if text]
     between = [1e3 * gap for one in times for text in one.texts for gap in np.diff(text).tolist()]
     return {

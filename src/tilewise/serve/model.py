@@ -1,161 +1,79 @@
-"""A model directory made ready to be called: its decoding graph with weights, KV cache and workers, and what its files
-say about text.
+"""A loaded model: decoding graph with weights, KV cache and workers, tokenizer and generation_config.json.
 
-Owns the instance. Sizes decide memory and speed; of all settings only the dtype and `max_model_len` (by which RoPE's
-frequencies are chosen in some models) decide what is written.
+Owns the graph instance. Sizes decide memory and speed. Only the dtype and `max_model_len`, which chooses RoPE's
+frequencies in some models, decide what is written.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tilewise as tw
 from tilewise import models
 from tilewise.checkpoint import load_generation_config, load_tokenizer
-from tilewise.core import MAX_DEVICES, Border, ResourceError, choose_dtype, dtype, get_logger, shown
+from tilewise.core import Border, ResourceError, choose_dtype, dtype, get_logger, shown
 from tilewise.core.limits import available_memory, num_cores
 from tilewise.core.sizes import format_bytes
 from tilewise.models import BLOCK_SIZE
 from tilewise.models.registry import maker_of
 from tilewise.serve.scheduler import Limits, num_blocks_for
-from tilewise.serve.speculation import SpeculativeConfig
+from tilewise.settings import EngineSettings
 
 if TYPE_CHECKING:
     from tilewise.models import ModelConfig
     from tilewise.plan import Plan
     from tilewise.session import GraphInstance
 
-__all__ = ["ENCODER_SETTINGS", "EngineSettings", "ServedModel", "encoder_settings", "end_ids"]
+__all__ = ["ServedModel", "encoder_settings", "end_ids"]
 
-_MOST = 1 << 20
-_MOST_BYTES = 1 << 62
 _FEWEST_ROWS = 16
 _USUAL_CACHE_BYTES = 1 << 30
-_SHORTEST_CONTEXT = 2048  # a model whose cache has no room for this is refused rather than shortened
-_SHARE_TO_FILL = 0.9  # of the available memory, where the size of the cache is chosen by it
-_LOAD_FORMATS, _RUNNERS = ("auto", "dummy"), ("generate", "pooling")
+_SHORTEST_CONTEXT = 2048  # a cache that is too small for this is an error
+_SHARE_TO_FILL = 0.9  # share of the available memory, if that decides the size of the cache
 _OF_ENCODERS = {
     "tensor_parallel_size": "tp",
     "dtype": "dtype",
     "max_num_seqs": "batch",
     "ignore_config_fields": "ignore_config_fields",
 }
-ENCODER_SETTINGS = ("runner", *_OF_ENCODERS)
 _border = Border("serve")
 
 
-@dataclass(frozen=True)
-class EngineSettings:
-    """How a model is loaded and what it is given room for.
+def encoder_settings(call: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert settings of an engine to those of an `Encoder`.
 
     Args:
-        tensor_parallel_size: devices that share every layer.
-        data_parallel_size: copies of the model, each with devices of its own, that share the requests.
-        dtype: `bf16` or `f32` in any spelling of `core.dtypes`, or `auto`: as config.json says, else bf16.
-        max_model_len: the context limit, which RoPE's frequencies are chosen by where they depend on one (`dynamic`,
-            `longrope`); by default `models.default_context`. The text depends on it, and on no other size.
-        max_context: positions per sequence that there is room for; at most `max_model_len`, which is the default.
-        max_num_seqs: texts that are written at a time; others wait.
-        max_num_batched_tokens: tokens of one call of the model; prompts are read in chunks of at most so many. At least
-            `max_num_seqs`, to which it is raised.
-        enable_prompt_pacing: where texts are written in the same call, read so little of prompts that these hardly
-            wait. False: as much as fits, so that all that was asked for is answered soonest, which `LLM` does.
-        kv_cache_memory_bytes: for keys and values over all devices of a copy. By default room for `max_num_seqs`
-            sequences of full length, but no more than 1 GiB where one of them fits that, and no more than is available.
-            It is reserved; pages are allocated as texts fill them.
-        workers_per_device: threads that compute, of each device; None: as many as the processor has room for, shared
-            by all copies.
-        enable_prefix_caching: keep blocks of prompts and texts, to be found again by other requests.
-        generation_config: end tokens are those of generation_config.json, where there is one and it has some; False:
-            the file is not looked at.
-        runner: `generate`: the model writes; `pooling`: it turns prompts into vectors (`LLM.encode`) and has no head.
-        load_format: `auto`: the directory's weights; `dummy`: random ones from config.json alone, the same for every
-            number of devices.
-        speculative_config: how next tokens are guessed, as `SpeculativeConfig` has it or a dictionary of its fields;
-            None: they are not. No text depends on it.
-        ignore_config_fields: fields of config.json that are left aside although they are unknown (`models.open`).
+        call: name of the function for error messages.
+        settings: fields of `EngineSettings` by name.
 
     Raises:
-        ConfigError: a setting has no such value.
+        ConfigError: encoders do not have such a setting.
     """
-
-    tensor_parallel_size: int = 1
-    data_parallel_size: int = 1
-    dtype: str = "auto"
-    max_model_len: int | None = None
-    max_context: int | None = None
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 256
-    enable_prompt_pacing: bool = True
-    kv_cache_memory_bytes: int | None = None
-    workers_per_device: int | None = None
-    enable_prefix_caching: bool = True
-    generation_config: bool = True
-    runner: str = "generate"
-    load_format: str = "auto"
-    speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None
-    ignore_config_fields: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("tensor_parallel_size", "data_parallel_size"):
-            _border.integer("engine", name, getattr(self, name), 1, MAX_DEVICES)
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            value = _border.integer("engine", name, getattr(self, name), 1, _MOST)
-            object.__setattr__(self, name, value)
-        for name in ("enable_prompt_pacing", "enable_prefix_caching", "generation_config"):
-            _border.truth("engine", name, getattr(self, name))
-        _border.choice("engine", "runner", self.runner, _RUNNERS)
-        _border.choice("engine", "load_format", self.load_format, _LOAD_FORMATS)
-        choose_dtype(self.dtype, None)
-        given = self.speculative_config
-        if given is not None and not isinstance(given, SpeculativeConfig):
-            object.__setattr__(self, "speculative_config", SpeculativeConfig.of(given))
-        if self.kv_cache_memory_bytes is not None:
-            _border.integer("engine", "kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, _MOST_BYTES)
-
-    @property
-    def speculation(self) -> SpeculativeConfig | None:
-        """How next tokens are guessed."""
-        given = self.speculative_config
-        assert given is None or isinstance(given, SpeculativeConfig)  # made one above
-        return given
-
-
-def encoder_settings(call: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of an engine as those of an `Encoder`.
-
-    Args:
-        call: that they were given to.
-        given: fields of `EngineSettings` by name.
-
-    Raises:
-        ConfigError: one means nothing to encoders.
-    """
-    for name in given:
-        _border.choice(call, "a setting of an encoder", name, ENCODER_SETTINGS)
-    _border.choice(call, "runner", given.get("runner", "pooling"), _RUNNERS)
-    return {ours: given[name] for name, ours in _OF_ENCODERS.items() if name in given}
+    for name in settings:
+        _border.choice(call, "a setting of an encoder", name, ("runner", *_OF_ENCODERS))
+    _border.choice(call, "runner", settings.get("runner", "pooling"), ("generate", "pooling"))
+    return {ours: settings[name] for name, ours in _OF_ENCODERS.items() if name in settings}
 
 
 class ServedModel:
-    """A loaded model. Close it.
+    """A loaded model. Call `close`.
 
     Args:
-        model_dir: a Hugging Face directory (config.json, weights, tokenizer files).
-        settings: of the engine.
-        on_progress: called with the bytes of weights read so far and in all.
-        memory_bytes: that the model may use, KV cache included; None: what is available now.
+        model_dir: Hugging Face directory (config.json, weights, tokenizer files).
+        settings: settings of the engine.
+        on_progress: called with the bytes of weights that are read, and those in all.
+        memory_bytes: memory that the model may use, KV cache included; None: all that is available.
 
     Attributes:
-        cache_bytes: of the KV cache, over all devices. They are reserved when the model is loaded, and allocated as
-            texts fill them.
+        cache_bytes: size of the KV cache over all devices. It is reserved when the model is loaded, and allocated as
+            texts fill it.
 
     Raises:
-        ConfigError, CheckpointError: the directory is not a model we can run, or a setting has no such value.
+        ConfigError, CheckpointError: the directory is not a supported model, or a setting is invalid.
         LayoutError: the model cannot be cut over so many devices.
         ResourceError: not enough memory.
     """
@@ -172,7 +90,7 @@ class ServedModel:
             _border.refuse("engine", rule, shown(on_progress), advice)
         self.settings = settings
         self.config: ModelConfig = models.open(model_dir, ignore=settings.ignore_config_fields)
-        maker_of(self.config, "decoding")  # refuses an encoder, which has no cache to be measured
+        maker_of(self.config, "decoding")  # raises for an encoder, which has no KV cache
         self.dtype = choose_dtype(settings.dtype, self.config.dtype)
         self.tokenizer = load_tokenizer(model_dir, self.config.vocab_size)
         uses_file = settings.generation_config
@@ -205,7 +123,7 @@ class ServedModel:
         self.instance.close()
 
     def _plan(self) -> Plan:
-        """The decoding plan for the model's limits."""
+        """Plan the decoding graph for the current limits."""
         settings, limits = self.settings, self.limits
         graph = tw.ComputeGraph(self.config.model_type)
         models.build_decoding_graph(
@@ -229,11 +147,13 @@ class ServedModel:
         return graph.plan(workers_per_device=workers)
 
     def _plan_within(self, memory_bytes: int) -> Plan:
-        """The decoding plan, whose memory must fit. Where no setting gives the length of a text or the size of the
-        cache, a cache that does not fit is shortened to what does, and so is the longest text.
+        """Plan the decoding graph within the available memory.
+
+        If no setting decides the context or the size of the cache, a cache that does not fit is made smaller, and with
+        it the longest text.
 
         Raises:
-            ResourceError: it does not fit; names the settings to lower.
+            ResourceError: the plan does not fit; names the settings to lower.
         """
         settings, limits = self.settings, self.limits
         is_free = (settings.max_model_len, settings.max_context, settings.kv_cache_memory_bytes) == (
@@ -269,16 +189,16 @@ class ServedModel:
 
 
 def _cache_bytes(plan: Plan) -> int:
-    """Bytes of keys and values over all devices, which are reserved, and allocated as texts fill them."""
+    """Size of the KV cache over all devices."""
     return sum(usage["state"] for usage in plan.estimate_memory_usage())
 
 
 def _sizes(config: ModelConfig, settings: EngineSettings, dtype_name: str) -> tuple[int, Limits]:
-    """The context limit, and what a step and the cache hold."""
-    wanted = models.default_context(config) if settings.max_model_len is None else settings.max_model_len
-    limit = _border.integer("engine", "max_model_len", wanted, 1, models.max_context(config))
-    wanted = limit if settings.max_context is None else settings.max_context
-    context = _border.integer("engine", "max_context", wanted, 1, limit)
+    """The context, and the sizes of a step and of the cache."""
+    length = models.default_context(config) if settings.max_model_len is None else settings.max_model_len
+    limit = _border.integer("engine", "max_model_len", length, 1, models.max_context(config))
+    length = limit if settings.max_context is None else settings.max_context
+    context = _border.integer("engine", "max_context", length, 1, limit)
     seqs = settings.max_num_seqs
     per_block = models.kv_elements_per_token(config) * BLOCK_SIZE * dtype(dtype_name).numpy.itemsize
     if settings.kv_cache_memory_bytes is None:
@@ -293,7 +213,7 @@ def _sizes(config: ModelConfig, settings: EngineSettings, dtype_name: str) -> tu
 
 
 def end_ids(generation_config: dict[str, Any], config: ModelConfig) -> frozenset[int]:
-    """End tokens: those of generation_config.json, else those of config.json."""
+    """Ids of end tokens: those of generation_config.json, else those of config.json."""
     eos = generation_config.get("eos_token_id")
     if eos is None:
         return frozenset(config.eos_token_ids)

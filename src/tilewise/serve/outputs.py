@@ -1,4 +1,4 @@
-"""What the engine says: pieces as they come, and what callers get, with vLLM's names."""
+"""What the engine reports: deltas, and the outputs that callers get, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tilewise.serve.logprobs import TokenLogprobs
 
 __all__ = [
     "CompletionOutput",
+    "Delta",
     "EngineStats",
-    "Piece",
     "PoolingOutput",
     "PoolingRequestOutput",
     "RequestOutput",
@@ -27,32 +27,32 @@ class RequestOutputKind(Enum):
     """What each output of a stream holds."""
 
     CUMULATIVE = 0
-    """All of the text so far."""
+    """The whole text so far."""
     DELTA = 1
-    """What is new."""
+    """The part since the last output."""
     FINAL_ONLY = 2
-    """All of the text, once, at its end."""
+    """The whole text, once, when it has ended."""
 
 
 @dataclass(frozen=True)
-class Piece:
+class Delta:
     """What one step added to one text.
 
     Attributes:
-        sequence: index of the prompt.
+        sequence: index of the prompt in the call.
         choice: index among the prompt's texts.
-        token: the new token; None where a text ended without one.
-        text: whole characters that can be shown now; may be empty.
+        token: the new token; None if the text ended without one.
+        text: complete characters that are new; may be empty.
         finish_reason: `stop` (an end token or a stop string), `length` (max_tokens or the context), `abort`, or None
-            while it goes on.
-        stop_reason: the stop string or the stop token of the request that ended it.
-        logprobs: of the token, where they were asked for.
-        prompt_logprobs: of the whole prompt, with the first piece of the first text.
-        num_cached_tokens: of the prompt, that were found in the cache.
-        vector: of the prompt, where that is what was asked for; its only piece.
+            while the text is not finished.
+        stop_reason: the stop string, or the token of `stop_token_ids`, that ended the text.
+        logprobs: log probabilities at the token, if requested.
+        prompt_logprobs: those of the whole prompt, if requested; with the first delta of the first text.
+        num_cached_tokens: tokens of the prompt that were found in the prefix cache.
+        vector: the prompt's vector, for pooling requests, which have only this delta.
         text_offset: characters of the text before the token's own, counted before stop strings cut it;
             0 without `logprobs`. A token that continues a character has the offset of that character.
-        begun_s: when the text was first part of a step, of `time.monotonic`; with its first piece.
+        begun_s: when the text was first part of a step, in seconds of `time.monotonic`; with its first delta.
     """
 
     sequence: int
@@ -66,7 +66,7 @@ class Piece:
     num_cached_tokens: int = 0
     vector: NDArray[np.float32] | None = None
     text_offset: int = 0
-    begun_s: float | None = field(default=None, compare=False)  # two runs that write the same differ in time
+    begun_s: float | None = field(default=None, compare=False)  # equal texts of two runs differ in time
 
 
 @dataclass
@@ -74,12 +74,12 @@ class CompletionOutput:
     """One text of a request.
 
     Attributes:
-        index: among the request's texts.
-        text: of it.
-        token_ids: of it, the end token included.
-        cumulative_logprob: of all its tokens, where logprobs were asked for.
-        logprobs: of each token, where they were asked for.
-        finish_reason: `stop`, `length`, `abort`, or None while it goes on.
+        index: index among the request's texts.
+        text: the text.
+        token_ids: its tokens, the end token included.
+        cumulative_logprob: sum of the log probabilities of its tokens, if requested.
+        logprobs: log probabilities at each token, if requested.
+        finish_reason: `stop`, `length`, `abort`, or None while the text is not finished.
         stop_reason: the stop string or stop token that ended it.
     """
 
@@ -95,16 +95,16 @@ class CompletionOutput:
         """Whether the text has ended."""
         return self.finish_reason is not None
 
-    def extend(self, piece: Piece) -> None:
-        """A piece of this text came."""
-        self.text += piece.text
-        if piece.token is not None:
-            self.token_ids.append(piece.token)
-        if piece.logprobs is not None and piece.token is not None:
+    def extend(self, delta: Delta) -> None:
+        """Append a delta of this text."""
+        self.text += delta.text
+        if delta.token is not None:
+            self.token_ids.append(delta.token)
+        if delta.logprobs is not None and delta.token is not None:
             self.logprobs = [] if self.logprobs is None else self.logprobs
-            self.logprobs.append(piece.logprobs)
-            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + piece.logprobs[piece.token].logprob
-        self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+            self.logprobs.append(delta.logprobs)
+            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + delta.logprobs[delta.token].logprob
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
 
 @dataclass
@@ -112,13 +112,13 @@ class RequestOutput:
     """A request and its texts.
 
     Attributes:
-        request_id: the caller's name for it.
-        prompt: its text, where it was given as one.
-        prompt_token_ids: its tokens.
+        request_id: name of the request.
+        prompt: text of the prompt, if it was given as text.
+        prompt_token_ids: tokens of the prompt.
         outputs: its texts, in order of their index.
-        finished: whether all of them have ended.
-        prompt_logprobs: of each token of the prompt, None for the first, where they were asked for.
-        num_cached_tokens: of the prompt, that were found in the cache.
+        finished: whether all texts have ended.
+        prompt_logprobs: log probabilities of each token of the prompt, None for the first, if requested.
+        num_cached_tokens: tokens of the prompt that were found in the prefix cache.
     """
 
     request_id: str
@@ -132,10 +132,10 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class PoolingOutput:
-    """What a prompt is turned into.
+    """Vector of a prompt.
 
     Attributes:
-        data: the vector of its last token before the model's head, `[D]`.
+        data: `[D]`, fp32: of a decoder the final hidden state of the last token; of an encoder as it pools.
     """
 
     data: NDArray[np.float32]
@@ -146,11 +146,11 @@ class PoolingRequestOutput:
     """A prompt and its vector.
 
     Attributes:
-        request_id: the engine's name for it.
+        request_id: name of the request.
         outputs: the vector.
-        prompt_token_ids: its tokens.
-        finished: always.
-        num_cached_tokens: of the prompt, that were found in the cache.
+        prompt_token_ids: tokens of the prompt.
+        finished: always True.
+        num_cached_tokens: tokens of the prompt that were found in the prefix cache.
     """
 
     request_id: str
@@ -164,10 +164,10 @@ class StepTimes(NamedTuple):
     """One call of the model.
 
     Attributes:
-        begin_s: of `time.monotonic`.
-        seconds: that it took.
-        num_read: tokens that were read and brought no new one: of prompts, mostly.
-        num_written: tokens whose next one was asked for.
+        begin_s: start, in seconds of `time.monotonic`.
+        seconds: duration.
+        num_read: tokens without logits, mostly of prompts.
+        num_written: tokens whose logits were computed.
     """
 
     begin_s: float
@@ -178,16 +178,16 @@ class StepTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class EngineStats:
-    """What an engine has to do at a moment, over all copies of the model.
+    """Load of an engine at one moment, over all copies of the model.
 
     Attributes:
         num_running: texts that have blocks.
-        num_waiting: texts that have none.
-        num_blocks: of the caches.
-        num_free_blocks: that no text holds.
-        num_preemptions: times that a text gave up its blocks, since the engine was made.
-        num_steps: calls of the model, since the engine was made.
-        steps: the last ones, oldest first.
+        num_waiting: texts that wait for blocks.
+        num_blocks: blocks of the KV caches.
+        num_free_blocks: blocks that no text uses.
+        num_preemptions: preemptions since the engine was made.
+        num_steps: model calls since the engine was made.
+        steps: times of the last model calls, oldest first.
     """
 
     num_running: int

@@ -1,4 +1,4 @@
-"""One copy of a model with the thread that owns it. An engine has one or several; requests say nothing of which."""
+"""One copy of a model with the thread that owns it. An engine has one or several; requests do not depend on which."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["Replica"]
 
 
 class Replica:
-    """A loaded model at work. Ends its thread when it is dropped; nothing waits for that.
+    """A loaded model and its thread. Garbage collection ends the thread without waiting for it.
 
     Args:
-        model: loaded; its owner from now on is the thread.
+        model: the loaded model, which only the thread uses from now on.
 
     Raises:
-        ConfigError, CheckpointError, ResourceError: of the draft model that its settings name.
-        ResourceError: the system has no more threads.
+        ConfigError, CheckpointError, ResourceError: the draft model of the settings cannot be loaded.
+        ResourceError: the system cannot start another thread.
     """
 
     def __init__(self, model: ServedModel) -> None:
@@ -33,14 +33,14 @@ class Replica:
         settings = model.settings
         output = "logits" if settings.runner == "generate" else "hidden"
         self._runner = Runner(model.instance, model.limits, output)
-        guessing, self._draft_model = settings.speculation, None
-        if guessing is not None and guessing.model is not None:
+        speculation, self._draft_model = settings.speculation, None
+        if speculation is not None and speculation.model is not None:
             try:
-                self._draft_model = DraftModel(guessing.model, model, guessing.num_speculative_tokens)
+                self._draft_model = DraftModel(speculation.model, model, speculation.num_speculative_tokens)
             except BaseException:
                 model.close()
                 raise
-        self._core = EngineCore(self._runner, model.limits, model.tokenizer, guessing, self._draft_model)
+        self._core = EngineCore(self._runner, model.limits, model.tokenizer, speculation, self._draft_model)
         try:
             self._thread = start_thread(Loop(self._core, self.commands), self.commands)
         except BaseException:
@@ -50,27 +50,27 @@ class Replica:
 
     @property
     def load(self) -> int:
-        """About how many requests it has, those on their way to it included."""
+        """Approximate number of requests, queued ones included."""
         return self._core.num_requests + self.commands.qsize()
 
     @property
     def scheduler(self) -> Scheduler:
-        """What runs and waits; numbers of it may be read from any thread."""
+        """The scheduler. Any thread may read its counters."""
         return self._core.scheduler
 
     @property
     def steps(self) -> tuple[StepTimes, ...]:
-        """The last calls of the model, oldest first; for any thread."""
+        """Times of the last model calls, oldest first. Any thread may read them."""
         return self._runner.steps
 
     def close(self) -> None:
-        """End all requests with an error, stop the devices and free their memory, when the step at hand is done."""
+        """After the current step, end all requests with an error, stop the devices and free their memory."""
         self.commands.put(Close())
         self._thread.wait()
         self.free()
 
     def free(self) -> None:
-        """Stop the devices and free their memory; the thread has ended, or is another process's."""
+        """Stop the devices and free their memory. The thread has ended, or belongs to another process."""
         self._runner.close()
         self.model.close()
         if self._draft_model is not None:

@@ -1,59 +1,43 @@
-"""A request as the engine takes it: checked ids, how tokens are chosen, what is to be told about them."""
+"""A request as the engine takes it: checked token ids, settings of sampling, and what is reported."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from tilewise.generate import Sampling
-from tilewise.serve.block_key import Scope
+from tilewise.serve.blocks import Scope
 from tilewise.serve.structured import Grammar
+from tilewise.settings import OutputOptions
 
-__all__ = ["PRIORITIES", "Asked", "Request"]
+__all__ = ["PRIORITIES", "Request"]
 
 PRIORITIES = 1 << 20
-"""Priorities lie within so many of 0."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is told about a text besides its tokens.
-
-    Attributes:
-        logprobs: how many likeliest tokens beside the chosen one; -1 for the vocabulary; None for no figures.
-        prompt_logprobs: the same for tokens of the prompt.
-        detokenize: whether there is text at all.
-        skip_special_tokens: leave special tokens out of the text.
-    """
-
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    detokenize: bool = True
-    skip_special_tokens: bool = True
+"""Largest absolute value of a priority."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt and the texts that shall follow it. Everything in it was checked at the border.
+    """One prompt and how to continue it. All values were checked when the request arrived.
 
     Attributes:
         request_id: the caller's name for it.
-        ids: of the prompt; at least one.
-        sampling: how tokens are chosen, with its seed; `n` texts.
-        asked: what is told about them.
+        ids: token ids of the prompt; at least one.
+        sampling: settings of sampling, with `n` texts.
+        output_options: what is reported about the texts.
         end_ids: tokens that end a text.
-        priority: lower goes first.
-        scope: with whose blocks its blocks may be shared.
-        max_model_len: positions that prompt and text have together at most.
-        is_pooled: the prompt's vector is wanted, and no text.
-        index: the caller's number for it, which its pieces have.
-        grammar: that each text follows, at its beginning.
-        is_named: its name is a caller's choice, which another may make as well.
+        priority: lower runs first.
+        scope: blocks are shared only between requests of equal scope.
+        max_model_len: largest number of positions of prompt and text together.
+        is_pooled: whether the result is the prompt's vector instead of texts.
+        index: number that the caller gave it; deltas have it as `sequence`.
+        grammar: grammar that each text follows, in its initial state.
+        is_named: whether the caller chose the name, so that it may be used twice.
     """
 
     request_id: str
     ids: tuple[int, ...]
     sampling: Sampling
-    asked: Asked = field(default_factory=Asked)
+    output_options: OutputOptions = field(default_factory=OutputOptions)
     end_ids: frozenset[int] = frozenset()
     priority: int = 0
     scope: Scope = ()
@@ -65,6 +49,6 @@ class Request:
 
     @property
     def all_end_ids(self) -> frozenset[int]:
-        """Tokens that end a text of this request, the model's own and the caller's."""
+        """Tokens that end a text: the model's end tokens and `stop_token_ids`."""
         own = frozenset() if self.sampling.ignore_eos else self.end_ids
         return own | frozenset(self.sampling.stop_token_ids)

@@ -1,6 +1,7 @@
-"""From the scheduler's decision to the decoding graph's inputs, and from its logits back to sequences.
+"""Runs the decoding graph: makes its inputs from the scheduled parts, and returns the logits.
 
-Only rows that are wanted get logits. Where none are, one row is computed for nothing, since no graph has none.
+Logits are computed only for the rows that are needed. If none are, one unused row is computed, because the graph has
+at least one.
 
 Shapes: T tokens of a call, S sequences of a call, R rows with logits, V vocabulary.
 """
@@ -24,27 +25,27 @@ from tilewise.session import GraphInstance
 __all__ = ["Runner", "call_inputs"]
 
 Array = NDArray[Any]
-_KEPT_STEPS = 128
+_NUM_STEPS = 128
 
 
 def call_inputs(parts: Sequence[Scheduled], max_blocks: int) -> dict[str, NDArray[np.int32]]:
     """The arrays that the decoding graph takes for one step.
 
     Args:
-        parts: of the step.
+        parts: parts of the step.
         max_blocks: columns of the block table.
     """
     num_tokens = sum([part.end - part.start for part in parts])
-    if num_tokens == len(parts):  # all of them write
+    if num_tokens == len(parts):  # all are in decode
         tokens = [p.drafts[0] if p.drafts else p.sequence.history.ids[p.start] for p in parts]
-        return _inputs_of_writing(parts, tokens, max_blocks)
+        return _decode_inputs(parts, tokens, max_blocks)
     named: dict[str, list[int]] = {name: [] for name in ("tokens", "positions", "slots", "sequence", "rows")}
     table = np.zeros((len(parts), max_blocks), np.int32)
     for index, part in enumerate(parts):
         table[index, : len(part.blocks)] = part.blocks
         shift = len(named["tokens"]) - part.start
         named["rows"] += range(part.first_row + shift, part.end + shift)
-        named["tokens"] += part.sequence.history.ids[part.start : part.known]
+        named["tokens"] += part.sequence.history.ids[part.start : part.confirmed_end]
         named["tokens"] += part.drafts
         named["positions"] += range(part.start, part.end)
         named["slots"] += [
@@ -56,10 +57,10 @@ def call_inputs(parts: Sequence[Scheduled], max_blocks: int) -> dict[str, NDArra
     return {**{name: np.array(values, np.int32) for name, values in named.items()}, "block_table": table}
 
 
-def _inputs_of_writing(
+def _decode_inputs(
     parts: Sequence[Scheduled], tokens: list[int], max_blocks: int
 ) -> dict[str, NDArray[np.int32]]:
-    """The same where each part has one token: most steps, and those that may take no time."""
+    """The inputs where each part has one token. These are most steps, so this path is vectorized."""
     count, width = len(parts), max([len(part.blocks) for part in parts])
     none = (0,) * width
     table = np.zeros((count, max_blocks), np.int32)
@@ -80,15 +81,15 @@ def _inputs_of_writing(
 
 
 class Runner:
-    """Calls a decoding graph. One thread at a time.
+    """Calls a decoding graph. Not thread-safe.
 
-    The pages of the KV cache are allocated ahead of the blocks that calls write, as many as one call can fill, while
-    the devices compute. So no worker waits for the system to find memory, and what no text has filled is not taken.
+    While the devices compute, memory pages of the KV cache are allocated for the blocks that the next call can fill.
+    So no worker waits for a page fault, and blocks that were never used take no memory.
 
     Args:
-        instance: of the graph.
-        limits: of a step and of the cache.
-        output: of the graph, which has the rows: `logits` or `hidden`.
+        instance: instance of the graph.
+        limits: sizes of a step and of the cache.
+        output: the output of the graph that has the rows: `logits` or `hidden`.
     """
 
     def __init__(self, instance: GraphInstance, limits: Limits, output: str = "logits") -> None:
@@ -98,28 +99,28 @@ class Runner:
         self._num_blocks = limits.num_blocks
         self._blocks_of_a_call = num_blocks_for(limits.max_num_batched_tokens) + limits.max_num_seqs
         self._cache = instance.state_memory()
-        self._num_allocated = 0  # blocks whose pages are there
+        self._num_allocated = 0  # blocks whose pages are allocated
         self._allocate(self._blocks_of_a_call)
         self._prepared: tuple[list[Scheduled], dict[str, NDArray[np.int32]]] = [], {}
-        self._steps: deque[StepTimes] = deque(maxlen=_KEPT_STEPS)
+        self._steps: deque[StepTimes] = deque(maxlen=_NUM_STEPS)
 
     def close(self) -> None:
-        """Let go of the cache's memory, before the instance is closed."""
+        """Drop the views of the cache's memory. Call before the instance is closed."""
         self._cache = []
 
     @property
     def steps(self) -> tuple[StepTimes, ...]:
-        """The last calls, oldest first. May be asked for by any thread."""
+        """Times of the last calls, oldest first. Any thread may read them."""
         return tuple(self._steps.copy())
 
     def prepare(self, parts: list[Scheduled]) -> None:
-        """Parts that the next call may have, of one token each that is not known yet.
+        """Make the inputs of a call whose parts have one token each, before the tokens are known.
 
         Args:
-            parts: of it.
+            parts: parts of the call.
         """
         tokens = [0] * len(parts)
-        self._prepared = parts, _inputs_of_writing(parts, tokens, self._max_blocks)
+        self._prepared = parts, _decode_inputs(parts, tokens, self._max_blocks)
 
     def run(
         self,
@@ -127,12 +128,12 @@ class Runner:
         meanwhile: Callable[[], object] | None = None,
         tokens: list[int] | None = None,
     ) -> Array:
-        """One call; the logits `[R, V]` that parts want, in their order, to be read before the next call.
+        """Run one call; returns its rows `[R, V]` in the order of the parts, valid until the next call.
 
         Args:
-            parts: of the step.
+            parts: parts of the step.
             meanwhile: called while the devices compute.
-            tokens: of the parts, where these were prepared.
+            tokens: tokens of the parts, if these were prepared.
 
         Raises:
             TaskFailed: a kernel failed; what the call wrote to its own positions of the cache is undefined.
@@ -145,13 +146,13 @@ class Runner:
             inputs["tokens"][:] = tokens
         ahead = int(inputs["slots"].max()) // BLOCK_SIZE + 1 + self._blocks_of_a_call
 
-        def beside() -> None:
+        def during() -> None:
             self._allocate(ahead)
             if meanwhile is not None:
                 meanwhile()
 
         begin = time.monotonic()
-        self._instance.forward(beside, **inputs)
+        self._instance.forward(during, **inputs)
         seconds = time.monotonic() - begin
         rows_RX = self._instance.get_tensor(self._output, copy=False)
         if tokens is None:
@@ -161,7 +162,7 @@ class Runner:
         return rows_RX
 
     def _allocate(self, num_blocks: int) -> None:
-        """Have the system provide the pages of the first blocks of every layer's cache."""
+        """Allocate the memory pages of the first `num_blocks` blocks in every layer's cache."""
         first, last = self._num_allocated, min(num_blocks, self._num_blocks)
         if last <= first:
             return

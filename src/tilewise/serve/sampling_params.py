@@ -1,105 +1,54 @@
-"""How a request wants its texts, with vLLM's names and defaults. Checked when made, before any engine sees it."""
+"""`SamplingParams`: settings of a request with vLLM's names and defaults, checked before any engine sees them."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from tilewise.core import Border
 from tilewise.core.border import shown
-from tilewise.generate import Sampling
 from tilewise.serve.outputs import RequestOutputKind
-from tilewise.serve.request import Asked
 from tilewise.serve.structured import StructuredOutputsParams
+from tilewise.settings import OutputOptions, Sampling, SamplingSettings, documented, setting, settings_of
 
-__all__ = ["SamplingParams"]
+__all__ = ["SamplingParams", "default_settings"]
 
-_MOST = 1 << 53
-_MOST_LOGPROBS = 1 << 20
-_NUM_SEEDS = 2**63  # of draws; a negative seed is one of the larger ones
+_NUM_SEEDS = 2**63  # a negative seed stands for one of the larger ones
 _border = Border("serve")
 
 
+@documented
 @dataclass(frozen=True)
-class SamplingParams:
-    """How to choose tokens, when to stop, what to tell.
+class SamplingParams(OutputOptions, SamplingSettings):
+    """How tokens are chosen, when a text ends and what is reported about it.
 
-    A text depends on the prompt, these settings, the seed and its index only: not on what else is asked of the engine.
+    A text depends on the prompt, these settings, the seed and its index only, not on the engine's other requests.
 
     Args:
-        n: texts for a prompt. What text i says does not depend on n.
-        presence_penalty: taken from the logits of tokens that were written.
-        frequency_penalty: the same, for every time that they were.
-        repetition_penalty: logits of tokens of prompt and text are divided by it, or multiplied where negative.
-        temperature: 0 takes the likeliest token.
-        top_p: draw among the likeliest tokens that together have this probability; 0 leaves the likeliest alone.
-        top_k: draw among the k likeliest only; 0 or -1 for all.
-        min_p: draw among those at least this share as likely as the likeliest.
-        typical_p: draw among those whose surprise is nearest to the expected one, of this probability together.
-        no_repeat_ngram_size: no so many tokens in a row twice, prompt included; 0 for no such rule.
-        seed: of the draws, a 64-bit integer; None or -1: a random one for each request.
-        stop: a text, or several: the text ends before the first of these that it comes to hold.
-        stop_token_ids: tokens that end the text besides the model's own.
-        bad_words: texts that are not written.
-        bad_words_ids: the same as token ids.
-        include_stop_str_in_output: the text ends behind a stop string.
-        ignore_eos: write on after the model's end tokens.
-        max_tokens: at most so many new tokens; None or -1: as many as the context has room for.
-        min_tokens: before so many new tokens nothing ends the text but its length, or a grammar that is complete.
-        logprobs: tell of so many likeliest tokens at each place besides the one that came; -1 for all.
-        prompt_logprobs: the same for the prompt's tokens.
-        detokenize: whether there is text; False: tokens only.
-        skip_special_tokens: leave special tokens out of the text.
-        logit_bias: added to the logits of tokens, by id.
-        allowed_token_ids: only these may come; None for all.
-        output_kind: what each output of a stream holds.
-        structured_outputs: a schema, an expression or a grammar that the text follows.
 
     Raises:
         ConfigError: a value outside its range, or two that contradict each other.
     """
 
-    n: int = 1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    no_repeat_ngram_size: int = 0
-    seed: int | None = None
-    stop: str | Sequence[str] | None = None
-    stop_token_ids: Sequence[int] | None = None
-    bad_words: Sequence[str] | None = None
-    bad_words_ids: Sequence[Sequence[int]] | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    detokenize: bool = True
-    skip_special_tokens: bool = True
-    logit_bias: Mapping[int, float] | None = None
-    allowed_token_ids: Sequence[int] | None = None
-    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    structured_outputs: StructuredOutputsParams | None = None
+    output_kind: RequestOutputKind = setting(
+        RequestOutputKind.CUMULATIVE,
+        "What each output of a stream holds: the text so far, what is new, or only the last output.",
+        on_command_line=False,
+        default_text="CUMULATIVE",
+    )
+    structured_outputs: StructuredOutputsParams | None = setting(
+        None,
+        "A JSON schema, an expression, choices or a grammar that the text follows.",
+        on_command_line=False,
+    )
 
     def __post_init__(self) -> None:
-        top_k = _border.integer("sampling_params", "top_k", self.top_k, -1, _MOST)
-        object.__setattr__(self, "top_k", max(0, top_k))
-        self._set_integer("seed", -(2**63), 2**63 - 1)
-        self._set_integer("max_tokens", -1, _MOST)
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            if value is not None:
-                _border.integer("sampling_params", name, value, -1, _MOST_LOGPROBS)
-        for name in ("detokenize", "skip_special_tokens"):
-            _border.truth("sampling_params", name, getattr(self, name))
+        super().__post_init__()
+        for name in ("seed", "max_tokens"):
+            if getattr(self, name) == -1:  # the same as None
+                object.__setattr__(self, name, None)
         _border.instance(
             "sampling_params", "output_kind", self.output_kind, RequestOutputKind, "pass one of its values"
         )
@@ -121,13 +70,6 @@ class SamplingParams:
                 _border.refuse("sampling_params", rule, "ignore_eos=True", advice)
         self.sampling(1)
 
-    def _set_integer(self, name: str, low: int, high: int) -> None:
-        """Check a setting for which -1 and None mean the same."""
-        value = getattr(self, name)
-        if value is not None:
-            value = _border.integer("sampling_params", name, value, low, high)
-            object.__setattr__(self, name, None if value == -1 else value)
-
     @classmethod
     def of(
         cls, sampling: Sampling, *, structured_outputs: StructuredOutputsParams | None = None
@@ -141,19 +83,13 @@ class SamplingParams:
         Raises:
             ConfigError: the two contradict each other.
         """
-        given = asdict(sampling)
-        is_included, biases = given.pop("include_stop"), dict(given.pop("logit_bias"))
-        allowed = given.pop("allowed_token_ids") or None
-        return cls(
-            **given,
-            include_stop_str_in_output=is_included,
-            logit_bias=biases,
-            allowed_token_ids=allowed,
-            structured_outputs=structured_outputs,
-        )
+        values = {one.name: getattr(sampling, one.name) for one in fields(sampling)}
+        values["logit_bias"] = dict(sampling.logit_bias)
+        values["allowed_token_ids"] = sampling.allowed_token_ids or None
+        return cls(**values, structured_outputs=structured_outputs)
 
     def sampling(self, room: int) -> Sampling:
-        """The settings that the choice of tokens takes; a seed is drawn here where none is given.
+        """The settings with every value decided; a seed is chosen here where none is given.
 
         Args:
             room: positions that the context has left, for `max_tokens` None.
@@ -161,35 +97,40 @@ class SamplingParams:
         Raises:
             ConfigError: a value outside its range.
         """
-        most = max(room, self.min_tokens, 1) if self.max_tokens is None else self.max_tokens
-        return Sampling(
-            max_tokens=most,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            typical_p=self.typical_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            no_repeat_ngram_size=self.no_repeat_ngram_size,
-            bad_words=self._sequence("bad_words"),
-            bad_words_ids=self._sequence("bad_words_ids"),
-            logit_bias=() if self.logit_bias is None else tuple(self.logit_bias.items()),
-            allowed_token_ids=self._sequence("allowed_token_ids"),
-            min_tokens=self.min_tokens,
-            ignore_eos=self.ignore_eos,
-            stop_token_ids=self._sequence("stop_token_ids"),
-            stop=(self.stop,) if isinstance(self.stop, str) else self._sequence("stop"),
-            include_stop=self.include_stop_str_in_output,
-            n=self.n,
-            seed=secrets.randbits(63) if self.seed is None else self.seed % _NUM_SEEDS,
-        )
+        values = {one.name: getattr(self, one.name) for one in fields(SamplingSettings)}
+        for name, one in settings_of(Sampling).items():
+            if one.is_list and not isinstance(values[name], (str, Mapping)):
+                values[name] = self._sequence(name)
+        if isinstance(self.stop, str):
+            values["stop"] = (self.stop,)
+        if self.logit_bias is None:
+            values["logit_bias"] = ()
+        if self.max_tokens is None:
+            values["max_tokens"] = max(room, self.min_tokens, 1)
+        values["seed"] = secrets.randbits(63) if self.seed is None else self.seed % _NUM_SEEDS
+        return Sampling(**values)
 
-    def asked(self) -> Asked:
-        """What is told about the texts."""
-        return Asked(self.logprobs, self.prompt_logprobs, self.detokenize, self.skip_special_tokens)
+    def output_options(self) -> OutputOptions:
+        """What is reported about the texts."""
+        return OutputOptions(**{one.name: getattr(self, one.name) for one in fields(OutputOptions)})
 
     def _sequence(self, name: str) -> tuple[Any, ...]:
         value = getattr(self, name)
         return () if value is None else tuple(_border.sequence("sampling_params", name, value, "values"))
+
+
+def default_settings(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of `SamplingParams` that generation_config.json has for requests that do not give them, as in vLLM.
+
+    Args:
+        generation_config: its content.
+    """
+    declared = settings_of(SamplingSettings).items()
+    values = {
+        name: generation_config[name]
+        for name, one in declared
+        if one.is_server_default and name in generation_config
+    }
+    if "max_new_tokens" in generation_config:
+        values["max_tokens"] = generation_config["max_new_tokens"]
+    return values

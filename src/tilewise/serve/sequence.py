@@ -1,11 +1,11 @@
-"""One text of a request on its way through the engine, as the scheduler sees it: tokens, positions, blocks; no tensors.
+"""One text of a request as the scheduler sees it: tokens, positions and blocks, no tensors.
 
     waiting -> running -> finished
                   | ^
                   v |
                preempted
 
-A preempted sequence has lost its blocks and reads its tokens again; what it has written stays.
+A preempted sequence has lost its blocks and reads its tokens again later. Its tokens stay.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Protocol
 
 from tilewise.generate import History
 from tilewise.models import BLOCK_SIZE
-from tilewise.serve.block_key import block_key
+from tilewise.serve.blocks import block_key
 from tilewise.serve.request import Request
 
 __all__ = ["Drafter", "Sequence", "Status"]
 
 
 class Drafter(Protocol):
-    """Guesses how a text goes on."""
+    """Makes the draft tokens of a sequence."""
 
     def draft(self, most: int) -> list[int]:
-        """At most so many tokens."""
+        """At most `most` draft tokens."""
         ...
 
 
 class Status(Enum):
-    """Where a sequence stands."""
+    """State of a sequence."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -41,21 +41,21 @@ class Status(Enum):
 
 @dataclass(eq=False)
 class Sequence:
-    """One text.
+    """One text of a request.
 
     Attributes:
-        request: what it is written for.
+        request: the request.
         choice: index among the request's texts.
-        history: prompt and text so far.
+        history: tokens of prompt and text so far.
         leader: the first text of the request, whose blocks of the prompt the others share; None for itself.
-        drafter: guesses its next tokens; None where none are guessed.
-        status: where it stands.
-        turn: its place in the order of all sequences, given when it arrived; lower goes first.
-        done: positions in the KV cache.
-        blocks: that hold them.
-        num_prompt_rows: positions of the prompt whose logprobs are told already.
-        has_read_prompt: the prompt was in the cache once.
-        num_cached: positions that were found when it was first admitted.
+        drafter: makes its draft tokens; None without speculative decoding.
+        status: state.
+        turn: sort key among all sequences, set when it arrives; lower runs first.
+        done: number of positions in the KV cache.
+        blocks: blocks of these positions.
+        num_prompt_rows: number of prompt positions whose log probabilities are computed.
+        has_read_prompt: whether the whole prompt was in the cache once.
+        num_cached: positions that were found in the cache when it first ran; None before.
         finish_reason: `stop`, `length`, `abort` or `error` when finished.
     """
 
@@ -84,25 +84,25 @@ class Sequence:
 
     @property
     def is_live(self) -> bool:
-        """Whether it is not finished."""
+        """Whether the sequence is not finished."""
         return self.status is not Status.FINISHED
 
     @property
     def first_row(self) -> int:
-        """The first position whose logits are wanted; those of all later ones are, too."""
-        wants_prompt = self.choice == 0 and self.request.asked.prompt_logprobs is not None
+        """The first position whose logits are needed; those of all later positions are, too."""
+        wants_prompt = self.choice == 0 and self.request.output_options.prompt_logprobs is not None
         if wants_prompt and self.num_prompt_rows < self.history.num_prompt - 1:
             return self.num_prompt_rows
         return len(self.history) - 1
 
     @property
     def must_wait(self) -> bool:
-        """Whether another text of the request still reads the prompt that they share."""
+        """Whether the first text of the request still reads the prompt that they share."""
         leader = self.leader
         return leader is not None and leader.is_live and not leader.has_read_prompt
 
     def keys(self, count: int) -> list[bytes]:
-        """Keys of the first complete blocks."""
+        """Keys of the first `count` complete blocks."""
         ids, scope = self.history.ids, self.request.scope
         while len(self._keys) < count:
             parent, first = self._keys[-1] if self._keys else b"", len(self._keys) * BLOCK_SIZE

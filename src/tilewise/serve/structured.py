@@ -1,8 +1,8 @@
 """Texts that follow a JSON schema, a regular expression, a list of choices or a grammar.
 
-A grammar says before each token which ones may come; what the model thinks of those is not changed. llguidance keeps
-grammars in step with tokens; here they are checked and compiled, on the caller's thread and within limits of size and
-work, before the engine hears of a request. Large ones are tried out in a process of their own first.
+Before each token the grammar gives the mask of allowed tokens; their logits are not changed. llguidance advances the
+grammars. Here they are checked and compiled, on the caller's thread and within limits of size and work, before the
+engine gets the request. Large grammars are compiled in a child process first.
 """
 
 from __future__ import annotations
@@ -29,31 +29,33 @@ if TYPE_CHECKING:
 __all__ = ["Grammar", "Grammars", "StructuredOutputsParams"]
 
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
-_MOST_CHARACTERS = 1 << 20
-_MOST_KEPT = 64
-_MOST_REASON = 500  # characters
-_MOST_UNTRIED = 2048  # characters, in which references cannot lead deep enough to do harm
+_MAX_CHARACTERS = 1 << 20
+_MAX_COMPILED = 64
+_MAX_REASON = 500  # characters
+_MAX_WITHOUT_TRIAL = (
+    2048  # characters; shorter grammars cannot nest references deep enough for a stack overflow
+)
 _border = Border("serve")
 
 
 @dataclass(frozen=True)
 class StructuredOutputsParams:
-    """What a text must follow, with vLLM's names: one of the first five.
+    """What a text must follow, with vLLM's names. Exactly one of the first five must be given.
 
-    A text whose grammar is complete ends with the reason `stop`; one that is cut by `max_tokens` is only the beginning
-    of what would follow it.
+    A text ends with the reason `stop` when its grammar is complete. A text that `max_tokens` cuts is only a prefix of
+    one that follows the grammar.
 
     Args:
         json: a JSON schema, as a dictionary or its text.
         regex: a regular expression that the whole text matches (Rust's syntax).
         choice: texts, one of which is written.
-        grammar: a grammar in Lark's syntax, whose rule `start` the whole text is.
+        grammar: a grammar in Lark's syntax; the whole text matches its rule `start`.
         json_object: any JSON object.
-        disable_any_whitespace: JSON without blanks between its parts.
-        whitespace_pattern: a regular expression of what may stand between parts of JSON.
+        disable_any_whitespace: JSON without whitespace between its parts.
+        whitespace_pattern: a regular expression of the whitespace between parts of JSON.
 
     Raises:
-        ConfigError: none or several of them, or one that is no such thing.
+        ConfigError: none or several of them are given, or the one that is given is invalid.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -94,19 +96,19 @@ class StructuredOutputsParams:
         except ValueError as error:  # a number that Python's JSON can hold, and llguidance's cannot
             rule = "a grammar must be one that llguidance reads"
             _border.refuse("structured_outputs", rule, str(error), "correct it")
-        if size > _MOST_CHARACTERS:
-            got, rule = f"{size:,}", f"a grammar has at most {_MOST_CHARACTERS:,} characters"
+        if size > _MAX_CHARACTERS:
+            got, rule = f"{size:,}", f"a grammar has at most {_MAX_CHARACTERS:,} characters"
             _border.refuse("structured_outputs", rule, got, "shorten it")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> StructuredOutputsParams:
-        """From a dictionary, as a request in JSON has it.
+        """Make the object from a dictionary, as a request in JSON has it.
 
         Args:
-            given: values by the names above; those that are None are left out.
+            given: values by name; None counts as not given.
 
         Raises:
-            ConfigError: as when made, or a name that is none of them.
+            ConfigError: as the constructor, or an unknown name.
         """
         _border.mapping("structured_outputs", "structured_outputs", given, "fields")
         for name in given:
@@ -115,7 +117,7 @@ class StructuredOutputsParams:
 
     @property
     def source(self) -> str:
-        """The grammar as llguidance reads it; may hold mistakes that only compiling finds."""
+        """The grammar in llguidance's format; it may have errors that only compiling finds."""
         if self.regex is not None:
             return LLMatcher.grammar_from_regex(self.regex)
         if self.choice is not None:
@@ -134,7 +136,7 @@ class StructuredOutputsParams:
 
 
 def _check_text(name: str, value: Any) -> None:
-    """Text that is not empty, and that bytes can be made of."""
+    """Check for text that is not empty and can be encoded as UTF-8."""
     _border.instance("structured_outputs", name, value, str, "pass text")
     if not value or any("\ud800" <= character <= "\udfff" for character in value):
         rule, advice = f"{name} must be UTF-8 text that is not empty", "correct it"
@@ -142,7 +144,7 @@ def _check_text(name: str, value: Any) -> None:
 
 
 def _schema_text(given: Any) -> str:
-    """A JSON schema as text that is JSON."""
+    """A JSON schema as text, checked to be JSON."""
     if isinstance(given, str):
         text = given
     else:
@@ -152,19 +154,19 @@ def _schema_text(given: Any) -> str:
         except (TypeError, ValueError, RecursionError) as error:
             _border.refuse("structured_outputs", "json must be a JSON schema", str(error), "correct it")
     try:
-        found = json.loads(text)
+        schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         _border.refuse("structured_outputs", "json must be a JSON schema", str(error), "correct it")
-    if not isinstance(found, (dict, bool)):
-        _border.refuse("structured_outputs", "json must be a JSON schema", shown(found), "pass an object")
+    if not isinstance(schema, (dict, bool)):
+        _border.refuse("structured_outputs", "json must be a JSON schema", shown(schema), "pass an object")
     return text
 
 
 class Grammar:
-    """Where a text stands in its grammar. One thread at a time.
+    """State of a text in its grammar. Not thread-safe.
 
     Args:
-        matcher: llguidance's.
+        matcher: llguidance's object.
     """
 
     def __init__(self, matcher: LLMatcher) -> None:
@@ -172,31 +174,33 @@ class Grammar:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing may follow but the end."""
+        """Whether only the end may follow."""
         return self._matcher.is_stopped()
 
     def copy(self) -> Grammar:
-        """Another that stands where this one does."""
+        """A copy in the same state."""
         return Grammar(self._matcher.deep_copy())
 
     def allowed(self) -> NDArray[np.uint8]:
-        """Which tokens may come, one byte for each that its tokenizer has: 0 for those that may not. Others may not.
+        """The mask of allowed tokens: a byte per token of the tokenizer, 0 for forbidden ones.
+
+        Ids beyond the mask are forbidden.
 
         Raises:
-            ConfigError: working it out is more than the limits allow.
+            ConfigError: the mask takes more work than the limits allow.
         """
         mask = self._matcher.compute_logit_bias()
         self._check()
         return np.frombuffer(mask, np.uint8)
 
     def take(self, token: int) -> None:
-        """A token that may come, came.
+        """Advance by an allowed token.
 
         Args:
             token: its id.
 
         Raises:
-            ConfigError: working out what follows is more than the limits allow.
+            ConfigError: the new state takes more work than the limits allow.
         """
         self._matcher.consume_token(token)
         self._check()
@@ -210,63 +214,62 @@ class Grammar:
 
 
 class Grammars:
-    """Compiles grammars for a model, and keeps the last ones. Any thread.
+    """Compiles grammars for a model, and caches the last ones. Thread-safe.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
         end_ids: tokens that end a text.
     """
 
     def __init__(self, tokenizer: Tokenizer, end_ids: Collection[int]) -> None:
-        self._given = tokenizer
+        self._source_tokenizer = tokenizer
         self._end_ids = sorted(id_ for id_ in end_ids if id_ < tokenizer.get_vocab_size())
         self._tokenizer: LLTokenizer | None = None
         self._trials = GrammarTrials("", [])
-        self._kept: OrderedDict[StructuredOutputsParams, Grammar] = OrderedDict()
+        self._compiled: OrderedDict[StructuredOutputsParams, Grammar] = OrderedDict()
         self._lock = threading.Lock()
 
     def prepare(self, wanted: StructuredOutputsParams) -> Grammar:
-        """A grammar at its beginning; to be copied for each text.
+        """A grammar in its initial state; copy it for each text.
 
         Args:
             wanted: what texts follow.
 
         Raises:
-            ConfigError: it has a mistake, is too large, or says what no text can be; or the model has no end token.
+            ConfigError: it is invalid or too large, or no text can follow it; or the model has no end token.
         """
         with self._lock:
-            if wanted in self._kept:
-                self._kept.move_to_end(wanted)
-                return self._kept[wanted]
-            tokenizer = self._prepared()
+            if wanted in self._compiled:
+                self._compiled.move_to_end(wanted)
+                return self._compiled[wanted]
+            tokenizer = self._guidance_tokenizer()
         source = wanted.source
-        why = self._trials.problem(source) if len(source) > _MOST_UNTRIED else ""
-        if not why:
-            matcher, why = compile_grammar(tokenizer, source)
-        if why:
+        error = self._trials.problem(source) if len(source) > _MAX_WITHOUT_TRIAL else ""
+        if not error:
+            matcher, error = compile_grammar(tokenizer, source)
+        if error:
             rule = "structured_outputs must be a grammar within the limits"
-            _border.refuse("structured_outputs", rule, _reason(why), "correct it")
+            _border.refuse("structured_outputs", rule, _reason(error), "correct it")
         with self._lock:
-            self._kept[wanted] = Grammar(matcher)
-            while len(self._kept) > _MOST_KEPT:
-                self._kept.popitem(last=False)
-            return self._kept[wanted]
+            self._compiled[wanted] = Grammar(matcher)
+            while len(self._compiled) > _MAX_COMPILED:
+                self._compiled.popitem(last=False)
+            return self._compiled[wanted]
 
-    def _prepared(self) -> LLTokenizer:
-        """The tokenizer as llguidance wants it, made when it is first needed."""
+    def _guidance_tokenizer(self) -> LLTokenizer:
+        """llguidance's tokenizer, made when it is first needed."""
         if not self._end_ids:
             rule = "structured_outputs need an end token in config.json or generation_config.json"
             _border.refuse("structured_outputs", rule, "none", "add eos_token_id")
         if self._tokenizer is None:
-            text = self._given.to_str()
+            text = self._source_tokenizer.to_str()
             self._trials = GrammarTrials(text, self._end_ids)
             self._tokenizer = make_tokenizer(text, self._end_ids)
         return self._tokenizer
 
 
 def _reason(text: str) -> str:
-    """llguidance's error in one line: its first line, then what its regular-expression parser says, which stands below
-    a quotation of the expression."""
+    """llguidance's error in one line: its first line, and the `error:` lines of its regular-expression parser."""
     first, *others = text.strip().splitlines() or [""]
     details = [line.removeprefix("error: ") for line in others if line.startswith("error: ")]
-    return cut(" ".join([first, *details]), _MOST_REASON)
+    return cut(" ".join([first, *details]), _MAX_REASON)

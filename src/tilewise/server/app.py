@@ -153,7 +153,7 @@ def make_app(service: Service) -> ASGIApp:
                 CORSMiddleware,
                 allow_origins=list(service.settings.allowed_origins),
                 allow_methods=["GET", "POST"],
-                allow_headers=["*"],  # clients of OpenAI's API tell of themselves in some of their own
+                allow_headers=["*"],  # clients of OpenAI's API send headers of their own
                 expose_headers=["x-request-id", "retry-after"],
             ),
         )
@@ -179,7 +179,7 @@ class _Named:
 async def _http_error(_: Request, error: Exception) -> Response:
     """A path or method that there is not."""
     assert isinstance(error, HTTPException)
-    told = ApiError(error.status_code, f"[server] {error.detail}; see /openapi.json")
+    api_error = ApiError(error.status_code, f"[server] {error.detail}; see /openapi.json")
     headers = dict(error.headers or {})
-    body = error_body(told.message, told.status)
-    return Response(json.dumps(body), told.status, headers=headers, media_type=_JSON)
+    body = error_body(api_error.message, api_error.status)
+    return Response(json.dumps(body), api_error.status, headers=headers, media_type=_JSON)

@@ -1,9 +1,8 @@
-"""A file of requests in OpenAI's format for batches, answered as a list: a line of JSON in, a line out.
+"""Answers files of requests in OpenAI's batch format: one line of JSON per request and per answer.
 
-Each line has `custom_id`, `method`, `url` and a `body` as `/v1/chat/completions` and `/v1/completions` take them;
-bodies are read and answered by the code that answers them over HTTP. What is wrong with a line is said in its own
-answer; the others are answered. Other than over HTTP, fields that are not known are refused: a file can be corrected
-before it costs a night.
+Each line has `custom_id`, `method`, `url` and `body`, as for `/v1/chat/completions` and `/v1/completions`; the code of
+these endpoints answers them. An invalid line gets an error as its answer, and the other lines are answered. Unlike over
+HTTP, unknown fields are errors, because a long batch should not run with a misspelled setting.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from pydantic import ValidationError
 from tilewise.core import Border, ConfigError
 from tilewise.core.progress import Progress
 from tilewise.generate import encode_prompt
-from tilewise.serve import Engine, Piece, SamplingParams
+from tilewise.serve import Delta, Engine, SamplingParams
 from tilewise.serve.request import Request
-from tilewise.server.endpoints.chat import open_turn, plan, take, whole_chat
-from tilewise.server.endpoints.completions import Asking, prompts_of, whole_completion
+from tilewise.server.endpoints.chat import open_run, plan, take, whole_chat
+from tilewise.server.endpoints.completions import CompletionRun, prompts_of, whole_completion
 from tilewise.server.errors import ApiError, of_exception, validation_error
 from tilewise.server.requests.bodies import BodyModel, ChatBody, CompletionBody, SamplingBody
 from tilewise.server.requests.model_files import ModelFiles
@@ -36,12 +35,12 @@ _border = Border("server")
 
 
 @dataclass
-class _Asked:
-    """A line that can be answered."""
+class _Line:
+    """A valid line of the file."""
 
     line: Mapping[str, Any]
     requests: Sequence[Request]
-    take: Callable[[Piece], object]
+    take: Callable[[Delta], object]
     whole: Callable[[], dict[str, Any]]
     num_left: int
 
@@ -49,19 +48,19 @@ class _Asked:
 def answer_lines(
     engine: Engine, files: ModelFiles, lines: Iterable[str], progress: Progress | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Answers in the lines' order, once all are there; all requests are asked at once.
+    """Submit all lines at once; returns the answers in their order when all are finished.
 
     Args:
-        engine: answers.
-        files: of its model.
-        lines: of the file; empty ones are passed over.
-        watch: sees how many are answered.
+        engine: the engine.
+        files: files of its model.
+        lines: lines of the file; empty ones are skipped.
+        watch: shows progress.
     """
     prepared = [_prepare(engine, files, number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    queue: SimpleQueue[tuple[int, Piece | BaseException]] = SimpleQueue()
+    queue: SimpleQueue[tuple[int, Delta | BaseException]] = SimpleQueue()
     answers: dict[int, dict[str, Any]] = {}
     for index, each in enumerate(prepared):
-        if isinstance(each, _Asked):
+        if isinstance(each, _Line):
             engine.submit(each.requests, partial(_put, queue, index))
         else:
             answers[index] = each
@@ -70,36 +69,36 @@ def answer_lines(
         while len(answers) < len(prepared):
             answered.count = len(answers)
             index, event = queue.get()
-            asked = prepared[index]
-            assert isinstance(asked, _Asked)
-            if index in answers:  # of a prompt whose neighbour has failed
+            one = prepared[index]
+            assert isinstance(one, _Line)
+            if index in answers:  # another prompt of the line has failed
                 continue
             if isinstance(event, BaseException):
-                told = of_exception(event)
-                answers[index] = _answer(asked.line, told.status, told.body)
+                error = of_exception(event)
+                answers[index] = _answer(one.line, error.status, error.body)
                 continue
-            asked.take(event)
-            asked.num_left -= event.finish_reason is not None
-            if not asked.num_left:
-                answers[index] = _answer(asked.line, 200, asked.whole())
+            one.take(event)
+            one.num_left -= event.finish_reason is not None
+            if not one.num_left:
+                answers[index] = _answer(one.line, 200, one.whole())
     yield from (answers[index] for index in range(len(prepared)))
 
 
 def _put(
-    queue: SimpleQueue[tuple[int, Piece | BaseException]], index: int, event: Piece | BaseException
+    queue: SimpleQueue[tuple[int, Delta | BaseException]], index: int, event: Delta | BaseException
 ) -> None:
     queue.put((index, event))
 
 
-def _prepare(engine: Engine, files: ModelFiles, number: int, text: str) -> _Asked | dict[str, Any]:
-    """A line as a request, or the answer that says what is wrong with it."""
+def _prepare(engine: Engine, files: ModelFiles, number: int, text: str) -> _Line | dict[str, Any]:
+    """A line as requests, or its error answer."""
     line: Mapping[str, Any] = {}
     try:
         try:
-            given = json.loads(text)
+            content = json.loads(text)
         except (ValueError, RecursionError) as error:
             _border.refuse("batch", f"line {number} must be JSON", str(error), "correct it")
-        line = _border.mapping("batch", f"line {number}", given, "a request")
+        line = _border.mapping("batch", f"line {number}", content, "a request")
         _border.text("batch", "custom_id", line.get("custom_id"))
         _border.choice("batch", "method", line.get("method"), ("POST",))
         url = _border.choice("batch", "url", line.get("url"), (CHAT, COMPLETION))
@@ -111,39 +110,39 @@ def _prepare(engine: Engine, files: ModelFiles, number: int, text: str) -> _Aske
 
 
 def _prepare_chat(
-    engine: Engine, files: ModelFiles, line: Mapping[str, Any], given: Mapping[str, Any]
-) -> _Asked:
-    body = _checked(ChatBody, given)
-    wanted, params, way = plan(files, body)
-    if wanted.template is not None:
-        _border.refuse("batch", "a line brings no chat_template of its own", "one", "leave it out")
-    rendered = files.renderer.render(wanted)
+    engine: Engine, files: ModelFiles, line: Mapping[str, Any], fields: Mapping[str, Any]
+) -> _Line:
+    body = _checked(ChatBody, fields)
+    conversation, params, output_format = plan(files, body)
+    if conversation.template is not None:
+        _border.refuse("batch", "a line has no chat_template of its own", "one", "leave it out")
+    rendered = files.renderer.render(conversation)
     ids = _fit(engine, files, rendered.ids, body, params, "messages")
-    turn = open_turn(files.token_bytes, body.model or "", rendered, ids, params, way)
-    requests = engine.requests([_prompt(turn.ids, body.cache_salt)], params, body.priority or 0)
-    return _Asked(line, requests, partial(take, turn), partial(whole_chat, turn, body), params.n)
+    run = open_run(files.token_bytes, body.model or "", rendered, ids, params, output_format)
+    requests = engine.requests([_prompt(run.ids, body.cache_salt)], params, body.priority or 0)
+    return _Line(line, requests, partial(take, run), partial(whole_chat, run, body), params.n)
 
 
 def _prepare_completion(
-    engine: Engine, files: ModelFiles, line: Mapping[str, Any], given: Mapping[str, Any]
-) -> _Asked:
-    body = _checked(CompletionBody, given)
+    engine: Engine, files: ModelFiles, line: Mapping[str, Any], fields: Mapping[str, Any]
+) -> _Line:
+    body = _checked(CompletionBody, fields)
     params = sampling_params(body, files.defaults)
-    asking = Asking(files, body, body.model or "", params)
+    run = CompletionRun(files, body, body.model or "", params)
     for one in prompts_of(body.prompt):
         adds = body.add_special_tokens is not False
         ids = encode_prompt(files.tokenizer, one, add_special_tokens=adds) if isinstance(one, str) else one
-        asking.add_prompt(one, _fit(engine, files, ids, body, params, "prompt"))
-    prompts = [_prompt(prompt.ids, body.cache_salt) for prompt in asking.prompts]
+        run.add_prompt(one, _fit(engine, files, ids, body, params, "prompt"))
+    prompts = [_prompt(prompt.ids, body.cache_salt) for prompt in run.prompts]
     requests = engine.requests(prompts, params, body.priority or 0)
     num_texts = len(prompts) * params.n
-    return _Asked(line, requests, asking.note, partial(whole_completion, asking), num_texts)
+    return _Line(line, requests, run.add, partial(whole_completion, run), num_texts)
 
 
-def _checked(model: Any, given: Mapping[str, Any]) -> Any:
-    """A body of which every field is known."""
+def _checked(model: Any, fields: Mapping[str, Any]) -> Any:
+    """A body without unknown fields."""
     try:
-        body: BodyModel = model.model_validate(dict(given))
+        body: BodyModel = model.model_validate(dict(fields))
     except ValidationError as error:
         raise validation_error(error) from None
     for name in body.unknown:
@@ -170,7 +169,7 @@ def _prompt(ids: list[int], salt: str | None) -> dict[str, Any]:
 
 
 def _answer(line: Mapping[str, Any], status: int, body: dict[str, Any]) -> dict[str, Any]:
-    """A line of the file of answers."""
+    """A line of the output file."""
     custom_id = line.get("custom_id")
     name = custom_id if isinstance(custom_id, str) else None
     return {

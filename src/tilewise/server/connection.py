@@ -1,8 +1,8 @@
-"""Connections as uvicorn has them, with deadlines: senders and readers that are too slow are ended.
+"""uvicorn's connections with deadlines: clients that send or read too slowly are disconnected.
 
-uvicorn waits for ever for the rest of a request's headers, and for a client that has stopped reading, also behind the
-end of an answer. Here each has its time; a client that reads slowly has it again while it gets on. What is no HTTP gets
-an error body as everything else does.
+uvicorn waits forever for the rest of a request's headers, and for a client that has stopped reading, even after the end
+of an answer. Here both have deadlines; the deadline of a client that reads slowly is renewed while it makes progress.
+Input that is not HTTP gets an error body, as all errors do.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from tilewise.server.settings import ServerSettings
 
 __all__ = ["connection_class"]
 
-_LEAST_READ = 16 << 10  # bytes that a client reads in its time, unless fewer are left
+_LEAST_READ = 16 << 10  # bytes that a client must read until its deadline, unless fewer are left
 
 
-def connection_class(settings: ServerSettings) -> type[H11Protocol]:
+def connection_class(server: ServerSettings) -> type[H11Protocol]:
     """uvicorn's protocol with a server's deadlines.
 
     Args:
-        settings: of the server.
+        server: settings of the server.
     """
 
     class Connection(_Connection):
-        given = settings
+        settings = server
 
     return Connection
 
@@ -39,10 +39,10 @@ class _Connection(H11Protocol):
     """One connection.
 
     Attributes:
-        given: settings of the server.
+        settings: settings of the server.
     """
 
-    given: ServerSettings
+    settings: ServerSettings
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -50,20 +50,20 @@ class _Connection(H11Protocol):
         self._reader_due: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has come; with too many of them, it goes again."""
+        """Accept a client; close it if there are too many."""
         super().connection_made(transport)
-        if len(self.connections) > self.given.max_connections:
+        if len(self.connections) > self.settings.max_connections:
             transport.abort()
         else:
             self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone, or was ended."""
+        """Cancel the deadlines of a closed connection."""
         self._cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Part of a request came."""
+        """Take data; stop the header deadline when the headers are complete."""
         before = self.cycle
         super().data_received(data)
         if self.cycle is not before:  # its headers are complete
@@ -72,22 +72,22 @@ class _Connection(H11Protocol):
             self._await_headers()
 
     def pause_writing(self) -> None:
-        """The client reads slower than is written."""
+        """The write buffer is full: start the reader's deadline."""
         super().pause_writing()
         self._await_reader()
 
     def resume_writing(self) -> None:
-        """It has read."""
+        """The write buffer has room: stop the reader's deadline."""
         self._forget_reader()
         super().resume_writing()
 
     def on_response_complete(self) -> None:
-        """An answer was written; what the client has not read of it waits."""
+        """An answer is complete: start the deadline for what the client has not read."""
         super().on_response_complete()
         self._await_reader()
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP."""
+        """Answer input that is not HTTP."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             text = "[server] a request must be HTTP/1.1; got something else; correct it"
             content = json.dumps(error_body(text, 400)).encode()
@@ -103,7 +103,7 @@ class _Connection(H11Protocol):
         self._await_reader()
 
     def _await_headers(self) -> None:
-        self._headers_due = self.loop.call_later(self.given.header_timeout_s, self.transport.abort)
+        self._headers_due = self.loop.call_later(self.settings.header_timeout_s, self.transport.abort)
 
     def _forget_headers(self) -> None:
         if self._headers_due is not None:
@@ -111,14 +111,14 @@ class _Connection(H11Protocol):
             self._headers_due = None
 
     def _await_reader(self) -> None:
-        """Give the client its time, where something is left for it."""
+        """Start the reader's deadline if data is left in the write buffer."""
         left = self.transport.get_write_buffer_size()
         if left and self._reader_due is None:
-            seconds = self.given.send_timeout_s
+            seconds = self.settings.send_timeout_s
             self._reader_due = self.loop.call_later(seconds, self._look_at_reader, left)
 
     def _look_at_reader(self, before: int) -> None:
-        """Its time is over."""
+        """Disconnect the client at its deadline, or renew it after progress."""
         self._reader_due = None
         left = self.transport.get_write_buffer_size()
         if left and before - left < _LEAST_READ:

@@ -1,4 +1,4 @@
-"""Answers that are errors: OpenAI's body with the right status, from our own errors and from pydantic's."""
+"""Error answers: OpenAI's body and the HTTP status, from Tilewise's exceptions and pydantic's."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _OBJECT = re.compile(r"a valid dictionary or instance of \w+|a valid dictionary"
 
 
 class ApiError(Exception):
-    """An error that a client is told.
+    """An error that a client receives.
 
     Args:
-        status: of HTTP.
+        status: HTTP status.
         message: a sentence.
-        param: the field that is wrong, where one is.
-        code: a word for programs, where there is one.
-        headers: of the answer besides the usual ones.
+        param: the invalid field; None if there is none.
+        code: machine-readable code, if there is one.
+        headers: further headers of the answer.
     """
 
     def __init__(
@@ -58,25 +58,25 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """As OpenAI words it."""
+        """The body in OpenAI's form."""
         return error_body(self.message, self.status, self.param, self.code)
 
 
 def error_body(
     message: str, status: int, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    """A body that says what is wrong."""
+    """An error body in OpenAI's form."""
     kind = _TYPES.get(status, "server_error" if status >= 500 else _OURS)
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def context_error(limit: int, got: str, what: str) -> ApiError:
-    """The error of a prompt that does not fit the context. Clients such as LangChain and LiteLLM look for OpenAI's
-    sentence in its message, so that it is that sentence.
+    """The error of a prompt that does not fit the context. Clients such as LangChain and LiteLLM search the message
+    for OpenAI's sentence, so the message is that sentence.
 
     Args:
         limit: tokens of the context.
-        got: what was asked for.
+        got: what was requested.
         what: the field that is too long.
     """
     advice = f"Please reduce the length of the {what}."
@@ -85,7 +85,7 @@ def context_error(limit: int, got: str, what: str) -> ApiError:
 
 
 def of_exception(error: BaseException) -> ApiError:
-    """What a client is told of an error of ours; of one that is a defect, only that there was one."""
+    """The error that a client receives for an exception; a defect is reported without details."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ConfigError):
@@ -96,7 +96,7 @@ def of_exception(error: BaseException) -> ApiError:
 
 
 def engine_error(name: str, message: str) -> ApiError:
-    """What a client is told of an error in the engine's process, by the name of its class."""
+    """The error that a client receives for one in the engine's process, by the name of its class."""
     if name == "ConfigError":
         return ApiError(400, message)
     if name == "PlanError":
@@ -108,22 +108,22 @@ def engine_error(name: str, message: str) -> ApiError:
 
 
 def validation_error(error: ValidationError) -> ApiError:
-    """The first thing that is wrong with a body: the field or the entry of a list, the rule, what was given."""
+    """The first error of a body: the field or list entry, the rule, the value."""
     loc, problems = first_fault(error)
     place = ".".join(str(part) for part in loc if not _is_class(part)) or None
     rule = _OBJECT.sub("an object", joined_rules(problems))
     rule = _SUBJECT.sub("", rule, count=1)
-    given = problems[0].get("input")
-    if isinstance(given, str) and len(given) > _MOST_SHOWN:
-        what = f"a text of {len(given):,} characters"
-    elif isinstance(given, (str, bool, int, float)) or given is None:
-        what = shown(given, _MOST_SHOWN)
+    value = problems[0].get("input")
+    if isinstance(value, str) and len(value) > _MOST_SHOWN:
+        what = f"a text of {len(value):,} characters"
+    elif isinstance(value, (str, bool, int, float)) or value is None:
+        what = shown(value, _MOST_SHOWN)
     else:
-        what = type(given).__name__
+        what = type(value).__name__
     got = "" if problems[0]["type"] == "missing" else f"; got {what}"
     return ApiError(400, f"[server.request] {place or 'the body'}: {rule}{got}; correct it", place)
 
 
 def _is_class(part: object) -> bool:
-    """Whether a part of a place is the name of a model, one of several types, and not a field's."""
+    """Whether a part of a pydantic location names a model of a union instead of a field."""
     return part in {kind.__name__ for kind in BodyModel.__subclasses__()}

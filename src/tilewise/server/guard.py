@@ -1,7 +1,7 @@
-"""What stands before all endpoints: the name of the host, the key, a name for the request, a line in the log.
+"""Middleware before all endpoints: checks `Host` and the API key, names each request, writes the access log.
 
-Only method, path and status of a request are ever logged. `/health` needs no key and no Host, so that balancers can
-watch the server; the pages need no key, since they hold nothing and ask for it.
+Only method, path and status of a request are logged. `/health` needs no key and no `Host`, so that load balancers can
+watch the server. The pages need no key: they contain no data, and ask the user for the key.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _NAME = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 def is_known_host(header: str, names: tuple[str, ...]) -> bool:
-    """Whether a `Host` is this server: an address, or a name that it has. A page of another name that leads here, as
-    a browser may be made to believe, is none.
+    """Whether a `Host` is this server's: an address, or one of its names. This stops DNS rebinding, where a browser
+    is made to send requests to this server under the name of another site.
 
     Args:
-        header: as it came, perhaps with a port.
-        names: that the server has, in lower case.
+        header: value of `Host`, with or without a port.
+        names: names of the server, in lower case.
     """
     name = re.sub(r":\d*$", "", header.strip().lower())
     if name in names:
@@ -45,11 +45,11 @@ def is_known_host(header: str, names: tuple[str, ...]) -> bool:
 
 
 class Guard:
-    """Lets requests in.
+    """Checks requests and passes them to the application.
 
     Args:
-        app: that answers them.
-        service: the server's state.
+        app: the application.
+        service: state of the server.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -59,16 +59,16 @@ class Guard:
         self._names = tuple(name.lower() for name in own)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"").decode("latin-1")
-        request_id = given if _NAME.fullmatch(given) else secrets.token_hex(16)
+        own_id = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = own_id if _NAME.fullmatch(own_id) else secrets.token_hex(16)
         begun, status = time.monotonic(), 0
 
-        async def tell(message: Message) -> None:
+        async def send_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -80,9 +80,9 @@ class Guard:
         try:
             scope["state"]["salt"] = self._check(scope, headers)
         except ApiError as error:
-            await send_error(tell, error)
+            await send_error(send_headers, error)
         else:
-            await self._app(scope, receive, tell)
+            await self._app(scope, receive, send_headers)
         route = scope["state"].get("route", "other")
         self._service.metrics.answer(route, status)
         if self._service.settings.log_requests:
@@ -97,8 +97,8 @@ class Guard:
         """
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         host = hosts[0].decode("latin-1") if len(hosts) == 1 else ""
-        # a balancer may ask by HTTP/1.0, which has no Host; a browser always sends one
-        is_balancer = not hosts and scope["path"] == "/health"
+        # a balancer may use HTTP/1.0, with no Host or an empty one; a browser always sends a name
+        is_balancer = not any(hosts) and scope["path"] == "/health"
         if not is_balancer and not is_known_host(host, self._names):
             text = (
                 "[server] Host must be an address or a name of this server; got another; see --allowed-hosts"
@@ -108,6 +108,6 @@ class Guard:
         salt = self._service.settings.find_key(key.strip() if kind.lower() == "bearer" else None)
         if salt is None and scope["path"] not in OPEN_PATHS:
             text = "[server] a request must bring a key of this server; got none of them; see --api-key"
-            told = {"www-authenticate": "Bearer", "connection": "close"}
-            raise ApiError(401, text, code="invalid_api_key", headers=told)
+            challenge = {"www-authenticate": "Bearer", "connection": "close"}
+            raise ApiError(401, text, code="invalid_api_key", headers=challenge)
         return salt or ""

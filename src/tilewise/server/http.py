@@ -1,7 +1,7 @@
-"""From ASGI messages to bodies and back: JSON in, JSON or a stream of events out, every error as a body.
+"""From ASGI messages to bodies and back: reads JSON, sends JSON or a stream of events, turns errors into bodies.
 
-Refuses bodies that are too large, too slow, too deep or no JSON, before any field of them is looked at. While an answer
-is made, the client is listened to: when it leaves, the work is cancelled, and with it its requests in the engine.
+Refuses bodies that are too large, too slow, nested too deep or not JSON, before any field is read. When the client
+disconnects, the work for it is cancelled, and with it its requests in the engine.
 """
 
 from __future__ import annotations
@@ -21,32 +21,37 @@ from tilewise.core.border import cut, shown
 from tilewise.server.errors import ApiError, of_exception, validation_error
 from tilewise.server.requests.bodies import BodyModel
 from tilewise.server.requests.params import MOST_DEPTH
-from tilewise.server.service import Asked, Service
+from tilewise.server.service import Caller, Service
 
 __all__ = ["Endpoint", "Page", "parse_body", "read_json", "send_error", "send_json"]
 
 Body = TypeVar("Body", bound=BodyModel)
 _MOST_WARNED = 100
+_REPLACED = dict.fromkeys(
+    ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend"),
+    "structured_outputs",
+) | {"functions": "tools", "function_call": "tool_choice"}
+"""Older names of fields that constrain the answer, and the fields that do so now."""
 _MOST_FIELDS, _MOST_VALUES, _MOST_LISTS = 1 << 10, 1 << 20, 1 << 18
 
 
 class Endpoint:
-    """Takes a body of JSON.
+    """Answers a POST with a JSON body.
 
     Args:
-        service: the server's state.
-        model: of the body.
+        service: state of the server.
+        model: model of the body.
         answer: makes the whole answer.
-        stream: makes its chunks, where there is such a way.
-        ends_with_done: `[DONE]` stands behind the last chunk.
+        stream: makes the chunks of a stream; None if the path has no streams.
+        ends_with_done: whether `[DONE]` follows the last chunk.
     """
 
     def __init__(
         self,
         service: Service,
         model: type[Body],
-        answer: Callable[[Service, Body, Asked], Awaitable[dict[str, Any]]],
-        stream: Callable[[Service, Body, Asked], AsyncIterator[dict[str, Any]]] | None = None,
+        answer: Callable[[Service, Body, Caller], Awaitable[dict[str, Any]]],
+        stream: Callable[[Service, Body, Caller], AsyncIterator[dict[str, Any]]] | None = None,
         ends_with_done: bool = True,
     ) -> None:
         self._service, self._model, self._answer, self._stream = service, model, answer, stream
@@ -54,18 +59,18 @@ class Endpoint:
         self._warned: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         try:
             body = self._parse(await read_json(self._service, scope, receive))
         except Exception as error:
             await send_error(send, error)
             return
-        asked = Asked(scope["state"].get("salt", ""), scope["state"].get("request_id", ""))
+        caller = Caller(scope["state"].get("salt", ""), scope["state"].get("request_id", ""))
         if getattr(body, "stream", None) and self._stream is not None:
-            work = self._events(send, self._stream(self._service, body, asked))
+            work = self._events(send, self._stream(self._service, body, caller))
         else:
-            work = self._whole(send, self._answer(self._service, body, asked))
-        await _while_listened(receive, work)
+            work = self._whole(send, self._answer(self._service, body, caller))
+        await _until_disconnect(receive, work)
 
     def _parse(self, given: Any) -> Any:
         try:
@@ -73,24 +78,27 @@ class Endpoint:
         except ValidationError as error:
             raise validation_error(error) from None
         for name in body.unknown:
-            if name not in self._warned and len(self._warned) < _MOST_WARNED:  # each once
+            if name in _REPLACED and getattr(body, name) is not None:
+                text = f"[server.request] {name} is an older name of what {_REPLACED[name]} asks for; got {name}; use "
+                raise ApiError(400, f"{text}{_REPLACED[name]}", name)
+            if name not in self._warned and len(self._warned) < _MOST_WARNED:  # warn once per field
                 self._warned.add(name)
                 get_logger("server").warning("a field that is not known was passed over: %s", shown(name, 40))
         return body
 
     async def _whole(self, send: Send, answer: Awaitable[dict[str, Any]]) -> None:
         try:
-            told = await answer
+            content = await answer
         except Exception as error:
             await send_error(send, error)
         else:
-            await send_json(send, 200, told)
+            await send_json(send, 200, content)
 
     async def _events(self, send: Send, chunks: AsyncIterator[dict[str, Any]]) -> None:
         has_begun = False
         try:
-            async with aclosing(chunks) as found:  # type: ignore[type-var]
-                async for chunk in found:
+            async with aclosing(chunks) as events:  # type: ignore[type-var]
+                async for chunk in events:
                     if not has_begun:
                         has_begun = True
                         await send(_START)
@@ -99,7 +107,7 @@ class Endpoint:
             if not has_begun:
                 await send_error(send, error)
                 return
-            await send(_event(_told(error).body))
+            await send(_event(_client_error(error).body))
         if not has_begun:
             await send(_START)
         done = b"data: [DONE]\n\n" if self._ends_with_done else b""
@@ -110,14 +118,14 @@ class Page:
     """Answers a GET.
 
     Args:
-        answer: status, type and content, of the path's parameters.
+        answer: returns status, content type and content for the path's parameters.
     """
 
     def __init__(self, answer: Callable[[Mapping[str, str]], Awaitable[tuple[int, str, bytes]]]) -> None:
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         try:
             status, kind, content = await self._answer(scope.get("path_params", {}))
         except Exception as error:
@@ -138,25 +146,27 @@ _START: Message = {
 
 
 def _event(chunk: dict[str, Any]) -> Message:
-    """A chunk as a line of a stream; a kind of event stands before it where the chunk has a type."""
+    """A chunk as a server-sent event, with an `event:` line if the chunk has a type."""
     name = f"event: {chunk['type']}\n" if "type" in chunk else ""
     text = f"{name}data: {json.dumps(chunk, separators=(',', ':'))}\n\n"
     return {"type": "http.response.body", "body": text.encode(), "more_body": True}
 
 
-async def send_json(send: Send, status: int, told: Any, headers: Mapping[str, str] | None = None) -> None:
-    """A whole answer."""
-    await _send(send, status, "application/json", json.dumps(told, separators=(",", ":")).encode(), headers)
+async def send_json(send: Send, status: int, content: Any, headers: Mapping[str, str] | None = None) -> None:
+    """Send a whole answer."""
+    await _send(
+        send, status, "application/json", json.dumps(content, separators=(",", ":")).encode(), headers
+    )
 
 
 async def send_error(send: Send, error: BaseException) -> None:
-    """An error as a body; one that is a defect is logged as well. It is written as OpenAI's servers write it, with a
-    blank behind colons: some clients look for `"code": "context_length_exceeded"` in the text."""
-    told = _told(error)
-    await _send(send, told.status, "application/json", json.dumps(told.body).encode(), told.headers)
+    """Send an error as a body; defects are logged, too. JSON has a space after colons, as OpenAI's servers write it,
+    because some clients search the text for `"code": "context_length_exceeded"`."""
+    answer = _client_error(error)
+    await _send(send, answer.status, "application/json", json.dumps(answer.body).encode(), answer.headers)
 
 
-def _told(error: BaseException) -> ApiError:
+def _client_error(error: BaseException) -> ApiError:
     if not isinstance(error, (ApiError, TilewiseError)):
         get_logger("server").error("a request has failed", exc_info=error)
     return of_exception(error)
@@ -165,16 +175,16 @@ def _told(error: BaseException) -> ApiError:
 async def _send(
     send: Send, status: int, kind: str, content: bytes, headers: Mapping[str, str] | None = None
 ) -> None:
-    told = {"content-type": kind, "content-length": str(len(content)), **(headers or {})}
-    rows = [(name.lower().encode(), value.encode()) for name, value in told.items()]
+    all_headers = {"content-type": kind, "content-length": str(len(content)), **(headers or {})}
+    rows = [(name.lower().encode(), value.encode()) for name, value in all_headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": rows})
     await send({"type": "http.response.body", "body": content, "more_body": False})
 
 
-async def _while_listened(receive: Receive, work: Any) -> None:
-    """Do something until it is done, or until the client has left."""
+async def _until_disconnect(receive: Receive, work: Any) -> None:
+    """Await some work, and cancel it when the client disconnects."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(receive))
+    gone = asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -185,13 +195,13 @@ async def _while_listened(receive: Receive, work: Any) -> None:
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def read_json(service: Service, scope: Scope, receive: Receive) -> Any:
-    """A request's body.
+    """Read and parse a request's body.
 
     Raises:
         ApiError: 408, 413, 415 or 400.
@@ -212,28 +222,30 @@ async def read_json(service: Service, scope: Scope, receive: Receive) -> Any:
 
 
 def parse_body(content: bytes) -> dict[str, Any]:
-    """The object that a body is.
+    """Parse a body, which must be a JSON object.
 
     Raises:
-        ApiError: 400, it is none, or nests too deep.
+        ApiError: 400, the body is not an object, or is nested too deep.
     """
-    if content.count(b"[") + content.count(b"{") > _MOST_LISTS:  # which take a hundred times their bytes
+    if (
+        content.count(b"[") + content.count(b"{") > _MOST_LISTS
+    ):  # each takes about a hundred times its bytes in memory
         text = (
             f"[server.request] a body has at most {_MOST_LISTS:,} lists and objects; got more; ask for less"
         )
         raise ApiError(400, text)
     try:
-        given = json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
+        body = json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         text = f"[server.request] a body must be JSON; got something else: {cut(str(error), 200)}; correct it"
         raise ApiError(400, text) from None
-    if not isinstance(given, dict):
+    if not isinstance(body, dict):
         raise ApiError(400, "[server.request] a body must be an object; got another value; correct it")
-    _check_size(given)
-    return given
+    _check_size(body)
+    return body
 
 
-_CLOSE = {"connection": "close"}  # what is left of the body is not read
+_CLOSE = {"connection": "close"}  # the rest of the body is not read
 
 
 def _too_large(most: int) -> ApiError:
@@ -242,7 +254,7 @@ def _too_large(most: int) -> ApiError:
 
 
 async def _read(receive: Receive, most: int, until: float) -> bytes:
-    found = bytearray()
+    content = bytearray()
     while True:
         try:
             message = await asyncio.wait_for(receive(), max(0.0, until - time.monotonic()))
@@ -251,28 +263,28 @@ async def _read(receive: Receive, most: int, until: float) -> bytes:
             raise ApiError(408, text, headers=_CLOSE) from None
         if message["type"] == "http.disconnect":
             raise ApiError(400, "[server] a body must be whole; got part of it; send it again")
-        found += message.get("body", b"")
-        if len(found) > most:
+        content += message.get("body", b"")
+        if len(content) > most:
             raise _too_large(most)
         if not message.get("more_body", False):
-            return bytes(found)
+            return bytes(content)
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _check_size(given: dict[str, Any]) -> None:
-    """Refuse values that nest too deep, or so many that looking at each would hold up other clients.
+def _check_size(body: dict[str, Any]) -> None:
+    """Refuse bodies that are nested too deep, or have so many values that checking them would delay other clients.
 
     Raises:
         ApiError: 400.
     """
-    layer: list[Any] = [given]
+    layer: list[Any] = [body]
     count = 0
     for _ in range(MOST_DEPTH):
         count += sum(map(len, layer))
-        if count > _MOST_VALUES or len(given) > _MOST_FIELDS:
+        if count > _MOST_VALUES or len(body) > _MOST_FIELDS:
             text = f"a body has at most {_MOST_FIELDS:,} fields and {_MOST_VALUES:,} values; got more; ask for less"
             raise ApiError(400, f"[server.request] {text}")
         layer = [

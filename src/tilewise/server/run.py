@@ -1,8 +1,7 @@
-"""How a server starts: the socket is bound, the engine's process begins to load, then the HTTP process loads its own.
-The engine's process may have been started before, so that its modules are loaded by then.
+"""Starts a server: binds the socket, starts loading in the engine's process, then loads the HTTP modules.
 
-It listens at once, so that `/health` can say that the model is being loaded, and nothing is loaded for an address that
-is taken.
+The engine's process may have been started before, so that its modules are loaded by then. The socket listens first, so
+that `/health` can report that the model is being loaded, and nothing is loaded if the address is in use.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tilewise.server.settings import BACKLOG, ServerSettings
 __all__ = ["serve"]
 
 _border = Border("server")
-_OTHER_FILES = BACKLOG + 256  # clients that come at once are accepted before those beyond the limit go
+_OTHER_FILES = BACKLOG + 256  # room for clients that are accepted before those beyond the limit are closed
 
 
 def serve(
@@ -39,18 +38,18 @@ def serve(
     """Serve a model until a signal ends it.
 
     Args:
-        model: a directory.
-        settings: of the server.
+        model: directory of the model.
+        settings: settings of the server.
         engine: fields of `EngineSettings` by name.
-        name: what clients may call the model, where the settings name nothing; by default the directory as given.
-        spawned: the engine's process, where it was started already; ended here.
+        name: name of the model for clients, if the settings have none; None: the directory.
+        spawned: the engine's process, if it was started already; ended here.
         on_listening: called with the address, before the model is loaded.
         on_ready: called with the address, when the model is loaded.
 
     Raises:
-        ConfigError, CheckpointError, LayoutError, ResourceError: the model cannot be served so, or the address cannot
-            be bound.
-        InternalError: the engine's process has died.
+        ConfigError, CheckpointError, LayoutError, ResourceError: the model cannot be served with these settings, or
+            the address cannot be bound.
+        InternalError: the engine's process died.
     """
     context = _tls(settings)
     _allow_files(settings.max_connections + _OTHER_FILES)
@@ -59,25 +58,25 @@ def serve(
         spawned = spawned or spawn_engine()
         try:
             spawned.load(str(model), engine)
-            from tilewise.server.life import Life
+            from tilewise.server.lifecycle import Lifecycle
             from tilewise.server.requests.model_files import ModelFiles
 
             files = ModelFiles(str(model), settings, engine)
-            life = Life(settings, files, spawned, name or str(model), context)
-            asyncio.run(life.until_end(listener, lambda: on_ready(address)))
+            lifecycle = Lifecycle(settings, files, spawned, name or str(model), context)
+            asyncio.run(lifecycle.until_end(listener, lambda: on_ready(address)))
         finally:
             spawned.end()
 
 
 @contextmanager
 def _listening(settings: ServerSettings) -> Iterator[tuple[socket.socket, str]]:
-    """A bound socket, and how clients call it."""
+    """A listening socket, and its address for clients."""
     scheme = "http" if settings.ssl_certfile is None else "https"
     if settings.uds is not None:
         path = Path(settings.uds)
         listener = socket.socket(socket.AF_UNIX)
         try:
-            if path.is_socket():  # left by one that was killed
+            if path.is_socket():  # left by a server that was killed
                 _check_unused(path)
                 path.unlink()
             listener.bind(str(path))
@@ -101,7 +100,7 @@ def _listening(settings: ServerSettings) -> Iterator[tuple[socket.socket, str]]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(place)
         listener.listen(BACKLOG)
-    except (OSError, UnicodeError) as error:  # names that no name service takes are the latter
+    except (OSError, UnicodeError) as error:  # UnicodeError: a host name that cannot be encoded
         raise _unbound(f"{settings.host}:{settings.port}", error) from None
     with listener:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -109,7 +108,7 @@ def _listening(settings: ServerSettings) -> Iterator[tuple[socket.socket, str]]:
 
 
 def _allow_files(most: int) -> None:
-    """A file for every connection, as far as the system allows."""
+    """Raise the limit on open files as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < most:
         allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -132,7 +131,7 @@ def _unbound(address: str, error: Exception) -> TilewiseError:
 
 
 def _tls(settings: ServerSettings) -> ssl.SSLContext | None:
-    """The certificate, read before anything is loaded."""
+    """The TLS context, made before anything is loaded."""
     if settings.ssl_certfile is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

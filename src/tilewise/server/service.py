@@ -1,7 +1,7 @@
-"""What all endpoints share: the model as its files say, the engine, the limits, the figures.
+"""State that all endpoints share: the model's files, the link to the engine, limits, metrics.
 
-Owns admission (a request that would wait too long is told to come back), the turn from text to ids, and the stream of
-what comes back with its times taken down. Runs on the event loop; templates and tokenizers run on threads beside it.
+Owns admission (a request that would wait too long is refused with 429), conversion of text to token ids, and the stream
+of deltas with its metrics. Runs on the event loop; templates and tokenizers run on other threads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tilewise.core import ConfigError
 from tilewise.core.border import shown
 from tilewise.generate import encode_prompt
-from tilewise.serve import Piece, SamplingParams
+from tilewise.serve import Delta, SamplingParams
 from tilewise.server.errors import ApiError, context_error
 from tilewise.server.metrics import Metrics, RequestTimes
 from tilewise.server.requests.conversation import Conversation, Rendered
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tilewise.server.link.engine_client import EngineClient
 
-__all__ = ["Asked", "Service"]
+__all__ = ["Caller", "Service"]
 
 T = TypeVar("T")
 _THREADS = 4
@@ -37,16 +37,16 @@ _RETRY_S = "1"
 _MOST_READ, _MOST_WRITTEN = (
     1 << 20,
     1 << 22,
-)  # figures of prompts, which come at once, and of texts, in one request
+)  # log probabilities of prompts, and of texts, in one request
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Who asks.
+class Caller:
+    """The client of a request.
 
     Attributes:
-        salt: of the client's key.
-        request_id: of this request.
+        salt: salt of the client's key, which separates its blocks in the prefix cache from others'.
+        request_id: name of this request.
     """
 
     salt: str = ""
@@ -54,13 +54,13 @@ class Asked:
 
 
 class Service:
-    """The server's state.
+    """State of the server.
 
     Args:
-        settings: of the server.
-        files: of the model.
-        client: of the engine.
-        name: of the model, where clients may call it by no other.
+        settings: settings of the server.
+        files: files of the model.
+        client: link to the engine's process.
+        name: name of the model, if the settings have none.
     """
 
     def __init__(self, settings: ServerSettings, files: ModelFiles, client: EngineClient, name: str) -> None:
@@ -74,20 +74,20 @@ class Service:
 
     @property
     def max_context(self) -> int:
-        """Positions that a prompt and its text have together."""
+        """Largest number of tokens of prompt and text together."""
         return int(self.client.facts["max_context"])
 
     @property
     def num_admitted(self) -> int:
-        """Texts that were asked for and have not ended."""
+        """Number of texts that were requested and have not ended."""
         return self._num_admitted
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def check_ready(self) -> None:
-        """Refuse what comes too early or too late.
+        """Refuse requests before the model is loaded, and while the server shuts down.
 
         Raises:
             ApiError: 503.
@@ -101,10 +101,10 @@ class Service:
             raise ApiError(503, text, headers={"Retry-After": _RETRY_S})
 
     def check_model(self, name: str | None) -> str:
-        """The name that is told back.
+        """The model name in the answer.
 
         Raises:
-            ApiError: 404, the model has no such name.
+            ApiError: 404, the name is unknown.
         """
         if name is None or name in self.names:
             return self.names[0] if name is None else name
@@ -114,7 +114,7 @@ class Service:
         raise ApiError(404, text, "model", "model_not_found")
 
     def check_writes(self, writes: bool = True) -> None:
-        """Refuse endpoints that the model has nothing for.
+        """Refuse requests for text to a pooling model, and for vectors to a generating one.
 
         Raises:
             ApiError: 400.
@@ -129,10 +129,10 @@ class Service:
 
     @contextmanager
     def admit(self, num_texts: int) -> Iterator[None]:
-        """Room for the texts of a request, for as long as it is answered.
+        """Count the texts of a request while it is answered.
 
         Raises:
-            ApiError: 429, too much waits already.
+            ApiError: 429, too many texts wait already.
         """
         room = int(self.client.facts["max_num_seqs"]) + self.settings.max_num_waiting
         if self._num_admitted and self._num_admitted + num_texts > room:
@@ -153,70 +153,70 @@ class Service:
         truncate: int | None = None,
         what: str = "prompt",
     ) -> list[int]:
-        """The ids of a text; of a very long text that will be truncated, those of its end.
+        """Token ids of a text. Of a very long text that will be truncated, only the end is encoded.
 
         Args:
-            text: to encode.
-            add_special_tokens: with what the tokenizer puts before and after a text; by default it is.
-            truncate: tokens of it to keep; None: all.
-            what: the field of the request.
+            text: the text.
+            add_special_tokens: whether the tokenizer adds its special tokens; None: yes.
+            truncate: number of last tokens to keep; None: all.
+            what: name of the request's field, for errors.
 
         Raises:
-            ConfigError: the tokenizer has no tokens for it.
-            ApiError: 400, it is longer than any text that fits the context.
+            ConfigError: the tokenizer cannot encode the text.
+            ApiError: 400, the text is longer than any that fits the context.
         """
         most = self.files.longest_token * self.max_context
         if len(text) > most and truncate is None:
             raise context_error(self.max_context, f"you requested {len(text):,} characters", what)
-        text = text[-2 * most :]  # more than all tokens that are kept can hold
+        text = text[-2 * most :]  # longer than any tokens that are kept
         adds = True if add_special_tokens is None else add_special_tokens
-        return await self.beside(
+        return await self.run_in_thread(
             lambda: encode_prompt(self.files.tokenizer, text, add_special_tokens=adds),
         )
 
-    async def beside(self, function: Callable[..., T], *given: Any) -> T:
-        """What a function returns that runs on a thread beside the event loop.
+    async def run_in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run a function on another thread than the event loop's, and return its result.
 
         Args:
-            function: that takes its time.
-            *given: to it.
+            function: a slow function.
+            *arguments: its arguments.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *given)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     async def render(self, wanted: Conversation) -> Rendered:
         """The prompt of a conversation.
 
         Raises:
             ConfigError: there is no template, or it refuses the conversation.
-            ApiError: 400, a template of its own, which is not allowed.
+            ApiError: 400, the request has a template of its own, which is not allowed.
         """
         if wanted.template is not None and not self.settings.trust_request_chat_template:
             text = "[server] a request brings no chat_template of its own; got one; leave it out"
             raise ApiError(400, text, "chat_template")
-        return await self.beside(self.files.renderer.render, wanted)
+        return await self.run_in_thread(self.files.renderer.render, wanted)
 
     def fit(
         self, ids: list[int], truncate: int | None, what: str, params: SamplingParams | None = None
     ) -> list[int]:
-        """A prompt that fits the context, with its beginning cut off where the request says so.
+        """Check that a prompt fits the context, and truncate its beginning if the request says so.
 
         Args:
-            ids: of the prompt.
-            truncate: tokens of it to keep; -1: as many as leave room for the new tokens; None: all.
-            what: the field of the request.
-            params: of the text.
+            ids: token ids of the prompt.
+            truncate: number of last tokens to keep; -1: as many as leave room for the new tokens; None: all.
+            what: name of the request's field, for errors.
+            params: settings of the text.
 
         Raises:
-            ApiError: 400, the prompt is too long, or holds an id that the model does not have.
+            ApiError: 400, the prompt is too long, or has an id that the model does not have.
         """
         most = None if params is None else params.max_tokens
         return self.files.fit(ids, truncate, self.max_context, most, what)
 
     def check_params(self, params: SamplingParams) -> SamplingParams:
-        """Refuse what would tell too much.
+        """Refuse requests for too many log probabilities.
 
         Raises:
-            ConfigError: more figures than the server tells.
+            ConfigError: more log probabilities than the server reports.
         """
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(params, name)
@@ -230,18 +230,18 @@ class Service:
         self,
         prompts: Sequence[Sequence[int]],
         params: SamplingParams | None,
-        asked: Asked,
+        caller: Caller,
         cache_salt: str | None = None,
         priority: int | None = None,
-    ) -> AsyncIterator[list[Piece]]:
-        """What comes of prompts, in the pieces that are there at a time.
+    ) -> AsyncIterator[list[Delta]]:
+        """Submit prompts to the engine; yields lists of the deltas that have arrived.
 
         Raises:
-            ApiError: more figures than fit, or the engine refuses the request, has failed, or takes too long.
+            ApiError: too many log probabilities, or the engine refuses the request, fails, or takes too long.
         """
         if params is not None:
             self._check_figures([len(ids) for ids in prompts], params)
-        salt = asked.salt if cache_salt is None else f"{asked.salt}/{cache_salt}"
+        salt = caller.salt if cache_salt is None else f"{caller.salt}/{cache_salt}"
         loop = asyncio.get_running_loop()
         times = RequestTimes(time.monotonic())
         num_each = 1 if params is None else params.n
@@ -253,9 +253,9 @@ class Service:
             late = loop.call_later(most, stream.add, ApiError(504, text))
             reason = "abort"
             try:
-                while found := await stream.next():
-                    self._count(found, prompts, times, left)
-                    yield found
+                while deltas := await stream.next():
+                    self._count(deltas, prompts, times, left)
+                    yield deltas
                 reason = "done"
                 self.metrics.finish_request(time.monotonic() - times.begun)
             except ApiError:
@@ -267,7 +267,7 @@ class Service:
                     self.metrics.finish_text(count or 0, reason)
 
     def _check_figures(self, lengths: Sequence[int], params: SamplingParams) -> None:
-        """Refuse a request for so many log probabilities that holding them would be felt by others."""
+        """Refuse requests whose log probabilities would take too much memory or time from others."""
         read = written = 0
         if params.prompt_logprobs is not None:
             read = sum(lengths) * (params.prompt_logprobs + 1)
@@ -279,28 +279,28 @@ class Service:
             text = (
                 "[server.request] a request has at most {:,} log probabilities of prompts and {:,} of texts"
             )
-            told = text.format(_MOST_READ, _MOST_WRITTEN)
+            limit = text.format(_MOST_READ, _MOST_WRITTEN)
             raise ApiError(
-                400, f"{told}; got {read:,} and {written:,}; ask for fewer, or set max_tokens", "logprobs"
+                400, f"{limit}; got {read:,} and {written:,}; ask for fewer, or set max_tokens", "logprobs"
             )
 
     def _count(
         self,
-        pieces: Sequence[Piece],
+        deltas: Sequence[Delta],
         prompts: Sequence[Sequence[int]],
         times: RequestTimes,
         left: dict[tuple[int, int], int | None],
     ) -> None:
-        """Note what came; `left` has how many tokens of each text that has not ended."""
+        """Record metrics of deltas; `left` has the number of tokens of each unfinished text, None before its first."""
         now = time.monotonic()
-        for piece in pieces:
-            text = (piece.sequence, piece.choice)
+        for delta in deltas:
+            text = (delta.sequence, delta.choice)
             count = left[text]
-            if count is None and piece.choice == 0:
-                self.metrics.read_prompt(len(prompts[piece.sequence]), piece.num_cached_tokens)
-            left[text] = count = (count or 0) + (piece.token is not None)
-            if piece.token is not None:
-                self.metrics.wrote_token(times, text, now, piece.begun_s)
-            if piece.finish_reason is not None:
+            if count is None and delta.choice == 0:
+                self.metrics.read_prompt(len(prompts[delta.sequence]), delta.num_cached_tokens)
+            left[text] = count = (count or 0) + (delta.token is not None)
+            if delta.token is not None:
+                self.metrics.wrote_token(times, text, now, delta.begun_s)
+            if delta.finish_reason is not None:
                 del left[text]
-                self.metrics.finish_text(count, piece.finish_reason, times, text)
+                self.metrics.finish_text(count, delta.finish_reason, times, text)

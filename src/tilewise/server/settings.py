@@ -12,87 +12,145 @@ from tilewise.core import Border
 from tilewise.core.border import shown
 from tilewise.server.requests.reading import REASONING_PARSERS
 from tilewise.server.requests.tool_parsers import FORMATS
+from tilewise.settings import check_settings, documented, setting
 
 __all__ = ["BACKLOG", "ServerSettings"]
 
 BACKLOG = 512
 """Connections that wait to be accepted."""
-_MOST = 1 << 31
+_MAX = 1 << 31
+_MAX_SECONDS = 1e9
+_NETWORK, _TEXT, _LIMITS = "Network", "Conversations", "Limits"
 _KEY = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 _HOST = re.compile(r"[\w.-]+", re.ASCII)
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[!-.0-@\[-~]+")  # as browsers write it: no capitals, no path
 _border = Border("server")
 
 
+def _timeout(default: float, help: str, option: str, low: float = 0.05) -> float:
+    return setting(
+        default, help, low=low, high=_MAX_SECONDS, options=(option,), panel=_LIMITS, metavar="SECONDS"
+    )
+
+
+@documented
 @dataclass(frozen=True)
 class ServerSettings:
     """How a server is run.
 
     Args:
-        host: the address it binds.
-        port: of it; 0 for one that is free.
-        uds: the path of a Unix socket that it binds instead.
-        served_model_names: what clients may call the model; the first is told back.
-        api_keys: one of them must come with every request but those for `/health`; none: no key is asked for.
-        allowed_hosts: names that `Host` may have besides addresses, `localhost` and `host`.
-        allowed_origins: that browsers may ask from; `*` for all.
-        chat_template: text of a template that is used instead of the model's.
-        trust_request_chat_template: a request may bring a template of its own.
-        tool_call_parser: name of the format of calls; `none`; None: as the model's family writes them.
-        reasoning_parser: name of the format of thoughts; `none`; None: as the model's template has them.
-        stream_interval: tokens of a chunk.
-        max_logprobs: likeliest tokens that can be told at each place.
-        max_num_waiting: requests that may wait beyond those that are written; more are told to come back later.
-        max_request_bytes: of a body.
-        max_connections: at a time.
-        header_timeout_s: for all of a request's headers.
-        body_timeout_s: for all of its body.
-        send_timeout_s: for a client that reads none of what is there for it, or next to nothing.
-        request_timeout_s: for an answer.
-        shutdown_timeout_s: for answers that are being written when the server is told to end.
-        ssl_keyfile: of a certificate.
-        ssl_certfile: the certificate; with it the server speaks TLS.
-        log_requests: a line for every request, without anything that it said.
 
     Raises:
         ConfigError: a value outside its range, or two that contradict each other.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    uds: str | None = None
-    served_model_names: Sequence[str] = ()
-    api_keys: Sequence[str] = ()
-    allowed_hosts: Sequence[str] = ()
-    allowed_origins: Sequence[str] = ()
-    chat_template: str | None = None
-    trust_request_chat_template: bool = False
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
-    stream_interval: int = 1
-    max_logprobs: int = 20
-    max_num_waiting: int = 256
-    max_request_bytes: int = 8 << 20
-    max_connections: int = 1024
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 30.0
-    send_timeout_s: float = 60.0
-    request_timeout_s: float = 3600.0
-    shutdown_timeout_s: float = 30.0
-    ssl_keyfile: str | None = None
-    ssl_certfile: str | None = None
-    log_requests: bool = True
+    host: str = setting(
+        "127.0.0.1",
+        "Address to listen on; 127.0.0.1 is this machine alone, 0.0.0.0 all networks.",
+        panel=_NETWORK,
+    )
+    port: int = setting(8000, "Port to listen on; 0 is one that is free.", low=0, high=65535, panel=_NETWORK)
+    uds: str | None = setting(
+        None, "Path of a Unix socket to listen on instead.", panel=_NETWORK, metavar="PATH"
+    )
+    api_keys: Sequence[str] = setting(
+        (),
+        "Keys of clients: every request must have one, except those for /health and the pages. Other users of this "
+        "machine can read --api-key in the list of processes: prefer --api-key-file.",
+        options=("--api-key",),
+        panel=_NETWORK,
+        metavar="KEY",
+        default_text="no key is asked for",
+    )
+    allowed_hosts: Sequence[str] = setting(
+        (),
+        "Names that `Host` may have in requests, in addition to addresses, localhost and the value of --host.",
+        panel=_NETWORK,
+        metavar="NAME",
+    )
+    allowed_origins: Sequence[str] = setting(
+        (),
+        "Sites whose pages may send requests (CORS), such as https://site.example; `*` allows all.",
+        panel=_NETWORK,
+        metavar="ORIGIN",
+        default_text="no site",
+    )
+    ssl_keyfile: str | None = setting(None, "Private key of the certificate.", panel=_NETWORK, metavar="FILE")
+    ssl_certfile: str | None = setting(
+        None, "Certificate: the server speaks TLS.", panel=_NETWORK, metavar="FILE"
+    )
+    served_model_names: Sequence[str] = setting(
+        (),
+        "Names that clients may call the model by; answers have the first.",
+        options=("--served-model-name",),
+        panel=_TEXT,
+        metavar="NAME",
+        default_text="MODEL",
+    )
+    chat_template: str | None = setting(
+        None,
+        "Chat template that is used instead of the model's own.",
+        panel=_TEXT,
+        metavar="FILE",
+        reader="file",
+        default_text="the model's",
+    )
+    trust_request_chat_template: bool = setting(
+        False, "Requests may have a chat template of their own.", panel=_TEXT
+    )
+    tool_call_parser: str | None = setting(
+        None,
+        "Format in which the model writes calls of tools.",
+        choices=(*FORMATS, "none"),
+        panel=_TEXT,
+        default_text="that of the model's family",
+    )
+    reasoning_parser: str | None = setting(
+        None,
+        "Format in which the model writes its reasoning.",
+        choices=(*REASONING_PARSERS, "none"),
+        panel=_TEXT,
+        default_text="that of the chat template",
+    )
+    stream_interval: int = setting(1, "Tokens of each chunk of a stream.", low=1, high=_MAX, panel=_TEXT)
+    max_logprobs: int = setting(
+        20,
+        "Largest number of most likely tokens that a request may have reported at each position.",
+        low=0,
+        high=_MAX,
+        panel=_LIMITS,
+    )
+    max_num_waiting: int = setting(
+        256,
+        "Texts that may wait while others are written; requests beyond that are refused for now (429).",
+        low=0,
+        high=_MAX,
+        panel=_LIMITS,
+    )
+    max_request_bytes: int = setting(
+        8 << 20, "Size of a body.", low=1, high=_MAX, panel=_LIMITS, reader="size", default_text="8M"
+    )
+    max_connections: int = setting(1024, "Clients at a time.", low=1, high=_MAX, panel=_LIMITS)
+    header_timeout_s: float = _timeout(10.0, "Seconds for all headers of a request.", "--header-timeout")
+    body_timeout_s: float = _timeout(30.0, "Seconds for all of its body.", "--body-timeout")
+    send_timeout_s: float = _timeout(60.0, "Seconds for a client that has stopped reading.", "--send-timeout")
+    request_timeout_s: float = _timeout(3600.0, "Seconds for an answer.", "--request-timeout")
+    shutdown_timeout_s: float = _timeout(
+        30.0,
+        "Seconds for answers that are not finished when SIGTERM or Ctrl-C arrives.",
+        "--shutdown-timeout",
+        0.0,
+    )
+    log_requests: bool = setting(
+        True,
+        "Log a line per request, without its content (shown with TILEWISE_LOG=info). The option switches this off.",
+        options=("--disable-log-requests",),
+        is_switched_off=True,
+    )
 
     def __post_init__(self) -> None:
+        check_settings(self, ServerSettings, _border, "settings")
         _border.text("settings", "host", self.host)
-        _border.integer("settings", "port", self.port, 0, 65535)
-        for name, low in (("stream_interval", 1), ("max_logprobs", 0), ("max_num_waiting", 0)):
-            _border.integer("settings", name, getattr(self, name), low, _MOST)
-        for name in ("max_request_bytes", "max_connections"):
-            _border.integer("settings", name, getattr(self, name), 1, _MOST)
-        for name in ("header", "body", "send", "request", "shutdown"):
-            least = 0.0 if name == "shutdown" else 0.05
-            _border.number("settings", f"{name}_timeout_s", getattr(self, f"{name}_timeout_s"), least, 1e9)
         for name in ("served_model_names", "api_keys", "allowed_hosts", "allowed_origins"):
             for value in _border.sequence("settings", name, getattr(self, name), "texts"):
                 _border.text("settings", f"each of {name}", value)
@@ -105,11 +163,6 @@ class ServerSettings:
                 if not form.fullmatch(value):
                     got = "another one" if name == "api_keys" else shown(value)
                     _border.refuse("settings", rule, got, "correct it; it would let no client in")
-        if self.tool_call_parser is not None:
-            _border.choice("settings", "tool_call_parser", self.tool_call_parser, [*FORMATS, "none"])
-        if self.reasoning_parser is not None:
-            names = [*REASONING_PARSERS, "none"]
-            _border.choice("settings", "reasoning_parser", self.reasoning_parser, names)
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             rule, advice = "ssl_keyfile needs ssl_certfile", "name the certificate as well"
             _border.refuse("settings", rule, "it alone", advice)
@@ -124,10 +177,10 @@ class ServerSettings:
         """
         if not self.api_keys:
             return ""
-        told = hashlib.sha256((given or "").encode("utf-8", "surrogateescape")).digest()
+        digest_of_given = hashlib.sha256((given or "").encode("utf-8", "surrogateescape")).digest()
         found = None
         for key in self.api_keys:
             digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-            if hmac.compare_digest(told, digest):
+            if hmac.compare_digest(digest_of_given, digest):
                 found = hashlib.sha256(b"cache salt" + digest).hexdigest()
         return found

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from native.cli.test_mistakes import WEIGHTS, save_model
 from tilewise.cli.main import _run
 from tilewise.generate import ChatTemplate, Sampling, encode_prompt
-from tilewise.serve import Engine, Piece
+from tilewise.serve import Delta, Engine
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' and m.content == 'no' %}{{ raise_exception('no systems') }}"
@@ -226,10 +226,10 @@ def test_ctrl_c_stops_an_answer_and_no_more(model, run, monkeypatch):
     stream = Engine.stream
 
     def interrupted(self, prompts, sampling):
-        for number, piece in enumerate(stream(self, prompts, sampling)):
+        for number, delta in enumerate(stream(self, prompts, sampling)):
             if number == 2:
                 os.kill(os.getpid(), signal.SIGINT)
-            yield piece
+            yield delta
 
     monkeypatch.setattr(Engine, "stream", interrupted)
     out, err = run(model, "--chat", "--max-tokens", 9, typed=b"one\n/reset\none\n")
@@ -245,7 +245,7 @@ def test_a_model_cannot_command_a_terminal(model, run, monkeypatch, options):
     evil = "\x1b]52;c;cm0=\x07\n"
 
     def stream(self, prompts, sampling):
-        yield Piece(0, 0, 5, evil, "stop")
+        yield Delta(0, 0, 5, evil, "stop")
 
     monkeypatch.setattr(Engine, "stream", stream)
     assert evil in run(model, "x", *options)[0]

@@ -117,7 +117,7 @@ def test_a_process_that_is_stopped(start_on, stopped):
 @pytest.mark.parametrize("killed", [1, 0], ids=["a worker", "the leader"])
 def test_a_process_of_another_host_that_is_killed(start_on, killed):
     """MPICH crashes in the survivor, inside the call that finds the connection closed; which says
-    so and batch splits."""
+    so and leaves."""
     run = start_on(1)
     os.kill(run.pids[killed], signal.SIGKILL)
     run.require_reports([1 - killed], [killed])

@@ -80,8 +80,8 @@ def our_tokens(directory, prompts, sampling=GREEDY, **options):
     """New tokens per prompt, and the first logits row of the last call."""
     with Engine(directory, **{"dtype": "bf16", "max_num_seqs": len(prompts), **options}) as engine:
         tokens = [[] for _ in prompts]
-        for piece in engine.stream(prompts, sampling):
-            tokens[piece.sequence].append(piece.token)
+        for delta in engine.stream(prompts, sampling):
+            tokens[delta.sequence].append(delta.token)
         return tokens, engine.model.instance.get_tensor("logits")[0]
 
 

@@ -46,13 +46,13 @@ def engine(theirs):
 def _write(engine, sampling, prompt=PROMPT):
     """Pieces per choice."""
     written = [[] for _ in range(sampling.n)]
-    for piece in engine.stream([prompt], sampling):
-        written[piece.choice].append(piece)
+    for delta in engine.stream([prompt], sampling):
+        written[delta.choice].append(delta)
     return written
 
 
 def _tokens(engine, sampling):
-    return [piece.token for piece in _write(engine, sampling)[0]]
+    return [delta.token for delta in _write(engine, sampling)[0]]
 
 
 WAYS = [
@@ -90,7 +90,7 @@ def test_what_a_text_says_does_not_depend_on_how_many_there_are(engine):
 
     def tokens(n):
         found = _write(engine, Sampling(max_tokens=12, temperature=1.5, seed=2, n=n))
-        return [[piece.token for piece in pieces] for pieces in found]
+        return [[delta.token for delta in deltas] for deltas in found]
 
     four = tokens(4)
     assert tokens(2) == four[:2] and tokens(1) == four[:1]
@@ -102,23 +102,25 @@ def test_what_a_text_says_does_not_depend_on_how_many_there_are(engine):
 def test_a_text_ends_at_a_stop_string(engine, is_included):
     """Before a string that spans two tokens, or behind it; what might begin another one is shown late, not lost."""
     plain = _write(engine, Sampling(max_tokens=24))[0]
-    text = "".join(piece.text for piece in plain)
+    text = "".join(delta.text for delta in plain)
     stop = text[9:11]
     at = text.find(stop)
-    sampling = Sampling(max_tokens=24, stop=[stop, text[:2] + "nothing"], include_stop=is_included)
-    pieces = _write(engine, sampling)[0]
-    assert "".join(piece.text for piece in pieces) == text[: at + 2 if is_included else at]
-    assert pieces[-1].finish_reason == "stop" and len(pieces) == at + 2
-    assert pieces[0].text == "" and pieces[1].text == ""
+    sampling = Sampling(
+        max_tokens=24, stop=[stop, text[:2] + "nothing"], include_stop_str_in_output=is_included
+    )
+    deltas = _write(engine, sampling)[0]
+    assert "".join(delta.text for delta in deltas) == text[: at + 2 if is_included else at]
+    assert deltas[-1].finish_reason == "stop" and len(deltas) == at + 2
+    assert deltas[0].text == "" and deltas[1].text == ""
 
 
 def test_end_tokens_and_the_least_length(theirs, engine, monkeypatch):
     """An end token ends; not before `min_tokens`, and not at all where it is ignored."""
     plain = _tokens(engine, Sampling(max_tokens=24))
     monkeypatch.setattr(engine.model, "end_ids", frozenset([plain[3]]))
-    pieces = _write(engine, Sampling(max_tokens=24))[0]
+    deltas = _write(engine, Sampling(max_tokens=24))[0]
     first = plain.index(plain[3])
-    assert len(pieces) == first + 1 and pieces[-1].finish_reason == "stop"
+    assert len(deltas) == first + 1 and deltas[-1].finish_reason == "stop"
     assert _tokens(engine, Sampling(max_tokens=24, ignore_eos=True)) == plain
     later = _tokens(engine, Sampling(max_tokens=24, min_tokens=9))
     assert len(later) >= 9 and plain[3] not in later[:9]
@@ -136,16 +138,16 @@ def test_end_tokens_and_the_least_length(theirs, engine, monkeypatch):
 
 def test_stop_strings_wait_for_the_least_length(engine):
     """A stop string before `min_tokens` is text like other text."""
-    plain = "".join(piece.text for piece in _write(engine, Sampling(max_tokens=24))[0])
+    plain = "".join(delta.text for delta in _write(engine, Sampling(max_tokens=24))[0])
     sampling = Sampling(max_tokens=24, stop=[plain[2]], min_tokens=24)
-    assert "".join(piece.text for piece in _write(engine, sampling)[0])[:23] == plain[:23]
+    assert "".join(delta.text for delta in _write(engine, sampling)[0])[:23] == plain[:23]
 
 
 def test_more_texts_than_run_at_a_time(engine):
     """Texts beyond `max_num_seqs` wait for their turn, and say what they say among few."""
     nine = _write(engine, Sampling(max_tokens=6, temperature=1.0, n=9))
     assert nine[:2] == _write(engine, Sampling(max_tokens=6, temperature=1.0, n=2))
-    assert all(len(pieces) == 6 for pieces in nine)
+    assert all(len(deltas) == 6 for deltas in nine)
 
 
 def test_a_generation_config_writes_as_transformers_does(theirs, tmp_path):

@@ -119,7 +119,7 @@ def test_every_half_and_every_bf16_is_converted_as_numpy_does(file_of):
 
 
 def test_pieces_make_the_whole(file_of):
-    """Slices of rows and columns at multiples of 32 and 2 leave what one reading batch splits, and
+    """Slices of rows and columns at multiples of 32 and 2 leave what one reading leaves, and
     read their bytes alone."""
     w = _values((100, 37), BF16)
     file, begin = file_of(w)

@@ -63,8 +63,8 @@ def test_the_limit_decides_and_not_the_text(name, tmp_path):
         with Engine(
             tmp_path, dtype="f32", max_num_seqs=1, max_model_len=limit, max_num_batched_tokens=5
         ) as engine:
-            pieces = engine.stream(["def f(x):"], Sampling(max_tokens=10))
-            texts[limit] = [piece.token for piece in pieces]
+            deltas = engine.stream(["def f(x):"], Sampling(max_tokens=10))
+            texts[limit] = [delta.token for delta in deltas]
             logits = np.array(engine.model.instance.get_tensor("logits")[0])
         whole = _last_logits(tmp_path, engine.model.tokenizer, texts[limit], limit)
         assert np.array_equal(logits, whole)
@@ -86,8 +86,8 @@ def test_a_longer_text_begins_as_a_shorter_one(name, tmp_path, capsys):
     texts = set()
     for size in (BORDER - 4, BORDER + 16):
         with Engine(tmp_path, dtype="f32", max_model_len=BORDER + 16, max_context=size) as engine:
-            pieces = engine.stream(["def f(x):"], Sampling(max_tokens=5))
-            texts.add(tuple(piece.token for piece in pieces))
+            deltas = engine.stream(["def f(x):"], Sampling(max_tokens=5))
+            texts.add(tuple(delta.token for delta in deltas))
     assert len(texts) == 1
 
 

@@ -14,13 +14,13 @@ from tilewise.data import train_tokenizer
 from tilewise.models.llama import LlamaConfig
 from tilewise.serve.core import EngineCore
 from tilewise.serve.draft_model import DraftModel
-from tilewise.serve.model import EngineSettings, ServedModel
-from tilewise.serve.pace import Pace
+from tilewise.serve.model import ServedModel
+from tilewise.serve.prefill_budget import PrefillBudget
 from tilewise.serve.request import Request
 from tilewise.serve.runner import Runner
 from tilewise.serve.sampling_params import SamplingParams
 from tilewise.serve.scheduler import Limits
-from tilewise.serve.speculation import SpeculativeConfig
+from tilewise.settings import EngineSettings, SpeculativeConfig
 
 TEXTS = ["def f(x):\n    return", "class Stack:\n    pass\n" * 8, "import"]
 MAX_CONTEXT = 256
@@ -61,12 +61,12 @@ def core_of(
     """An engine without a thread, which reads prompts in the same chunks every time."""
     runner = Runner(model.instance, model.limits)
     core = EngineCore(runner, limits or model.limits, model.tokenizer, speculation, draft_model)
-    core._pace = StillPace()
-    core._pace.free_tokens = free_tokens or core.scheduler.limits.max_num_batched_tokens
+    core._prefill_budget = FixedPrefillBudget()
+    core._prefill_budget.free_tokens = free_tokens or core.scheduler.limits.max_num_batched_tokens
     return core
 
 
-class StillPace(Pace):
+class FixedPrefillBudget(PrefillBudget):
     """Learns nothing from times."""
 
     def note(self, num_tokens: int, is_writing: bool, seconds: float) -> None:
@@ -81,7 +81,7 @@ def request_of(
         name,
         tuple(ids),
         params.sampling(MAX_CONTEXT - len(ids)),
-        params.asked(),
+        params.output_options(),
         frozenset([0]),
         priority,
         ((b"salt", bytes([salt])),),

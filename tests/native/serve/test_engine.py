@@ -51,7 +51,7 @@ def engine(model_dir):
 @pytest.fixture(scope="module")
 def alone(engine):
     """Tokens of each text, written alone."""
-    return [[piece.token for piece in engine.stream([text], WAY)] for text in TEXTS]
+    return [[delta.token for delta in engine.stream([text], WAY)] for text in TEXTS]
 
 
 def _core(engine, function):
@@ -66,7 +66,7 @@ def _is_idle(engine):
         lambda core: (
             not core.has_work
             and core.scheduler.pool.num_free == core.scheduler.pool.num_blocks
-            and not core._texts
+            and not core._states
             and not core._sequences
         ),
     )
@@ -132,9 +132,9 @@ def test_an_iterator_that_is_closed_ends_its_request(engine):
             break
 
     asyncio.run(ask())
-    pieces = engine.stream(["import"], long)
-    next(pieces)
-    del pieces
+    deltas = engine.stream(["import"], long)
+    next(deltas)
+    del deltas
     gc.collect()
     assert _is_idle(engine)
 
@@ -190,9 +190,9 @@ def test_a_failing_kernel_is_one_error_of_its_requests(model_dir, alone):
     with Engine(model_dir, max_num_seqs=2) as engine:
         label = "attention_paged"
         engine.model.instance.inject("throw", 0, label, 0)
-        pieces = engine.stream(TEXTS[:2], WAY)
+        deltas = engine.stream(TEXTS[:2], WAY)
         with pytest.raises(TaskFailed, match=label):
-            list(pieces)
+            list(deltas)
         assert [p.token for p in engine.stream(TEXTS[:1], WAY)] == alone[0]
 
         async def ask():
@@ -225,19 +225,19 @@ def test_a_defect_in_taking_a_request_hangs_no_caller(model_dir, alone, monkeypa
     """It is told to that request alone; those that come with it go on."""
 
     def wrong(sequence, *others):
-        return 1 / 0 if sequence.request.index == 1 else text(sequence, *others)
+        return 1 / 0 if sequence.request.index == 1 else make(sequence, *others)
 
-    text = core_module.Text
+    make = core_module.GenerationState
     with Engine(model_dir) as engine:
-        monkeypatch.setattr(core_module, "Text", wrong)
+        monkeypatch.setattr(core_module, "GenerationState", wrong)
         told = SimpleQueue()
         engine.submit(engine.requests(TEXTS, WAY), told.put)
         events = [told.get(timeout=20) for _ in range(1 + len(alone[0]) + len(alone[2]))]
         (error,) = [event for event in events if isinstance(event, BaseException)]
         assert "report it" in str(error)
-        pieces = [event for event in events if event is not error]
+        deltas = [event for event in events if event is not error]
         for index in (0, 2):
-            assert [piece.token for piece in pieces if piece.sequence == index] == alone[index]
+            assert [delta.token for delta in deltas if delta.sequence == index] == alone[index]
         assert _is_idle(engine)
 
 
@@ -266,11 +266,11 @@ def _storm(engine, count, seed):
         chance = random.Random(f"{seed} {number}")
         ids = [chance.randrange(1, 250) for _ in range(chance.choice((1, 30, 100)))]
         way = SamplingParams(max_tokens=chance.randrange(1, 12), seed=number, n=chance.choice((1, 1, 3)))
-        pieces = engine.stream([ids], way)
+        deltas = engine.stream([ids], way)
         for _ in range(chance.randrange(0, 8)):
-            if next(pieces, None) is None:
+            if next(deltas, None) is None:
                 break
-        pieces.close()
+        deltas.close()
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(one, range(count)))
@@ -305,12 +305,12 @@ def test_ten_thousand_requests_leave_nothing(model_dir, thread_count):
 def test_closing_tells_callers(model_dir):
     """Requests at hand end with an error, further ones are refused; closing twice is closing once."""
     engine = Engine(model_dir)
-    pieces = engine.stream(TEXTS[:1], SamplingParams(max_tokens=150, ignore_eos=True))
-    next(pieces)
+    deltas = engine.stream(TEXTS[:1], SamplingParams(max_tokens=150, ignore_eos=True))
+    next(deltas)
     engine.close()
     engine.close()
     with pytest.raises(PlanError, match="engine must be open"):
-        list(pieces)
+        list(deltas)
     with pytest.raises(PlanError, match="engine must be open"):
         next(engine.stream(TEXTS[:1], WAY))
 
@@ -327,8 +327,8 @@ def test_closing_waits_again_when_it_was_interrupted(model_dir, monkeypatch):
         step(tell)
 
     monkeypatch.setattr(core, "step", held)
-    pieces = engine.stream(TEXTS[:1], WAY)
-    asking = threading.Thread(target=lambda: next(pieces, None), daemon=True)
+    deltas = engine.stream(TEXTS[:1], WAY)
+    asking = threading.Thread(target=lambda: next(deltas, None), daemon=True)
     asking.start()
     assert begun.wait(60)
     interrupt = partial(signal.pthread_kill, threading.get_ident(), signal.SIGINT)
@@ -379,8 +379,8 @@ def test_an_engine_that_is_dropped_ends_its_thread(model_dir, thread_count):
 ENDING = """
 from tilewise import Engine, SamplingParams
 engine = Engine({directory!r})
-pieces = engine.stream(["import"] * 30, SamplingParams(max_tokens=200, ignore_eos=True))
-next(pieces)
+deltas = engine.stream(["import"] * 30, SamplingParams(max_tokens=200, ignore_eos=True))
+next(deltas)
 """
 
 
@@ -403,9 +403,9 @@ def test_a_forked_child_is_refused_at_once(model_dir):
         if child == 0:
             signal.alarm(5)
             refused = 0
-            for pieces in (begun, engine.stream(TEXTS[:1], WAY)):
+            for deltas in (begun, engine.stream(TEXTS[:1], WAY)):
                 try:
-                    next(pieces)
+                    next(deltas)
                 except PlanError:
                     refused += 1
             engine.close()
@@ -543,9 +543,9 @@ def test_weights_that_are_no_numbers_are_not_loaded(tmp_path, thread_count):
 def test_the_last_steps_are_known(model_dir):
     """Their tokens are those of the prompt and the text, in order and without gaps in what was done."""
     with Engine(model_dir, max_num_seqs=1) as engine:
-        pieces = list(engine.stream([[5, 6, 7, 8]], SamplingParams(max_tokens=7, ignore_eos=True)))
+        deltas = list(engine.stream([[5, 6, 7, 8]], SamplingParams(max_tokens=7, ignore_eos=True)))
         steps = engine.stats().steps
-    assert len(pieces) == 7 == len(steps) == sum(step.num_written for step in steps)
+    assert len(deltas) == 7 == len(steps) == sum(step.num_written for step in steps)
     assert [step.num_read for step in steps] == [3, *[0] * 6]
     assert all(step.seconds > 0 for step in steps)
     assert all(a.begin_s + a.seconds <= b.begin_s for a, b in pairwise(steps))

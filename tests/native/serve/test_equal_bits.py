@@ -21,16 +21,15 @@ from tilewise.core import InternalError
 from tilewise.generate import History
 from tilewise.models import BLOCK_SIZE
 from tilewise.serve import core as core_module
+from tilewise.serve import generation_state
 from tilewise.serve import runner as runner_module
 from tilewise.serve import sequence as sequence_module
-from tilewise.serve import text as text_module
-from tilewise.serve.block_key import block_key
-from tilewise.serve.blocks import BlockPool
+from tilewise.serve.blocks import BlockPool, block_key
 from tilewise.serve.draft_model import DraftModel
-from tilewise.serve.outputs import Piece
+from tilewise.serve.outputs import Delta
 from tilewise.serve.sampling_params import SamplingParams
 from tilewise.serve.scheduler import Limits, Scheduled, Scheduler
-from tilewise.serve.speculation import SpeculativeConfig
+from tilewise.settings import SpeculativeConfig
 
 VARIANTS = {
     "one": {},
@@ -147,13 +146,13 @@ def alone(served):
 
 
 def _said(told):
-    """Per request and choice: what every piece said, but for what was found in the cache."""
+    """Per request and choice: what every delta said, but for what was found in the cache."""
     found = {}
-    for request, piece in told:
-        assert isinstance(piece, Piece), piece
-        if piece.finish_reason != "abort":
-            said = (piece.token, piece.text, piece.finish_reason, piece.logprobs, piece.prompt_logprobs)
-            found.setdefault(request.request_id, {}).setdefault(piece.choice, []).append(said)
+    for request, delta in told:
+        assert isinstance(delta, Delta), delta
+        if delta.finish_reason != "abort":
+            said = (delta.token, delta.text, delta.finish_reason, delta.logprobs, delta.prompt_logprobs)
+            found.setdefault(request.request_id, {}).setdefault(delta.choice, []).append(said)
     return found
 
 
@@ -212,10 +211,10 @@ def _play(model, limits, history, write, guessing=None, free_tokens=None):
         core.step(told.extend)
     said = _said(told)
     for name, ask in asked.items():
-        for choice, pieces in write(ask).items():
+        for choice, deltas in write(ask).items():
             got = said.get(name, {}).get(choice, [])
-            assert got == pieces[: len(got)], (name, ask, choice)
-            assert len(got) == len(pieces) or name in dropped
+            assert got == deltas[: len(got)], (name, ask, choice)
+            assert len(got) == len(deltas) or name in dropped
     assert core.scheduler.pool.num_free == limits.num_blocks
     return core
 
@@ -262,13 +261,13 @@ BUSY = [
 
 def test_a_busy_history_preempts_and_finds_blocks(served, alone, monkeypatch):
     """What the faults below disturb does happen, and changes nothing."""
-    foreseen, repeat = [], Scheduler.repeat
+    previews, use_preview = [], Scheduler.use_preview
     for event in BUSY:
         if isinstance(event, Arrive):
             alone("one", event.ask)  # now: its steps are not those that are counted
-    monkeypatch.setattr(Scheduler, "repeat", lambda self: foreseen.append(repeat(self)))
+    monkeypatch.setattr(Scheduler, "use_preview", lambda self: previews.append(use_preview(self)))
     core = _play(served["one"], SMALL, BUSY, partial(alone, "one"))
-    assert core.scheduler.num_preemptions > 0 and len(foreseen) > 20
+    assert core.scheduler.num_preemptions > 0 and len(previews) > 20
 
 
 def test_right_guesses_save_calls_and_change_nothing(served, alone):
@@ -288,9 +287,9 @@ def test_a_model_guesses_itself(served, alone, tmp_path):
             while core.has_work:
                 core.step(told.extend)
                 calls += 1
-            pieces = _said(told)["guessed"]
-            assert pieces == alone("one", ask)
-            assert calls <= len(pieces[0]) / 4 + 3
+            deltas = _said(told)["guessed"]
+            assert deltas == alone("one", ask)
+            assert calls <= len(deltas[0]) / 4 + 3
 
 
 def test_repetitions_are_guessed(served):
@@ -303,7 +302,7 @@ def test_repetitions_are_guessed(served):
         while core.has_work:
             core.step(told.extend)
             calls += 1
-        tokens[name] = [piece.token for _, piece in told]
+        tokens[name] = [delta.token for _, delta in told]
         assert calls == 90 if speculation is None else calls < 60
     assert tokens["plain"] == tokens["guessed"]
 
@@ -348,11 +347,11 @@ def _without_tokens(monkeypatch):
 
 
 def _draws_by_place(monkeypatch):
-    places, pick = iter(range(1 << 30)), text_module.Pick
+    places, make = iter(range(1 << 30)), generation_state.Sampler
     monkeypatch.setattr(
-        text_module,
-        "Pick",
-        lambda sampling, history, ends, _: pick(sampling, history, ends, next(places) % 3),
+        generation_state,
+        "Sampler",
+        lambda sampling, history, ends, _: make(sampling, history, ends, next(places) % 3),
     )
 
 
@@ -372,7 +371,10 @@ def _prepared_wrongly(monkeypatch):
 
 def _draws_as_before(monkeypatch):
     batch = core_module.Batch
-    wrong = lambda picks, lengths=None, **masks: batch(picks, lengths and [n - 1 for n in lengths], **masks)  # noqa: E731
+
+    def wrong(samplers, lengths=None, **masks):
+        return batch(samplers, lengths and [n - 1 for n in lengths], **masks)
+
     monkeypatch.setattr(core_module, "Batch", wrong)
 
 
@@ -381,11 +383,11 @@ def _still_found(monkeypatch):
 
 
 def _guesses_are_kept(monkeypatch):
-    monkeypatch.setattr(Scheduled, "known", property(lambda self: self.end))
+    monkeypatch.setattr(Scheduled, "confirmed_end", property(lambda self: self.end))
 
 
 def _guesses_are_believed(monkeypatch):
-    monkeypatch.setattr(core_module._Writing, "confirms", lambda self, token: bool(self.drafts))
+    monkeypatch.setattr(core_module._Row, "confirms", lambda self, token: bool(self.drafts))
 
 
 FAULTS = [
@@ -430,7 +432,7 @@ def test_keys_that_leave_out_a_field_find_blocks_of_others(served, alone, monkey
             core.add(request)
             while core.has_work:
                 core.step(told.extend)
-        return next(piece.num_cached_tokens for request, piece in told if request is second)
+        return next(delta.num_cached_tokens for request, delta in told if request is second)
 
     way = WAYS[0]
     ids = np.random.default_rng(5).integers(1, 250, 200).tolist()

@@ -49,7 +49,7 @@ def test_what_fails_while_outputs_are_put_together_reaches_the_caller(llm):
     """It happens on the engine's thread, and the caller must not wait for what never comes."""
 
     class Broken:
-        def add(self, piece):
+        def add(self, delta):
             raise KeyError("broken")
 
     requests = llm.engine.requests([TEXTS[0]], GREEDY)
@@ -183,7 +183,7 @@ def test_stop_strings(llm):
 def test_text_that_ends_within_a_character_shows_it(llm, monkeypatch):
     """The bytes of a character that never became whole come at the end, as U+FFFD."""
     first = llm.get_tokenizer().encode("🚀").ids[0]  # one byte of four
-    monkeypatch.setattr(core_module.Batch, "draw", lambda self, logits, rows, _: [first] * len(rows))
+    monkeypatch.setattr(core_module.Batch, "sample", lambda self, logits, rows, _: [first] * len(rows))
     found = _first(llm, "a", SamplingParams(max_tokens=1))
     assert (found.text, found.finish_reason) == ("\ufffd", "length")
 

@@ -46,8 +46,8 @@ def test_texts_are_those_of_one_copy_and_work_is_shared(model_dir, pair, monkeyp
         wanted = [output.outputs[0].token_ids for output in llm.generate(TEXTS * 4, WAY)]
     counts = counted(pair, monkeypatch)
     found = [[] for _ in wanted]
-    for piece in pair.stream(TEXTS * 4, WAY):
-        found[piece.sequence].append(piece.token)
+    for delta in pair.stream(TEXTS * 4, WAY):
+        found[delta.sequence].append(delta.token)
     assert found == wanted and counts == [6, 6]
 
 

@@ -187,6 +187,11 @@ def test_formats_and_calls_follow_their_schemas(server):
         assert pieces[0]["function"]["name"] == "order"
         arguments = "".join(piece["function"]["arguments"] for piece in pieces)
         assert json.loads(arguments) == json.loads(call["function"]["arguments"])
+    cut = {**usual, "tools": [tool], "tool_choice": "required", "max_tokens": 3}
+    (told,) = server.ask(CHAT, cut)[1]["choices"]
+    assert (
+        told["finish_reason"] == "length" and not told["message"]["content"]
+    )  # no text of the unfinished list
 
 
 @pytest.mark.slow

@@ -77,6 +77,7 @@ def test_what_is_no_request_of_json(server):
         _error(_raw(server, _post(b"{}", host=host)), 403)
     old = b"%s %s HTTP/1.0\r\n\r\n"  # as balancers ask, without a host
     assert _parts(_raw(server, old % (b"GET", b"/health")))[0] == 200
+    assert _parts(_raw(server, b"GET /health HTTP/1.0\r\nHost:\r\n\r\n"))[0] == 200
     _error(_raw(server, old % (b"GET", b"/v1/models")), 403)
     for host in (b"localhost:1", b"127.0.0.1:7", b"[::1]:80", b"192.168.1.7"):
         _error(_raw(server, _post(b"{}", host=host)), 400)
@@ -193,6 +194,8 @@ WRONG_TALKS = [
     ({"messages": TALK, "tool_choice": {"type": "function", "function": {"name": "f"}}}, None),
     ({"messages": TALK, "top_logprobs": 2}, None),
     ({"messages": TALK, "logprobs": True, "top_logprobs": 21}, None),
+    ({"messages": TALK, "guided_json": {"type": "object"}}, "guided_json"),
+    ({"messages": TALK, "functions": [{"name": "f"}]}, "functions"),
 ]
 
 
@@ -205,7 +208,7 @@ WRONG_RESPONSES = [
     ({"input": "x", "tools": [{"type": "web_search"}]}, None),
     ({"input": "x", "text": {"format": {"type": "json_schema"}}}, None),
     ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
-    ({"input": "x", "truncation": "auto"}, "truncation"),
+    ({"input": "x", "truncation": "sometimes"}, "truncation"),
 ]
 
 

@@ -78,6 +78,20 @@ def test_offsets_and_entries_agree_with_the_text(served):
     assert len(figures["tokens"]) == len(ids)
 
 
+def test_special_tokens_in_a_prompt_have_their_offsets(served):
+    """Special tokens that the text contains count as its characters; those that the tokenizer adds do not."""
+    tokenizer = served[1].tokenizer
+    special = [t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special][-1]
+    prompt = f"{special}hi {special}a hi"
+    asked = {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 0}
+    (whole,) = _answers(served, (COMPLETION, asked))
+    figures = whole["choices"][0]["logprobs"]
+    assert whole["choices"][0]["text"] == prompt
+    found = [offset for offset, name in zip(figures["text_offset"], figures["tokens"]) if name == special]
+    # SentencePiece decodes a space after a special token that the prompt does not have.
+    assert found[-2] == 0 and found[-1] - prompt.rindex(special) in (0, 1)
+
+
 def test_bytes_of_a_chat_are_those_of_its_text(served):
     """Joined they are the message, with parts of characters as their own bytes; each place has all that was asked
     for."""

@@ -16,6 +16,7 @@ import typer
 
 from native.server.served import Served, small_model
 from tilewise.cli.main import app
+from tilewise.server import ServerSettings
 
 PAGE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text("utf-8")
 
@@ -48,7 +49,7 @@ def test_the_units_command_is_one():
     given = parse_serve(["tilewise", *words[1:]])
     assert str(given["uds"]).startswith(f"/run/{lines['RuntimeDirectory']}/")
     assert str(given["api_key_file"]) == f"%d/{lines['LoadCredential'].split(':')[0]}"
-    assert int(lines["TimeoutStopSec"]) > given["shutdown_timeout"]
+    assert int(lines["TimeoutStopSec"]) > ServerSettings().shutdown_timeout_s
 
 
 @pytest.mark.slow

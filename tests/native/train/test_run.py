@@ -271,7 +271,7 @@ def test_held_out_files_are_judged_by_the_saved_model(texts, whole_run, tmp_path
 
 @pytest.mark.parametrize(("devices", "microbatches", "batch_splits"), [(3, 1, 12), (2, 3, 6)], ids=str)
 def test_held_out_files_are_judged_at_every_width(texts, tmp_path, devices, microbatches, batch_splits):
-    """Also where the batch's default batch splits do not fit the devices, or any batch splits without microbatches."""
+    """Also where the batch's default splits do not fit the devices, or any splits without microbatches."""
     counts = {"batch": 12, "batch_splits": batch_splits, "accumulation": microbatches, "steps": 1}
     config = make_config(texts, tmp_path, {"dp": devices}, **counts)
     run(config)

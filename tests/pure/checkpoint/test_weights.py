@@ -153,7 +153,7 @@ def test_files_that_are_links_are_opened(tmp_path):
 
 def test_two_models_in_one_directory_are_refused(tmp_path):
     """Files behind an index and a single file beside them: which one is meant is not said. Writing
-    batch splits one only."""
+    leaves one only."""
     write_weights(tmp_path, _tensors().items())
     write_weights(tmp_path, _tensors().items(), max_shard_bytes=100)
     assert set(open_weights(tmp_path)) == set(_tensors())

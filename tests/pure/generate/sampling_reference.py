@@ -13,7 +13,7 @@ from tilewise.generate import History, Sampling
 Array = NDArray[Any]
 
 
-def adjusted(
+def apply_processors(
     logits: Array,
     sampling: Sampling,
     history: History,

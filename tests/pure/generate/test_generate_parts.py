@@ -12,7 +12,7 @@ from tilewise.data import train_tokenizer
 from tilewise.generate import check_prompt, encode_prompt
 from tilewise.generate.detokenizer import Detokenizer, TextOffsets
 from tilewise.generate.history import History
-from tilewise.generate.sampling import Sampling, pick_token
+from tilewise.generate.sampling import Sampling, choose_token
 from tilewise.generate.token_bytes import TokenBytes
 
 LOGITS = np.random.default_rng(0).standard_normal(100).astype(np.float32)
@@ -22,14 +22,14 @@ TOKENIZER = train_tokenizer(["hello world ä€😀 " * 10], vocab_size=280)
 def _draws(sampling, count=2000):
     history, drawn = History([]), []
     for _ in range(count):
-        drawn.append(pick_token(LOGITS, sampling, history))
+        drawn.append(choose_token(LOGITS, sampling, history))
         history.append(0)
     return np.array(drawn)
 
 
 def test_greedy_takes_the_first_maximum():
     """Temperature 0 is the likeliest token, the lower id on a tie."""
-    assert pick_token(np.array([0.0, 3.0, 3.0], np.float32), Sampling(), History([])) == 1
+    assert choose_token(np.array([0.0, 3.0, 3.0], np.float32), Sampling(), History([])) == 1
 
 
 def test_draws_follow_the_probabilities():
@@ -63,13 +63,17 @@ def test_draw_depends_on_seed_and_position_only():
     draws = _draws(Sampling(temperature=1.0, seed=3), 100).tolist()
     for position in range(99, -1, -1):
         assert (
-            pick_token(LOGITS, Sampling(temperature=1.0, seed=3), History([5] * position)) == draws[position]
+            choose_token(LOGITS, Sampling(temperature=1.0, seed=3), History([5] * position))
+            == draws[position]
         )
     assert draws[:7] == [91, 74, 77, 79, 95, 11, 91]  # in any process, on any machine
     assert len(set(draws)) > 30
     assert (
         len(
-            {pick_token(LOGITS, Sampling(temperature=1.0, seed=seed), History([0] * 9)) for seed in range(20)}
+            {
+                choose_token(LOGITS, Sampling(temperature=1.0, seed=seed), History([0] * 9))
+                for seed in range(20)
+            }
         )
         > 3
     )
@@ -82,13 +86,13 @@ def test_logits_that_are_no_numbers_pick_nothing(bad, temperature):
     logits = LOGITS.copy()
     logits[7] = bad
     with pytest.raises(NotFinite, match="token 7 at position 9"):
-        pick_token(logits, Sampling(temperature=temperature), History([0] * 9))
+        choose_token(logits, Sampling(temperature=temperature), History([0] * 9))
 
 
 def test_masked_logits_pick_nothing():
     """A token below the mask could come; `Sampling` and grammars say which may not."""
     with pytest.raises(ConfigError, match="logits takes an array without a mask"):
-        pick_token(np.ma.masked_less(LOGITS, 0), Sampling(), History([0] * 9))
+        choose_token(np.ma.masked_less(LOGITS, 0), Sampling(), History([0] * 9))
 
 
 @pytest.mark.parametrize(
@@ -178,8 +182,8 @@ CALLS = {
     "append": (lambda token: History([]).append(token), {"token": 3}),
     "check_prompt": (check_prompt, {"num_tokens": 3, "max_context": 8}),
     "encode_prompt": (lambda prompt: encode_prompt(TOKENIZER, prompt), {"prompt": "a"}),
-    "pick_token": (
-        pick_token,
+    "choose_token": (
+        choose_token,
         {
             "logits": np.zeros(4, np.float32),
             "sampling": Sampling(temperature=1.0),
@@ -209,7 +213,7 @@ CALLS = {
             "ignore_eos": True,
             "stop_token_ids": (1,),
             "stop": ("a",),
-            "include_stop": True,
+            "include_stop_str_in_output": True,
             "n": 2,
             "seed": 1,
         },
@@ -224,7 +228,7 @@ TAKEN = {
     "encode_prompt": {"prompt": {"''", "'name'", "'x\\0y'"}},
     "History": {"prompt": {"()", "[]"}},
     "append": {"token": {"0"}},
-    "pick_token": {"logits": {"array"}, "choice": {"0"}, "end_ids": {"()", "[]"}},
+    "choose_token": {"logits": {"array"}, "choice": {"0"}, "end_ids": {"()", "[]"}},
     "Sampling": {
         "temperature": {"2.5", "2**70", "float32"},
         "repetition_penalty": {"2.5", "2**70", "float32"},
@@ -233,7 +237,7 @@ TAKEN = {
         "logit_bias": {"()", "[]", "{}"},
         "bad_words_ids": {"objects", "()", "[]"},
         **{name: {"0"} for name in ("top_k", "top_p", "min_p", "no_repeat_ngram_size", "min_tokens", "seed")},
-        **{name: {"True"} for name in ("ignore_eos", "include_stop")},
+        **{name: {"True"} for name in ("ignore_eos", "include_stop_str_in_output")},
     },
 }
 

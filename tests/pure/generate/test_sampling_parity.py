@@ -20,14 +20,14 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from pure.generate.sampling_reference import adjusted, candidates, draw
+from pure.generate.sampling_reference import apply_processors, candidates, draw
 from tilewise.core import ConfigError
 from tilewise.data import train_tokenizer
-from tilewise.generate import History, Sampling, encode_prompt, pick_token
+from tilewise.generate import History, Sampling, choose_token, encode_prompt
 from tilewise.generate import sampling as sampling_module
+from tilewise.generate.detokenizer import StopFinder
 from tilewise.generate.prompts import word_ids
-from tilewise.generate.sampling import Batch, Pick
-from tilewise.generate.stopping import StopFinder
+from tilewise.generate.sampling import Batch, Sampler
 from tilewise.kernels.sampling import Rules, adjust_row
 
 VOCAB = 24
@@ -43,7 +43,7 @@ def _history(prompt, written):
 
 def _adjusted(logits, sampling, history, ends=(), mask=None):
     """By native code."""
-    scores, rules = logits.astype(np.float64), Pick(sampling, history, ends).rules
+    scores, rules = logits.astype(np.float64), Sampler(sampling, history, ends).rules
     adjust_row(scores, (rules, None if rules is None else history.counted, mask))
     return scores
 
@@ -137,13 +137,13 @@ def compare_draws(sampling, seed, size, spread, digits):
     rng = np.random.default_rng(seed)
     histories = [History(rng.integers(0, size, 5 + i).tolist()) for i in range(5)]
     rows = np.stack([rng.normal(0, spread, size).round(digits).astype(np.float32) for _ in histories])
-    batch = Batch([Pick(sampling, history, (), i) for i, history in enumerate(histories)])
+    batch = Batch([Sampler(sampling, history, (), i) for i, history in enumerate(histories)])
     for threads in (1, 3):
-        for i, (history, found) in enumerate(zip(histories, batch.draw(rows, np.arange(5), threads))):
-            scores = adjusted(rows[i], sampling, history)
+        for i, (history, found) in enumerate(zip(histories, batch.sample(rows, np.arange(5), threads))):
+            scores = apply_processors(rows[i], sampling, history)
             wanted, distance = draw(scores, sampling, len(history), i)
             assert found == wanted or distance < 1e-12, (found, wanted, distance)
-            assert found == pick_token(rows[i], sampling, history, (), i)
+            assert found == choose_token(rows[i], sampling, history, (), i)
 
 
 @settings(max_examples=150)
@@ -181,8 +181,8 @@ def test_tokens_come_as_often_as_they_are_likely():
     logits = np.random.default_rng(3).normal(0, 1.5, 12).astype(np.float32)
     count = 30_000
     ways = [Sampling(temperature=1.0, top_p=0.95, seed=seed) for seed in range(count)]
-    batch = Batch([Pick(way, History([1])) for way in ways])
-    found = np.bincount(batch.draw(logits[None], np.zeros(count, np.int64), 2), minlength=12)
+    batch = Batch([Sampler(way, History([1])) for way in ways])
+    found = np.bincount(batch.sample(logits[None], np.zeros(count, np.int64), 2), minlength=12)
     wanted = _ours(logits, ways[0], History([1]), ())
     assert (np.abs(found - count * wanted) <= 4 * np.sqrt(count * wanted * (1 - wanted))).all()
 
@@ -193,8 +193,8 @@ def test_one_wrong_row_says_nothing_about_the_others():
     forbidding, unknown = Sampling(bad_words_ids=[(0,), (1,), (2,), (3,)]), Sampling(logit_bias={7: 1.0})
     kinds = [(0, Sampling()), (1, Sampling()), (0, forbidding), (0, Sampling(temperature=1.0))]
     kinds += [(2, Sampling()), (1, Sampling(repetition_penalty=2.0)), (0, unknown)]
-    batch = Batch([Pick(sampling, History([0])) for _, sampling in kinds])
-    found = batch.draw(rows, np.array([row for row, _ in kinds]))
+    batch = Batch([Sampler(sampling, History([0])) for _, sampling in kinds])
+    found = batch.sample(rows, np.array([row for row, _ in kinds]))
     assert found[0] == 3 and 0 <= found[3] < 4
     wrong = [place for place, token in enumerate(found) if token < 0]
     assert [type(batch.error(place, rows[kinds[place][0]])).__name__ for place in wrong] == [
@@ -228,7 +228,7 @@ def compare_adjustments(sampling, seed, prompt, written, masked):
     mask = None if masked is None else rng.integers(0, 2, masked).astype(np.uint8)
     ends = (*ENDS, VOCAB + 5)
     found = _adjusted(logits, sampling, history, ends, mask)
-    assert found.tobytes() == adjusted(logits, sampling, history, ends, mask).tobytes()
+    assert found.tobytes() == apply_processors(logits, sampling, history, ends, mask).tobytes()
 
 
 ASKED = (
@@ -300,20 +300,20 @@ def test_presence_and_frequency_count_what_was_written(seed, prompt, written, pr
 def test_greedy_obeys_penalties():
     """The likeliest token after penalties, not before."""
     logits = np.array([3.0, 2.9, -1.0], np.float32)
-    assert pick_token(logits, Sampling(), History([0])) == 0
-    assert pick_token(logits, Sampling(repetition_penalty=1.2), History([0])) == 1
-    assert pick_token(logits, Sampling(presence_penalty=0.5), History([0])) == 0
-    assert pick_token(logits, Sampling(presence_penalty=0.5), _history([], [0])) == 1
-    assert pick_token(logits, Sampling(min_tokens=1), History([]), {0, 1}) == 2
-    assert pick_token(logits, Sampling(bad_words_ids=[(0,), (2, 1)]), History([2])) == 2
+    assert choose_token(logits, Sampling(), History([0])) == 0
+    assert choose_token(logits, Sampling(repetition_penalty=1.2), History([0])) == 1
+    assert choose_token(logits, Sampling(presence_penalty=0.5), History([0])) == 0
+    assert choose_token(logits, Sampling(presence_penalty=0.5), _history([], [0])) == 1
+    assert choose_token(logits, Sampling(min_tokens=1), History([]), {0, 1}) == 2
+    assert choose_token(logits, Sampling(bad_words_ids=[(0,), (2, 1)]), History([2])) == 2
 
 
 def test_extreme_penalties_forbid_nothing():
     """A penalty beyond a double punishes, but does not leave nothing to choose; ids beyond the logits are passed by."""
     logits = np.array([-3.0, 2.0], np.float32)
     sampling = Sampling(repetition_penalty=1.7e308, temperature=1.0)
-    assert pick_token(logits, sampling, History([0, 1, 9])) == 1
-    assert pick_token(logits, Sampling(frequency_penalty=1.0), _history([], [9, 1, 1, 1, 1, 1, 1])) == 0
+    assert choose_token(logits, sampling, History([0, 1, 9])) == 1
+    assert choose_token(logits, Sampling(frequency_penalty=1.0), _history([], [9, 1, 1, 1, 1, 1, 1])) == 0
 
 
 @pytest.mark.parametrize(
@@ -325,13 +325,13 @@ def test_nothing_left_to_choose_is_refused(settings_, temperature):
     sampling = Sampling(temperature=temperature, **settings_)
     ends = (0, 1) if "min_tokens" in settings_ else ()
     with pytest.raises(ConfigError, match="a token must be left to choose"):
-        pick_token(np.zeros(2, np.float32), sampling, History([0, 1]), ends)
+        choose_token(np.zeros(2, np.float32), sampling, History([0, 1]), ends)
 
 
 def test_bad_words_outside_the_vocabulary_are_refused():
     """An id that the logits do not have is named."""
     with pytest.raises(ConfigError, match=r"below the vocabulary's 2; got 5"):
-        pick_token(np.zeros(2, np.float32), Sampling(bad_words_ids=[(5,)]), History([]))
+        choose_token(np.zeros(2, np.float32), Sampling(bad_words_ids=[(5,)]), History([]))
 
 
 def test_words_have_tokens_with_and_without_a_space():
@@ -347,9 +347,10 @@ def test_choices_draw_apart_and_the_first_as_ever():
     logits = np.zeros(50, np.float32)
     one = Sampling(temperature=1.0, seed=4)
     draws = [
-        [pick_token(logits, one, History([0] * at), choice=choice) for at in range(9)] for choice in range(4)
+        [choose_token(logits, one, History([0] * at), choice=choice) for at in range(9)]
+        for choice in range(4)
     ]
-    assert draws[0] == [pick_token(logits, one, History([0] * at)) for at in range(9)]
+    assert draws[0] == [choose_token(logits, one, History([0] * at)) for at in range(9)]
     assert len({tuple(row) for row in draws}) == 4
 
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from tilewise.generate import History, Sampling
 from tilewise.models import BLOCK_SIZE
-from tilewise.serve.request import Asked, Request
+from tilewise.serve.request import Request
 from tilewise.serve.scheduler import Limits, Scheduled, Scheduler
 from tilewise.serve.sequence import Sequence, Status
+from tilewise.settings import OutputOptions
 
 MAX_CONTEXT = 4 * BLOCK_SIZE
 
@@ -36,7 +37,7 @@ class Arrival:
             f"request {number}",
             ids,
             Sampling(max_tokens=self.num_new, temperature=1.0, n=self.n),
-            Asked(prompt_logprobs=0 if self.prompt_logprobs else None),
+            OutputOptions(prompt_logprobs=0 if self.prompt_logprobs else None),
             priority=self.priority,
             scope=((b"salt", bytes([self.salt])),),
         )
@@ -139,8 +140,8 @@ class Machine:
     texts: dict[Sequence, list[int]] = field(default_factory=dict)
     num_steps: int = 0
     num_accepted: int = 0
-    num_foreseen: int = 0
-    foreseen: tuple[list[Scheduled], list[Status]] | None = None
+    num_previews: int = 0
+    preview: tuple[list[Scheduled], list[Status]] | None = None
 
     def add(self, arrival: Arrival) -> None:
         new = start(arrival.request(len(self.sequences)), arrival.guesses)
@@ -169,18 +170,20 @@ class Machine:
             (s for s in self.sequences if s.status is Status.RUNNING), key=lambda s: s.turn, default=None
         )
         before = None if oldest is None else oldest.done
-        is_foreseen = self.foreseen is not None and self.foreseen[1] == self._statuses()
+        is_preview = self.preview is not None and self.preview[1] == self._statuses()
         num_writing = sum(s.status is Status.RUNNING and s.left == 1 for s in self.sequences)
         parts = self.scheduler.schedule()
         self.num_steps += 1
-        if self.foreseen is not None and is_foreseen:
-            assert parts == self.foreseen[0], "what was foreseen must come where nothing else happens"
-            self.num_foreseen += 1
+        if self.preview is not None and is_preview:
+            assert parts == self.preview[0], (
+                "the preview must be what is scheduled where nothing else happens"
+            )
+            self.num_previews += 1
         self.check(parts)
         self.check_reading(parts, num_writing)
         self.check_blocks()
-        following = self.scheduler.foresee(parts)
-        self.foreseen = None if following is None else (following, self._statuses())
+        following = self.scheduler.preview(parts)
+        self.preview = None if following is None else (following, self._statuses())
         self.check_blocks()
         for part in parts:
             self._compute(part)
@@ -191,7 +194,7 @@ class Machine:
             sequence = part.sequence
             sequence.num_prompt_rows = max(sequence.num_prompt_rows, part.end)
             if sequence.left == 0:
-                assert part.first_row < part.known
+                assert part.first_row < part.confirmed_end
                 self._write(part)
         self.check_blocks()
         return parts
@@ -238,18 +241,18 @@ class Machine:
         assert sum(part.end - part.first_row for part in parts) <= limits.max_rows
         assert len(parts) <= limits.max_num_seqs and self.scheduler.num_running <= limits.max_num_seqs
         assert len({part.sequence for part in parts}) == len(parts)
-        holders = self.scheduler.pool.holders()
+        holders = self.scheduler.pool.ref_counts()
         for part in parts:
             assert part.sequence.status is Status.RUNNING and part.start == part.sequence.done < part.end
-            assert part.known <= len(part.sequence) and part.end <= limits.max_context
-            assert not part.drafts or part.known == len(part.sequence)
+            assert part.confirmed_end <= len(part.sequence) and part.end <= limits.max_context
+            assert not part.drafts or part.confirmed_end == len(part.sequence)
             assert len(part.blocks) * BLOCK_SIZE >= part.end
             for index in range(part.start // BLOCK_SIZE, len(part.blocks)):
                 assert holders[part.blocks[index]] == 1, "a block is written that another sequence holds"
 
     def check_reading(self, parts: list[Scheduled], num_writing: int) -> None:
         """Those that write wait for few tokens of prompts: those that are nearly free, or as many as they are."""
-        chunks = [part.known - part.start for part in parts]
+        chunks = [part.confirmed_end - part.start for part in parts]
         read = sum(count for count in chunks if count > 1)
         if num_writing and self.scheduler.limits.paces_prompts:
             assert read <= max(self.scheduler.free_tokens, num_writing)
@@ -258,7 +261,7 @@ class Machine:
         """No block is lost, none is used twice: counts are those of the sequences that run."""
         held = Counter(block for sequence in self.sequences for block in sequence.blocks)
         pool = self.scheduler.pool
-        assert pool.holders() == [held[block] for block in range(pool.num_blocks)]
-        assert pool.num_free == sum(count == 0 for count in pool.holders())
+        assert pool.ref_counts() == [held[block] for block in range(pool.num_blocks)]
+        assert pool.num_free == sum(count == 0 for count in pool.ref_counts())
         for sequence in self.sequences:
             assert sequence.status is Status.RUNNING or not sequence.blocks

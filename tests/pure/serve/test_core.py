@@ -5,9 +5,9 @@ import pytest
 
 from pure.serve.scheduling import MAX_CONTEXT
 from tilewise.core import NotFinite, ShapeError, TaskFailed
-from tilewise.serve.collector import Collector
 from tilewise.serve.core import EngineCore
-from tilewise.serve.outputs import CompletionOutput, Piece, RequestOutputKind
+from tilewise.serve.output_processor import OutputProcessor
+from tilewise.serve.outputs import CompletionOutput, Delta, RequestOutputKind
 from tilewise.serve.request import Request
 from tilewise.serve.sampling_params import SamplingParams
 from tilewise.serve.scheduler import Limits
@@ -45,7 +45,11 @@ class Oracle:
 def _request(name, length=3, **way):
     params = SamplingParams(**{"max_tokens": 4, "temperature": 0, "detokenize": False, **way})
     return Request(
-        name, tuple(range(length)), params.sampling(9), params.asked(), scope=((b"salt", name.encode()),)
+        name,
+        tuple(range(length)),
+        params.sampling(9),
+        params.output_options(),
+        scope=((b"salt", name.encode()),),
     )
 
 
@@ -57,7 +61,7 @@ def _end(core):
 
 
 def _tokens(told, name):
-    return [event.token for request, event in told if request.request_id == name and isinstance(event, Piece)]
+    return [event.token for request, event in told if request.request_id == name and isinstance(event, Delta)]
 
 
 def _errors(told):
@@ -97,7 +101,7 @@ def test_a_call_that_fails_is_an_error_of_its_requests(core, oracle, error):
     assert _errors(told) == {"a": error, "b": error}
     assert len([event for _, event in told if isinstance(event, BaseException)]) == 2
     assert len(_tokens(told, "c")) == 8
-    assert core.scheduler.pool.num_free == 8 and not core._texts and not core._sequences
+    assert core.scheduler.pool.num_free == 8 and not core._states and not core._sequences
 
 
 def test_logits_that_are_no_numbers_are_one_request_s(core, oracle):
@@ -119,7 +123,7 @@ def test_settings_that_leave_no_token_are_one_request_s(core):
 
 
 def test_aborted_requests_are_told_once(core):
-    """A piece without a token for every text that had not ended; none for a request that had."""
+    """A delta without a token for every text that had not ended; none for a request that had."""
     core.add(_request("a", n=2, temperature=1.0, seed=1))
     core.step(lambda _: None)
     told = core.abort("a")
@@ -150,7 +154,7 @@ def test_many_texts_of_a_prompt_are_looked_at_a_few_times_each(core, monkeypatch
     monkeypatch.setattr(CompletionOutput, "finished", lambda self: looks.append(self) or finished(self))
     request = _request("a", n=400, temperature=1.0, seed=1, max_tokens=1)
     core.add(request)
-    collector = Collector(request, None, RequestOutputKind.FINAL_ONLY)
-    outputs = [collector.add(event) for _, event in _end(core)]
+    processor = OutputProcessor(request, None, RequestOutputKind.FINAL_ONLY)
+    outputs = [processor.add(event) for _, event in _end(core)]
     assert len(outputs) == 400 and outputs[-1].finished and outputs[:-1] == [None] * 399
     assert len(looks) < 20 * 400

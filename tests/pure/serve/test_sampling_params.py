@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pure.hostile import accepted
 from tilewise.core import ConfigError
-from tilewise.generate import History, Sampling, pick_token
+from tilewise.generate import History, Sampling, choose_token
 from tilewise.serve.logprobs import token_logprobs
 from tilewise.serve.outputs import RequestOutputKind
 from tilewise.serve.sampling_params import SamplingParams
@@ -145,7 +145,7 @@ def test_settings_of_a_file_are_the_same_as_params():
         ignore_eos=True,
         stop_token_ids=(3,),
         stop=("b",),
-        include_stop=True,
+        include_stop_str_in_output=True,
         n=2,
         seed=7,
     )
@@ -160,7 +160,7 @@ LOGITS = np.array([0.5, 2.0, 1.0, 2.0, -3.0], np.float32)
 def test_top_p_of_zero_leaves_the_likeliest_token():
     """Whatever the draw: of equally likely tokens the lowest id."""
     wild = {"temperature": 9.0, "top_p": 0.0, "max_tokens": 1}
-    drawn = {pick_token(LOGITS, SamplingParams(**wild).sampling(1), History([1])) for _ in range(50)}
+    drawn = {choose_token(LOGITS, SamplingParams(**wild).sampling(1), History([1])) for _ in range(50)}
     assert drawn == {1}
 
 
@@ -168,15 +168,15 @@ def test_biases_and_allowed_tokens():
     """A bias moves a logit, after penalties; of allowed tokens the likeliest comes; none may be none."""
     greedy = {"temperature": 0.0, "max_tokens": 1}
     history = History([1])
-    assert pick_token(LOGITS, Sampling(**greedy), history) == 1
-    assert pick_token(LOGITS, Sampling(**greedy, logit_bias={2: 1.5}), history) == 2
-    assert pick_token(LOGITS, Sampling(**greedy, logit_bias={2: 1.0}), history) == 1
-    assert pick_token(LOGITS, Sampling(**greedy, allowed_token_ids=(0, 4)), history) == 0
-    assert pick_token(LOGITS, Sampling(**greedy, allowed_token_ids=(0, 4), logit_bias={4: 9}), history) == 4
+    assert choose_token(LOGITS, Sampling(**greedy), history) == 1
+    assert choose_token(LOGITS, Sampling(**greedy, logit_bias={2: 1.5}), history) == 2
+    assert choose_token(LOGITS, Sampling(**greedy, logit_bias={2: 1.0}), history) == 1
+    assert choose_token(LOGITS, Sampling(**greedy, allowed_token_ids=(0, 4)), history) == 0
+    assert choose_token(LOGITS, Sampling(**greedy, allowed_token_ids=(0, 4), logit_bias={4: 9}), history) == 4
     with pytest.raises(ConfigError, match="below the vocabulary's 5; got 5"):
-        pick_token(LOGITS, Sampling(**greedy, allowed_token_ids=(5,)), history)
+        choose_token(LOGITS, Sampling(**greedy, allowed_token_ids=(5,)), history)
     with pytest.raises(ConfigError, match="a token must be left to choose"):
-        pick_token(
+        choose_token(
             LOGITS, Sampling(**greedy, allowed_token_ids=(3,), bad_words_ids=((3,),), min_tokens=1), history
         )
 

@@ -8,8 +8,7 @@ from tilewise.core import ConfigError, InternalError
 from tilewise.models import BLOCK_SIZE
 from tilewise.serve import scheduler as scheduler_module
 from tilewise.serve import sequence as sequence_module
-from tilewise.serve.block_key import block_key
-from tilewise.serve.blocks import BlockPool
+from tilewise.serve.blocks import BlockPool, block_key
 from tilewise.serve.scheduler import Limits, Scheduled, Scheduler
 from tilewise.serve.sequence import Sequence, Status
 
@@ -64,7 +63,7 @@ def test_a_busy_history_preempts_and_finds_blocks_again():
     assert machine.scheduler.num_preemptions > 0
     assert any(s.num_cached for s in machine.sequences)
     assert machine.num_accepted > 0
-    assert _play(SMALL, BUSY).num_foreseen > 20
+    assert _play(SMALL, BUSY).num_previews > 20
 
 
 def test_right_guesses_save_calls():
@@ -84,13 +83,13 @@ def _freed_early(monkeypatch):
         complete(self, parts)
         for part in parts:
             if len(part.sequence.blocks) > 1:
-                self.pool.give_back(part.sequence.blocks[:1])
+                self.pool.release(part.sequence.blocks[:1])
 
     monkeypatch.setattr(Scheduler, "complete", wrong)
 
 
 def _never_freed(monkeypatch):
-    monkeypatch.setattr(BlockPool, "give_back", lambda self, blocks: None)
+    monkeypatch.setattr(BlockPool, "release", lambda self, blocks: None)
 
 
 def _shares_while_written(monkeypatch):
@@ -116,7 +115,7 @@ def _named_too_soon(monkeypatch):
         parts = schedule(self)
         for part in parts:
             for block, key in zip(part.blocks, part.sequence.keys(len(part.sequence) // BLOCK_SIZE)):
-                self.pool.name(block, key)
+                self.pool.register(block, key)
         return parts
 
     monkeypatch.setattr(Scheduler, "schedule", wrong)
@@ -141,7 +140,7 @@ def _youngest_first(monkeypatch):
 
 
 def _guesses_are_kept(monkeypatch):
-    monkeypatch.setattr(Scheduled, "known", property(lambda self: self.end))
+    monkeypatch.setattr(Scheduled, "confirmed_end", property(lambda self: self.end))
 
 
 def _guesses_without_blocks(monkeypatch):
@@ -149,24 +148,24 @@ def _guesses_without_blocks(monkeypatch):
     monkeypatch.setattr(Scheduled, "_replace", lambda self, *, blocks, **new: change(self, **new))
 
 
-def _foresees_arrivals_away(monkeypatch):
+def _previews_arrivals_away(monkeypatch):
     def wrong(self, parts):
         waiting, self._waiting = self._waiting, []
-        found = foresee(self, parts)
+        found = preview(self, parts)
         self._waiting = waiting
         return found
 
-    foresee = Scheduler.foresee
-    monkeypatch.setattr(Scheduler, "foresee", wrong)
+    preview = Scheduler.preview
+    monkeypatch.setattr(Scheduler, "preview", wrong)
 
 
-def _foresees_without_blocks(monkeypatch):
+def _previews_without_blocks(monkeypatch):
     take = BlockPool.take
     monkeypatch.setattr(BlockPool, "take", lambda self, count: take(self, count) if count != 1 else [0])
 
 
 FAULTS = [
-    *(_foresees_arrivals_away, _foresees_without_blocks),
+    *(_previews_arrivals_away, _previews_without_blocks),
     *(_freed_early, _never_freed, _shares_while_written, _without_salt, _without_parent, _still_found),
     *(
         _named_too_soon,
@@ -266,7 +265,7 @@ def test_texts_of_one_prompt_share_its_blocks():
     machine.step()
     assert machine.scheduler.num_running == 1  # the others wait for the prompt
     machine.step()
-    assert sorted(machine.scheduler.pool.holders(), reverse=True) == [4, 4, 4, 1, 1, 1, 1, 0, 0, 0, 0, 0]
+    assert sorted(machine.scheduler.pool.ref_counts(), reverse=True) == [4, 4, 4, 1, 1, 1, 1, 0, 0, 0, 0, 0]
     assert [s.num_cached for s in machine.sequences] == [0, *[3 * BLOCK_SIZE] * 3]
 
 
@@ -275,12 +274,12 @@ def test_the_least_recently_used_goes_first():
     pool = BlockPool(4)
     blocks = pool.take(4)
     for block in blocks:
-        pool.name(block, bytes([block]))
-    pool.give_back(blocks[:2])
-    pool.give_back(blocks[2:])
+        pool.register(block, bytes([block]))
+    pool.release(blocks[:2])
+    pool.release(blocks[2:])
     found = pool.find([bytes([blocks[0]]), bytes([blocks[1]])])
-    pool.hold(found)
-    pool.give_back(found)
+    pool.add_references(found)
+    pool.release(found)
     assert pool.take(4) == [blocks[3], blocks[2], blocks[1], blocks[0]]
 
 
@@ -288,9 +287,9 @@ def test_defects_are_told_and_not_passed_on():
     """More blocks than are free, and a block given back twice, are defects."""
     pool = BlockPool(2)
     block = pool.take(1)
-    pool.give_back(block)
+    pool.release(block)
     with pytest.raises(InternalError, match="only a held block"):
-        pool.give_back(block)
+        pool.release(block)
     with pytest.raises(InternalError, match="only free blocks"):
         pool.take(3)
 

@@ -7,13 +7,13 @@ import pytest
 
 from tilewise.core import ConfigError
 from tilewise.data import train_tokenizer
-from tilewise.serve import Piece, SamplingParams
+from tilewise.serve import Delta, SamplingParams
 from tilewise.server.endpoints.answers import call_id
-from tilewise.server.endpoints.chat import open_turn, take, whole_chat
+from tilewise.server.endpoints.chat import open_run, take, whole_chat
 from tilewise.server.endpoints.responses import chat_body
 from tilewise.server.requests.bodies import ChatBody, ResponseBody
 from tilewise.server.requests.conversation import Conversation, Renderer
-from tilewise.server.requests.reading import Part, Way
+from tilewise.server.requests.reading import OutputFormat, Part
 
 TOKENIZER = train_tokenizer(["hello world"], vocab_size=280)
 USER = {"role": "user", "content": "hi"}
@@ -132,6 +132,6 @@ def test_tools_that_a_template_does_not_show_are_a_warning(tmp_path, caplog):
             rendered = renderer.render(Conversation.of(body))
             assert "does not show tools" in rendered.warnings[0]
     assert len(caplog.records) == 1
-    turn = open_turn(None, "m", rendered, rendered.ids, SamplingParams(), Way("hermes"))
-    take(turn, Piece(0, 0, 7, "no", "stop"))
-    assert whole_chat(turn, body)["warnings"] == list(rendered.warnings)
+    run = open_run(None, "m", rendered, rendered.ids, SamplingParams(), OutputFormat("hermes"))
+    take(run, Delta(0, 0, 7, "no", "stop"))
+    assert whole_chat(run, body)["warnings"] == list(rendered.warnings)

@@ -57,8 +57,8 @@ async def whole(writer):
 def test_an_answer_is_read_however_it_is_cut():
     """Pieces, their times, the server's own counts; the key and the request arrive."""
     (played,), ((head, body, _),) = answered(whole)
-    assert (played.error, played.num_prompt, played.num_new, len(played.told)) == ("", 3, 5, 2)
-    assert played.asked < played.told[0] < played.told[1] <= played.ended
+    assert (played.error, played.num_prompt, played.num_new, len(played.delta_times)) == ("", 3, 5, 2)
+    assert played.asked < played.delta_times[0] < played.delta_times[1] <= played.ended
     assert b"authorization: Bearer k" in head and b'"max_tokens": 5' in body
 
 

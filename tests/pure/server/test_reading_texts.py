@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewise.server.requests.reading import Part, Reader, Way, merged
+from tilewise.server.requests.reading import OutputFormat, Part, Reader, merged
 from tilewise.server.requests.tool_parsers import FORMATS
 
 WEATHER = ("weather", {"city": "Paris {x}", "days": [1, 2]})
@@ -84,8 +84,8 @@ TEXTS = [
 ]
 
 
-def _read(way, pieces):
-    reader = Reader(way)
+def _read(format, pieces):
+    reader = Reader(format)
     parts = [part for piece in pieces for part in reader.add(piece)]
     return merged([*parts, *reader.finish()])
 
@@ -110,7 +110,7 @@ def _calls(parts):
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=12))
 def test_calls_are_found_wherever_pieces_are_cut(form, text, calls, places):
     """Names and arguments, in order; text before them is text."""
-    found = _read(Way(tools=form), _cut(text, places))
+    found = _read(OutputFormat(tools=form), _cut(text, places))
     assert [(name, json.loads(text)) for name, text in _calls(found)] == calls
     content = "".join(part.text for part in found if part.kind == "content").strip()
     assert content in ("", "Let me see.", "Well.") and (content != "") == text.startswith(("Let", "Well"))
@@ -120,7 +120,9 @@ def test_calls_are_found_wherever_pieces_are_cut(form, text, calls, places):
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=12))
 def test_one_call_where_no_more_are_wanted(form, text, calls, places):
     """The first, and all text, wherever pieces are cut."""
-    every, found = (_read(Way(tools=form, is_single=single), _cut(text, places)) for single in (False, True))
+    every, found = (
+        _read(OutputFormat(tools=form, is_single=single), _cut(text, places)) for single in (False, True)
+    )
     assert [(name, json.loads(text)) for name, text in _calls(found)] == calls[:1]
     texts = ["".join(part.text for part in parts if part.kind == "content") for parts in (every, found)]
     assert texts[0] == texts[1]
@@ -130,7 +132,7 @@ def test_one_call_where_no_more_are_wanted(form, text, calls, places):
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=6))
 def test_calls_that_break_off_have_what_came(form, text, name, arguments, content, places):
     """No valid JSON, so that no client takes it for the whole."""
-    found = _read(Way(tools=form), _cut(text, places))
+    found = _read(OutputFormat(tools=form), _cut(text, places))
     assert _calls(found) == [[name, arguments]]
     assert "".join(part.text for part in found if part.kind == "content") == content
 
@@ -139,7 +141,7 @@ def test_calls_that_break_off_have_what_came(form, text, name, arguments, conten
 def test_names_come_first_and_arguments_piece_by_piece(form, text, calls):
     """Of each call a part with its name alone, as soon as its arguments begin; when the call is whole, where it has its
     name last, or perhaps an id behind its arguments."""
-    reader, told = Reader(Way(tools=form)), []
+    reader, told = Reader(OutputFormat(tools=form)), []
     for place, letter in enumerate(text):
         told += [(place, part) for part in reader.add(letter)]
     first = next(place for place, part in told if part.kind == "call")
@@ -168,9 +170,9 @@ IDS = [
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=8))
 def test_ids_that_a_mistral_model_writes_are_kept(text, ids, places):
     """Nine letters and digits, before or behind the arguments; other formats have none."""
-    found = _read(Way(tools="mistral"), _cut(f"[TOOL_CALLS]{text}", places))
+    found = _read(OutputFormat(tools="mistral"), _cut(f"[TOOL_CALLS]{text}", places))
     assert [part.id for part in found if part.kind == "call"] == ids
-    assert {part.id for part in _read(Way(tools="hermes"), [f"<tool_call>{text}"])} <= {""}
+    assert {part.id for part in _read(OutputFormat(tools="hermes"), [f"<tool_call>{text}"])} <= {""}
 
 
 _PIECES = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "functools[", "<|python_tag|>", '{"name": "f", ']
@@ -203,16 +205,16 @@ _PIECES += [
 )
 def test_what_is_told_does_not_depend_on_the_pieces(form, thinks, text, places):
     """A stream, joined, is the whole answer, whatever a model writes."""
-    way = Way(tools=form, thinks=thinks)
-    assert _read(way, _cut(text, places)) == _read(way, [text])
-    assert _read(Way(calls=True), _cut(text, places)) == _read(Way(calls=True), [text])
+    format = OutputFormat(tools=form, thinks=thinks)
+    assert _read(format, _cut(text, places)) == _read(format, [text])
+    assert _read(OutputFormat(calls=True), _cut(text, places)) == _read(OutputFormat(calls=True), [text])
 
 
 @pytest.mark.parametrize(("form", "text"), TEXTS)
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=4))
 def test_what_is_no_call_is_text(form, text, places):
     """All of it comes, unchanged."""
-    found = _read(Way(tools=form), _cut(text, places))
+    found = _read(OutputFormat(tools=form), _cut(text, places))
     assert [part.kind for part in found] == ["content"] and found[0].text == text
 
 
@@ -222,7 +224,7 @@ def test_what_is_no_call_is_text(form, text, places):
 )
 def test_nothing_that_a_model_writes_is_an_error(form, pieces):
     """Whatever comes, reading it ends; without calls nothing but blanks is lost."""
-    found = _read(Way(tools=form, thinks=True), pieces)
+    found = _read(OutputFormat(tools=form, thinks=True), pieces)
     if not any(part.kind == "call" for part in found):
         told = "".join(part.text for part in found)
         assert "".join(told.split()) == "".join("".join(pieces).split())
@@ -242,21 +244,21 @@ THOUGHTS = [
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=8))
 def test_thoughts_are_told_apart(text, inside, thought, content, places):
     """Whether the model or the prompt begins them, and whether they end."""
-    found = _read(Way(thinks=True, is_thinking=inside), _cut(text, places))
+    found = _read(OutputFormat(thinks=True, is_thinking=inside), _cut(text, places))
     assert "".join(part.text for part in found if part.kind == "reasoning") == thought
     assert "".join(part.text for part in found if part.kind == "content") == content
 
 
 def test_calls_that_had_to_come():
     """A named function's text is its arguments, and a list of calls is told, piece by piece."""
-    found = _read(Way(function="f"), ['{"a"', ": 1}"])
+    found = _read(OutputFormat(function="f"), ['{"a"', ": 1}"])
     assert found == [Part("call", "", "f"), Part("arguments", '{"a": 1}')]
     text = '[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {}}]'
-    told = _read(Way(calls=True), [text])
+    told = _read(OutputFormat(calls=True), [text])
     assert told == [
         Part("call", "", "f"),
         Part("arguments", '{"a": 1}'),
         Part("call", "", "g"),
         Part("arguments", "{}"),
     ]
-    assert _read(Way(calls=True), [text[:20]]) == [Part("content", text[:20])]
+    assert _read(OutputFormat(calls=True), [text[:20]]) == []

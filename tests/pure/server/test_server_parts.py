@@ -11,21 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tilewise.cli.serve import size
+from tilewise.cli.options import size
 from tilewise.core import ConfigError, TaskFailed
 from tilewise.core.frames import HEAD, pack, unpack
-from tilewise.serve import EngineStats, Logprob, Piece, SamplingParams, StructuredOutputsParams
+from tilewise.serve import Delta, EngineStats, Logprob, SamplingParams, StructuredOutputsParams
+from tilewise.serve.sampling_params import default_settings
 from tilewise.server import ServerSettings
-from tilewise.server.endpoints.chat import open_turn, take, whole_chat
+from tilewise.server.endpoints.chat import open_run, take, whole_chat
 from tilewise.server.errors import of_exception, validation_error
 from tilewise.server.guard import is_known_host
 from tilewise.server.link.engine_process import Outbox, _frames
-from tilewise.server.link.rows import piece_of, row_of
+from tilewise.server.link.rows import delta_of, row_of
 from tilewise.server.metrics import Metrics, Rates, RequestTimes
 from tilewise.server.requests.bodies import ChatBody, CompletionBody
 from tilewise.server.requests.conversation import Conversation, Rendered
-from tilewise.server.requests.params import default_settings, sampling_params
-from tilewise.server.requests.reading import Way
+from tilewise.server.requests.params import sampling_params
+from tilewise.server.requests.reading import OutputFormat
 
 _FIGURES = st.dictionaries(
     st.integers(0, 99),
@@ -36,7 +37,7 @@ _FIGURES = st.dictionaries(
 
 @given(
     st.builds(
-        Piece,
+        Delta,
         st.integers(0, 9),
         st.integers(0, 9),
         st.none() | st.integers(0, 99),
@@ -49,18 +50,18 @@ _FIGURES = st.dictionaries(
         begun_s=st.none() | st.floats(0, 1e9),
     )
 )
-def test_pieces_cross_the_border_unchanged(piece):
+def test_pieces_cross_the_border_unchanged(delta):
     """Text of any characters, every bit of every figure."""
-    frame = pack([row_of(piece)])
+    frame = pack([row_of(delta)])
     assert HEAD.unpack(frame[: HEAD.size])[0] == len(frame) - HEAD.size
-    back = piece_of(unpack(frame[HEAD.size :])[0])
-    assert back == piece and back.begun_s == piece.begun_s
+    back = delta_of(unpack(frame[HEAD.size :])[0])
+    assert back == delta and back.begun_s == delta.begun_s
 
 
 def test_vectors_cross_the_border_unchanged():
     """To the bit."""
     vector = np.float32([1 / 3, -0.0, 3e-42, 1e38])
-    back = piece_of(unpack(pack(row_of(Piece(0, 0, None, "", "stop", vector=vector)))[HEAD.size :])).vector
+    back = delta_of(unpack(pack(row_of(Delta(0, 0, None, "", "stop", vector=vector)))[HEAD.size :])).vector
     assert back.tobytes() == vector.tobytes()
 
 
@@ -73,7 +74,7 @@ def test_the_queue_makes_its_writer_wait():
 
     def write():
         for number in range(64):
-            outbox.put("piece", number, "x" * 65536)
+            outbox.put("delta", number, "x" * 65536)
             put.append(number)
 
     def send():
@@ -99,8 +100,8 @@ def test_the_queue_makes_its_writer_wait():
     assert found == list(range(64))
     writer.join()
     theirs.close()
-    outbox.put("piece", 0, "x")
-    outbox.put("piece", 1, "x")
+    outbox.put("delta", 0, "x")
+    outbox.put("delta", 1, "x")
     sender.join()
     ours.close()
 
@@ -109,12 +110,12 @@ def test_the_queue_makes_its_writer_wait():
 def test_what_is_long_is_several_frames():
     """Pieces with many figures do not gather in one frame; none is lost, and their order is kept."""
     figures = {token: Logprob(-1.0, token + 1) for token in range(100)}
-    pieces = [Piece(0, 0, number, "x", prompt_logprobs=[None, *[figures] * 40]) for number in range(20)]
-    messages = [["piece", 1, piece] for piece in pieces]
+    deltas = [Delta(0, 0, number, "x", prompt_logprobs=[None, *[figures] * 40]) for number in range(20)]
+    messages = [["delta", 1, delta] for delta in deltas]
     frames = [
-        unpack(frame[HEAD.size :]) for frame in _frames([*messages, ["piece", 1, Piece(0, 0, 20, "y")]])
+        unpack(frame[HEAD.size :]) for frame in _frames([*messages, ["delta", 1, Delta(0, 0, 20, "y")]])
     ]
-    assert [piece_of(row).token for frame in frames for _, _, row in frame] == list(range(21))
+    assert [delta_of(row).token for frame in frames for _, _, row in frame] == list(range(21))
     assert (
         len(frames) > 1 and max(map(len, frames)) <= 10 and len(list(_frames([["stats", 1, {}]] * 1000))) == 1
     )
@@ -292,11 +293,11 @@ def test_thoughts_and_calls_are_parts_of_a_message():
     params = SamplingParams(max_tokens=9)
     rendered = Rendered("user: x\nassistant: <think>\n", [1, 2, 3])
     body = ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}]})
-    turn = open_turn(None, "m", rendered, rendered.ids, params, Way("hermes", thinks=True))
+    run = open_run(None, "m", rendered, rendered.ids, params, OutputFormat("hermes", thinks=True))
     for text in ("let me ", "see</th", "ink>\n\nOf course.", '<tool_call>{"name": "f"}</tool_call>'):
-        take(turn, Piece(0, 0, 7, text, num_cached_tokens=2))
-    take(turn, Piece(0, 0, None, "", "stop"))
-    told = whole_chat(turn, body)
+        take(run, Delta(0, 0, 7, text, num_cached_tokens=2))
+    take(run, Delta(0, 0, None, "", "stop"))
+    told = whole_chat(run, body)
     (choice,) = told["choices"]
     message = choice["message"]
     assert (message["reasoning_content"], message["content"]) == ("let me see", "Of course.")
@@ -305,6 +306,6 @@ def test_thoughts_and_calls_are_parts_of_a_message():
     assert told["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
     assert told["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
     bound = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["yes"]))
-    turn = open_turn(None, "m", rendered, rendered.ids, bound, Way(thinks=True))
-    take(turn, Piece(0, 0, 7, "yes", "stop"))
-    assert whole_chat(turn, body)["choices"][0]["message"]["content"] == "yes"
+    run = open_run(None, "m", rendered, rendered.ids, bound, OutputFormat(thinks=True))
+    take(run, Delta(0, 0, 7, "yes", "stop"))
+    assert whole_chat(run, body)["choices"][0]["message"]["content"] == "yes"

@@ -1,6 +1,6 @@
 """The command line's `tilewise bench latency | throughput | serve`: arguments and figures named as vLLM's.
 
-Owns arguments, help texts, what is printed and written; requests are made and timed in `serve.measure`.
+Owns arguments, help texts and output; `serve.measure` makes and times requests.
 """
 
 from __future__ import annotations
@@ -14,19 +14,11 @@ import typer
 
 from tilewise.cli.bench.serve import serve
 from tilewise.cli.help import App
-from tilewise.cli.options import (
-    DTYPE_HELP,
-    MODEL,
-    REVISION,
-    SPECULATIVE_HELP,
-    ignore_option,
-    json_object,
-    known_dtype,
-    make_console,
-)
+from tilewise.cli.options import MODEL, REVISION, Options, Values, make_console
 from tilewise.cli.refuse import before_work
 from tilewise.core import ConfigError
 from tilewise.core.reading import Unreadable, decode_text, read_whole
+from tilewise.settings import EngineSettings
 
 if TYPE_CHECKING:
     from tilewise.serve import LLM, SamplingParams
@@ -37,38 +29,16 @@ __all__ = ["bench"]
 bench = App(name="bench", help="Measure how quickly a model writes, with vLLM's arguments and figures.")
 
 _MOST_BYTES = 1 << 30
-_ENGINE, _OUT = "Engine", "Results"
-_TP = typer.Option(
-    "--tensor-parallel-size",
-    "--tp",
-    min=1,
-    rich_help_panel=_ENGINE,
-    help="Devices that share every layer (1, 2, 4, ...).",
+_OUT = "Results"
+_ENGINE = (
+    *("enable_prefix_caching", "tensor_parallel_size", "data_parallel_size", "speculative_config", "dtype"),
+    *("load_format", "max_num_batched_tokens", "workers_per_device", "ignore_config_fields"),
 )
-_COPIES = typer.Option(
-    "--data-parallel-size",
-    "--dp",
-    min=1,
-    rich_help_panel=_ENGINE,
-    help="Copies of the model that share the requests.",
-)
-_GUESSES = typer.Option(metavar="JSON", rich_help_panel=_ENGINE, help=SPECULATIVE_HELP)
-_DTYPE = typer.Option(callback=known_dtype, metavar="TYPE", rich_help_panel=_ENGINE, help=DTYPE_HELP)
-_FORMAT = typer.Option(
-    rich_help_panel=_ENGINE,
-    help="auto: the model's weights; dummy: random ones, from config.json and the tokenizer alone.",
-)
-_SEQS = typer.Option(min=1, rich_help_panel=_ENGINE, help="Texts that are written at a time.")
-_BATCHED = typer.Option(min=1, rich_help_panel=_ENGINE, help="Tokens of one call of the model.")
-_WORKERS = typer.Option(
-    min=1, rich_help_panel=_ENGINE, help="Threads of each device; default: as many as there is room for."
-)
-_IGNORE = ignore_option(_ENGINE)
 _JSON = typer.Option(rich_help_panel=_OUT, metavar="FILE", help="Write the figures here, as JSON.")
 _PICTURE = typer.Option(
     rich_help_panel=_OUT, metavar="FILE", help="Draw them into this picture (.png or .svg)."
 )
-_SEED = typer.Option(min=0, help="Of prompts and draws.")
+_SEED = typer.Option(min=0, help="Seed of prompts and sampling.")
 
 
 @bench.command()
@@ -81,25 +51,15 @@ def latency(
     num_iters_warmup: Annotated[int, typer.Option(min=0, help="Rounds before those that count.")] = 10,
     num_iters: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 30,
     seed: Annotated[int, _SEED] = 0,
-    enable_prefix_caching: Annotated[
-        bool,
-        typer.Option(
-            "--enable-prefix-caching", rich_help_panel=_ENGINE, help="Keep prompts of earlier rounds."
-        ),
-    ] = False,
-    tp: Annotated[int, _TP] = 1,
-    dp: Annotated[int, _COPIES] = 1,
-    speculative_config: Annotated[str | None, _GUESSES] = None,
-    dtype: Annotated[str, _DTYPE] = "auto",
-    load_format: Annotated[str, _FORMAT] = "auto",
-    max_num_batched_tokens: Annotated[int, _BATCHED] = 256,
-    workers_per_device: Annotated[int | None, _WORKERS] = None,
     output_json: Annotated[Path | None, _JSON] = None,
     picture: Annotated[Path | None, _PICTURE] = None,
     revision: Annotated[str | None, REVISION] = None,
-    ignore_config_field: Annotated[list[str] | None, _IGNORE] = None,
+    *,
+    engine: Annotated[
+        Values, Options(EngineSettings, only=_ENGINE, defaults={"enable_prefix_caching": False})
+    ],
 ) -> None:
-    """Time one batch of equal prompts from its beginning to its end, again and again.
+    """Time one batch of equal prompts from start to end, several times.
 
     Prints the average and percentiles of seconds per batch, and milliseconds to a first token (TTFT) and between two
     tokens (ITL).
@@ -113,17 +73,9 @@ def latency(
     _check_files(output_json, picture)
     llm = _load(
         find_model(model, revision),
-        tensor_parallel_size=tp,
-        data_parallel_size=dp,
-        speculative_config=json_object(speculative_config),
-        dtype=dtype,
-        load_format=load_format,
+        **engine,
         max_context=input_len + output_len,
         max_num_seqs=batch_size * n,
-        max_num_batched_tokens=max_num_batched_tokens,
-        workers_per_device=workers_per_device,
-        enable_prefix_caching=enable_prefix_caching,
-        ignore_config_fields=ignore_config_field or (),
     )
     with llm, track_work(make_console(stderr=True), "rounds") as bar:
         vocab_size = llm.engine.model.config.vocab_size
@@ -167,36 +119,15 @@ def throughput(
     ] = 0,
     n: Annotated[int, typer.Option("--n", min=1, max=4096, help="Texts of a prompt.")] = 1,
     seed: Annotated[int, _SEED] = 0,
-    enable_prefix_caching: Annotated[
-        bool,
-        typer.Option(
-            "--enable-prefix-caching/--no-enable-prefix-caching",
-            rich_help_panel=_ENGINE,
-            help="Find what prompts have in common in the cache.",
-        ),
-    ] = True,
-    tp: Annotated[int, _TP] = 1,
-    dp: Annotated[int, _COPIES] = 1,
-    speculative_config: Annotated[str | None, _GUESSES] = None,
-    dtype: Annotated[str, _DTYPE] = "auto",
-    load_format: Annotated[str, _FORMAT] = "auto",
-    max_model_len: Annotated[
-        int | None,
-        typer.Option(
-            min=1, rich_help_panel=_ENGINE, help="The model's context; default: as config.json says."
-        ),
-    ] = None,
-    max_num_seqs: Annotated[int, _SEQS] = 64,
-    max_num_batched_tokens: Annotated[int, _BATCHED] = 256,
-    workers_per_device: Annotated[int | None, _WORKERS] = None,
     output_json: Annotated[Path | None, _JSON] = None,
     picture: Annotated[Path | None, _PICTURE] = None,
     revision: Annotated[str | None, REVISION] = None,
-    ignore_config_field: Annotated[list[str] | None, _IGNORE] = None,
+    *,
+    engine: Annotated[Values, Options(EngineSettings, only=(*_ENGINE, "max_model_len", "max_num_seqs"))],
 ) -> None:
-    """Ask for many texts at once, and say how many requests and tokens a second that makes.
+    """Generate many texts at once, and print requests and tokens per second.
 
-    Texts are written to their full length, past end tokens. Prompts of a file without `output_len` get as many new
+    Texts are generated to their full length, past end tokens. Prompts of a file without `output_len` get as many new
     tokens as `--random-output-len` says.
 
     Example: `tilewise bench throughput demo/model --num-prompts 16 --output-json throughput.json --picture t.png`
@@ -221,18 +152,8 @@ def throughput(
     is_random = dataset_path is None
     llm = _load(
         find_model(model, revision),
-        tensor_parallel_size=tp,
-        data_parallel_size=dp,
-        speculative_config=json_object(speculative_config),
-        dtype=dtype,
-        load_format=load_format,
-        max_model_len=max_model_len,
+        **engine,
         max_context=random_prefix_len + random_input_len + random_output_len if is_random else None,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        workers_per_device=workers_per_device,
-        enable_prefix_caching=enable_prefix_caching,
-        ignore_config_fields=ignore_config_field or (),
     )
     prompts: Sequence[Any] = [prompt for prompt, _ in read]
     lengths = [random_output_len if wanted is None else wanted for _, wanted in read]
@@ -263,7 +184,7 @@ bench.command()(serve)
 
 
 def _params(length: int, n: int, seed: int) -> SamplingParams:
-    """Texts of a given length, drawn."""
+    """Settings of sampled texts of a given length."""
     from tilewise.serve import SamplingParams
 
     return SamplingParams(n=n, max_tokens=length, ignore_eos=True, seed=seed)
@@ -277,7 +198,7 @@ def _load(directory: Path, **settings: Any) -> LLM:
 
 
 def _check_files(output_json: Path | None, picture: Path | None) -> None:
-    """What will be written can be."""
+    """Check that the output files can be written."""
     from tilewise.checkpoint import check_replaceable, check_writable
 
     if picture is not None and picture.suffix.lower() not in (".png", ".svg"):
@@ -295,7 +216,7 @@ def _finish(
     picture: Path | None,
     title: str,
 ) -> None:
-    """Print what tokens took; write the files."""
+    """Print times per token; write the files."""
     from tilewise.core.writing import replace_text, writing
 
     for name, words in (("ttft_ms", "Time to first token"), ("itl_ms", "Inter-token latency")):
@@ -313,7 +234,7 @@ def _finish(
 
 
 def _draw(path: Path, times: Sequence[Times], title: str) -> None:
-    """Tokens a second over time; how long first tokens, and those after them, took."""
+    """Draw tokens per second over time, and the distributions of times per token."""
     import matplotlib
     import numpy as np
 
@@ -324,11 +245,11 @@ def _draw(path: Path, times: Sequence[Times], title: str) -> None:
 
     begin = min(one.asked for one in times)
     texts = [(one.asked, text) for one in times for text in one.texts]
-    told = np.array([token - begin for _, text in texts for token in text])
+    token_times = np.array([token - begin for _, text in texts for token in text])
     first = [1e3 * (text[0] - asked) for asked, text in texts if text]
     between = np.concatenate([np.diff(text) for _, text in texts]) * 1e3
     figure, (over_time, to_first, gaps) = pyplot.subplots(1, 3, figsize=(13, 4), dpi=120)
-    counts, edges = np.histogram(told, bins=40)
+    counts, edges = np.histogram(token_times, bins=40)
     over_time.stairs(counts / np.diff(edges), edges, fill=True, color="#9ecae1")
     over_time.set(xlabel="seconds", ylabel="output tokens per second", title=title)
     to_first.ecdf(first, color="#08519c")

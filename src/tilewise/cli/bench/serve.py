@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise.cli.options import REVISION, make_console
+from tilewise.cli.options import REVISION, Options, Values, make_console
 from tilewise.cli.serve import read_keys
 from tilewise.core import CheckpointError, ConfigError
 from tilewise.core.reading import Unreadable, decode_text, read_whole
+from tilewise.settings import SamplingSettings
 
 if TYPE_CHECKING:
     from tilewise.server.load import Wanted
@@ -105,7 +106,6 @@ def serve(
             help="Texts to their full length (a field that not every server knows); default: for random prompts.",
         ),
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0, rich_help_panel=_PROMPTS, help="Of the draws.")] = 0.0,
     request_rate: Annotated[
         float, typer.Option(min=0, rich_help_panel=_ARRIVALS, help="Requests a second; inf: all at once.")
     ] = float("inf"),
@@ -122,7 +122,7 @@ def serve(
     num_warmups: Annotated[
         int, typer.Option(min=0, rich_help_panel=_ARRIVALS, help="Requests before those that count.")
     ] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Of prompts, arrivals and draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of prompts, arrivals and sampling.")] = 0,
     metric_percentiles: Annotated[
         str, typer.Option(metavar="N,N", rich_help_panel=_OUT, help="Percentiles of each metric.")
     ] = "99",
@@ -131,8 +131,13 @@ def serve(
         typer.Option(metavar="FILE", rich_help_panel=_OUT, help="Write the figures here, as JSON."),
     ] = None,
     revision: Annotated[str | None, REVISION] = None,
+    *,
+    sampling: Annotated[
+        Values,
+        Options(SamplingSettings, only=("temperature",), defaults={"temperature": 0.0}, panel=_PROMPTS),
+    ],
 ) -> None:
-    """Ask a running server as many clients would, and say how quickly it answers.
+    """Measure a running server under the load of many clients.
 
     Prints time to the first token (TTFT), per token after it (TPOT), between two pieces (ITL) and of a whole answer:
     mean, median and percentiles. Exits with 1 where a request failed.
@@ -174,7 +179,7 @@ def serve(
         burstiness,
         max_concurrency,
         dataset_path is None if ignore_eos is None else ignore_eos,
-        temperature,
+        sampling["temperature"],
         seed,
     )
 
@@ -224,7 +229,7 @@ def _ranks(text: str) -> list[float]:
 
 
 def _of_file(path: Path, count: int, length: int) -> list[Wanted]:
-    """Prompts of a file; their tokens are counted by the server."""
+    """Prompts of a file; the server counts their tokens."""
     from tilewise.serve.measure import read_prompts
     from tilewise.server.load import Wanted
 
@@ -245,7 +250,7 @@ def _drawn(
     seed: int,
     backend: str,
 ) -> list[Wanted]:
-    """Random prompts: as tokens where the server takes them, else as the text that these make."""
+    """Random prompts: token ids if the endpoint takes them, else their text."""
     import random
 
     from tilewise import models
@@ -280,7 +285,7 @@ def _drawn(
 
 
 def _print(figures: dict[str, Any]) -> None:
-    """The table of vLLM's benchmark."""
+    """Print the table of vLLM's benchmark."""
     from tilewise.server.load import METRICS
 
     rows: Sequence[tuple[str, str, str]] = (
@@ -297,11 +302,11 @@ def _print(figures: dict[str, Any]) -> None:
     for label, name, form in rows:
         print(f"{label + ':':42}{figures[name]:>12{form}}")
     for metric, title in METRICS.items():
-        told = {name: value for name, value in figures.items() if name.endswith(f"_{metric}_ms")}
-        if not told:
+        values = {name: value for name, value in figures.items() if name.endswith(f"_{metric}_ms")}
+        if not values:
             continue
         print(f"-- {title}")
-        for name, value in told.items():
+        for name, value in values.items():
             statistic = name.removesuffix(f"_{metric}_ms")
             if statistic != "std":
                 print(f"{f'{statistic.capitalize()} {metric.upper()} (ms)' + ':':42}{value:>12.2f}")

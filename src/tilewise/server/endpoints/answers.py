@@ -1,4 +1,4 @@
-"""Parts of bodies that answers have in common: choices, log probabilities, usage; for the server and for files.
+"""Parts that answers share: choices, log probabilities, usage. For the server and for batch files.
 
 Pure functions of what the engine returned, under OpenAI's names and vLLM's.
 """
@@ -11,21 +11,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tilewise.generate import TokenBytes
-from tilewise.serve import Piece
+from tilewise.serve import Delta
 from tilewise.serve.logprobs import TokenLogprobs
 from tilewise.server.requests.reading import Part
 
 __all__ = [
-    "Delta",
-    "Text",
+    "ChunkBuffer",
+    "ChunkContent",
     "call_id",
     "chat_choice",
-    "chat_figures",
+    "chat_logprobs",
     "completion_choice",
-    "completion_figures",
+    "completion_logprobs",
     "message_of",
     "new_id",
-    "prompt_figures",
+    "prompt_logprobs_of",
     "usage_of",
 ]
 
@@ -34,16 +34,16 @@ _LETTERS = string.ascii_letters + string.digits
 
 
 def new_id(kind: str) -> str:
-    """A name for something that is told, for example `chatcmpl-...`."""
+    """A name for an answer, for example `chatcmpl-...`."""
     return f"{kind}-{secrets.token_hex(16)}"
 
 
 def call_id(part: Part, is_short: bool) -> str:
-    """The id of a call of a tool: the one that the model wrote, else a random one.
+    """The id of a tool call: the one that the model wrote, else a random one.
 
     Args:
-        part: that begins the call.
-        is_short: nine letters and digits, as Mistral's templates want it.
+        part: the part that begins the call.
+        is_short: nine letters and digits, as Mistral's templates require.
     """
     if part.id:
         return part.id
@@ -52,88 +52,88 @@ def call_id(part: Part, is_short: bool) -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-class Delta(NamedTuple):
-    """What was added to a text.
+class ChunkContent(NamedTuple):
+    """Content of the next chunk of a text.
 
     Attributes:
-        text: whole characters.
-        tokens: ids.
-        figures: log probabilities at each token, where they were asked for; else none.
-        offsets: characters of the whole text before each token, where log probabilities were asked for.
+        text: complete characters.
+        tokens: token ids.
+        logprobs: log probabilities at each token, where they were requested; else none.
+        offsets: characters of the whole text before each token, where log probabilities were requested.
     """
 
     text: str
     tokens: list[int]
-    figures: list[TokenLogprobs]
+    logprobs: list[TokenLogprobs]
     offsets: list[int]
 
 
-class Text:
-    """One text as it comes: what has come since the last chunk, and counts of all of it."""
+class ChunkBuffer:
+    """Collects the deltas of a text until a chunk is due, and counts its tokens and characters."""
 
     def __init__(self) -> None:
         self.text = ""
         self.tokens: list[int] = []
-        self.figures: list[TokenLogprobs] = []
+        self.logprobs: list[TokenLogprobs] = []
         self.offsets: list[int] = []
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.num_tokens = 0
         self.num_characters = 0
 
-    def add(self, piece: Piece) -> None:
-        """A piece of it came."""
-        self.text += piece.text
-        if piece.token is not None:
+    def add(self, delta: Delta) -> None:
+        """Add a delta."""
+        self.text += delta.text
+        if delta.token is not None:
             self.num_tokens += 1
-            self.tokens.append(piece.token)
-            if piece.logprobs is not None:
-                self.figures.append(piece.logprobs)
-                self.offsets.append(piece.text_offset)
-        self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+            self.tokens.append(delta.token)
+            if delta.logprobs is not None:
+                self.logprobs.append(delta.logprobs)
+                self.offsets.append(delta.text_offset)
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
     def is_due(self, interval: int) -> bool:
-        """Whether a chunk should be made of it now."""
+        """Whether a chunk should be sent now."""
         is_first = self.num_tokens == len(self.tokens)
         return (
             self.finish_reason is not None or (is_first and bool(self.tokens)) or len(self.tokens) >= interval
         )
 
-    def take(self) -> Delta:
-        """What has come since the last call. When the text has ended, no offset lies behind its end: a stop string may
-        have cut off the text of its last tokens."""
+    def take(self) -> ChunkContent:
+        """The content since the last call. When the text has ended, no offset is beyond its end, because a stop string
+        may have cut off the text of its last tokens."""
         self.num_characters += len(self.text)
         end = max(self.offsets, default=0) if self.finish_reason is None else self.num_characters
         offsets = [min(offset, end) for offset in self.offsets]
-        found = Delta(self.text, self.tokens, self.figures, offsets)
-        self.text, self.tokens, self.figures, self.offsets = "", [], [], []
-        return found
+        content = ChunkContent(self.text, self.tokens, self.logprobs, offsets)
+        self.text, self.tokens, self.logprobs, self.offsets = "", [], [], []
+        return content
 
 
 def usage_of(
     prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int | None = None
 ) -> dict[str, Any]:
-    """Tokens that were read and written.
+    """The usage of an answer.
 
     Args:
-        prompt_tokens: that were read.
-        completion_tokens: that were written.
-        cached_tokens: of those that were read, found in the cache.
-        reasoning_tokens: of those that were written, thoughts; None where these are not told apart.
+        prompt_tokens: tokens of the prompts.
+        completion_tokens: new tokens.
+        cached_tokens: tokens of the prompts that were found in the prefix cache.
+        reasoning_tokens: those of the written tokens that are reasoning; None where these are not separated.
     """
-    found = {
+    usage = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
     if reasoning_tokens is None:
-        return found
-    return {**found, "completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
+        return usage
+    return {**usage, "completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
 
 
 def message_of(parts: Iterable[Part], has_short_ids: bool) -> dict[str, Any]:
-    """The message of a whole text."""
+    """The message of a finished text."""
     content, thought = "", ""
     calls: list[dict[str, Any]] = []
     for part in parts:
@@ -158,7 +158,7 @@ def message_of(parts: Iterable[Part], has_short_ids: bool) -> dict[str, Any]:
 def chat_choice(
     index: int,
     message: dict[str, Any],
-    figures: dict[str, Any] | None,
+    logprobs: dict[str, Any] | None,
     finish_reason: str | None,
     stop_reason: str | int | None,
 ) -> dict[str, Any]:
@@ -166,15 +166,15 @@ def chat_choice(
     return {
         "index": index,
         "message": message,
-        "logprobs": figures,
+        "logprobs": logprobs,
         "finish_reason": finish_reason,
         "stop_reason": stop_reason,
     }
 
 
-def chat_figures(
+def chat_logprobs(
     tokens: Sequence[int],
-    figures: Sequence[TokenLogprobs],
+    logprobs: Sequence[TokenLogprobs],
     top: int,
     token_bytes: TokenBytes,
     as_ids: bool = False,
@@ -183,7 +183,7 @@ def chat_figures(
 
     Args:
         tokens: ids of a text.
-        figures: at each of them.
+        logprobs: at each of them.
         top: how many of the likeliest tokens are listed at each.
         token_bytes: of the model's tokenizer.
         as_ids: names of tokens are `token_id:7`.
@@ -194,7 +194,7 @@ def chat_figures(
         return {"token": _name(id_, own, as_ids), "logprob": found[id_].logprob, "bytes": list(own)}
 
     content = []
-    for token, found in zip(tokens, figures):
+    for token, found in zip(tokens, logprobs):
         likeliest = sorted((id_ for id_ in found if found[id_].rank <= top), key=lambda id_: found[id_].rank)
         content.append({**entry(token, found), "top_logprobs": [entry(id_, found) for id_ in likeliest]})
     return {"content": content}
@@ -213,7 +213,7 @@ def _name(token: int, own: bytes, as_ids: bool) -> str:
 def completion_choice(
     index: int,
     text: str,
-    figures: dict[str, Any] | None,
+    logprobs: dict[str, Any] | None,
     finish_reason: str | None,
     stop_reason: str | int | None,
 ) -> dict[str, Any]:
@@ -221,15 +221,15 @@ def completion_choice(
     return {
         "index": index,
         "text": text,
-        "logprobs": figures,
+        "logprobs": logprobs,
         "finish_reason": finish_reason,
         "stop_reason": stop_reason,
     }
 
 
-def completion_figures(
+def completion_logprobs(
     tokens: Sequence[int],
-    figures: Sequence[TokenLogprobs | None],
+    logprobs: Sequence[TokenLogprobs | None],
     offsets: Sequence[int],
     token_bytes: TokenBytes,
     as_ids: bool = False,
@@ -238,29 +238,33 @@ def completion_figures(
 
     Args:
         tokens: ids of the text.
-        figures: at each of them.
+        logprobs: at each of them.
         offsets: characters of the text before each.
         token_bytes: of the model's tokenizer.
         as_ids: names of tokens are `token_id:7`.
     """
     return {
         "tokens": [_name(token, token_bytes[token], as_ids) for token in tokens],
-        "token_logprobs": [None if f is None else f[token].logprob for token, f in zip(tokens, figures)],
-        "top_logprobs": [None if f is None else _by_name(f, token_bytes, as_ids) for f in figures],
+        "token_logprobs": [None if f is None else f[token].logprob for token, f in zip(tokens, logprobs)],
+        "top_logprobs": [None if f is None else _by_name(f, token_bytes, as_ids) for f in logprobs],
         "text_offset": list(offsets),
     }
 
 
-def prompt_figures(figures: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
-    """Log probabilities of a prompt, as vLLM tells them: by id."""
+def prompt_logprobs_of(logprobs: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
+    """Log probabilities of a prompt, as vLLM reports them: by id."""
     return [
         None
         if found is None
         else {
-            str(id_): {"logprob": figure.logprob, "rank": figure.rank, "decoded_token": figure.decoded_token}
-            for id_, figure in found.items()
+            str(id_): {
+                "logprob": logprob.logprob,
+                "rank": logprob.rank,
+                "decoded_token": logprob.decoded_token,
+            }
+            for id_, logprob in found.items()
         }
-        for found in figures
+        for found in logprobs
     ]
 
 
@@ -268,7 +272,7 @@ def _by_name(found: TokenLogprobs, token_bytes: TokenBytes, as_ids: bool) -> dic
     """Log probabilities by the tokens' names. Of tokens with the same text, the first one is the token of the text or
     the likeliest of them; the others are called `token_id:7`, so that each has its entry."""
     named: dict[str, float] = {}
-    for id_, figure in found.items():
+    for id_, logprob in found.items():
         name = _name(id_, token_bytes[id_], as_ids)
-        named[f"token_id:{id_}" if name in named else name] = figure.logprob
+        named[f"token_id:{id_}" if name in named else name] = logprob.logprob
     return named

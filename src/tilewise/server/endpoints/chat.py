@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: a conversation, answered whole or as it is written."""
+"""`/v1/chat/completions`: answers a conversation, whole or as a stream."""
 
 from __future__ import annotations
 
@@ -11,77 +11,77 @@ from typing import Any
 from tilewise.core import Border
 from tilewise.core.border import shown
 from tilewise.generate import TokenBytes
-from tilewise.serve import Piece, SamplingParams, StructuredOutputsParams
+from tilewise.serve import Delta, SamplingParams, StructuredOutputsParams
 from tilewise.server.endpoints.answers import (
-    Text,
+    ChunkBuffer,
     call_id,
     chat_choice,
-    chat_figures,
+    chat_logprobs,
     message_of,
     new_id,
-    prompt_figures,
+    prompt_logprobs_of,
     usage_of,
 )
 from tilewise.server.requests.bodies import ChatBody, ToolChoice, ToolModel
 from tilewise.server.requests.conversation import Conversation, Rendered
 from tilewise.server.requests.model_files import ModelFiles
 from tilewise.server.requests.params import sampling_params
-from tilewise.server.requests.reading import Part, Reader, Way, merged
+from tilewise.server.requests.reading import OutputFormat, Part, Reader, merged
 from tilewise.server.requests.tool_parsers import FORMATS
-from tilewise.server.service import Asked, Service
+from tilewise.server.service import Caller, Service
 
-__all__ = ["Turn", "answer_chat", "begin", "open_turn", "plan", "stream_chat", "take", "whole_chat"]
+__all__ = ["ChatRun", "answer_chat", "begin", "open_run", "plan", "stream_chat", "take", "whole_chat"]
 
 _border = Border("server")
 
 
 @dataclass
 class Choice:
-    """One answer to a conversation as it comes.
+    """One answer to a conversation.
 
     Attributes:
-        reader: takes it apart.
-        text: what has come.
-        parts: of it that have not been told.
-        num_calls: of tools that have been told of.
-        num_thought: tokens of thoughts, the marks around them included.
-        has_begun: its first chunk was sent.
+        reader: splits the text into content, reasoning and calls.
+        text: buffer of the next chunk.
+        parts: parts that have not been sent.
+        num_calls: number of tool calls that have been sent.
+        num_thought: reasoning tokens, the tags around them included.
+        has_begun: whether its first chunk was sent.
     """
 
     reader: Reader
-    text: Text = field(default_factory=Text)
+    text: ChunkBuffer = field(default_factory=ChunkBuffer)
     parts: list[Part] = field(default_factory=list)
     num_calls: int = 0
     num_thought: int = 0
     has_begun: bool = False
 
     def take_parts(self) -> list[Part]:
-        """What is to be told now; all that is left, where the text has ended."""
+        """The parts to send now; all that is left where the text has ended."""
         is_over = self.text.finish_reason is not None
-        found, self.parts = [*self.parts, *(self.reader.finish() if is_over else [])], []
-        return merged(found)
+        parts, self.parts = [*self.parts, *(self.reader.finish() if is_over else [])], []
+        return merged(parts)
 
 
 @dataclass
-class Turn:
-    """A request for answers, ready to be asked of the engine.
+class ChatRun:
+    """A request for answers, ready for the engine.
 
     Attributes:
-        model: the name that is told back.
-        ids: of the prompt.
-        params: of the texts.
-        way: how they are read.
+        model: the model name in the answer.
+        ids: token ids of the prompt.
+        params: settings of the texts.
+        output_format: how the texts are read.
         choices: the answers.
-        token_bytes: of the model's tokenizer.
-        warnings: what the client should know, one sentence each.
-        num_cached: tokens of the prompt that were found in the cache.
-        prompt_logprobs: of the prompt, where they were asked for.
+        token_bytes: bytes of the tokenizer's tokens.
+        warnings: warnings for the client, one sentence each.
+        num_cached: tokens of the prompt that were found in the prefix cache.
+        prompt_logprobs: log probabilities of the prompt, if requested.
     """
 
     model: str
     ids: list[int]
     params: SamplingParams
-    way: Way
+    output_format: OutputFormat
     choices: list[Choice]
     token_bytes: TokenBytes
     warnings: tuple[str, ...] = ()
@@ -90,84 +90,89 @@ class Turn:
 
     @property
     def num_written(self) -> int:
-        """Tokens of all answers so far."""
+        """Number of tokens of all answers so far."""
         return sum(choice.text.num_tokens for choice in self.choices)
 
     @property
     def num_thought(self) -> int:
-        """Tokens of thoughts so far."""
+        """Number of reasoning tokens so far."""
         return sum(choice.num_thought for choice in self.choices)
 
     def usage(self) -> dict[str, Any]:
-        """Tokens so far."""
+        """The usage so far."""
         return usage_of(len(self.ids), self.num_written, self.num_cached, self.num_thought)
 
     def warned(self) -> dict[str, Any]:
-        """The field of an answer for warnings, if there are any."""
+        """The field `warnings` of an answer, if there are any."""
         return {"warnings": list(self.warnings)} if self.warnings else {}
 
     def finish_reason(self, choice: Choice) -> str | None:
-        """Why an answer has ended, in OpenAI's words."""
+        """Why an answer has ended, as OpenAI names it."""
         reason = choice.text.finish_reason
-        is_call = choice.num_calls > 0 and self.way.function is None and reason == "stop"
+        is_call = choice.num_calls > 0 and self.output_format.function is None and reason == "stop"
         return "tool_calls" if is_call else reason
 
 
-def plan(files: ModelFiles, body: ChatBody) -> tuple[Conversation, SamplingParams, Way]:
-    """What a body asks for: the conversation, how its answers are chosen, how they are read.
+def plan(files: ModelFiles, body: ChatBody) -> tuple[Conversation, SamplingParams, OutputFormat]:
+    """The conversation of a body, the settings of its answers, and how these are read.
 
     Args:
-        files: of the model.
-        body: checked.
+        files: files of the model.
+        body: the validated body.
 
     Raises:
-        ConfigError: it cannot be answered.
+        ConfigError: the body cannot be answered.
     """
-    wanted = Conversation.of(body)
-    structure, way = _calls(files, body)
-    way = replace(way, has_short_ids=files.has_short_ids)
-    return wanted, sampling_params(body, files.defaults, structure), way
+    conversation = Conversation.of(body)
+    structure, output_format = _calls(files, body)
+    output_format = replace(output_format, has_short_ids=files.has_short_ids)
+    return conversation, sampling_params(body, files.defaults, structure), output_format
 
 
-def open_turn(
-    token_bytes: TokenBytes, name: str, rendered: Rendered, ids: list[int], params: SamplingParams, way: Way
-) -> Turn:
-    """A turn whose prompt is known.
+def open_run(
+    token_bytes: TokenBytes,
+    name: str,
+    rendered: Rendered,
+    ids: list[int],
+    params: SamplingParams,
+    output_format: OutputFormat,
+) -> ChatRun:
+    """Make the run of a rendered conversation.
 
     Args:
-        token_bytes: of the model's tokenizer.
-        name: of the model.
-        rendered: the prompt as the template wrote it.
-        ids: of the prompt, perhaps cut.
-        params: of the texts.
-        way: how they are read.
+        token_bytes: bytes of the tokenizer's tokens.
+        name: name of the model.
+        rendered: the prompt that the template made.
+        ids: its token ids, perhaps truncated.
+        params: settings of the texts.
+        output_format: how the texts are read.
     """
-    if way.thinks:
+    if output_format.thinks:
         is_free = params.structured_outputs is None
         inside = rendered.text.rstrip().endswith("<think>")
-        way = replace(way, thinks=is_free, is_thinking=inside and is_free)
-    choices = [Choice(Reader(way)) for _ in range(params.n)]
-    return Turn(name, ids, params, way, choices, token_bytes, rendered.warnings)
+        output_format = replace(output_format, thinks=is_free, is_thinking=inside and is_free)
+    choices = [Choice(Reader(output_format)) for _ in range(params.n)]
+    return ChatRun(name, ids, params, output_format, choices, token_bytes, rendered.warnings)
 
 
-async def begin(service: Service, body: ChatBody) -> Turn:
-    """The turn of a body.
+async def begin(service: Service, body: ChatBody) -> ChatRun:
+    """Render the conversation of a body and make its run.
 
     Raises:
-        ApiError, ConfigError: it cannot be answered.
+        ApiError, ConfigError: the body cannot be answered.
     """
     service.check_ready()
     service.check_writes()
     name = service.check_model(body.model)
-    wanted, params, way = plan(service.files, body)
+    conversation, params, output_format = plan(service.files, body)
     service.check_params(params)
-    rendered = await service.render(wanted)
+    rendered = await service.render(conversation)
     ids = service.fit(rendered.ids, body.truncate_prompt_tokens, "messages", params)
-    return open_turn(service.files.token_bytes, name, rendered, ids, params, way)
+    return open_run(service.files.token_bytes, name, rendered, ids, params, output_format)
 
 
-def _calls(files: ModelFiles, body: ChatBody) -> tuple[StructuredOutputsParams | None, Way]:
-    """What tools a text must call, and how it is read."""
+def _calls(files: ModelFiles, body: ChatBody) -> tuple[StructuredOutputsParams | None, OutputFormat]:
+    """The grammar of the calls that must come, if any, and how texts are read."""
     tools, choice = body.tools or [], body.tool_choice
     thinks = files.thinks and body.include_reasoning is not False
     if isinstance(choice, ToolChoice):
@@ -176,27 +181,27 @@ def _calls(files: ModelFiles, body: ChatBody) -> tuple[StructuredOutputsParams |
             rule, got = "tool_choice must name one of tools", shown(choice.function.name)
             _border.refuse("request", rule, got, "correct it")
         schema = named[0].function.parameters or {"type": "object"}
-        return _calls_of(schema), Way(function=choice.function.name)
+        return _calls_of(schema), OutputFormat(function=choice.function.name)
     if choice == "required":
         if not tools:
             _border.refuse("request", "tool_choice required needs tools", "none", "add some")
         schema = _list_of_calls(tools, body.parallel_tool_calls is not False)
-        return _calls_of(schema), Way(calls=True)
+        return _calls_of(schema), OutputFormat(calls=True)
     if not tools or choice == "none":
-        return None, Way(thinks=thinks)
+        return None, OutputFormat(thinks=thinks)
     form = files.tools
     if form is not None and FORMATS[form].shows_special and body.skip_special_tokens is None:
         body.skip_special_tokens = False
-    return None, Way(form, thinks, is_single=body.parallel_tool_calls is False)
+    return None, OutputFormat(form, thinks, is_single=body.parallel_tool_calls is False)
 
 
 def _calls_of(schema: dict[str, Any]) -> StructuredOutputsParams:
-    """JSON of calls, with a blank at most where one may stand: a text is not spent on blanks."""
+    """A grammar of calls as JSON, with at most one space between parts, so that no tokens are spent on whitespace."""
     return StructuredOutputsParams(json=schema, whitespace_pattern="[ ]?")
 
 
 def _list_of_calls(tools: Sequence[ToolModel], are_many: bool) -> dict[str, Any]:
-    """A schema of one or more calls."""
+    """A JSON schema of a list of calls."""
     calls = [
         {
             "type": "object",
@@ -209,73 +214,73 @@ def _list_of_calls(tools: Sequence[ToolModel], are_many: bool) -> dict[str, Any]
         }
         for tool in tools
     ]
-    found: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
-    return found if are_many else {**found, "maxItems": 1}
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    return schema if are_many else {**schema, "maxItems": 1}
 
 
-async def answer_chat(service: Service, body: ChatBody, asked: Asked) -> dict[str, Any]:
+async def answer_chat(service: Service, body: ChatBody, caller: Caller) -> dict[str, Any]:
     """The whole answer.
 
     Raises:
-        ApiError, ConfigError: there is none.
+        ApiError, ConfigError: the request is invalid or failed.
     """
-    turn = await begin(service, body)
-    with service.admit(turn.params.n):
-        pieces = service.ask([turn.ids], turn.params, asked, body.cache_salt, body.priority)
-        async with aclosing(pieces) as batches:  # type: ignore[type-var]
+    run = await begin(service, body)
+    with service.admit(run.params.n):
+        deltas = service.ask([run.ids], run.params, caller, body.cache_salt, body.priority)
+        async with aclosing(deltas) as batches:  # type: ignore[type-var]
             async for batch in batches:
-                for piece in batch:
-                    take(turn, piece)
-    return whole_chat(turn, body)
+                for delta in batch:
+                    take(run, delta)
+    return whole_chat(run, body)
 
 
-def take(turn: Turn, piece: Piece) -> None:
-    """A piece of an answer came."""
-    _note(turn, piece)
-    choice = turn.choices[piece.choice]
-    choice.text.add(piece)
+def take(run: ChatRun, delta: Delta) -> None:
+    """Add a delta of an answer."""
+    _record_prompt(run, delta)
+    choice = run.choices[delta.choice]
+    choice.text.add(delta)
     was_thinking = choice.reader.is_thinking
-    choice.parts += choice.reader.add(piece.text)
-    if piece.token is not None and (was_thinking or choice.reader.is_thinking):
+    choice.parts += choice.reader.add(delta.text)
+    if delta.token is not None and (was_thinking or choice.reader.is_thinking):
         choice.num_thought += 1
 
 
-def whole_chat(turn: Turn, body: ChatBody) -> dict[str, Any]:
-    """The body of an answer, when all of it has come."""
+def whole_chat(run: ChatRun, body: ChatBody) -> dict[str, Any]:
+    """The body of an answer, after all deltas."""
     choices = []
-    for index, choice in enumerate(turn.choices):
-        found = choice.take_parts()
-        choice.num_calls = sum(part.kind == "call" for part in found)
-        figures = None
-        if choice.text.figures:
-            figures = _figures(body, turn, choice.text.tokens, choice.text.figures)
-        reason, stop = turn.finish_reason(choice), choice.text.stop_reason
-        message = message_of(found, turn.way.has_short_ids)
-        told = chat_choice(index, message, figures, reason, stop)
-        choices.append({**told, "token_ids": choice.text.tokens} if body.return_token_ids else told)
+    for index, choice in enumerate(run.choices):
+        parts = choice.take_parts()
+        choice.num_calls = sum(part.kind == "call" for part in parts)
+        logprobs = None
+        if choice.text.logprobs:
+            logprobs = _logprobs(body, run, choice.text.tokens, choice.text.logprobs)
+        reason, stop = run.finish_reason(choice), choice.text.stop_reason
+        message = message_of(parts, run.output_format.has_short_ids)
+        answer = chat_choice(index, message, logprobs, reason, stop)
+        choices.append({**answer, "token_ids": choice.text.tokens} if body.return_token_ids else answer)
     answer = {
         "id": new_id("chatcmpl"),
         "object": "chat.completion",
         "created": int(time.time()),
-        "model": turn.model,
+        "model": run.model,
         "choices": choices,
-        "usage": turn.usage(),
+        "usage": run.usage(),
         "system_fingerprint": None,
     }
-    if turn.prompt_logprobs is not None:
-        answer["prompt_logprobs"] = prompt_figures(turn.prompt_logprobs)
+    if run.prompt_logprobs is not None:
+        answer["prompt_logprobs"] = prompt_logprobs_of(run.prompt_logprobs)
     if body.return_token_ids:
-        answer["prompt_token_ids"] = turn.ids
-    return answer | turn.warned()
+        answer["prompt_token_ids"] = run.ids
+    return answer | run.warned()
 
 
-async def stream_chat(service: Service, body: ChatBody, asked: Asked) -> AsyncIterator[dict[str, Any]]:
+async def stream_chat(service: Service, body: ChatBody, caller: Caller) -> AsyncIterator[dict[str, Any]]:
     """The chunks of an answer.
 
     Raises:
-        ApiError, ConfigError: there is none, or no more of it.
+        ApiError, ConfigError: the request is invalid or failed, perhaps after some chunks.
     """
-    turn = await begin(service, body)
+    run = await begin(service, body)
     options = body.stream_options
     usage: dict[str, Any] = {"usage": None} if options is not None and options.include_usage else {}
     is_counting = bool(usage) and options is not None and bool(options.continuous_usage_stats)
@@ -283,73 +288,73 @@ async def stream_chat(service: Service, body: ChatBody, asked: Asked) -> AsyncIt
         "id": new_id("chatcmpl"),
         "object": "chat.completion.chunk",
         "created": int(time.time()),
-        "model": turn.model,
+        "model": run.model,
         "system_fingerprint": None,
     }
-    once: dict[str, Any] = turn.warned()  # fields of the first chunk alone
+    once: dict[str, Any] = run.warned()  # fields of the first chunk only
     if body.return_token_ids:
-        once["prompt_token_ids"] = turn.ids
-    with service.admit(turn.params.n):
-        pieces = service.ask([turn.ids], turn.params, asked, body.cache_salt, body.priority)
-        async with aclosing(pieces) as batches:  # type: ignore[type-var]
+        once["prompt_token_ids"] = run.ids
+    with service.admit(run.params.n):
+        deltas = service.ask([run.ids], run.params, caller, body.cache_salt, body.priority)
+        async with aclosing(deltas) as batches:  # type: ignore[type-var]
             async for batch in batches:
-                for piece in batch:
-                    take(turn, piece)
-                for index in dict.fromkeys(piece.choice for piece in batch):
-                    choice = turn.choices[index]
+                for delta in batch:
+                    take(run, delta)
+                for index in dict.fromkeys(delta.choice for delta in batch):
+                    choice = run.choices[index]
                     if not choice.text.is_due(service.settings.stream_interval):
                         continue
-                    for told in _deltas(body, turn, index, choice):
-                        counted = {"usage": turn.usage()} if is_counting else usage
-                        yield {**head, "choices": [told], **counted, **once}
+                    for chunks in _deltas(body, run, index, choice):
+                        counted = {"usage": run.usage()} if is_counting else usage
+                        yield {**head, "choices": [chunks], **counted, **once}
                         once = {}
     if usage:
-        yield {**head, "choices": [], "usage": turn.usage()}
+        yield {**head, "choices": [], "usage": run.usage()}
 
 
-def _note(turn: Turn, piece: Piece) -> None:
-    """What a piece says of the prompt."""
-    if piece.prompt_logprobs is not None:
-        turn.prompt_logprobs = piece.prompt_logprobs
-    if piece.choice == 0 and not turn.choices[0].text.num_tokens:
-        turn.num_cached = piece.num_cached_tokens
+def _record_prompt(run: ChatRun, delta: Delta) -> None:
+    """Record what a delta reports about the prompt."""
+    if delta.prompt_logprobs is not None:
+        run.prompt_logprobs = delta.prompt_logprobs
+    if delta.choice == 0 and not run.choices[0].text.num_tokens:
+        run.num_cached = delta.num_cached_tokens
 
 
-def _figures(body: ChatBody, turn: Turn, tokens: Sequence[int], figures: Sequence[Any]) -> dict[str, Any]:
+def _logprobs(body: ChatBody, run: ChatRun, tokens: Sequence[int], logprobs: Sequence[Any]) -> dict[str, Any]:
     as_ids = bool(body.return_tokens_as_token_ids)
-    return chat_figures(tokens, figures, turn.params.logprobs or 0, turn.token_bytes, as_ids)
+    return chat_logprobs(tokens, logprobs, run.params.logprobs or 0, run.token_bytes, as_ids)
 
 
-def _deltas(body: ChatBody, turn: Turn, index: int, choice: Choice) -> list[dict[str, Any]]:
-    """Choices of chunks: what has come of one answer."""
-    found: list[dict[str, Any]] = []
+def _deltas(body: ChatBody, run: ChatRun, index: int, choice: Choice) -> list[dict[str, Any]]:
+    """The choices of the next chunks of one answer."""
+    deltas: list[dict[str, Any]] = []
     if not choice.has_begun:
         choice.has_begun = True
-        found.append({"role": "assistant", "content": ""})
-    _, tokens, figures, _ = choice.text.take()
+        deltas.append({"role": "assistant", "content": ""})
+    _, tokens, logprobs, _ = choice.text.take()
     is_over = choice.text.finish_reason is not None
-    found += [_delta(turn, choice, part) for part in choice.take_parts()]
-    told = [_told(index, delta) for delta in found]
-    if figures:
-        if len(told) < 2 and "role" in (told[-1]["delta"] if told else {"role": ""}):
-            told.append(_told(index, {"content": ""}))
-        told[-1]["logprobs"] = _figures(body, turn, tokens, figures)
+    deltas += [_delta(run, choice, part) for part in choice.take_parts()]
+    chunks = [_chunk(index, delta) for delta in deltas]
+    if logprobs:
+        if len(chunks) < 2 and "role" in (chunks[-1]["delta"] if chunks else {"role": ""}):
+            chunks.append(_chunk(index, {"content": ""}))
+        chunks[-1]["logprobs"] = _logprobs(body, run, tokens, logprobs)
     if body.return_token_ids and tokens:
-        if not told:
-            told.append(_told(index, {}))
-        told[-1]["token_ids"] = tokens
+        if not chunks:
+            chunks.append(_chunk(index, {}))
+        chunks[-1]["token_ids"] = tokens
     if is_over:
-        last = _told(index, {})
-        last["finish_reason"], last["stop_reason"] = turn.finish_reason(choice), choice.text.stop_reason
-        told.append(last)
-    return told
+        last = _chunk(index, {})
+        last["finish_reason"], last["stop_reason"] = run.finish_reason(choice), choice.text.stop_reason
+        chunks.append(last)
+    return chunks
 
 
-def _told(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+def _chunk(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def _delta(turn: Turn, choice: Choice, part: Part) -> dict[str, Any]:
+def _delta(run: ChatRun, choice: Choice, part: Part) -> dict[str, Any]:
     if part.kind == "content":
         return {"content": part.text}
     if part.kind == "reasoning":
@@ -358,6 +363,6 @@ def _delta(turn: Turn, choice: Choice, part: Part) -> dict[str, Any]:
     if part.kind == "arguments":
         return {"tool_calls": [{"index": choice.num_calls - 1, "function": function}]}
     choice.num_calls += 1
-    id_ = call_id(part, turn.way.has_short_ids)
+    id_ = call_id(part, run.output_format.has_short_ids)
     call = {"index": choice.num_calls - 1, "id": id_, "type": "function"}
     return {"tool_calls": [{**call, "function": {"name": part.name, **function}}]}

@@ -1,6 +1,6 @@
-"""`/v1/embeddings`: vectors of texts, as numbers or as base64, shortened where that is asked for.
+"""`/v1/embeddings`: vectors of texts, as numbers or as base64, shortened where the request says so.
 
-Vectors of a model that writes have length one, as OpenAI's have; an encoder's files say what its vectors are.
+Vectors of a decoder have length one, as OpenAI's have; for an encoder, its files decide.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from tilewise.server.endpoints.completions import prompts_of
 from tilewise.server.errors import ApiError
 from tilewise.server.requests.bodies import EmbeddingBody
-from tilewise.server.service import Asked, Service
+from tilewise.server.service import Caller, Service
 
 __all__ = ["answer_embeddings"]
 
 
-async def answer_embeddings(service: Service, body: EmbeddingBody, asked: Asked) -> dict[str, Any]:
+async def answer_embeddings(service: Service, body: EmbeddingBody, caller: Caller) -> dict[str, Any]:
     """The vectors.
 
     Raises:
-        ApiError, ConfigError: there are none.
+        ApiError, ConfigError: the request is invalid or failed.
     """
     service.check_ready()
     service.check_writes(False)
@@ -45,18 +45,18 @@ async def answer_embeddings(service: Service, body: EmbeddingBody, asked: Asked)
         prompts.append(service.fit(ids, truncate, "input"))
     vectors: dict[int, NDArray[np.float32]] = {}
     with service.admit(len(prompts)):
-        async with aclosing(service.ask(prompts, None, asked)) as batches:  # type: ignore[type-var]
+        async with aclosing(service.ask(prompts, None, caller)) as batches:  # type: ignore[type-var]
             async for batch in batches:
                 vectors |= {p.sequence: p.vector for p in batch if p.vector is not None}
     scales = not service.files.is_encoder or body.dimensions is not None
-    told = [_shortened(vectors[index], body.dimensions, scales) for index in range(len(prompts))]
+    encoded = [_shortened(vectors[index], body.dimensions, scales) for index in range(len(prompts))]
     is_text = body.encoding_format == "base64"
     count = sum(map(len, prompts))
     return {
         "object": "list",
         "data": [
             {"object": "embedding", "index": index, "embedding": _base64(one) if is_text else one.tolist()}
-            for index, one in enumerate(told)
+            for index, one in enumerate(encoded)
         ],
         "model": name,
         "usage": {"prompt_tokens": count, "total_tokens": count},
@@ -64,10 +64,10 @@ async def answer_embeddings(service: Service, body: EmbeddingBody, asked: Asked)
 
 
 def _shortened(vector: NDArray[np.float32], width: int | None, scales: bool) -> NDArray[np.float32]:
-    """A vector's first numbers, of length one."""
-    found = vector[:width].astype(np.float64)
-    length = float(np.linalg.norm(found))
-    return (found / length if scales and length > 0 else found).astype(np.float32)
+    """A vector's first numbers, scaled to length one if `scales`."""
+    numbers = vector[:width].astype(np.float64)
+    length = float(np.linalg.norm(numbers))
+    return (numbers / length if scales and length > 0 else numbers).astype(np.float32)
 
 
 def _base64(vector: NDArray[np.float32]) -> str:

@@ -1,7 +1,7 @@
-"""`/v1/responses` without state: text and calls of functions, whole or as events.
+"""`/v1/responses` without state: text and function calls, whole or as events.
 
-A request says all of its conversation; it is turned into one of `/v1/chat/completions`, and its answer back. Refuses
-what needs a memory of earlier requests, and tools that a server would run itself.
+A request contains its whole conversation. It is converted to a request of `/v1/chat/completions`, and the answer back.
+Refuses what needs stored requests, and tools that the server would run itself.
 """
 
 from __future__ import annotations
@@ -16,68 +16,62 @@ from pydantic import ValidationError
 
 from tilewise.core import Border
 from tilewise.core.border import shown
-from tilewise.server.endpoints.answers import call_id, chat_figures
-from tilewise.server.endpoints.chat import Turn, begin, take
+from tilewise.server.endpoints.answers import call_id, chat_logprobs
+from tilewise.server.endpoints.chat import ChatRun, begin, take
 from tilewise.server.errors import ApiError, of_exception, validation_error
 from tilewise.server.requests.bodies import ChatBody, ResponseBody
 from tilewise.server.requests.conversation import text_of
 from tilewise.server.requests.reading import Part
-from tilewise.server.service import Asked, Service
+from tilewise.server.service import Caller, Service
+from tilewise.settings import SamplingSettings, settings_of
 
 __all__ = ["answer_response", "chat_body", "stream_response"]
 
 _SAME = (
-    "model",
-    "temperature",
-    "top_p",
-    "seed",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "cache_salt",
-    "priority",
+    *("model", "cache_salt", "priority"),
+    *(name for name, one in settings_of(SamplingSettings).items() if one.in_response_body),
 )
-_FIGURES = "message.output_text.logprobs"
+_LOGPROBS = "message.output_text.logprobs"
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 _border = Border("server")
 
 
 def chat_body(body: ResponseBody) -> ChatBody:
-    """The conversation of a body as the chat endpoint takes it.
+    """Convert a body to one of the chat endpoint.
 
     Raises:
-        ApiError, ConfigError: it needs what this server does not have.
+        ApiError, ConfigError: the request needs what this server does not have.
     """
     for name in ("previous_response_id", "conversation", "background"):
         if getattr(body, name):
             text = f"[server.request] nothing is stored between requests; got {name}; send the whole conversation"
             raise ApiError(400, text, name)
-    if body.truncation == "auto":
-        text = "[server.request] a conversation is never cut; got truncation auto; leave it out"
-        raise ApiError(400, text, "truncation")
     messages: list[dict[str, Any]] = []
     if body.instructions is not None:
         messages.append({"role": "system", "content": body.instructions})
     items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     for number, item in enumerate(items):
         _add(messages, item, f"input.{number}")
-    given: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
-    given |= {"messages": messages, "tools": [_tool(tool) for tool in body.tools or ()] or None}
-    given |= {"max_completion_tokens": body.max_output_tokens, "tool_choice": _choice(body.tool_choice)}
-    given |= {
+    fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
+    fields |= {"messages": messages, "tools": [_tool(tool) for tool in body.tools or ()] or None}
+    fields |= {"max_completion_tokens": body.max_output_tokens, "tool_choice": _choice(body.tool_choice)}
+    fields |= {
         "parallel_tool_calls": body.parallel_tool_calls,
         "chat_template_kwargs": body.chat_template_kwargs,
     }
     if body.reasoning is not None:
-        given["reasoning_effort"] = body.reasoning.effort
+        fields["reasoning_effort"] = body.reasoning.effort
     if body.text is not None and body.text.format is not None:
-        given["response_format"] = _format(body.text.format)
-    if _FIGURES in (body.include or ()) or body.top_logprobs is not None:
-        given |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+        fields["response_format"] = _format(body.text.format)
+    if _LOGPROBS in (body.include or ()) or body.top_logprobs is not None:
+        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     try:
-        return ChatBody.model_validate({name: value for name, value in given.items() if value is not None})
+        chat: ChatBody = ChatBody.model_validate(
+            {name: value for name, value in fields.items() if value is not None}
+        )
     except ValidationError as error:
         raise validation_error(error) from None
+    return chat
 
 
 def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str) -> None:
@@ -107,10 +101,10 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str) ->
         _border.refuse("request", rule, f"one of type {shown(kind, 40)} at {place}", "leave others out")
 
 
-def _content(given: Any, place: str) -> Any:
-    if given is None or isinstance(given, str):
-        return given
-    parts = _border.sequence("request", place, given, "parts")
+def _content(value: Any, place: str) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    parts = _border.sequence("request", place, value, "parts")
     return [
         _border.mapping("request", f"{place}.{number}", part, "fields") for number, part in enumerate(parts)
     ]
@@ -124,80 +118,80 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {n: tool[n] for n in names if tool.get(n) is not None}}
 
 
-def _choice(given: Any) -> Any:
+def _choice(value: Any) -> Any:
     return (
-        {"type": "function", "function": {"name": given.get("name")}} if isinstance(given, Mapping) else given
+        {"type": "function", "function": {"name": value.get("name")}} if isinstance(value, Mapping) else value
     )
 
 
-def _format(given: Mapping[str, Any]) -> dict[str, Any]:
+def _format(value: Mapping[str, Any]) -> dict[str, Any]:
     """`text.format`, as `response_format` has it."""
-    if given.get("type") != "json_schema":
-        return dict(given)
-    inner = {name: value for name, value in given.items() if name != "type"}
+    if value.get("type") != "json_schema":
+        return dict(value)
+    inner = {name: value for name, value in value.items() if name != "type"}
     return {"type": "json_schema", "json_schema": inner}
 
 
 class _Output:
-    """The items of an answer as they come, and the events that tell of them.
+    """The items of an answer, and the events that report them.
 
     Args:
-        body: of the request.
-        turn: that is answered.
+        body: body of the request.
+        run: the chat request that answers it.
     """
 
-    def __init__(self, body: ResponseBody, turn: Turn) -> None:
-        self.turn, self.body = turn, body
+    def __init__(self, body: ResponseBody, run: ChatRun) -> None:
+        self.run, self.body = run, body
         self._id, self._created = f"resp_{secrets.token_hex(24)}", int(time.time())
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._number = -1
-        self._figures: list[dict[str, Any]] = []
+        self._logprobs: list[dict[str, Any]] = []
         self._fresh: list[dict[str, Any]] = []
 
     @property
     def has_begun(self) -> bool:
-        """Whether an event has told of it."""
+        """Whether an event has been sent."""
         return self._number >= 0
 
     def event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """An event with its number."""
+        """Make an event with the next sequence number."""
         self._number += 1
         return {"type": kind, "sequence_number": self._number, **fields}
 
-    def figures(self, tokens: list[int], found: list[Any]) -> None:
-        """Log probabilities of tokens that came; those of a message's are told with its next piece."""
+    def logprobs(self, tokens: list[int], found: list[Any]) -> None:
+        """Take log probabilities of new tokens; those of a message are sent with its next delta."""
         if found:
-            top = self.turn.params.logprobs or 0
-            self._fresh += chat_figures(tokens, found, top, self.turn.token_bytes)["content"]
+            top = self.run.params.logprobs or 0
+            self._fresh += chat_logprobs(tokens, found, top, self.run.token_bytes)["content"]
 
     def whole(self, status: str) -> dict[str, Any]:
-        """The response as it stands."""
-        body, choice = self.body, self.turn.choices[0]
+        """The response object in its current state."""
+        body, choice = self.body, self.run.choices[0]
         is_cut = choice.text.finish_reason == "length"
-        told = "incomplete" if status == "completed" and is_cut else status
+        shown_status = "incomplete" if status == "completed" and is_cut else status
         usage = None
         if status == "completed":
             usage = {
-                "input_tokens": len(self.turn.ids),
-                "input_tokens_details": {"cached_tokens": self.turn.num_cached},
-                "output_tokens": self.turn.num_written,
-                "output_tokens_details": {"reasoning_tokens": self.turn.num_thought},
-                "total_tokens": len(self.turn.ids) + self.turn.num_written,
+                "input_tokens": len(self.run.ids),
+                "input_tokens_details": {"cached_tokens": self.run.num_cached},
+                "output_tokens": self.run.num_written,
+                "output_tokens_details": {"reasoning_tokens": self.run.num_thought},
+                "total_tokens": len(self.run.ids) + self.run.num_written,
             }
         text = body.text.model_dump(exclude_none=True) if body.text is not None else {}
         return {
             "id": self._id,
             "object": "response",
             "created_at": self._created,
-            "status": told,
+            "status": shown_status,
             "background": False,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if told == "incomplete" else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if shown_status == "incomplete" else None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
-            "model": self.turn.model,
+            "model": self.run.model,
             "output": [item for item in self._items if status == "completed"],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
@@ -206,48 +200,48 @@ class _Output:
                 "summary": None,
             },
             "store": False,
-            "temperature": self.turn.params.temperature,
+            "temperature": self.run.params.temperature,
             "text": {"format": {"type": "text"}, **text},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
-            "top_p": self.turn.params.top_p,
-            "truncation": "disabled",
+            "top_p": self.run.params.top_p,
+            "truncation": body.truncation or "disabled",
             "usage": usage,
             "user": body.user,
-            **self.turn.warned(),
+            **self.run.warned(),
         }
 
     def add(self, part: Part) -> list[dict[str, Any]]:
-        """Events of a part that came."""
+        """The events of a new part."""
         kinds = {"content": "message", "reasoning": "reasoning", "call": "function_call"}
         kind = kinds.get(part.kind, "function_call")
-        found: list[dict[str, Any]] = []
+        events: list[dict[str, Any]] = []
         if part.kind == "call" or self._open is None or self._open["type"] != kind:
             if part.kind == "content" and not part.text.strip() and self._items:
-                return []  # blanks between two calls
-            found += self.close() + self._begin(kind, part)
+                return []  # whitespace between two calls
+            events += self.close() + self._begin(kind, part)
         assert self._open is not None
         place = {"item_id": self._open["id"], "output_index": len(self._items) - 1}
-        figures, self._fresh = self._fresh, []
+        logprobs, self._fresh = self._fresh, []
         if kind == "function_call":
             self._open["arguments"] += part.text
             if part.text:
-                found.append(self.event("response.function_call_arguments.delta", **place, delta=part.text))
+                events.append(self.event("response.function_call_arguments.delta", **place, delta=part.text))
         else:
             self._open["content"][0]["text"] += part.text
             name = "response.output_text.delta" if kind == "message" else "response.reasoning_text.delta"
             more: dict[str, Any] = {}
             if kind == "message":
-                more["logprobs"] = figures
-                self._figures += figures
-            found.append(self.event(name, **place, content_index=0, delta=part.text, **more))
-        return found
+                more["logprobs"] = logprobs
+                self._logprobs += logprobs
+            events.append(self.event(name, **place, content_index=0, delta=part.text, **more))
+        return events
 
     def _begin(self, kind: str, part: Part) -> list[dict[str, Any]]:
         item: dict[str, Any] = {"id": f"{_PREFIXES[kind]}_{secrets.token_hex(24)}", "type": kind}
         item["status"] = "in_progress"
         if kind == "function_call":
-            id_ = call_id(part, self.turn.way.has_short_ids)
+            id_ = call_id(part, self.run.output_format.has_short_ids)
             item |= {"call_id": id_, "name": part.name, "arguments": ""}
         elif kind == "message":
             item |= {"role": "assistant", "content": []}
@@ -256,39 +250,39 @@ class _Output:
         self._items.append(item)
         self._open = item
         index = len(self._items) - 1
-        found = [self.event("response.output_item.added", output_index=index, item=_copy(item))]
+        events = [self.event("response.output_item.added", output_index=index, item=_copy(item))]
         if kind != "function_call":
             item["content"] = [_content_part(kind)]
             place = {"item_id": item["id"], "output_index": index, "content_index": 0}
-            found.append(self.event("response.content_part.added", **place, part=_content_part(kind)))
-        return found
+            events.append(self.event("response.content_part.added", **place, part=_content_part(kind)))
+        return events
 
     def close(self) -> list[dict[str, Any]]:
-        """Events of the end of the item that is open."""
+        """The events that end the open item."""
         item, self._open = self._open, None
         if item is None:
             return []
-        is_last_cut = self.turn.choices[0].text.finish_reason == "length"
+        is_last_cut = self.run.choices[0].text.finish_reason == "length"
         item["status"] = "incomplete" if is_last_cut else "completed"
         index = len(self._items) - 1
         place: dict[str, Any] = {"item_id": item["id"], "output_index": index}
-        found: list[dict[str, Any]] = []
+        events: list[dict[str, Any]] = []
         if item["type"] == "function_call":
-            told = {"arguments": item["arguments"], "name": item["name"]}
-            found.append(self.event("response.function_call_arguments.done", **place, **told))
+            fields = {"arguments": item["arguments"], "name": item["name"]}
+            events.append(self.event("response.function_call_arguments.done", **place, **fields))
         else:
             part = item["content"][0]
             place["content_index"] = 0
             if item["type"] == "message":
-                part["logprobs"] = [*self._figures, *self._fresh]
-                self._figures, self._fresh = [], []
+                part["logprobs"] = [*self._logprobs, *self._fresh]
+                self._logprobs, self._fresh = [], []
                 more = {"text": part["text"], "logprobs": part["logprobs"]}
-                found.append(self.event("response.output_text.done", **place, **more))
+                events.append(self.event("response.output_text.done", **place, **more))
             else:
-                found.append(self.event("response.reasoning_text.done", **place, text=part["text"]))
-            found.append(self.event("response.content_part.done", **place, part=dict(part)))
-        found.append(self.event("response.output_item.done", output_index=index, item=_copy(item)))
-        return found
+                events.append(self.event("response.reasoning_text.done", **place, text=part["text"]))
+            events.append(self.event("response.content_part.done", **place, part=dict(part)))
+        events.append(self.event("response.output_item.done", output_index=index, item=_copy(item)))
+        return events
 
 
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
@@ -305,35 +299,35 @@ def _copy(item: dict[str, Any]) -> dict[str, Any]:
 
 
 async def stream_response(
-    service: Service, body: ResponseBody, asked: Asked
+    service: Service, body: ResponseBody, caller: Caller
 ) -> AsyncIterator[dict[str, Any]]:
     """The events of an answer, from `response.created` to `response.completed`.
 
     Raises:
-        ApiError, ConfigError: there is none; once it has begun, an event tells of what has failed.
+        ApiError, ConfigError: the request is invalid or failed; after the first event, an event reports the failure.
     """
     output = await _begin(service, body)
-    async with aclosing(_events(service, output, asked)) as events:  # type: ignore[type-var]
+    async with aclosing(_events(service, output, caller)) as events:  # type: ignore[type-var]
         try:
             async for event in events:
                 yield event
         except Exception as error:
             if not output.has_begun:
                 raise
-            told = of_exception(error)
-            code = _CODES.get(told.status, "server_error")
-            whole = {**output.whole("failed"), "error": {"code": code, "message": told.message}}
+            api_error = of_exception(error)
+            code = _CODES.get(api_error.status, "server_error")
+            whole = {**output.whole("failed"), "error": {"code": code, "message": api_error.message}}
             yield output.event("response.failed", response=whole)
 
 
-async def answer_response(service: Service, body: ResponseBody, asked: Asked) -> dict[str, Any]:
+async def answer_response(service: Service, body: ResponseBody, caller: Caller) -> dict[str, Any]:
     """The whole answer.
 
     Raises:
-        ApiError, ConfigError: there is none.
+        ApiError, ConfigError: the request is invalid or failed.
     """
     output = await _begin(service, body)
-    async with aclosing(_events(service, output, asked)) as events:  # type: ignore[type-var]
+    async with aclosing(_events(service, output, caller)) as events:  # type: ignore[type-var]
         async for _ in events:
             pass
     return output.whole("completed")
@@ -344,23 +338,23 @@ async def _begin(service: Service, body: ResponseBody) -> _Output:
     return _Output(body, await begin(service, chat))
 
 
-async def _events(service: Service, output: _Output, asked: Asked) -> AsyncIterator[dict[str, Any]]:
-    """Events until an answer is whole, or fails."""
-    body, turn = output.body, output.turn
-    (choice,) = turn.choices
+async def _events(service: Service, output: _Output, caller: Caller) -> AsyncIterator[dict[str, Any]]:
+    """Yield events until the answer is complete."""
+    body, run = output.body, output.run
+    (choice,) = run.choices
     with service.admit(1):
-        pieces = service.ask([turn.ids], turn.params, asked, body.cache_salt, body.priority)
-        async with aclosing(pieces) as batches:  # type: ignore[type-var]
+        deltas = service.ask([run.ids], run.params, caller, body.cache_salt, body.priority)
+        async with aclosing(deltas) as batches:  # type: ignore[type-var]
             async for batch in batches:
-                for piece in batch:
-                    take(turn, piece)
+                for delta in batch:
+                    take(run, delta)
                 if not output.has_begun:
                     for kind in ("created", "in_progress"):
                         yield output.event(f"response.{kind}", response=output.whole("in_progress"))
                 if not choice.text.is_due(service.settings.stream_interval):
                     continue
-                _, tokens, figures, _ = choice.text.take()
-                output.figures(tokens, figures)
+                _, tokens, logprobs, _ = choice.text.take()
+                output.logprobs(tokens, logprobs)
                 for part in choice.take_parts():
                     for event in output.add(part):
                         yield event

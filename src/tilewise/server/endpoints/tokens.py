@@ -7,16 +7,16 @@ from typing import Any
 from tilewise.server.errors import ApiError
 from tilewise.server.requests.bodies import DetokenizeBody, TokenizeBody
 from tilewise.server.requests.conversation import Conversation
-from tilewise.server.service import Asked, Service
+from tilewise.server.service import Caller, Service
 
 __all__ = ["detokenize", "tokenize"]
 
 
-async def tokenize(service: Service, body: TokenizeBody, _: Asked) -> dict[str, Any]:
-    """The ids of a prompt, as the endpoints that write would read it.
+async def tokenize(service: Service, body: TokenizeBody, _: Caller) -> dict[str, Any]:
+    """Token ids of a prompt or a conversation, as the generating endpoints read it.
 
     Raises:
-        ApiError, ConfigError: it is none.
+        ApiError, ConfigError: the request is invalid.
     """
     service.check_ready()
     service.check_model(body.model)
@@ -27,15 +27,17 @@ async def tokenize(service: Service, body: TokenizeBody, _: Asked) -> dict[str, 
     else:
         ids = (await service.render(Conversation.of(body))).ids
     text = service.files.token_bytes.text
-    texts = await service.beside(lambda: [text(id_) for id_ in ids]) if body.return_token_strs else None
+    texts = (
+        await service.run_in_thread(lambda: [text(id_) for id_ in ids]) if body.return_token_strs else None
+    )
     return {"count": len(ids), "max_model_len": service.max_context, "tokens": ids, "token_strs": texts}
 
 
-async def detokenize(service: Service, body: DetokenizeBody, _: Asked) -> dict[str, Any]:
-    """The text of ids.
+async def detokenize(service: Service, body: DetokenizeBody, _: Caller) -> dict[str, Any]:
+    """The text of token ids.
 
     Raises:
-        ApiError: there are no such ids.
+        ApiError: an id is invalid.
     """
     service.check_ready()
     service.check_model(body.model)
@@ -43,4 +45,4 @@ async def detokenize(service: Service, body: DetokenizeBody, _: Asked) -> dict[s
     if body.tokens and max(body.tokens) >= size:
         text = f"[server.request] ids must be below {size}; got {max(body.tokens)}; correct it"
         raise ApiError(400, text, "tokens")
-    return {"prompt": await service.beside(service.files.decode, body.tokens)}
+    return {"prompt": await service.run_in_thread(service.files.decode, body.tokens)}

@@ -1,8 +1,8 @@
-"""The engine's process as the HTTP process has it: asked, watched, ended.
+"""The HTTP process's side of the link to the engine's process.
 
-Owns the socket to it. All of it runs on the event loop's thread. What is asked is a `Stream` of
-pieces; closing one ends its requests in the engine, so that a client that batch splits frees its
-blocks. When the child ends before it should, every stream ends with one error, and `dead` says so.
+Owns the socket. Everything runs on the event loop's thread. A request is a `Stream` of deltas; closing it ends the
+request in the engine, so that a client that disconnects frees its blocks. When the engine's process ends unexpectedly,
+every stream ends with an error and `dead` is set.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from typing import Any
 from tilewise.core import get_logger
 from tilewise.core.frames import HEAD, MOST_BYTES, pack, unpack
 from tilewise.core.spawn import Spawned
-from tilewise.serve import EngineStats, Piece, SamplingParams
+from tilewise.serve import Delta, EngineStats, SamplingParams
 from tilewise.server.errors import ApiError, engine_error
-from tilewise.server.link.rows import piece_of
+from tilewise.server.link.rows import delta_of
 
 __all__ = ["EngineClient", "Stream"]
 
 
 class Stream:
-    """Pieces of what was asked, as they come. Use with `with`.
+    """Deltas of a request, as they arrive. Use with `with`.
 
     Args:
-        client: of the engine.
-        number: of the ask.
-        num_texts: that will end.
+        client: link to the engine.
+        number: number of the request.
+        num_texts: number of its texts.
     """
 
     def __init__(self, client: EngineClient, number: int, num_texts: int) -> None:
         self._client, self._number, self._left = client, number, num_texts
-        self._waiting: list[Piece] = []
+        self._waiting: list[Delta] = []
         self._error: ApiError | None = None
         self._news = asyncio.Event()
 
@@ -42,35 +42,35 @@ class Stream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends the requests, if they have not ended."""
+        """End the request if it has not ended."""
         self._client.end(self._number)
 
-    def add(self, event: Piece | ApiError) -> None:
-        """Something came."""
+    def add(self, event: Delta | ApiError) -> None:
+        """Add a delta or an error."""
         if isinstance(event, ApiError):
             self._error = self._error or event
         else:
             self._waiting.append(event)
         self._news.set()
 
-    async def next(self) -> list[Piece]:
-        """All pieces that have come since the last call, at least one; none when all texts have ended.
+    async def next(self) -> list[Delta]:
+        """All deltas since the last call, at least one; an empty list when all texts have ended.
 
         Raises:
-            ApiError: the requests have failed.
+            ApiError: the request has failed.
         """
         while not self._waiting and self._left:
             if self._error is not None:
                 raise self._error
             self._news.clear()
             await self._news.wait()
-        found, self._waiting = self._waiting, []
-        self._left -= sum(piece.finish_reason is not None for piece in found)
-        return found
+        deltas, self._waiting = self._waiting, []
+        self._left -= sum(delta.finish_reason is not None for delta in deltas)
+        return deltas
 
 
 class EngineClient:
-    """The engine's process.
+    """Link to the engine's process.
 
     Args:
         spawned: the process.
@@ -87,18 +87,18 @@ class EngineClient:
         self.ready = asyncio.Event()
         self.dead = asyncio.Event()
         self.cause: ApiError | None = None
-        """Why it is dead; what clients are told."""
+        """Why the engine is dead, as clients receive it."""
         self.failure: tuple[str, str] | None = None
-        """Class and text of the error that loading has ended with."""
+        """Class and text of the error of loading."""
 
     async def start(self) -> None:
-        """Listen to the process; the model is loaded when `ready` is set."""
+        """Start reading from the process; `ready` is set when the model is loaded."""
         reader, self._writer = await asyncio.open_connection(sock=self._spawned.link, limit=1 << 20)
         self._task = asyncio.create_task(self._read(reader))
 
     @property
     def num_asked(self) -> int:
-        """Asks that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._streams)
 
     def ask(
@@ -108,13 +108,13 @@ class EngineClient:
         salt: str = "",
         priority: int = 0,
     ) -> Stream:
-        """Continue prompts, or turn them into vectors.
+        """Continue prompts, or compute their vectors.
 
         Args:
-            prompts: their ids.
-            params: how to continue; None for vectors.
-            salt: whose blocks may be shared.
-            priority: lower goes first.
+            prompts: token ids of each prompt.
+            params: settings; None for vectors.
+            salt: blocks are shared only between requests of equal salt.
+            priority: lower runs first.
 
         Raises:
             ApiError: the engine is dead.
@@ -136,12 +136,12 @@ class EngineClient:
         return stream
 
     def end(self, number: int) -> None:
-        """What was asked is wanted no more."""
+        """End a request."""
         if self._streams.pop(number, None) is not None:
             self._send({"op": "end", "id": number})
 
     async def stats(self) -> EngineStats | None:
-        """What the engine has to do; None for an encoder.
+        """Load of the engine; None for an encoder.
 
         Raises:
             ApiError: the engine is dead.
@@ -154,7 +154,7 @@ class EngineClient:
         return await self._stats[number]
 
     def fail_all(self, error: ApiError) -> None:
-        """Every stream ends with an error."""
+        """End every stream with an error."""
         for stream in self._streams.values():
             stream.add(error)
 
@@ -171,7 +171,7 @@ class EngineClient:
             self._writer.write(pack(message))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Until the child is gone."""
+        """Read messages until the process ends."""
         try:
             while True:
                 (size,) = HEAD.unpack(await reader.readexactly(HEAD.size))
@@ -182,13 +182,13 @@ class EngineClient:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         except Exception as error:
-            get_logger("server").error("a message of the engine must be one; got %r", error)
+            get_logger("server").error("a message of the engine must be valid; got %r", error)
         self._die()
 
     def _take(self, kind: str, values: list[Any]) -> None:
         number = values[0]
-        if kind == "piece" and number in self._streams:
-            self._streams[number].add(piece_of(values[1]))
+        if kind == "delta" and number in self._streams:
+            self._streams[number].add(delta_of(values[1]))
         elif kind == "error" and number in self._streams:
             self._streams[number].add(engine_error(values[1], values[2]))
         elif kind == "stats":
@@ -218,18 +218,18 @@ class EngineClient:
 
 
 def _plain(params: SamplingParams) -> dict[str, Any]:
-    """Settings as JSON has them, without those that are as usual."""
-    found: dict[str, Any] = {}
+    """Settings as JSON values, without defaults."""
+    values: dict[str, Any] = {}
     for field in fields(SamplingParams):
         value = getattr(params, field.name)
         if value == field.default or field.name in ("output_kind", "structured_outputs"):
             continue
-        found[field.name] = value
+        values[field.name] = value
     if params.structured_outputs is not None:
-        wanted = params.structured_outputs
-        found["structured_outputs"] = {
-            field.name: getattr(wanted, field.name)
-            for field in fields(wanted)
-            if getattr(wanted, field.name) != field.default
+        structure = params.structured_outputs
+        values["structured_outputs"] = {
+            field.name: getattr(structure, field.name)
+            for field in fields(structure)
+            if getattr(structure, field.name) != field.default
         }
-    return found
+    return values

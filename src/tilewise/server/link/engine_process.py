@@ -1,10 +1,10 @@
-"""What runs in a server's engine process: the model, a thread that takes messages, one that sends what comes.
+"""The engine's process of a server: the model, a thread that reads messages, and one that sends answers.
 
-Owns the engine. The parent is trusted to have checked what clients send, and is checked all the same: the engine's own
-border refuses what is no request. Ends at once when the parent's end of the socket closes, whatever it is doing.
+Owns the engine. The parent has checked what clients send; the engine checks requests again. The process exits at once
+when the parent's end of the socket closes, whatever it is doing.
 
-Threads: the engine's own tells of pieces by `Outbox.put`, which waits only where the parent has stopped reading; the
-reader takes frames; preparing a request is done by two workers beside it, one with a grammar by two others, since
+Threads: the engine's own reports deltas by `Outbox.put`, which waits only where the parent has stopped reading; the
+reader takes frames; preparing a request is done by two worker threads, one with a grammar by two others, since
 that may take a while.
 """
 
@@ -25,32 +25,32 @@ from tilewise.core import PeerLost, TilewiseError, configure_logging, get_logger
 from tilewise.core.frames import HEAD, MOST_BYTES, pack, unpack
 from tilewise.distributed import ProcessGroup
 from tilewise.encode import Encoder
-from tilewise.serve import Engine, Piece, SamplingParams, StructuredOutputsParams
-from tilewise.serve.model import ENCODER_SETTINGS, EngineSettings, encoder_settings
+from tilewise.serve import Delta, Engine, SamplingParams, StructuredOutputsParams
+from tilewise.serve.model import encoder_settings
 from tilewise.server.link.rows import row_of
 
 __all__ = ["EngineProcess", "Outbox", "main"]
 
-_MOST_WAITING = 1 << 14  # messages that the parent has not taken; then the engine waits
-_MOST_FIGURES = 1 << 15  # of a frame that another message may still be added to
+_MAX_WAITING = 1 << 14  # messages that the parent has not read; then the engine waits
+_MAX_VALUES = 1 << 15  # log probabilities of a frame to which more messages may be added
 _PREPARERS = 2
 
 
 class Outbox:
-    """Messages on their way to the parent. Any thread puts, one sends.
+    """Queue of messages to the parent. Any thread may call `put`; one thread calls `run`.
 
     Args:
-        send: one frame's bytes; raises OSError where there is no one to read them.
-        most: messages that may wait.
+        send: sends the bytes of a frame; raises OSError if the parent is gone.
+        most: number of messages that may wait.
     """
 
-    def __init__(self, send: Callable[[bytes], object], most: int = _MOST_WAITING) -> None:
+    def __init__(self, send: Callable[[bytes], object], most: int = _MAX_WAITING) -> None:
         self._send, self._most = send, most
         self._waiting: deque[list[Any]] = deque()
         self._changed = threading.Condition()
 
     def put(self, *message: Any) -> None:
-        """One message. Waits while too many are on their way, which makes the engine wait for its readers."""
+        """Queue a message. Blocks while too many wait, which makes the engine wait for the parent."""
         with self._changed:
             while len(self._waiting) >= self._most:
                 self._changed.wait()
@@ -58,10 +58,10 @@ class Outbox:
             self._changed.notify_all()
 
     def run(self) -> None:
-        """Send until the parent is gone: all that waits is one frame, or several where it is large.
+        """Send until the parent is gone; all waiting messages are one frame, or several if they are large.
 
         Raises:
-            OSError: it is.
+            OSError: the parent is gone.
         """
         while True:
             with self._changed:
@@ -75,42 +75,42 @@ class Outbox:
 
 
 def _frames(messages: Sequence[list[Any]]) -> Iterator[bytes]:
-    """Messages in as few frames as their figures allow."""
+    """Pack messages into frames of limited size."""
     waiting: list[list[Any]] = []
-    num_figures = 0
+    num_values = 0
     for message in messages:
-        waiting.append([row_of(value) if isinstance(value, Piece) else value for value in message])
-        num_figures += sum(_num_figures(value) for value in message if isinstance(value, Piece))
-        if num_figures > _MOST_FIGURES:
+        waiting.append([row_of(value) if isinstance(value, Delta) else value for value in message])
+        num_values += sum(_num_values(value) for value in message if isinstance(value, Delta))
+        if num_values > _MAX_VALUES:
             yield pack(waiting)
-            waiting, num_figures = [], 0
+            waiting, num_values = [], 0
     if waiting:
         yield pack(waiting)
 
 
-def _num_figures(piece: Piece) -> int:
-    """Numbers that make a piece long."""
-    prompt = sum(map(len, filter(None, piece.prompt_logprobs or ())))
-    return prompt + len(piece.logprobs or ()) + (0 if piece.vector is None else len(piece.vector))
+def _num_values(delta: Delta) -> int:
+    """Number of values that decide the size of a delta."""
+    prompt = sum(map(len, filter(None, delta.prompt_logprobs or ())))
+    return prompt + len(delta.logprobs or ()) + (0 if delta.vector is None else len(delta.vector))
 
 
 class EngineProcess:
-    """Answers messages with an engine, or with an encoder.
+    """Executes messages of the parent with an engine or an encoder.
 
     Args:
-        outbox: for answers.
-        model: the engine that writes or makes vectors.
+        outbox: queue for answers.
+        model: the engine or encoder.
     """
 
     def __init__(self, outbox: Outbox, model: Engine | Encoder) -> None:
         self._outbox, self._model = outbox, model
-        self._names: dict[int, list[str]] = {}  # of the requests of each ask, until the parent ends it
+        self._names: dict[int, list[str]] = {}  # of the engine's requests, by number of the parent's request
         self._lock = threading.Lock()
         self._preparers = ThreadPoolExecutor(_PREPARERS, "tilewise-prepare")
         self._compilers = ThreadPoolExecutor(_PREPARERS, "tilewise-compile")
 
-    def obey(self, message: dict[str, Any]) -> None:
-        """One message of the parent; answers come through the outbox."""
+    def execute(self, message: dict[str, Any]) -> None:
+        """Execute a message; answers go to the outbox."""
         kind, number = message["op"], message["id"]
         if kind == "stats":
             stats = asdict(self._model.stats()) if isinstance(self._model, Engine) else {}
@@ -124,7 +124,7 @@ class EngineProcess:
         else:
             with self._lock:
                 self._names[number] = []
-            is_structured = "structured_outputs" in (message["params"] or {})  # which may take seconds
+            is_structured = "structured_outputs" in (message["params"] or {})  # compiling may take seconds
             workers = self._compilers if is_structured else self._preparers
             workers.submit(self._ask, kind, number, message)
 
@@ -135,11 +135,11 @@ class EngineProcess:
             else:
                 self._begin(self._model, kind, number, message)
         except Exception as error:
-            self._tell(number, error)
+            self._report(number, error)
 
     def _encode(self, encoder: Encoder, number: int, prompts: list[list[int]]) -> None:
         for index, vector in enumerate(encoder.encode(prompts)):
-            self._tell(number, Piece(index, 0, None, "", "stop", vector=vector))
+            self._report(number, Delta(index, 0, None, "", "stop", vector=vector))
 
     def _begin(self, engine: Engine, kind: str, number: int, message: dict[str, Any]) -> None:
         prompts = [{"prompt_token_ids": ids, "cache_salt": message["salt"]} for ids in message["prompts"]]
@@ -155,12 +155,12 @@ class EngineProcess:
         with self._lock:
             if number in self._names:  # not ended before it began
                 self._names[number] = [request.request_id for request in requests]
-                engine.submit(requests, partial(self._tell, number))
+                engine.submit(requests, partial(self._report, number))
 
-    def _tell(self, number: int, event: Piece | BaseException) -> None:
+    def _report(self, number: int, event: Delta | BaseException) -> None:
         """On the engine's thread, mostly."""
-        if isinstance(event, Piece):
-            self._outbox.put("piece", number, event)
+        if isinstance(event, Delta):
+            self._outbox.put("delta", number, event)
             return
         if isinstance(event, PeerLost):  # nothing more can be computed; the parent notices the end
             get_logger("server").error("%s", event)
@@ -190,7 +190,7 @@ def main(descriptor: int) -> None:
         get_logger(package).addFilter(lambda record: given["model"] not in record.getMessage())
     threading.Thread(target=_send_all, args=(outbox,), daemon=True).start()
     ready: deque[EngineProcess] = deque()
-    threading.Thread(target=_obey_all, args=(link, ready), daemon=True).start()
+    threading.Thread(target=_execute_all, args=(link, ready), daemon=True).start()
     try:
         if given["processes"] > 1:
             ProcessGroup(given["processes"])  # until this process ends
@@ -205,12 +205,7 @@ def main(descriptor: int) -> None:
 
 def _load(model: str, settings: dict[str, Any], outbox: Outbox) -> Engine | Encoder:
     if models.is_encoder(models.open(model, ignore=settings.get("ignore_config_fields", ()))):
-        told = {  # the command line gives all
-            name: value
-            for name, value in settings.items()
-            if name in ENCODER_SETTINGS or value != getattr(EngineSettings, name, None)
-        }
-        return Encoder(model, **encoder_settings("serve", told))
+        return Encoder(model, **encoder_settings("serve", settings))
     return Engine(model, on_progress=lambda done, total: outbox.put("progress", done, total), **settings)
 
 
@@ -231,19 +226,19 @@ def _send_all(outbox: Outbox) -> None:
     try:
         outbox.run()
     finally:
-        os._exit(1)  # the parent is gone, or a defect would leave it waiting
+        os._exit(1)  # the parent is gone, or would wait forever after a defect
 
 
-def _obey_all(link: socket.socket, ready: deque[EngineProcess]) -> None:
-    """The reader: until the parent is gone, which is the end, within a step and within loading as well."""
+def _execute_all(link: socket.socket, ready: deque[EngineProcess]) -> None:
+    """Execute messages until the parent is gone, then exit, even during a step or while loading."""
     try:
         while True:
             message = _read(link)
-            ready[0].obey(message)  # the parent asks nothing before it has heard that the model is loaded
-    except (EOFError, ConnectionError):  # the parent has ended, perhaps with messages of ours unread
+            ready[0].execute(message)  # the parent sends requests only after `ready`
+    except (EOFError, ConnectionError):  # the parent has exited, perhaps with unread messages
         os._exit(0)
     except BaseException as error:
-        get_logger("server").error("a message must be one of the server's; got %r", error)
+        get_logger("server").error("a message of the server must be valid; got %r", error)
         os._exit(1)
 
 
@@ -255,10 +250,10 @@ def _read(link: socket.socket) -> Any:
 
 
 def _exactly(link: socket.socket, size: int) -> bytearray:
-    found = bytearray()
-    while len(found) < size:
-        piece = link.recv(min(size - len(found), 1 << 20))
-        if not piece:
+    content = bytearray()
+    while len(content) < size:
+        chunk = link.recv(min(size - len(content), 1 << 20))
+        if not chunk:
             raise EOFError
-        found += piece
-    return found
+        content += chunk
+    return content

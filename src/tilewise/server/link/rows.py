@@ -1,4 +1,4 @@
-"""Pieces of texts as rows of plain values, and back again: what frames between the two processes carry."""
+"""Converts deltas to rows of plain values and back, for the frames between the two processes."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.serve import Logprob, Piece
+from tilewise.serve import Delta, Logprob
 from tilewise.serve.logprobs import TokenLogprobs
 
-__all__ = ["piece_of", "row_of"]
+__all__ = ["delta_of", "row_of"]
 
 
-def row_of(piece: Piece) -> list[Any]:
-    """A piece as plain values."""
-    vector = None if piece.vector is None else base64.b64encode(piece.vector.astype("<f4").tobytes()).decode()
-    prompt = piece.prompt_logprobs
+def row_of(delta: Delta) -> list[Any]:
+    """A delta as a row of plain values."""
+    vector = None if delta.vector is None else base64.b64encode(delta.vector.astype("<f4").tobytes()).decode()
+    prompt = delta.prompt_logprobs
     return [
-        piece.sequence,
-        piece.choice,
-        piece.token,
-        piece.text,
-        piece.finish_reason,
-        piece.stop_reason,
-        None if piece.logprobs is None else _figures(piece.logprobs),
-        None if prompt is None else [None if found is None else _figures(found) for found in prompt],
-        piece.num_cached_tokens,
+        delta.sequence,
+        delta.choice,
+        delta.token,
+        delta.text,
+        delta.finish_reason,
+        delta.stop_reason,
+        None if delta.logprobs is None else _logprob_rows(delta.logprobs),
+        None if prompt is None else [None if one is None else _logprob_rows(one) for one in prompt],
+        delta.num_cached_tokens,
         vector,
-        piece.text_offset,
-        piece.begun_s,
+        delta.text_offset,
+        delta.begun_s,
     ]
 
 
-def piece_of(row: list[Any]) -> Piece:
-    """The piece again."""
+def delta_of(row: list[Any]) -> Delta:
+    """The delta of a row."""
     sequence, choice, token, text, finish, stop, logprobs, prompt, num_cached, vector, offset, begun = row
-    return Piece(
+    return Delta(
         sequence,
         choice,
         token,
@@ -45,7 +45,7 @@ def piece_of(row: list[Any]) -> Piece:
         finish,
         stop,
         None if logprobs is None else _token_logprobs(logprobs),
-        None if prompt is None else [None if found is None else _token_logprobs(found) for found in prompt],
+        None if prompt is None else [None if one is None else _token_logprobs(one) for one in prompt],
         num_cached,
         None if vector is None else _vector(vector),
         offset,
@@ -54,12 +54,12 @@ def piece_of(row: list[Any]) -> Piece:
 
 
 def _vector(text: str) -> NDArray[np.float32]:
-    """Numbers of their base64, little-endian."""
+    """A vector from base64 of little-endian fp32."""
     return np.frombuffer(base64.b64decode(text), "<f4").astype(np.float32)
 
 
-def _figures(found: TokenLogprobs) -> list[list[Any]]:
-    return [[token, figure.logprob, figure.rank, figure.decoded_token] for token, figure in found.items()]
+def _logprob_rows(logprobs: TokenLogprobs) -> list[list[Any]]:
+    return [[token, figure.logprob, figure.rank, figure.decoded_token] for token, figure in logprobs.items()]
 
 
 def _token_logprobs(rows: list[list[Any]]) -> TokenLogprobs:

@@ -16,19 +16,19 @@ class EngineSpawned(Spawned):
     """An engine's process."""
 
     def load(self, model: str, settings: dict[str, Any]) -> None:
-        """Say what it has to load, into how many processes.
+        """Send the model to load, and the number of processes.
 
         Args:
-            model: a directory.
+            model: directory of the model.
             settings: fields of `EngineSettings` by name.
         """
-        group = active_group()  # of this process, which has no devices: the engine's opens one of its own
+        group = active_group()  # this process has no devices: the engine's process opens its own group
         processes = 1 if group is None else group.num_processes
         self.link.sendall(pack({"model": model, "settings": settings, "processes": processes}))
 
 
 def spawn_engine() -> EngineSpawned:
-    """Start a process that loads its modules, and a model when it is told of one.
+    """Start a process that loads its modules, and then the model that `load` names.
 
     Raises:
         ConfigError: a launcher has started several processes, which the engine's cannot join.

@@ -37,7 +37,7 @@ class Played:
     Attributes:
         num_prompt: tokens of the prompt.
         asked: when it was sent.
-        told: when each piece of its text came.
+        delta_times: when each delta of its text arrived.
         num_new: tokens of the text.
         ended: when the answer was whole.
         error: why it is not; empty where it is.
@@ -45,7 +45,7 @@ class Played:
 
     num_prompt: int
     asked: float = 0.0
-    told: list[float] = field(default_factory=list)
+    delta_times: list[float] = field(default_factory=list)
     num_new: int = 0
     ended: float = 0.0
     error: str = ""
@@ -148,7 +148,7 @@ async def _ask(target: Target, load: Load, request: Wanted) -> Played:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         played.error = f"an event of another form: {error!r}"
     played.ended = time.perf_counter()
-    if not played.error and not played.told:
+    if not played.error and not played.delta_times:
         played.error = "no text came"
     return played
 
@@ -159,8 +159,8 @@ def _take(played: Played, event: dict[str, Any], now: float) -> None:
         if choice.get("text") or any(
             delta.get(name) for name in ("content", "reasoning_content", "reasoning")
         ):
-            played.told.append(now)
-            played.num_new = max(played.num_new, len(played.told))
+            played.delta_times.append(now)
+            played.num_new = max(played.num_new, len(played.delta_times))
     usage = event.get("usage")
     if usage:
         played.num_prompt = int(usage["prompt_tokens"])

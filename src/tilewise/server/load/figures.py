@@ -31,9 +31,11 @@ def load_figures(played: Sequence[Played], ranks: Sequence[float]) -> dict[str, 
     duration = max(ended - begun, 1e-9)
     num_prompt, num_new = sum(one.num_prompt for one in whole), sum(one.num_new for one in whole)
     values = {
-        "ttft": [one.told[0] - one.asked for one in whole],
-        "tpot": [(one.told[-1] - one.told[0]) / (one.num_new - 1) for one in whole if one.num_new > 1],
-        "itl": [gap for one in whole for gap in np.diff(one.told).tolist()],
+        "ttft": [one.delta_times[0] - one.asked for one in whole],
+        "tpot": [
+            (one.delta_times[-1] - one.delta_times[0]) / (one.num_new - 1) for one in whole if one.num_new > 1
+        ],
+        "itl": [gap for one in whole for gap in np.diff(one.delta_times).tolist()],
         "e2el": [one.ended - one.asked for one in whole],
     }
     figures: dict[str, Any] = {
@@ -55,13 +57,13 @@ def load_figures(played: Sequence[Played], ranks: Sequence[float]) -> dict[str, 
 
 
 def _of_metric(name: str, values: Any, ranks: Sequence[float]) -> dict[str, float]:
-    told = {
+    values_by_name = {
         f"mean_{name}_ms": values.mean(),
         f"median_{name}_ms": np.median(values),
         f"std_{name}_ms": values.std(),
     }
-    told |= {f"p{rank:g}_{name}_ms": np.percentile(values, rank) for rank in ranks}
-    return {key: float(value) for key, value in told.items()}
+    values_by_name |= {f"p{rank:g}_{name}_ms": np.percentile(values, rank) for rank in ranks}
+    return {key: float(value) for key, value in values_by_name.items()}
 
 
 def _most_at_once(played: Sequence[Played]) -> int:

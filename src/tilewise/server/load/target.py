@@ -82,7 +82,7 @@ class Target:
 
         Raises:
             BadAnswer: it has errors, or is no stream.
-            OSError: the server is not there, or batch splits.
+            OSError: the server is not there, or disconnects.
         """
         rest = b""
         async with aclosing(self._parts("POST", path, json.dumps(body).encode())) as parts:  # type: ignore[type-var]
@@ -114,12 +114,12 @@ class Target:
             }
             target = parts.path.rstrip("/").removesuffix("/v1") + path
             request = h11.Request(method=method, target=target, headers=list(own.items()))
-            told = (
+            chunks = (
                 connection.send(request),
                 connection.send(h11.Data(body)),
                 connection.send(h11.EndOfMessage()),
             )
-            writer.write(b"".join(part or b"" for part in told))
+            writer.write(b"".join(chunk or b"" for chunk in chunks))
             await writer.drain()
             status, failed = 0, bytearray()
             while True:

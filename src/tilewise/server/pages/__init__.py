@@ -1,4 +1,4 @@
-"""The pages to look at: chat and status, as files beside this one, sent as they are.
+"""The pages to look at: chat and status, as files next to this one, sent unchanged.
 
 They load nothing from elsewhere and need no build. Their policy lets a browser run these scripts and no other, speak
 with this server alone, and show the page in no other's frame; what models and people write becomes text, never markup.
@@ -29,14 +29,14 @@ class Asset:
 
     def __init__(self, name: str) -> None:
         self._content = files(__name__).joinpath(name).read_bytes()
-        told = {
+        headers = {
             "content-type": f"{_KINDS[name.rpartition('.')[2]]}; charset=utf-8",
             "content-length": str(len(self._content)),
             "content-security-policy": POLICY,
             "referrer-policy": "no-referrer",
             "cache-control": "no-cache",
         }
-        self._headers = [(name.encode(), value.encode()) for name, value in told.items()]
+        self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""

@@ -1,14 +1,18 @@
-"""What the endpoints take, with OpenAI's names and vLLM's: one pydantic model each, from which the description is made.
+"""Bodies of requests with OpenAI's and vLLM's names: one pydantic model per endpoint, from which /openapi.json is made.
 
-Types are checked here, and ranges that have to do with the server; what `SamplingParams` checks is left to it. Fields
-that no model knows are kept next to the others (`model_extra`), so that the log can name them.
+Settings of sampling are fields that derive from their declarations in `tilewise.settings`. Unknown fields are stored in
+`model_extra`, so that the log can name them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Optional, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
+
+from tilewise.serve import SamplingParams
+from tilewise.settings import Setting, json_type, settings_of
 
 __all__ = [
     "BodyModel",
@@ -28,7 +32,7 @@ MOST_TEXTS, MOST_STOPS, MOST_PROMPTS, MOST_TOOLS = 128, 64, 2048, 128
 _MOST = 1 << 31
 _MOST_BIASES = 1 << 16
 _Id = Annotated[int, Field(ge=0, lt=_MOST)]
-# lists end at the first entry that is wrong: an error for each of millions would hold up all other clients
+# fail_fast: an error for each of millions of entries would delay all other clients
 _Ids = Annotated[list[_Id], Field(fail_fast=True)]
 _Dicts = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 _Items = Annotated[_Dicts, Field(min_length=1, max_length=8192)]
@@ -45,60 +49,68 @@ def _not_zero(value: int) -> int:
 
 
 _Count = Annotated[int, Field(ge=-1, lt=_MOST), AfterValidator(_not_zero)]
-_Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63, description="-1: a random one.")]
 _Ignored = Field(default=None, description="Accepted; nothing depends on it.")
 
 
 class BodyModel(BaseModel):
-    """A body, or a part of one."""
+    """A body or a part of a body."""
 
     model_config = ConfigDict(strict=True, extra="allow", hide_input_in_errors=True, protected_namespaces=())
 
     @property
     def unknown(self) -> list[str]:
-        """Fields that the model does not know."""
+        """Names of unknown fields."""
         return sorted(self.model_extra or {})
 
 
 class StreamOptions(BodyModel):
-    """What a stream tells besides text."""
+    """What a stream reports besides text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-class SamplingBody(BodyModel):
-    """How texts are written. Names and defaults are those of `SamplingParams`."""
+def _settings_model(name: str, is_shown: Callable[[Setting], bool]) -> Any:
+    """A model with a field for each setting of sampling that `is_shown` accepts."""
+    fields: dict[str, Any] = {
+        one.name: (Optional[_http_type(one)], None)  # noqa: UP045
+        for one in settings_of(SamplingParams).values()
+        if is_shown(one)
+    }
+    return create_model(name, __base__=BodyModel, **fields)
+
+
+def _http_type(one: Setting) -> Any:
+    """The type of a setting in a body."""
+    if one.name == "n":
+        return json_type(one, le=MOST_TEXTS)
+    if one.kind in (int, float, bool):
+        return json_type(one)
+    about = Field(description=one.help)
+    if one.name == "logit_bias":  # JSON has no numbers as keys
+        return Annotated[dict[str, float], Field(max_length=_MOST_BIASES), about]
+    if one.item_kind is int:
+        return Annotated[_Ids, about]
+    takes_one = str in get_args(one.kind)  # a text or a list of texts
+    return Annotated[_Stop | _Stops, about] if takes_one else Annotated[_Stops, about]
+
+
+_CompletionSettings = _settings_model("CompletionSettings", lambda one: one.in_body)
+_ResponseSettings = _settings_model("ResponseSettings", lambda one: one.in_response_body)
+
+
+class SamplingBody(_CompletionSettings):  # type: ignore[misc, valid-type]
+    """Fields that requests for text share. Settings of sampling derive from `SamplingParams`."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_TEXTS)] | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: _Seed | None = None
-    stop: _Stop | _Stops | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=_MOST_BIASES)] | None = None
     user: str | None = _Ignored
     metadata: dict[str, Any] | None = _Ignored
     service_tier: str | None = _Ignored
     safety_identifier: str | None = _Ignored
     prompt_cache_key: str | None = _Ignored
     # vLLM's
-    top_k: int | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    no_repeat_ngram_size: Annotated[int, Field(ge=0)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, lt=_MOST)] | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: _Ids | None = None
-    bad_words: _Stops | None = None
-    allowed_token_ids: _Ids | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
@@ -111,7 +123,7 @@ class SamplingBody(BodyModel):
 
 
 class CompletionBody(SamplingBody):
-    """Of `/v1/completions`."""
+    """Body of `/v1/completions`."""
 
     prompt: str | _Ids | _Prompts
     max_tokens: Annotated[int, Field(ge=-1, lt=_MOST, description="-1: no limit.")] | None = None
@@ -144,7 +156,7 @@ class NamedFunction(BodyModel):
 
 
 class ToolChoice(BodyModel):
-    """The function that is to be called."""
+    """The function that must be called."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -163,7 +175,7 @@ class MessageModel(BodyModel):
 
 
 class ChatBody(SamplingBody):
-    """Of `/v1/chat/completions`."""
+    """Body of `/v1/chat/completions`."""
 
     messages: Annotated[list[MessageModel], Field(min_length=1, max_length=8192, fail_fast=True)]
     max_tokens: _Count | None = None
@@ -185,7 +197,7 @@ class ChatBody(SamplingBody):
 
 
 class EmbeddingBody(BodyModel):
-    """Of `/v1/embeddings`."""
+    """Body of `/v1/embeddings`."""
 
     input: str | _Ids | _Prompts
     model: str | None = None
@@ -197,7 +209,7 @@ class EmbeddingBody(BodyModel):
 
 
 class TokenizeBody(BodyModel):
-    """Of `/tokenize`: a prompt or a conversation."""
+    """Body of `/tokenize`: a prompt or a conversation."""
 
     model: str | None = None
     prompt: str | None = None
@@ -212,35 +224,33 @@ class TokenizeBody(BodyModel):
 
 
 class DetokenizeBody(BodyModel):
-    """Of `/detokenize`."""
+    """Body of `/detokenize`."""
 
     tokens: Annotated[_Ids, Field(max_length=1 << 20)]
     model: str | None = None
 
 
 class ReasoningOptions(BodyModel):
-    """How a model thinks."""
+    """Options of reasoning."""
 
     effort: str | None = None
     summary: str | None = _Ignored
 
 
 class TextOptions(BodyModel):
-    """What the text follows."""
+    """Format of the text."""
 
     format: dict[str, Any] | None = None
     verbosity: str | None = _Ignored
 
 
-class ResponseBody(BodyModel):
-    """Of `/v1/responses`, without state: every request says all of its conversation."""
+class ResponseBody(_ResponseSettings):  # type: ignore[misc, valid-type]
+    """Body of `/v1/responses`, without state: every request contains its whole conversation."""
 
     input: str | _Items
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: _Count | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     include: Annotated[list[str], Field(max_length=64)] | None = None
     stream: bool | None = None
@@ -260,10 +270,6 @@ class ResponseBody(BodyModel):
     safety_identifier: str | None = _Ignored
     prompt_cache_key: str | None = _Ignored
     # vLLM's
-    seed: _Seed | None = None
-    top_k: int | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     priority: Annotated[int, Field(ge=-(1 << 20), le=1 << 20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -1,7 +1,7 @@
-"""Calls behind an opening, as they come: in JSON, as a name and JSON, as calls of Python.
+"""Incremental parsers of tool calls after an opening tag: JSON, a name and JSON, or Python calls.
 
-A reader looks at each character once. It says when it is done: then some of the text was no call and is told as text,
-and what is behind it is read by others.
+A reader looks at each character once. When it is done it returns the text that was not a call, and the text after it is
+read by others.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class JsonCalls:
     def __init__(self, opening: str, closing: str | None = None, has_names: bool = False) -> None:
         self._closing, self._has_names = closing, has_names
         is_object = opening == "{"
-        self._text = opening  # since the last thing that was told
+        self._text = opening  # since the last part that was returned
         self._place = 0 if is_object else len(opening)
         self._begin = 0
         self._state = "between"
@@ -237,17 +237,17 @@ class JsonCalls:
         self.has_called = True
 
     def _arguments(self, found: Found, is_over: bool) -> tuple[str, str] | None:
-        """Within arguments, which are told as they come."""
+        """Within arguments, which are returned as they arrive."""
         text, closing = self._text, self._find_closing()
         limit = closing if closing >= 0 else len(text) - (0 if is_over else self._num_held())
         end = self._value.end(text, 0, limit)
-        told = text[: limit if end < 0 else end]
-        if told:
-            (self._held or found).append(More(told))
+        arguments_text = text[: limit if end < 0 else end]
+        if arguments_text:
+            (self._held or found).append(More(arguments_text))
         if end < 0 and closing >= 0:
             self._place = closing + len(self._closing or "")
             return self._done()
-        self._text, self._place = text[len(told) :], 0
+        self._text, self._place = text[len(arguments_text) :], 0
         if end >= 0:
             self._state = "rest" if self._is_wrapped else "between"
             self._value = _Value(depth=1)
@@ -324,19 +324,19 @@ _PYTHON_BETWEEN = re.compile(r"[\s,]*")
 
 
 class PythonCalls:
-    """A list of calls with plain values, `[f(a=1), g()]`; arguments are told one by one.
+    """A list of calls with plain values, `[f(a=1), g()]`; arguments are returned one by one.
 
     Args:
         opening: the bracket that has come.
     """
 
     def __init__(self, opening: str) -> None:
-        self._text = opening  # since the last thing that was told
+        self._text = opening  # since the last part that was returned
         self._place = len(opening)
         self._state = "name"
         self._name = ""
         self._key = ""
-        self._num_told = 0  # arguments of the call
+        self._num_returned = 0  # arguments of the call
         self.has_called = False
         self._scanned = 0
         self._depth = 0
@@ -363,7 +363,7 @@ class PythonCalls:
         self._skip()
         named = _PYTHON_NAME.match(self._text, self._place)
         if named is not None:
-            self._name, self._num_told = named[1], 0
+            self._name, self._num_returned = named[1], 0
             self._state, self._place = "key", named.end()
             return False
         if self._text.startswith("]", self._place):
@@ -380,7 +380,7 @@ class PythonCalls:
             self._scanned, self._depth, self._quote = keyed.end(), 0, ""
             return False
         if self._text.startswith(")", self._place):
-            self._tell(found, "}" if self._num_told else "{}", self._place + 1)
+            self._append(found, "}" if self._num_returned else "{}", self._place + 1)
             self._state = "name"
             return False
         return not _PYTHON_KEY_BEGUN.fullmatch(self._text, self._place)
@@ -393,11 +393,13 @@ class PythonCalls:
             return False
         try:
             value = ast.literal_eval(self._text[self._place : end].strip())
-            told = f"{json.dumps(self._key)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}"
+            arguments_text = (
+                f"{json.dumps(self._key)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}"
+            )
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
             return True
-        self._tell(found, (", " if self._num_told else "{") + told, end)
-        self._num_told += 1
+        self._append(found, (", " if self._num_returned else "{") + arguments_text, end)
+        self._num_returned += 1
         self._state = "key"
         return False
 
@@ -427,10 +429,10 @@ class PythonCalls:
             self._scanned += 1
         return -1
 
-    def _tell(self, found: Found, told: str, end: int) -> None:
+    def _append(self, found: Found, arguments_text: str, end: int) -> None:
         """More of a call's arguments; its name before the first."""
-        if not self._num_told:
+        if not self._num_returned:
             found.append(Call(self._name))
             self.has_called = True
-        found.append(More(told))
+        found.append(More(arguments_text))
         self._text, self._place = self._text[end:], 0

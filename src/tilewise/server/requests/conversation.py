@@ -1,9 +1,9 @@
-"""From messages in a body to the ids of a prompt: text parts joined, tools as templates know them.
+"""Converts the messages of a body to the token ids of a prompt.
 
-Refuses images, audio and files: nothing is ever fetched or decoded. The template runs in a child process that can be
-killed (`generate.chat`); this module only prepares its input. History is taken as clients send it back: an empty list
-of calls is no call, null content next to calls stays null where the template can show it, and arguments that
-`max_tokens` has cut stay text.
+Joins text parts, and passes tools to the template in its form. Refuses images, audio and files: nothing is fetched or
+decoded. The template runs in a child process that can be killed (`generate.chat`); this module only prepares its input.
+History is accepted as clients send it back: an empty list of calls counts as no calls, null content next to calls stays
+null if the template can show it, and arguments that `max_tokens` cut stay text.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _border = Border("server")
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a template is given.
+    """Input of a chat template.
 
     Attributes:
-        messages: plain ones, with text for content.
+        messages: messages as dictionaries, with text as content.
         tools: JSON schemas of functions.
-        add_generation_prompt: end with what introduces the model's answer.
-        continue_final_message: end within the last message, which the model goes on with.
-        variables: whatever else the template understands.
-        template: text of another one.
-        add_special_tokens: the tokenizer's own come besides those in the template's text.
+        add_generation_prompt: whether the prompt ends with the tokens that introduce an answer.
+        continue_final_message: whether the prompt ends within the last message, which the model continues.
+        variables: further variables of the template.
+        template: text of another template; None for the model's.
+        add_special_tokens: whether the tokenizer adds its special tokens to those in the template's text.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -54,10 +54,10 @@ class Conversation:
 
     @classmethod
     def of(cls, body: ChatBody | TokenizeBody) -> Conversation:
-        """That of a body.
+        """The conversation of a body.
 
         Raises:
-            ConfigError: a message that has other parts than text, or a call that is not one.
+            ConfigError: a message has other parts than text, or an invalid call.
         """
         goes_on = bool(body.continue_final_message)
         adds = body.add_generation_prompt
@@ -83,12 +83,12 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A prompt as a template wrote it.
+    """A rendered prompt.
 
     Attributes:
-        text: that the template made.
-        ids: of it.
-        warnings: what the client should know, one sentence each.
+        text: text of the prompt.
+        ids: its token ids.
+        warnings: warnings for the client, one sentence each.
     """
 
     text: str
@@ -97,14 +97,14 @@ class Rendered:
 
 
 class Renderer:
-    """Applies a model's template. Threads may share it.
+    """Applies a model's chat template. Thread-safe.
 
     Args:
-        model: a directory.
-        tokenizer: of it.
-        template: text of one that is used instead of the model's.
-        has_short_ids: the template takes ids of calls that have nine letters and digits, as Mistral's do. Other ids,
-            which a client may have from another server, are replaced.
+        model: directory of the model.
+        tokenizer: tokenizer of the model.
+        template: text of a template that is used instead of the model's.
+        has_short_ids: whether the template requires ids of calls with nine letters and digits, as Mistral's do. Other
+            ids, which a client may have from another server, are replaced.
     """
 
     def __init__(

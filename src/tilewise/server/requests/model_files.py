@@ -1,11 +1,12 @@
-"""What a model's directory says about text: tokenizer, template, defaults, how its family writes calls and thoughts.
+"""Files of a model that the HTTP process reads: tokenizer, chat template, default settings, formats of its family.
 
-Read in the process that talks to clients; nothing here needs weights.
+Nothing here needs weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from tilewise import models
@@ -17,9 +18,9 @@ from tilewise.checkpoint import (
 )
 from tilewise.core import ConfigError
 from tilewise.generate import TokenBytes
+from tilewise.serve.sampling_params import default_settings
 from tilewise.server.errors import ApiError, context_error
 from tilewise.server.requests.conversation import Renderer
-from tilewise.server.requests.params import default_settings
 from tilewise.server.settings import ServerSettings
 
 __all__ = ["ModelFiles"]
@@ -32,19 +33,19 @@ _TOOLS = {
     "phi3": "phi4_mini_json",
     "gemma3_text": "pythonic",
 }
-"""How families write calls of tools."""
+"""Format of tool calls, by model family."""
 
 
 class ModelFiles:
-    """What a model's directory says about text, read in the HTTP process.
+    """Files of a model that the HTTP process reads.
 
     Args:
-        model: a directory.
-        settings: of the server.
-        engine: settings of the engine.
+        model: directory of the model.
+        settings: settings of the server.
+        engine: fields of `EngineSettings` by name.
 
     Raises:
-        ConfigError, CheckpointError: it is no model that can be served.
+        ConfigError, CheckpointError: the directory is not a supported model.
     """
 
     def __init__(self, model: str, settings: ServerSettings, engine: dict[str, Any]) -> None:
@@ -55,29 +56,31 @@ class ModelFiles:
         self.token_bytes = TokenBytes(self.tokenizer)
         self.longest_token = max(map(len, self.tokenizer.get_vocab()), default=1)
         uses_file = engine.get("generation_config", True) and not self.makes_vectors
-        found = load_generation_config(model, self.config.vocab_size) if uses_file else {}
-        self.defaults = default_settings(found)
+        file = load_generation_config(model, self.config.vocab_size) if uses_file else {}
+        self.defaults = default_settings(file)
         self.tools = _chosen(settings.tool_call_parser, _TOOLS.get(self.config.model_type))
         self.has_short_ids = self.tools == "mistral"
         self.renderer = Renderer(model, self.tokenizer, settings.chat_template, self.has_short_ids)
-        given = settings.chat_template or "\n".join(load_tokenizer_config(model).chat_templates.values())
-        self.thinks = _chosen(settings.reasoning_parser, "qwen3" if "<think>" in given else None) is not None
+        templates = settings.chat_template or "\n".join(load_tokenizer_config(model).chat_templates.values())
+        self.thinks = (
+            _chosen(settings.reasoning_parser, "qwen3" if "<think>" in templates else None) is not None
+        )
 
     def fit(
         self, ids: list[int], truncate: int | None, max_context: int, max_tokens: int | None, what: str
     ) -> list[int]:
-        """A prompt that fits the context, with its beginning cut off where the request says so.
+        """Check that a prompt fits the context, and truncate its beginning if the request says so.
 
         Args:
-            ids: of the prompt.
-            truncate: tokens of it to keep, its last ones; -1: as many as leave room for the new tokens, as in vLLM;
-                None: all.
-            max_context: tokens of prompt and text together.
-            max_tokens: new tokens that were asked for; None: any number.
-            what: the field of the request.
+            ids: token ids of the prompt.
+            truncate: number of last tokens to keep; -1: as many as leave room for the new tokens, as in vLLM; None:
+                all.
+            max_context: largest number of tokens of prompt and text together.
+            max_tokens: requested new tokens; None: any number.
+            what: name of the request's field, for errors.
 
         Raises:
-            ApiError: 400, the prompt is too long, or holds an id that the model does not have.
+            ApiError: 400, the prompt is too long, or has an id that the model does not have.
         """
         least = 0 if self.makes_vectors else 1
         if truncate == -1:
@@ -93,9 +96,17 @@ class ModelFiles:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens included."""
+        """The text of token ids, special tokens included."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
+    def num_added_tokens(self, text: str, ids: Sequence[int]) -> int:
+        """The number of special tokens that the tokenizer has put before a text: those that begin its token ids, but
+        not the text."""
+        added = self.tokenizer.get_added_tokens_decoder()
+        special = takewhile(lambda token: token is not None and token.special, map(added.get, ids))
+        contents = [token.content for token in special if token is not None]
+        return next(n for n in range(len(contents) + 1) if text.startswith("".join(contents[n:])))
 
-def _chosen(asked: str | None, usual: str | None) -> str | None:
-    return usual if asked is None else None if asked == "none" else asked
+
+def _chosen(name: str | None, default: str | None) -> str | None:
+    return default if name is None else None if name == "none" else name

@@ -1,7 +1,6 @@
-"""From a body to `SamplingParams`: OpenAI's defaults, what generation_config.json says, response formats.
+"""Converts a body to `SamplingParams`: OpenAI's defaults, defaults of generation_config.json, response formats.
 
-One way for the server and for files of requests. Refuses two fields that contradict each other; ranges are checked by
-`SamplingParams`.
+The server and batch files use the same code. Refuses fields that contradict each other; `SamplingParams` checks ranges.
 """
 
 from __future__ import annotations
@@ -13,47 +12,13 @@ from tilewise.core import Border
 from tilewise.core.border import shown
 from tilewise.serve import SamplingParams, StructuredOutputsParams
 from tilewise.server.requests.bodies import ChatBody, CompletionBody, SamplingBody
+from tilewise.settings import settings_of
 
-__all__ = ["FROM_FILE", "MOST_DEPTH", "default_settings", "sampling_params", "structured_outputs"]
+__all__ = ["MOST_DEPTH", "sampling_params", "structured_outputs"]
 
 MOST_DEPTH = 64
-"""Of JSON in a body."""
-FROM_FILE = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
-_SAME = (
-    *(
-        "n",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "typical_p",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-    ),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty", "no_repeat_ngram_size", "min_tokens"),
-    *(
-        "bad_words",
-        "skip_special_tokens",
-        "include_stop_str_in_output",
-        "allowed_token_ids",
-        "prompt_logprobs",
-    ),
-)
+"""Deepest nesting of JSON in a body."""
 _border = Border("server")
-
-
-def default_settings(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """What generation_config.json says of sampling, under the names of `SamplingParams`.
-
-    Args:
-        generation_config: its content.
-    """
-    found = {name: generation_config[name] for name in FROM_FILE if name in generation_config}
-    if "max_new_tokens" in generation_config:
-        found["max_tokens"] = generation_config["max_new_tokens"]
-    return found
 
 
 def sampling_params(
@@ -62,9 +27,9 @@ def sampling_params(
     """The settings of a body.
 
     Args:
-        body: of either endpoint.
-        defaults: what holds where the body says nothing, `default_settings`.
-        structure: what its texts follow, where something else than the body says it.
+        body: body of either endpoint.
+        defaults: values where the body gives none, from `serve.sampling_params.default_settings`.
+        structure: what its texts follow, if tool calls decide it.
 
     Raises:
         ConfigError: a value outside its range, or two that contradict each other.
@@ -74,50 +39,57 @@ def sampling_params(
     if body.prompt_logprobs is not None and body.stream:
         rule, advice = "a stream has no prompt_logprobs", "leave one of them out"
         _border.refuse("request", rule, "both", advice)
-    found = {name: getattr(body, name) for name in _SAME if getattr(body, name) is not None}
-    most = body.max_tokens if isinstance(body, CompletionBody) else None
+    names = [
+        name for name, one in settings_of(SamplingParams).items() if one.in_body and name != "logit_bias"
+    ]
+    values = {
+        name: getattr(body, name) for name in (*names, "prompt_logprobs") if getattr(body, name) is not None
+    }
+    max_tokens = body.max_tokens if isinstance(body, CompletionBody) else None
     if isinstance(body, ChatBody):
-        most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         if body.logprobs:
-            found["logprobs"] = body.top_logprobs or 0
+            values["logprobs"] = body.top_logprobs or 0
         elif body.top_logprobs:
             _border.refuse("request", "top_logprobs needs logprobs", "it alone", "add logprobs: true")
-        found["max_tokens"] = None
+        values["max_tokens"] = None
     elif isinstance(body, CompletionBody):
         if body.logprobs is not None:
-            found["logprobs"] = body.logprobs
+            values["logprobs"] = body.logprobs
             if body.echo:
-                found["prompt_logprobs"] = body.logprobs
+                values["prompt_logprobs"] = body.logprobs
         if body.best_of is not None and body.best_of != (body.n or 1):
             _border.refuse("request", "best_of must be n", shown(body.best_of), "leave it out")
         if body.suffix:
             _border.refuse("request", "a text is written behind its prompt", "a suffix", "leave it out")
-    found = {**found, **defaults, **{name: value for name, value in found.items() if value is not None}}
-    if most is not None:
-        found["max_tokens"] = 1 if most == 0 else most  # without new tokens, one is computed and not shown
+    values = {**values, **defaults, **{name: value for name, value in values.items() if value is not None}}
+    if max_tokens is not None:
+        values["max_tokens"] = (
+            1 if max_tokens == 0 else max_tokens
+        )  # for 0 new tokens one is computed and not returned
     if body.logit_bias is not None:
         bad = [key for key in body.logit_bias if not (key.isascii() and key.isdigit() and len(key) <= 10)]
         if bad:
             _border.refuse("request", "keys of logit_bias must be ids", shown(bad[0]), "correct it")
-        found["logit_bias"] = {int(key): value for key, value in body.logit_bias.items()}
-    wanted = structured_outputs(body.response_format, body.structured_outputs)
-    if structure is not None and wanted is not None:
+        values["logit_bias"] = {int(key): value for key, value in body.logit_bias.items()}
+    requested = structured_outputs(body.response_format, body.structured_outputs)
+    if structure is not None and requested is not None:
         rule = "a call that must come leaves nothing to response_format"
         _border.refuse("request", rule, "both", "leave one of them out")
-    return SamplingParams(**found, structured_outputs=structure or wanted)
+    return SamplingParams(**values, structured_outputs=structure or requested)
 
 
 def structured_outputs(
     response_format: Mapping[str, Any] | None, structured: Mapping[str, Any] | None
 ) -> StructuredOutputsParams | None:
-    """What a text follows: OpenAI's `response_format`, or vLLM's `structured_outputs`.
+    """What a text follows, from OpenAI's `response_format` or vLLM's `structured_outputs`.
 
     Args:
         response_format: with `type`, and a schema in `json_schema` or, with `json_object`, in `schema`.
         structured: fields of `StructuredOutputsParams`.
 
     Raises:
-        ConfigError: both, or one that is no such thing.
+        ConfigError: both are named_schema, or the named_schema one is invalid.
     """
     if response_format is None:
         return None if structured is None else StructuredOutputsParams.of(structured)
@@ -129,8 +101,8 @@ def structured_outputs(
         return None
     schema = response_format.get("schema")  # llama.cpp and others take one with json_object
     if schema is None and (kind == "json_schema" or response_format.get("json_schema") is not None):
-        given = _border.mapping("request", "json_schema", response_format.get("json_schema"), "fields")
-        schema = _border.mapping("request", "schema", given.get("schema"), "a JSON schema")
+        named_schema = _border.mapping("request", "json_schema", response_format.get("json_schema"), "fields")
+        schema = _border.mapping("request", "schema", named_schema.get("schema"), "a JSON schema")
     if schema is None:
         return StructuredOutputsParams(json_object=True)
     return StructuredOutputsParams(json=_border.mapping("request", "schema", schema, "a JSON schema"))

@@ -1,6 +1,6 @@
-"""What a model writes, taken apart as it comes: thoughts, text, calls of tools.
+"""Splits generated text into reasoning, content and tool calls, incrementally.
 
-`Reader` is one text's. It knows nothing of HTTP: chunks and whole messages are made from the same parts.
+A `Reader` reads one text. It does not depend on HTTP: chunks and whole messages are made from the same parts.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from dataclasses import dataclass
 
 from tilewise.server.requests.tool_parsers import FORMATS, REQUIRED, Call, More, ToolReader, held
 
-__all__ = ["REASONING_PARSERS", "Part", "Reader", "Way", "merged"]
+__all__ = ["REASONING_PARSERS", "OutputFormat", "Part", "Reader", "merged"]
 
 REASONING_PARSERS = ("qwen3", "deepseek_r1")
-"""Names that `--reasoning-parser` knows: both write thoughts between <think> and </think>."""
+"""Names for `--reasoning-parser`: both formats have the reasoning between <think> and </think>."""
 _OPEN, _CLOSE = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
 class Part:
-    """Something that came.
+    """A part of a generated text.
 
     Attributes:
-        kind: `reasoning`, `content`, `call`, which begins one, or more of its `arguments`.
-        text: of it; of a call none.
-        name: of a call's function.
-        id: that the model wrote for a call; empty where it wrote none.
+        kind: `reasoning`, `content`, `call` (the beginning of a call) or `arguments` (the next part of its arguments).
+        text: the text of the part; empty for `call`.
+        name: name of the called function, for `call`.
+        id: id that the model wrote for a call; empty if it wrote none.
     """
 
     kind: str
@@ -35,17 +35,17 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Way:
+class OutputFormat:
     """How a text is read.
 
     Attributes:
-        tools: the name of the format of calls; None: there are none.
-        thinks: thoughts are told apart.
-        is_thinking: the prompt has ended within a thought.
-        function: the text is the arguments of a call of this function.
-        calls: the text is a list of calls in JSON.
-        is_single: calls behind the first are left out.
-        has_short_ids: calls get ids of nine letters and digits, as Mistral's templates want them.
+        tools: name of the format of tool calls; None if there are no tools.
+        thinks: whether reasoning is separated from the text.
+        is_thinking: whether the prompt ends inside of reasoning.
+        function: if not None, the text is the arguments of a call of this function.
+        calls: whether the text is a list of calls in JSON.
+        is_single: whether only the first call is returned.
+        has_short_ids: whether calls get ids of nine letters and digits, as Mistral's templates require.
     """
 
     tools: str | None = None
@@ -58,17 +58,20 @@ class Way:
 
 
 class Reader:
-    """One text.
+    """Reads one text.
 
     Args:
-        way: how it is read.
+        output_format: how the text is read.
     """
 
-    def __init__(self, way: Way) -> None:
-        self._way = way
-        form = REQUIRED if way.calls else None if way.tools is None else FORMATS[way.tools]
-        self._tools = None if form is None else ToolReader(form)
-        self._state = "thinking" if way.thinks and way.is_thinking else "before" if way.thinks else "text"
+    def __init__(self, output_format: OutputFormat) -> None:
+        self._format = output_format
+        calls = None if output_format.tools is None else FORMATS[output_format.tools]
+        calls = REQUIRED if output_format.calls else calls
+        self._tools = None if calls is None else ToolReader(calls)
+        self._state = "before" if output_format.thinks else "text"
+        if output_format.thinks and output_format.is_thinking:
+            self._state = "thinking"
         self._left = ""
         self._is_named = False
         self._has_thought = False
@@ -76,25 +79,25 @@ class Reader:
 
     @property
     def is_thinking(self) -> bool:
-        """Whether the text is within a thought."""
+        """Whether the text is inside of reasoning."""
         return self._state == "thinking"
 
     def add(self, text: str) -> list[Part]:
-        """What can be told now.
+        """The parts that are complete now.
 
         Args:
-            text: that came.
+            text: the new text.
         """
-        if self._way.function is not None:
+        if self._format.function is not None:
             return self._arguments(text)
         found: list[Part] = []
         text = self._thoughts(text, found)
         return self._kept([*found, *self._parts(text)])
 
     def finish(self) -> list[Part]:
-        """The text has ended: what is left."""
+        """The last parts, after the text has ended."""
         left, self._left = self._left, ""
-        if self._way.function is not None:
+        if self._format.function is not None:
             return self._arguments("")
         found = [Part("reasoning", left)] if self._state == "thinking" and left else []
         if self._state == "before":
@@ -103,8 +106,10 @@ class Reader:
         return self._kept([*found, *map(_part, rest)])
 
     def _kept(self, parts: list[Part]) -> list[Part]:
-        """Those that are told."""
-        if not self._way.is_single:
+        """The parts that are returned. A list of calls that `max_tokens` cut is not content."""
+        if self._format.calls:
+            parts = [part for part in parts if part.kind != "content"]
+        if not self._format.is_single:
             return parts
         found: list[Part] = []
         for part in parts:
@@ -114,7 +119,7 @@ class Reader:
         return found
 
     def _arguments(self, text: str) -> list[Part]:
-        found = [] if self._is_named else [Part("call", "", self._way.function or "")]
+        found = [] if self._is_named else [Part("call", "", self._format.function or "")]
         self._is_named = True
         return [*found, Part("arguments", text)] if text else found
 

@@ -1,9 +1,9 @@
 """Calls of tools in what a model writes: a format per family, under vLLM's names, and one reader for all of them.
 
-Text outside of calls goes through as it comes; what may be the beginning of a call is held back until it is one or not.
-What turns out to be no call is text. Of a call the name is told first and its arguments as they come, as soon as it is
-known that it is one; a call that breaks off then has only the beginning of its arguments. What is told depends on the
-text alone, not on the pieces that it comes in. Nothing a model writes is an error.
+Text outside of calls is returned as it arrives. Text that may begin a call is held back until it is known whether it
+does; text that is not a call is returned as text. Of a call the name is returned first, then its arguments as they
+arrive. A call that is cut off has only the beginning of its arguments. The result depends on the whole text, not on how
+it is split into deltas. No text that a model writes is an error.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ToolReader:
         self._is_start = True
 
     def add(self, text: str) -> list[str | Call | More]:
-        """What can be told now.
+        """The parts that are complete now.
 
         Args:
             text: that came.
@@ -91,8 +91,8 @@ class ToolReader:
         """The text has ended: what is left."""
         found: list[str | Call | More] = []
         if self._inside is not None:
-            told = self._inside.finish(found)
-            self._left = told if self._inside.has_called else self._blanks + told
+            rest = self._inside.finish(found)
+            self._left = rest if self._inside.has_called else self._blanks + rest
             self._inside = None
         if self._left:
             found.append(self._left)
@@ -100,7 +100,7 @@ class ToolReader:
         return found
 
     def _step(self, found: list[str | Call | More]) -> bool:
-        """Tell of a part of what is there; False: nothing more can be told."""
+        """Return a part of the text; False where nothing more is complete."""
         form = self._form
         if form.only_at_start and not self._is_start:
             return self._tell(found, len(self._left))
@@ -125,9 +125,9 @@ class ToolReader:
 
     def _read(self, inside: CallReader, text: str, found: list[str | Call | More]) -> None:
         """More of what stands behind an opening; perhaps its end."""
-        told = inside.add(text, found)
-        if told is not None:
-            shown, self._left = told
+        ended = inside.add(text, found)
+        if ended is not None:
+            shown, self._left = ended
             if not inside.has_called:
                 found.append(self._blanks + shown)
             self._inside = None

@@ -1,8 +1,8 @@
-"""A server's life: from the engine's process and a bound socket to the deadline of the last answers.
+"""Lifecycle of a server: from the engine's process and a bound socket to the deadline of the last answers.
 
-Owns signals and the order of ends. SIGTERM and SIGINT stop it from taking connections; what is being answered has its
-time to end, a second signal ends it at once. When the engine's process dies, every client is told and the server ends
-with an error.
+Owns signals and the order in which parts are shut down. SIGTERM and SIGINT close the listening socket; answers in
+progress have until `shutdown_timeout_s`, and a second signal ends the server at once. When the engine's process dies,
+every client gets an error and the server exits with an error.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from tilewise.server.requests.model_files import ModelFiles
 from tilewise.server.service import Service
 from tilewise.server.settings import BACKLOG, ServerSettings
 
-__all__ = ["Life"]
+__all__ = ["Lifecycle"]
 
-_TELL_S = 0.5  # for clients to hear that the engine has died
+_NOTIFY_S = 0.5  # for clients to receive the error when the engine has died
 _WARN_S = 60.0  # between two lines about files that are missing
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, which leaves signals to us, and gives a handshake of TLS a time.
+    """uvicorn's server without its signal handlers, and with a deadline for the TLS handshake.
 
     Args:
-        config: uvicorn's.
-        handshake_timeout_s: for the whole handshake; before it, a client is no connection yet.
+        config: uvicorn's configuration.
+        handshake_timeout_s: seconds for the whole handshake.
     """
 
     def __init__(self, config: uvicorn.Config, handshake_timeout_s: float) -> None:
@@ -50,7 +50,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Nothing."""
+        """Install no signal handlers."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -71,15 +71,15 @@ class _Server(uvicorn.Server):
             self.servers.append(server)
 
 
-class Life:
-    """One life of a server.
+class Lifecycle:
+    """Runs one server from start to exit.
 
     Args:
-        settings: of it.
-        files: of the model.
+        settings: settings of the server.
+        files: files of the model.
         spawned: the engine's process.
-        name: of the model.
-        context: of TLS.
+        name: name of the model.
+        context: TLS context; None for plain HTTP.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Life:
             server_header=False,
             access_log=False,
             log_config=None,
-            log_level="error",  # what is no request would fill the log with uvicorn's warnings
+            log_level="error",  # uvicorn would log a warning for every invalid request
             timeout_keep_alive=15,
             timeout_graceful_shutdown=max(1, int(settings.shutdown_timeout_s) + 2),
             h11_max_incomplete_event_size=32 << 10,
@@ -115,13 +115,13 @@ class Life:
         self._warned = float("-inf")
 
     async def until_end(self, listener: socket.socket, on_ready: Callable[[], object]) -> None:
-        """Answer until a signal comes, or the engine dies.
+        """Serve until a signal arrives or the engine dies.
 
         Raises:
-            TilewiseError: the engine could not be started, or has died.
+            TilewiseError: the engine could not be started, or died.
         """
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(self._note)
+        loop.set_exception_handler(self._log_error)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._drain)
         await self._client.start()
@@ -129,7 +129,7 @@ class Life:
         watching = [
             asyncio.create_task(self._warm()),
             asyncio.create_task(self._await_ready(on_ready)),
-            asyncio.create_task(self._await_death()),
+            asyncio.create_task(self._await_engine_end()),
         ]
         try:
             await serving
@@ -142,9 +142,9 @@ class Life:
         if is_dead:
             raise self._cause()
 
-    def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Something has failed in the event loop. Where files are missing for clients, which wait then, asyncio says so
-        hundreds of times a second; the log gets a line a minute."""
+    def _log_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Handle an error of the event loop. When no more files can be opened, asyncio reports it hundreds of times a
+        second; the log gets one line a minute."""
         error = context.get("exception")
         if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
             loop.default_exception_handler(context)
@@ -153,12 +153,12 @@ class Life:
             get_logger("server").error("clients wait: this process may not open more files; see ulimit -n")
 
     async def _warm(self) -> None:
-        """Start what renders templates, while the model is being loaded."""
+        """Start the template process while the model is loaded."""
         with suppress(TilewiseError):  # a model without a template
-            await self._service.beside(self._service.files.renderer.prepare)
+            await self._service.run_in_thread(self._service.files.renderer.prepare)
 
     def _drain(self) -> None:
-        """A signal came: take nothing new, and give what is being answered its time."""
+        """Handle a signal: accept no new connections, and end answers at the deadline."""
         if self._service.is_draining:
             self._end_all()
             self._server.force_exit = True
@@ -175,12 +175,12 @@ class Life:
         await self._client.ready.wait()
         on_ready()
 
-    async def _await_death(self) -> None:
-        """Clients have heard of it already; they get a moment to read it."""
+    async def _await_engine_end(self) -> None:
+        """Shut down after the engine's death; clients, which have the error already, get a moment to read it."""
         await self._client.dead.wait()
         self._service.is_draining = True
         self._server.should_exit = True
-        await asyncio.sleep(_TELL_S)
+        await asyncio.sleep(_NOTIFY_S)
         self._server.force_exit = True
 
     def _cause(self) -> TilewiseError:

@@ -1,6 +1,6 @@
-"""From logits to a text's next piece: the token is drawn, its text decoded, its end recognised.
+"""From logits to a text's next delta: sampling, grammar, detokenizing, stop conditions.
 
-All that a text's pieces depend on lies here and in its sequence: logits of its own row, its tokens, its settings.
+A text's deltas depend only on this state and on its sequence: logits of its own row, its tokens, its settings.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core import NotFinite
-from tilewise.generate import Detokenizer, Pick, TextOffsets, TokenBytes
-from tilewise.generate.stopping import StopFinder
+from tilewise.generate import Detokenizer, Sampler, TextOffsets, TokenBytes
+from tilewise.generate.detokenizer import StopFinder
 from tilewise.serve.logprobs import TokenLogprobs, token_logprobs
-from tilewise.serve.outputs import Piece
+from tilewise.serve.outputs import Delta
 from tilewise.serve.sequence import Sequence
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["Text"]
+__all__ = ["GenerationState"]
 
 
-class Text:
-    """The text of one sequence.
+class GenerationState:
+    """State of generating one text: how it is sampled, its grammar, its detokenizer, when it ends.
 
     Args:
-        sequence: whose tokens it has.
-        tokenizer: of the model.
-        token_bytes: of its tokens, shared by all texts.
+        sequence: the tokens.
+        tokenizer: tokenizer of the model.
+        token_bytes: bytes of its tokens, shared by all texts.
 
     Attributes:
-        sequence: the same.
-        request: what it is written for.
-        ends_by_text: whether what it says, and not its tokens alone, may end it.
-        choose: how its tokens are chosen.
-        end_ids: tokens that end it.
-        longest: positions of prompt and text that it ends with at the latest.
-        is_plain: whether a step changes no more of it than its tokens, until one of `end_ids`.
-        is_structured: whether a grammar says what may come.
-        tells_figures: whether logits are needed to tell of a token.
-        begun_s: when it was first part of a step, of `time.monotonic`.
+        sequence: the tokens.
+        request: the request that the text belongs to.
+        ends_by_text: whether stop strings, and not tokens alone, may end the text.
+        sampler: how its tokens are sampled.
+        end_ids: tokens that end the text.
+        longest: largest number of tokens of prompt and text.
+        is_plain: whether a step only adds a token, until one of `end_ids` or `longest` ends the text.
+        is_structured: whether the text follows a grammar.
+        reports_logprobs: whether log probabilities of its tokens are reported, which needs logits.
+        begun_s: when the text was first part of a step, in seconds of `time.monotonic`.
     """
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer, token_bytes: TokenBytes) -> None:
@@ -50,19 +50,19 @@ class Text:
         self.sequence, self.request = sequence, request
         self.ends_by_text = bool(request.sampling.stop)
         self.is_structured = request.grammar is not None
-        self.tells_figures = request.asked.logprobs is not None
+        self.reports_logprobs = request.output_options.logprobs is not None
         self._token_bytes = token_bytes
         self._detokenizer = None
-        if request.asked.detokenize:
+        if request.output_options.detokenize:
             self._detokenizer = Detokenizer(
-                tokenizer, list(request.ids), skip_special_tokens=request.asked.skip_special_tokens
+                tokenizer, list(request.ids), skip_special_tokens=request.output_options.skip_special_tokens
             )
         self._offsets = None
-        if self._detokenizer is not None and self.tells_figures:
+        if self._detokenizer is not None and self.reports_logprobs:
             self._offsets = TextOffsets(self._detokenizer, token_bytes)
-        self._stops = StopFinder(request.sampling.stop, request.sampling.include_stop)
+        self._stops = StopFinder(request.sampling.stop, request.sampling.include_stop_str_in_output)
         self.end_ids = request.all_end_ids
-        self.choose = Pick(request.sampling, sequence.history, self.end_ids, sequence.choice)
+        self.sampler = Sampler(request.sampling, sequence.history, self.end_ids, sequence.choice)
         self.longest = min(sequence.history.num_prompt + request.sampling.max_tokens, request.max_model_len)
         self._grammar = None if request.grammar is None else request.grammar.copy()
         self.is_plain = not (self.ends_by_text or self.is_structured or request.is_pooled)
@@ -72,31 +72,33 @@ class Text:
 
     @property
     def wants_prompt(self) -> bool:
-        """Whether figures of the prompt's tokens are told with this text."""
-        return self.sequence.choice == 0 and self.request.asked.prompt_logprobs is not None
+        """Whether log probabilities of the prompt's tokens are reported with this text."""
+        return self.sequence.choice == 0 and self.request.output_options.prompt_logprobs is not None
 
     def read_prompt(self, first: int, rows: NDArray[Any]) -> None:
-        """Logits of positions of the prompt from `first` on came; those that are known are passed over."""
+        """Take logits of the prompt's positions from `first` on; positions that were read before are skipped."""
         sequence, ids = self.sequence, self.request.ids
         for position, logits_V in enumerate(rows, first):
             if position == sequence.num_prompt_rows < len(ids) - 1:
-                found = token_logprobs(logits_V, ids[position + 1], self.request.asked.prompt_logprobs or 0)
-                self._prompt_logprobs.append(self._decoded(found))
+                count = self.request.output_options.prompt_logprobs or 0
+                self._prompt_logprobs.append(
+                    self._decoded(token_logprobs(logits_V, ids[position + 1], count))
+                )
                 sequence.num_prompt_rows += 1
 
     def mask(self) -> NDArray[np.uint8] | None:
-        """Which tokens may come next, where a grammar says.
+        """Which tokens the grammar allows next; None without a grammar.
 
         Raises:
-            ConfigError: it is more than its limits allow.
+            ConfigError: the grammar exceeds its limits.
         """
         return None if self._grammar is None else self._grammar.allowed()
 
     def take(self, token: int) -> str | None:
-        """The next token was chosen; why it ends the text, as far as tokens say.
+        """Append a sampled token; returns the reason if it ends the text, stop strings aside.
 
         Raises:
-            ConfigError: a grammar is more than its limits allow.
+            ConfigError: the grammar exceeds its limits.
         """
         if token in self.end_ids:
             return "stop"
@@ -108,23 +110,23 @@ class Text:
                 return "stop"
         return "length" if len(history.ids) >= self.longest else None
 
-    def piece(self, token: int, reason: str | None, num_new: int, logits_V: NDArray[Any] | None) -> Piece:
-        """What a token that was taken adds; each once, in order. Depends on nothing that comes later.
+    def delta(self, token: int, reason: str | None, num_new: int, logits_V: NDArray[Any] | None) -> Delta:
+        """The delta of a token that `take` appended. Call once per token, in order; later tokens do not matter.
 
         Args:
-            token: that was chosen.
-            reason: why it ends the text, as `take` said.
-            num_new: tokens written with it.
-            logits_V: that it was chosen from, where figures are told.
+            token: the sampled token.
+            reason: why it ends the text, as `take` returned.
+            num_new: number of new tokens, this one included.
+            logits_V: logits it was sampled from, where log probabilities are reported.
 
         Raises:
-            ConfigError: the tokenizer makes no text of it.
+            ConfigError: the tokenizer cannot decode the token.
         """
-        request, asked = self.request, self.request.asked
-        figures = None
-        if asked.logprobs is not None:
+        request, options = self.request, self.request.output_options
+        logprobs = None
+        if options.logprobs is not None:
             assert logits_V is not None
-            figures = self._decoded(token_logprobs(logits_V, token, asked.logprobs))
+            logprobs = self._decoded(token_logprobs(logits_V, token, options.logprobs))
         stop: str | int | None = None
         text, text_offset = "", 0
         if token in self.end_ids:
@@ -143,34 +145,34 @@ class Text:
                 reason, stop = "stop", self._stops.found
             text += "" if reason is None else self._stops.finish()
         is_first, self._is_first = self._is_first, False
-        return Piece(
+        return Delta(
             request.index,
             self.sequence.choice,
             token,
             text,
             reason,
             stop,
-            figures,
+            logprobs,
             self._prompt_logprobs if is_first and self.wants_prompt else None,
             self.sequence.num_cached or 0,
             text_offset=text_offset,
             begun_s=self.begun_s if is_first else None,
         )
 
-    def pool(self, hidden_D: NDArray[Any]) -> Piece:
-        """The prompt's vector, which ends its sequence.
+    def pool(self, hidden_D: NDArray[Any]) -> Delta:
+        """The prompt's vector as a delta that ends the sequence.
 
         Raises:
-            NotFinite: it holds what is no finite number.
+            NotFinite: a number of the vector is not finite.
         """
         vector = np.array(hidden_D, np.float32)
         if not np.isfinite(vector).all():
             raise NotFinite(
-                "[serve.encode] vectors must be finite; got others; the weights are spoilt, or too large for the "
-                "element type: encode in f32"
+                "[serve.encode] vectors must be finite; got NaN or infinity; the weights are damaged, or too "
+                "large for the element type: encode in f32"
             )
         request = self.sequence.request
-        return Piece(
+        return Delta(
             request.index,
             0,
             None,
@@ -181,15 +183,15 @@ class Text:
             begun_s=self.begun_s,
         )
 
-    def abort(self) -> Piece:
-        """The text ends here because its caller wants no more of it."""
-        return Piece(self.sequence.request.index, self.sequence.choice, None, self._stops.finish(), "abort")
+    def abort(self) -> Delta:
+        """The last delta of a text that its caller aborted."""
+        return Delta(self.sequence.request.index, self.sequence.choice, None, self._stops.finish(), "abort")
 
     def _finish(self) -> str:
         return self._detokenizer.finish() if self._detokenizer is not None else ""
 
-    def _decoded(self, found: TokenLogprobs) -> TokenLogprobs:
+    def _decoded(self, logprobs: TokenLogprobs) -> TokenLogprobs:
         if self._detokenizer is None:
-            return found
+            return logprobs
         text = self._token_bytes.text
-        return {token: replace(figure, decoded_token=text(token)) for token, figure in found.items()}
+        return {token: replace(figure, decoded_token=text(token)) for token, figure in logprobs.items()}

@@ -1,0 +1,51 @@
+"""How many prompt tokens a step may read while texts are written, from measured times of steps.
+
+A step with few tokens takes as long as reading the weights; a step with many takes as long as computing. Up to the
+number of tokens where both are equal, further tokens cost almost no time. A prompt that is read in chunks of that size
+is read at full speed, and texts that are written keep theirs. Where more texts are written than that, the same number
+of prompt tokens is read. Neither side takes more than twice as long as alone, even where reading weights and computing
+do not overlap. The size of chunks changes no bit of the output, so measured times may decide it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+__all__ = ["USUAL_FREE_TOKENS", "PrefillBudget"]
+
+USUAL_FREE_TOKENS = 8
+"""The budget before steps are measured: a lower bound on processors that multiply in bf16 or read memory slowly."""
+_COMPUTE_BOUND_TOKENS = 64
+_WINDOW = 9  # steps of a kind, of which the median counts
+
+
+class PrefillBudget:
+    """Records times of steps. Not thread-safe.
+
+    Attributes:
+        free_tokens: prompt tokens that a step may read while texts are written.
+    """
+
+    def __init__(self) -> None:
+        self._writing: deque[float] = deque(maxlen=_WINDOW)  # seconds of steps with few tokens
+        self._token: deque[float] = deque(maxlen=_WINDOW)  # seconds of a token among many
+        self.free_tokens = USUAL_FREE_TOKENS
+
+    def note(self, num_tokens: int, is_writing: bool, seconds: float) -> None:
+        """Record a step.
+
+        Args:
+            num_tokens: tokens of the step.
+            is_writing: whether each token belongs to another text that is written.
+            seconds: time of the step.
+        """
+        if num_tokens >= _COMPUTE_BOUND_TOKENS:
+            self._token.append(seconds / num_tokens)
+        elif is_writing and num_tokens <= max(self.free_tokens, USUAL_FREE_TOKENS):
+            self._writing.append(seconds)
+        else:
+            return
+        if self._writing and self._token:
+            token = max(statistics.median(self._token), 1e-9)
+            self.free_tokens = max(1, int(statistics.median(self._writing) / token))

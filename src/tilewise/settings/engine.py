@@ -1,0 +1,237 @@
+"""Settings of the engine, each declared once: how a model is loaded and how much it computes and stores at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tilewise.core import MAX_DEVICES, MODEL_DTYPES, Border
+from tilewise.settings.declaration import check_settings, documented, setting
+
+__all__ = ["EngineSettings", "SpeculativeConfig"]
+
+_METHODS = ("ngram", "draft_model")
+_MAX_GUESSES = 256
+_USUAL_LOOKUP = 5
+_MAX_SIZE = 1 << 20
+_MAX_BYTES = 1 << 62
+_PANEL = "Engine"
+_border = Border("serve")
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """How guesses are made, with vLLM's names and defaults.
+
+    Args:
+        num_speculative_tokens: guesses for a call and text, at most.
+        method: `ngram`: what followed the last few tokens where they stood before, in prompt or text; `draft_model`:
+            what a smaller model says. By default the second where `model` is given, else the first.
+        model: a Hugging Face directory of the smaller model, of the same vocabulary.
+        prompt_lookup_max: so many last tokens are looked for first; None: 5, or as many as `prompt_lookup_min`.
+        prompt_lookup_min: so many at least; None: as many as `prompt_lookup_max`.
+
+    Raises:
+        ConfigError: a setting has no such value.
+    """
+
+    num_speculative_tokens: int
+    method: str | None = None
+    model: str | None = None
+    prompt_lookup_max: int | None = None
+    prompt_lookup_min: int | None = None
+
+    def __post_init__(self) -> None:
+        place = "speculative_config"
+        if self.model is not None:
+            object.__setattr__(self, "model", str(_border.path(place, "model", self.model)))
+        usual = "ngram" if self.model is None else "draft_model"
+        object.__setattr__(self, "method", usual if self.method is None else self.method)
+        _border.choice(place, "method", self.method, _METHODS)
+        if (self.method == "draft_model") != (self.model is not None):
+            got = f"{self.method} {'without' if self.model is None else 'with'} a model"
+            _border.refuse(place, "method draft_model goes with model", got, "correct one")
+        _border.integer(place, "num_speculative_tokens", self.num_speculative_tokens, 1, _MAX_GUESSES)
+        longest, shortest = self.prompt_lookup_max, self.prompt_lookup_min
+        for name, value in (("prompt_lookup_max", longest), ("prompt_lookup_min", shortest)):
+            if value is not None:
+                _border.integer(place, name, value, 1, _MAX_GUESSES)
+        longest = (shortest or _USUAL_LOOKUP) if longest is None else longest
+        shortest = longest if shortest is None else shortest
+        if shortest > longest:
+            got = f"{shortest} and {longest}"
+            _border.refuse(place, "prompt_lookup_min must not be above prompt_lookup_max", got, "correct one")
+        object.__setattr__(self, "prompt_lookup_max", longest)
+        object.__setattr__(self, "prompt_lookup_min", shortest)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> SpeculativeConfig:
+        """From a dictionary.
+
+        Args:
+            given: values by the names above.
+
+        Raises:
+            ConfigError: as when made, or a name that is none of them.
+        """
+        _border.mapping("engine", "speculative_config", given, "settings")
+        for name in given:
+            _border.choice("speculative_config", "a setting", name, [one.name for one in fields(cls)])
+        if "num_speculative_tokens" not in given:
+            rule, advice = "num_speculative_tokens must be given", "add it, 5 for example"
+            _border.refuse("speculative_config", rule, "none", advice)
+        return cls(**given)
+
+
+@documented
+@dataclass(frozen=True)
+class EngineSettings:
+    """How a model is loaded and how much it computes and stores at a time.
+
+    Only `dtype` and, where RoPE is scaled as `dynamic` or `longrope`, `max_model_len` decide what is written. All other
+    settings decide memory and speed.
+
+    Args:
+
+    Raises:
+        ConfigError: a value outside its range.
+    """
+
+    tensor_parallel_size: int = setting(
+        1,
+        "Number of devices that share every layer (1, 2, 4, ...).",
+        low=1,
+        high=MAX_DEVICES,
+        options=("--tensor-parallel-size", "--tp", "-tp"),
+        panel=_PANEL,
+    )
+    data_parallel_size: int = setting(
+        1,
+        "Number of copies of the model, each with devices of its own, that share the requests.",
+        low=1,
+        high=MAX_DEVICES,
+        options=("--data-parallel-size", "--dp", "-dp"),
+        panel=_PANEL,
+    )
+    dtype: str = setting(
+        "auto",
+        "Type of weights and activations: bf16 or bfloat16; f32, float32 or fp32; auto: as config.json says, "
+        "bf16 where that is another type.",
+        choices=("auto", *MODEL_DTYPES),
+        panel=_PANEL,
+        metavar="TYPE",
+    )
+    max_model_len: int | None = setting(
+        None,
+        "Context: largest number of tokens of prompt and text together. Where RoPE is scaled as `dynamic` or "
+        "`longrope` it also chooses the frequencies, so that the text depends on it.",
+        low=1,
+        high=1 << 62,
+        panel=_PANEL,
+        reader="size",
+        default_text="as config.json says",
+    )
+    max_context: int | None = setting(
+        None,
+        "Positions of a text that the KV cache has room for, at most max_model_len.",
+        low=1,
+        high=1 << 62,
+        on_command_line=False,
+        default_text="max_model_len",
+    )
+    max_num_seqs: int = setting(
+        64,
+        "Largest number of texts that are written at a time; others wait. For an encoder: texts of a call.",
+        low=1,
+        high=_MAX_SIZE,
+        panel=_PANEL,
+        default_text="64, for an encoder 16",
+    )
+    max_num_batched_tokens: int = setting(
+        256,
+        "Tokens of one call of the model: prompts are read in chunks of at most this size. Raised to "
+        "max_num_seqs where that is larger.",
+        low=1,
+        high=_MAX_SIZE,
+        panel=_PANEL,
+    )
+    enable_prompt_pacing: bool = setting(
+        True,
+        "While texts are written in the same call, read only as much of prompts as hardly delays them. False reads as "
+        "much as fits, which finishes a fixed list of prompts soonest (`LLM` does so).",
+        on_command_line=False,
+    )
+    kv_cache_memory_bytes: int | None = setting(
+        None,
+        "Size of the KV cache over all devices of a copy, for example 2G. It is reserved at the start, and "
+        "allocated as texts fill it.",
+        low=1,
+        high=_MAX_BYTES,
+        options=("--kv-cache-memory", "--kv-cache-memory-bytes"),
+        panel=_PANEL,
+        reader="size",
+        default_text="as much as max_num_seqs texts of full length need; at most 1G unless one text needs more",
+    )
+    workers_per_device: int | None = setting(
+        None,
+        "Threads of each device.",
+        low=1,
+        high=_MAX_SIZE,
+        panel=_PANEL,
+        default_text="as many as the processor has room for",
+    )
+    enable_prefix_caching: bool = setting(
+        True,
+        "Keep blocks of prompts and texts in the cache, so that requests that begin alike share them.",
+        options=("--enable-prefix-caching/--no-enable-prefix-caching",),
+        panel=_PANEL,
+    )
+    generation_config: bool = setting(
+        True,
+        "Take what is not given from the model's generation_config.json.",
+        options=("--generation-config/--no-generation-config",),
+        panel=_PANEL,
+    )
+    runner: str = setting(
+        "generate",
+        "generate: the model writes; pooling: it turns prompts into vectors, as encoders always do.",
+        choices=("generate", "pooling"),
+        panel=_PANEL,
+    )
+    load_format: str = setting(
+        "auto",
+        "auto: the model's weights; dummy: random weights, from config.json and the tokenizer alone.",
+        choices=("auto", "dummy"),
+        panel=_PANEL,
+        metavar="FORMAT",
+    )
+    speculative_config: SpeculativeConfig | Mapping[str, Any] | None = setting(
+        None,
+        "How next tokens are guessed, as `SpeculativeConfig` or its fields, for example "
+        '{"num_speculative_tokens": 4, "prompt_lookup_max": 3}. No text depends on it.',
+        panel=_PANEL,
+        metavar="JSON",
+        reader="json",
+        default_text="tokens are not guessed",
+    )
+    ignore_config_fields: Sequence[str] = setting(
+        (),
+        "Fields of config.json to ignore, where they are refused although they do not change what the model computes.",
+        options=("--ignore-config-field",),
+        panel=_PANEL,
+        metavar="NAME",
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self, EngineSettings, _border, "engine")
+        given = self.speculative_config
+        if given is not None and not isinstance(given, SpeculativeConfig):
+            object.__setattr__(self, "speculative_config", SpeculativeConfig.of(given))
+
+    @property
+    def speculation(self) -> SpeculativeConfig | None:
+        """How next tokens are guessed."""
+        config = self.speculative_config
+        assert config is None or isinstance(config, SpeculativeConfig)  # converted by __post_init__
+        return config

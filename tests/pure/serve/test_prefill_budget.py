@@ -1,0 +1,64 @@
+"""How many tokens of a prompt are nearly free while texts are written, from measured steps."""
+
+import pytest
+
+from tilewise.serve.prefill_budget import USUAL_FREE_TOKENS, PrefillBudget
+
+STEP_MS, TOKEN_MS = 50.0, 5.0
+
+
+def step_s(num_tokens, step_ms=STEP_MS, token_ms=TOKEN_MS):
+    """Reading the weights, or computing, whichever is longer."""
+    return max(step_ms, num_tokens * token_ms) * 1e-3
+
+
+def play(budget, sizes, **times):
+    for size, is_writing in sizes:
+        budget.note(size, is_writing, step_s(size, **times))
+    return budget.free_tokens
+
+
+def test_nothing_is_known_before_both_kinds_of_steps_were_made():
+    """One kind alone tells nothing."""
+    assert PrefillBudget().free_tokens == USUAL_FREE_TOKENS
+    assert play(PrefillBudget(), [(1, True)] * 9) == USUAL_FREE_TOKENS
+    assert play(PrefillBudget(), [(256, False)] * 9) == USUAL_FREE_TOKENS
+
+
+@pytest.mark.parametrize("token_ms,least,most", [(5.0, 9, 10), (0.5, 99, 100), (25.0, 2, 4), (1000.0, 1, 4)])
+def test_as_many_as_are_computed_while_the_weights_are_read(token_ms, least, most):
+    """On a machine that computes slowly or quickly for its memory; never none."""
+    found = play(PrefillBudget(), [(256, False), (1, True), (4, True)], token_ms=token_ms)
+    assert least <= found <= most
+
+
+def test_a_slow_step_changes_little():
+    """Another program took the processor for a while."""
+    budget = PrefillBudget()
+    usual = play(budget, [(256, False), (1, True)] * 5)
+    for _ in range(3):
+        budget.note(1, True, 10 * step_s(1))
+        budget.note(256, False, 10 * step_s(256))
+    assert budget.free_tokens == usual
+
+
+def test_steps_of_many_texts_say_nothing_of_the_weights():
+    """They are computed for as long as they are, so what follows beside one text would be as slow."""
+    budget = PrefillBudget()
+    usual = play(budget, [(256, False), (1, True)] * 5)
+    assert play(budget, [(48, True)] * 20) == usual
+
+
+def test_what_has_changed_is_learned():
+    """Another program takes half of the memory's speed, and stays."""
+    budget = PrefillBudget()
+    before = play(budget, [(256, False), (1, True)] * 9)
+    assert play(budget, [(1, True)] * 9, step_ms=2 * STEP_MS) > before
+
+
+def test_times_of_nothing_divide_nothing():
+    """A clock that stands."""
+    budget = PrefillBudget()
+    budget.note(256, False, 0.0)
+    budget.note(1, True, 0.0)
+    assert budget.free_tokens >= 1
