@@ -1,9 +1,9 @@
 """The table of native kernels: what each is called, its operands and attributes in order, and what it costs.
 
 This is the contract between the tile program (`plan`), the native sources (native/kernels) and the costs that plans
-report (`plan.costs`). Planning holds every instruction to it (`plan.emission`); tests hold the native registry, and what kernels write, to it.
-Sizes for costs are given as a mapping of the dims named in `KernelSpec.dims`; `item` is the element size of the dtype.
-FLOPs count a multiply-add as two and an exp or a division as one.
+report (`plan.costs`). Planning holds every instruction to it (`plan.emission`); tests hold the native registry, and
+what kernels write, to it. Sizes for costs are given as a mapping of the dims named in `KernelSpec.dims`; `item` is the
+element size of the dtype. FLOPs count a multiply-add as two and an exp or a division as one.
 
 An operand is written `role name[:dtype][!|~][...][?][[rows cols]]`, as in `in residual?[m n]` and `in w!...[n k*]`:
 

@@ -141,7 +141,7 @@ def test_what_the_hub_refuses_is_one_error(hub, tmp_path):
     server.repositories["some/pickled"] = {"config.json": b"{}", "pytorch_model.bin": b"x"}
     server.repositories["some/data"] = {"train.csv": b"x"}
     assert "pickled weights are not read" in call("some/pickled")
-    assert "has config.json" in call("some/data")
+    assert "must have config.json" in call("some/data")
     for arguments in (("some/nothing",), ("some/pickled", "v9")):
         said = call(*arguments)
         assert said.startswith(
