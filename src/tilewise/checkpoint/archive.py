@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tilewise.checkpoint.tensors import OpenFile
-from tilewise.core.border import shown
 from tilewise.core.reading import Unreadable
+from tilewise.core.validation import shown
 
 __all__ = ["Part", "read_archive", "read_part"]
 

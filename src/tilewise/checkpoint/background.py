@@ -15,12 +15,12 @@ from typing import Any
 from tilewise.checkpoint.beside import EXIT_PATIENCE_S
 from tilewise.checkpoint.training import TrainingState, checkpoint_path, save_checkpoint
 from tilewise.core import CheckpointError
-from tilewise.core.border import Border
 from tilewise.core.threads import BackgroundThread
+from tilewise.core.validation import Validator
 
 __all__ = ["CheckpointWriter"]
 
-_border = Border("checkpoint", CheckpointError)
+_validate = Validator("checkpoint", CheckpointError)
 
 
 class _Given(BaseException):
@@ -58,7 +58,7 @@ class CheckpointWriter:
         Raises:
             ResourceError, CheckpointError: the one before could not be written, or `state` is none.
         """
-        _border.instance("write", "a state", state, TrainingState, "pass TrainingState(step, tensors)")
+        _validate.instance("write", "a state", state, TrainingState, "pass TrainingState(step, tensors)")
         self.wait()
         self._is_given_up, self._done = False, (0, 0)
         path = checkpoint_path(directory, state.step)
@@ -91,7 +91,7 @@ class CheckpointWriter:
         Raises:
             ResourceError, CheckpointError: as `check`.
         """
-        _border.function("wait", "on_progress", on_progress)
+        _validate.function("wait", "on_progress", on_progress)
         while self._thread is not None:
             is_over = self._thread.wait_briefly()
             if on_progress is not None:

@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from tilewise.core import CheckpointError
-from tilewise.core.border import Border, shown
+from tilewise.core.validation import Validator, shown
 
 __all__ = ["Box", "Misfit", "misfit"]
 
-_border = Border("checkpoint", CheckpointError)
+_validate = Validator("checkpoint", CheckpointError)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Box:
     def __post_init__(self) -> None:
         for name, value in (("begin", self.begin), ("sizes", self.sizes)):
             if not isinstance(value, tuple) or not all(isinstance(n, (int, np.integer)) for n in value):
-                _border.refuse("box", f"{name} must be a tuple of integers", shown(value), "correct it")
+                _validate.invalid("box", f"{name} must be a tuple of integers", shown(value), "correct it")
 
     @staticmethod
     def whole(shape: tuple[int, ...]) -> Box:

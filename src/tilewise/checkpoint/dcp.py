@@ -20,8 +20,8 @@ from tilewise.checkpoint.pickles import MAX_PICKLE_BYTES, Name, Record, parse_pi
 from tilewise.checkpoint.tensors import FileTensor, OpenFile, PartedTensor, TensorPart
 from tilewise.checkpoint.torch_files import Storages, dtype_of, sizes_of
 from tilewise.core import CheckpointError
-from tilewise.core.border import Border, shown
 from tilewise.core.reading import Unreadable, open_regular, read_whole
+from tilewise.core.validation import Validator, shown
 
 __all__ = ["is_distributed", "open_distributed"]
 
@@ -29,7 +29,7 @@ _METADATA = ".metadata"
 _MODULE = "torch.distributed.checkpoint.metadata"
 _MAX_CHUNKS = 1 << 14  # of a tensor
 _MAX_CHUNK_WORDS = 1 << 16  # bytes of what is said of one; there may be many that say much
-_border = Border("checkpoint", CheckpointError)
+_validate = Validator("checkpoint", CheckpointError)
 
 
 def is_distributed(directory: str | Path) -> bool:
@@ -50,9 +50,9 @@ def open_distributed(
     Raises:
         CheckpointError: it is no such checkpoint, or is damaged.
     """
-    root = _border.path("open_distributed", "a directory", directory)
+    root = _validate.path("open_distributed", "a directory", directory)
     if part is not None:
-        _border.text("open_distributed", "part", part)
+        _validate.text("open_distributed", "part", part)
     try:
         return _Directory(root, parse_pickle(read_whole(root / _METADATA, MAX_PICKLE_BYTES))).tensors(part)
     except Unreadable as error:

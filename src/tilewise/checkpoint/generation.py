@@ -15,10 +15,10 @@ from typing import Annotated, Any, Optional
 
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
-from tilewise.core import Border, CheckpointError
-from tilewise.core.border import bare, shown
+from tilewise.core import CheckpointError, Validator
 from tilewise.core.log import warn_once
 from tilewise.core.reading import Unreadable, first_problem, plain_json, read_whole
+from tilewise.core.validation import bare, shown
 from tilewise.settings import Sampling, json_type, settings_of
 
 __all__ = ["load_generation_config"]
@@ -26,7 +26,7 @@ __all__ = ["load_generation_config"]
 _MAX_VOCABULARY = 1 << 31
 _MOST_NAMED = 8  # fields in one line of the log
 _WITHOUT_FILE = "correct the file, or do not use it (generation_config=False in Python)"
-_border = Border("checkpoint", CheckpointError)
+_validate = Validator("checkpoint", CheckpointError)
 _Count = Annotated[int, Field(ge=0, le=1 << 53)]
 
 # About assistants, caches, scores of beams, what is returned: they do not change the text that one model writes.
@@ -105,8 +105,8 @@ def load_generation_config(directory: str | Path, vocab_size: int) -> dict[str, 
         CheckpointError: the file is not a JSON object, a field cannot have such a value, a token lies outside the
             vocabulary, or a setting is not supported.
     """
-    path = _border.path("load_generation_config", "a model directory", directory) / "generation_config.json"
-    vocab_size = _border.integer("load_generation_config", "vocab_size", vocab_size, 1, _MAX_VOCABULARY)
+    path = _validate.path("load_generation_config", "a model directory", directory) / "generation_config.json"
+    vocab_size = _validate.integer("load_generation_config", "vocab_size", vocab_size, 1, _MAX_VOCABULARY)
     if not os.path.lexists(path):
         return {}
     try:

@@ -15,13 +15,13 @@ from pathlib import Path
 from tilewise.checkpoint.companions import GENERATION, MODULES, TEMPLATES, TOKENIZER
 from tilewise.checkpoint.gguf import refuse_gguf
 from tilewise.checkpoint.weights import INDEX, SINGLE, files_of_index
-from tilewise.core import Border, ConfigError
-from tilewise.core.border import cut, shown
+from tilewise.core import ConfigError, Validator
 from tilewise.core.reading import Unreadable, refusals_of
+from tilewise.core.validation import cut, shown
 
 __all__ = ["find_model"]
 
-_border = Border("checkpoint")
+_validate = Validator("checkpoint")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][\w./-]{0,254}")  # part of a path in the cache
 _MAX_REASON = 300
@@ -46,13 +46,15 @@ def find_model(name: str | Path, revision: str | None = None) -> Path:
         ConfigError: neither a directory nor such a repository, or a revision of a directory; the hub cannot be reached
             and its cache has no copy; the repository has no safetensors files; a GGUF file.
     """
-    path = _border.path("find_model", "a model", name)
+    path = _validate.path("find_model", "a model", name)
     text = os.fsdecode(name)  # as it was given: ./owner/name is a path
     if revision is not None and (not isinstance(revision, str) or not _REVISION.fullmatch(revision)):
-        _border.refuse("find_model", "a revision is a branch, tag or commit", shown(revision), "correct it")
+        _validate.invalid(
+            "find_model", "a revision is a branch, tag or commit", shown(revision), "correct it"
+        )
     if os.path.lexists(path) or not _NAME.fullmatch(text):
         if revision is not None:
-            _border.refuse(
+            _validate.invalid(
                 "find_model", "a revision belongs to a model on the hub", f"{text!r}", "give owner/name"
             )
         if not os.path.lexists(path / "config.json"):

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tilewise.core import Border, ConfigError, get_logger
+from tilewise.core import ConfigError, Validator, get_logger
 from tilewise.core.writing import writing
 
 __all__ = ["lock_directory"]
 
-_border = Border("checkpoint")
+_validate = Validator("checkpoint")
 _NAME = ".tilewise-lock"
 _ATTEMPTS = 1000
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -32,7 +32,7 @@ def lock_directory(directory: Path) -> Iterator[None]:
         ConfigError: another run holds it; names the process if it is known. Or it is no path.
         ResourceError: the lock file cannot be written.
     """
-    directory = _border.path("lock_directory", "a directory", directory)
+    directory = _validate.path("lock_directory", "a directory", directory)
     with writing(directory / _NAME):
         made = [path for path in (directory, *directory.parents) if not path.exists()]
         descriptor = _acquire(directory / _NAME)

@@ -17,12 +17,12 @@ from tilewise.checkpoint.boxes import Box, misfit
 from tilewise.checkpoint.header import MAX_DIMS, MAX_SIZE, is_storable
 from tilewise.checkpoint.tensors import FileTensor, LazyTensor, PartedTensor, TensorPart
 from tilewise.core import CheckpointError
-from tilewise.core.border import Border, shown
+from tilewise.core.validation import Validator, shown
 from tilewise.ir.graph import METADATA
 
 __all__ = ["make_parts"]
 
-_border = Border("checkpoint", CheckpointError)
+_validate = Validator("checkpoint", CheckpointError)
 
 
 def make_parts(
@@ -35,20 +35,20 @@ def make_parts(
             parts that do not make their tensor.
     """
     found: dict[str, PartedTensor] = {}
-    for name, given in _border.mapping("save_checkpoint", "tensors", tensors, "arrays").items():
+    for name, given in _validate.mapping("save_checkpoint", "tensors", tensors, "arrays").items():
         _check_name(name)
         tensor = given
         if isinstance(given, (np.ndarray, FileTensor)):
             part = TensorPart(Box.whole(given.shape), given, 0)
             tensor = PartedTensor(given.shape, given.dtype, (part,))
         if not _is_of_parts(tensor) or not is_storable(tensor.dtype) or not _is_small(tensor):
-            _border.refuse(
+            _validate.invalid(
                 "save_checkpoint",
                 f"tensors are arrays of numbers that safetensors can hold, of {MAX_DIMS} dims at most",
                 f"{_in_words(given)} for {shown(name)}",
                 "convert it",
             )
-        _border.without_mask("save_checkpoint", shown(name), *(part.values for part in tensor.parts))
+        _validate.without_mask("save_checkpoint", shown(name), *(part.values for part in tensor.parts))
         _check_parts(name, tensor, num_devices)
         found[name] = tensor
     return found
@@ -65,7 +65,7 @@ def _check_name(name: str) -> None:
     except UnicodeEncodeError:
         is_name = False
     if not is_name:
-        _border.refuse(
+        _validate.invalid(
             "save_checkpoint",
             f"a tensor's name must be text in UTF-8 other than {METADATA!r}, which files keep for themselves",
             shown(name),
@@ -109,7 +109,7 @@ def _check_parts(name: str, tensor: PartedTensor, num_devices: int) -> None:
     )
     is_placed = len({*devices}) == len(devices) and {*devices} <= {*range(num_devices)}
     if wrong is not None or not is_said or not is_placed:
-        _border.refuse(
+        _validate.invalid(
             "save_checkpoint",
             f"parts of a tensor are of different devices among {num_devices}, and hold each element once",
             f"{wrong.words if wrong else [(p.device, p.values.shape) for p in tensor.parts]} for {shown(name)}",

@@ -24,7 +24,7 @@ from tilewise.checkpoint.companions import (
 from tilewise.checkpoint.files import replace_directory
 from tilewise.checkpoint.shards import MAX_SHARD_BYTES, write_weights
 from tilewise.checkpoint.tensors import Tensor
-from tilewise.core import Border, CheckpointError
+from tilewise.core import CheckpointError, Validator
 from tilewise.core.writing import writing
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["model_files", "save_model_directory", "save_pretrained"]
 
-_border = Border("checkpoint", CheckpointError)
+_validate = Validator("checkpoint", CheckpointError)
 
 
 def save_pretrained(
@@ -60,8 +60,8 @@ def save_pretrained(
         CheckpointError: a file of `copy_from` cannot be read.
         ResourceError: it cannot be written; what stood there is kept.
     """
-    path = _border.path("save_pretrained", "a directory", directory)
-    config = _border.json("save_pretrained", "config", config)
+    path = _validate.path("save_pretrained", "a directory", directory)
+    config = _validate.json("save_pretrained", "config", config)
     files = model_files(config, tokenizer, generation_config, copy_from=copy_from)
     save_model_directory(path, files, tensors, max_shard_bytes=max_shard_bytes)
 
@@ -119,17 +119,17 @@ def model_files(
     if config is not None:
         made[CONFIG] = _json(config)
     if generation_config is not None:
-        made[GENERATION] = _json(_border.json(call, "generation_config", generation_config))
+        made[GENERATION] = _json(_validate.json(call, "generation_config", generation_config))
     if tokenizer is not None:
         from tokenizers import Tokenizer
 
-        _border.instance(call, "a tokenizer", tokenizer, Tokenizer, "pass what load_tokenizer returned")
+        _validate.instance(call, "a tokenizer", tokenizer, Tokenizer, "pass what load_tokenizer returned")
         made["tokenizer.json"] = tokenizer.to_str(pretty=True).encode()
         made["tokenizer_config.json"] = _json(_tokenizer_config(config or {}, tokenizer))
     if copy_from is None:
         return made
     own = () if tokenizer is not None else TOKENIZER
-    source = _border.path(call, "a model directory", copy_from)
+    source = _validate.path(call, "a model directory", copy_from)
     patterns = [name for name in (CONFIG, GENERATION) if name not in made]
     return {**read_companions(source, (*patterns, *own, *TEMPLATES, *MODULES, CODE)), **made}
 

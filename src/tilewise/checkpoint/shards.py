@@ -18,7 +18,7 @@ from tilewise.checkpoint.header import MAX_HEADER_BYTES, dtype_name, is_storable
 from tilewise.checkpoint.tensors import FileTensor, LazyTensor, Tensor, read_array
 from tilewise.checkpoint.weights import INDEX, SINGLE
 from tilewise.core import CheckpointError
-from tilewise.core.border import Border, shown
+from tilewise.core.validation import Validator, shown
 from tilewise.core.writing import HIDDEN, replace_file, replace_text, sync_directory, sync_file, writing
 from tilewise.ir.graph import METADATA
 
@@ -26,7 +26,7 @@ __all__ = ["MAX_SHARD_BYTES", "save_tensors", "write_weights"]
 
 MAX_SHARD_BYTES = 5 * 10**9
 _ALIGNMENT = 8
-_border = Border("checkpoint", CheckpointError)
+_validate = Validator("checkpoint", CheckpointError)
 
 
 def write_weights(
@@ -46,8 +46,8 @@ def write_weights(
         CheckpointError: what is given are no arrays by name.
         ResourceError: a file cannot be written; what stood there is kept.
     """
-    directory = _border.path("write_weights", "a directory", directory)
-    max_shard_bytes = _border.integer("write_weights", "max_shard_bytes", max_shard_bytes, 1, 1 << 62)
+    directory = _validate.path("write_weights", "a directory", directory)
+    max_shard_bytes = _validate.integer("write_weights", "max_shard_bytes", max_shard_bytes, 1, 1 << 62)
     shards = _cut(_named(tensors), max_shard_bytes)
     if len(shards) == 1:
         replace_file(directory / SINGLE, lambda path: save_tensors(path, dict(shards[0]), {"format": "pt"}))
@@ -97,22 +97,26 @@ def _named(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
         CheckpointError: something else, or a name that comes twice.
     """
     if isinstance(tensors, (str, Mapping, np.ndarray)) or not isinstance(tensors, Iterable):
-        _border.refuse("write_weights", "tensors are pairs of name and array", shown(tensors), "pass a list")
+        _validate.invalid(
+            "write_weights", "tensors are pairs of name and array", shown(tensors), "pass a list"
+        )
     found: dict[str, Tensor] = {}
     for pair in tensors:
         if not isinstance(pair, tuple) or len(pair) != 2:
-            _border.refuse("write_weights", "tensors are pairs of name and array", shown(pair), "pass tuples")
+            _validate.invalid(
+                "write_weights", "tensors are pairs of name and array", shown(pair), "pass tuples"
+            )
         name, tensor = pair
-        _border.text("write_weights", "a tensor's name", name)
+        _validate.text("write_weights", "a tensor's name", name)
         is_tensor = isinstance(tensor, (np.ndarray, FileTensor, LazyTensor))
         if name in found or name == METADATA or not is_tensor or not is_storable(tensor.dtype):
-            _border.refuse(
+            _validate.invalid(
                 "write_weights",
                 "every name comes once, with an array of numbers that safetensors can hold",
                 f"{shown(tensor)} for {shown(name)}",
                 "correct it",
             )
-        _border.without_mask("write_weights", shown(name), tensor)
+        _validate.without_mask("write_weights", shown(name), tensor)
         found[name] = tensor
     return list(found.items())
 
@@ -140,7 +144,7 @@ def save_tensors(
     content = json.dumps(header, separators=(",", ":")).encode()
     content += b" " * (-len(content) % _ALIGNMENT)
     if len(content) > MAX_HEADER_BYTES:
-        _border.refuse(
+        _validate.invalid(
             "write_weights",
             f"a file's names and shapes must fit a header of {MAX_HEADER_BYTES} bytes",
             f"{len(content)} bytes for {len(order)} tensors",

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from tilewise.checkpoint.tensors import FileTensor, LazyTensor, Tensor, read_array
 from tilewise.core import CheckpointError
-from tilewise.core.border import shown
 from tilewise.core.dtypes import is_float
+from tilewise.core.validation import shown
 
 __all__ = ["StoredTensor", "StoredWeights", "store_parameters"]
 

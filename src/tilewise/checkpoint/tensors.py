@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from tilewise.checkpoint.boxes import Box
 from tilewise.checkpoint.header import TensorEntry, dtype_of_name, header_end, parse_header
 from tilewise.core import CheckpointError
-from tilewise.core.border import Border, shown
 from tilewise.core.reading import Unreadable, open_regular
+from tilewise.core.validation import Validator, shown
 
 __all__ = [
     "Checksum",
@@ -41,7 +41,7 @@ __all__ = [
     "read_array",
 ]
 
-_border = Border("checkpoint", CheckpointError)
+_validate = Validator("checkpoint", CheckpointError)
 _CHUNK_BYTES = 4 << 20
 _FOREIGN = {
     b"PK\x03\x04": "an archive of torch.save",
@@ -377,7 +377,7 @@ def read_array(tensor: Tensor) -> NDArray[Any]:
             f"[checkpoint.read] a tensor must be what was said of it, {tensor.dtype} {list(tensor.shape)}; got "
             f"{array.dtype} {list(array.shape)}; fetch the same tensor"
         )
-    _border.without_mask("read", "a tensor", array)
+    _validate.without_mask("read", "a tensor", array)
     return array
 
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from tilewise.checkpoint.tokenizer_config import AddedTokenFile, TokenizerConfig, load_tokenizer_config
-from tilewise.core import Border, CheckpointError, ConfigError
-from tilewise.core.border import shown
+from tilewise.core import CheckpointError, ConfigError, Validator
 from tilewise.core.log import warn_once
 from tilewise.core.reading import (
     Unreadable,
@@ -27,6 +26,7 @@ from tilewise.core.reading import (
     refusals_of,
     validate_json,
 )
+from tilewise.core.validation import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ __all__ = ["check_token_ids", "load_tokenizer"]
 _MAX_TOKENIZER_BYTES = 512 << 20
 _MAX_VOCABULARY = 1 << 31
 _FILES = ("tokenizer.json", "vocab.json")
-_border = Border("checkpoint", CheckpointError)
+_validate = Validator("checkpoint", CheckpointError)
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -121,8 +121,8 @@ def load_tokenizer(directory: str | Path, vocab_size: int) -> Tokenizer:
     Raises:
         CheckpointError: there is no tokenizer.json and no vocab.json with merges.txt, or they cannot be read.
     """
-    place = _border.path("load_tokenizer", "a model directory", directory)
-    vocab_size = _border.integer("load_tokenizer", "vocab_size", vocab_size, 1, _MAX_VOCABULARY)
+    place = _validate.path("load_tokenizer", "a model directory", directory)
+    vocab_size = _validate.integer("load_tokenizer", "vocab_size", vocab_size, 1, _MAX_VOCABULARY)
     config = load_tokenizer_config(place)
     names = [name for name in _FILES if os.path.lexists(place / name)]
     if not names:

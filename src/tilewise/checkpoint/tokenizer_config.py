@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from tilewise.core import Border, CheckpointError, shown
+from tilewise.core import CheckpointError, Validator, shown
 from tilewise.core.reading import Unreadable, decode_text, read_json, read_whole
 
 __all__ = ["AddedTokenFile", "TokenizerConfig", "load_tokenizer_config"]
@@ -21,7 +21,7 @@ __all__ = ["AddedTokenFile", "TokenizerConfig", "load_tokenizer_config"]
 _MAX_TEMPLATE_BYTES = 1 << 20
 _MAX_CONFIG_BYTES = 64 << 20
 _MOST_TOKENS = 1 << 20
-_border = Border("checkpoint", CheckpointError)
+_validate = Validator("checkpoint", CheckpointError)
 _Text = Annotated[str, Field(min_length=1, max_length=1 << 12)]
 
 
@@ -102,7 +102,7 @@ def load_tokenizer_config(directory: str | Path) -> TokenizerConfig:
     Raises:
         CheckpointError: a file cannot be read, or a field is of another type.
     """
-    place = _border.path("load_tokenizer_config", "a model directory", directory)
+    place = _validate.path("load_tokenizer_config", "a model directory", directory)
     path = place / "tokenizer_config.json"
     try:
         found = read_json(path, _File, _MAX_CONFIG_BYTES) if os.path.lexists(path) else _File()

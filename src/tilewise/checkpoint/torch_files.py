@@ -23,8 +23,8 @@ from tilewise.checkpoint.archive import Part, read_archive, read_part
 from tilewise.checkpoint.pickles import MAX_PICKLE_BYTES, Name, Record, parse_pickle, worded
 from tilewise.checkpoint.tensors import Checksum, FileTensor, OpenFile
 from tilewise.core import CheckpointError
-from tilewise.core.border import Border, shown
 from tilewise.core.reading import Unreadable, open_regular
+from tilewise.core.validation import Validator, shown
 
 __all__ = [
     "Storages",
@@ -37,7 +37,7 @@ __all__ = [
     "sizes_of",
 ]
 
-_border = Border("checkpoint", CheckpointError)
+_validate = Validator("checkpoint", CheckpointError)
 _ARCHIVE = b"PK\x03\x04"
 _WHOLE = "pytorch_model.bin"
 _SHARD = re.compile(r"pytorch_model(-[0-9]{5}-of-[0-9]{5})?\.bin")
@@ -92,9 +92,9 @@ def open_state_dict(path: str | Path, part: str | None = None) -> Mapping[str, F
     Raises:
         CheckpointError: it is no such file, is damaged, or names anything but tensors.
     """
-    path = _border.path("open_state_dict", "a file", path)
+    path = _validate.path("open_state_dict", "a file", path)
     if part is not None:
-        _border.text("open_state_dict", "part", part)
+        _validate.text("open_state_dict", "part", part)
     try:
         file = OpenFile(path, open_regular(path))
         storages = Storages(file, 0, _size(file))
@@ -116,7 +116,7 @@ def open_torch_directory(directory: str | Path) -> Mapping[str, FileTensor]:
     Raises:
         CheckpointError: there is none, a number is missing, or a tensor stands in two files; else as `open_state_dict`.
     """
-    root = _border.path("open_torch_directory", "a directory", directory)
+    root = _validate.path("open_torch_directory", "a directory", directory)
     names = sorted(name for name in os.listdir(root) if _SHARD.fullmatch(name)) if root.is_dir() else []
     count = int(names[0][-9:-4]) if names and names[0] != _WHOLE else 1
     wanted = [_WHOLE] if count == 1 and _WHOLE in names else [_shard(i + 1, count) for i in range(count)]

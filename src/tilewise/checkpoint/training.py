@@ -44,9 +44,9 @@ from tilewise.checkpoint.manifest import (
 from tilewise.checkpoint.parts import make_parts
 from tilewise.checkpoint.tensors import FileTensor, PartedTensor
 from tilewise.core import CheckpointError, ResourceError
-from tilewise.core.border import Border, bare, shown
 from tilewise.core.mesh import MAX_DEVICES
 from tilewise.core.reading import Forbidden, Unreadable, first_problem, read_whole
+from tilewise.core.validation import Validator, bare, shown
 from tilewise.core.writing import writing
 
 __all__ = [
@@ -78,7 +78,7 @@ _MAX_FILE_BYTES = 512 << 20
 STEP_NAME = re.compile(r"step-([0-9]{8,18})")
 _STEP_TENSOR = "optimizer.step"
 _LAST_STEP = 10**18 - 1  # the longest name that `STEP_NAME` matches
-_border = Border("checkpoint", CheckpointError)
+_validate = Validator("checkpoint", CheckpointError)
 
 
 class DamagedCheckpoint(CheckpointError):
@@ -199,7 +199,7 @@ class OpenCheckpoint:
             DamagedCheckpoint: some files do not hold what was saved; names them, and of each a tensor.
             CheckpointError: `on_progress` is no function.
         """
-        _border.function("verify", "on_progress", on_progress)
+        _validate.function("verify", "on_progress", on_progress)
         found = damages(self.files, _Work(self.nbytes, on_progress).add)
         if found is not None:
             raise DamagedCheckpoint(self.path, found)
@@ -233,8 +233,8 @@ class OpenCheckpoint:
 
 def checkpoint_path(directory: str | Path, step: int) -> Path:
     """Where the checkpoint of a step stands."""
-    root = _border.path("checkpoint_path", "a directory", directory)
-    return root / f"step-{_border.integer('checkpoint_path', 'a step', step, 0, _LAST_STEP):08d}"
+    root = _validate.path("checkpoint_path", "a directory", directory)
+    return root / f"step-{_validate.integer('checkpoint_path', 'a step', step, 0, _LAST_STEP):08d}"
 
 
 def save_checkpoint(
@@ -262,21 +262,23 @@ def save_checkpoint(
             shapes, configurations; older checkpoints are kept.
         ResourceError: it cannot be written; older checkpoints are kept.
     """
-    root = _border.path("save_checkpoint", "a directory", directory)
-    _border.instance("save_checkpoint", "a state", state, TrainingState, "pass TrainingState(step, tensors)")
-    step = _border.integer("save_checkpoint", "a step", state.step, 0, _LAST_STEP)
-    keep_last = _border.integer("save_checkpoint", "keep_last", keep_last, 1, _LAST_STEP)
-    _border.function("save_checkpoint", "on_progress", on_progress)
-    given = _border.mapping("save_checkpoint", "a mesh", state.mesh, "numbers of devices by axis")
+    root = _validate.path("save_checkpoint", "a directory", directory)
+    _validate.instance(
+        "save_checkpoint", "a state", state, TrainingState, "pass TrainingState(step, tensors)"
+    )
+    step = _validate.integer("save_checkpoint", "a step", state.step, 0, _LAST_STEP)
+    keep_last = _validate.integer("save_checkpoint", "keep_last", keep_last, 1, _LAST_STEP)
+    _validate.function("save_checkpoint", "on_progress", on_progress)
+    given = _validate.mapping("save_checkpoint", "a mesh", state.mesh, "numbers of devices by axis")
     mesh = {
-        axis: _border.integer("save_checkpoint", f"axis {axis!r}", size, 1, MAX_DEVICES)
+        axis: _validate.integer("save_checkpoint", f"axis {axis!r}", size, 1, MAX_DEVICES)
         for axis, size in given.items()
     }
-    num_devices = _border.integer("save_checkpoint", "devices", prod(mesh.values()), 1, MAX_DEVICES)
+    num_devices = _validate.integer("save_checkpoint", "devices", prod(mesh.values()), 1, MAX_DEVICES)
     tensors = make_parts(state.tensors, num_devices)
     model = None if state.model is None else _record_of(state.model)
     work = _Work(2 * sum(tensor.nbytes for tensor in tensors.values()), on_progress)
-    settings = _border.json("save_checkpoint", "a configuration", config)
+    settings = _validate.json("save_checkpoint", "a configuration", config)
     records = describe(tensors, num_devices, work.add)
     meta = Manifest.of(step, settings, mesh, num_devices, records, model, state.changes)
     _require_readable(meta)
@@ -307,16 +309,16 @@ def save_checkpoint(
 def _record_of(model: FinishedModel) -> ModelRecord:
     """What a manifest says of a finished model's files."""
     call, advice = "save_checkpoint", "pass FinishedModel(files, dtypes)"
-    _border.instance(call, "a model", model, FinishedModel, advice)
-    files = _border.mapping(call, "files of a model", model.files, "bytes")
+    _validate.instance(call, "a model", model, FinishedModel, advice)
+    files = _validate.mapping(call, "files of a model", model.files, "bytes")
     contents = {
-        name: _border.instance(call, "a file", content, bytes, advice) for name, content in files.items()
+        name: _validate.instance(call, "a file", content, bytes, advice) for name, content in files.items()
     }
     checksums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     try:
         return ModelRecord(files=checksums, dtypes=dict(model.dtypes))
     except ValidationError as error:
-        _border.refuse(
+        _validate.invalid(
             call, "a finished model must be one that can be read again", first_problem(error), advice
         )
 
@@ -326,7 +328,7 @@ def _require_readable(meta: Manifest) -> None:
     try:
         parse_manifest(meta.content().encode("utf-8"))
     except Unreadable as error:
-        _border.refuse(
+        _validate.invalid(
             "save_checkpoint",
             "names, shapes and configuration must be such that they can be read again",
             str(error),
@@ -369,7 +371,7 @@ def _remove_older(root: Path, newest: Path, num_kept: int) -> None:
 
 def has_checkpoints(directory: str | Path) -> bool:
     """Whether there are checkpoints, whole or not; errors as of `checkpoint_paths`."""
-    return bool(_steps(_border.path("has_checkpoints", "a directory", directory)))
+    return bool(_steps(_validate.path("has_checkpoints", "a directory", directory)))
 
 
 def checkpoint_paths(directory: str | Path) -> list[Path]:
@@ -378,13 +380,13 @@ def checkpoint_paths(directory: str | Path) -> list[Path]:
     Raises:
         ResourceError: it cannot be listed.
     """
-    return _steps(_border.path("checkpoint_paths", "a directory", directory))
+    return _steps(_validate.path("checkpoint_paths", "a directory", directory))
 
 
 def latest_checkpoint(directory: str | Path) -> Path | None:
     """The newest checkpoint whose metadata, names and sizes are whole; its content is looked at when it is loaded.
     Errors as of `checkpoint_paths`, and ResourceError as of `open_checkpoint`."""
-    root = _border.path("latest_checkpoint", "a directory", directory)
+    root = _validate.path("latest_checkpoint", "a directory", directory)
     return next((path for path in reversed(_steps(root)) if _is_listed(path)), None)
 
 
@@ -395,7 +397,7 @@ def open_checkpoint(path: str | Path) -> OpenCheckpoint:
         DamagedCheckpoint: missing, truncated or changed files; names what is wrong.
         ResourceError: a file may not be read, or no further one opened; it may be whole.
     """
-    path = _border.path("open_checkpoint", "a checkpoint", path)
+    path = _validate.path("open_checkpoint", "a checkpoint", path)
     try:
         meta = read_manifest(path)
     except Unreadable as error:
@@ -440,9 +442,9 @@ def load_checkpoint(
         OtherConfiguration: another configuration; names what differs.
         ResourceError: as `open_checkpoint`.
     """
-    path = _border.path("load_checkpoint", "a checkpoint", path)
-    _border.json("load_checkpoint", "a configuration", config)
-    _border.function("load_checkpoint", "on_progress", on_progress)
+    path = _validate.path("load_checkpoint", "a checkpoint", path)
+    _validate.json("load_checkpoint", "a configuration", config)
+    _validate.function("load_checkpoint", "on_progress", on_progress)
     opened = open_checkpoint(path)
     changes = config_changes(opened, config, may_change)
     opened.verify(on_progress)
@@ -472,9 +474,9 @@ def load_latest(
     """
     damaged: list[str] = []
     if not callable(report):
-        _border.refuse("load_latest", "report must be a function", shown(report), "pass one of a text")
-    _border.function("load_latest", "on_progress", on_progress)
-    for path in reversed(_steps(_border.path("load_latest", "a directory", directory))):
+        _validate.invalid("load_latest", "report must be a function", shown(report), "pass one of a text")
+    _validate.function("load_latest", "on_progress", on_progress)
+    for path in reversed(_steps(_validate.path("load_latest", "a directory", directory))):
         try:
             state = load_checkpoint(path, config, on_progress, may_change)
         except DamagedCheckpoint as error:

@@ -21,12 +21,12 @@ from tilewise.checkpoint.gguf import refuse_gguf
 from tilewise.checkpoint.tensors import FileTensor, WeightsFile
 from tilewise.checkpoint.torch_files import is_torch_file, open_state_dict
 from tilewise.core import CheckpointError
-from tilewise.core.border import Border, shown
 from tilewise.core.reading import Unreadable, read_json
+from tilewise.core.validation import Validator, shown
 
 __all__ = ["INDEX", "SINGLE", "files_of_index", "open_weights"]
 
-_border = Border("checkpoint", CheckpointError)
+_validate = Validator("checkpoint", CheckpointError)
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _PICKLED = re.compile(r".*\.(bin|pt|pth|pkl|ckpt)")
@@ -51,7 +51,7 @@ def open_weights(path: str | Path) -> Mapping[str, FileTensor]:
         CheckpointError: no such file, a broken header, an index that names absent tensors, pickled weights alone.
         ConfigError: GGUF files alone.
     """
-    path = _border.path("open_weights", "weights", path)
+    path = _validate.path("open_weights", "weights", path)
     if not os.path.isdir(path):
         refuse_gguf(path)
         return open_state_dict(path) if is_torch_file(path) else WeightsFile(path)

@@ -17,8 +17,8 @@ import typer
 from tilewise.cli.help import App
 from tilewise.cli.options import Options, Values
 from tilewise.core import ResourceError
-from tilewise.core.border import bare
 from tilewise.core.sizes import format_bytes
+from tilewise.core.validation import bare
 from tilewise.settings import EngineSettings
 
 if TYPE_CHECKING:

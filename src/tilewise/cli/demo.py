@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewise.checkpoint import check_replaceable, check_writable, lock_directory, remove_leftovers
+from tilewise.cli.before_work import before_work
 from tilewise.cli.demo_report import show_compression, show_memory, show_side_by_side, show_stages
-from tilewise.cli.refuse import before_work
 from tilewise.cli.write import Writing, stream
 from tilewise.core import ConfigError
 from tilewise.generate import Sampling

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tilewise.cli.refuse import before_work
+from tilewise.cli.before_work import before_work
 from tilewise.core import ConfigError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tilewise.cli.refuse import before_work
+from tilewise.cli.before_work import before_work
 from tilewise.core import ConfigError, NotFinite, choose_dtype
 from tilewise.core.sizes import format_bytes
 

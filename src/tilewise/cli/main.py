@@ -17,6 +17,7 @@ from typing import Annotated
 
 import typer
 
+from tilewise.cli.before_work import before_work
 from tilewise.cli.bench import bench
 from tilewise.cli.build_mpi import build_mpi
 from tilewise.cli.chat import chat
@@ -26,14 +27,13 @@ from tilewise.cli.generate import generate
 from tilewise.cli.help import App
 from tilewise.cli.launch import launch
 from tilewise.cli.options import MODEL, REVISION, Options, Values, make_console, size
-from tilewise.cli.refuse import before_work
 from tilewise.cli.run_batch import run_batch
 from tilewise.cli.serve import serve
 from tilewise.cli.tune import tune
 from tilewise.core import PeerLost, TilewiseError, configure_logging
-from tilewise.core.border import cut
 from tilewise.core.environment import is_launched
 from tilewise.core.errors import LOST
+from tilewise.core.validation import cut
 from tilewise.settings import EngineSettings
 
 __all__ = ["app", "main"]

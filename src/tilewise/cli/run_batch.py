@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from tilewise.cli.before_work import before_work
 from tilewise.cli.options import MODEL, REVISION, Options, Values, make_console
-from tilewise.cli.refuse import before_work
 from tilewise.core import ConfigError
 from tilewise.core.reading import Unreadable, decode_text, read_whole
 from tilewise.settings import EngineSettings

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from tilewise.cli.before_work import before_work
 from tilewise.cli.options import make_console
-from tilewise.cli.refuse import before_work
 
 __all__ = ["tune"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from tilewise.cli.refuse import before_work
+from tilewise.cli.before_work import before_work
 from tilewise.cli.structure import check_structure
 from tilewise.cli.terminal import write_to
 from tilewise.core import ConfigError

@@ -29,9 +29,9 @@ from tilewise.comm.facts import own_command, own_facts, own_host, require_equal
 from tilewise.comm.links import BUSY_S, Link, bandwidth, clock_offset, round_trip
 from tilewise.comm.peer import JoinedPeer, Peer, SpawnedPeer, error_of, watched, watched_too
 from tilewise.comm.world import World
-from tilewise.core.border import Border
 from tilewise.core.errors import CommError, ConfigError, PeerLost, PlanError, TilewiseError
 from tilewise.core.mesh import MAX_DEVICES
+from tilewise.core.validation import Validator
 
 if TYPE_CHECKING:
     from tilewise.comm.group_executor import DeviceGroup, GroupExecutor
@@ -43,7 +43,7 @@ _ANSWER_S = 30.0  # without a sign of life
 _END_S = 5.0
 _SEEN_S = 0.5  # between the end of a process's socket and that of the process
 _CLOSED = "[comm.ProcessGroup] a group must be open; got a closed one; open another"
-_border = Border("comm", ConfigError)
+_validate = Validator("comm", ConfigError)
 _active: Group | None = None
 
 
@@ -73,9 +73,9 @@ class Group:
 
     def __init__(self, num_processes: int, worker: str, world: World | None = None) -> None:
         global _active
-        self.num_processes = _border.integer("ProcessGroup", "num_processes", num_processes, 1, MAX_DEVICES)
+        self.num_processes = _validate.integer("ProcessGroup", "num_processes", num_processes, 1, MAX_DEVICES)
         if active_group() is not None:
-            _border.refuse(
+            _validate.invalid(
                 "ProcessGroup", "a process has one group at a time", "a second one", "close the first"
             )
         self._worker, self._world, self._owner = worker, world, os.getpid()
@@ -200,7 +200,7 @@ class Group:
             ConfigError: it is no number of devices.
             PlanError: a process would have none.
         """
-        num_devices = _border.integer("ProcessGroup", "num_devices", num_devices, 0, MAX_DEVICES)
+        num_devices = _validate.integer("ProcessGroup", "num_devices", num_devices, 0, MAX_DEVICES)
         if num_devices < self.num_processes:
             raise PlanError(
                 f"[comm.ProcessGroup] every process needs a device; got {num_devices} devices for "

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewise.comm.mpi_library import MpiLibrary, find_mpi
-from tilewise.core.border import shown
 from tilewise.core.environment import read
 from tilewise.core.errors import ConfigError
+from tilewise.core.validation import shown
 
 __all__ = ["Launched", "ending_by_mpi", "launched", "refuse_several", "require_mpi", "require_world"]
 

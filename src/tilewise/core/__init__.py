@@ -4,7 +4,6 @@ logging.
 Owns no state. Imports nothing of Tilewise.
 """
 
-from tilewise.core.border import Border, shown
 from tilewise.core.dims import (
     BATCH,
     Dim,
@@ -33,6 +32,7 @@ from tilewise.core.errors import (
 )
 from tilewise.core.log import configure_logging, get_logger
 from tilewise.core.mesh import MAX_DEVICES, MICRO, Axes, DeviceMesh
+from tilewise.core.validation import Validator, shown
 
 __all__ = [
     "BATCH",
@@ -42,7 +42,6 @@ __all__ = [
     "MODEL_DTYPES",
     "VARIABLES",
     "Axes",
-    "Border",
     "CheckpointError",
     "CommError",
     "CommTimeout",
@@ -61,6 +60,7 @@ __all__ = [
     "Size",
     "TaskFailed",
     "TilewiseError",
+    "Validator",
     "choose_dtype",
     "configure_logging",
     "dtype",

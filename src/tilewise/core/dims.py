@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tilewise.core.border import Border
 from tilewise.core.errors import LayoutError, ShapeError
 from tilewise.core.tree import allowed_widths, is_power_of_two, share_of, widths_in_words
+from tilewise.core.validation import Validator
 
-_border = Border("core", ShapeError)
+_validate = Validator("core", ShapeError)
 MAX_SIZE = (1 << 40) - 1  # of one dim: offsets and extents stay far from 63 bits
 
 __all__ = [
@@ -45,9 +45,9 @@ class Dim:
     max: int = 1 << 20
 
     def __post_init__(self) -> None:
-        _border.text("dims", "the name of a symbol", self.name)
-        low = _border.integer("dims", f"min of {self.name!r}", self.min, 0, MAX_SIZE)
-        high = _border.integer("dims", f"max of {self.name!r}", self.max, low, MAX_SIZE)
+        _validate.text("dims", "the name of a symbol", self.name)
+        low = _validate.integer("dims", f"min of {self.name!r}", self.min, 0, MAX_SIZE)
+        high = _validate.integer("dims", f"max of {self.name!r}", self.max, low, MAX_SIZE)
         object.__setattr__(self, "min", low)  # Python's integers: NumPy's may be too small for what follows
         object.__setattr__(self, "max", high)
 
@@ -82,13 +82,13 @@ class DimLabel:
     is_summed_by_batch_splits: bool = False
 
     def __post_init__(self) -> None:
-        _border.text("dims", "the name of a label", self.name)
+        _validate.text("dims", "the name of a label", self.name)
         for field in ("atom", "group"):
-            value = _border.integer(
+            value = _validate.integer(
                 "dims", f"the {field} of {self.name!r}", getattr(self, field), 1, MAX_SIZE
             )
             object.__setattr__(self, field, value)
-        _border.truth("dims", f"is_summed_by_batch_splits of {self.name!r}", self.is_summed_by_batch_splits)
+        _validate.truth("dims", f"is_summed_by_batch_splits of {self.name!r}", self.is_summed_by_batch_splits)
 
     def __hash__(self) -> int:
         return hash(self.name)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from tilewise.core.border import shown
 from tilewise.core.errors import ConfigError, ShapeError
+from tilewise.core.validation import shown
 
 __all__ = ["DTYPES", "MAX_F32", "MODEL_DTYPES", "DType", "choose_dtype", "dtype", "is_float", "model_dtype"]
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
-from tilewise.core.border import Border
+from tilewise.core.validation import Validator
 
 __all__ = ["FrozenMap", "freeze_maps"]
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-_border = Border("core")
+_validate = Validator("core")
 
 
 class FrozenMap(dict[K, V]):
@@ -29,7 +29,7 @@ class FrozenMap(dict[K, V]):
     __slots__ = ()
 
     def _refuse(self, *given: object, **named: object) -> NoReturn:
-        _border.refuse(
+        _validate.invalid(
             "FrozenMap",
             "mappings of frozen records are read-only",
             f"a change of one with {len(self)} entries",

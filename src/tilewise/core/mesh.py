@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from tilewise.core.border import Border, shown
 from tilewise.core.errors import LayoutError
+from tilewise.core.validation import Validator, shown
 
-_border = Border("core", LayoutError)
+_validate = Validator("core", LayoutError)
 MAX_DEVICES = 1024
 MICRO = "micro"
 
@@ -40,15 +40,17 @@ class DeviceMesh:
     sizes: tuple[int, ...]
 
     def __init__(self, axes: Mapping[str, int]) -> None:
-        _border.mapping("mesh", "axes", axes, "sizes")
+        _validate.mapping("mesh", "axes", axes, "sizes")
         sizes: list[int] = []
         for name, size in axes.items():
-            _border.text("mesh", "the name of an axis", name)
+            _validate.text("mesh", "the name of an axis", name)
             if name == MICRO:
-                _border.refuse("mesh", f"{MICRO!r} is the axis of time", "an axis of devices", "rename it")
-            sizes.append(_border.integer("mesh", f"the size of axis {name!r}", size, 1, MAX_DEVICES))
+                _validate.invalid("mesh", f"{MICRO!r} is the axis of time", "an axis of devices", "rename it")
+            sizes.append(_validate.integer("mesh", f"the size of axis {name!r}", size, 1, MAX_DEVICES))
         if prod(sizes) > MAX_DEVICES:
-            _border.refuse("mesh", f"a mesh has at most {MAX_DEVICES} devices", str(dict(axes)), "drop some")
+            _validate.invalid(
+                "mesh", f"a mesh has at most {MAX_DEVICES} devices", str(dict(axes)), "drop some"
+            )
         object.__setattr__(self, "names", tuple(axes))
         object.__setattr__(self, "sizes", tuple(sizes))
 
@@ -63,7 +65,9 @@ class DeviceMesh:
         for part in text.split(",") if isinstance(text, str) else [""]:
             name, _, size = part.strip().partition("=")
             if not (size.isascii() and size.isdigit() and len(size) < 8) or name in axes:
-                _border.refuse("mesh", "a mesh reads axis=size,…", shown(text), "write for example dp=2,tp=2")
+                _validate.invalid(
+                    "mesh", "a mesh reads axis=size,…", shown(text), "write for example dp=2,tp=2"
+                )
             axes[name] = int(size)
         return cls(axes)
 
@@ -85,7 +89,7 @@ class DeviceMesh:
         known = []
         for axis in axes:
             if not isinstance(axis, str):
-                _border.refuse("mesh", "axes are names", shown(axes), 'pass "dp", "tp"')
+                _validate.invalid("mesh", "axes are names", shown(axes), 'pass "dp", "tp"')
             if axis in self._axes:
                 known.append(self._axes[axis])
         return known
@@ -104,7 +108,7 @@ class DeviceMesh:
         Raises:
             LayoutError: there is no such device, or an axis is no name.
         """
-        _border.integer("mesh", "a device", device, 0, self.num_devices - 1)
+        _validate.integer("mesh", "a device", device, 0, self.num_devices - 1)
         position = 0
         for size, stride in self._known(axes):
             position = position * size + device // stride % size
@@ -116,7 +120,7 @@ class DeviceMesh:
         Raises:
             LayoutError: there is no such device, or an axis is no name.
         """
-        _border.integer("mesh", "a device", device, 0, self.num_devices - 1)
+        _validate.integer("mesh", "a device", device, 0, self.num_devices - 1)
         return device - sum(device // stride % size * stride for size, stride in self._known(axes))
 
     def group(self, device: int, *axes: str) -> list[int]:

@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 
-from tilewise.core.border import bare, shown
 from tilewise.core.errors import ResourceError
 from tilewise.core.sizes import format_bytes
+from tilewise.core.validation import bare, shown
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError

@@ -18,10 +18,10 @@ from importlib import import_module
 from types import ModuleType, TracebackType
 from typing import Any, Generic, TypeVar
 
-from tilewise.core.border import Border
 from tilewise.core.errors import ResourceError
 from tilewise.core.limits import num_cores
 from tilewise.core.threads import BackgroundThread
+from tilewise.core.validation import Validator
 from tilewise.core.worker_link import WorkerLink
 
 __all__ = ["ENOUGH", "Shared", "WorkerPool", "is_portable"]
@@ -32,7 +32,7 @@ ENOUGH = 16
 MAX_WORKERS = 256
 _PART = 8  # of what is left, one part of so many per worker is the next batch: large at first, single calls at the end
 _AHEAD = 2  # batches that a worker has been asked for
-_border = Border("core")
+_validate = Validator("core")
 
 
 def _find(module: str, qualname: str) -> Any:
@@ -75,7 +75,7 @@ class WorkerPool:
     def __init__(self, count: int | None = None) -> None:
         cores = num_cores()
         given = min(cores, MAX_WORKERS) if count is None else count
-        self.count = _border.integer("WorkerPool", "count", given, 1, MAX_WORKERS)
+        self.count = _validate.integer("WorkerPool", "count", given, 1, MAX_WORKERS)
         self._links: list[WorkerLink] = []
         self._lock = threading.Lock()
         self._user: int | None = None  # the thread that is in a call

@@ -15,14 +15,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core import Border, ConfigError, shown
+from tilewise.core import ConfigError, Validator, shown
 
 __all__ = ["IGNORED", "Batches", "PaddedBatches"]
 
 IGNORED = -100  # the label of what is not counted
 _MOST = (1 << 63) - 1
 _MOST_ID = (1 << 31) - 1
-_border = Border("data")
+_validate = Validator("data")
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Batches:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        stream = _border.instance("batches", "a stream", self.stream, np.ndarray, "pass an array of ids")
+        stream = _validate.instance("batches", "a stream", self.stream, np.ndarray, "pass an array of ids")
         if stream.ndim != 1 or stream.dtype.kind not in "iu":
-            _border.refuse("batches", "a stream is one row of integers", shown(stream), "flatten it")
+            _validate.invalid("batches", "a stream is one row of integers", shown(stream), "flatten it")
         if not np.can_cast(stream.dtype, np.int32) and stream.size:
             for id_ in (stream.min(), stream.max()):
-                _border.integer("batches", "an id of a stream", id_, 0, _MOST_ID)
+                _validate.integer("batches", "an id of a stream", id_, 0, _MOST_ID)
         for name, low in (("batch", 1), ("context", 1), ("seed", 0)):
-            value = _border.integer("batches", name, getattr(self, name), low, _MOST)
+            value = _validate.integer("batches", name, getattr(self, name), low, _MOST)
             object.__setattr__(self, name, value)
         if self.num_windows < 1:
             raise ConfigError(
@@ -80,7 +80,7 @@ class Batches:
 
     def _windows(self, step: int) -> list[int]:
         """The numbers of a step's windows."""
-        step = _border.integer("batches", "a step", step, 0, _MOST // self.batch)
+        step = _validate.integer("batches", "a step", step, 0, _MOST // self.batch)
         return [self._window(step * self.batch + i) for i in range(self.batch)]
 
     def _window(self, index: int) -> int:
@@ -108,7 +108,7 @@ class PaddedBatches(Batches):
     end: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "end", _border.integer("batches", "end", self.end, 0, _MOST_ID))
+        object.__setattr__(self, "end", _validate.integer("batches", "end", self.end, 0, _MOST_ID))
         super().__post_init__()
 
     @property

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilewise.core import Border, ConfigError, get_logger
-from tilewise.core.border import shown
+from tilewise.core import ConfigError, Validator, get_logger
 from tilewise.core.reading import Unreadable
 from tilewise.core.sizes import format_bytes
+from tilewise.core.validation import shown
 from tilewise.data.text_files import read_pieces, read_text
 
 __all__ = ["Corpus", "TextFile", "is_held_out", "load_corpus", "load_standard_library"]
@@ -34,7 +34,7 @@ _STRUCTURED = (
     | {".parquet", ".arrow", ".feather", ".avro", ".orc"}
 )
 _COMPRESSED = {".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip", ".7z"}
-_border = Border("data")
+_validate = Validator("data")
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Corpus:
 
 def is_held_out(name: str, percent: float = 5.0) -> bool:
     """Whether the file of that relative path is held out: `percent` of all names, by SHA-256."""
-    _border.instance("corpus", "a name", name, str, "pass a relative path")
-    percent = _border.number("corpus", "the held-out share in percent", percent, 0.0, 100.0)
+    _validate.instance("corpus", "a name", name, str, "pass a relative path")
+    percent = _validate.number("corpus", "the held-out share in percent", percent, 0.0, 100.0)
     # the system's own bytes where a name is not UTF-8
     value = int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8], "big")
     return value < percent / 100.0 * 2.0**64
@@ -94,7 +94,7 @@ def load_corpus(path: str | Path, held_out_percent: float = 5.0) -> Corpus:
         ConfigError: there is no such path, it is a structured or compressed file, there is no text in it, or more than
             memory can hold.
     """
-    root = _border.path("load_corpus", "data", path)
+    root = _validate.path("load_corpus", "data", path)
     if os.path.isfile(root):
         _require_plain_text(root)
         return _load(root, [root], held_out_percent)

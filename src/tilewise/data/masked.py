@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core import Border
+from tilewise.core import Validator
 from tilewise.data.batches import IGNORED, Batches
 
 __all__ = ["MaskedBatches"]
 
 _MOST = (1 << 31) - 1
-_border = Border("data")
+_validate = Validator("data")
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class MaskedBatches:
     percent: float = 15.0
 
     def __post_init__(self) -> None:
-        _border.instance("masked", "batches", self.batches, Batches, "pass Batches(...)")
-        vocab_size = _border.integer("masked", "vocab_size", self.vocab_size, 1, _MOST)
-        _border.integer("masked", "mask", self.mask, 0, vocab_size - 1)
-        _border.number("masked", "percent", self.percent, 0.0, 100.0)
+        _validate.instance("masked", "batches", self.batches, Batches, "pass Batches(...)")
+        vocab_size = _validate.integer("masked", "vocab_size", self.vocab_size, 1, _MOST)
+        _validate.integer("masked", "mask", self.mask, 0, vocab_size - 1)
+        _validate.number("masked", "percent", self.percent, 0.0, 100.0)
 
     @property
     def stream(self) -> NDArray[np.int32]:

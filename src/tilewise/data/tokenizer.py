@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core import Border, ConfigError, shown
+from tilewise.core import ConfigError, Validator, shown
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -25,7 +25,7 @@ MASK = "[MASK]"
 _BATCH = 64
 # of any model; the library makes room for all of them at once, and ends the process where there is none
 _MOST_IDS = 1 << 20
-_border = Border("data")
+_validate = Validator("data")
 
 
 def train_tokenizer(
@@ -44,10 +44,10 @@ def train_tokenizer(
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if isinstance(texts, (str, bytes, np.ndarray)) or not isinstance(texts, Iterable):
-        _border.refuse("tokenizer", "texts must be an iterable of them", shown(texts), "pass a list")
-    vocab_size = _border.integer("tokenizer", "vocab_size", vocab_size, 0, _MOST_IDS)
-    for token in _border.sequence("tokenizer", "special_tokens", special_tokens, "texts"):
-        _border.text("tokenizer", "a special token", token)
+        _validate.invalid("tokenizer", "texts must be an iterable of them", shown(texts), "pass a list")
+    vocab_size = _validate.integer("tokenizer", "vocab_size", vocab_size, 0, _MOST_IDS)
+    for token in _validate.sequence("tokenizer", "special_tokens", special_tokens, "texts"):
+        _validate.text("tokenizer", "a special token", token)
     if vocab_size < 256 + len(special_tokens):
         raise ConfigError(
             f"[data.tokenizer] a vocabulary must hold 256 bytes and {' and '.join(special_tokens)}; got "
@@ -69,11 +69,11 @@ def train_tokenizer(
 def _each_text(texts: Iterable[str]) -> Iterator[str]:
     """The texts, held to be some; what refuses one in the library's hands comes out of it as it is."""
     for text in texts:
-        _border.instance("tokenizer", "a text", text, str, "decode it")
+        _validate.instance("tokenizer", "a text", text, str, "decode it")
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            _border.refuse(
+            _validate.invalid(
                 "tokenizer", "a text must be UTF-8", shown(text[error.start : error.end]), "convert it"
             )
         yield text
@@ -110,8 +110,8 @@ def encode_files(
     Raises:
         ConfigError: an end that is no id, what is no text.
     """
-    texts = _border.sequence("tokenizer", "texts", texts, "texts")
-    end = _border.integer("tokenizer", "end", end, 0, (1 << 31) - 1)
+    texts = _validate.sequence("tokenizer", "texts", texts, "texts")
+    end = _validate.integer("tokenizer", "end", end, 0, (1 << 31) - 1)
     parts: list[NDArray[np.int32]] = []
     for first in range(0, len(texts), _BATCH):
         batch = list(_each_text(texts[first : first + _BATCH]))

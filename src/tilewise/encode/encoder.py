@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import tilewise as tw
 from tilewise import models
 from tilewise.checkpoint import check_token_ids, load_tokenizer
-from tilewise.core import MAX_DEVICES, Border, ConfigError, NotFinite, choose_dtype
+from tilewise.core import MAX_DEVICES, ConfigError, NotFinite, Validator, choose_dtype
 from tilewise.encode.pooling import Pooling, load_max_length, load_pooling
 from tilewise.generate import encode_prompt
 
@@ -26,7 +26,7 @@ __all__ = ["Encoder"]
 
 _MOST = 1 << 20
 _LARGEST_ID = (1 << 31) - 1
-_border = Border("encode")
+_validate = Validator("encode")
 
 
 class Encoder:
@@ -58,14 +58,14 @@ class Encoder:
         truncate: bool = False,
         ignore_config_fields: Sequence[str] = (),
     ) -> None:
-        tp = _border.integer("encoder", "tp", tp, 1, MAX_DEVICES)
-        self._batch = _border.integer("encoder", "batch", batch, 1, _MOST)
-        self._truncate = _border.truth("encoder", "truncate", truncate)
+        tp = _validate.integer("encoder", "tp", tp, 1, MAX_DEVICES)
+        self._batch = _validate.integer("encoder", "batch", batch, 1, _MOST)
+        self._truncate = _validate.truth("encoder", "truncate", truncate)
         self.config = models.open(model_dir, ignore=ignore_config_fields)
         dtype = choose_dtype(dtype, self.config.dtype)
         self.tokenizer = load_tokenizer(model_dir, self.config.vocab_size)
         if pooling is not None:
-            _border.instance("encoder", "pooling", pooling, Pooling, "pass Pooling(...)")
+            _validate.instance("encoder", "pooling", pooling, Pooling, "pass Pooling(...)")
         self.pooling = load_pooling(model_dir) if pooling is None else pooling
         longest, limit = models.max_context(self.config), load_max_length(model_dir)
         self.max_context = longest if limit is None else min(longest, limit)
@@ -108,7 +108,7 @@ class Encoder:
             ConfigError: a text is none, has no tokens, or is longer than the context; before anything is encoded.
             NotFinite: the model makes no finite numbers of a text.
         """
-        given = _border.sequence("encoder", "texts", texts, "texts")
+        given = _validate.sequence("encoder", "texts", texts, "texts")
         ids = [self.ids(text, i) for i, text in enumerate(given)]
         vectors = np.zeros((len(ids), self.config.hidden_size), np.float32)
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
@@ -138,8 +138,8 @@ class Encoder:
         if isinstance(text, str):
             ids = encode_prompt(self.tokenizer, text)
         else:
-            given = _border.sequence("encoder", "a text", text, "ids, or a str")
-            ids = [_border.integer("encoder", "an id of a text", id_, 0, _LARGEST_ID) for id_ in given]
+            given = _validate.sequence("encoder", "a text", text, "ids, or a str")
+            ids = [_validate.integer("encoder", "an id of a text", id_, 0, _LARGEST_ID) for id_ in given]
         check_token_ids(self.tokenizer, ids, self.config.vocab_size, f"text {index}")
         if not ids:
             raise ConfigError(

@@ -16,16 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
-from tilewise.core import Border, ConfigError
-from tilewise.core.border import shown
+from tilewise.core import ConfigError, Validator
 from tilewise.core.dtypes import is_float
 from tilewise.core.reading import Unreadable, read_json
+from tilewise.core.validation import shown
 
 __all__ = ["POOLINGS", "Pooling", "load_max_length", "load_pooling"]
 
 POOLINGS = ("mean", "cls")
 """Modes of `Pooling`."""
-_border = Border("encode")
+_validate = Validator("encode")
 _KINDS = ("Transformer", "Pooling", "Normalize")
 _MAX_BYTES = 1 << 20
 _MAX_NAME_BYTES = 255
@@ -83,8 +83,8 @@ class Pooling:
     normalize: bool = False
 
     def __post_init__(self) -> None:
-        _border.choice("pooling", "mode", self.mode, POOLINGS)
-        _border.truth("pooling", "normalize", self.normalize)
+        _validate.choice("pooling", "mode", self.mode, POOLINGS)
+        _validate.truth("pooling", "normalize", self.normalize)
 
     def pool(self, hidden_SD: NDArray[Any]) -> NDArray[np.float32]:
         """The vector `[D]` of a text from those of its tokens `[S, D]`, in fp32.
@@ -94,7 +94,7 @@ class Pooling:
         """
         is_matrix = isinstance(hidden_SD, np.ndarray) and hidden_SD.ndim == 2 and is_float(hidden_SD.dtype)
         if not is_matrix or not len(hidden_SD):
-            _border.refuse(
+            _validate.invalid(
                 "pooling",
                 "a text has rows of floating-point numbers",
                 shown(hidden_SD),
@@ -113,7 +113,7 @@ def load_pooling(model_dir: str | Path) -> Pooling:
     Raises:
         ConfigError: its files cannot be read, or ask for what is not computed here; names the file.
     """
-    root = _border.path("pooling", "a model directory", model_dir)
+    root = _validate.path("pooling", "a model directory", model_dir)
     if not os.path.lexists(root / "modules.json"):
         return Pooling()
     path = root / "modules.json"
@@ -121,21 +121,21 @@ def load_pooling(model_dir: str | Path) -> Pooling:
     kinds = [module.type.removeprefix(_PREFIX) for module in modules]
     for kind, module in zip(kinds, modules):
         if kind not in _KINDS:
-            _border.refuse(
+            _validate.invalid(
                 "pooling",
                 f"{str(path)!r} must list {', '.join(_KINDS)} only",
                 shown(module.type),
                 "use a model without it",
             )
     if len(kinds) < 2 or kinds != list(_KINDS[: len(kinds)]):  # each once: what comes twice would count once
-        _border.refuse(
+        _validate.invalid(
             "pooling",
             f"{str(path)!r} must list Transformer, Pooling and perhaps Normalize, in this order",
             shown(kinds),
             "correct it",
         )
     if modules[0].path not in ("", "."):
-        _border.refuse(
+        _validate.invalid(
             "pooling",
             f"{str(path)!r} must have its Transformer in the directory itself",
             shown(modules[0].path),
@@ -150,12 +150,12 @@ def load_max_length(model_dir: str | Path) -> int | None:
     Raises:
         ConfigError: the file cannot be read, or wants texts changed in a way that the tokenizer does not say.
     """
-    path = _border.path("pooling", "a model directory", model_dir) / "sentence_bert_config.json"
+    path = _validate.path("pooling", "a model directory", model_dir) / "sentence_bert_config.json"
     if not os.path.lexists(path):
         return None
     found: _SentenceFile = _read(path, _SentenceFile)
     if found.do_lower_case:
-        _border.refuse(
+        _validate.invalid(
             "pooling",
             f"{str(path)!r} must leave texts as they are, do_lower_case is the tokenizer's",
             "true",
@@ -167,7 +167,7 @@ def load_max_length(model_dir: str | Path) -> int | None:
 def _mode_of(root: Path, folder: str) -> str:
     is_plain = folder not in ("", ".", "..") and folder == os.path.basename(folder) and "\\" not in folder
     if not is_plain or len(os.fsencode(folder)) > _MAX_NAME_BYTES or "\0" in folder:
-        _border.refuse(
+        _validate.invalid(
             "pooling",
             f"{str(root / 'modules.json')!r} must name folders next to it",
             shown(folder),
@@ -178,7 +178,7 @@ def _mode_of(root: Path, folder: str) -> str:
     chosen = sorted(name for name, is_set in found.model_dump().items() if is_set)
     known = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
     if len(chosen) != 1 or chosen[0] not in known:
-        _border.refuse(
+        _validate.invalid(
             "pooling",
             f"{str(path)!r} must choose one of {', '.join(known)}",
             ", ".join(chosen) or "none",

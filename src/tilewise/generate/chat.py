@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.checkpoint import load_tokenizer_config
-from tilewise.core import Border, ConfigError
-from tilewise.core.border import cut, shown
+from tilewise.core import ConfigError, Validator
+from tilewise.core.validation import cut, shown
 from tilewise.generate.template_process import TemplateProcesses
 
 __all__ = ["ChatTemplate"]
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names that templates and programs have for it
 _END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-_border = Border("generate")
+_validate = Validator("generate")
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -81,15 +81,15 @@ class ChatTemplate:
         """
         shown_messages = [_with_reasoning(m) for m in _dictionaries("messages", messages)]
         final = ""
-        if _border.truth("chat", "continue_final_message", continue_final_message):
+        if _validate.truth("chat", "continue_final_message", continue_final_message):
             final = _mark_end(shown_messages, add_generation_prompt)
         given = {
             "messages": shown_messages,
             "tools": None if tools is None else _dictionaries("tools", tools),
             "documents": None if documents is None else _dictionaries("documents", documents),
-            "add_generation_prompt": _border.truth("chat", "add_generation_prompt", add_generation_prompt),
+            "add_generation_prompt": _validate.truth("chat", "add_generation_prompt", add_generation_prompt),
         }
-        more = _border.json("chat", "variables", {} if variables is None else variables)
+        more = _validate.json("chat", "variables", {} if variables is None else variables)
         chosen = self._choose(name, bool(tools))
         result = self._processes.render(self._templates[chosen], {**given, **self._special_tokens, **more})
         if "problem" in result:
@@ -105,7 +105,7 @@ class ChatTemplate:
         if name is None:
             name = "tool_use" if has_tools and "tool_use" in self._templates else "default"
         if not isinstance(name, str) or name not in self._templates:
-            _border.refuse(
+            _validate.invalid(
                 "chat",
                 f"a template must be one of {', '.join(map(shown, self._templates))}",
                 shown(name),
@@ -116,8 +116,8 @@ class ChatTemplate:
 
 def _dictionaries(name: str, values: Any) -> list[dict[str, Any]]:
     """A copy of a list of dictionaries, checked to be JSON."""
-    found = _border.sequence("chat", name, values, "dictionaries")
-    return [dict(_border.json("chat", f"each of {name}", value)) for value in found]
+    found = _validate.sequence("chat", name, values, "dictionaries")
+    return [dict(_validate.json("chat", f"each of {name}", value)) for value in found]
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
@@ -130,11 +130,11 @@ def _mark_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> st
     """Append a marker to the last message's text, as transformers does; returns the text without it."""
     if add_generation_prompt:
         rule = "continue_final_message leaves no room for add_generation_prompt"
-        _border.refuse("chat", rule, "both", "leave one of them out")
+        _validate.invalid("chat", rule, "both", "leave one of them out")
     content = messages[-1].get("content") if messages else None
     if not isinstance(content, str):
         rule = "continue_final_message needs a last message with text"
-        _border.refuse("chat", rule, shown(content, 40), "give it content, or leave the option out")
+        _validate.invalid("chat", rule, shown(content, 40), "give it content, or leave the option out")
     messages[-1]["content"] = content + _END_MARK
     return content
 
@@ -144,6 +144,6 @@ def _cut_at_mark(text: str, final: str) -> str:
     place = text.rfind(_END_MARK.strip())
     if place < 0 or final.strip() not in text:
         rule = "continue_final_message needs a last message that the template shows"
-        _border.refuse("chat", rule, shown(final, 40), "leave the option out")
+        _validate.invalid("chat", rule, shown(final, 40), "leave the option out")
     # where the blank of the mark is gone, the template removes blanks around messages
     return text[:place] if text.startswith(_END_MARK, place) else text[:place].rstrip()

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tilewise.core import Border, ConfigError
+from tilewise.core import ConfigError, Validator
 from tilewise.settings import Sampling, settings_of
 
 __all__ = ["combine_settings"]
 
-_border = Border("generate")
+_validate = Validator("generate")
 _MOST = 1 << 53
 _DEFAULT_TOP_K = 50  # of transformers, for a file with do_sample and without top_k
 
@@ -36,12 +36,12 @@ def combine_settings(
     Raises:
         ConfigError: a name or a value that `Sampling` does not have, or a prompt longer than the file's `max_length`.
     """
-    file = _border.mapping("combine_settings", "file", file, "settings")
-    given = _border.mapping("combine_settings", "given", given, "settings of Sampling")
-    num_prompt = _border.integer("combine_settings", "num_prompt", num_prompt, 0, _MOST)
+    file = _validate.mapping("combine_settings", "file", file, "settings")
+    given = _validate.mapping("combine_settings", "given", given, "settings of Sampling")
+    num_prompt = _validate.integer("combine_settings", "num_prompt", num_prompt, 0, _MOST)
     declared = settings_of(Sampling)
     for name in given:
-        _border.choice("combine_settings", "a setting", name, [*declared])
+        _validate.choice("combine_settings", "a setting", name, [*declared])
     values = {name: file[name] for name in declared if declared[name].in_file == "always" and name in file}
     if given.get("temperature", 1.0 if file.get("do_sample") else 0.0):
         values |= _sampling_values(file, has_do_sample=bool(file.get("do_sample")))

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tilewise.core import Border, ConfigError
-from tilewise.core.border import shown
+from tilewise.core import ConfigError, Validator
 from tilewise.core.reading import Unreadable, refusals_of
+from tilewise.core.validation import shown
 from tilewise.generate.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Detokenizer", "StopFinder", "TextOffsets"]
 
-_border = Border("generate")
+_validate = Validator("generate")
 _LARGEST_ID = (1 << 32) - 1
 _BROKEN = "\ufffd"
 _PATIENCE = 8  # tokens without a whole end, after which only the last character can still be mended
@@ -40,10 +40,12 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int], *, skip_special_tokens: bool = True) -> None:
-        self._skips = _border.truth("detokenizer", "skip_special_tokens", skip_special_tokens)
+        self._skips = _validate.truth("detokenizer", "skip_special_tokens", skip_special_tokens)
         self._tokenizer = tokenizer
-        ids = list(_border.sequence("detokenizer", "a prompt", prompt, "ids"))[-8:]
-        self._ids = [_border.integer("detokenizer", "an id of a prompt", id_, 0, _LARGEST_ID) for id_ in ids]
+        ids = list(_validate.sequence("detokenizer", "a prompt", prompt, "ids"))[-8:]
+        self._ids = [
+            _validate.integer("detokenizer", "an id of a prompt", id_, 0, _LARGEST_ID) for id_ in ids
+        ]
         self._start = 0  # of what is decoded together
         self._given = len(self._ids)  # tokens whose text is out
         self._ahead = 0  # characters of later tokens that are out
@@ -51,7 +53,7 @@ class Detokenizer:
 
     def add(self, token: int) -> str:
         """Add a token; returns the new complete characters, often none."""
-        token = _border.integer("detokenizer", "a token", token, 0, _LARGEST_ID)
+        token = _validate.integer("detokenizer", "a token", token, 0, _LARGEST_ID)
         if self._tokenizer.id_to_token(token) is None:
             return self._take(self._decode(len(self._ids))) + _BROKEN
         self._ids.append(token)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewise.core import Border
+from tilewise.core import Validator
 from tilewise.kernels.sampling import TokenHistory
 
 __all__ = ["History"]
 
-_border = Border("generate")
+_validate = Validator("generate")
 _LARGEST_ID = (1 << 32) - 1
 
 
@@ -24,8 +24,8 @@ class History:
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
-        ids = _border.sequence("history", "a prompt", prompt, "ids")
-        self.ids = [_border.integer("history", "an id of a prompt", id_, 0, _LARGEST_ID) for id_ in ids]
+        ids = _validate.sequence("history", "a prompt", prompt, "ids")
+        self.ids = [_validate.integer("history", "an id of a prompt", id_, 0, _LARGEST_ID) for id_ in ids]
         self.num_prompt = len(self.ids)
         self._counted: TokenHistory | None = None
 
@@ -39,7 +39,7 @@ class History:
 
     def append(self, token: int) -> None:
         """Append a token, and check its id."""
-        self.push(_border.integer("history", "a token", token, 0, _LARGEST_ID))
+        self.push(_validate.integer("history", "a token", token, 0, _LARGEST_ID))
 
     def push(self, token: int) -> None:
         """Append a sampled token, whose id is valid."""

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tilewise.core import Border, ConfigError
-from tilewise.core.border import shown
+from tilewise.core import ConfigError, Validator
 from tilewise.core.reading import Unreadable, refusals_of
+from tilewise.core.validation import shown
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -23,7 +23,7 @@ _MOST = 1 << 31
 _SHORT = (
     1 << 12
 )  # characters; a longer prompt is encoded without holding up Python's other threads, as batches are
-_border = Border("generate")
+_validate = Validator("generate")
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -37,7 +37,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str, *, add_special_tokens: bool
     Raises:
         ConfigError: the prompt is no UTF-8 text, or the tokenizer has no tokens for it.
     """
-    _border.instance("prompt", "a prompt", prompt, str, "pass text")
+    _validate.instance("prompt", "a prompt", prompt, str, "pass text")
     try:
         prompt.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -64,8 +64,8 @@ def check_prompt(num_tokens: int, max_context: int) -> None:
     Raises:
         ConfigError: it is too long.
     """
-    max_context = _border.integer("prompt", "max_context", max_context, 1, _MOST)
-    if _border.integer("prompt", "the length of a prompt", num_tokens, 0, sys.maxsize) >= max_context:
+    max_context = _validate.integer("prompt", "max_context", max_context, 1, _MOST)
+    if _validate.integer("prompt", "the length of a prompt", num_tokens, 0, sys.maxsize) >= max_context:
         raise ConfigError(
             f"[generate.prompt] a prompt must leave room in the context of {max_context} tokens; "
             f"got {num_tokens}; shorten it"
@@ -84,6 +84,6 @@ def word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[tuple[int, ...]
             ids = tuple(encode_prompt(tokenizer, text, add_special_tokens=False))
             if not ids:
                 rule = "bad_words must have tokens in the tokenizer"
-                _border.refuse("prompt", rule, shown(word), "choose other words")
+                _validate.invalid("prompt", rule, shown(word), "choose other words")
             found[ids] = None
     return list(found)

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core import DTYPES, Border, ConfigError, NotFinite, TilewiseError, is_float, shown
+from tilewise.core import DTYPES, ConfigError, NotFinite, TilewiseError, Validator, is_float, shown
 from tilewise.generate.history import History
 from tilewise.kernels.sampling import NOT_FINITE, Adjustment, Rules, draw_tokens
 from tilewise.settings import Sampling
 
 __all__ = ["Batch", "Sampler", "choose_token"]
 
-_border = Border("generate")
+_validate = Validator("generate")
 _MAX_CHOICES = 1 << 20
 _MAX_ID = (1 << 32) - 1
 Array = NDArray[Any]
@@ -85,19 +85,19 @@ def choose_token(
         ConfigError: the logits are not one row of numbers, or no token is left to choose.
         NotFinite: a logit is NaN or infinite.
     """
-    _border.instance("sampling", "sampling", sampling, Sampling, "pass Sampling(...)")
-    _border.instance("sampling", "history", history, History, "pass History(ids)")
-    choice = _border.integer("sampling", "a choice", choice, 0, _MAX_CHOICES)
+    _validate.instance("sampling", "sampling", sampling, Sampling, "pass Sampling(...)")
+    _validate.instance("sampling", "history", history, History, "pass History(ids)")
+    choice = _validate.integer("sampling", "a choice", choice, 0, _MAX_CHOICES)
     if (
         not isinstance(logits, np.ndarray)
         or logits.ndim != 1
         or not logits.size
         or not is_float(logits.dtype)
     ):
-        _border.refuse("sampling", "logits are one row of numbers", shown(logits), "pass a row of them")
-    _border.without_mask("sampling", "logits", logits)
-    ids = _border.sequence("sampling", "end_ids", end_ids, "ids", in_any_order=True)
-    ends = [_border.integer("sampling", "an id of end_ids", id_, 0, _MAX_ID) for id_ in ids]
+        _validate.invalid("sampling", "logits are one row of numbers", shown(logits), "pass a row of them")
+    _validate.without_mask("sampling", "logits", logits)
+    ids = _validate.sequence("sampling", "end_ids", end_ids, "ids", in_any_order=True)
+    ends = [_validate.integer("sampling", "an id of end_ids", id_, 0, _MAX_ID) for id_ in ids]
     batch = Batch([Sampler(sampling, history, ends, choice)])
     (token,) = batch.sample(logits[None], np.zeros(1, np.int64))
     if token < 0:

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 import tilewise.graph.ops  # noqa: F401  (registers the ops)
-from tilewise.core.border import Border, shown
 from tilewise.core.dims import Dim, DimLabel, Size
 from tilewise.core.dtypes import DType, dtype
 from tilewise.core.errors import ShapeError
 from tilewise.core.tree import MAX_COUNT
+from tilewise.core.validation import Validator, shown
 from tilewise.graph.calls import RowCalls
 from tilewise.graph.draft import GraphDraft
 from tilewise.graph.ops.attention import SOFTCAPS
@@ -33,7 +33,7 @@ INV_COUNT = "loss.inv_count"
 SEED = "loss.seed"  # the gradient of the loss by itself: one
 POSITIONS = "rows.positions"  # each row's place in its sequence, where every run brings the sequences' length
 
-_border = Border("graph", ShapeError)
+_validate = Validator("graph", ShapeError)
 
 Labels = Sequence[DimLabel | None]
 
@@ -54,8 +54,8 @@ class GraphBuilder(RowCalls):
     """
 
     def __init__(self, name: str = "graph", *, k_splits: int = 8) -> None:
-        self.name = _border.text("GraphBuilder", "a graph's name", name)
-        self.k_splits = _border.integer("GraphBuilder", "k_splits", k_splits, 1, MAX_COUNT)
+        self.name = _validate.text("GraphBuilder", "a graph's name", name)
+        self.k_splits = _validate.integer("GraphBuilder", "k_splits", k_splits, 1, MAX_COUNT)
         self.draft = GraphDraft()
 
     def all_or_nothing(self) -> AbstractContextManager[None]:
@@ -105,7 +105,7 @@ class GraphBuilder(RowCalls):
         """
         spec = _spec("parameter", shape, dtype, labels, name, "rows")
         if len(spec.shape) > 2 or not all(isinstance(s, int) for s in spec.shape) or spec.dtype.name == "i32":
-            _border.refuse(
+            _validate.invalid(
                 "parameter",
                 "a parameter has one or two fixed dims of f32 or bf16",
                 f"{spec} {name!r}",
@@ -130,7 +130,7 @@ class GraphBuilder(RowCalls):
         `input`."""
         spec = _spec("state", shape, dtype, labels, name, storage)
         if not all(isinstance(s, int) for s in spec.shape):
-            _border.refuse(
+            _validate.invalid(
                 "state", "a state has fixed dims", f"{spec} for {name!r}", "give it its largest size"
             )
         return self._declare("state", spec, layout)
@@ -141,7 +141,7 @@ class GraphBuilder(RowCalls):
         """A tensor whose value is known now: RoPE tables, positions."""
         known = {np.dtype(np.float32): "f32", np.dtype(np.int32): "i32"}
         if not isinstance(value, np.ndarray) or value.dtype not in known or np.ma.is_masked(value):
-            _border.refuse(
+            _validate.invalid(
                 "constant",
                 "a constant is an array of float32 or int32 without a mask",
                 f"{shown(value)}, {name!r}",
@@ -166,10 +166,10 @@ class GraphBuilder(RowCalls):
         spec = self.draft.own("positions", tokens).spec
         batch, length = (*spec.shape, 1, 1)[:2]
         if len(spec.shape) != 2 or isinstance(batch, Dim):
-            _border.refuse("positions", "tokens are [batch, seq]", f"{spec}", "declare them with two dims")
+            _validate.invalid("positions", "tokens are [batch, seq]", f"{spec}", "declare them with two dims")
         name = POSITIONS if isinstance(length, Dim) else "positions"
         if self.has(name):
-            _border.refuse(
+            _validate.invalid(
                 "positions",
                 f"a graph has one tensor {name!r}",
                 f"a second for {spec} beside {self.find(name).spec}",
@@ -205,14 +205,14 @@ class GraphBuilder(RowCalls):
     def output(self, tensor: TensorNode, name: str) -> TensorNode:
         """Make a result readable by name after a run."""
         self.draft.own("output", tensor)
-        _border.text("output", "an output's name", name)
+        _validate.text("output", "an output's name", name)
         self.draft.name_output(name, tensor.id)
         return tensor
 
     def output_id(self, tensor: int, name: str) -> None:
         """`output` by tensor id."""
         tensors = self.draft.tensors
-        self.output(tensors[_border.integer("output_id", "an id", tensor, 0, len(tensors) - 1)], name)
+        self.output(tensors[_validate.integer("output_id", "an id", tensor, 0, len(tensors) - 1)], name)
 
     # ---- operations ---------------------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class GraphBuilder(RowCalls):
         Raises:
             ShapeError: the call does not follow the op's signature, or its operands do not fit together.
         """
-        operands = _border.sequence("op", "operands", inputs, "tensors")
+        operands = _validate.sequence("op", "operands", inputs, "tensors")
         checked = check_call(name, operands, attrs)
         ids = tuple(None if t is None else self.draft.own(name, t).id for t in operands)
         return [self.draft.tensors[i] for i in self.draft.op(name, ids, checked)]
@@ -243,8 +243,8 @@ class GraphBuilder(RowCalls):
         """
         self.draft.own("matmul", a)
         if self.draft.own("matmul", b).kind == "parameter":
-            if _border.truth("matmul", "transpose_a", transpose_a):
-                _border.refuse(
+            if _validate.truth("matmul", "transpose_a", transpose_a):
+                _validate.invalid(
                     "matmul",
                     "the rows of x count against a weight as they are",
                     f"transpose_a with {a.spec}, {b.spec}",
@@ -342,7 +342,7 @@ class GraphBuilder(RowCalls):
             if written in op.outputs:
                 found = {name: op.attrs.get(name) for name in ("head_dim", "block_size")}
                 if op.op == "kv_write" and found != {"head_dim": head_dim, "block_size": block_size}:
-                    _border.refuse(
+                    _validate.invalid(
                         function,
                         "a cache must be read in the heads and blocks that it was written in",
                         f"head_dim={head_dim}, block_size={block_size} after {found}",
@@ -367,14 +367,14 @@ class GraphBuilder(RowCalls):
         """`cross_entropy` whose `inv_count` is the input `loss.inv_count`, filled from the labels at every step."""
         self.draft.own("mean_cross_entropy", labels)
         if labels.kind != "input":
-            _border.refuse(
+            _validate.invalid(
                 "mean_cross_entropy",
                 "labels are counted at every step: an input",
                 f"a {labels.kind}",
                 "pass an input",
             )
         if self.has(INV_COUNT):
-            _border.refuse(
+            _validate.invalid(
                 "mean_cross_entropy",
                 "one loss of a graph is a mean over labels that each step counts",
                 f"a second in {self.name!r}",
@@ -397,7 +397,7 @@ class GraphBuilder(RowCalls):
         sizes = self.draft.own("mean", x).shape
         count = prod(s for s in sizes if isinstance(s, int))
         if not all(isinstance(s, int) for s in sizes):
-            _border.refuse("mean", "a mean is over fixed sizes", f"{x.spec}", "sum it, and scale the sum")
+            _validate.invalid("mean", "a mean is over fixed sizes", f"{x.spec}", "sum it, and scale the sum")
         return self.scale(self.sum(x), 1.0 / count)
 
     def loss(self, tensor: TensorNode) -> TensorNode:
@@ -428,7 +428,7 @@ class GraphBuilder(RowCalls):
         Raises:
             ShapeError: there is none.
         """
-        _border.text("find", "a tensor's name", name)
+        _validate.text("find", "a tensor's name", name)
         names = self.draft.names
         if name not in names:
             raise ShapeError(
@@ -459,9 +459,9 @@ def _spec(
     call: str, shape: Sequence[Size], dtype: str | DType, labels: Labels, name: str, storage: str
 ) -> TensorSpec:
     if isinstance(name, str) and name in (INV_COUNT, SEED, POSITIONS):
-        _border.refuse(call, f"{name!r} is the graph's own", "another of that name", "rename it")
-    sizes = tuple(_border.sequence(call, "a shape", shape, "sizes"))
-    kinds = tuple(_border.sequence(call, "labels", labels, "labels"))
+        _validate.invalid(call, f"{name!r} is the graph's own", "another of that name", "rename it")
+    sizes = tuple(_validate.sequence(call, "a shape", shape, "sizes"))
+    kinds = tuple(_validate.sequence(call, "labels", labels, "labels"))
     return TensorSpec(sizes, _dtype(dtype), kinds, name, storage=storage)
 
 
@@ -471,9 +471,9 @@ def _scores(
     """What happens to scores, as attributes: scaled by one over the root of the head size unless something else is
     asked for, capped, seen in a window; 0 for a cap or window that is not asked for."""
     if scale is None:
-        scale = float(_border.integer(call, "head_dim", head_dim, 1, 1 << 20) ** -0.5)
+        scale = float(_validate.integer(call, "head_dim", head_dim, 1, 1 << 20) ** -0.5)
     return {
-        "scale": _border.number(call, "scale", scale),
-        "window": 0 if window is None else _border.integer(call, "window", window, 1, (1 << 31) - 1),
-        "softcap": 0.0 if softcap is None else _border.number(call, "softcap", softcap, *SOFTCAPS),
+        "scale": _validate.number(call, "scale", scale),
+        "window": 0 if window is None else _validate.integer(call, "window", window, 1, (1 << 31) - 1),
+        "softcap": 0.0 if softcap is None else _validate.number(call, "softcap", softcap, *SOFTCAPS),
     }

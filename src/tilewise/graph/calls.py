@@ -6,15 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from tilewise.core.border import Border
 from tilewise.core.dims import MAX_SIZE
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import ShapeError
+from tilewise.core.validation import Validator
 from tilewise.ir.graph import TensorNode
 
 __all__ = ["RowCalls"]
 
-_border = Border("graph", ShapeError)
+_validate = Validator("graph", ShapeError)
 
 
 class RowCalls(ABC):
@@ -50,7 +50,7 @@ class RowCalls(ABC):
 
     def gelu(self, x: TensorNode, *, approximate: str = "none") -> TensorNode:
         """`x` times the share of the normal distribution below it: by the error function (`none`), or by `tanh`."""
-        _border.choice("gelu", "approximate", approximate, ("none", "tanh"))
+        _validate.choice("gelu", "approximate", approximate, ("none", "tanh"))
         return self.op("gelu" if approximate == "none" else "gelu_tanh", [x])[0]
 
     def tanh(self, x: TensorNode) -> TensorNode:
@@ -87,7 +87,7 @@ class RowCalls(ABC):
             offset: what is added to gamma; 1 in Gemma.
             head_dim: the last dim holds heads of that size side by side. Each is normalised alone, with one gamma.
         """
-        size = 0 if head_dim is None else _border.integer("rms_norm", "head_dim", head_dim, 1, MAX_SIZE)
+        size = 0 if head_dim is None else _validate.integer("rms_norm", "head_dim", head_dim, 1, MAX_SIZE)
         return self.op("rms_norm", [x, gamma], eps=eps, offset=offset, head_dim=size)[0]
 
     def layer_norm(

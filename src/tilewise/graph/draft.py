@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from tilewise.core.border import Border
 from tilewise.core.errors import ShapeError
 from tilewise.core.frozen import FrozenMap
 from tilewise.core.mesh import Axes
+from tilewise.core.validation import Validator
 from tilewise.graph.numbering import ValueNumbers
 from tilewise.ir.declared import outputs_of
 from tilewise.ir.graph import Graph, OpNode, Template, TensorFamily, TensorNode, TensorSpec
@@ -27,7 +27,7 @@ Declared = tuple[str, TensorFamily | None, int]
 """A tensor that every use of a layer declares: its kind, what it is but for the use's path (of a constant, which is the
 graph's, None), its id in the template."""
 
-_border = Border("graph", ShapeError)
+_validate = Validator("graph", ShapeError)
 _READING_S = 10.0  # for which planning waits for another thread's
 
 
@@ -53,7 +53,7 @@ class _Turn:
     def of(self, call: str, patience_s: float = 0.0) -> _Turn:
         """The calling thread's turn, until the block ends; refused where another thread's lasts longer than that."""
         if not self._lock.acquire(timeout=patience_s):
-            _border.refuse(
+            _validate.invalid(
                 call,
                 "one thread at a time describes a graph",
                 "a call during another thread's",
@@ -133,14 +133,14 @@ class GraphDraft:
     def declare(self, kind: str, spec: TensorSpec) -> TensorNode:
         """A tensor from outside: input, parameter, state or constant, under a name of its own."""
         if not spec.name or not spec.name.isprintable():
-            _border.text(kind, "a name", spec.name)
+            _validate.text(kind, "a name", spec.name)
         for dim, label in enumerate(spec.labels):
             if (
                 label is not None
                 and label.is_summed_by_batch_splits
                 and (dim > 0 or kind not in ("input", "constant"))
             ):
-                _border.refuse(
+                _validate.invalid(
                     kind,
                     f"{label.name!r} labels dim 0 of inputs and constants",
                     f"dim {dim} of {kind} {spec.name!r}",
@@ -153,9 +153,11 @@ class GraphDraft:
         name = spec.name
         with self._turn.of(kind):
             if name in self.names or name in self.outputs:
-                _border.refuse(kind, "names must be unique", f"{name!r}, which is taken", "rename it")
+                _validate.invalid(kind, "names must be unique", f"{name!r}, which is taken", "rename it")
             if name.startswith(OPTIMIZER) and self.phase != "update":
-                _border.refuse(kind, f"names in {OPTIMIZER!r} are the optimizer's", repr(name), "rename it")
+                _validate.invalid(
+                    kind, f"names in {OPTIMIZER!r} are the optimizer's", repr(name), "rename it"
+                )
             node = TensorNode(len(self.tensors), spec, kind)
             self.tensors.append(node)
             self.names[name] = node.id
@@ -185,18 +187,18 @@ class GraphDraft:
         """Make a tensor readable by name after a run."""
         with self._turn.of("output"):
             if name in self.outputs or self.names.get(name, tensor) != tensor:
-                _border.refuse(
+                _validate.invalid(
                     "output", "output names must be unique", f"{name!r}, which is taken", "rename it"
                 )
             self.outputs[name] = tensor
 
     def own(self, call: str, tensor: TensorNode) -> TensorNode:
         """A tensor of this graph; another graph's would stand for whatever has its number here."""
-        _border.instance(
+        _validate.instance(
             call, "an operand", tensor, TensorNode, "pass tensors of the graph, as its methods return them"
         )
         if tensor.id >= len(self.tensors) or self.tensors[tensor.id] is not tensor:
-            _border.refuse(
+            _validate.invalid(
                 call,
                 "operands must belong to the graph",
                 f"{tensor.spec} {tensor.spec.name!r} of another",

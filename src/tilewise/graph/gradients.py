@@ -15,10 +15,10 @@ from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
 
-from tilewise.core.border import Border, shown
 from tilewise.core.dtypes import DTYPES
 from tilewise.core.errors import InternalError, PlanError, ShapeError
 from tilewise.core.frozen import FrozenMap
+from tilewise.core.validation import Validator, shown
 from tilewise.core.workers import ENOUGH, WorkerPool
 from tilewise.graph.builder import SEED, GraphBuilder
 from tilewise.graph.draft import GraphDraft
@@ -46,7 +46,7 @@ Foresee = Callable[[], OnMade]
 _Wanted = tuple[str, Choice]  # a template's key, and what of it is computed again
 
 _FITS = "operands of what is appended fit together"
-_author = Border("graph", InternalError)
+_author = Validator("graph", InternalError)
 
 
 class _Tape:
@@ -62,15 +62,15 @@ class _Tape:
         self.flow = _Contributions(graph, self)
         self.author: tuple[Op, str] | None = None
 
-    def refuse(self, rule: str, got: str) -> NoReturn:
+    def invalid(self, rule: str, got: str) -> NoReturn:
         """Raise an error that names the op and what its author must correct."""
         op, method = self.author or (None, "gradient")
         title = "gradients" if op is None else op.name
-        _author.refuse(title, rule, got, f"correct {type(op).__name__}.{method}")
+        _author.invalid(title, rule, got, f"correct {type(op).__name__}.{method}")
 
     def use(self, tensor: int) -> int:
         if not _is_id(tensor, self.flow.graph.tensors):
-            self.refuse("a tensor that is used is one of the forward graph", shown(tensor))
+            self.invalid("a tensor that is used is one of the forward graph", shown(tensor))
         return self._use(tensor)
 
     def op(self, name: str, inputs: Sequence[int | None], **attrs: Any) -> list[int]:
@@ -84,30 +84,30 @@ class _Tape:
         try:
             return list(self.draft.op(asked.op, asked.inputs, asked.attrs))
         except ShapeError as error:
-            self.refuse(_FITS, str(error))
+            self.invalid(_FITS, str(error))
 
     def result_of(self, asked: Later) -> TensorSpec:
         """What it will be."""
         try:
             return self.draft.specs_of(asked.op, asked.inputs, asked.attrs)[0]
         except ShapeError as error:
-            self.refuse(_FITS, str(error))
+            self.invalid(_FITS, str(error))
 
     def checked(self, name: str, inputs: object, attrs: object) -> Later:
         """What is asked for, called as its op says."""
         tensors = self.draft.tensors
         if not isinstance(inputs, list | tuple) or not all(i is None or _is_id(i, tensors) for i in inputs):
-            self.refuse(f"operands of {shown(name)} are tensors' ids, in a list", shown(inputs))
+            self.invalid(f"operands of {shown(name)} are tensors' ids, in a list", shown(inputs))
         if not isinstance(attrs, Mapping):
-            self.refuse(f"attributes of {shown(name)} are values by name", shown(attrs))
+            self.invalid(f"attributes of {shown(name)} are values by name", shown(attrs))
         try:
             return Later(name, tuple(inputs), check_call(name, inputs, attrs))
         except ShapeError as error:
-            self.refuse("what is appended is called as its op says", str(error))
+            self.invalid("what is appended is called as its op says", str(error))
 
     def contribute(self, tensor: int, contribution: Gradient) -> None:
         if not _is_id(tensor, self.flow.graph.tensors):
-            self.refuse("a contribution is to a tensor of the forward graph", shown(tensor))
+            self.invalid("a contribution is to a tensor of the forward graph", shown(tensor))
         _check_contribution(self, tensor, contribution, f"tensor {tensor}")
         self.flow.add(tensor, contribution)
 
@@ -136,7 +136,7 @@ class _Contributions:
     def add(self, tensor: int, contribution: Gradient) -> None:
         """One more contribution to the gradient of a tensor, which must not have been asked for yet."""
         if tensor in self.done:
-            _author.refuse(
+            _author.invalid(
                 "gradients",
                 "a contribution comes before the gradient is used",
                 f"one more for {self.graph.spec(tensor)} {self.graph.spec(tensor).name!r}",
@@ -181,7 +181,7 @@ class _Contributions:
             before, self.tape.author = self.tape.author, (op, "combine")
             total = op.combine(self.tape, terms[op.name], total)
             if not _is_id(total, self.tape.draft.tensors):
-                self.tape.refuse("what terms are combined to is a tensor's id", shown(total))
+                self.tape.invalid("what terms are combined to is a tensor's id", shown(total))
             _check_contribution(self.tape, tensor, total, f"tensor {tensor}")
             self.tape.author = before
         return total
@@ -221,7 +221,7 @@ def _check_contributions(tape: _Tape, op: OpNode, given: object) -> None:
     """
     if not isinstance(given, list | tuple) or len(given) != len(op.inputs):
         got = f"{len(given)} for {len(op.inputs)} inputs" if isinstance(given, list | tuple) else shown(given)
-        tape.refuse("a gradient has one contribution per input, None where nothing flows", got)
+        tape.invalid("a gradient has one contribution per input, None where nothing flows", got)
     for position, (tensor, c) in enumerate(zip(op.inputs, given)):
         _check_contribution(tape, tensor, c, f"input {position}")
 
@@ -236,10 +236,10 @@ def _check_contribution(tape: _Tape, tensor: int | None, c: object, place: str) 
     elif _is_id(c, known):
         found = known[c].spec
     else:
-        tape.refuse("a contribution is a tensor's id, a Later, a Term or None", f"{shown(c)} for {place}")
+        tape.invalid("a contribution is a tensor's id, a Later, a Term or None", f"{shown(c)} for {place}")
     wanted = tape.flow.graph.spec(tensor) if tensor is not None else None
     if wanted is None or found.shape != wanted.shape:
-        tape.refuse("a gradient has the shape of its tensor", f"{found} for {place}, {wanted}")
+        tape.invalid("a gradient has the shape of its tensor", f"{found} for {place}, {wanted}")
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod
 
-from tilewise.core.border import Border, shown
 from tilewise.core.dims import upper_bound
 from tilewise.core.errors import PlanError
+from tilewise.core.validation import Validator, shown
 from tilewise.ir.graph import Graph, OpNode, Template, TensorSpec
 from tilewise.ir.op import op_named
 
@@ -29,7 +29,7 @@ MODES = (NONE, SELECTIVE, FULL)
 Choice = str | tuple[str, ...]
 """Of one layer: one of `MODES`, or patterns of the labels and names of its ops."""
 
-_border = Border("graph", PlanError)
+_validate = Validator("graph", PlanError)
 _ADVICE = (
     f"pass {', '.join(map(repr, MODES))}, or a list of names such as 'layers.[0-3]' or 'layers.*/silu_gate'"
 )
@@ -58,19 +58,19 @@ class Recomputation:
         """
         if isinstance(given, str):
             if given not in MODES:
-                _border.refuse(
+                _validate.invalid(
                     "recompute",
                     f"one word is one of {', '.join(MODES)}; names stand in a list",
                     shown(given),
                     _ADVICE,
                 )
             return cls(given)
-        names = _border.sequence("recompute", "what is no single word", given, "names", in_any_order=True)
+        names = _validate.sequence("recompute", "what is no single word", given, "names", in_any_order=True)
         layers, ops = [], []
         for pattern in names:
-            of, slash, inside = _border.text("recompute", "a pattern of names", pattern).partition("/")
+            of, slash, inside = _validate.text("recompute", "a pattern of names", pattern).partition("/")
             if not of or (slash and not inside):
-                _border.refuse(
+                _validate.invalid(
                     "recompute",
                     "a pattern names layers, and behind a slash ops in them",
                     shown(pattern),
@@ -95,7 +95,7 @@ class Recomputation:
             PlanError: there is no layer, or a pattern fits none; names it.
         """
         if self != SAVE_ALL and not calls:
-            _border.refuse(
+            _validate.invalid(
                 "recompute",
                 "layers are computed again, and a loss has to depend on one",
                 f"no layer in {graph.name!r}",
@@ -116,7 +116,7 @@ class Recomputation:
     def _refuse_pattern(self, pattern: str, what: str, known: Iterable[str]) -> None:
         names = list(dict.fromkeys(known))
         some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-        _border.refuse(
+        _validate.invalid(
             "recompute",
             f"a pattern fits {what} on which the loss depends",
             repr(pattern),

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tilewise.core.border import Border, shown
 from tilewise.core.errors import ShapeError
 from tilewise.core.frozen import FrozenMap
+from tilewise.core.validation import Validator, shown
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.draft import Declared, DraftedLayer, GraphDraft
 from tilewise.graph.numbering import is_equal
@@ -22,7 +22,7 @@ from tilewise.ir.graph import Template, TensorNode, TensorSpec
 
 __all__ = ["LayerFunction", "call_outlined", "layer", "trace_layer"]
 
-_border = Border("graph", ShapeError)
+_validate = Validator("graph", ShapeError)
 
 
 class LayerFunction:
@@ -57,8 +57,8 @@ class LayerFunction:
         traced: Template | None = None,
     ) -> TensorNode:
         """As a call; `traced` is what `trace_layer` has made of the same signature, if it has been asked."""
-        _border.instance("layer", "the first argument", graph, GraphBuilder, "pass the graph")
-        _border.text("layer", "the path of a layer", path)
+        _validate.instance("layer", "the first argument", graph, GraphBuilder, "pass the graph")
+        _validate.text("layer", "the path of a layer", path)
         for t in operands:
             graph.draft.own("layer", t)
         draft = graph.draft
@@ -103,11 +103,11 @@ def trace_layer(
     result = inner.draft.own("layer", layer.function(inner, *formal, **attributes))
     own = [t.spec.name for t in inner.draft.tensors if t.kind == "input"][len(formal) :]
     if own:
-        _border.refuse(
+        _validate.invalid(
             "layer", "a layer takes its inputs as operands", f"an input {own[0]!r} of its own", "pass it in"
         )
     if inner.draft.outputs:
-        _border.refuse(
+        _validate.invalid(
             "layer",
             "a layer returns its result; outputs and the loss are the graph's",
             f"an output {next(iter(inner.draft.outputs))!r} of its own",
@@ -128,7 +128,7 @@ def _numbers(draft: GraphDraft, attributes: Mapping[str, Any]) -> tuple[object, 
     """Attributes, equal ones by one number."""
     for name, value in attributes.items():
         if not draft.values.is_known(value) and not is_equal(value, value):
-            _border.refuse(
+            _validate.invalid(
                 "layer", f"attribute {name!r} must be comparable as a whole", shown(value), "pass a tuple"
             )
     return tuple((name, draft.values.number(attributes[name])) for name in sorted(attributes))
@@ -208,7 +208,7 @@ def layer(function: Callable[..., TensorNode]) -> LayerFunction:
         ShapeError: it is no function.
     """
     if not hasattr(function, "__name__") or not callable(function):
-        _border.refuse(
+        _validate.invalid(
             "layer", "a layer is a function of a graph", shown(function), "pass one that has a name"
         )
     return LayerFunction(function)

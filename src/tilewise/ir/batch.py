@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import islice
 from math import prod
 
-from tilewise.core.border import Border
 from tilewise.core.dims import Dim, upper_bound
 from tilewise.core.errors import LayoutError, PlanError
 from tilewise.core.tree import MAX_COUNT, allowed_widths
+from tilewise.core.validation import Validator
 from tilewise.ir.graph import Graph, OpNode, TensorNode
 from tilewise.ir.op import op_named
 from tilewise.ir.validate import validate_batch_sums, validate_microbatches
@@ -21,7 +21,7 @@ from tilewise.ir.validate import validate_batch_sums, validate_microbatches
 __all__ = ["BatchCut", "cut_batch", "default_batch_splits", "suggest_batch_splits"]
 
 MAX_DEFAULT_BATCH_SPLITS = 16
-_border = Border("ir", PlanError)
+_validate = Validator("ir", PlanError)
 _Rows = tuple[int, int, Dim | None]
 
 
@@ -66,10 +66,10 @@ def cut_batch(graph: Graph, microbatches: int = 1, batch_splits: int | None = No
         LayoutError: inputs count something and nothing counts the batch; there is none to cut into microbatches, or
             an op's operands count it differently.
     """
-    microbatches = _border.integer("cut_batch", "accumulation", microbatches, 1, MAX_COUNT)
+    microbatches = _validate.integer("cut_batch", "accumulation", microbatches, 1, MAX_COUNT)
     found = _batch_and_rows(graph)
     if batch_splits is not None:
-        batch_splits = _border.integer("cut_batch", "batch_splits", batch_splits, 1, MAX_COUNT)
+        batch_splits = _validate.integer("cut_batch", "batch_splits", batch_splits, 1, MAX_COUNT)
     if found is None:
         _require_role(graph)
         if microbatches > 1:
@@ -84,7 +84,7 @@ def cut_batch(graph: Graph, microbatches: int = 1, batch_splits: int | None = No
     batch, rows, length = found
     batch_splits = default_batch_splits(batch) if batch_splits is None else batch_splits
     if batch % batch_splits:
-        _border.refuse(
+        _validate.invalid(
             "cut_batch",
             "batch splits are equal parts of the batch",
             f"{batch_splits} for {batch}",
@@ -164,7 +164,7 @@ def _batch_and_rows(graph: Graph) -> _Rows | None:
         batch, *sizes = t.spec.shape[:lead]
         lengths = [s for s in sizes if isinstance(s, Dim)]
         if isinstance(batch, Dim) or len(lengths) > 1 or any(s.min < 1 for s in lengths):
-            _border.refuse(
+            _validate.invalid(
                 "cut_batch",
                 "the batch has a fixed size, and its sequences at most one symbolic one, from 1 on",
                 f"{t.spec} {t.spec.name!r}",

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tilewise.core.border import Border, shown
 from tilewise.core.dims import Dim
 from tilewise.core.errors import InternalError
+from tilewise.core.validation import Validator, shown
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import BATCH_SPLITS, GROUPS, K_SPLITS
 
@@ -34,7 +34,7 @@ COMBINES = ("sum", "max", "or")
 TREES = (K_SPLITS, BATCH_SPLITS, GROUPS)
 _METHODS = ("infer", "factors", "lower", "gradient", "combine", "takes_packed", "index_bounds")
 
-_border = Border("ir", InternalError)
+_validate = Validator("ir", InternalError)
 
 
 @dataclass(frozen=True)
@@ -110,61 +110,61 @@ def check_members(rule: Op) -> None:
     """
     name = type(rule).__name__
 
-    def refuse(member: str, must: str, got: object) -> NoReturn:
+    def invalid(member: str, must: str, got: object) -> NoReturn:
         rules = f"`{member}` {must}"
-        _border.refuse("register", rules, f"{shown(got)} of {rule.name!r}", f"correct {name}.{member}")
+        _validate.invalid("register", rules, f"{shown(got)} of {rule.name!r}", f"correct {name}.{member}")
 
     for method in _METHODS:
         if not callable(getattr(rule, method)):
-            refuse(method, "is a method", getattr(rule, method))
-    _check_signature(rule.signature, refuse)
+            invalid(method, "is a method", getattr(rule, method))
+    _check_signature(rule.signature, invalid)
     count = rule.signature.operands
     most = count if isinstance(count, int) else None
     for member in ("in_place", "passes_indices"):
         pairs = getattr(rule, member)
         fits = isinstance(pairs, tuple) and all(_are_positions(pair) and len(pair) == 2 for pair in pairs)
         if not fits or any(most is not None and given >= most for _, given in pairs):
-            refuse(member, f"has pairs of an output and an input{_of_so_many(most)}", pairs)
+            invalid(member, f"has pairs of an output and an input{_of_so_many(most)}", pairs)
     if not _are_positions(rule.accumulates):
-        refuse("accumulates", "has positions of outputs, in a tuple", rule.accumulates)
+        invalid("accumulates", "has positions of outputs, in a tuple", rule.accumulates)
     shapes = rule.shape_of
     if (
         not isinstance(shapes, frozenset)
         or not _are_positions(tuple(shapes))
         or not all(most is None or p < most for p in shapes)
     ):
-        refuse("shape_of", f"has positions of operands{_of_so_many(most)}, in a frozenset", shapes)
+        invalid("shape_of", f"has positions of operands{_of_so_many(most)}, in a frozenset", shapes)
     for member in ("must_alias", "is_costly"):
         if not isinstance(getattr(rule, member), bool):
-            refuse(member, "is True or False", getattr(rule, member))
+            invalid(member, "is True or False", getattr(rule, member))
     if type(rule.combine_rank) is not int:
-        refuse("combine_rank", "is an integer", rule.combine_rank)
+        invalid("combine_rank", "is an integer", rule.combine_rank)
     outputs, inputs = [o for o, _ in rule.in_place], [i for _, i in rule.in_place]
     if rule.must_alias and not len(rule.in_place) == len({*outputs}) == len({*inputs}) > 0:
-        refuse(
+        invalid(
             "in_place",
             "says for each output that must lie in an input's memory in which, once",
             rule.in_place,
         )
 
 
-def _check_signature(signature: Signature, refuse: Callable[[str, str, object], NoReturn]) -> None:
+def _check_signature(signature: Signature, invalid: Callable[[str, str, object], NoReturn]) -> None:
     if not isinstance(signature, Signature):
-        refuse("signature", "is a Signature", signature)
+        invalid("signature", "is a Signature", signature)
     count, absent, attributes = signature.operands, signature.absent, signature.attributes
     if not callable(count) and count is not None and (type(count) is not int or count < 0):
-        refuse(
+        invalid(
             "signature",
             "has a number of operands, a function of the attributes that gives one, or None",
             count,
         )
     if not isinstance(absent, frozenset | set) or not _are_positions(tuple(absent)):
-        refuse("signature", "has positions of operands that may be absent, in a frozenset", absent)
+        invalid("signature", "has positions of operands that may be absent, in a frozenset", absent)
     is_typed = isinstance(attributes, Mapping) and all(
         isinstance(name, str) and isinstance(kind, type) for name, kind in attributes.items()
     )
     if not is_typed:
-        refuse("signature", "has a type for every attribute", attributes)
+        invalid("signature", "has a type for every attribute", attributes)
 
 
 def _are_positions(given: object) -> bool:
@@ -212,7 +212,7 @@ def _check_aliases(rule: Op, inputs: Sequence[TensorSpec | None], outputs: Seque
             other.dtype,
             other.storage,
         ):
-            _border.refuse(
+            _validate.invalid(
                 rule.name,
                 "an output that lies in an input's memory is like it",
                 f"output {output} {own} {own.storage}, and input {given} {other} {other.storage}",
@@ -223,7 +223,7 @@ def _check_aliases(rule: Op, inputs: Sequence[TensorSpec | None], outputs: Seque
 def _refuse_positions(
     rule: Op, member: str, got: object, outputs: Sequence[object], inputs: Sequence[object]
 ) -> NoReturn:
-    _border.refuse(
+    _validate.invalid(
         rule.name,
         f"`{member}` names operands and outputs that the op has",
         f"{shown(got)} with {len(inputs)} operands and {len(outputs)} outputs",
@@ -233,7 +233,7 @@ def _refuse_positions(
 
 def _refuse_result(rule: Op, method: str, what: str, got: object) -> NoReturn:
     advice = f"correct {type(rule).__name__}.{method}"
-    _border.refuse(rule.name, f"`{method}` returns {what}", shown(got), advice)
+    _validate.invalid(rule.name, f"`{method}` returns {what}", shown(got), advice)
 
 
 def check_factors(
@@ -245,31 +245,31 @@ def check_factors(
         InternalError: names the op and what does not fit.
     """
 
-    def refuse(what: str, got: object) -> NoReturn:
+    def invalid(what: str, got: object) -> NoReturn:
         _refuse_result(rule, "factors", what, got)
 
     if not isinstance(found, Factors):
-        refuse("Factors", found)
+        invalid("Factors", found)
     for kind, names, specs in (("operand", found.inputs, inputs), ("output", found.outputs, outputs)):
         if not isinstance(names, tuple) or len(names) != len(specs):
-            refuse(f"a tuple with names for each of {len(specs)} {kind}s", names)
+            invalid(f"a tuple with names for each of {len(specs)} {kind}s", names)
         for position, (dims, spec) in enumerate(zip(names, specs)):
             if spec is None or (type(dims) is tuple and len(dims) == len(spec.shape)):
                 continue
-            refuse(f"a tuple with a name for each dim of {kind} {position}, {spec}", dims)
+            invalid(f"a tuple with a name for each dim of {kind} {position}, {spec}", dims)
     every = [name for dims in (*found.inputs, *found.outputs) for name in dims or ()]
     if not _are_names(every):
-        refuse("names that are text", every)
+        invalid("names that are text", every)
     known = frozenset(every)
     for member, named in (("whole", found.whole), ("moved", found.moved)):
         if not isinstance(named, frozenset) or not named <= known:
-            refuse(f"`{member}` with names of dims, in a frozenset", named)
+            invalid(f"`{member}` with names of dims, in a frozenset", named)
     if not isinstance(found.partial_values, tuple):
-        refuse("`partial_values` in a tuple", found.partial_values)
+        invalid("`partial_values` in a tuple", found.partial_values)
     for partial in found.partial_values:
         if not isinstance(partial, PartialValue):
-            refuse("`partial_values` that are Partial", partial)
-        _check_partial_value(partial, known, len(inputs), len(outputs), refuse)
+            invalid("`partial_values` that are Partial", partial)
+        _check_partial_value(partial, known, len(inputs), len(outputs), invalid)
 
 
 def _check_partial_value(
@@ -277,23 +277,23 @@ def _check_partial_value(
     known: frozenset[str],
     inputs: int,
     outputs: int,
-    refuse: Callable[[str, object], NoReturn],
+    invalid: Callable[[str, object], NoReturn],
 ) -> None:
     what = f"partial {shown(partial.name)} "
     if not isinstance(partial.name, str):
-        refuse("partial values that have a name", partial.name)
+        invalid("partial values that have a name", partial.name)
     names = partial.factors
     if not isinstance(names, tuple) or not _are_names(names) or not partial.contracts <= known:
-        refuse(f"{what}with names of dims, in a tuple", partial.factors)
+        invalid(f"{what}with names of dims, in a tuple", partial.factors)
     if not _are_positions(partial.outputs) or any(p >= outputs for p in partial.outputs):
-        refuse(f"{what}with positions of its {outputs} outputs, in a tuple", partial.outputs)
+        invalid(f"{what}with positions of its {outputs} outputs, in a tuple", partial.outputs)
     if partial.combine not in COMBINES:
-        refuse(f"{what}that is combined by one of {', '.join(COMBINES)}", partial.combine)
+        invalid(f"{what}that is combined by one of {', '.join(COMBINES)}", partial.combine)
     if partial.tree not in TREES:
-        refuse(f"{what}along one of the trees {', '.join(TREES)}", partial.tree)
+        invalid(f"{what}along one of the trees {', '.join(TREES)}", partial.tree)
     cut = () if partial.cut_by is None else partial.cut_by
     if not _are_positions(cut) or any(p >= inputs for p in cut):
-        refuse(f"{what}cut by positions of its {inputs} operands, in a tuple", partial.cut_by)
+        invalid(f"{what}cut by positions of its {inputs} operands, in a tuple", partial.cut_by)
 
 
 def bounds_of(

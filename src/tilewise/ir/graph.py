@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
-from tilewise.core.border import Border, shown
 from tilewise.core.dims import MAX_SIZE, Dim, DimLabel, Size, upper_bound
 from tilewise.core.dtypes import DType, dtype
 from tilewise.core.errors import ShapeError
 from tilewise.core.frozen import FrozenMap, freeze_maps
 from tilewise.core.kept import keep
 from tilewise.core.mesh import Axes
+from tilewise.core.validation import Validator, shown
 
 __all__ = [
     "METADATA",
@@ -43,7 +43,7 @@ INITS = ("normal", "ones", "zeros")
 MAX_BYTES = 1 << 60
 METADATA = "__metadata__"  # what safetensors' files keep for themselves: no tensor is called so
 
-_border = Border("ir", ShapeError)
+_validate = Validator("ir", ShapeError)
 
 
 class TensorFamily:
@@ -144,7 +144,7 @@ class TensorSpec:
     ) -> None:
         is_plain = True
         if type(shape) is not tuple:
-            shape = tuple(_border.sequence("TensorSpec", "a shape", shape, "sizes"))
+            shape = tuple(_validate.sequence("TensorSpec", "a shape", shape, "sizes"))
         for size in shape:
             is_plain = is_plain and type(size) is int and 0 < size <= MAX_SIZE
         if not is_plain:
@@ -152,10 +152,10 @@ class TensorSpec:
         if type(dtype) is not DType:
             dtype = _dtype(dtype)
         if type(labels) is not tuple:
-            labels = tuple(_border.sequence("TensorSpec", "labels", labels, "labels, one per dim"))
+            labels = tuple(_validate.sequence("TensorSpec", "labels", labels, "labels, one per dim"))
         labels = labels or (None,) * len(shape)
         if not shape or len(labels) != len(shape):
-            _border.refuse(
+            _validate.invalid(
                 "TensorSpec",
                 "a tensor has one dim or more, and a label or None for each",
                 f"{len(labels)} labels for shape {shape} of {name!r}",
@@ -163,29 +163,29 @@ class TensorSpec:
             )
         for label in labels:
             if label is not None and not isinstance(label, DimLabel):
-                _border.refuse(
+                _validate.invalid(
                     "TensorSpec", "a label is a DimLabel or None", shown(label), "wrap it in DimLabel"
                 )
         if not isinstance(name, str):
-            _border.refuse("TensorSpec", "a name is text", shown(name), "pass a str")
+            _validate.invalid("TensorSpec", "a name is text", shown(name), "pass a str")
         if type(name) is not str:
             name = str.__str__(name)
         if name == METADATA:
             _refuse_metadata()
         if tile_hint is not None:
-            tile_hint = _border.integer("TensorSpec", "tile_hint", tile_hint, 1, MAX_SIZE)
+            tile_hint = _validate.integer("TensorSpec", "tile_hint", tile_hint, 1, MAX_SIZE)
         if type(storage) is not str or storage not in STORAGES:
-            _border.choice("TensorSpec", "storage", storage, STORAGES)
+            _validate.choice("TensorSpec", "storage", storage, STORAGES)
         if type(init) is not str or init not in INITS:
-            _border.choice("TensorSpec", "init", init, INITS)
+            _validate.choice("TensorSpec", "init", init, INITS)
         if type(init_scale) is not float or not 0.0 <= init_scale <= 1e6:
-            _border.number("TensorSpec", "init_scale", init_scale, 0.0, 1e6)
+            _validate.number("TensorSpec", "init_scale", init_scale, 0.0, 1e6)
         elements = prod(shape) if is_plain else prod(upper_bound(size) for size in shape)  # type: ignore[arg-type]
         family = TensorFamily((shape, dtype, labels, storage, tile_hint), init, init_scale)
         _put(self, "family", family)
         _put(self, "stem", name)
         if elements * dtype.itemsize > MAX_BYTES:
-            _border.refuse(
+            _validate.invalid(
                 "TensorSpec", "a tensor has at most 2**60 bytes", f"{self} {name!r}", "make it smaller"
             )
 
@@ -202,7 +202,7 @@ class TensorSpec:
     def renamed(self, name: str) -> TensorSpec:
         """The same under another name."""
         if type(name) is not str or not name or not name.isprintable():
-            _border.text("TensorSpec", "a name", name)
+            _validate.text("TensorSpec", "a name", name)
         if name == METADATA:
             _refuse_metadata()
         family = self.family
@@ -252,7 +252,7 @@ for _shared in ("shape", "dtype", "labels", "tile_hint", "storage", "init", "ini
 
 
 def _refuse_metadata() -> NoReturn:
-    _border.refuse(
+    _validate.invalid(
         "TensorSpec",
         "a tensor's name is none that files of weights keep for themselves",
         repr(METADATA),
@@ -262,7 +262,7 @@ def _refuse_metadata() -> NoReturn:
 
 def _size(size: object) -> Size:
     """One entry of a shape: a positive integer, or a symbol."""
-    return size if isinstance(size, Dim) else _border.integer("TensorSpec", "a size", size, 1, MAX_SIZE)
+    return size if isinstance(size, Dim) else _validate.integer("TensorSpec", "a size", size, 1, MAX_SIZE)
 
 
 @dataclass(frozen=True, slots=True)

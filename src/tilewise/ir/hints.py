@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilewise.core.border import Border, shown
 from tilewise.core.errors import LayoutError
 from tilewise.core.frozen import FrozenMap
 from tilewise.core.mesh import MICRO, Axes
+from tilewise.core.validation import Validator, shown
 
 __all__ = ["Hint", "Replicate", "Shard", "as_kept_hint", "as_tensor_layout"]
 
-_border = Border("ir", LayoutError)
+_validate = Validator("ir", LayoutError)
 _ADVICE = 'write ("dp", None, "tp"), or {"dp": Shard(0), "tp": Replicate()}'
 
 
@@ -36,7 +36,7 @@ class Shard:
     dim: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dim", _border.integer("Shard", "dim", self.dim, 0, 63))
+        object.__setattr__(self, "dim", _validate.integer("Shard", "dim", self.dim, 0, 63))
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def as_tensor_layout(call: str, hint: object, rank: int, name: str) -> tuple[Axe
     """
     dims = _by_axis(call, hint, name) if isinstance(hint, Mapping) else _by_dim(call, hint, name)
     if len(dims) > rank:
-        _border.refuse(
+        _validate.invalid(
             call,
             f"a layout has at most one entry per dim of {name!r}",
             f"{shown(hint)} for {rank} dims",
@@ -69,14 +69,14 @@ def _check_axes(call: str, hint: object, dims: Sequence[Axes], name: str) -> lis
     """The axes of a layout, each of which stands in it once."""
     used = [axis for axes in dims for axis in axes]
     if MICRO in used:
-        _border.refuse(
+        _validate.invalid(
             call,
             f"microbatches follow from the batch, and a layout does not name {MICRO!r}",
             f"{shown(hint)} for {name!r}",
             "drop it",
         )
     if len(set(used)) != len(used):
-        _border.refuse(
+        _validate.invalid(
             call,
             "a layout names each axis of devices once",
             f"{shown(hint)} for {name!r}",
@@ -98,12 +98,12 @@ def as_kept_hint(call: str, hint: Hint, name: str) -> tuple[Hint, set[str]]:
 
 def _by_dim(call: str, hint: object, name: str) -> list[Axes]:
     if not isinstance(hint, Sequence) or isinstance(hint, str | bytes):
-        _border.refuse(call, f"a layout of {name!r} has one of two forms", shown(hint), _ADVICE)
+        _validate.invalid(call, f"a layout of {name!r} has one of two forms", shown(hint), _ADVICE)
     found: list[Axes] = []
     for entry in hint:
         axes = () if entry is None else (entry,) if isinstance(entry, str) else entry
         if not isinstance(axes, tuple) or not all(isinstance(a, str) and a for a in axes):
-            _border.refuse(call, f"a layout of {name!r} has one of two forms", shown(hint), _ADVICE)
+            _validate.invalid(call, f"a layout of {name!r} has one of two forms", shown(hint), _ADVICE)
         found.append(axes)
     return found
 
@@ -112,7 +112,7 @@ def _by_axis(call: str, hint: Mapping[Any, object], name: str) -> list[Axes]:
     found: dict[int, Axes] = {}
     for axis, placed in hint.items():
         if not isinstance(axis, str) or not axis or not isinstance(placed, Shard | Replicate):
-            _border.refuse(call, f"a layout of {name!r} has one of two forms", shown(hint), _ADVICE)
+            _validate.invalid(call, f"a layout of {name!r} has one of two forms", shown(hint), _ADVICE)
         if isinstance(placed, Shard):
             found[placed.dim] = (*found.get(placed.dim, ()), axis)
     return [found.get(d, ()) for d in range(max(found, default=-1) + 1)]

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewise.core.border import Border, shown
 from tilewise.core.errors import ShapeError
+from tilewise.core.validation import Validator, shown
 from tilewise.ir.graph import TensorSpec
 
 __all__ = ["LayerSpec"]
 
 DECLARED = ("input", "parameter", "state")
-_border = Border("ir", ShapeError)
+_validate = Validator("ir", ShapeError)
 
 
 @dataclass(frozen=True)
@@ -47,40 +47,40 @@ class LayerSpec:
 
     def __post_init__(self) -> None:
         call = "LayerSpec"
-        _border.text(call, "a path", self.path)
-        _border.text(call, "a kind", self.kind)
-        operands = tuple(_border.sequence(call, "operands", self.operands, "names"))
+        _validate.text(call, "a path", self.path)
+        _validate.text(call, "a kind", self.kind)
+        operands = tuple(_validate.sequence(call, "operands", self.operands, "names"))
         for name in operands:
-            _border.text(call, f"an operand of {self.path!r}", name)
+            _validate.text(call, f"an operand of {self.path!r}", name)
         object.__setattr__(self, "operands", operands)
-        attrs = dict(_border.mapping(call, "attributes", self.attrs, "values by name"))
+        attrs = dict(_validate.mapping(call, "attributes", self.attrs, "values by name"))
         for name in attrs:
-            _border.text(call, f"the name of an attribute of {self.path!r}", name)
+            _validate.text(call, f"the name of an attribute of {self.path!r}", name)
         object.__setattr__(self, "attrs", attrs)
-        tensors = tuple(_border.sequence(call, "tensors", self.tensors, "(kind, TensorSpec)"))
+        tensors = tuple(_validate.sequence(call, "tensors", self.tensors, "(kind, TensorSpec)"))
         names: set[str] = set()
         for pair in tensors:
             if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[1], TensorSpec):
-                _border.refuse(
+                _validate.invalid(
                     call, f"a tensor of {self.path!r} is (kind, TensorSpec)", shown(pair), "pair them"
                 )
-            _border.choice(call, f"the kind of a tensor of {self.path!r}", pair[0], DECLARED)
-            _border.text(call, f"the name of a tensor of {self.path!r}", pair[1].name)
+            _validate.choice(call, f"the kind of a tensor of {self.path!r}", pair[0], DECLARED)
+            _validate.text(call, f"the name of a tensor of {self.path!r}", pair[1].name)
             if pair[1].name in names:
-                _border.refuse(
+                _validate.invalid(
                     call, f"names in {self.path!r} are unique", f"{pair[1].name!r} twice", "rename one"
                 )
             names.add(pair[1].name)
         object.__setattr__(self, "tensors", tensors)
         if self.function is None and not tensors:
-            _border.refuse(
+            _validate.invalid(
                 call,
                 f"{self.path!r} is a layer or declares tensors",
                 "neither",
                 "give it a function or tensors",
             )
         if self.function is None and (operands or attrs):
-            _border.refuse(
+            _validate.invalid(
                 call,
                 f"{self.path!r} without a function only declares tensors",
                 "operands or attributes",

@@ -13,10 +13,10 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
-from tilewise.core.border import Border, shown
 from tilewise.core.dims import Size
 from tilewise.core.dtypes import MAX_F32
 from tilewise.core.errors import InternalError, PlanError, ShapeError
+from tilewise.core.validation import Validator, shown
 from tilewise.ir.declared import Factors, PartialValue, Signature, check_members
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.lowering import Lowering
@@ -35,8 +35,8 @@ __all__ = [
     "registered_ops",
 ]
 
-_border = Border("graph", ShapeError)
-_author = Border("ir", InternalError)
+_validate = Validator("graph", ShapeError)
+_author = Validator("ir", InternalError)
 
 
 class Op(ABC):
@@ -111,7 +111,7 @@ class Op(ABC):
         Raises:
             InternalError: the op combines no terms.
         """
-        _author.refuse(
+        _author.invalid(
             "combine",
             f"an op that terms name must combine them; {self.name!r} does not",
             f"{len(terms)} terms of {type(terms[0]).__name__}",
@@ -144,22 +144,22 @@ def register(cls: AnyOp) -> AnyOp:
     """
     title = shown(cls)
     if not isinstance(cls, type) or not issubclass(cls, Op):
-        _author.refuse("register", "an op is a class that derives from ir.op.Op", title, "derive it from Op")
+        _author.invalid("register", "an op is a class that derives from ir.op.Op", title, "derive it from Op")
     title = cls.__name__
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))
-        _author.refuse(
+        _author.invalid(
             "register",
             "an op has signature, infer, factors and lower",
             f"{title} without {missing}",
             "write it",
         )
     if not isinstance(cls.name, str) or not cls.name or not cls.name.isprintable():
-        _author.refuse(
+        _author.invalid(
             "register", "an op has a printable name", f"{title} with {shown(cls.name)}", "set `name`"
         )
     if cls.name in _OPS or cls.name == "call":
-        _author.refuse(
+        _author.invalid(
             "register",
             "an op's name is its own",
             f"{cls.name!r} of {title}, which is taken",
@@ -211,21 +211,23 @@ def check_call(name: str, operands: Sequence[object | None], attrs: Mapping[str,
         InternalError: the op's own count of its operands is none.
     """
     if not isinstance(name, str) or name not in _OPS:
-        _border.choice("op", "an op's name", name, sorted(_OPS))
+        _validate.choice("op", "an op's name", name, sorted(_OPS))
     signature = _OPS[name].signature
     odd = sorted({*attrs} ^ {*signature.attributes})
     if odd:
         wanted = ", ".join(signature.attributes) or "none"
-        _border.refuse(name, f"attributes are {wanted}", f"{odd[0]!r} missing or unknown", "correct the call")
+        _validate.invalid(
+            name, f"attributes are {wanted}", f"{odd[0]!r} missing or unknown", "correct the call"
+        )
     checked = {a: _attribute(name, a, attrs[a], kind) for a, kind in signature.attributes.items()}
     count = _count_operands(name, signature, checked)
     if len(operands) != count and (count is not None or not operands):
-        _border.refuse(
+        _validate.invalid(
             name, f"takes {count or 'at least one'} operands", str(len(operands)), "correct the call"
         )
     for position, operand in enumerate(operands):
         if operand is None and position not in signature.absent:
-            _border.refuse(name, f"operand {position} must be given", "None", "pass a tensor of the graph")
+            _validate.invalid(name, f"operand {position} must be given", "None", "pass a tensor of the graph")
     return checked
 
 
@@ -236,7 +238,7 @@ def _count_operands(name: str, signature: Signature, attrs: Mapping[str, Any]) -
         return count
     found = count(attrs)
     if type(found) is not int or found < 0:
-        _author.refuse(
+        _author.invalid(
             name,
             "the function that `signature` has for operands gives their number",
             shown(found),
@@ -247,15 +249,15 @@ def _count_operands(name: str, signature: Signature, attrs: Mapping[str, Any]) -
 
 def _attribute(op: str, name: str, value: Any, kind: type) -> Any:
     if kind is float:
-        return _border.number(op, name, value, -MAX_F32, MAX_F32)
+        return _validate.number(op, name, value, -MAX_F32, MAX_F32)
     if kind is int:
-        return _border.integer(op, name, value, -_MAX_INT - 1, _MAX_INT)
+        return _validate.integer(op, name, value, -_MAX_INT - 1, _MAX_INT)
     if kind is bool:
-        return _border.truth(op, name, value)
+        return _validate.truth(op, name, value)
     if not isinstance(value, kind):
-        _border.refuse(op, f"{name} must be a {kind.__name__}", shown(value), "correct the call")
+        _validate.invalid(op, f"{name} must be a {kind.__name__}", shown(value), "correct the call")
     try:
         hash(value)
     except TypeError:
-        _border.refuse(op, f"{name} must be hashable: equal ops are one", shown(value), "pass a tuple")
+        _validate.invalid(op, f"{name} must be hashable: equal ops are one", shown(value), "pass a tuple")
     return value

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tilewise.core.border import shown
 from tilewise.core.environment import read
 from tilewise.core.errors import ConfigError
 from tilewise.core.limits import available_memory, core_quota, memory_of_machine, num_cores
 from tilewise.core.sizes import format_bytes
+from tilewise.core.validation import shown
 from tilewise.kernels.isa import isa_in_use, isa_levels
 
 __all__ = ["Finding", "check_machine"]

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_origin, get_type_hints
 
 from tilewise.checkpoint import refuse_gguf
-from tilewise.core.border import Border, bare, shown
 from tilewise.core.errors import ConfigError
 from tilewise.core.log import warn_once
 from tilewise.core.reading import Unreadable, first_problem, plain_json, read_whole
+from tilewise.core.validation import Validator, bare, shown
 from tilewise.models.fields import ADVICE, ONLY, WITHOUT_EFFECT, decides_nothing, ignore_advice
 from tilewise.models.require import MAX_POSITIONS, Require
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelConfig", "config_content", "read_config_file"]
 
-_border = Border("models")
+_validate = Validator("models")
 _Config = TypeVar("_Config", bound="ModelConfig")
 _LIMITS = {
     "vocab_size": 1 << 20,
@@ -69,7 +69,7 @@ def config_content(model_dir: str | Path) -> dict[str, Any]:
         ConfigError: the file is missing or is not a JSON object; names it. A GGUF file, or a directory with nothing
             else, is refused with the way to convert it.
     """
-    directory = _border.path("open", "a model directory", model_dir)
+    directory = _validate.path("open", "a model directory", model_dir)
     path = directory / "config.json"
     if not os.path.lexists(path):
         refuse_gguf(directory)
@@ -226,8 +226,8 @@ class ModelConfig:
         """
         from pydantic import ValidationError
 
-        given = dict(_border.mapping(cls.model_type, "a configuration", data, "values"))
-        ignore = _border.sequence("open", "ignore", ignore, "names of fields", in_any_order=True)
+        given = dict(_validate.mapping(cls.model_type, "a configuration", data, "values"))
+        ignore = _validate.sequence("open", "ignore", ignore, "names of fields", in_any_order=True)
         require = cls.require()
         kind, names = given.pop("model_type", None), given.pop("architectures", None)
         known = (cls.architecture, *cls.also)
@@ -281,7 +281,7 @@ class ModelConfig:
     @classmethod
     def _check_ignored(cls, ignore: Collection[str], computed: Collection[str]) -> None:
         for name in ignore:
-            _border.text("open", "a field to ignore", name)
+            _validate.text("open", "a field to ignore", name)
             rule, advice = "must not be ignored, because the model is computed by it", "do not name it"
             cls.require()(name not in computed, name, rule, f"ignore={[*ignore]}", advice)
 

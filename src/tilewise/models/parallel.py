@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from tilewise.core.border import Border
 from tilewise.core.collector import collector_paused
 from tilewise.core.errors import ShapeError
 from tilewise.core.progress import Progress
+from tilewise.core.validation import Validator
 from tilewise.core.workers import WorkerPool
 from tilewise.graph.parallel import ParallelGraphBuilder, SpecHandle
 from tilewise.ir.layer_spec import LayerSpec
@@ -20,7 +20,7 @@ from tilewise.nn import GraphBuilder
 
 __all__ = ["ParallelModelBuilder"]
 
-_border = Border("models", ShapeError)
+_validate = Validator("models", ShapeError)
 Specs = Sequence[LayerSpec]
 
 
@@ -61,7 +61,7 @@ class ParallelModelBuilder:
         own = isinstance(config, ModelParts)
         self.parts = config if isinstance(config, ModelParts) else model_parts(config, purpose, **sizes)
         if own and sizes:
-            _border.refuse(
+            _validate.invalid(
                 "ParallelModelBuilder", "parts have their sizes", ", ".join(sizes), "leave them out"
             )
         self.builder = ParallelGraphBuilder(threads, pool=pool, progress=progress)
@@ -82,7 +82,7 @@ class ParallelModelBuilder:
             ShapeError: the model has none.
         """
         if self.parts.caches is None:
-            _border.refuse(
+            _validate.invalid(
                 "create_kv_caches", "KV caches are those of decoding", "a model without", "leave the call out"
             )
         return self.builder.specify(self._describe_caches, range(self.parts.num_layers), kind="kv_cache")
@@ -97,14 +97,14 @@ class ParallelModelBuilder:
         Raises:
             ShapeError: as `ParallelGraphBuilder.assemble`; or the groups are not all layers, each once.
         """
-        _border.instance("assemble", "the first argument", graph, GraphBuilder, "pass the graph")
+        _validate.instance("assemble", "the first argument", graph, GraphBuilder, "pass the graph")
         found = [g.result() if isinstance(g, Future) else g for g in groups]
         with collector_paused(), graph.all_or_nothing():
             with self.builder.progress.phase("assembly"):
                 named = self.parts.before(graph)
             results = self.builder.assemble(graph, *found, named=named)
             if len(results) != self.parts.num_layers:
-                _border.refuse(
+                _validate.invalid(
                     "assemble",
                     f"a model has {self.parts.num_layers} layers",
                     str(len(results)),

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewise.core.border import Border
 from tilewise.core.collector import collector_paused
 from tilewise.core.errors import ShapeError
+from tilewise.core.validation import Validator
 from tilewise.ir.graph import TensorNode, TensorSpec
 from tilewise.nn import GraphBuilder, LayerFunction
 
@@ -17,7 +17,7 @@ __all__ = ["STREAM", "LayerUse", "ModelParts"]
 
 STREAM = "stream"
 """What the first layer reads, among the tensors before it; every other layer reads the one before it."""
-_border = Border("models", ShapeError)
+_validate = Validator("models", ShapeError)
 
 Named = Mapping[str, TensorNode]
 
@@ -59,7 +59,7 @@ class ModelParts:
 
     def build(self, graph: GraphBuilder) -> None:
         """Write the model into an empty graph, layer by layer; all of it or nothing."""
-        _border.instance("build", "the first argument", graph, GraphBuilder, "pass the graph")
+        _validate.instance("build", "the first argument", graph, GraphBuilder, "pass the graph")
         with collector_paused(), graph.all_or_nothing():
             named = self.before(graph)
             x = named[STREAM]

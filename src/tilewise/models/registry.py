@@ -13,9 +13,9 @@ from typing import Any
 
 from tilewise.checkpoint import StoredWeights, Tensor, store_parameters
 from tilewise.checkpoint import open_weights as open_files
-from tilewise.core.border import Border, shown
 from tilewise.core.dims import Size
 from tilewise.core.errors import CheckpointError, ConfigError
+from tilewise.core.validation import Validator, shown
 from tilewise.models import bert, gemma2, gemma3, gpt2, llama, mistral, phi3, qwen2, qwen3
 from tilewise.models.config import ModelConfig, read_config_file
 from tilewise.models.decoder.weights import HEAD
@@ -45,7 +45,7 @@ __all__ = [
     "stored_tensors",
 ]
 
-_border = Border("models")
+_validate = Validator("models")
 FAMILIES: Mapping[str, Family] = {
     module.FAMILY.name: module.FAMILY
     for module in (llama, mistral, qwen2, qwen3, gemma2, gemma3, phi3, gpt2, bert)
@@ -91,7 +91,7 @@ def config_from_dict(
         ConfigError: none of the families, or a model of one that we do not compute; or `ignore` names a field that the
             model is computed by.
     """
-    given = _border.mapping("open", "a configuration", data, "values")
+    given = _validate.mapping("open", "a configuration", data, "values")
     kind, names = given.get("model_type"), given.get("architectures")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if kind is None and isinstance(names, list) and len(names) == 1:
@@ -108,7 +108,7 @@ def config_from_dict(
 
 
 def _family_of(call: str, config: ModelConfig) -> Family:
-    _border.instance(
+    _validate.instance(
         call, "config", config, ModelConfig, "pass a family's configuration, such as LlamaConfig(...)"
     )
     return FAMILIES[config.model_type]
@@ -200,7 +200,7 @@ def maker_of(config: ModelConfig, purpose: str) -> Callable[..., ModelParts]:
     Raises:
         ConfigError: the model is none for that purpose.
     """
-    _border.choice("model_parts", "a purpose", purpose, PURPOSES)
+    _validate.choice("model_parts", "a purpose", purpose, PURPOSES)
     family = _family_of(f"build_{purpose}_graph", config)
     make: Callable[..., ModelParts] | None = getattr(family, purpose)
     if make is None:

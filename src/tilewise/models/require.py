@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewise.core.border import shown
 from tilewise.core.errors import ConfigError
+from tilewise.core.validation import shown
 
 __all__ = ["HUGE", "MAX_POSITIONS", "TINY", "Require"]
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from tilewise.core.border import Border
 from tilewise.core.dims import MAX_SIZE, DimLabel
 from tilewise.core.errors import ShapeError
+from tilewise.core.validation import Validator
 from tilewise.graph import GraphBuilder
 from tilewise.ir.graph import TensorNode
 
 __all__ = ["layer_norm", "linear", "rms_norm"]
 
-_border = Border("nn", ShapeError)
+_validate = Validator("nn", ShapeError)
 
 
 def linear(
@@ -37,10 +37,10 @@ def linear(
         ShapeError: the last dim of x has no fixed size, x cannot be multiplied, or the weight's name does not end so;
             nothing is declared then.
     """
-    _border.truth("linear", "bias", bias)
+    _validate.truth("linear", "bias", bias)
     inner = _operand("linear", graph, x).shape[-1]
     if not isinstance(inner, int):
-        _border.refuse(
+        _validate.invalid(
             "linear", "the last dim must have a fixed size", f"{x.spec} for {name!r}", "reorder the dims"
         )
     with graph.all_or_nothing():
@@ -78,8 +78,8 @@ def rms_norm(
     """
     width = _operand("rms_norm", graph, x).shape[-1]
     if head_dim is not None:
-        width = _border.integer("rms_norm", "head_dim", head_dim, 1, MAX_SIZE)
-    init = "zeros" if _border.number("rms_norm", "offset", offset) else "ones"
+        width = _validate.integer("rms_norm", "head_dim", head_dim, 1, MAX_SIZE)
+    init = "zeros" if _validate.number("rms_norm", "offset", offset) else "ones"
     with graph.all_or_nothing():
         gamma = graph.parameter([width], x.spec.dtype, name=name, init=init)
         return graph.rms_norm(x, gamma, eps=eps, offset=offset, head_dim=head_dim)
@@ -93,7 +93,7 @@ def layer_norm(graph: GraphBuilder, x: TensorNode, name: str, *, eps: float) -> 
         eps: see `GraphBuilder.layer_norm`.
     """
     width = _operand("layer_norm", graph, x).shape[-1]
-    _border.text("layer_norm", "a norm's name", name)
+    _validate.text("layer_norm", "a norm's name", name)
     with graph.all_or_nothing():
         gamma = graph.parameter([width], x.spec.dtype, name=f"{name}.weight")
         beta = graph.parameter([width], x.spec.dtype, name=f"{name}.bias", init="zeros")
@@ -103,12 +103,12 @@ def layer_norm(graph: GraphBuilder, x: TensorNode, name: str, *, eps: float) -> 
 def _bias_of(call: str, name: str) -> str:
     """The name of the vector that goes with a weight."""
     if not name.endswith(".weight"):
-        _border.refuse(
+        _validate.invalid(
             call, "a weight with a bias is named so", f"{name!r} without '.weight' at its end", "append it"
         )
     return f"{name.removesuffix('.weight')}.bias"
 
 
 def _operand(call: str, graph: GraphBuilder, x: TensorNode) -> TensorNode:
-    _border.instance(call, "the first argument", graph, GraphBuilder, "pass the graph")
-    return _border.instance(call, "x", x, TensorNode, "pass a tensor of the graph")
+    _validate.instance(call, "the first argument", graph, GraphBuilder, "pass the graph")
+    return _validate.instance(call, "x", x, TensorNode, "pass a tensor of the graph")

@@ -8,13 +8,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from tilewise.core.border import Border
+from tilewise.core.validation import Validator
 from tilewise.optim.optimizer import Optimizer
 from tilewise.optim.rule import Parameter, fused, sqrt
 
 __all__ = ["AdamW"]
 
-_border = Border("optim")
+_validate = Validator("optim")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class AdamW(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.beta1 >= 1 or self.beta2 >= 1 or np.float32(self.eps) <= 0:
-            _border.refuse(
+            _validate.invalid(
                 "AdamW", "betas lie in [0, 1), and eps is above 0 in fp32", str(self), "correct it"
             )
 

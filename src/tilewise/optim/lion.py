@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tilewise.core.border import Border
+from tilewise.core.validation import Validator
 from tilewise.optim.optimizer import Optimizer
 from tilewise.optim.rule import Parameter, fused, sign
 
 __all__ = ["Lion"]
 
-_border = Border("optim")
+_validate = Validator("optim")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Lion(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.beta1 >= 1 or self.beta2 >= 1:
-            _border.refuse("Lion", "betas lie in [0, 1)", str(self), "correct it")
+            _validate.invalid("Lion", "betas lie in [0, 1)", str(self), "correct it")
 
     def update(self, parameter: Parameter) -> None:
         """The weight, decayed and moved against a sign; then the momentum."""

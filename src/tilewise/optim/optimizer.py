@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core.border import Border, shown
 from tilewise.core.dtypes import DTYPES, MAX_F32
 from tilewise.core.frozen import FrozenMap
+from tilewise.core.validation import Validator, shown
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.templates import call_outlined
 from tilewise.ir.graph import Graph, TensorFamily, TensorNode, TensorSpec
@@ -27,7 +27,7 @@ from tilewise.optim.rule import Parameter, Program, take_down
 
 __all__ = ["HYPER", "Optimizer", "ParameterGroup", "is_hyper", "master_name", "state_name"]
 
-_border = Border("optim")
+_validate = Validator("optim")
 HYPER = "optimizer.hyper"
 MASTER = "master"  # the state that every optimizer has of weights in bf16
 
@@ -67,13 +67,15 @@ class ParameterGroup(Kind):
 
     def __post_init__(self) -> None:
         names = (self.names,) if isinstance(self.names, str) else self.names
-        names = tuple(_border.sequence("ParameterGroup", "names", names, "patterns"))
+        names = tuple(_validate.sequence("ParameterGroup", "names", names, "patterns"))
         if not names or not all(isinstance(n, str) and n for n in names):
-            _border.refuse("ParameterGroup", "names are patterns", shown(self.names), 'pass "*norm.weight"')
+            _validate.invalid(
+                "ParameterGroup", "names are patterns", shown(self.names), 'pass "*norm.weight"'
+            )
         object.__setattr__(self, "names", names)
-        object.__setattr__(self, "lr", _border.number("ParameterGroup", "lr", self.lr, 0.0, MAX_F32))
-        given = _border.mapping("ParameterGroup", "changes", self.changes, "settings")
-        changes = {name: _border.number("ParameterGroup", name, value) for name, value in given.items()}
+        object.__setattr__(self, "lr", _validate.number("ParameterGroup", "lr", self.lr, 0.0, MAX_F32))
+        given = _validate.mapping("ParameterGroup", "changes", self.changes, "settings")
+        changes = {name: _validate.number("ParameterGroup", name, value) for name, value in given.items()}
         object.__setattr__(self, "changes", FrozenMap(changes))
 
     def matches(self, name: str) -> bool:
@@ -111,33 +113,33 @@ class Optimizer(Kind, ABC):
     def __post_init__(self) -> None:
         kind = type(self).__name__
         for what, names in (("states", self.states), ("per_step", self.per_step)):
-            own = _border.sequence(kind, what, names, "names")
+            own = _validate.sequence(kind, what, names, "names")
             are_names = all(isinstance(n, str) and n and n.isprintable() for n in own)
             if not are_names or len({*own}) != len(own):
-                _border.refuse(kind, f"{what} are printable names, each once", shown(names), "rename them")
+                _validate.invalid(kind, f"{what} are printable names, each once", shown(names), "rename them")
         taken = [n for n in self.states if n == MASTER or is_hyper(state_name(n, ""))]
         if taken:  # of the tensors of masters, and of the numbers of a step
-            _border.refuse(
+            _validate.invalid(
                 kind,
                 "states are called neither 'master' nor 'hyper', nor begin with 'hyper.'",
                 shown(taken[0]),
                 "rename it",
             )
-        for name in _border.sequence(kind, "nonnegative", self.nonnegative, "names", in_any_order=True):
-            _border.choice(kind, "a state in nonnegative", name, self.states)
+        for name in _validate.sequence(kind, "nonnegative", self.nonnegative, "names", in_any_order=True):
+            _validate.choice(kind, "a state in nonnegative", name, self.states)
         if not self.per_step:
-            _border.refuse(
+            _validate.invalid(
                 kind, "per_step names a number that each step brings, or more", "none", 'keep ("lr",)'
             )
         for setting in self._settings():
-            value = _border.number(kind, setting, getattr(self, setting), 0.0, MAX_F32)
+            value = _validate.number(kind, setting, getattr(self, setting), 0.0, MAX_F32)
             object.__setattr__(self, setting, value)
-        groups = tuple(_border.sequence(kind, "groups", self.groups, "parameter groups"))
+        groups = tuple(_validate.sequence(kind, "groups", self.groups, "parameter groups"))
         object.__setattr__(self, "groups", groups)
         for group in groups:
-            _border.instance(kind, "a group", group, ParameterGroup, 'pass ParameterGroup("*norm.weight")')
+            _validate.instance(kind, "a group", group, ParameterGroup, 'pass ParameterGroup("*norm.weight")')
             for setting in group.changes:
-                _border.choice(
+                _validate.choice(
                     kind, "a group's setting", setting, sorted(self._settings() - {"max_grad_norm"})
                 )
             replace(self, groups=(), **dict[str, Any](group.changes))  # refuses values out of range
@@ -164,14 +166,14 @@ class Optimizer(Kind, ABC):
         """
         for group in self.groups:
             if not any(group.matches(name) for name in gradients):
-                _border.refuse(
+                _validate.invalid(
                     type(self).__name__,
                     "a group has parameters",
                     f"{shown(group.names)}, which fit none in {graph.name!r}",
                     "see the names in print(graph), or drop the group",
                 )
         if not gradients:
-            _border.refuse(
+            _validate.invalid(
                 type(self).__name__,
                 "an optimizer has parameters to train",
                 f"none in {graph.name!r}",
@@ -232,14 +234,14 @@ class Optimizer(Kind, ABC):
     def _hyper_values(self, step: int, lr: float) -> NDArray[np.float32]:
         """A number for each name of `per_step`."""
         kind, values = type(self).__name__, self.values(step, lr)
-        if len(_border.sequence(kind, "values", values, "numbers")) != len(self.per_step):
-            _border.refuse(
+        if len(_validate.sequence(kind, "values", values, "numbers")) != len(self.per_step):
+            _validate.invalid(
                 kind,
                 f"values are a number for each of {', '.join(self.per_step)}",
                 shown(values),
                 "correct values or per_step",
             )
-        return np.array([_border.number(kind, "a value", v, -MAX_F32, MAX_F32) for v in values], np.float32)
+        return np.array([_validate.number(kind, "a value", v, -MAX_F32, MAX_F32) for v in values], np.float32)
 
     def problems_in(self, graph: Graph) -> Sequence[str]:
         """What this optimizer would have added to a graph and is not there: inputs, states, updates, the norm."""

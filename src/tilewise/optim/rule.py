@@ -13,8 +13,8 @@ from typing import NoReturn
 
 import numpy as np
 
-from tilewise.core.border import Border, shown
 from tilewise.core.dtypes import MAX_F32
+from tilewise.core.validation import Validator, shown
 from tilewise.kernels import REFERENCES, UPDATE_STEPS
 
 __all__ = [
@@ -51,7 +51,7 @@ _OF_NUMPY: dict[object, str] = {
     np.multiply: "multiply",
     np.divide: "divide",
 }
-_border = Border("optim")
+_validate = Validator("optim")
 
 
 @dataclass(frozen=True)
@@ -83,23 +83,25 @@ class _Tape:
     def append(self, kind: str, *operands: Value | float) -> Value:
         values = [self.value(o) for o in operands]
         if len(self.steps) >= _MAX_STEPS:
-            _border.refuse("rule", f"an update has at most {_MAX_STEPS} steps", "more", "simplify it")
+            _validate.invalid("rule", f"an update has at most {_MAX_STEPS} steps", "more", "simplify it")
         self.steps.append((_KINDS.index(kind), (*values, *[values[0]] * (3 - len(values)))))
         return Value(self, ("step", len(self.steps) - 1))
 
     def value(self, given: Value | float) -> Value:
         if isinstance(given, Value):
             if given.tape is not self:
-                _border.refuse("rule", "values belong to one parameter", "another's", "use this update's own")
+                _validate.invalid(
+                    "rule", "values belong to one parameter", "another's", "use this update's own"
+                )
             return given
-        number = _border.number("rule", "a constant", given, -MAX_F32, MAX_F32)
+        number = _validate.number("rule", "a constant", given, -MAX_F32, MAX_F32)
         if number not in self.constants:
             self.constants.append(number)
         return Value(self, ("constant", self.constants.index(number)))
 
 
 def _refuse_operation(what: str) -> NoReturn:
-    _border.refuse(
+    _validate.invalid(
         "rule",
         "an update computes with +, -, *, /, absolute, fused, maximum, minimum, sign and sqrt (tilewise.optim.rule)",
         what,
@@ -110,10 +112,10 @@ def _refuse_operation(what: str) -> NoReturn:
 def _refusal(what: str) -> Callable[..., NoReturn]:
     """A method for an operator that no program has."""
 
-    def refuse(*operands: object) -> NoReturn:
+    def invalid(*operands: object) -> NoReturn:
         _refuse_operation(what)
 
-    return refuse
+    return invalid
 
 
 class Value:
@@ -164,7 +166,7 @@ class Value:
         return self.tape.append("negate", self)
 
     def __bool__(self) -> bool:
-        _border.refuse(
+        _validate.invalid(
             "rule",
             "an update is the same for every element",
             "a condition on one",
@@ -202,7 +204,7 @@ def _append(kind: str, *operands: Value | float) -> Value:
     for operand in operands:
         if isinstance(operand, Value):
             return operand.tape.append(kind, *operands)
-    _border.refuse(
+    _validate.invalid(
         "rule",
         f"{kind} takes a value of the update's parameter",
         ", ".join(shown(o) for o in operands),
@@ -248,7 +250,7 @@ class _Named(dict[str, Value]):
     """Values by the names that an optimizer declares."""
 
     def __missing__(self, name: object) -> NoReturn:
-        _border.refuse(
+        _validate.invalid(
             "rule",
             "an update uses the states and hyper-parameters that its optimizer names",
             f"{shown(name)}, where there is {', '.join(self) or 'none'}",
@@ -283,7 +285,7 @@ def _left(parameter: Parameter, states: Sequence[str]) -> list[Value]:
         odd = ", ".join(f"{name} = {shown(v)}" for name, v in left if not isinstance(v, Value))
         if not odd:
             return [value for _, value in left]
-    _border.refuse(
+    _validate.invalid(
         "rule",
         f"an update leaves a value in the weight and every state ({', '.join(states) or 'none'})",
         odd,
@@ -309,7 +311,7 @@ def take_down(update: Callable[[Parameter], None], states: Sequence[str], hyper:
         zeros, np.full((1, len(hyper)), 0.5), 1.0, program.steps, program.constants, program.left
     )
     if any(float(array[0, 0]) != 0.0 for array in moved):
-        _border.refuse(
+        _validate.invalid(
             "rule",
             "a weight of zero without gradient and states stays zero, as padding must",
             "an update that moves it",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tilewise.core.border import Border
+from tilewise.core.validation import Validator
 from tilewise.optim.optimizer import Optimizer
 from tilewise.optim.rule import Parameter, fused
 
 __all__ = ["SGD"]
 
-_border = Border("optim")
+_validate = Validator("optim")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,8 @@ class SGD(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.momentum >= 1:
-            _border.refuse("SGD", "momentum lies in [0, 1)", str(self), "correct it")
-        object.__setattr__(self, "nesterov", _border.truth("SGD", "nesterov", self.nesterov))
+            _validate.invalid("SGD", "momentum lies in [0, 1)", str(self), "correct it")
+        object.__setattr__(self, "nesterov", _validate.truth("SGD", "nesterov", self.nesterov))
 
     def _settings(self) -> set[str]:
         return super()._settings() - {"nesterov"}

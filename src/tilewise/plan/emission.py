@@ -15,8 +15,8 @@ from math import isfinite, prod
 from operator import or_
 from typing import NoReturn
 
-from tilewise.core.border import shown
 from tilewise.core.errors import InternalError
+from tilewise.core.validation import shown
 from tilewise.ir.loop_parts import has_rows, is_divided
 from tilewise.ir.lowering import Draft, Ref, Tiles
 from tilewise.ir.program import (
@@ -52,7 +52,7 @@ class _Call:
     step: NumberLike
     ref_of: Callable[[int], Ref]
 
-    def refuse(self, rule: str, got: str) -> NoReturn:
+    def invalid(self, rule: str, got: str) -> NoReturn:
         """Raise an error that names the kernel and the op that calls it."""
         what = f"kernel {self.spec.base!r}" if self.spec.names else "a hold"
         raise InternalError(
@@ -134,7 +134,7 @@ def make_hold(
     call = _Call(_HOLD, maker, extent, step, ref_of)
     _check_loop(call, label, 0)
     if not isinstance(operand, Operand):
-        call.refuse("an operand is what low.row, low.whole or low.col return", shown(operand))
+        call.invalid("an operand is what low.row, low.whole or low.col return", shown(operand))
     if operand.group < 0:
         _check_part(call, _HOLD.operands[0], operand, ref_of(operand.slot))
     held = operand._replace(access=Access.IN)
@@ -212,7 +212,7 @@ def _full_name(call: _Call, dtype: str | None) -> str:
     names = call.spec.names
     name = names[0] if dtype is None and len(names) == 1 else f"{call.spec.base}_{dtype}"
     if name not in names:
-        call.refuse(f"a kernel's dtype is one of {', '.join(names)}", repr(dtype))
+        call.invalid(f"a kernel's dtype is one of {', '.join(names)}", repr(dtype))
     return name
 
 
@@ -224,21 +224,21 @@ def _check_loop(call: _Call, label: object, priority: object) -> None:
     """What a loop is made of: rows, rows per task, a name and a priority."""
     extent, step = call.extent, call.step
     if not isinstance(extent, Number) or not is_size(extent):
-        call.refuse("a loop runs over rows, below 2^40: a Number, or in emit a tensor's Ref", shown(extent))
+        call.invalid("a loop runs over rows, below 2^40: a Number, or in emit a tensor's Ref", shown(extent))
     if not is_size(step):
-        call.refuse("rows per task are 1 or more, or 0 for one task over all, and below 2^40", shown(step))
+        call.invalid("rows per task are 1 or more, or 0 for one task over all, and below 2^40", shown(step))
     if not isinstance(label, str) or not label.isprintable():
-        call.refuse("a label is printable text", shown(label))
+        call.invalid("a label is printable text", shown(label))
     if type(priority) is not int or abs(priority) > _MAX_PRIORITY:
-        call.refuse(f"a priority is an integer of at most {_MAX_PRIORITY}", shown(priority))
+        call.invalid(f"a priority is an integer of at most {_MAX_PRIORITY}", shown(priority))
 
 
 def _check_names(call: _Call, what: str, given: Mapping[str, object], known: frozenset[str]) -> None:
     if not isinstance(given, Mapping):
-        call.refuse(f"{what} are given by name, in a dictionary", shown(given))
+        call.invalid(f"{what} are given by name, in a dictionary", shown(given))
     if not given.keys() <= known:
         odd = sorted(set(given) - known, key=str)
-        call.refuse(f"{what} are {', '.join(sorted(known)) or 'none'}", repr(odd[0]))
+        call.invalid(f"{what} are {', '.join(sorted(known)) or 'none'}", repr(odd[0]))
 
 
 def _place(call: _Call, tiles: Tiles) -> list[Placed]:
@@ -251,25 +251,27 @@ def _place(call: _Call, tiles: Tiles) -> list[Placed]:
         lists = [_several(call, spec, tiles.get(spec.name, ())) for spec in specs]
         if len({len(members) for members in lists}) > 1:
             lengths = ", ".join(f"{len(m)} of {s.name!r}" for s, m in zip(specs, lists))
-            call.refuse("operands that take turns are equally many", lengths)
+            call.invalid("operands that take turns are equally many", lengths)
         placed += [(spec, member) for members in zip(*lists) for spec, member in zip(specs, members)]
     return placed
 
 
 def _single(call: _Call, spec: OperandSpec, given: object) -> Operand | None:
     if given is None and not spec.optional:
-        call.refuse("every operand that is not optional is given", f"none for operand {spec.name!r}")
+        call.invalid("every operand that is not optional is given", f"none for operand {spec.name!r}")
     if given is not None and not isinstance(given, Operand):
-        call.refuse("an operand is what low.row, low.whole or low.col return", f"{given!r} for {spec.name!r}")
+        call.invalid(
+            "an operand is what low.row, low.whole or low.col return", f"{given!r} for {spec.name!r}"
+        )
     return given
 
 
 def _several(call: _Call, spec: OperandSpec, given: object) -> Sequence[Operand]:
     if isinstance(given, Operand) or not isinstance(given, list | tuple):
-        call.refuse("a list of operands is a list", f"{given!r} for operand {spec.name!r}")
+        call.invalid("a list of operands is a list", f"{given!r} for operand {spec.name!r}")
     for member in given:
         if not isinstance(member, Operand):
-            call.refuse(
+            call.invalid(
                 "an operand is what low.row, low.whole or low.col return", f"{member!r} in {spec.name!r}"
             )
     return given
@@ -280,18 +282,18 @@ def _check_operand(call: _Call, spec: OperandSpec, operand: Operand, dtype: str)
     ref = call.ref_of(operand.slot)
     dtypes = [dtype if d == "dt" else d for d in spec.dtypes]
     if ref.dtype not in dtypes:
-        call.refuse(f"operand {spec.name!r} has elements of {' or '.join(dtypes)}", ref.dtype)
+        call.invalid(f"operand {spec.name!r} has elements of {' or '.join(dtypes)}", ref.dtype)
     if spec.packed is not None and ref.packed != spec.packed:
         wanted, got = (
             ("panels", "rows") if spec.packed else ("rows", "panels: take low.flat or low.whole of a copy")
         )
-        call.refuse(f"operand {spec.name!r} lies in {wanted}", got)
+        call.invalid(f"operand {spec.name!r} lies in {wanted}", got)
     if operand.mode in (Mode.COL, Mode.PANELCOLS) and ref.packed != (operand.mode == Mode.PANELCOLS):
         got = "those of panels" if ref.packed else "those of rows as if they lay in panels"
-        call.refuse(f"columns of operand {spec.name!r} are viewed as they lie: take low.col", got)
+        call.invalid(f"columns of operand {spec.name!r} are viewed as they lie: take low.col", got)
     if operand.group >= 0:
         if spec.role != "in":
-            call.refuse("a task writes its own device's memory", f"a peer's tile for operand {spec.name!r}")
+            call.invalid("a task writes its own device's memory", f"a peer's tile for operand {spec.name!r}")
     elif operand.mode != Mode.WHOLE:
         _check_part(call, spec, operand, ref)
 
@@ -300,25 +302,25 @@ def _check_part(call: _Call, spec: OperandSpec, operand: Operand, ref: Ref) -> N
     """A part of the loop is that part of the operand: tasks together see all of it, and nothing else."""
     mode, div, extent = operand.mode, operand.div, call.extent
     if mode == Mode.ROWS and not has_rows(ref, operand):
-        call.refuse(
+        call.invalid(
             f"fixed rows of operand {spec.name!r} lie in it",
             f"{operand.parts!r} rows from {operand.part!r} on, of {_many(ref.extent, 'rows')}",
         )
     if mode not in (Mode.ROW, Mode.COL, Mode.PANELCOLS):
         return
     if type(div) is not int and not isinstance(div, Number):
-        call.refuse(f"operand {spec.name!r} is divided by an integer or a Number", shown(div))
+        call.invalid(f"operand {spec.name!r} is divided by an integer or a Number", shown(div))
     div = plain(div)
     if div == 1 and mode == Mode.ROW:
         if ref.extent != extent:
-            call.refuse(
+            call.invalid(
                 f"a tile of operand {spec.name!r} is cut from as many rows as the loop runs over",
                 f"{_many(ref.extent, 'rows')} under a loop over {_many(extent, 'rows')}",
             )
         return
     what, size = ("rows", ref.extent) if mode == Mode.ROW else ("columns", Number(ref.cols))
     if not is_divided(extent, div, size):
-        call.refuse(
+        call.invalid(
             f"{what} of operand {spec.name!r}, times its `div`, are as many as the loop runs over",
             f"{_many(size, what)} with div {div} under a loop over {_many(extent, 'of them')}",
         )
@@ -344,13 +346,13 @@ def _check_sizes(call: _Call, placed: Sequence[Placed]) -> None:
                 continue
             if name.isdigit():
                 if size != int(name):
-                    call.refuse(f"operand {spec.name!r} is [{' '.join(spec.sizes)}]", f"{name} as {size}")
+                    call.invalid(f"operand {spec.name!r} is [{' '.join(spec.sizes)}]", f"{name} as {size}")
                 continue
             key = (name, number[spec.name]) if name.endswith("*") else name
             first, where = known.setdefault(key, (size, spec.name))
             if first != size:
                 got = f"{first} in operand {where!r} and {size} in operand {spec.name!r}"
-                call.refuse(f"{name.rstrip('*')!r} is one size", got)
+                call.invalid(f"{name.rstrip('*')!r} is one size", got)
 
 
 def _sizes(call: _Call, operand: Operand) -> tuple[_Size | None, _Size | None]:
@@ -440,11 +442,11 @@ def _integers(
         if spec.source is not None:
             result.append(known[spec.name])
         elif spec.name not in given:
-            call.refuse("every integer is given", f"none for {spec.name!r}")
+            call.invalid("every integer is given", f"none for {spec.name!r}")
         elif spec.is_list:
             values = given[spec.name]
             if not isinstance(values, list | tuple):
-                call.refuse("a list of integers is a list", f"{values!r} for {spec.name!r}")
+                call.invalid("a list of integers is a list", f"{values!r} for {spec.name!r}")
             _check_length(call, spec, len(values), known)
             small = all(type(v) is int for v in values) and max(map(abs, values), default=0) < _INT64
             result += values if small else [_integer(call, spec.name, v) for v in values]
@@ -466,14 +468,14 @@ def _filled_in(call: _Call, source: tuple[str, str], placed: Sequence[Placed]) -
 def _check_length(call: _Call, spec: IntSpec, length: int, known: Mapping[str, NumberLike]) -> None:
     wanted = prod(int(f) if f.isdigit() else upper(known[f]) for f in spec.length)
     if spec.length and length != wanted:
-        call.refuse(f"list {spec.name!r} has {'*'.join(spec.length)} = {wanted} integers", str(length))
+        call.invalid(f"list {spec.name!r} has {'*'.join(spec.length)} = {wanted} integers", str(length))
 
 
 def _integer(call: _Call, name: str, value: object) -> NumberLike:
     if isinstance(value, Number):
         return value
     if not isinstance(value, int) or not -_INT64 <= value < _INT64:
-        call.refuse("an integer is one of 64 bits", f"{value!r} for {name!r}")
+        call.invalid("an integer is one of 64 bits", f"{value!r} for {name!r}")
     return int(value)
 
 
@@ -483,15 +485,15 @@ def _floats(call: _Call, given: Mapping[str, float | Sequence[float]]) -> list[f
     result = []
     for spec, name in zip(call.spec.floats, names):
         if name not in given:
-            call.refuse("every float is given", f"none for {name!r}")
+            call.invalid("every float is given", f"none for {name!r}")
         value = given[name]
         if isinstance(value, list | tuple) != (spec != name):
-            call.refuse("a list of floats is a list, and a float is none", f"{value!r} for {name!r}")
+            call.invalid("a list of floats is a list, and a float is none", f"{value!r} for {name!r}")
         result += [_float(call, name, v) for v in (value if isinstance(value, list | tuple) else [value])]
     return result
 
 
 def _float(call: _Call, name: str, value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
-        call.refuse("a float is a finite number", f"{value!r} for {name!r}")
+        call.invalid("a float is a finite number", f"{value!r} for {name!r}")
     return float(value)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from tilewise.core.border import Border
 from tilewise.core.errors import PlanError
+from tilewise.core.validation import Validator
 from tilewise.ir.layout import show_axes
 from tilewise.ir.program import Instruction, LoweredTemplate, Source, upper
 from tilewise.ir.reshards import explain_reshards, explain_storage
@@ -18,7 +18,7 @@ from tilewise.plan.traffic import TrafficCounter, count_file_traffic
 
 __all__ = ["explain_plan", "explain_tensor", "name_devices", "num_tasks", "short_name"]
 
-_border = Border("plan", PlanError)
+_validate = Validator("plan", PlanError)
 
 
 def explain_plan(plan: PlanTables) -> str:
@@ -184,10 +184,12 @@ def explain_tensor(plan: PlanTables, name: str) -> str:
     Raises:
         PlanError: no such tensor.
     """
-    _border.text("why", "a tensor's name", name)
+    _validate.text("why", "a tensor's name", name)
     found = next((t for t in plan.graph.tensors if t.spec.name == name), None)
     if found is None:
-        _border.refuse("why", "the tensor must be in the graph", repr(name), "see the names in print(graph)")
+        _validate.invalid(
+            "why", "the tensor must be in the graph", repr(name), "see the names in print(graph)"
+        )
     layout = plan.layout.compute[found.id]
     entry = plan.entry(0, found.id)
     shards = [

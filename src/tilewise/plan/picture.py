@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 
-from tilewise.core.border import Border, shown
 from tilewise.core.errors import PlanError
+from tilewise.core.validation import Validator, shown
 from tilewise.ir.program import Call, DeviceClass
 from tilewise.observe import CallPicture, PlanPicture, TaskRecord
 from tilewise.plan.buffers import OFFLOADED
@@ -22,7 +22,7 @@ from tilewise.plan.traffic import TrafficCounter
 
 __all__ = ["draw_plan", "read_timeline"]
 
-_border = Border("plan", PlanError)
+_validate = Validator("plan", PlanError)
 _TASK = (int, int, str, int, int, int, int, int)
 
 
@@ -35,10 +35,10 @@ def read_timeline(plan: PlanTables, timeline: object) -> tuple[TaskRecord, ...]:
     templates = [template for of in plan.program.classes for template in of.templates]
     labels = {instruction.label for template in templates for instruction in template.instructions}
     tasks = []
-    for entry in _border.sequence("save_picture", "a timeline", timeline, "tasks"):
+    for entry in _validate.sequence("save_picture", "a timeline", timeline, "tasks"):
         fits = isinstance(entry, tuple) and [type(value) for value in entry] == [*_TASK]
         if not fits or not _is_of(plan, labels, TaskRecord(*entry)):
-            _border.refuse(
+            _validate.invalid(
                 "save_picture",
                 "a timeline has what GraphInstance.timeline() gives, of this plan's devices, workers and tasks",
                 shown(entry),

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilewise.core.border import Border
 from tilewise.core.errors import PlanError, ResourceError
 from tilewise.core.limits import available_memory
 from tilewise.core.reading import Unreadable
 from tilewise.core.sizes import format_bytes
+from tilewise.core.validation import Validator
 from tilewise.core.writing import replace_file, replace_text
 from tilewise.ir.file import Unwritable
 from tilewise.observe import render_plan
@@ -25,7 +25,7 @@ from tilewise.plan.traffic import count_file_traffic, count_traffic
 __all__ = ["Plan"]
 
 _MAX_BYTES = 1 << 62
-_border = Border("plan", PlanError)
+_validate = Validator("plan", PlanError)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Plan(PlanTables):
         Raises:
             ResourceError: the devices together need more.
         """
-        _border.integer("require_memory", "limit_bytes", limit_bytes, 0, _MAX_BYTES)
+        _validate.integer("require_memory", "limit_bytes", limit_bytes, 0, _MAX_BYTES)
         limit = limit_bytes or available_memory()
         copies = sum(self.checkpoint_bytes)
         need = self.device_bytes * self.mesh.num_devices + copies
@@ -68,7 +68,7 @@ class Plan(PlanTables):
         Raises:
             PlanError: no such program or symbol, or a value out of its bounds.
         """
-        _border.choice("traffic", "program", program, list(self.programs))
+        _validate.choice("traffic", "program", program, list(self.programs))
         values = check_sizes("traffic", self.shapes.symbols, {} if sizes is None else sizes)
         return count_traffic(self.program, program, tuple(values.get(s, s.max) for s in self.shapes.symbols))
 
@@ -85,7 +85,7 @@ class Plan(PlanTables):
         Raises:
             PlanError: as `traffic`.
         """
-        _border.choice("file_traffic", "program", program, list(self.programs))
+        _validate.choice("file_traffic", "program", program, list(self.programs))
         values = check_sizes("file_traffic", self.shapes.symbols, {} if sizes is None else sizes)
         bounds = tuple(values.get(s, s.max) for s in self.shapes.symbols)
         return [
@@ -105,7 +105,7 @@ class Plan(PlanTables):
         Raises:
             PlanError: no such program.
         """
-        _border.choice("costs", "program", program, list(self.programs))
+        _validate.choice("costs", "program", program, list(self.programs))
         return {
             device: count_costs(self.program, device, program, self.symbol_bounds) for device in self.kinds
         }
@@ -135,7 +135,7 @@ class Plan(PlanTables):
             PlanError: the path is none, or the timeline has other devices, workers or tasks than this plan.
             ResourceError: it cannot be written.
         """
-        where = _border.path("save_picture", "path", path)
+        where = _validate.path("save_picture", "path", path)
         tasks = read_timeline(self, timeline)
         replace_text(where, render_plan(draw_plan(self, tasks), tasks))
 
@@ -149,11 +149,11 @@ class Plan(PlanTables):
                 no plain data, an optimizer whose name another class has taken.
             ResourceError: it cannot be written; what stood there is kept.
         """
-        where = _border.path("save", "path", path)
+        where = _validate.path("save", "path", path)
         try:
             content = encode_plan(self)
         except Unwritable as error:
-            _border.refuse("save", str(error), f"the plan of {self.graph.name!r}", "make it plain")
+            _validate.invalid("save", str(error), f"the plan of {self.graph.name!r}", "make it plain")
         replace_file(where, lambda temporary: _write(temporary, content))
 
     @classmethod
@@ -169,12 +169,12 @@ class Plan(PlanTables):
             PlanError: it is no plan, is damaged, was changed or written by another version, or names an op or optimizer
                 that is not defined here.
         """
-        where = _border.path("load", "path", path)
+        where = _validate.path("load", "path", path)
         try:
             plan = decode_plan(read_content(where), cls)
             require_fit(plan)
         except Unreadable as error:
-            _border.refuse(
+            _validate.invalid(
                 "load",
                 "a plan file must be one that Plan.save wrote",
                 f"{str(where)!r}: {error}",
@@ -191,7 +191,7 @@ class Plan(PlanTables):
         try:
             return digest_of(self)
         except Unwritable as error:
-            _border.refuse("digest", str(error), f"the plan of {self.graph.name!r}", "make it plain")
+            _validate.invalid("digest", str(error), f"the plan of {self.graph.name!r}", "make it plain")
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import lcm
 
-from tilewise.core.border import Border
 from tilewise.core.errors import LayoutError, PlanError
 from tilewise.core.limits import num_cores
 from tilewise.core.mesh import Axes, DeviceMesh
+from tilewise.core.validation import Validator
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
@@ -21,7 +21,7 @@ MAX_WORKERS = 255  # per device, of one task engine (native/tasks/embed/embedded
 MAX_ROWS_PER_TILE = 1 << 24
 _ROWS_PER_TILE = 512
 _ROWS_WITHOUT_BATCH = 128
-_border = Border("plan", PlanError)
+_validate = Validator("plan", PlanError)
 
 
 def settings_for(
@@ -83,17 +83,17 @@ def _rows_per_sequence(graph: Graph, batch: BatchCut) -> NumberLike:
 def _workers(mesh: DeviceMesh, given: int | None) -> int:
     if given is None:
         return min(MAX_WORKERS, max(1, num_cores() // mesh.num_devices))
-    return _border.integer("settings", "workers_per_device", given, 1, MAX_WORKERS)
+    return _validate.integer("settings", "workers_per_device", given, 1, MAX_WORKERS)
 
 
 def _most_rows(batch: BatchCut, given: int | None) -> int:
     if given is None:
         return _ROWS_PER_TILE
     if not batch.size:
-        _border.refuse(
+        _validate.invalid(
             "settings", "rows_per_tile is of a batch's activations", "a graph without a batch", "leave it out"
         )
-    return _border.integer("settings", "rows_per_tile", given, 1, MAX_ROWS_PER_TILE)
+    return _validate.integer("settings", "rows_per_tile", given, 1, MAX_ROWS_PER_TILE)
 
 
 def _require_used_axes(graph: Graph, layout: GraphLayout, mesh: DeviceMesh) -> None:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 
-from tilewise.core.border import Border
 from tilewise.core.dims import UNLABELLED, Dim, k_split_range, shard_range, upper_bound
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import LayoutError, PlanError
 from tilewise.core.mesh import MICRO, Axes, DeviceMesh
+from tilewise.core.validation import Validator
 from tilewise.ir.graph import PANEL_ROWS, Graph, TensorSpec
 from tilewise.ir.layout import TensorLayout, in_space
 from tilewise.ir.lowering import Ref
@@ -26,7 +26,7 @@ _FEWEST_COLUMNS = 128  # of a tile that is not as wide as its tensor
 _MOST_HEADS = 512  # a dim of single elements with more of them counts something else
 _PRODUCTS = ("f32", "bf16")  # element types of what products make
 
-_border = Border("plan", PlanError)
+_validate = Validator("plan", PlanError)
 
 __all__ = ["LocalShapes", "PlanSettings", "bytes_of", "check_sizes", "round_up", "symbols_of"]
 
@@ -341,11 +341,11 @@ def check_sizes(call: str, symbols: Sequence[Dim], sizes: Mapping[str, int]) -> 
     """
     by_name = {s.name: s for s in symbols}
     values = {}
-    for name, value in _border.mapping(call, "sizes", sizes, "numbers by a symbol's name").items():
+    for name, value in _validate.mapping(call, "sizes", sizes, "numbers by a symbol's name").items():
         if not by_name:
-            _border.refuse(call, "sizes are of symbols", f"{name!r}, and the graph has none", "drop it")
-        symbol = by_name[_border.choice(call, "a size", name, list(by_name))]
-        values[symbol] = _border.integer(call, f"the size {name!r}", value, symbol.min, symbol.max)
+            _validate.invalid(call, "sizes are of symbols", f"{name!r}, and the graph has none", "drop it")
+        symbol = by_name[_validate.choice(call, "a size", name, list(by_name))]
+        values[symbol] = _validate.integer(call, f"the size {name!r}", value, symbol.min, symbol.max)
     return values
 
 

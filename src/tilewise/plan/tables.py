@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from tilewise.core.border import Border
 from tilewise.core.errors import PlanError
 from tilewise.core.frozen import FrozenMap, freeze_maps
 from tilewise.core.mesh import DeviceMesh
+from tilewise.core.validation import Validator
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import DeviceClass, TensorEntry, TileProgram
@@ -41,7 +41,7 @@ CATEGORIES = (
     "engine",
     "offloaded",
 )
-_border = Border("plan", PlanError)
+_validate = Validator("plan", PlanError)
 REGIONS = ("lasting", "activations", "temporaries", "files")
 
 
@@ -172,7 +172,7 @@ class PlanTables:
         Raises:
             PlanError: there is no such device.
         """
-        device = _border.integer("class_of", "device", device, 0, len(self.program.devices) - 1)
+        device = _validate.integer("class_of", "device", device, 0, len(self.program.devices) - 1)
         return self.program.classes[self.program.devices[device].class_id]
 
     def entry(self, device: int, tensor: int, part: int = 0) -> TensorEntry:
@@ -184,13 +184,15 @@ class PlanTables:
         tensor = self._tensor("entry", tensor)
         parts = self.outside.get(tensor, ())
         if not parts:
-            _border.refuse(
+            _validate.invalid(
                 "entry",
                 "users read or write the tensor",
                 f"{tensor}, {self.graph.spec(tensor)}, which is in the devices alone",
                 "make it an output",
             )
-        return self.class_of(device).entries[parts[_border.integer("entry", "part", part, 0, len(parts) - 1)]]
+        return self.class_of(device).entries[
+            parts[_validate.integer("entry", "part", part, 0, len(parts) - 1)]
+        ]
 
     def holder(self, tensor: int, device: int) -> int:
         """The first device that holds the same part of a tensor as `device`.
@@ -199,11 +201,11 @@ class PlanTables:
             PlanError: there is no such tensor or device.
         """
         tensor = self._tensor("holder", tensor)
-        device = _border.integer("holder", "device", device, 0, self.mesh.num_devices - 1)
+        device = _validate.integer("holder", "device", device, 0, self.mesh.num_devices - 1)
         return self.shapes.holder(self.graph.spec(tensor), self.layout.storage[tensor], device)
 
     def _tensor(self, call: str, tensor: int) -> int:
-        return _border.integer(call, "a tensor", tensor, 0, len(self.graph.tensors) - 1)
+        return _validate.integer(call, "a tensor", tensor, 0, len(self.graph.tensors) - 1)
 
     def estimate_memory_usage(self) -> list[dict[str, int]]:
         """Bytes per device and category; `total` is what a device reserves when instantiated, to

@@ -29,7 +29,7 @@ def array_of(source: object) -> Array:
     try:
         array: Array = source if isinstance(source, np.ndarray) else np.asarray(memoryview(source))  # type: ignore[arg-type]
     except (TypeError, ValueError, NotImplementedError, BufferError):
-        checks.refuse(
+        checks.invalid(
             "register",
             "memory must be an array or offer the buffer protocol",
             checks.shown(source),
@@ -37,7 +37,7 @@ def array_of(source: object) -> Array:
         )
     checks.without_mask("register", "memory", array)
     if not array.flags.c_contiguous or array.nbytes == 0 or array.dtype.hasobject:
-        checks.refuse(
+        checks.invalid(
             "register",
             "a buffer must be contiguous memory without Python objects",
             f"shape {array.shape}, strides {array.strides}, dtype {array.dtype}",
@@ -98,14 +98,14 @@ class Buffer(BufferBase):
         strides = _whole_numbers("stride", (1,) if stride is None else stride)
         long = [step for count, step in zip(sizes, strides) if count > 1]
         if len(strides) != len(sizes) or not 1 <= len(sizes) <= MAX_DIMS or strides[-1] != 1:
-            checks.refuse(
+            checks.invalid(
                 "region",
                 f"a region must have as many strides as sizes, at most {MAX_DIMS}, and the last stride 1",
                 f"size {checks.shown(sizes)} and stride {checks.shown(strides)}",
                 "correct it",
             )
         if long != sorted(long, reverse=True):
-            checks.refuse("region", "strides must descend", checks.shown(strides), "put the largest first")
+            checks.invalid("region", "strides must descend", checks.shown(strides), "put the largest first")
         return self.byte_region(offset, sizes, strides)
 
     def tiles(self, *sizes: int) -> TileGrid:

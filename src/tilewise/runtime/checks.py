@@ -1,8 +1,9 @@
-"""Checks of what a program gives to the task runtime, and the sentences of its refusals.
+"""Validation of arguments of the task runtime.
 
-Owns what `core.border` lacks: timeouts, shapes, dtypes, paths, and what the native side would refuse in words of its
-own, or not at all. Every refusal is a `ConfigError`, raised before anything starts; an index outside is an
-`IndexError`. A submission comes here only when it must be refused, or asks for more than buffers and scalars.
+Owns what `core.validation` lacks: timeouts, shapes, dtypes, paths, and what the native side would report in other words
+or not at all. Every error is a `ConfigError`, raised before anything starts; an index out of range is an `IndexError`.
+A submission is validated here only after the native side has found something wrong, or if it uses more than buffers and
+scalars.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import DTypeLike
 
-from tilewise.core.border import Border, shown
 from tilewise.core.errors import ConfigError
+from tilewise.core.validation import Validator, shown
 
 __all__ = [
     "callback",
     "dtype",
     "instance",
     "integer",
+    "invalid",
     "operand",
     "output_path",
     "parameter",
     "path",
     "patience",
-    "refuse",
     "region_bytes",
     "region_dimensions",
     "region_entries",
@@ -52,19 +53,19 @@ __all__ = [
 MAX_BYTES = (1 << 63) - 1
 LONGEST_S = 1e9
 
-_border = Border("runtime", ConfigError)
-refuse = _border.refuse
-integer = _border.integer
-truth = _border.truth
-instance = _border.instance
-sequence = _border.sequence
-text = _border.text
-without_mask = _border.without_mask
+_validate = Validator("runtime", ConfigError)
+invalid = _validate.invalid
+integer = _validate.integer
+truth = _validate.truth
+instance = _validate.instance
+sequence = _validate.sequence
+text = _validate.text
+without_mask = _validate.without_mask
 
 
 def scalar(call: str, value: Any) -> NoReturn:
     """Says why a value cannot be a scalar of a native kernel; called when its conversion has failed."""
-    refuse(
+    invalid(
         call,
         "a scalar must be an integer of 64 bits or a float",
         shown(value),
@@ -74,17 +75,17 @@ def scalar(call: str, value: Any) -> NoReturn:
 
 def worker_type(call: str, value: Any) -> NoReturn:
     """Says what a worker type is; called when the value is none of the four."""
-    refuse(call, "worker_type must be one of WorkerType", shown(value), "pass WorkerType.CUBE, VECTOR, ...")
+    invalid(call, "worker_type must be one of WorkerType", shown(value), "pass WorkerType.CUBE, VECTOR, ...")
 
 
 def callback(call: str, value: Any) -> NoReturn:
     """Says what can be called back; called when the value cannot."""
-    refuse(call, "a callback must be callable without arguments", shown(value), "pass a function")
+    invalid(call, "a callback must be callable without arguments", shown(value), "pass a function")
 
 
 def parameter(call: str, value: Any) -> NoReturn:
     """Says what stands in `params`; called when the value does not belong there."""
-    refuse(
+    invalid(
         call,
         "params must be Input, Output, InOut, Commute, Reduce or NoDep",
         shown(value),
@@ -94,12 +95,12 @@ def parameter(call: str, value: Any) -> NoReturn:
 
 def operand(call: str, value: Any) -> NoReturn:
     """Says what a parameter can name; called when it is neither buffer nor region."""
-    refuse(call, "a parameter must name a Buffer or a Region", shown(value), "register the memory first")
+    invalid(call, "a parameter must name a Buffer or a Region", shown(value), "register the memory first")
 
 
 def region_entry(index: Any, length: int) -> NoReturn:
     """Says what an index of a buffer is made of; called when an entry is something else."""
-    refuse(
+    invalid(
         "region",
         "a box must be made of integers and non-empty, ascending slices",
         f"{shown(index)} for a length of {length}",
@@ -123,7 +124,7 @@ def region_entries(index: Any, num_dims: int) -> NoReturn:
 
 def region_dimensions(index: Any, num_dims: int) -> NoReturn:
     """Says that a box has more dimensions than the runtime compares."""
-    refuse(
+    invalid(
         "region",
         "a box must have at most 4 dimensions",
         f"{num_dims} for {shown(index)}",
@@ -133,7 +134,7 @@ def region_dimensions(index: Any, num_dims: int) -> NoReturn:
 
 def region_bytes(offset: int, size: Any, stride: Any, num_bytes: int) -> NoReturn:
     """Says that a box in bytes leaves its buffer."""
-    refuse(
+    invalid(
         "region",
         f"a region must lie inside its buffer of {num_bytes} bytes",
         f"offset {offset}, size {shown(size)} and stride {shown(stride)}",
@@ -150,12 +151,12 @@ def tile(place: Any, counts: tuple[int, ...]) -> NoReturn:
         raise IndexError(
             f"[runtime.tiles] a tile must lie in the grid; got {shown(place)} of {counts}; correct it"
         )
-    refuse("tiles", f"a tile must be named by {len(counts)} integers", shown(place), "pass grid[i, j]")
+    invalid("tiles", f"a tile must be named by {len(counts)} integers", shown(place), "pass grid[i, j]")
 
 
 def tiles(sizes: tuple[int, ...], lengths: tuple[int, ...], max_tiles: int) -> NoReturn:
     """Says what a grid of tiles is."""
-    refuse(
+    invalid(
         "tiles",
         f"a grid must have a size for some of the first dimensions, 4 at most, and at most {max_tiles} tiles",
         f"tiles of {shown(sizes)} for shape {lengths}",
@@ -172,7 +173,7 @@ def seconds(call: str, value: Any, name: str = "a timeout") -> float | None:
     except OverflowError:
         number = math.inf
     if math.isnan(number):
-        refuse(call, f"{name} must be a number of seconds, or None", shown(value), "pass a float")
+        invalid(call, f"{name} must be a number of seconds, or None", shown(value), "pass a float")
     return number
 
 
@@ -180,7 +181,7 @@ def patience(call: str, name: str, value: Any) -> float:
     """Seconds to wait for something that must come: more than none."""
     number = seconds(call, value, name)
     if number is None or number <= 0:
-        refuse(call, f"{name} must be more than 0 seconds", shown(value), "pass 10.0")
+        invalid(call, f"{name} must be more than 0 seconds", shown(value), "pass 10.0")
     return min(number, LONGEST_S)
 
 
@@ -196,13 +197,13 @@ def dtype(call: str, value: DTypeLike, sizes: Sequence[int]) -> np.dtype[Any]:
     try:
         kind = np.dtype(value)
     except (TypeError, ValueError):
-        refuse(call, "a dtype must be one that NumPy knows", shown(value), "correct it")
+        invalid(call, "a dtype must be one that NumPy knows", shown(value), "correct it")
     if kind.hasobject or kind.itemsize == 0 or kind.subdtype is not None:
-        refuse(
+        invalid(
             call, "elements must be plain memory of one byte or more", f"dtype {kind}", "choose another dtype"
         )
     if math.prod(sizes) * kind.itemsize > MAX_BYTES:
-        refuse(
+        invalid(
             call,
             "an array must have less than 2**63 bytes",
             f"shape {tuple(sizes)} of {kind}",
@@ -215,7 +216,7 @@ def path(call: str, value: Any) -> str:
     """A path as text, as the native side takes it."""
     given = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(given, str) or not given or "\0" in given:
-        refuse(
+        invalid(
             call, "a path must be a str or a Path, neither empty nor with a zero", shown(value), "correct it"
         )
     return given
@@ -225,7 +226,7 @@ def output_path(call: str, value: Any) -> Path:
     """A path to write to when a block has ended: its folder must exist before the block begins."""
     target = Path(path(call, value))
     if target.is_dir() or not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
-        refuse(
+        invalid(
             call,
             "a file must be writable in a folder that exists",
             f"'{target}'",

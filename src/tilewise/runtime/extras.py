@@ -27,7 +27,7 @@ def own_buffer(
     """Refuse what is no buffer of this runtime."""
     if not isinstance(buffer, kinds):
         names = " or a ".join(kind.__name__ for kind in kinds)
-        checks.refuse(call, f"memory must be given as a {names}", checks.shown(buffer), "register it first")
+        checks.invalid(call, f"memory must be given as a {names}", checks.shown(buffer), "register it first")
     _check_owner(native, buffer, buffer.native, call)
 
 
@@ -73,7 +73,7 @@ def extras_of(
 
 def _wait_of(native: OpenRuntime, pair: object) -> tuple[int, int]:
     if not isinstance(pair, Sequence) or len(pair) != 2 or not isinstance(pair[0], Event):
-        checks.refuse(
+        checks.invalid(
             "submit",
             "wait_for must hold pairs of an event and a value",
             checks.shown(pair),
@@ -86,7 +86,7 @@ def _wait_of(native: OpenRuntime, pair: object) -> tuple[int, int]:
 
 def _check_owner(native: OpenRuntime, thing: object, owner: object, call: str) -> None:
     if owner is not native:
-        checks.refuse(
+        checks.invalid(
             call,
             "tasks, buffers and events must belong to the runtime they are used with",
             f"{checks.shown(thing)} of another",

@@ -37,7 +37,7 @@ class TaskGroup:
         self._tasks: list[TaskHandle] = []
         self._pending: dict[int, TaskHandle] = {}  # not handed out yet
         if not isinstance(tasks, Iterable):
-            checks.refuse(
+            checks.invalid(
                 "TaskGroup", "a group must be made of tasks", checks.shown(tasks), "pass a list of handles"
             )
         for task in tasks:
@@ -88,7 +88,7 @@ class TaskGroup:
         """
         task = self._next(_deadline(timeout), timeout)
         if task is None:
-            checks.refuse(
+            checks.invalid(
                 "TaskGroup.wait_any", "a task must be left to wait for", f"none of {len(self)}", "add one"
             )
         return task
@@ -169,7 +169,7 @@ class TaskGroup:
 
     def _check_runtime(self, task: TaskHandle) -> None:
         if self._tasks and self._tasks[0].native is not task.native:  # ids of two runtimes may be equal
-            checks.refuse(
+            checks.invalid(
                 "TaskGroup.add",
                 "a group's tasks must belong to one runtime",
                 f"{task!r} of another",

@@ -50,7 +50,7 @@ def type_masks(worker_types: object) -> list[int]:
     masks = []
     for types in checks.sequence("Runtime", "worker_types", worker_types, "lists of WorkerType"):
         if not isinstance(types, Iterable) or isinstance(types, (str, bytes)):
-            checks.refuse(
+            checks.invalid(
                 "Runtime",
                 "worker_types must have a list of WorkerType for each worker",
                 checks.shown(types),
@@ -104,7 +104,7 @@ class KernelTable:
             checks.text("kernel", "a kernel's name", name)
         if isinstance(kernel, Kernel):
             if kernel.native is not self._native:
-                checks.refuse(
+                checks.invalid(
                     "kernel",
                     "a kernel must be one of this runtime's",
                     f"{kernel!r} of another",
@@ -114,7 +114,7 @@ class KernelTable:
         if isinstance(kernel, str):
             return self._named(kernel, flags)
         if self._is_shared:
-            checks.refuse(
+            checks.invalid(
                 "kernel",
                 "with two processes a kernel must be a name that both sides' libraries export",
                 checks.shown(kernel),
@@ -124,14 +124,14 @@ class KernelTable:
         if address is not None and 0 < address < 1 << 64:
             return self._addressed(address, kernel, flags, name)
         if address is not None or not callable(kernel):
-            checks.refuse(
+            checks.invalid(
                 "kernel",
                 "a kernel must be a name, an address, a compiled function or a callable",
                 checks.shown(kernel),
                 "correct it",
             )
         if views:
-            checks.refuse(
+            checks.invalid(
                 "kernel",
                 "only native kernels have views",
                 checks.shown(kernel),
@@ -184,7 +184,7 @@ def _check_signature(kernel: Any) -> None:
     else:
         return
     if not is_status or num_arguments > 2:
-        checks.refuse(
+        checks.invalid(
             "kernel",
             "a compiled kernel must be int (*)(void* const* buffers, const uint64_t* scalars)",
             f"{checks.shown(signature if signature is not None else kernel)}",

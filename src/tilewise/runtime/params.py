@@ -60,7 +60,7 @@ def describe_output(
 ) -> NewOutput:
     """What `Output(bytes=...)` or `Output(shape=..., dtype=...)` asks for; called by the native class."""
     if (bytes is None) == (shape is None) or x is not None or (bytes is not None and dtype is not None):
-        checks.refuse(
+        checks.invalid(
             "Output",
             "an output must be a buffer, a number of bytes, or a shape and dtype",
             ", ".join(f"{name} {checks.shown(value)}" for name, value in _named(x, bytes, shape, dtype))
@@ -98,7 +98,9 @@ class Reduce(Param):
 
     def __init__(self, x: Buffer, combine: Any = None) -> None:
         if isinstance(x, Region):
-            checks.refuse("Reduce", "a reduction must name a whole buffer", checks.shown(x), "drop the index")
+            checks.invalid(
+                "Reduce", "a reduction must name a whole buffer", checks.shown(x), "drop the index"
+            )
         kernel = _combine_id(x, combine) if isinstance(x, Buffer) else 0
         super().__init__("Reduce", x, Mode.REDUCE, kernel)
 
@@ -108,7 +110,7 @@ def _combine_id(x: Buffer, combine: Any) -> int:
     if combine is None:
         combine = SUMS.get(x.dtype)
         if combine is None:
-            checks.refuse(
+            checks.invalid(
                 "Reduce",
                 "a reduction without `combine` must be of float32, float64 or int64",
                 f"a buffer of {x.dtype}",
@@ -117,7 +119,7 @@ def _combine_id(x: Buffer, combine: Any) -> int:
     if isinstance(combine, str):
         return int(native.find_kernel(checks.text("Reduce", "a kernel's name", combine)))
     if not isinstance(combine, Kernel) or combine.native is not native or combine.is_python:
-        checks.refuse(
+        checks.invalid(
             "Reduce",
             "combine must be the name of a kernel, or a native kernel of the buffer's runtime",
             checks.shown(combine),
@@ -136,7 +138,7 @@ class NoDep(Param):
 
     def __init__(self, x: Operand | None = None, *, address: int | None = None) -> None:
         if (x is None) == (address is None):
-            checks.refuse(
+            checks.invalid(
                 "NoDep",
                 "pass a buffer or an address",
                 f"{checks.shown(x)} and {checks.shown(address)}",
@@ -173,7 +175,7 @@ class TaskExecutionHints:
             self.target_node is not None
             and checks.integer("hints", "target_node", self.target_node, 0, MAX_INT) != 0
         ):
-            checks.refuse(
+            checks.invalid(
                 "hints",
                 "target_node must be this runtime's device",
                 str(self.target_node),
@@ -192,7 +194,7 @@ class TaskExecutionHints:
         """Raise ConfigError when a buffer to prefetch is another runtime's, or no longer alive."""
         for buffer in self.prefetch_handles:
             if buffer.native is not native:
-                checks.refuse(
+                checks.invalid(
                     "hints",
                     "buffers to prefetch must be the runtime's own",
                     f"{buffer!r} of another",

@@ -47,7 +47,7 @@ class PythonTask:
             places = addresses(buffers, len(params))
             result = function(*(self._array(p, a) for p, a in zip(params, places)), *scalars)
             if result is not None and result is not LATER:
-                checks.refuse(
+                checks.invalid(
                     "kernel",
                     "a Python kernel must return None, or LATER",
                     checks.shown(result),

@@ -32,14 +32,14 @@ class Recording:
             ConfigError: sizes differ, two buffers became one, or a buffer is no longer alive.
         """
         if self._id == 0:
-            checks.refuse(
+            checks.invalid(
                 "Recording.replay",
                 "a recording must have ended and not been freed",
                 "one that is open or freed",
                 "replay after the block, before free()",
             )
         if bind is not None and not isinstance(bind, Mapping):
-            checks.refuse(
+            checks.invalid(
                 "Recording.replay", "bind must be a dict of buffers", checks.shown(bind), "pass {old: new}"
             )
         pairs = (bind or {}).items()
@@ -48,7 +48,7 @@ class Recording:
                 "Recording.replay", "what is bound", buffer, Buffer, "pass buffers, not regions or arrays"
             )
             if buffer.native is not self._native:
-                checks.refuse(
+                checks.invalid(
                     "Recording.replay",
                     "buffers must belong to the recording's runtime",
                     f"{buffer!r} of another",

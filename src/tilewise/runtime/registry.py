@@ -36,7 +36,7 @@ class Registry:
             for first, end in self._ranges[max(0, at - 1) : at + 1]
         )
         if is_taken:
-            checks.refuse(
+            checks.invalid(
                 "register",
                 "memory must be registered once",
                 "an array that shares bytes with a registered one",
@@ -52,7 +52,7 @@ class Registry:
     def remove(self, buffer: Buffer, timeout: float | None) -> None:
         """Wait for the buffer's tasks, then forget it and let go of its memory."""
         if buffer._array is None:
-            checks.refuse(
+            checks.invalid(
                 "unregister",
                 "a buffer must have been registered",
                 "one of the runtime's own",

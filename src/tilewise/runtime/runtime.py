@@ -94,7 +94,7 @@ class Runtime:
             num_workers = max(1, num_cores() - 1) if masks is None else len(masks)
         self.num_workers = checks.integer("Runtime", "num_workers", num_workers, 0, MAX_WORKERS)
         if masks is not None and len(masks) != num_workers:
-            checks.refuse(
+            checks.invalid(
                 "Runtime",
                 "worker_types must name every worker",
                 f"{len(masks)} entries for {num_workers} workers",
@@ -431,7 +431,7 @@ class Runtime:
         extras: object,
     ) -> TaskHandle:
         if threading.get_ident() in self._recording_threads:
-            checks.refuse(
+            checks.invalid(
                 "submit",
                 "a recording must not hold Python kernels",
                 f"{kernel!r}",
@@ -446,7 +446,7 @@ class Runtime:
 
 def _check_writeable(buffer: Buffer | Region, call: str) -> None:
     if not buffer.array.flags.writeable:
-        checks.refuse(
+        checks.invalid(
             call, "read-only memory must only be read", "the buffer of a read-only array", "register a copy"
         )
 

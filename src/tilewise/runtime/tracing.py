@@ -58,7 +58,7 @@ class Tracing:
     def graph(self) -> DependencyGraph:
         """The dependency graph of the same run."""
         if self._log is None:
-            checks.refuse(
+            checks.invalid(
                 "trace", "a graph must have been asked for", "none", "call trace(..., graph='graph.json')"
             )
         return self._log.graph

@@ -12,12 +12,12 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from tilewise.core import Border, InternalError
+from tilewise.core import InternalError, Validator
 
 __all__ = ["BlockPool", "Scope", "block_key"]
 
 _MOST = 1 << 31
-_border = Border("serve")
+_validate = Validator("serve")
 
 
 Scope = tuple[tuple[bytes, bytes], ...]
@@ -49,7 +49,7 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = _border.integer("blocks", "num_blocks", num_blocks, 1, _MOST)
+        self.num_blocks = _validate.integer("blocks", "num_blocks", num_blocks, 1, _MOST)
         self._ref_counts = [0] * self.num_blocks
         self._keys: list[bytes | None] = [None] * self.num_blocks
         self._by_key: dict[bytes, int] = {}

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from tilewise import models
-from tilewise.core import Border, TilewiseError, dtype, get_logger
+from tilewise.core import TilewiseError, Validator, dtype, get_logger
 from tilewise.core.limits import available_memory
 from tilewise.kernels.sampling import draw_tokens
 from tilewise.models import BLOCK_SIZE
@@ -27,7 +27,7 @@ from tilewise.serve.speculation import ModelDrafter
 
 __all__ = ["DraftModel"]
 
-_border = Border("serve")
+_validate = Validator("serve")
 
 
 class DraftModel:
@@ -47,7 +47,7 @@ class DraftModel:
         config = models.open(model_dir, ignore=target.settings.ignore_config_fields)
         if config.vocab_size != target.config.vocab_size:
             rule = f"a draft model needs the model's vocabulary of {target.config.vocab_size}"
-            _border.refuse(
+            _validate.invalid(
                 "speculative_config", rule, str(config.vocab_size), "choose one of the same family"
             )
         settings = target.settings

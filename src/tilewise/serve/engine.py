@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 from zlib import crc32
 
 from tilewise.checkpoint import check_token_ids
-from tilewise.core import Border, PlanError
-from tilewise.core.border import shown
+from tilewise.core import PlanError, Validator
 from tilewise.core.limits import available_memory
+from tilewise.core.validation import shown
 from tilewise.generate import Sampling, check_prompt, encode_prompt, word_ids
 from tilewise.serve.core import EngineCore
 from tilewise.serve.loop import Abort, Add, Call, Command
@@ -44,7 +44,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 _PROMPT_FIELDS = ("prompt", "prompt_token_ids", "cache_salt")
 _FOR_VECTORS = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
 _LARGEST_ID = (1 << 31) - 1
-_border = Border("serve")
+_validate = Validator("serve")
 
 
 class Engine:
@@ -69,7 +69,7 @@ class Engine:
         **settings: Any,
     ) -> None:
         for name in settings:
-            _border.choice("engine", "a setting", name, [*EngineSettings.__dataclass_fields__])
+            _validate.choice("engine", "a setting", name, [*EngineSettings.__dataclass_fields__])
         made = EngineSettings(**settings)
         self._replicas: list[Replica] = []
         try:
@@ -128,7 +128,7 @@ class Engine:
             TaskFailed, NotFinite: the request's step failed; other requests continue.
             PlanError: the engine is closed, or belongs to another process.
         """
-        _border.instance(
+        _validate.instance(
             "engine", "sampling_params", sampling_params, SamplingParams, "pass SamplingParams(...)"
         )
         request = self._request(prompt, sampling_params, request_id=request_id, priority=priority)
@@ -199,14 +199,14 @@ class Engine:
         Raises:
             ConfigError: a prompt or setting is invalid, or a prompt is too long.
         """
-        texts = _border.sequence("engine", "prompts", prompts, "texts")
+        texts = _validate.sequence("engine", "prompts", prompts, "texts")
         kinds = (SamplingParams, Sampling)
         settings = _one_per_prompt("sampling", sampling, isinstance(sampling, kinds), len(texts))
         priorities = _one_per_prompt("priority", priority, not isinstance(priority, Sequence), len(texts))
         for one in settings:
             if not isinstance(one, kinds):
                 rule = "sampling must be SamplingParams or Sampling"
-                _border.refuse("engine", rule, shown(one), "pass SamplingParams(...)")
+                _validate.invalid("engine", rule, shown(one), "pass SamplingParams(...)")
         return [
             self._request(text, one, index=index, priority=level)
             for index, (text, one, level) in enumerate(zip(texts, settings, priorities))
@@ -221,7 +221,7 @@ class Engine:
         Raises:
             ConfigError: a prompt is invalid or too long, or the engine was made with another `runner`.
         """
-        texts = _border.sequence("engine", "prompts", prompts, "texts")
+        texts = _validate.sequence("engine", "prompts", prompts, "texts")
         return [
             replace(self._request(text, _FOR_VECTORS, index=index), is_pooled=True)
             for index, text in enumerate(texts)
@@ -253,7 +253,7 @@ class Engine:
         Args:
             request_id: name of the request.
         """
-        _abort(self._queues, [_border.text("engine", "request_id", request_id)])
+        _abort(self._queues, [_validate.text("engine", "request_id", request_id)])
 
     def memory_usage(self) -> list[dict[str, int]]:
         """Bytes allocated per device, as `GraphInstance.memory_usage` reports them.
@@ -384,17 +384,17 @@ class Engine:
         runner = "pooling" if settings is _FOR_VECTORS else "generate"
         if self.model.settings.runner != runner:
             rule, got = f"this call needs an engine made with runner={runner!r}", self.model.settings.runner
-            _border.refuse("engine", rule, repr(got), "make another for it")
+            _validate.invalid("engine", rule, repr(got), "make another for it")
         name = f"{self._name}-{next(self._numbers)}" if request_id is None else request_id
-        _border.text("engine", "request_id", name)
-        _border.integer("engine", "priority", priority, -PRIORITIES, PRIORITIES)
+        _validate.text("engine", "request_id", name)
+        _validate.integer("engine", "priority", priority, -PRIORITIES, PRIORITIES)
         ids, salt = self._ids(prompt)
         limit = self.model.limits.max_context
         if runner == "generate":
             check_prompt(len(ids), limit)
         elif len(ids) > limit:
             rule = f"a prompt must fit the context of {limit} tokens"
-            _border.refuse("engine", rule, str(len(ids)), "shorten it")
+            _validate.invalid("engine", rule, str(len(ids)), "shorten it")
         grammar = None
         if isinstance(settings, SamplingParams):
             sampling, options = settings.sampling(limit - len(ids)), settings.output_options()
@@ -430,8 +430,8 @@ class Engine:
         if isinstance(prompt, str):
             ids = encode_prompt(self.model.tokenizer, prompt)
         else:
-            sequence = _border.sequence("engine", "a prompt", prompt, "ids, or a text")
-            ids = [_border.integer("engine", "an id of a prompt", id_, 0, _LARGEST_ID) for id_ in sequence]
+            sequence = _validate.sequence("engine", "a prompt", prompt, "ids, or a text")
+            ids = [_validate.integer("engine", "an id of a prompt", id_, 0, _LARGEST_ID) for id_ in sequence]
         check_token_ids(self.model.tokenizer, ids, self.model.config.vocab_size, "a prompt")
         beginning = self.model.config.bos_token_id
         return ids or [0 if beginning is None else beginning], salt
@@ -465,24 +465,24 @@ def prompt_form(prompt: Prompt) -> tuple[str | Sequence[int], str]:
     if not isinstance(prompt, Mapping):
         return prompt, ""
     for name in prompt:
-        _border.choice("engine", "a field of a prompt", name, _PROMPT_FIELDS)
+        _validate.choice("engine", "a field of a prompt", name, _PROMPT_FIELDS)
     salt = prompt.get("cache_salt", "")
-    _border.instance("engine", "cache_salt", salt, str, "pass text")
+    _validate.instance("engine", "cache_salt", salt, str, "pass text")
     if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
         rule = "a prompt has either prompt or prompt_token_ids"
-        _border.refuse("engine", rule, shown(dict(prompt)), "give one of them")
+        _validate.invalid("engine", rule, shown(dict(prompt)), "give one of them")
     if "prompt" in prompt:
-        return _border.instance("engine", "prompt", prompt["prompt"], str, "pass text"), salt
-    return _border.sequence("engine", "prompt_token_ids", prompt["prompt_token_ids"], "ids"), salt
+        return _validate.instance("engine", "prompt", prompt["prompt"], str, "pass text"), salt
+    return _validate.sequence("engine", "prompt_token_ids", prompt["prompt_token_ids"], "ids"), salt
 
 
 def _one_per_prompt(name: str, value: Any, is_one: bool, count: int) -> Sequence[Any]:
     """One value for every prompt."""
     if is_one:
         return [value] * count
-    values = _border.sequence("engine", name, value, "values, one per prompt")
+    values = _validate.sequence("engine", name, value, "values, one per prompt")
     if len(values) != count:
-        _border.refuse(
+        _validate.invalid(
             "engine", f"{name} is one for all or one per prompt", f"{len(values)} for {count}", "correct it"
         )
     return values

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilewise import models
-from tilewise.core import Border
+from tilewise.core import Validator
 from tilewise.core.progress import Progress
 from tilewise.encode import Encoder
 from tilewise.generate import ChatTemplate, encode_prompt
@@ -22,7 +22,7 @@ from tilewise.serve.sampling_params import SamplingParams, default_settings
 
 __all__ = ["LLM"]
 
-_border = Border("serve")
+_validate = Validator("serve")
 Messages = Sequence[Mapping[str, Any]]
 Params = SamplingParams | Sequence[SamplingParams]
 
@@ -41,7 +41,7 @@ class LLM:
     """
 
     def __init__(self, model: str | Path, **settings: Any) -> None:
-        self._model_dir = _border.path("llm", "model", model)
+        self._model_dir = _validate.path("llm", "model", model)
         self._template: ChatTemplate | None = None
         self._engine: Engine | None = None
         self._encoder: Encoder | None = None
@@ -63,7 +63,7 @@ class LLM:
         """
         if self._engine is None:
             rule, advice = "this call needs a model that writes", "an encoder has encode"
-            _border.refuse("llm", rule, "an encoder", advice)
+            _validate.invalid("llm", rule, "an encoder", advice)
         return self._engine
 
     def __enter__(self) -> LLM:
@@ -111,7 +111,7 @@ class LLM:
             TaskFailed, NotFinite: the step of a request failed; the other requests of this call end, too.
         """
         prompt_list: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
-        prompt_list = _border.sequence("llm", "prompts", prompt_list, "prompts")
+        prompt_list = _validate.sequence("llm", "prompts", prompt_list, "prompts")
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         requests = self.engine.requests(prompt_list, params, priority)
         processors = [
@@ -186,7 +186,7 @@ class LLM:
         Raises:
             ConfigError: the model has no chat template, or the template refuses a conversation; and as `generate`.
         """
-        message_list = _border.sequence("llm", "messages", messages, "messages")
+        message_list = _validate.sequence("llm", "messages", messages, "messages")
         conversations: Sequence[Any] = (
             [message_list] if message_list and isinstance(message_list[0], Mapping) else message_list
         )
@@ -234,14 +234,14 @@ class LLM:
 
 def _progress(use_tqdm: bool) -> Progress:
     """What shows the progress of a call."""
-    return ProgressTracker() if _border.truth("llm", "use_tqdm", use_tqdm) else Progress()
+    return ProgressTracker() if _validate.truth("llm", "use_tqdm", use_tqdm) else Progress()
 
 
 def _encode(encoder: Encoder, prompts: Sequence[Prompt]) -> list[PoolingRequestOutput]:
     """Vectors of prompts, by an encoder."""
     ids = [
         encoder.ids(prompt_form(prompt)[0], index)
-        for index, prompt in enumerate(_border.sequence("llm", "prompts", prompts, "prompts"))
+        for index, prompt in enumerate(_validate.sequence("llm", "prompts", prompts, "prompts"))
     ]
     vectors = encoder.encode(ids)
     return [
@@ -254,7 +254,7 @@ def _is_one(prompts: Any) -> bool:
     """Whether this is one prompt and not a list of prompts."""
     if isinstance(prompts, (str, Mapping)):
         return True
-    items = _border.sequence("llm", "prompts", prompts, "prompts")
+    items = _validate.sequence("llm", "prompts", prompts, "prompts")
     return len(items) > 0 and all(
         isinstance(id_, (int, np.integer)) and not isinstance(id_, bool) for id_ in items
     )

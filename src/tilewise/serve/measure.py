@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.core import Border
-from tilewise.core.border import shown
+from tilewise.core import Validator
+from tilewise.core.validation import shown
 from tilewise.serve.engine import Engine, Prompt
 from tilewise.serve.outputs import Delta
 from tilewise.serve.sampling_params import SamplingParams
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
-_border = Border("serve")
+_validate = Validator("serve")
 
 
 @dataclass
@@ -89,15 +89,15 @@ def read_prompts(text: str, count: int) -> list[tuple[str, int | None]]:
             json.loads(text) if is_list else [json.loads(line) for line in text.split("\n") if line.strip()]
         )
     except (ValueError, RecursionError) as error:
-        _border.refuse("bench", "a data set must be JSON, or lines of JSON", str(error), "correct it")
+        _validate.invalid("bench", "a data set must be JSON, or lines of JSON", str(error), "correct it")
     requests: list[tuple[str, int | None]] = []
     prompt: Any
     for number, entry in enumerate(entries, 1):
         if len(requests) == count:
             break
-        fields = _border.mapping("bench", f"prompt {number}", entry, "fields")
+        fields = _validate.mapping("bench", f"prompt {number}", entry, "fields")
         if "conversations" in fields:
-            talk = _border.sequence(
+            talk = _validate.sequence(
                 "bench", f"conversations of prompt {number}", fields["conversations"], "messages"
             )
             prompt = talk[0].get("value") if talk and isinstance(talk[0], dict) else None
@@ -105,13 +105,13 @@ def read_prompts(text: str, count: int) -> list[tuple[str, int | None]]:
                 continue  # ShareGPT files contain empty conversations
         else:
             prompt = fields.get("prompt")
-        prompt = _border.instance("bench", f"prompt {number}", prompt, str, "pass text")
+        prompt = _validate.instance("bench", f"prompt {number}", prompt, str, "pass text")
         num_new = fields.get("output_len")
         if num_new is not None:
-            _border.integer("bench", f"output_len of prompt {number}", num_new, 1, 1 << 20)
+            _validate.integer("bench", f"output_len of prompt {number}", num_new, 1, 1 << 20)
         requests.append((prompt, num_new))
     if not requests:
-        _border.refuse("bench", "a data set must contain a prompt", shown(text, 40), "pass another")
+        _validate.invalid("bench", "a data set must contain a prompt", shown(text, 40), "pass another")
     return requests
 
 

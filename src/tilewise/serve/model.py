@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tilewise as tw
 from tilewise import models
 from tilewise.checkpoint import load_generation_config, load_tokenizer
-from tilewise.core import Border, ResourceError, choose_dtype, dtype, get_logger, shown
+from tilewise.core import ResourceError, Validator, choose_dtype, dtype, get_logger, shown
 from tilewise.core.limits import available_memory, num_cores
 from tilewise.core.sizes import format_bytes
 from tilewise.models import BLOCK_SIZE
@@ -40,7 +40,7 @@ _OF_ENCODERS = {
     "max_num_seqs": "batch",
     "ignore_config_fields": "ignore_config_fields",
 }
-_border = Border("serve")
+_validate = Validator("serve")
 
 
 def encoder_settings(call: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,8 +54,8 @@ def encoder_settings(call: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: encoders do not have such a setting.
     """
     for name in settings:
-        _border.choice(call, "a setting of an encoder", name, ("runner", *_OF_ENCODERS))
-    _border.choice(call, "runner", settings.get("runner", "pooling"), ("generate", "pooling"))
+        _validate.choice(call, "a setting of an encoder", name, ("runner", *_OF_ENCODERS))
+    _validate.choice(call, "runner", settings.get("runner", "pooling"), ("generate", "pooling"))
     return {ours: settings[name] for name, ours in _OF_ENCODERS.items() if name in settings}
 
 
@@ -87,7 +87,7 @@ class ServedModel:
     ) -> None:
         if on_progress is not None and not callable(on_progress):
             rule, advice = "on_progress must be a function", "pass one of two numbers"
-            _border.refuse("engine", rule, shown(on_progress), advice)
+            _validate.invalid("engine", rule, shown(on_progress), advice)
         self.settings = settings
         self.config: ModelConfig = models.open(model_dir, ignore=settings.ignore_config_fields)
         maker_of(self.config, "decoding")  # raises for an encoder, which has no KV cache
@@ -196,9 +196,9 @@ def _cache_bytes(plan: Plan) -> int:
 def _sizes(config: ModelConfig, settings: EngineSettings, dtype_name: str) -> tuple[int, Limits]:
     """The context, and the sizes of a step and of the cache."""
     length = models.default_context(config) if settings.max_model_len is None else settings.max_model_len
-    limit = _border.integer("engine", "max_model_len", length, 1, models.max_context(config))
+    limit = _validate.integer("engine", "max_model_len", length, 1, models.max_context(config))
     length = limit if settings.max_context is None else settings.max_context
-    context = _border.integer("engine", "max_context", length, 1, limit)
+    context = _validate.integer("engine", "max_context", length, 1, limit)
     seqs = settings.max_num_seqs
     per_block = models.kv_elements_per_token(config) * BLOCK_SIZE * dtype(dtype_name).numpy.itemsize
     if settings.kv_cache_memory_bytes is None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tilewise.core import Border
-from tilewise.core.border import shown
+from tilewise.core import Validator
+from tilewise.core.validation import shown
 from tilewise.serve.outputs import RequestOutputKind
 from tilewise.serve.structured import StructuredOutputsParams
 from tilewise.settings import OutputOptions, Sampling, SamplingSettings, documented, setting, settings_of
@@ -16,7 +16,7 @@ from tilewise.settings import OutputOptions, Sampling, SamplingSettings, documen
 __all__ = ["SamplingParams", "default_settings"]
 
 _NUM_SEEDS = 2**63  # a negative seed stands for one of the larger ones
-_border = Border("serve")
+_validate = Validator("serve")
 
 
 @documented
@@ -49,25 +49,25 @@ class SamplingParams(OutputOptions, SamplingSettings):
         for name in ("seed", "max_tokens"):
             if getattr(self, name) == -1:  # the same as None
                 object.__setattr__(self, name, None)
-        _border.instance(
+        _validate.instance(
             "sampling_params", "output_kind", self.output_kind, RequestOutputKind, "pass one of its values"
         )
         if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
             rule = "logit_bias must be a dictionary from ids to numbers"
-            _border.refuse("sampling_params", rule, shown(self.logit_bias), "pass a dict")
+            _validate.invalid("sampling_params", rule, shown(self.logit_bias), "pass a dict")
         if self.allowed_token_ids is not None and len(self._sequence("allowed_token_ids")) == 0:
             rule = "allowed_token_ids must leave a token to choose"
-            _border.refuse("sampling_params", rule, "none", "pass None for all")
+            _validate.invalid("sampling_params", rule, "none", "pass None for all")
         if not self.detokenize and self.stop:
             rule, advice = "stop strings need text", "pass detokenize=True"
-            _border.refuse("sampling_params", rule, "detokenize=False", advice)
+            _validate.invalid("sampling_params", rule, "detokenize=False", advice)
         if self.structured_outputs is not None:
             advice = "pass StructuredOutputsParams(...)"
             kind = StructuredOutputsParams
-            _border.instance("sampling_params", "structured_outputs", self.structured_outputs, kind, advice)
+            _validate.instance("sampling_params", "structured_outputs", self.structured_outputs, kind, advice)
             if self.ignore_eos:
                 rule, advice = "structured_outputs end where their grammar ends", "leave ignore_eos out"
-                _border.refuse("sampling_params", rule, "ignore_eos=True", advice)
+                _validate.invalid("sampling_params", rule, "ignore_eos=True", advice)
         self.sampling(1)
 
     @classmethod
@@ -116,7 +116,7 @@ class SamplingParams(OutputOptions, SamplingSettings):
 
     def _sequence(self, name: str) -> tuple[Any, ...]:
         value = getattr(self, name)
-        return () if value is None else tuple(_border.sequence("sampling_params", name, value, "values"))
+        return () if value is None else tuple(_validate.sequence("sampling_params", name, value, "values"))
 
 
 def default_settings(generation_config: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from collections.abc import Sequence as PySequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tilewise.core import Border, InternalError
+from tilewise.core import InternalError, Validator
 from tilewise.models import BLOCK_SIZE
 from tilewise.serve.blocks import BlockPool
 from tilewise.serve.prefill_budget import USUAL_FREE_TOKENS
@@ -32,7 +32,7 @@ __all__ = ["Limits", "Scheduled", "Scheduler", "num_blocks_for"]
 PRIORITY_STEPS = 1024
 """Steps of waiting time that one unit of priority is worth."""
 _MAX = 1 << 31
-_border = Border("serve")
+_validate = Validator("serve")
 
 
 def num_blocks_for(num_positions: int) -> int:
@@ -65,16 +65,16 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_rows", "num_blocks", "max_context"):
-            _border.integer("limits", name, getattr(self, name), 1, _MAX)
+            _validate.integer("limits", name, getattr(self, name), 1, _MAX)
         for name in ("max_num_batched_tokens", "max_rows"):
             if getattr(self, name) < self.max_num_seqs:
                 got = f"{getattr(self, name)} and {self.max_num_seqs}"
                 rule = f"{name} must not be below max_num_seqs: each writes a token a step"
-                _border.refuse("limits", rule, got, "correct one of them")
+                _validate.invalid("limits", rule, got, "correct one of them")
         if self.num_blocks < num_blocks_for(self.max_context):
             got = f"{self.num_blocks} blocks of {BLOCK_SIZE} positions for {self.max_context}"
             advice = "give the cache more memory (kv_cache_memory_bytes), or choose a shorter context"
-            _border.refuse("limits", "the KV cache must hold one sequence of full length", got, advice)
+            _validate.invalid("limits", "the KV cache must hold one sequence of full length", got, advice)
 
 
 class Scheduled(NamedTuple):

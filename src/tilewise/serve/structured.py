@@ -18,8 +18,8 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from tilewise.core import Border, ConfigError
-from tilewise.core.border import cut, shown
+from tilewise.core import ConfigError, Validator
+from tilewise.core.validation import cut, shown
 from tilewise.serve.grammar_child import compile_grammar, make_tokenizer
 from tilewise.serve.grammar_trial import GrammarTrials
 
@@ -35,7 +35,7 @@ _MAX_REASON = 500  # characters
 _MAX_WITHOUT_TRIAL = (
     2048  # characters; shorter grammars cannot nest references deep enough for a stack overflow
 )
-_border = Border("serve")
+_validate = Validator("serve")
 
 
 @dataclass(frozen=True)
@@ -68,37 +68,37 @@ class StructuredOutputsParams:
 
     def __post_init__(self) -> None:
         for name in ("json_object", "disable_any_whitespace"):
-            _border.truth("structured_outputs", name, getattr(self, name))
+            _validate.truth("structured_outputs", name, getattr(self, name))
         given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             got, rule = ", ".join(given) or "none", f"one of {', '.join(_KINDS)} must be given"
-            _border.refuse("structured_outputs", rule, got, "correct it")
+            _validate.invalid("structured_outputs", rule, got, "correct it")
         for name in ("regex", "grammar", "whitespace_pattern"):
             if getattr(self, name) is not None:
                 _check_text(name, getattr(self, name))
         if self.choice is not None:
-            texts = tuple(_border.sequence("structured_outputs", "choice", self.choice, "texts"))
+            texts = tuple(_validate.sequence("structured_outputs", "choice", self.choice, "texts"))
             for text in texts:
                 _check_text("a choice", text)
             if not texts:
-                _border.refuse("structured_outputs", "choice must name a text", "none", "add one")
+                _validate.invalid("structured_outputs", "choice must name a text", "none", "add one")
             object.__setattr__(self, "choice", texts)
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.json))
         if (self.disable_any_whitespace or self.whitespace_pattern is not None) and not self._is_json:
             rule = "rules of blanks go with json or json_object"
-            _border.refuse("structured_outputs", rule, given[0], "leave them out")
+            _validate.invalid("structured_outputs", rule, given[0], "leave them out")
         if self.disable_any_whitespace and self.whitespace_pattern is not None:
             rule = "disable_any_whitespace leaves nothing to whitespace_pattern"
-            _border.refuse("structured_outputs", rule, "both", "leave one out")
+            _validate.invalid("structured_outputs", rule, "both", "leave one out")
         try:
             size = len(self.source)
         except ValueError as error:  # a number that Python's JSON can hold, and llguidance's cannot
             rule = "a grammar must be one that llguidance reads"
-            _border.refuse("structured_outputs", rule, str(error), "correct it")
+            _validate.invalid("structured_outputs", rule, str(error), "correct it")
         if size > _MAX_CHARACTERS:
             got, rule = f"{size:,}", f"a grammar has at most {_MAX_CHARACTERS:,} characters"
-            _border.refuse("structured_outputs", rule, got, "shorten it")
+            _validate.invalid("structured_outputs", rule, got, "shorten it")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> StructuredOutputsParams:
@@ -110,9 +110,9 @@ class StructuredOutputsParams:
         Raises:
             ConfigError: as the constructor, or an unknown name.
         """
-        _border.mapping("structured_outputs", "structured_outputs", given, "fields")
+        _validate.mapping("structured_outputs", "structured_outputs", given, "fields")
         for name in given:
-            _border.choice("structured_outputs", "a field", name, [field.name for field in fields(cls)])
+            _validate.choice("structured_outputs", "a field", name, [field.name for field in fields(cls)])
         return cls(**{name: value for name, value in given.items() if value is not None})
 
     @property
@@ -137,10 +137,10 @@ class StructuredOutputsParams:
 
 def _check_text(name: str, value: Any) -> None:
     """Check for text that is not empty and can be encoded as UTF-8."""
-    _border.instance("structured_outputs", name, value, str, "pass text")
+    _validate.instance("structured_outputs", name, value, str, "pass text")
     if not value or any("\ud800" <= character <= "\udfff" for character in value):
         rule, advice = f"{name} must be UTF-8 text that is not empty", "correct it"
-        _border.refuse("structured_outputs", rule, shown(value), advice)
+        _validate.invalid("structured_outputs", rule, shown(value), advice)
 
 
 def _schema_text(given: Any) -> str:
@@ -148,17 +148,17 @@ def _schema_text(given: Any) -> str:
     if isinstance(given, str):
         text = given
     else:
-        _border.mapping("structured_outputs", "json", given, "a schema, or pass its text")
+        _validate.mapping("structured_outputs", "json", given, "a schema, or pass its text")
         try:
             text = json.dumps(given, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            _border.refuse("structured_outputs", "json must be a JSON schema", str(error), "correct it")
+            _validate.invalid("structured_outputs", "json must be a JSON schema", str(error), "correct it")
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        _border.refuse("structured_outputs", "json must be a JSON schema", str(error), "correct it")
+        _validate.invalid("structured_outputs", "json must be a JSON schema", str(error), "correct it")
     if not isinstance(schema, (dict, bool)):
-        _border.refuse("structured_outputs", "json must be a JSON schema", shown(schema), "pass an object")
+        _validate.invalid("structured_outputs", "json must be a JSON schema", shown(schema), "pass an object")
     return text
 
 
@@ -249,7 +249,7 @@ class Grammars:
             matcher, error = compile_grammar(tokenizer, source)
         if error:
             rule = "structured_outputs must be a grammar within the limits"
-            _border.refuse("structured_outputs", rule, _reason(error), "correct it")
+            _validate.invalid("structured_outputs", rule, _reason(error), "correct it")
         with self._lock:
             self._compiled[wanted] = Grammar(matcher)
             while len(self._compiled) > _MAX_COMPILED:
@@ -260,7 +260,7 @@ class Grammars:
         """llguidance's tokenizer, made when it is first needed."""
         if not self._end_ids:
             rule = "structured_outputs need an end token in config.json or generation_config.json"
-            _border.refuse("structured_outputs", rule, "none", "add eos_token_id")
+            _validate.invalid("structured_outputs", rule, "none", "add eos_token_id")
         if self._tokenizer is None:
             text = self._source_tokenizer.to_str()
             self._trials = GrammarTrials(text, self._end_ids)

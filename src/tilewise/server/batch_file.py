@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tilewise.core import Border, ConfigError
+from tilewise.core import ConfigError, Validator
 from tilewise.core.progress import Progress
 from tilewise.generate import encode_prompt
 from tilewise.serve import Delta, Engine, SamplingParams
@@ -31,7 +31,7 @@ from tilewise.server.requests.params import sampling_params
 __all__ = ["answer_lines"]
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-_border = Border("server")
+_validate = Validator("server")
 
 
 @dataclass
@@ -97,12 +97,12 @@ def _prepare(engine: Engine, files: ModelFiles, number: int, text: str) -> _Line
         try:
             content = json.loads(text)
         except (ValueError, RecursionError) as error:
-            _border.refuse("batch", f"line {number} must be JSON", str(error), "correct it")
-        line = _border.mapping("batch", f"line {number}", content, "a request")
-        _border.text("batch", "custom_id", line.get("custom_id"))
-        _border.choice("batch", "method", line.get("method"), ("POST",))
-        url = _border.choice("batch", "url", line.get("url"), (CHAT, COMPLETION))
-        body = _border.mapping("batch", "body", line.get("body"), "fields")
+            _validate.invalid("batch", f"line {number} must be JSON", str(error), "correct it")
+        line = _validate.mapping("batch", f"line {number}", content, "a request")
+        _validate.text("batch", "custom_id", line.get("custom_id"))
+        _validate.choice("batch", "method", line.get("method"), ("POST",))
+        url = _validate.choice("batch", "url", line.get("url"), (CHAT, COMPLETION))
+        body = _validate.mapping("batch", "body", line.get("body"), "fields")
         return (_prepare_chat if url == CHAT else _prepare_completion)(engine, files, line, body)
     except (ConfigError, ApiError) as error:
         refusal = of_exception(error)
@@ -115,7 +115,7 @@ def _prepare_chat(
     body = _checked(ChatBody, fields)
     conversation, params, output_format = plan(files, body)
     if conversation.template is not None:
-        _border.refuse("batch", "a line has no chat_template of its own", "one", "leave it out")
+        _validate.invalid("batch", "a line has no chat_template of its own", "one", "leave it out")
     rendered = files.renderer.render(conversation)
     ids = _fit(engine, files, rendered.ids, body, params, "messages")
     run = open_run(files.token_bytes, body.model or "", rendered, ids, params, output_format)
@@ -146,9 +146,9 @@ def _checked(model: Any, fields: Mapping[str, Any]) -> Any:
     except ValidationError as error:
         raise validation_error(error) from None
     for name in body.unknown:
-        _border.choice("batch", "a field of body", name, sorted(model.model_fields))
+        _validate.choice("batch", "a field of body", name, sorted(model.model_fields))
     if getattr(body, "stream", None):
-        _border.refuse("batch", "a line is answered whole", "stream", "leave it out")
+        _validate.invalid("batch", "a line is answered whole", "stream", "leave it out")
     return body
 
 

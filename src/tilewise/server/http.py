@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from starlette.types import Message, Receive, Scope, Send
 
 from tilewise.core import TilewiseError, get_logger
-from tilewise.core.border import cut, shown
+from tilewise.core.validation import cut, shown
 from tilewise.server.errors import ApiError, of_exception, validation_error
 from tilewise.server.requests.bodies import BodyModel
 from tilewise.server.requests.params import MOST_DEPTH

@@ -15,13 +15,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tilewise.core import Border, ResourceError, TilewiseError
+from tilewise.core import ResourceError, TilewiseError, Validator
 from tilewise.server.link.spawn import EngineSpawned, spawn_engine
 from tilewise.server.settings import BACKLOG, ServerSettings
 
 __all__ = ["serve"]
 
-_border = Border("server")
+_validate = Validator("server")
 _OTHER_FILES = BACKLOG + 256  # room for clients that are accepted before those beyond the limit are closed
 
 
@@ -140,5 +140,5 @@ def _tls(settings: ServerSettings) -> ssl.SSLContext | None:
         context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
     except OSError as error:
         rule, advice = "--ssl-certfile and --ssl-keyfile must be a certificate and its key", "correct them"
-        _border.refuse("serve", rule, f"{settings.ssl_certfile!r}: {error}", advice)
+        _validate.invalid("serve", rule, f"{settings.ssl_certfile!r}: {error}", advice)
     return context

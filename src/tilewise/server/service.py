@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tilewise.core import ConfigError
-from tilewise.core.border import shown
+from tilewise.core.validation import shown
 from tilewise.generate import encode_prompt
 from tilewise.serve import Delta, SamplingParams
 from tilewise.server.errors import ApiError, context_error

@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewise.core import Border
-from tilewise.core.border import shown
+from tilewise.core import Validator
+from tilewise.core.validation import shown
 from tilewise.server.requests.reading import REASONING_PARSERS
 from tilewise.server.requests.tool_parsers import FORMATS
 from tilewise.settings import check_settings, documented, setting
@@ -24,7 +24,7 @@ _NETWORK, _TEXT, _LIMITS = "Network", "Conversations", "Limits"
 _KEY = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 _HOST = re.compile(r"[\w.-]+", re.ASCII)
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[!-.0-@\[-~]+")  # as browsers write it: no capitals, no path
-_border = Border("server")
+_validate = Validator("server")
 
 
 def _timeout(default: float, help: str, option: str, low: float = 0.05) -> float:
@@ -149,11 +149,11 @@ class ServerSettings:
     )
 
     def __post_init__(self) -> None:
-        check_settings(self, ServerSettings, _border, "settings")
-        _border.text("settings", "host", self.host)
+        check_settings(self, ServerSettings, _validate, "settings")
+        _validate.text("settings", "host", self.host)
         for name in ("served_model_names", "api_keys", "allowed_hosts", "allowed_origins"):
-            for value in _border.sequence("settings", name, getattr(self, name), "texts"):
-                _border.text("settings", f"each of {name}", value)
+            for value in _validate.sequence("settings", name, getattr(self, name), "texts"):
+                _validate.text("settings", f"each of {name}", value)
         for name, form, rule in (
             ("api_keys", _KEY, "each of api_keys must be printable ASCII, as headers are"),
             ("allowed_hosts", _HOST, "each of allowed_hosts must be a name without a port"),
@@ -162,10 +162,10 @@ class ServerSettings:
             for value in getattr(self, name):
                 if not form.fullmatch(value):
                     got = "another one" if name == "api_keys" else shown(value)
-                    _border.refuse("settings", rule, got, "correct it; it would let no client in")
+                    _validate.invalid("settings", rule, got, "correct it; it would let no client in")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             rule, advice = "ssl_keyfile needs ssl_certfile", "name the certificate as well"
-            _border.refuse("settings", rule, "it alone", advice)
+            _validate.invalid("settings", rule, "it alone", advice)
 
     def find_key(self, given: str | None) -> str | None:
         """The salt of the key that a client gave; None where it gave none of them.

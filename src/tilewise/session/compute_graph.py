@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tilewise.core.border import Border
 from tilewise.core.collector import collector_paused
 from tilewise.core.errors import PlanError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.core.progress import Progress
 from tilewise.core.reading import Unreadable
+from tilewise.core.validation import Validator
 from tilewise.core.workers import WorkerPool
 from tilewise.core.writing import replace_file
 from tilewise.graph import (
@@ -70,7 +70,7 @@ from tilewise.strategy import (
 
 __all__ = ["ComputeGraph"]
 
-_border = Border("session", PlanError)
+_validate = Validator("session", PlanError)
 
 
 class ComputeGraph(GraphBuilder):
@@ -100,7 +100,7 @@ class ComputeGraph(GraphBuilder):
         Raises:
             PlanError: it is no strategy.
         """
-        self._strategy = _border.instance(
+        self._strategy = _validate.instance(
             "set_distribution",
             "a strategy",
             strategy,
@@ -114,7 +114,7 @@ class ComputeGraph(GraphBuilder):
         Raises:
             PlanError: the graph has no loss.
         """
-        _border.instance(
+        _validate.instance(
             "optimize",
             "an optimizer",
             optimizer,
@@ -220,18 +220,18 @@ class ComputeGraph(GraphBuilder):
                 `offload` is unknown or fits nothing.
             ShapeError: a constant is used as an index and names nothing.
         """
-        _border.truth("plan", "strict", strict)
-        _border.truth("plan", "checkpoints", checkpoints)
+        _validate.truth("plan", "strict", strict)
+        _validate.truth("plan", "checkpoints", checkpoints)
         offloaded = check_offload(offload)
         given = DeviceMesh(mesh) if isinstance(mesh, Mapping) else mesh
         if given is not None:
-            _border.instance("plan", "a mesh", given, DeviceMesh, "pass {'dp': 2} or a DeviceMesh")
+            _validate.instance("plan", "a mesh", given, DeviceMesh, "pass {'dp': 2} or a DeviceMesh")
         strategy = self._strategy
         if given is not None and not strategy.axes:
             strategy = DistributionStrategy.for_mesh(given)
         used = given if given is not None else strategy.mesh()
         if strategy.sharding is not None and not {*strategy.sharding.axes} <= {*used.names}:
-            _border.refuse(
+            _validate.invalid(
                 "plan",
                 f"a mesh has the axes along which the strategy cuts state ({', '.join(strategy.sharding.axes)})",
                 f"{used}",
@@ -240,10 +240,10 @@ class ComputeGraph(GraphBuilder):
         seen = (
             Progress()
             if progress is None
-            else _border.instance("plan", "a progress", progress, Progress, "pass a progress")
+            else _validate.instance("plan", "a progress", progress, Progress, "pass a progress")
         )
         if pool is not None:
-            _border.instance("plan", "a pool", pool, WorkerPool, "pass tw.WorkerPool(2)")
+            _validate.instance("plan", "a pool", pool, WorkerPool, "pass tw.WorkerPool(2)")
         is_whole = isinstance(accumulation, int) and accumulation == 1 and sizes is None
         is_foreseen = used.num_devices == 1 and is_whole and strategy.sharding is None
         recomputation = Recomputation.of(recompute)
@@ -345,13 +345,13 @@ class ComputeGraph(GraphBuilder):
                 no plain data, or what follows from a definition, such as a backward pass.
             ResourceError: it cannot be written; what stood there is kept.
         """
-        where = _border.path("save", "path", path)
+        where = _validate.path("save", "path", path)
         definition = Definition(self.freeze(), self.draft.loss_id)
         try:
             require_definition(definition)
             content = encode_definition(definition)
         except (Unreadable, Unwritable) as error:
-            _border.refuse(
+            _validate.invalid(
                 "save",
                 "a graph file holds a definition of plain data",
                 f"{self.name!r}: {error}",
@@ -372,14 +372,14 @@ class ComputeGraph(GraphBuilder):
             PlanError: it is no graph file, is damaged or written by another version, or names an op that is not
                 defined here.
         """
-        where = _border.path("load", "path", path)
+        where = _validate.path("load", "path", path)
         try:
             definition, digest = decode_definition(read_content(where))
             require_definition(definition)
             if definition.digest() != digest:
                 raise Unreadable("it is damaged or was changed: its digest is another one")
         except Unreadable as error:
-            _border.refuse(
+            _validate.invalid(
                 "load",
                 "a graph file must be one that ComputeGraph.save wrote",
                 f"{str(where)!r}: {error}",

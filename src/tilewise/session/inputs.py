@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core.border import Border, shown
 from tilewise.core.dims import Dim, Size, upper_bound
 from tilewise.core.dtypes import DTYPES, DType, is_float
 from tilewise.core.errors import ShapeError, TilewiseError
+from tilewise.core.validation import Validator, shown
 from tilewise.graph.builder import INV_COUNT, POSITIONS
 from tilewise.ir.declared import bounds_of
 from tilewise.ir.graph import Graph, TensorSpec
@@ -36,7 +36,7 @@ __all__ = [
 
 Bounds = list[tuple[int, Size, Size | None]]
 Symbols = Mapping[Dim, int]
-_border = Border("session", ShapeError)
+_validate = Validator("session", ShapeError)
 
 
 def index_bounds(graph: Graph) -> dict[str, Bounds]:
@@ -131,7 +131,7 @@ def check_inputs(
     Raises:
         ShapeError: an input is missing, unknown, of another shape or kind, or holds an index that names nothing.
     """
-    _border.mapping("run", "inputs", inputs, "arrays")
+    _validate.mapping("run", "inputs", inputs, "arrays")
     odd = [*(n for n in specs if n not in inputs), *(n for n in inputs if n not in specs)]
     if odd:
         raise ShapeError(
@@ -152,13 +152,13 @@ def is_own_input(name: str) -> bool:
 
 def as_array(call: str, name: str, value: object) -> NDArray[np.generic]:
     """Anything that NumPy takes for an array, all of whose elements are there."""
-    _border.without_mask(call, repr(name), value, *(value if isinstance(value, list | tuple) else ()))
+    _validate.without_mask(call, repr(name), value, *(value if isinstance(value, list | tuple) else ()))
     try:
         return np.asarray(value)
     except TilewiseError:  # a tensor of a file that cannot be read
         raise
     except (TypeError, ValueError, RuntimeError):  # unequal lengths; a tensor that PyTorch does not give
-        _border.refuse(call, f"{name!r} takes an array", shown(value), "pass numpy.asarray of it")
+        _validate.invalid(call, f"{name!r} takes an array", shown(value), "pass numpy.asarray of it")
 
 
 def _symbol_values(
@@ -190,10 +190,10 @@ def check_value(
     name = spec.name
     shape = tuple(symbols[s] if isinstance(s, Dim) else s for s in spec.shape)
     if value.shape != shape:
-        _border.refuse(call, "shapes must agree", f"{value.shape} for {name!r} {shape}", "reshape it")
+        _validate.invalid(call, "shapes must agree", f"{value.shape} for {name!r} {shape}", "reshape it")
     if not _is_kind(value.dtype, spec.dtype):
         what = shown(value) if value.dtype.hasobject else str(value.dtype)
-        _border.refuse(call, f"{name!r} takes {spec.dtype}", what, "convert it, knowing what is lost")
+        _validate.invalid(call, f"{name!r} takes {spec.dtype}", what, "convert it, knowing what is lost")
     if spec.dtype.name == "i32" and value.dtype != np.int32:
         limits = np.iinfo(np.int32)
         _check_indices(call, name, value, int(limits.min), int(limits.max) + 1, None)
@@ -203,7 +203,9 @@ def check_value(
         and not is_finite(value, spec.dtype)
         and is_finite(value, None)
     ):
-        _border.refuse(call, f"{name!r} must fit {spec.dtype}", "numbers beyond its range", "scale them down")
+        _validate.invalid(
+            call, f"{name!r} must fit {spec.dtype}", "numbers beyond its range", "scale them down"
+        )
     for low, high, other in bounds:
         also = None if other is None else _known(other, symbols)
         _check_indices(call, name, value, low, _known(high, symbols), also)

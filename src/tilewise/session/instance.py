@@ -26,9 +26,9 @@ from tilewise.checkpoint import (
     open_distributed,
     open_weights,
 )
-from tilewise.core.border import Border, shown
 from tilewise.core.dtypes import MAX_F32
 from tilewise.core.errors import CheckpointError, NotFinite, PlanError
+from tilewise.core.validation import Validator, shown
 from tilewise.ir.graph import TensorSpec
 from tilewise.optim import Optimizer
 from tilewise.plan import Plan
@@ -46,7 +46,7 @@ _MAX_STEPS = 1 << 53
 _MAX_BYTES = 1 << 62
 _LONGEST_S = 1e9
 _FARTHEST = 16.0  # standard deviations: no first value lies so far out
-_border = Border("session", PlanError)
+_validate = Validator("session", PlanError)
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,11 @@ class GraphInstance:
         deadline_s: float = 60.0,
         offload_directory: str | Path | None = None,
     ) -> None:
-        _border.instance("instantiate", "a plan", plan, Plan, "pass what graph.plan() returned")
-        _border.integer("instantiate", "memory_limit_bytes", memory_limit_bytes, 0, _MAX_BYTES)
-        _border.number("instantiate", "deadline_s", deadline_s, 1e-3, _LONGEST_S)
+        _validate.instance("instantiate", "a plan", plan, Plan, "pass what graph.plan() returned")
+        _validate.integer("instantiate", "memory_limit_bytes", memory_limit_bytes, 0, _MAX_BYTES)
+        _validate.number("instantiate", "deadline_s", deadline_s, 1e-3, _LONGEST_S)
         if offload_directory is not None:
-            offload_directory = _border.path("instantiate", "offload_directory", offload_directory)
+            offload_directory = _validate.path("instantiate", "offload_directory", offload_directory)
         plan.require_memory(memory_limit_bytes)
         check_constants(plan.graph)
         self.plan = plan
@@ -135,7 +135,7 @@ class GraphInstance:
             ShapeError: no tensor has that name.
             PlanError: a gradient behind another forward pass, whose activations have its memory.
         """
-        _border.truth("get_tensor", "copy", copy)
+        _validate.truth("get_tensor", "copy", copy)
         with self._alone("get_tensor"):
             return self._tensors.read(name) if copy else self._tensors.view(name)
 
@@ -170,10 +170,10 @@ class GraphInstance:
         Raises:
             PlanError: seed or scale is none; a call of another thread is under way.
         """
-        _border.integer("initialize", "seed", seed, 0, (1 << 64) - 1)
+        _validate.integer("initialize", "seed", seed, 0, (1 << 64) - 1)
         specs = self._tensors.parameter_specs().values()
         widest = max((1.0, *(s.init_scale for s in specs)))
-        _border.number("initialize", "scale", scale, 0.0, MAX_F32 / _FARTHEST / widest)
+        _validate.number("initialize", "scale", scale, 0.0, MAX_F32 / _FARTHEST / widest)
         with self._alone("initialize"):
             self._write_all(
                 {
@@ -210,11 +210,11 @@ class GraphInstance:
                 finite number in the parameter's dtype; or something is stored that the graph has no parameter for.
         """
         if not isinstance(source, (str, Path, Mapping)):
-            _border.refuse(
+            _validate.invalid(
                 "load_parameters", "weights come from a path or a dictionary", shown(source), "pass one"
             )
         if on_progress is not None and not callable(on_progress):
-            _border.refuse(
+            _validate.invalid(
                 "load_parameters",
                 "on_progress must be a function",
                 shown(on_progress),
@@ -278,7 +278,7 @@ class GraphInstance:
             lazily: copy each part when it is made an array, and keep no copy. The state is then valid until the next
                 call that changes weights or optimizer states.
         """
-        _border.truth("copy_state", "lazily", lazily)
+        _validate.truth("copy_state", "lazily", lazily)
         with self._alone("copy_state"):
             return {**self._tensors.copy_state(lazily), _STEP: np.array([self.step_count], np.int64)}
 
@@ -291,7 +291,7 @@ class GraphInstance:
                 finite, or is an array with negative means of squares. Nothing is changed then, but by what is not
                 finite in a file.
         """
-        _border.mapping("load_state_dict", "a state", state, "arrays")
+        _validate.mapping("load_state_dict", "a state", state, "arrays")
         with self._alone("load_state_dict"):
             _require_entry("load_state_dict", state, _STEP, _STEP)
             count = as_array("load_state_dict", _STEP, state[_STEP])
@@ -331,8 +331,8 @@ class GraphInstance:
             NotFinite: loss or gradient norm is not finite; names the step and the first tensor that is not.
             TaskFailed: a task failed; parameters may be partly updated.
         """
-        _border.choice("step", "on_nonfinite", on_nonfinite, ("stop", "skip"))
-        rate = _border.number("step", "lr", lr, 0.0, MAX_F32)
+        _validate.choice("step", "on_nonfinite", on_nonfinite, ("stop", "skip"))
+        rate = _validate.number("step", "lr", lr, 0.0, MAX_F32)
         with self._alone("step"):
             optimizer = self._optimizer()
             _require_program(self.plan, "step")
@@ -375,7 +375,7 @@ class GraphInstance:
         """
         if meanwhile is not None and not callable(meanwhile):
             rule, advice = "what is done meanwhile must be a function", "pass inputs by name"
-            _border.refuse("forward", rule, shown(meanwhile), advice)
+            _validate.invalid("forward", rule, shown(meanwhile), advice)
         with self._alone("forward"):
             _require_program(self.plan, "forward")
             self._tensors.feed(inputs)
@@ -422,7 +422,7 @@ class GraphInstance:
             PlanError: `enable` is neither True nor False; a call of another thread is under way.
         """
         with self._alone("trace"):
-            self._executor.trace(_border.truth("trace", "enable", enable))
+            self._executor.trace(_validate.truth("trace", "enable", enable))
 
     def timeline(self) -> list[tuple[Any, ...]]:
         """Tasks of the last run, when traced: (device, worker, label, row, submit, ready, start, end in ns)."""
@@ -457,10 +457,10 @@ class GraphInstance:
         Raises:
             PlanError: one of them is none; a call of another thread is under way.
         """
-        _border.choice("inject", "kind", kind, ("throw", "stall", "delay"))
-        _border.integer("inject", "device", device, 0, self.plan.mesh.num_devices - 1)
-        _border.text("inject", "label", label)
-        _border.integer("inject", "index", index, 0, _MAX_STEPS)
+        _validate.choice("inject", "kind", kind, ("throw", "stall", "delay"))
+        _validate.integer("inject", "device", device, 0, self.plan.mesh.num_devices - 1)
+        _validate.text("inject", "label", label)
+        _validate.integer("inject", "index", index, 0, _MAX_STEPS)
         with self._alone("inject"):
             self._executor.inject(kind, device, label, index)
 

@@ -10,13 +10,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tilewise.core.border import Border
 from tilewise.core.errors import PlanError
+from tilewise.core.validation import Validator
 
 __all__ = ["OneCall"]
 
 _MENDING = ("load_parameters", "load_state_dict", "initialize", "memory_usage", "close")
-_border = Border("session", PlanError)
+_validate = Validator("session", PlanError)
 
 
 class OneCall:
@@ -43,23 +43,23 @@ class OneCall:
     @contextmanager
     def __call__(self, call: str) -> Iterator[None]:
         if self.is_closed:
-            _border.refuse(call, "the model must be open", "a closed one", "instantiate the graph again")
+            _validate.invalid(call, "the model must be open", "a closed one", "instantiate the graph again")
         if self.is_forked():
-            _border.refuse(
+            _validate.invalid(
                 call,
                 "a model belongs to the process that made it",
                 "a call in a forked one",
                 "instantiate it there",
             )
         if self.is_torn and call not in _MENDING:
-            _border.refuse(
+            _validate.invalid(
                 call,
                 "a model whose weights were not loaded to the end must be loaded again",
                 "it after a load that failed midway",
                 "call load_parameters, load_state_dict or initialize",
             )
         if not self._lock.acquire(blocking=False):
-            _border.refuse(
+            _validate.invalid(
                 call, "a model takes one call at a time", "one during another thread's", "wait for that one"
             )
         try:

@@ -6,15 +6,15 @@ made again from the graph, layout and settings that it holds, and the two must b
 
 from __future__ import annotations
 
-from tilewise.core.border import Border, shown
 from tilewise.core.errors import PlanError, TilewiseError
+from tilewise.core.validation import Validator, shown
 from tilewise.plan import Plan, make_plan
 from tilewise.session.assemble import device_overhead
 from tilewise.strategy import one_stage
 
 __all__ = ["require_origin"]
 
-_border = Border("session", PlanError)
+_validate = Validator("session", PlanError)
 
 
 def require_origin(plan: Plan) -> None:
@@ -29,7 +29,7 @@ def require_origin(plan: Plan) -> None:
         PlanError: no plan, another program than its graph, layout and settings lead to, or none that can be made of
             them.
     """
-    _border.instance("require_origin", "a plan", plan, Plan, "pass what Plan.load returned")
+    _validate.instance("require_origin", "a plan", plan, Plan, "pass what Plan.load returned")
     rule, advice = "a plan must be what planning makes of its graph and layout", "plan the graph again"
     try:
         made = make_plan(
@@ -43,8 +43,8 @@ def require_origin(plan: Plan) -> None:
         )
         is_same = made.digest() == plan.digest()
     except TilewiseError as error:
-        _border.refuse("require_origin", rule, f"none: {error}", advice)
+        _validate.invalid("require_origin", rule, f"none: {error}", advice)
     except Exception as error:  # a layout that no strategy would give
-        _border.refuse("require_origin", rule, f"none: {type(error).__name__} {shown(error)}", advice)
+        _validate.invalid("require_origin", rule, f"none: {type(error).__name__} {shown(error)}", advice)
     if not is_same:
-        _border.refuse("require_origin", rule, f"another one for {plan.graph.name!r}", advice)
+        _validate.invalid("require_origin", rule, f"another one for {plan.graph.name!r}", advice)

@@ -14,9 +14,9 @@ from dataclasses import fields, is_dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core.border import Border, shown
 from tilewise.core.dims import Dim, Size, upper_bound
 from tilewise.core.errors import PlanError
+from tilewise.core.validation import Validator, shown
 from tilewise.graph import GraphBuilder
 from tilewise.graph.builder import SEED
 from tilewise.graph.draft import GraphDraft
@@ -27,7 +27,7 @@ from tilewise.session.inputs import is_own_input
 
 __all__ = ["definition_of", "require_own"]
 
-_border = Border("session", PlanError)
+_validate = Validator("session", PlanError)
 _GIVEN = {"input", "parameter", "state", "constant"}
 _FIELDS = ("labels", "storage", "init", "init_scale")
 _OPTIMIZER = "optimizer."  # of the names of its states and inputs
@@ -55,7 +55,7 @@ def require_own(graph: GraphBuilder, optimizer: object, plan: Plan) -> None:
     """
     odd = next(_differences(graph, optimizer, plan), None)
     if odd is not None:
-        _border.refuse(
+        _validate.invalid(
             "instantiate",
             "a plan must be one of this graph",
             f"that of {plan.graph.name!r} with {odd} in {graph.name!r}",

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from tilewise.checkpoint import Box, FileTensor, LazyTensor, PartedTensor, TensorPart
 from tilewise.comm.group_executor import GroupExecutor
-from tilewise.core.border import Border
 from tilewise.core.dims import Dim
 from tilewise.core.dtypes import is_float
 from tilewise.core.errors import CheckpointError, PlanError, ShapeError
 from tilewise.core.limits import num_cores
+from tilewise.core.validation import Validator
 from tilewise.graph.builder import INV_COUNT, POSITIONS
 from tilewise.ir.graph import TensorSpec
 from tilewise.optim.optimizer import Optimizer, master_name, state_name
@@ -41,7 +41,7 @@ from tilewise.session.local import Place, TensorStore
 __all__ = ["NamedTensors"]
 
 Array = NDArray[Any]
-_border = Border("session", PlanError)
+_validate = Validator("session", PlanError)
 
 
 class NamedTensors:
@@ -98,7 +98,7 @@ class NamedTensors:
         )
 
     def _id(self, call: str, name: str) -> int:
-        _border.text(call, "a tensor's name", name)
+        _validate.text(call, "a tensor's name", name)
         found = self.ids.get(name, self.plan.graph.outputs.get(name))
         if found is None:
             known = ", ".join([*self.ids, *self.plan.graph.outputs][:12])

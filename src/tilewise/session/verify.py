@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewise.core.border import Border, shown
 from tilewise.core.dtypes import MAX_F32
 from tilewise.core.errors import PlanError
 from tilewise.core.mesh import DeviceMesh
+from tilewise.core.validation import Validator, shown
 from tilewise.plan import Plan
 from tilewise.session.compute_graph import ComputeGraph
 from tilewise.session.instance import GraphInstance
@@ -25,7 +25,7 @@ from tilewise.strategy import DistributionStrategy
 __all__ = ["VerifyReport", "first_difference", "verify_strategy"]
 
 _SPREAD = 0.1  # of the weights: small ones would hide another order of additions behind a residual's rounding
-_border = Border("session", PlanError)
+_validate = Validator("session", PlanError)
 Batch = Mapping[str, np.ndarray]
 
 
@@ -88,18 +88,20 @@ def verify_strategy(
     Raises:
         LayoutError, PlanError: the mesh cannot take this graph.
     """
-    _border.instance("verify", "a graph", graph, ComputeGraph, "pass a ComputeGraph with loss and optimizer")
-    if len(_border.sequence("verify", "batches", batches, "batches")) == 0:
-        _border.refuse("verify", "batches must be one or more", shown(batches), "pass a list of them")
+    _validate.instance(
+        "verify", "a graph", graph, ComputeGraph, "pass a ComputeGraph with loss and optimizer"
+    )
+    if len(_validate.sequence("verify", "batches", batches, "batches")) == 0:
+        _validate.invalid("verify", "batches must be one or more", shown(batches), "pass a list of them")
     for batch in batches:
-        _border.mapping("verify", "a batch", batch, "inputs by name")
+        _validate.mapping("verify", "a batch", batch, "inputs by name")
     given = DeviceMesh(mesh) if isinstance(mesh, Mapping) else mesh
-    _border.instance("verify", "a mesh", given, DeviceMesh, "pass {'dp': 2} or a DeviceMesh")
-    _border.integer("verify", "seed", seed, 0, (1 << 64) - 1)
-    _border.number("verify", "lr", lr, 0.0, MAX_F32)
+    _validate.instance("verify", "a mesh", given, DeviceMesh, "pass {'dp': 2} or a DeviceMesh")
+    _validate.integer("verify", "seed", seed, 0, (1 << 64) - 1)
+    _validate.number("verify", "lr", lr, 0.0, MAX_F32)
     for name, function in (("report", report), ("change", change)):
         if not callable(function):
-            _border.refuse("verify", f"{name} must be callable", shown(function), "leave it out")
+            _validate.invalid("verify", f"{name} must be callable", shown(function), "leave it out")
     if strategy is None:
         strategy = DistributionStrategy.for_mesh(given)
     own = graph.distribution

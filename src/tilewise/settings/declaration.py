@@ -13,7 +13,7 @@ from functools import cache
 from textwrap import fill
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from tilewise.core import Border
+from tilewise.core import Validator
 
 __all__ = ["Setting", "check_settings", "documented", "json_type", "narrowed", "setting", "settings_of"]
 
@@ -175,7 +175,7 @@ def documented(group: type[T]) -> type[T]:
     return group
 
 
-def check_settings(values: object, group: type, border: Border, call: str) -> None:
+def check_settings(values: object, group: type, border: Validator, call: str) -> None:
     """Check the numbers, truth values and names of a frozen dataclass against their declarations.
 
     Args:
@@ -203,7 +203,7 @@ def check_settings(values: object, group: type, border: Border, call: str) -> No
             border.number(call, name, value, low, float("inf") if one.high is None else one.high)
             if one.is_low_excluded and value == one.low:
                 advice = f"pass {one.default} to switch it off"
-                border.refuse(call, f"{name} must be above {one.low:g}", str(value), advice)
+                border.invalid(call, f"{name} must be above {one.low:g}", str(value), advice)
 
 
 def json_type(one: Setting, **bounds: float) -> Any:

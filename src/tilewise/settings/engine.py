@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tilewise.core import MAX_DEVICES, MODEL_DTYPES, Border
+from tilewise.core import MAX_DEVICES, MODEL_DTYPES, Validator
 from tilewise.settings.declaration import check_settings, documented, setting
 
 __all__ = ["EngineSettings", "SpeculativeConfig"]
@@ -17,7 +17,7 @@ _USUAL_LOOKUP = 5
 _MAX_SIZE = 1 << 20
 _MAX_BYTES = 1 << 62
 _PANEL = "Engine"
-_border = Border("serve")
+_validate = Validator("serve")
 
 
 @dataclass(frozen=True)
@@ -45,23 +45,25 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         place = "speculative_config"
         if self.model is not None:
-            object.__setattr__(self, "model", str(_border.path(place, "model", self.model)))
+            object.__setattr__(self, "model", str(_validate.path(place, "model", self.model)))
         usual = "ngram" if self.model is None else "draft_model"
         object.__setattr__(self, "method", usual if self.method is None else self.method)
-        _border.choice(place, "method", self.method, _METHODS)
+        _validate.choice(place, "method", self.method, _METHODS)
         if (self.method == "draft_model") != (self.model is not None):
             got = f"{self.method} {'without' if self.model is None else 'with'} a model"
-            _border.refuse(place, "method draft_model goes with model", got, "correct one")
-        _border.integer(place, "num_speculative_tokens", self.num_speculative_tokens, 1, _MAX_GUESSES)
+            _validate.invalid(place, "method draft_model goes with model", got, "correct one")
+        _validate.integer(place, "num_speculative_tokens", self.num_speculative_tokens, 1, _MAX_GUESSES)
         longest, shortest = self.prompt_lookup_max, self.prompt_lookup_min
         for name, value in (("prompt_lookup_max", longest), ("prompt_lookup_min", shortest)):
             if value is not None:
-                _border.integer(place, name, value, 1, _MAX_GUESSES)
+                _validate.integer(place, name, value, 1, _MAX_GUESSES)
         longest = (shortest or _USUAL_LOOKUP) if longest is None else longest
         shortest = longest if shortest is None else shortest
         if shortest > longest:
             got = f"{shortest} and {longest}"
-            _border.refuse(place, "prompt_lookup_min must not be above prompt_lookup_max", got, "correct one")
+            _validate.invalid(
+                place, "prompt_lookup_min must not be above prompt_lookup_max", got, "correct one"
+            )
         object.__setattr__(self, "prompt_lookup_max", longest)
         object.__setattr__(self, "prompt_lookup_min", shortest)
 
@@ -75,12 +77,12 @@ class SpeculativeConfig:
         Raises:
             ConfigError: as when made, or a name that is none of them.
         """
-        _border.mapping("engine", "speculative_config", given, "settings")
+        _validate.mapping("engine", "speculative_config", given, "settings")
         for name in given:
-            _border.choice("speculative_config", "a setting", name, [one.name for one in fields(cls)])
+            _validate.choice("speculative_config", "a setting", name, [one.name for one in fields(cls)])
         if "num_speculative_tokens" not in given:
             rule, advice = "num_speculative_tokens must be given", "add it, 5 for example"
-            _border.refuse("speculative_config", rule, "none", advice)
+            _validate.invalid("speculative_config", rule, "none", advice)
         return cls(**given)
 
 
@@ -224,7 +226,7 @@ class EngineSettings:
     )
 
     def __post_init__(self) -> None:
-        check_settings(self, EngineSettings, _border, "engine")
+        check_settings(self, EngineSettings, _validate, "engine")
         given = self.speculative_config
         if given is not None and not isinstance(given, SpeculativeConfig):
             object.__setattr__(self, "speculative_config", SpeculativeConfig.of(given))

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilewise.core import Border
-from tilewise.core.border import shown
+from tilewise.core import Validator
+from tilewise.core.validation import shown
 from tilewise.settings.declaration import check_settings, documented, narrowed, setting
 
 __all__ = ["OutputOptions", "Sampling", "SamplingSettings"]
@@ -25,7 +25,7 @@ _MAX_ID = (1 << 32) - 1
 _MAX_BIAS = 1e6
 _SMALLEST_SHARE = sys.float_info.min  # top_p of the most likely token alone
 _LENGTH, _SAMPLING, _PENALTIES = "Length", "Sampling", "Penalties and forbidden text"
-_border = Border("generate")
+_validate = Validator("generate")
 
 
 @documented
@@ -216,7 +216,7 @@ class SamplingSettings:
     )
 
     def __post_init__(self) -> None:
-        check_settings(self, type(self), _border, "sampling")
+        check_settings(self, type(self), _validate, "sampling")
         object.__setattr__(self, "top_k", max(0, self.top_k))
 
 
@@ -271,7 +271,7 @@ class Sampling(SamplingSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _border.integer("sampling", "seed", self.seed, 0, 2**63 - 1)
+        _validate.integer("sampling", "seed", self.seed, 0, 2**63 - 1)
         for name in ("bad_words", "stop"):
             object.__setattr__(self, name, _texts(name, getattr(self, name)))
         object.__setattr__(self, "bad_words_ids", _id_sequences(self.bad_words_ids))
@@ -280,10 +280,12 @@ class Sampling(SamplingSettings):
             object.__setattr__(self, name, _ids(name, getattr(self, name)))
         if self.min_tokens > self.max_tokens:
             got = f"{self.min_tokens} and {self.max_tokens}"
-            _border.refuse("sampling", "min_tokens must not be above max_tokens", got, "correct one of them")
+            _validate.invalid(
+                "sampling", "min_tokens must not be above max_tokens", got, "correct one of them"
+            )
         if self.n > 1 and self.temperature == 0:
             got, advice = f"{self.n} with temperature 0", "choose a temperature above 0"
-            _border.refuse(
+            _validate.invalid(
                 "sampling", "n must be 1 where every text would be the same, the likeliest", got, advice
             )
 
@@ -307,42 +309,44 @@ class Sampling(SamplingSettings):
 
 def _texts(name: str, values: Any) -> tuple[str, ...]:
     """Texts that are not empty."""
-    texts = tuple(_border.sequence("sampling", name, values, "texts"))
+    texts = tuple(_validate.sequence("sampling", name, values, "texts"))
     for text in texts:
         if not isinstance(text, str) or not text:
-            _border.refuse("sampling", f"{name} must be texts that are not empty", shown(text), "correct it")
+            _validate.invalid(
+                "sampling", f"{name} must be texts that are not empty", shown(text), "correct it"
+            )
     return texts
 
 
 def _ids(name: str, values: Any) -> tuple[int, ...]:
     """Token ids in ascending order, without duplicates."""
-    ids = _border.sequence("sampling", name, values, "ids", in_any_order=True)
-    return tuple(sorted({_border.integer("sampling", f"an id of {name}", id_, 0, _MAX_ID) for id_ in ids}))
+    ids = _validate.sequence("sampling", name, values, "ids", in_any_order=True)
+    return tuple(sorted({_validate.integer("sampling", f"an id of {name}", id_, 0, _MAX_ID) for id_ in ids}))
 
 
 def _biases(values: Any) -> tuple[tuple[int, float], ...]:
     """Pairs of a token id and what is added to its logit, from pairs or a dictionary."""
-    pairs = _border.sequence(
+    pairs = _validate.sequence(
         "sampling", "logit_bias", values.items() if isinstance(values, Mapping) else values, "pairs"
     )
     biases: dict[int, float] = {}
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2:
             rule = "logit_bias must hold pairs of an id and a number"
-            _border.refuse("sampling", rule, shown(pair), "pass a dictionary")
-        id_ = _border.integer("sampling", "an id of logit_bias", pair[0], 0, _MAX_ID)
-        biases[id_] = _border.number("sampling", "a bias", pair[1], -_MAX_BIAS, _MAX_BIAS)
+            _validate.invalid("sampling", rule, shown(pair), "pass a dictionary")
+        id_ = _validate.integer("sampling", "an id of logit_bias", pair[0], 0, _MAX_ID)
+        biases[id_] = _validate.number("sampling", "a bias", pair[1], -_MAX_BIAS, _MAX_BIAS)
     return tuple(sorted(biases.items()))
 
 
 def _id_sequences(values: Any) -> tuple[tuple[int, ...], ...]:
     words = []
-    for ids in _border.sequence("sampling", "bad_words_ids", values, "sequences of ids"):
-        word = tuple(_border.sequence("sampling", "a sequence of bad_words_ids", ids, "ids"))
+    for ids in _validate.sequence("sampling", "bad_words_ids", values, "sequences of ids"):
+        word = tuple(_validate.sequence("sampling", "a sequence of bad_words_ids", ids, "ids"))
         if not word:
             rule = "sequences of bad_words_ids must hold an id"
-            _border.refuse("sampling", rule, shown(values), "remove the empty one")
+            _validate.invalid("sampling", rule, shown(values), "remove the empty one")
         words.append(
-            tuple(_border.integer("sampling", "an id of bad_words_ids", id_, 0, _MAX_ID) for id_ in word)
+            tuple(_validate.integer("sampling", "an id of bad_words_ids", id_, 0, _MAX_ID) for id_ in word)
         )
     return tuple(words)

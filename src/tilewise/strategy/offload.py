@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from tilewise.core.border import Border
 from tilewise.core.dims import upper_bound
 from tilewise.core.errors import PlanError
+from tilewise.core.validation import Validator
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
 from tilewise.ir.layout import GraphLayout, TensorLayout
@@ -25,7 +25,7 @@ __all__ = ["OFFLOADS", "check_offload", "offload_tensors", "prefetch_states"]
 OFFLOADS = ("optimizer", "activations", "parameters")
 _LEAST_BYTES = 1 << 14  # of a device's part: less is not worth a transfer
 _LEAST_UNITS = 4  # that stand between a result and its reader: nearer ones are needed again at once
-_border = Border("plan", PlanError)
+_validate = Validator("plan", PlanError)
 
 
 def check_offload(offload: str | Collection[str]) -> frozenset[str]:
@@ -35,10 +35,10 @@ def check_offload(offload: str | Collection[str]) -> frozenset[str]:
         PlanError: something that is none of `OFFLOADS`.
     """
     if isinstance(offload, str):
-        _border.choice("plan", "what is offloaded", offload, ("none", *OFFLOADS))
+        _validate.choice("plan", "what is offloaded", offload, ("none", *OFFLOADS))
         return frozenset() if offload == "none" else frozenset((offload,))
-    given = _border.sequence("plan", "offload", offload, ", ".join(OFFLOADS), in_any_order=True)
-    return frozenset(_border.choice("plan", "what is offloaded", kind, OFFLOADS) for kind in given)
+    given = _validate.sequence("plan", "offload", offload, ", ".join(OFFLOADS), in_any_order=True)
+    return frozenset(_validate.choice("plan", "what is offloaded", kind, OFFLOADS) for kind in given)
 
 
 def offload_tensors(
@@ -82,7 +82,7 @@ class _Offloading(Prefetching):
             found = {*self._of_kind(kind)}
             if not found:
                 is_far = f", and waits for {_LEAST_UNITS} layers or more" if kind == "activations" else ""
-                _border.refuse(
+                _validate.invalid(
                     "plan",
                     f"what is offloaded takes {_LEAST_BYTES >> 10} KiB or more on a device{is_far}",
                     f"no {kind} of {self.graph.name!r} that do",

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tilewise.core.border import Border, shown
 from tilewise.core.dims import BATCH, MAX_SIZE
 from tilewise.core.errors import LayoutError
 from tilewise.core.frozen import FrozenMap
 from tilewise.core.mesh import MAX_DEVICES, Axes, DeviceMesh
+from tilewise.core.validation import Validator, shown
 from tilewise.ir.hints import Hint, as_kept_hint
 
 __all__ = ["DistributionStrategy", "ParallelismMode", "StateSharding"]
 
-_border = Border("strategy", LayoutError)
+_validate = Validator("strategy", LayoutError)
 _DATA: Mapping[str, str | Axes] = {BATCH.name: "dp"}
 _SHARDED_DATA: Mapping[str, str | Axes] = {BATCH.name: ("dp", "fsdp")}
 _SHARDING = ("fsdp",)
@@ -62,19 +62,19 @@ class StateSharding:
     unit_elements: int = 0
 
     def __post_init__(self) -> None:
-        axes = tuple(_border.sequence("sharding", "axes", self.axes, "names"))
+        axes = tuple(_validate.sequence("sharding", "axes", self.axes, "names"))
         if not axes or not all(isinstance(a, str) for a in axes) or len({*axes}) != len(axes):
-            _border.refuse("sharding", "axes are names, each once", shown(self.axes), 'pass ("fsdp",)')
+            _validate.invalid("sharding", "axes are names, each once", shown(self.axes), 'pass ("fsdp",)')
         object.__setattr__(self, "axes", axes)
-        _border.truth("sharding", "reshard_after_forward", self.reshard_after_forward)
-        prefetch = _border.integer("sharding", "prefetch", self.prefetch, 0, _MAX_PREFETCH)
+        _validate.truth("sharding", "reshard_after_forward", self.reshard_after_forward)
+        prefetch = _validate.integer("sharding", "prefetch", self.prefetch, 0, _MAX_PREFETCH)
         object.__setattr__(self, "prefetch", prefetch)
-        _border.choice("sharding", "reduce", self.reduce, ("microbatch", "step"))
-        units = tuple(_border.sequence("sharding", "units", self.units, "patterns of names"))
+        _validate.choice("sharding", "reduce", self.reduce, ("microbatch", "step"))
+        units = tuple(_validate.sequence("sharding", "units", self.units, "patterns of names"))
         for pattern in units:
-            _border.text("sharding", "a pattern of names", pattern)
+            _validate.text("sharding", "a pattern of names", pattern)
         object.__setattr__(self, "units", units)
-        elements = _border.integer("sharding", "unit_elements", self.unit_elements, 0, MAX_SIZE)
+        elements = _validate.integer("sharding", "unit_elements", self.unit_elements, 0, MAX_SIZE)
         object.__setattr__(self, "unit_elements", elements)
 
 
@@ -106,21 +106,23 @@ class DistributionStrategy:
     sharding: StateSharding | None = None
 
     def __post_init__(self) -> None:
-        _border.instance(
+        _validate.instance(
             "strategy", "mode", self.mode, ParallelismMode, "pass ParallelismMode.HYBRID, for example"
         )
         mesh = DeviceMesh(self.axes)
         rules = {
             label: _axes_of(label, given, mesh)
-            for label, given in _border.mapping("strategy", "rules", self.rules, "axes").items()
+            for label, given in _validate.mapping("strategy", "rules", self.rules, "axes").items()
         }
         layouts = {}
-        for pattern, given in _border.mapping("strategy", "layouts", self.layouts, "layouts by name").items():
-            _border.text("strategy", "a pattern of names", pattern)
+        for pattern, given in _validate.mapping(
+            "strategy", "layouts", self.layouts, "layouts by name"
+        ).items():
+            _validate.text("strategy", "a pattern of names", pattern)
             layouts[pattern], axes = as_kept_hint("strategy", given, pattern)
             unknown = sorted(axes - {*mesh.names})
             if unknown:
-                _border.refuse(
+                _validate.invalid(
                     "strategy",
                     "a layout names axes of the strategy",
                     f"{unknown[0]!r} for {pattern!r} over {mesh}",
@@ -136,13 +138,13 @@ class DistributionStrategy:
         """State is cut over devices that share the batch and nothing else."""
         if self.sharding is None:
             return
-        _border.instance(
+        _validate.instance(
             "strategy", "sharding", self.sharding, StateSharding, 'pass StateSharding(("fsdp",))'
         )
         for axis in self.sharding.axes:
             labels = [label for label, axes in self.rules.items() if axis in axes]
             if axis not in mesh.names or labels != [BATCH.name]:
-                _border.refuse(
+                _validate.invalid(
                     "strategy",
                     "an axis that cuts state shares the batch and nothing else",
                     f"{axis!r} over {mesh}, which shares {', '.join(labels) or 'nothing'}",
@@ -150,7 +152,7 @@ class DistributionStrategy:
                 )
         in_order = tuple(axis for axis in self.axes_for(BATCH.name) if axis in self.sharding.axes)
         if self.sharding.axes != in_order:
-            _border.refuse(
+            _validate.invalid(
                 "strategy",
                 "axes cut state in the order in which they share the batch",
                 ", ".join(self.sharding.axes),
@@ -164,7 +166,7 @@ class DistributionStrategy:
             LayoutError: it is no name.
         """
         if not isinstance(label, str):
-            _border.refuse(
+            _validate.invalid(
                 "axes_for", "a label is given by its name", shown(label), 'pass "mlp", for example'
             )
         return self.rules.get(label, ())  # type: ignore[return-value]  # made tuples when it was declared
@@ -212,11 +214,11 @@ class DistributionStrategy:
         Raises:
             LayoutError: groups would differ in size, or a setting is out of range.
         """
-        world = _border.integer("fsdp", "world_size", world_size, 1, MAX_DEVICES)
+        world = _validate.integer("fsdp", "world_size", world_size, 1, MAX_DEVICES)
         degree = world if shard_degree is None else shard_degree
-        degree = _border.integer("fsdp", "shard_degree", degree, 1, world)
+        degree = _validate.integer("fsdp", "shard_degree", degree, 1, world)
         if world % degree:
-            _border.refuse(
+            _validate.invalid(
                 "fsdp",
                 "shard_degree divides world_size",
                 f"{degree} of {world}",
@@ -255,7 +257,7 @@ class DistributionStrategy:
             tp: devices that share the width of layers.
             sharding: how `fsdp` cuts it; by default as in `StateSharding`.
         """
-        if sharding is None and _border.integer("hybrid", "fsdp", fsdp, 1, MAX_DEVICES) == 1:
+        if sharding is None and _validate.integer("hybrid", "fsdp", fsdp, 1, MAX_DEVICES) == 1:
             return cls(ParallelismMode.HYBRID, {"dp": dp, "tp": tp}, {**_DATA, **_TENSOR})
         axes = {"dp": dp, "fsdp": fsdp, "tp": tp}
         sharding = StateSharding(_SHARDING) if sharding is None else sharding
@@ -272,7 +274,7 @@ class DistributionStrategy:
         Raises:
             LayoutError: an axis is none of `dp`, `fsdp` and `tp`.
         """
-        _border.instance("for_mesh", "a mesh", mesh, DeviceMesh, "pass DeviceMesh({'dp': 2})")
+        _validate.instance("for_mesh", "a mesh", mesh, DeviceMesh, "pass DeviceMesh({'dp': 2})")
         known = ("dp", "fsdp", "tp")
         unknown = [n for n in mesh.names if n not in known]
         if unknown:
@@ -291,7 +293,7 @@ def _axes_of(label: object, given: object, mesh: DeviceMesh) -> Axes:
     """A rule's axes as a tuple."""
     axes = (given,) if isinstance(given, str) else given if isinstance(given, tuple) else (None,)
     if not all(isinstance(a, str) and a in mesh.names for a in axes) or len(set(axes)) != len(axes):
-        _border.refuse(
+        _validate.invalid(
             "strategy",
             "a rule must map a label to an axis of the strategy, or to a tuple of several",
             f"{label!r} to {shown(given)} over {mesh}",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tilewise.core import Border, DeviceMesh
+from tilewise.core import DeviceMesh, Validator
 from tilewise.core.writing import writing
 from tilewise.strategy import check_offload
 from tilewise.train.config import TrainConfig, make_optimizer, make_strategy
@@ -41,7 +41,7 @@ def compare_strategy(
     if where is not None and check_offload(config.train.offload):
         with writing(Path(where)):
             Path(where).mkdir(parents=True, exist_ok=True)
-    num_steps = Border("train").integer("compare", "steps", num_steps, 1, _MOST_STEPS)
+    num_steps = Validator("train").integer("compare", "steps", num_steps, 1, _MOST_STEPS)
     graph = make_graph(config, is_padded=config.data.is_padded)
     graph.optimize(make_optimizer(config))
     return verify_strategy(

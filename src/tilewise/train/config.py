@@ -30,13 +30,13 @@ from pydantic import (
 import tilewise as tw
 from tilewise import models
 from tilewise.checkpoint.training import RENAMED_SETTINGS
-from tilewise.core import MODEL_DTYPES, Border, ConfigError, PlanError, model_dtype
-from tilewise.core.border import shown
+from tilewise.core import MODEL_DTYPES, ConfigError, PlanError, Validator, model_dtype
 from tilewise.core.dims import MAX_SIZE
 from tilewise.core.dtypes import MAX_F32
 from tilewise.core.log import warn_once
 from tilewise.core.mesh import DeviceMesh
 from tilewise.core.reading import Unreadable, decode_text, first_problem, read_whole
+from tilewise.core.validation import shown
 from tilewise.graph import Recomputation
 from tilewise.models import ModelConfig
 from tilewise.plan.settings import MAX_ROWS_PER_TILE
@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 
-_border = Border("train")
+_validate = Validator("train")
 _MAX_AXIS = 1024
 _MAX_TOKENS_PER_STEP = 1 << 24
 _MAX_WORKERS = 255  # tasks::Embedded::kMaxWorkers
@@ -383,7 +383,7 @@ def load_config(path: str | Path, settings: Sequence[str] = ()) -> TrainConfig:
     Raises:
         ConfigError: there is no such file, it is not TOML, or a key or value is wrong; names its place.
     """
-    path = _border.path("load_config", "a configuration", path)
+    path = _validate.path("load_config", "a configuration", path)
     try:
         content = _parse_toml(decode_text(read_whole(path, _MAX_FILE_BYTES)))
     except Unreadable as error:
@@ -413,7 +413,7 @@ def setting_names(settings: Sequence[str]) -> frozenset[str]:
 def _split_setting(text: str) -> tuple[str, str]:
     match = _SETTING.fullmatch(text)
     if match is None:
-        _border.refuse("config", "--set takes SECTION.KEY=VALUE", shown(text), "write train.steps=4000")
+        _validate.invalid("config", "--set takes SECTION.KEY=VALUE", shown(text), "write train.steps=4000")
     return match[1], match[2].strip()
 
 
@@ -435,7 +435,7 @@ def check_config(content: Mapping[str, Any], where: str) -> TrainConfig:
     Raises:
         ConfigError: a wrong key or value; names its place.
     """
-    content = _with_new_names(_border.mapping("config", "a configuration", content, "sections"))
+    content = _with_new_names(_validate.mapping("config", "a configuration", content, "sections"))
     try:
         return TrainConfig.model_validate(content)
     except ValidationError as error:
@@ -505,12 +505,12 @@ def make_model_config(config: TrainConfig) -> ModelConfig:
     Raises:
         ConfigError: sizes that do not fit together, an unknown key, or no model at `model.path`.
     """
-    _border.instance("config", "a configuration", config, TrainConfig, "pass what load_config returned")
+    _validate.instance("config", "a configuration", config, TrainConfig, "pass what load_config returned")
     if config.model.path is not None:
         return models.open(config.model.path, ignore=config.model.ignore_config_fields)
     family = models.FAMILIES.get(config.model.model_type)
     if family is None:
-        _border.refuse(
+        _validate.invalid(
             "config",
             f"model.model_type must be one of {', '.join(models.FAMILIES)}",
             shown(config.model.model_type),
@@ -531,7 +531,7 @@ def make_model_config(config: TrainConfig) -> ModelConfig:
     extra = config.model.model_extra or {}
     own = next((key for key in ("bos_token_id", "eos_token_id") if key in extra), None)
     if own is not None:
-        _border.refuse(
+        _validate.invalid(
             "config",
             "a new model's tokenizer begins and ends documents with id 0, so model has no such key",
             f"{own} = {shown(extra[own])}",
@@ -542,13 +542,13 @@ def make_model_config(config: TrainConfig) -> ModelConfig:
         near = get_close_matches(key, spelled, 1, _MISSPELLED)
         place = f"model.{near[0]}" if near else _place_of_key(key)
         if place is not None:
-            _border.refuse(
+            _validate.invalid(
                 "config", "model has the keys of its family", f"model.{key}", f"did you mean {place}?"
             )
     given = {**defaults, **extra, "model_type": family.name}
     model = models.config_from_dict(given, only_known=True)
     if model.vocab_size < _LEAST_VOCABULARY:
-        _border.refuse(
+        _validate.invalid(
             "config",
             f"model.vocab_size must hold 256 bytes and the special tokens, at least {_LEAST_VOCABULARY}",
             str(model.vocab_size),
@@ -563,7 +563,7 @@ def make_optimizer(config: TrainConfig) -> Optimizer:
     Raises:
         ConfigError: a value is beyond fp32.
     """
-    _border.instance("config", "a configuration", config, TrainConfig, "pass what load_config returned")
+    _validate.instance("config", "a configuration", config, TrainConfig, "pass what load_config returned")
     make = getattr(tw.optim, _OPTIMIZERS[config.optimizer.name])
     optimizer: Optimizer = make(**config.optimizer.hyperparameters())
     return optimizer

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.checkpoint import check_token_ids
-from tilewise.core.border import Border
+from tilewise.core.validation import Validator
 from tilewise.data.batches import IGNORED
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["CompressionReport", "Score", "compress_files", "score_files", "sliding_windows"]
 
 _Ids = NDArray[np.int32]
-_border = Border("train")
+_validate = Validator("train")
 _MOST_TOKENS = 1 << 30  # of a window; no model has so many positions
 _LARGEST_EXPONENT = 700.0
 
@@ -82,7 +82,7 @@ def sliding_windows(ids: Sequence[int], context: int, start: int) -> tuple[_Ids,
     Raises:
         ConfigError: no window has such a size.
     """
-    context = _border.integer("evaluation", "context", context, 1, _MOST_TOKENS)
+    context = _validate.integer("evaluation", "context", context, 1, _MOST_TOKENS)
     stream = np.array([start, *ids], np.int32)
     stride = max(1, context // 2)
     num_windows = max(1, math.ceil((len(ids) - context) / stride) + 1)

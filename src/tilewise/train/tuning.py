@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from tilewise.core import Border, InternalError, LayoutError, PlanError, ResourceError, TilewiseError
+from tilewise.core import InternalError, LayoutError, PlanError, ResourceError, TilewiseError, Validator
 from tilewise.core.sizes import format_bytes
 from tilewise.core.writing import writing
 from tilewise.train.alternatives import (
@@ -39,7 +39,7 @@ _MOST_STEPS = 10**6
 _MOST_SECONDS = 1e6
 _ROUNDS = 3  # of the fastest and the given configuration in turns
 _LEAST_GAIN = 1.01  # below it, another setting is no faster: machines are not that quiet
-_border = Border("train")
+_validate = Validator("train")
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ def tune_run(config: TrainConfig, num_steps: int, seconds: float, report: Callab
         ResourceError: nothing fits into this machine's memory.
         NotFinite: a loss is not finite.
     """
-    _border.instance("tune", "a configuration", config, TrainConfig, "pass what load_config returned")
-    num_steps = _border.integer("tune", "steps", num_steps, 1, _MOST_STEPS)
-    seconds = _border.number("tune", "seconds", seconds, 0, _MOST_SECONDS)
+    _validate.instance("tune", "a configuration", config, TrainConfig, "pass what load_config returned")
+    num_steps = _validate.integer("tune", "steps", num_steps, 1, _MOST_STEPS)
+    seconds = _validate.number("tune", "seconds", seconds, 0, _MOST_SECONDS)
     return _Search(config, num_steps, seconds, report).run()
 
 

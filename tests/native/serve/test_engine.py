@@ -352,12 +352,12 @@ def test_without_a_thread_nothing_is_left(model_dir, thread_count, monkeypatch, 
     left = []
     monkeypatch.setattr(atexit, "unregister", lambda function: left.append(function))
 
-    def refuse(thread):
+    def invalid(thread):
         if thread.name == "tilewise-engine":
             raise error
         start(thread)
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threading.Thread, "start", invalid)
     with pytest.raises(raised):
         Engine(model_dir)
     monkeypatch.undo()

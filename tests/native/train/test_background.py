@@ -240,10 +240,10 @@ def test_who_is_interrupted_while_waiting_knows_that_it_is_being_written(tmp_pat
 def test_without_a_thread_a_checkpoint_is_written_at_once(tmp_path, monkeypatch):
     """Where the system gives no more threads."""
 
-    def refuse(thread):
+    def invalid(thread):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threading.Thread, "start", invalid)
     writer = CheckpointWriter()
     path = writer.write(tmp_path, TrainingState(1, {"w": np.ones(3)}), {}, 1)
     assert not writer.is_busy and open_checkpoint(path).step == 1
@@ -253,12 +253,12 @@ def test_without_a_thread_a_checkpoint_is_written_at_once(tmp_path, monkeypatch)
 def test_a_thread_that_never_begins_is_not_waited_for(tmp_path, monkeypatch):
     """Where its start raises what no lack of threads does."""
 
-    def refuse(thread):
+    def invalid(thread):
         raise MemoryError
 
     writer = CheckpointWriter()
     with monkeypatch.context() as patched, pytest.raises(MemoryError):
-        patched.setattr(threading.Thread, "start", refuse)
+        patched.setattr(threading.Thread, "start", invalid)
         writer.write(tmp_path, TrainingState(1, {"w": np.ones(3)}), {}, 1)
     writer.wait()
     path = writer.write(tmp_path, TrainingState(2, {"w": np.ones(3)}), {}, 1)

@@ -36,6 +36,6 @@ def is_here():
     return len(HERE.things)
 
 
-def refuse(thing):
+def invalid(thing):
     """An error."""
     raise ValueError(f"no such {thing.data[:1]!r}")

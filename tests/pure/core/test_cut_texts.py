@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewise.core.border import bare, cut, shown
+from tilewise.core.validation import bare, cut, shown
 
 WORDS = st.lists(st.text("abc.,'", min_size=1, max_size=12), min_size=1, max_size=40).map(" ".join)
 

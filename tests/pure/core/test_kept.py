@@ -113,6 +113,6 @@ def test_a_new_worker_is_sent_everything(pool):
     apart(pool, things.look, [(thing,) for thing in big])
     before = pool._links[0].process.pid
     with pytest.raises(ValueError, match="no such"):
-        apart(pool, things.refuse, [(big[0],)])
+        apart(pool, things.invalid, [(big[0],)])
     assert apart(pool, things.look, [(thing,) for thing in big]) == [things.look(thing) for thing in big]
     assert pool._links[0].process.pid not in (before, os.getpid())

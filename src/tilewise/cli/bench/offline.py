@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewise.cli.before_work import before_work
 from tilewise.cli.bench.serve import serve
 from tilewise.cli.help import App
 from tilewise.cli.options import MODEL, REVISION, Options, Values, make_console
-from tilewise.cli.refuse import before_work
 from tilewise.core import ConfigError
 from tilewise.core.reading import Unreadable, decode_text, read_whole
 from tilewise.settings import EngineSettings

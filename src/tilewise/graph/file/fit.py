@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tilewise.core.border import shown
 from tilewise.core.dims import Dim
 from tilewise.core.dtypes import DTYPES
 from tilewise.core.errors import TilewiseError
 from tilewise.core.reading import Unreadable
+from tilewise.core.validation import shown
 from tilewise.graph.builder import INV_COUNT, POSITIONS, SEED, GraphBuilder
 from tilewise.graph.draft import refuse_packed
 from tilewise.graph.file.content import Definition

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from tilewise.core.border import Border
 from tilewise.core.dims import Size
 from tilewise.core.errors import PlanError, ShapeError
+from tilewise.core.validation import Validator
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.lowering import Lowering
 from tilewise.ir.op import Factors, Op, Signature
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 FLOATS = ("f32", "bf16")
-_border = Border("graph", ShapeError)
+_validate = Validator("graph", ShapeError)
 
 
 def require(
@@ -78,7 +78,7 @@ def require_positive(op: str, **values: float) -> None:
     """Attributes that must be above 0."""
     for name, value in values.items():
         if value <= 0:
-            _border.refuse(op, f"{name} must be above 0", f"{value}", "correct it")
+            _validate.invalid(op, f"{name} must be above 0", f"{value}", "correct it")
 
 
 def leading(spec: TensorSpec) -> tuple[str, ...]:

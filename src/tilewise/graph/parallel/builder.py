@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from tilewise.core.border import Border, shown
 from tilewise.core.errors import ShapeError
 from tilewise.core.progress import Progress, thread_name
+from tilewise.core.validation import Validator, shown
 from tilewise.core.workers import WorkerPool, is_portable
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.parallel.debugger import ParallelDebugger
@@ -31,7 +31,7 @@ __all__ = ["ParallelGraphBuilder"]
 Specs = Sequence[LayerSpec]
 MAX_THREADS = 256
 _ITEMS_PER_CALL = 64  # for a process
-_border = Border("graph", ShapeError)
+_validate = Validator("graph", ShapeError)
 
 
 class ParallelGraphBuilder:
@@ -51,11 +51,11 @@ class ParallelGraphBuilder:
         self, threads: int = 2, *, pool: WorkerPool | None = None, progress: Progress | None = None
     ) -> None:
         call = "ParallelGraphBuilder"
-        self.threads = _border.integer(call, "threads", threads, 1, MAX_THREADS)
+        self.threads = _validate.integer(call, "threads", threads, 1, MAX_THREADS)
         if pool is not None:
-            _border.instance(call, "a pool", pool, WorkerPool, "pass tw.WorkerPool(2)")
+            _validate.instance(call, "a pool", pool, WorkerPool, "pass tw.WorkerPool(2)")
         if progress is not None:
-            _border.instance(
+            _validate.instance(
                 call, "a progress", progress, Progress, "pass a ParallelDebugger or ProgressTracker"
             )
         self.pool = pool
@@ -73,15 +73,17 @@ class ParallelGraphBuilder:
             A future of the specifications, in the order of the items. What `describe` raises for the first of the items
             that fail is the future's ShapeError, which names item, thread and last specification.
         """
-        _border.text("specify", "a kind", kind)
+        _validate.text("specify", "a kind", kind)
         if not callable(describe):
-            _border.refuse(
+            _validate.invalid(
                 "specify", "items are described by a function", shown(describe), "pass describe(handle, item)"
             )
         try:
             walked = iter(items)
         except TypeError:
-            _border.refuse("specify", "items can be walked", shown(items), "pass range(num_layers) or a list")
+            _validate.invalid(
+                "specify", "items can be walked", shown(items), "pass range(num_layers) or a list"
+            )
         given = list(walked)
         runner = ThreadPoolExecutor(1, thread_name_prefix=f"specify {kind}")
         try:
@@ -111,18 +113,18 @@ class ParallelGraphBuilder:
             ShapeError: a name stands twice, an operand is not there, or a layer does not fit what it reads; names the
                 specification. What a group's future raises.
         """
-        _border.instance("assemble", "the first argument", graph, GraphBuilder, "pass the graph")
+        _validate.instance("assemble", "the first argument", graph, GraphBuilder, "pass the graph")
         found = [group.result() if isinstance(group, Future) else group for group in groups]
         specs = [
             spec
             for group in found
-            for spec in _border.sequence("assemble", "a group", group, "specifications")
+            for spec in _validate.sequence("assemble", "a group", group, "specifications")
         ]
         for spec in specs:
-            _border.instance("assemble", "a specification", spec, LayerSpec, "pass what specify returned")
+            _validate.instance("assemble", "a specification", spec, LayerSpec, "pass what specify returned")
         layers = [spec for spec in specs if spec.function is not None]
         with self.progress.phase("validation", len(specs)) as phase:
-            given = dict(_border.mapping("assemble", "named tensors", named or {}, "tensors by name"))
+            given = dict(_validate.mapping("assemble", "named tensors", named or {}, "tensors by name"))
             for tensor in given.values():
                 graph.draft.own("assemble", tensor)
             alone = _check_names(graph, specs, given)
@@ -229,7 +231,7 @@ def _find(
 
 
 def _refuse(spec: LayerSpec, rule: str, got: str, advice: str) -> None:
-    _border.refuse("assemble", f"{spec.kind} {spec.path!r} {rule}", got, advice)
+    _validate.invalid("assemble", f"{spec.kind} {spec.path!r} {rule}", got, advice)
 
 
 def _write(

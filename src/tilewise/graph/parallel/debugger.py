@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tilewise.core.border import Border
 from tilewise.core.progress import Phase, Progress
+from tilewise.core.validation import Validator
 from tilewise.observe.perfetto import name_event, slice_event, write_events
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ __all__ = ["LEVELS", "ParallelDebugger"]
 
 LEVELS = ("off", "summary", "verbose")
 _MAIN = "phases"
-_border = Border("graph")
+_validate = Validator("graph")
 
 
 class ParallelDebugger(Progress):
@@ -34,7 +34,7 @@ class ParallelDebugger(Progress):
 
     def __init__(self, level: str = "summary", *others: Progress) -> None:
         super().__init__(*others)
-        self.level = _border.choice("ParallelDebugger", "level", level, LEVELS)
+        self.level = _validate.choice("ParallelDebugger", "level", level, LEVELS)
         self.phases: list[Phase] = []
         self.notes: list[str] = []
 

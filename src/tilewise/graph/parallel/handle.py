@@ -6,18 +6,18 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilewise.core.border import Border, shown
 from tilewise.core.dims import DimLabel, Size
 from tilewise.core.dtypes import DType
 from tilewise.core.dtypes import dtype as dtype_of
 from tilewise.core.errors import ShapeError, TilewiseError
+from tilewise.core.validation import Validator, shown
 from tilewise.graph.templates import LayerFunction
 from tilewise.ir.graph import TensorSpec
 from tilewise.ir.layer_spec import LayerSpec
 
 __all__ = ["Describe", "SpecHandle", "describe_item", "describe_items", "in_words"]
 
-_border = Border("graph", ShapeError)
+_validate = Validator("graph", ShapeError)
 
 
 class SpecHandle:
@@ -43,7 +43,7 @@ class SpecHandle:
         Raises:
             ShapeError: it is no layer function, or no specification (`ir.LayerSpec`).
         """
-        _border.instance("layer", "the first argument", function, LayerFunction, "mark it with tw.layer")
+        _validate.instance("layer", "the first argument", function, LayerFunction, "mark it with tw.layer")
         self.specs.append(LayerSpec(path, self.kind, operands, function, attrs))
         return path
 

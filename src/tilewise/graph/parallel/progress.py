@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from tilewise.core.border import Border
 from tilewise.core.progress import Phase, Progress
+from tilewise.core.validation import Validator
 
 if TYPE_CHECKING:
     from rich import progress as rich_progress
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ProgressTracker"]
 
-_border = Border("graph")
+_validate = Validator("graph")
 
 
 class ProgressTracker(Progress):
@@ -27,7 +27,7 @@ class ProgressTracker(Progress):
 
     def __init__(self, console: Console | None = None, *, delay_s: float = 0.5) -> None:
         super().__init__()
-        self._delay_s = _border.number("ProgressTracker", "delay_s", delay_s, 0.0, 3600.0)
+        self._delay_s = _validate.number("ProgressTracker", "delay_s", delay_s, 0.0, 3600.0)
         self._console = console
         self._lock = threading.RLock()
         self._bars: rich_progress.Progress | None = None

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core.border import shown
 from tilewise.core.dtypes import DTYPES
 from tilewise.core.reading import Unreadable
+from tilewise.core.validation import shown
 
 __all__ = ["ArrayForm", "array_form", "array_named"]
 

@@ -5,8 +5,8 @@ Types of single fields are `read_rows`' business. What a graph's rules are beyon
 
 from __future__ import annotations
 
-from tilewise.core.border import shown
 from tilewise.core.reading import Unreadable
+from tilewise.core.validation import shown
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.op import check_call, op_named
 

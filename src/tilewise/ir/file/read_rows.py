@@ -14,11 +14,11 @@ from typing import Any, get_args, get_origin
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core.border import shown
 from tilewise.core.dtypes import DTYPES, DType
 from tilewise.core.errors import TilewiseError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.core.reading import Unreadable
+from tilewise.core.validation import shown
 from tilewise.ir.file.fields import (
     DEEPEST,
     IN_ATTRIBUTES,

@@ -17,8 +17,8 @@ from typing import Any, get_args, get_origin
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core.border import shown
 from tilewise.core.dtypes import DTYPES, DType
+from tilewise.core.validation import shown
 from tilewise.ir.file.fields import DEEPEST, IN_ATTRIBUTES, SharedInts, fields_of, is_record, settings_of
 from tilewise.ir.kinds import Kind, kind_named
 from tilewise.ir.program import Instruction

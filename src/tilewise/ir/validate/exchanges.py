@@ -29,7 +29,7 @@ __all__ = [
     "confirm_columns",
     "confirm_exchanges",
     "confirm_shards",
-    "refuse",
+    "invalid",
 ]
 
 Peer = tuple[int, NumberLike]  # device group and member
@@ -131,7 +131,7 @@ def confirm_exchanges(
             else:
                 good = read == run
             if not good or exchange.shares != size:
-                refuse(
+                invalid(
                     "devices complete a value with their device group, a share each, in the order of its tree",
                     f"devices {read} read by {label!r} on device {device} of device group {run}",
                 )
@@ -158,7 +158,7 @@ def confirm_columns(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh:
             size = there and _columns_of(program, program.devices[first].class_id, number, there.source)
             if not joined or leaf_ranges[0][0] != 0 or (size is not None and leaf_ranges[-1][1] != size):
                 name = flows[program.devices[first].class_id][number].template.name
-                refuse(
+                invalid(
                     "columns that a device group cuts are all there, side by side",
                     f"{leaf_ranges} of {size} for slot {slot} of template {name!r} on the device group of device "
                     f"{first}",
@@ -202,7 +202,7 @@ def confirm_shards(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh: 
 
 
 def _refuse_shards(flow: Flow, device: int, got: str) -> NoReturn:
-    refuse(
+    invalid(
         "storage shards, and rows of a batch, follow each other along their device group and are all there",
         f"{got} in template {flow.template.name!r} on device {device}",
     )
@@ -239,7 +239,7 @@ def _per_device(leaf_ranges: Sequence[Interval], devices: int) -> list[Interval]
     return [(leaf_ranges[i * width][0], leaf_ranges[(i + 1) * width - 1][1]) for i in range(devices)]
 
 
-def refuse(rule: str, got: str) -> NoReturn:
+def invalid(rule: str, got: str) -> NoReturn:
     """Say which rule a plan breaks.
 
     Raises:

@@ -54,7 +54,7 @@ from tilewise.ir.validate.exchanges import (
     confirm_columns,
     confirm_exchanges,
     confirm_shards,
-    refuse,
+    invalid,
 )
 
 __all__ = ["Values", "validate_reductions", "values_of"]
@@ -113,7 +113,7 @@ def validate_reductions(
         InternalError: names the op or instruction, and what it reads.
     """
     if not layouts:
-        refuse("a program lowers a graph", "no layout of one")
+        invalid("a program lowers a graph", "no layout of one")
     _require_all_pending(program, layouts)
     known = {} if values is None else values
     every: list[list[_Flow]] = []
@@ -153,7 +153,7 @@ def _require_all_pending(program: TileProgram, layouts: Sequence[GraphLayout]) -
             for (op, partial), pending_reductions in layouts[numbers[0]].pending_reductions.items():
                 for i, pending in enumerate(pending_reductions):
                     if pending.group and (op, partial, i) not in done:
-                        refuse("a shared value is completed", f"none of {partial!r} of op {op}")
+                        invalid("a shared value is completed", f"none of {partial!r} of op {op}")
 
 
 class _Flow:
@@ -196,7 +196,7 @@ class _Flow:
         ]
         self._open = {self._same[c.source]: c for c in self.template.reductions}
         if len(self._open) < len(self.template.reductions):
-            refuse("a part belongs to one value", f"two for a slot of template {self.template.name!r}")
+            invalid("a part belongs to one value", f"two for a slot of template {self.template.name!r}")
         for instruction in self.template.instructions:
             if instruction.kernel and not (
                 instruction.kernel.startswith(_SHARING)
@@ -205,12 +205,12 @@ class _Flow:
                 self._other(instruction)
         for slot, shard in self.collected.items():
             if self._state[slot] != _COMPLETE:
-                refuse(
+                invalid(
                     "storage shards, or rows of a batch, are gathered from all members",
                     f"{len(shard.rows)} for slot {slot} in template {self.template.name!r}",
                 )
         for slot, reduction in (*self._open.items(), *self._halves.items()):
-            refuse(
+            invalid(
                 "a shared value is completed once",
                 f"{reduction.partial!r} of op {reduction.op} left as {self._state.get(slot, 'nothing')} in template "
                 f"{self.template.name!r}",
@@ -505,7 +505,7 @@ class _Flow:
         self.makes.add(slot)
 
     def _wrong(self, instruction: Instruction, what: str) -> NoReturn:
-        refuse("values are complete when they are read", f"{instruction.label!r}: {what}")
+        invalid("values are complete when they are read", f"{instruction.label!r}: {what}")
 
 
 def _follow_calls(
@@ -531,14 +531,14 @@ def _follow_calls(
             entry = same[call.binding[slot]]
             before = taken.get(entry, (0, count))
             if before != (microbatch, count):
-                refuse(
+                invalid(
                     "a stack takes the microbatches in order",
                     f"number {microbatch} of {count} behind {before[0]} for {of.entries[entry].key} in {name!r}",
                 )
             taken[entry] = microbatch + 1, count
         for slot in flow.needs:
             if not known[same[call.binding[slot]]]:
-                refuse(
+                invalid(
                     "a value is written before it is read",
                     f"{of.entries[call.binding[slot]].key} read by template {flow.template.name!r} in {name!r}",
                 )
@@ -547,7 +547,7 @@ def _follow_calls(
     for entry, (microbatch, count) in taken.items():
         if microbatch < count:
             what = f"{microbatch} of {count} for {of.entries[entry].key} in {name!r}"
-            refuse("a stack takes all microbatches", what)
+            invalid("a stack takes all microbatches", what)
 
 
 def _pairs(instruction: Instruction) -> list[tuple[Operand, Operand]]:

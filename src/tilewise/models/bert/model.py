@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tilewise.core.border import Border
 from tilewise.core.dims import MAX_SIZE, Dim, Size, upper_bound
 from tilewise.core.errors import ShapeError
+from tilewise.core.validation import Validator
 from tilewise.ir.graph import TensorNode
 from tilewise.models.bert.config import BertConfig
 from tilewise.models.bert.sharding import BATCH, MLP, VOCAB, heads_label
@@ -21,7 +21,7 @@ from tilewise.nn import GraphBuilder, layer, layer_norm, linear
 
 __all__ = ["encoding_parts", "training_parts"]
 
-_border = Border("models", ShapeError)
+_validate = Validator("models", ShapeError)
 
 
 @layer
@@ -58,9 +58,9 @@ def _parts(
 ) -> ModelParts:
     """Embedding and layers, with what comes behind them."""
     batch, seq = sizes
-    _border.integer(call, "batch", batch, 1, MAX_SIZE)
+    _validate.integer(call, "batch", batch, 1, MAX_SIZE)
     longest = upper_bound(seq) if isinstance(seq, Dim) else seq
-    _border.integer(call, "seq", longest, 1, config.max_position_embeddings)
+    _validate.integer(call, "seq", longest, 1, config.max_position_embeddings)
     width = config.hidden_size
 
     def before(graph: GraphBuilder) -> dict[str, TensorNode]:

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tilewise.core.border import Border
 from tilewise.core.dims import MAX_SIZE, Dim, Size, upper_bound
 from tilewise.core.dtypes import DType
 from tilewise.core.dtypes import dtype as dtype_of
 from tilewise.core.errors import ShapeError
+from tilewise.core.validation import Validator
 from tilewise.ir.graph import TensorNode, TensorSpec
 from tilewise.models.decoder.architecture import Decoder, LayerKind
 from tilewise.models.decoder.rope import rope_table
@@ -26,7 +26,7 @@ __all__ = ["BLOCK_SIZE", "activate", "decoding_parts", "training_parts"]
 
 BLOCK_SIZE = 64
 """Positions of a block of the KV cache."""
-_border = Border("models", ShapeError)
+_validate = Validator("models", ShapeError)
 
 
 def activate(graph: GraphBuilder, x: TensorNode, name: str) -> TensorNode:
@@ -274,9 +274,9 @@ def training_parts(decoder: Decoder, batch: int, seq: Size, dtype: str = "bf16")
         ShapeError: `seq`, or its bound, exceeds the model's positions.
     """
     call = "build_training_graph"
-    _border.integer(call, "batch", batch, 1, MAX_SIZE)
+    _validate.integer(call, "batch", batch, 1, MAX_SIZE)
     longest = upper_bound(seq) if isinstance(seq, Dim) else seq
-    _border.integer(call, "seq", longest, 1, decoder.max_positions)
+    _validate.integer(call, "seq", longest, 1, decoder.max_positions)
 
     def before(graph: GraphBuilder) -> dict[str, TensorNode]:
         tokens = graph.input([batch, seq], "i32", name="tokens", labels=[BATCH, None], storage="scalars")
@@ -322,12 +322,12 @@ def decoding_parts(
     sizes = {"max_tokens": max_tokens, "max_sequences": max_sequences, "num_blocks": num_blocks}
     sizes["max_rows"] = most_rows
     for name, value in sizes.items():
-        _border.integer(call, name, value, 1, MAX_SIZE)
+        _validate.integer(call, name, value, 1, MAX_SIZE)
     context = decoder.default_context if context is None else context
-    context = _border.integer(call, "context", context, 1, decoder.max_positions)
+    context = _validate.integer(call, "context", context, 1, decoder.max_positions)
     longest = context if num_positions is None else num_positions
-    longest = _border.integer(call, "num_positions", longest, 1, context)
-    with_head = _border.truth(call, "with_head", with_head)
+    longest = _validate.integer(call, "num_positions", longest, 1, context)
+    with_head = _validate.truth(call, "with_head", with_head)
     places, row_places = ("positions", "slots", "sequence"), ("row_positions", "row_sequence")
 
     def before(graph: GraphBuilder) -> dict[str, TensorNode]:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NoReturn
 
-from tilewise.core.border import shown
 from tilewise.core.dims import Dim, DimLabel, Size
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import InternalError
 from tilewise.core.mesh import Axes
+from tilewise.core.validation import shown
 from tilewise.ir.contractions import factors_of
 from tilewise.ir.graph import Graph, OpNode, TensorSpec
 from tilewise.ir.layout import BATCH_SPLITS, GraphLayout, PendingReduction, TensorLayout, in_space
@@ -47,7 +47,7 @@ class LocalView:
         self.one = Number(1)
         self.k_splits = graph.k_splits
 
-    def refuse(self, rule: str, got: str) -> NoReturn:
+    def invalid(self, rule: str, got: str) -> NoReturn:
         """Raise an error that names the op that asks for what cannot be."""
         maker = f" in op {self.op.op!r} ({self.op.label})" if self.op else ""
         raise InternalError(f"[plan.lower] {rule}; got {got}{maker}; correct its lowering")
@@ -90,7 +90,7 @@ class LocalView:
     def row_step(self, ref: Ref) -> NumberLike:
         """Rows per task of a loop over activation rows."""
         if not isinstance(ref, Ref):
-            self.refuse("rows per task are of a Ref, as low.tensor returns it", shown(ref))
+            self.invalid("rows per task are of a Ref, as low.tensor returns it", shown(ref))
         return self.shapes.row_step(ref.extent)
 
     def size(self, size: Size) -> NumberLike:
@@ -108,16 +108,16 @@ class LocalView:
     def known(self, tensor: int) -> int:
         """A tensor's id, which is one of the graph's."""
         if type(tensor) is not int or not 0 <= tensor < len(self.graph.tensors):
-            self.refuse("a tensor is an id of the op's operands and outputs, or a Ref", shown(tensor))
+            self.invalid("a tensor is an id of the op's operands and outputs, or a Ref", shown(tensor))
         return tensor
 
     def _require_dim(self, tensor: int, dim: int, *, with_label: bool) -> None:
         """Refuse a dim that the tensor does not have, or one whose k splits nothing counts."""
         spec = self.spec(tensor)
         if type(dim) is not int or not 0 <= dim < len(spec.shape):
-            self.refuse(f"a dim is one of {spec}", shown(dim))
+            self.invalid(f"a dim is one of {spec}", shown(dim))
         if with_label and (spec.labels[dim] is None or isinstance(spec.shape[dim], Dim)):
-            self.refuse("k splits are of a labelled dim of fixed size", f"dim {dim} of {spec}")
+            self.invalid("k splits are of a labelled dim of fixed size", f"dim {dim} of {spec}")
 
     def first_element(self, tensor: int, dim: int) -> NumberLike:
         """The first global element of a dim that this device holds."""
@@ -156,7 +156,7 @@ class LocalView:
             and 0 <= t[2] < len(t[0].shape)
             for t in terms
         ):
-            self.refuse("terms are (spec, label, dim) of each weight", shown(terms))
+            self.invalid("terms are (spec, label, dim) of each weight", shown(terms))
         self._require_pending(pending)
         if all(label is None for _, label, _ in terms):
             return [[(0, _fixed(spec.shape[dim])) for spec, _, dim in terms]]
@@ -173,7 +173,7 @@ class LocalView:
 
     def _require_pending(self, pending: PendingReduction | None) -> None:
         if pending is not None and not isinstance(pending, PendingReduction):
-            self.refuse(
+            self.invalid(
                 "a pending reduction is what low.pending_reduction gives, or None where there is none",
                 shown(pending),
             )
@@ -182,10 +182,10 @@ class LocalView:
         """What becomes of a value of which this op makes parts: a pending reduction per device group, none
         where it is not shared."""
         if not isinstance(op, OpNode):
-            self.refuse("a partial value is one of the op that is lowered", shown(op))
+            self.invalid("a partial value is one of the op that is lowered", shown(op))
         known = [p.name for p in factors_of(self.graph, op).partial_values]
         if partial not in known:
-            self.refuse(
+            self.invalid(
                 f"a partial value is one of the op's factors: {', '.join(known) or 'none'}", shown(partial)
             )
         return self.graph_layout.pending_reductions.get((op.id, partial), ())

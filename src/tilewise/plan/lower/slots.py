@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tilewise.core.border import shown
 from tilewise.core.dtypes import DTYPES
 from tilewise.core.dtypes import dtype as dtype_named
+from tilewise.core.validation import shown
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout, PendingReduction, TensorLayout
 from tilewise.ir.lowering import Ref
@@ -119,17 +119,17 @@ class SlotTable(LocalView):
         for what, given, least in (("rows", rows, 0), ("cols", cols, 1), ("tile_rows", tile_rows, 1)):
             if not is_size(given, least) or (what == "cols" and isinstance(given, Number)):
                 are = "a fixed number, " if what == "cols" else ""
-                self.refuse(
+                self.invalid(
                     f"{what} of a temporary are {are}{least} or more and below 2^40",
                     f"{shown(given)} for {name!r}",
                 )
         if not isinstance(dtype, str) or dtype not in DTYPES:
-            self.refuse(f"a temporary's dtype is one of {', '.join(DTYPES)}", f"{shown(dtype)} for {name!r}")
+            self.invalid(f"a temporary's dtype is one of {', '.join(DTYPES)}", f"{shown(dtype)} for {name!r}")
         extent = rows if isinstance(rows, Number) else Number(rows)
         form = Ref(len(self.slots), extent, cols, dtype, tile_rows, packed, tile_cols)
         least = bytes_of(form, self.shapes.bounds)
         if type(max_bytes) is not int or 0 != max_bytes < least:
-            self.refuse(f"a temporary has room for its {least} bytes", f"{shown(max_bytes)} for {name!r}")
+            self.invalid(f"a temporary has room for its {least} bytes", f"{shown(max_bytes)} for {name!r}")
         size = max_bytes or least
         self.temps.append(TempSpec(name, extent, cols, dtype, tile_rows, packed, size, self.op_index))
         return self._keep(Slot("temp", len(self.temps) - 1), form)
@@ -138,7 +138,7 @@ class SlotTable(LocalView):
         """A temporary with the rows and columns of another tensor; with a pending reduction, of all
         its device group's shards."""
         if not isinstance(ref, Ref) or memory_kind(self.keys[ref.slot].kind) == "temp":
-            self.refuse("a temporary is shaped as a tensor, whose Ref low.tensor returns", shown(ref))
+            self.invalid("a temporary is shaped as a tensor, whose Ref low.tensor returns", shown(ref))
         self._require_pending(pending)
         key = self.keys[ref.slot]
         spec, layout = self.spec(key.id), self.layout(key.id)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from tilewise.core.border import shown
 from tilewise.core.errors import InternalError, PlanError
+from tilewise.core.validation import shown
 from tilewise.ir.graph import PANEL_ROWS, Graph, OpNode
 from tilewise.ir.layout import (
     BATCH_SPLITS,
@@ -151,7 +151,7 @@ class TemplateLowering(SlotTable):
     def _require(self, op: OpNode, *tensors: int) -> None:
         """Refuse what is no op, and tensors that the graph does not have."""
         if not isinstance(op, OpNode):
-            self.refuse("an instruction is for the op that is lowered", shown(op))
+            self.invalid("an instruction is for the op that is lowered", shown(op))
         for tensor in tensors:
             self.known(tensor)
 
@@ -173,7 +173,7 @@ class TemplateLowering(SlotTable):
     def repeat(self, like: Draft, tiles: Mapping[str, Operand]) -> Draft:
         """Append an instruction like another one (see `ir.lowering.Lowering.repeat`)."""
         if not isinstance(like, Draft):
-            self.refuse("an instruction is repeated that emit returned", shown(like))
+            self.invalid("an instruction is repeated that emit returned", shown(like))
         self.instructions.append(repeat_instruction(like, tiles, self.views.__getitem__))
         return self.instructions[-1]
 
@@ -248,7 +248,7 @@ class TemplateLowering(SlotTable):
         """The first global row of what this device adds to a sum over the batch."""
         self._require(op)
         if type(output) is not int or not 0 <= output < len(op.outputs):
-            self.refuse(f"an output is one of {len(op.outputs)}, from 0 on", shown(output))
+            self.invalid(f"an output is one of {len(op.outputs)}, from 0 on", shown(output))
         tensor = op.outputs[output]
         in_shards = _arrive_in_shards(self.pending_of_sum(op, output))
         layout = self._layout_of_sum(tensor) if in_shards else self.layout(tensor)
@@ -258,7 +258,7 @@ class TemplateLowering(SlotTable):
         """The sum over the devices that share the batch: after the last microbatch, or in each that they share."""
         self._require(op)
         if not isinstance(target, Accumulator):
-            self.refuse("a sum over the batch ends with what low.accumulator returned", shown(target))
+            self.invalid("a sum over the batch ends with what low.accumulator returned", shown(target))
         for pending in self.pending_of_sum(op, target.output):
             if pending.is_completed_per_microbatch and not pending.arrives_in_shards:
                 collectives.add_microbatch(self, op, target.output, pending)
@@ -315,7 +315,7 @@ class TemplateLowering(SlotTable):
     ) -> None:
         """Combine `source` over a pending reduction's device group into `target` (plus a residual), tile by tile."""
         if not isinstance(pending, PendingReduction):
-            self.refuse(
+            self.invalid(
                 "an all-reduce has a pending reduction: low.pending_reduction gives it, or None where there is none",
                 shown(pending),
             )

@@ -49,10 +49,10 @@ def check_use(low: SlotTable, op: OpNode, drafts: Sequence[Draft], rule: Op) -> 
     touched, written = used.touched, used.written
     if not touched <= outputs | given:
         other = low.graph.spec(min(touched - outputs - given))
-        low.refuse("an op reads and writes its operands and outputs", f"a use of another tensor, {other}")
+        low.invalid("an op reads and writes its operands and outputs", f"a use of another tensor, {other}")
     if outputs and not written.isdisjoint(given - outputs):
         odd = low.graph.spec(min(written & given - outputs))
-        low.refuse(
+        low.invalid(
             "an op writes its outputs, and operands only where `in_place` says so", f"a write to {odd}"
         )
     own = {roots.get(o, o) for n, o in enumerate(op.outputs) if n not in rule.accumulates} - given
@@ -61,7 +61,7 @@ def check_use(low: SlotTable, op: OpNode, drafts: Sequence[Draft], rule: Op) -> 
     others = {t for p, t in enumerate(op.inputs) if p not in rule.shape_of} | {*op.outputs}
     absent = {op.inputs[p] for p in rule.shape_of} - {roots.get(t, t) for t in others if t is not None}
     if not touched.isdisjoint(absent):
-        low.refuse("an op does not read what it needs the shape of", f"`shape_of` {sorted(rule.shape_of)}")
+        low.invalid("an op does not read what it needs the shape of", f"`shape_of` {sorted(rule.shape_of)}")
 
 
 def _use(low: SlotTable, drafts: Sequence[Draft]) -> _Used:
@@ -98,19 +98,19 @@ def _check_outputs(low: SlotTable, op: OpNode, own: set[int], used: _Used, count
     """Whatever an op makes has been written, in all its rows, before it is read."""
     if not own <= used.written:
         spec = low.graph.spec(min(own - used.written))
-        low.refuse("every output is written", f"none of {count} instructions that writes {spec}")
+        low.invalid("every output is written", f"none of {count} instructions that writes {spec}")
     for tensor in sorted(own & used.rows.keys()):
         missing = _missing_rows(low, used.rows[tensor])
         if missing:
             number = next(n for n, o in enumerate(op.outputs) if low.roots.get(o, o) == tensor)
-            low.refuse(
+            low.invalid(
                 "every row of an output is written",
                 f"none of {count} instructions that writes {_in_words(missing)} of output {number}, "
                 f"{low.graph.spec(tensor)}",
             )
     if not own.isdisjoint(used.early):
         spec = low.graph.spec(min(own & used.early))
-        low.refuse("an output is written before it is read", f"a read of {spec} before")
+        low.invalid("an output is written before it is read", f"a read of {spec} before")
 
 
 def _missing_rows(low: SlotTable, writes: Iterable[Operand]) -> list[tuple[int, int]]:

@@ -8,8 +8,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tilewise.core import Border
-from tilewise.core.border import shown
+from tilewise.core import Validator
+from tilewise.core.validation import shown
 from tilewise.generate import TokenBytes
 from tilewise.serve import Delta, SamplingParams, StructuredOutputsParams
 from tilewise.server.endpoints.answers import (
@@ -32,7 +32,7 @@ from tilewise.server.service import Caller, Service
 
 __all__ = ["ChatRun", "answer_chat", "begin", "open_run", "plan", "stream_chat", "take", "whole_chat"]
 
-_border = Border("server")
+_validate = Validator("server")
 
 
 @dataclass
@@ -179,12 +179,12 @@ def _calls(files: ModelFiles, body: ChatBody) -> tuple[StructuredOutputsParams |
         named = [tool for tool in tools if tool.function.name == choice.function.name]
         if not named:
             rule, got = "tool_choice must name one of tools", shown(choice.function.name)
-            _border.refuse("request", rule, got, "correct it")
+            _validate.invalid("request", rule, got, "correct it")
         schema = named[0].function.parameters or {"type": "object"}
         return _calls_of(schema), OutputFormat(function=choice.function.name)
     if choice == "required":
         if not tools:
-            _border.refuse("request", "tool_choice required needs tools", "none", "add some")
+            _validate.invalid("request", "tool_choice required needs tools", "none", "add some")
         schema = _list_of_calls(tools, body.parallel_tool_calls is not False)
         return _calls_of(schema), OutputFormat(calls=True)
     if not tools or choice == "none":

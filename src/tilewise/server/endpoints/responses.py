@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tilewise.core import Border
-from tilewise.core.border import shown
+from tilewise.core import Validator
+from tilewise.core.validation import shown
 from tilewise.server.endpoints.answers import call_id, chat_logprobs
 from tilewise.server.endpoints.chat import ChatRun, begin, take
 from tilewise.server.errors import ApiError, of_exception, validation_error
@@ -33,7 +33,7 @@ _SAME = (
 )
 _LOGPROBS = "message.output_text.logprobs"
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
-_border = Border("server")
+_validate = Validator("server")
 
 
 def chat_body(body: ResponseBody) -> ChatBody:
@@ -98,22 +98,22 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str) ->
             messages.append({"role": "assistant", "content": None, "reasoning_content": thought})
     else:
         rule = "items are messages, reasoning, function_call and function_call_output"
-        _border.refuse("request", rule, f"one of type {shown(kind, 40)} at {place}", "leave others out")
+        _validate.invalid("request", rule, f"one of type {shown(kind, 40)} at {place}", "leave others out")
 
 
 def _content(value: Any, place: str) -> Any:
     if value is None or isinstance(value, str):
         return value
-    parts = _border.sequence("request", place, value, "parts")
+    parts = _validate.sequence("request", place, value, "parts")
     return [
-        _border.mapping("request", f"{place}.{number}", part, "fields") for number, part in enumerate(parts)
+        _validate.mapping("request", f"{place}.{number}", part, "fields") for number, part in enumerate(parts)
     ]
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool.get("type") != "function":
         rule = "tools are functions, which the client runs"
-        _border.refuse("request", rule, f"one of type {shown(tool.get('type'), 40)}", "leave others out")
+        _validate.invalid("request", rule, f"one of type {shown(tool.get('type'), 40)}", "leave others out")
     names = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {n: tool[n] for n in names if tool.get(n) is not None}}
 

@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 
 import h11
 
-from tilewise.core import Border, ConfigError
-from tilewise.core.border import cut, shown
+from tilewise.core import ConfigError, Validator
+from tilewise.core.validation import cut, shown
 
 __all__ = ["BadAnswer", "Target", "require_answer"]
 
-_border = Border("server.load")
+_validate = Validator("server.load")
 _MOST_LINE = 1 << 24
 _READ_BYTES = 1 << 16
 _URL = re.compile(r"[!-~]+")  # what a request's first line and headers can hold
@@ -58,11 +58,11 @@ class Target:
         except ValueError:
             is_known = False
         if not is_known:
-            _border.refuse("target", "a server has an address", shown(self.url), "pass http://HOST:PORT")
+            _validate.invalid("target", "a server has an address", shown(self.url), "pass http://HOST:PORT")
         for name, value in self.headers.items():
             if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
                 rule = "a header has a name and a value of printable ASCII"
-                _border.refuse("target", rule, f"one called {shown(name)}", "correct it")
+                _validate.invalid("target", rule, f"one called {shown(name)}", "correct it")
 
     async def look(self, path: str) -> Any:
         """The JSON of a GET.
@@ -185,6 +185,6 @@ async def require_answer(target: Target, model: str | None) -> str:
         return names[0]
     if model not in names:
         known = ", ".join(names) or "none"
-        _border.refuse("model", "the server must have the model", repr(model), f"choose from {known}")
+        _validate.invalid("model", "the server must have the model", repr(model), f"choose from {known}")
     assert model is not None
     return model

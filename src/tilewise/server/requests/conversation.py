@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tilewise.core import Border, ConfigError, get_logger
-from tilewise.core.border import shown
+from tilewise.core import ConfigError, Validator, get_logger
+from tilewise.core.validation import shown
 from tilewise.generate import ChatTemplate, encode_prompt
 from tilewise.server.requests.bodies import ChatBody, MessageModel, TokenizeBody, ToolModel
 from tilewise.server.requests.call_readers import SHORT_ID
@@ -27,7 +27,7 @@ _TEXTS = ("text", "input_text", "output_text")
 _UNKNOWN_TOOLS = (
     "the chat template does not show tools to the model; choose a template that does (--chat-template)"
 )
-_border = Border("server")
+_validate = Validator("server")
 
 
 @dataclass(frozen=True)
@@ -257,19 +257,19 @@ def _part(part: Mapping[str, Any], place: str) -> str:
     name = "refusal" if kind == "refusal" else "text"
     if kind != "refusal" and kind not in _TEXTS:
         rule, advice = "messages hold text alone, and nothing is fetched", "leave other parts out"
-        _border.refuse("request", rule, f"a part of type {shown(kind, 40)} at {place}", advice)
-    return _border.instance("request", f"{place}.{name}", part.get(name), str, "pass text")
+        _validate.invalid("request", rule, f"a part of type {shown(kind, 40)} at {place}", advice)
+    return _validate.instance("request", f"{place}.{name}", part.get(name), str, "pass text")
 
 
 def _call(call: Mapping[str, Any], place: str) -> dict[str, Any]:
     """A call that the model has made, with its arguments as templates want them: a dictionary; text that is no JSON
     object, for example because `max_tokens` has cut it, as it is."""
-    function = _border.mapping("request", f"{place}.function", call.get("function"), "fields")
-    name = _border.text("request", f"{place}.function.name", function.get("name"))
+    function = _validate.mapping("request", f"{place}.function", call.get("function"), "fields")
+    name = _validate.text("request", f"{place}.function.name", function.get("name"))
     given = function.get("arguments")
     if given is not None and not isinstance(given, (str, dict)):
         rule, advice = f"{place}.function.arguments must be JSON as text, or an object", "correct them"
-        _border.refuse("request", rule, shown(given), advice)
+        _validate.invalid("request", rule, shown(given), advice)
     arguments = given or {}
     if isinstance(arguments, str):
         try:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tilewise.core import Border
-from tilewise.core.border import shown
+from tilewise.core import Validator
+from tilewise.core.validation import shown
 from tilewise.serve import SamplingParams, StructuredOutputsParams
 from tilewise.server.requests.bodies import ChatBody, CompletionBody, SamplingBody
 from tilewise.settings import settings_of
@@ -18,7 +18,7 @@ __all__ = ["MOST_DEPTH", "sampling_params", "structured_outputs"]
 
 MOST_DEPTH = 64
 """Deepest nesting of JSON in a body."""
-_border = Border("server")
+_validate = Validator("server")
 
 
 def sampling_params(
@@ -35,10 +35,10 @@ def sampling_params(
         ConfigError: a value outside its range, or two that contradict each other.
     """
     if body.stream_options is not None and not body.stream:
-        _border.refuse("request", "stream_options needs stream", "it alone", "add stream: true")
+        _validate.invalid("request", "stream_options needs stream", "it alone", "add stream: true")
     if body.prompt_logprobs is not None and body.stream:
         rule, advice = "a stream has no prompt_logprobs", "leave one of them out"
-        _border.refuse("request", rule, "both", advice)
+        _validate.invalid("request", rule, "both", advice)
     names = [
         name for name, one in settings_of(SamplingParams).items() if one.in_body and name != "logit_bias"
     ]
@@ -51,7 +51,7 @@ def sampling_params(
         if body.logprobs:
             values["logprobs"] = body.top_logprobs or 0
         elif body.top_logprobs:
-            _border.refuse("request", "top_logprobs needs logprobs", "it alone", "add logprobs: true")
+            _validate.invalid("request", "top_logprobs needs logprobs", "it alone", "add logprobs: true")
         values["max_tokens"] = None
     elif isinstance(body, CompletionBody):
         if body.logprobs is not None:
@@ -59,9 +59,9 @@ def sampling_params(
             if body.echo:
                 values["prompt_logprobs"] = body.logprobs
         if body.best_of is not None and body.best_of != (body.n or 1):
-            _border.refuse("request", "best_of must be n", shown(body.best_of), "leave it out")
+            _validate.invalid("request", "best_of must be n", shown(body.best_of), "leave it out")
         if body.suffix:
-            _border.refuse("request", "a text is written behind its prompt", "a suffix", "leave it out")
+            _validate.invalid("request", "a text is written behind its prompt", "a suffix", "leave it out")
     values = {**values, **defaults, **{name: value for name, value in values.items() if value is not None}}
     if max_tokens is not None:
         values["max_tokens"] = (
@@ -70,12 +70,12 @@ def sampling_params(
     if body.logit_bias is not None:
         bad = [key for key in body.logit_bias if not (key.isascii() and key.isdigit() and len(key) <= 10)]
         if bad:
-            _border.refuse("request", "keys of logit_bias must be ids", shown(bad[0]), "correct it")
+            _validate.invalid("request", "keys of logit_bias must be ids", shown(bad[0]), "correct it")
         values["logit_bias"] = {int(key): value for key, value in body.logit_bias.items()}
     requested = structured_outputs(body.response_format, body.structured_outputs)
     if structure is not None and requested is not None:
         rule = "a call that must come leaves nothing to response_format"
-        _border.refuse("request", rule, "both", "leave one of them out")
+        _validate.invalid("request", rule, "both", "leave one of them out")
     return SamplingParams(**values, structured_outputs=structure or requested)
 
 
@@ -94,15 +94,17 @@ def structured_outputs(
     if response_format is None:
         return None if structured is None else StructuredOutputsParams.of(structured)
     if structured is not None:
-        _border.refuse("request", "one of response_format and structured_outputs", "both", "leave one out")
+        _validate.invalid("request", "one of response_format and structured_outputs", "both", "leave one out")
     kinds = ("text", "json_object", "json_schema")
-    kind = _border.choice("request", "type of response_format", response_format.get("type"), kinds)
+    kind = _validate.choice("request", "type of response_format", response_format.get("type"), kinds)
     if kind == "text":
         return None
     schema = response_format.get("schema")  # llama.cpp and others take one with json_object
     if schema is None and (kind == "json_schema" or response_format.get("json_schema") is not None):
-        named_schema = _border.mapping("request", "json_schema", response_format.get("json_schema"), "fields")
-        schema = _border.mapping("request", "schema", named_schema.get("schema"), "a JSON schema")
+        named_schema = _validate.mapping(
+            "request", "json_schema", response_format.get("json_schema"), "fields"
+        )
+        schema = _validate.mapping("request", "schema", named_schema.get("schema"), "a JSON schema")
     if schema is None:
         return StructuredOutputsParams(json_object=True)
-    return StructuredOutputsParams(json=_border.mapping("request", "schema", schema, "a JSON schema"))
+    return StructuredOutputsParams(json=_validate.mapping("request", "schema", schema, "a JSON schema"))

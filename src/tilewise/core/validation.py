@@ -1,8 +1,8 @@
-"""Checks of what a program hands to a public call, and the one form of refusals.
+"""Validation of arguments that a program passes to a public call, and the one form of error messages.
 
-Owns the sentence `[package.call] rule; got X; what to do` and the tests of types and ranges that Python would let
-through: a truth value as a number, a NaN as a rate, a string as a list. A package makes one `Border` with its name and
-its class of error. Nothing is converted that the caller would not expect; refusals raise before anything starts.
+Every message is `[package.call] rule; got X; what to do`. The checks cover what Python would let through and then
+compute a wrong result with: a truth value as a number, a NaN as a rate, a string as a list. A package makes one
+`Validator` with its name and its error class. Values are not converted; errors are raised before any work starts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from tilewise.core.errors import ConfigError, TilewiseError
 
-__all__ = ["Border", "bare", "cut", "shown"]
+__all__ = ["Validator", "bare", "cut", "shown"]
 
 MAX_SHOWN = 80
 
@@ -56,23 +56,23 @@ def bare(value: object, limit: int = MAX_SHOWN) -> str:
 
 
 @dataclass(frozen=True)
-class Border:
-    """The refusals of one package.
+class Validator:
+    """Validates the arguments of one package's public calls.
 
     Args:
-        package: how messages name it.
-        error: what a refusal raises.
+        package: its name in messages.
+        error: the class of the errors that are raised.
     """
 
     package: str
     error: type[TilewiseError] = ConfigError
 
-    def refuse(self, call: str, rule: str, got: str, advice: str) -> NoReturn:
+    def invalid(self, call: str, rule: str, got: str, advice: str) -> NoReturn:
         """Raise the package's error."""
         raise self.error(f"[{self.package}.{call}] {rule}; got {got}; {advice}")
 
     def integer(self, call: str, name: str, value: Any, low: int, high: int) -> int:
-        """A whole number in [low, high]. Truth values and arrays are none."""
+        """An integer in [low, high]. Truth values and arrays are invalid."""
         if type(value) is int and low <= value <= high:
             return value
         try:
@@ -80,9 +80,9 @@ class Border:
         except TypeError:
             number = None
         if number is None:
-            self.refuse(call, f"{name} must be an integer", shown(value), "pass a whole number")
+            self.invalid(call, f"{name} must be an integer", shown(value), "pass a whole number")
         if not low <= number <= high:
-            self.refuse(call, f"{name} must lie in [{low}, {high}]", shown(value), "correct it")
+            self.invalid(call, f"{name} must lie in [{low}, {high}]", shown(value), "correct it")
         return number
 
     def number(
@@ -95,21 +95,21 @@ class Border:
         except OverflowError:
             number = math.inf
         if not math.isfinite(number):
-            self.refuse(call, f"{name} must be a finite number", shown(value), "pass a float")
+            self.invalid(call, f"{name} must be a finite number", shown(value), "pass a float")
         if not low <= number <= high:
-            self.refuse(call, f"{name} must lie in [{low:g}, {high:g}]", shown(value), "correct it")
+            self.invalid(call, f"{name} must lie in [{low:g}, {high:g}]", shown(value), "correct it")
         return number
 
     def truth(self, call: str, name: str, value: Any) -> bool:
         """True or False, also NumPy's."""
         if not isinstance(value, (bool, np.bool_)):
-            self.refuse(call, f"{name} must be True or False", shown(value), "correct it")
+            self.invalid(call, f"{name} must be True or False", shown(value), "correct it")
         return bool(value)
 
     def choice(self, call: str, name: str, value: Any, choices: Sequence[str]) -> str:
         """One of some names."""
         if not isinstance(value, str) or value not in choices:
-            self.refuse(
+            self.invalid(
                 call, f"{name} must be one of {', '.join(choices)}", shown(value), "choose one of them"
             )
         return value
@@ -117,7 +117,7 @@ class Border:
     def instance(self, call: str, name: str, value: Any, kind: type[T], advice: str) -> T:
         """An object of a class."""
         if not isinstance(value, kind):
-            self.refuse(call, f"{name} must be a {kind.__name__}", shown(value), advice)
+            self.invalid(call, f"{name} must be a {kind.__name__}", shown(value), advice)
         return value
 
     def without_mask(self, call: str, name: str, *values: Any) -> None:
@@ -125,7 +125,7 @@ class Border:
         below the mask."""
         odd = (value for value in values if isinstance(value, np.ndarray) and type(value) is not np.ndarray)
         if any(np.ma.is_masked(value) for value in odd):  # NumPy reads that module where it is first used
-            self.refuse(call, f"{name} takes an array without a mask", "masked elements", "fill them")
+            self.invalid(call, f"{name} takes an array without a mask", "masked elements", "fill them")
 
     def sequence(
         self, call: str, name: str, value: Any, what: str, *, in_any_order: bool = False
@@ -138,12 +138,12 @@ class Border:
         if isinstance(value, Collection) and not is_set and not isinstance(value, (str, bytes, Mapping)):
             with suppress(TypeError):  # an array without dimensions
                 return list(value)
-        self.refuse(call, f"{name} must be a sequence of {what}", shown(value), "pass a list or a tuple")
+        self.invalid(call, f"{name} must be a sequence of {what}", shown(value), "pass a list or a tuple")
 
     def mapping(self, call: str, name: str, value: Any, what: str) -> Mapping[str, Any]:
         """A dictionary whose keys are names."""
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-            self.refuse(
+            self.invalid(
                 call, f"{name} must be a dictionary from names to {what}", shown(value), "pass a dict"
             )
         return value
@@ -157,13 +157,13 @@ class Border:
         except (TypeError, ValueError, RecursionError):
             is_same = False
         if not is_same:
-            self.refuse(call, f"{name} must be what JSON can hold", shown(given), "convert it")
+            self.invalid(call, f"{name} must be what JSON can hold", shown(given), "convert it")
         return given
 
     def function(self, call: str, name: str, value: Any) -> None:
         """Something to call, or None."""
         if value is not None and not callable(value):
-            self.refuse(call, f"{name} must be a function", shown(value), "pass one, or None")
+            self.invalid(call, f"{name} must be a function", shown(value), "pass one, or None")
 
     def path(self, call: str, name: str, value: Any) -> Path:
         """The name of a file or directory, as the system takes it; whether it is there is another question."""
@@ -172,11 +172,11 @@ class Border:
         except (TypeError, UnicodeEncodeError):
             is_path = False
         if not is_path:
-            self.refuse(call, f"{name} must be a path", shown(value), "pass a str or a Path")
+            self.invalid(call, f"{name} must be a path", shown(value), "pass a str or a Path")
         return Path(value)
 
     def text(self, call: str, name: str, value: Any) -> str:
         """Printable text that is not empty: a name, for example."""
         if not isinstance(value, str) or not value or not value.isprintable():
-            self.refuse(call, f"{name} must be printable text", shown(value), "pass a str")
+            self.invalid(call, f"{name} must be printable text", shown(value), "pass a str")
         return value
