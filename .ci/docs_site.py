@@ -10,6 +10,7 @@ missing from the menu and on docstrings that describe arguments that do not exis
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import inspect
 import re
@@ -87,6 +88,20 @@ def homes_of(package: str) -> dict[str, str]:
     return homes
 
 
+def settings_table(home: str) -> str:
+    """A table of the settings that a class declares (`tilewise.settings`); empty for anything else."""
+    module, _, name = home.rpartition(".")
+    kind = getattr(importlib.import_module(module), name, None)
+    is_group = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    if not is_group or not any("setting" in one.metadata for one in dataclasses.fields(kind)):
+        return ""
+    rows = [
+        f"| `{one.name}` | {one.written_default} | {one.range_text} | {one.help.replace('|', '&#124;')} |\n"
+        for one in importlib.import_module("tilewise.settings").settings_of(kind).values()
+    ]
+    return "| setting | default | range | meaning |\n|---|---|---|---|\n" + "".join(rows)
+
+
 def reference_page(package: str, documented: dict[str, str]) -> str:
     """A page with a package's docstring and its exported names.
 
@@ -102,6 +117,7 @@ def reference_page(package: str, documented: dict[str, str]) -> str:
             parts.append(f"## {name}\n\nSee [{first}]({first}.md).\n")
         else:
             parts.append(f"::: {home}\n    options:\n      heading: {name}\n")
+            parts.append(settings_table(home))
     return "\n".join(parts)
 
 

@@ -56,7 +56,8 @@ def serve(
         )
     keys = [*server.pop("api_keys", ()), *read_keys(api_key_file)]
     settings = ServerSettings(**server, api_keys=keys)
-    engine["generation_config"] = generation_config == "auto"
+    if generation_config == "vllm":
+        engine["generation_config"] = False
     console = make_console(stderr=True)
 
     def say(text: str) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tilewise.plan import Plan
     from tilewise.session import GraphInstance
 
-__all__ = ["ServedModel", "encoder_settings", "end_ids"]
+__all__ = ["ENCODER_SETTINGS", "ServedModel", "encoder_settings", "end_ids"]
 
 _FEWEST_ROWS = 16
 _USUAL_CACHE_BYTES = 1 << 30
@@ -40,6 +40,7 @@ _OF_ENCODERS = {
     "max_num_seqs": "batch",
     "ignore_config_fields": "ignore_config_fields",
 }
+ENCODER_SETTINGS = ("runner", *_OF_ENCODERS)
 _validate = Validator("serve")
 
 
@@ -54,7 +55,7 @@ def encoder_settings(call: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: encoders do not have such a setting.
     """
     for name in settings:
-        _validate.choice(call, "a setting of an encoder", name, ("runner", *_OF_ENCODERS))
+        _validate.choice(call, "a setting of an encoder", name, ENCODER_SETTINGS)
     _validate.choice(call, "runner", settings.get("runner", "pooling"), ("generate", "pooling"))
     return {ours: settings[name] for name, ours in _OF_ENCODERS.items() if name in settings}
 

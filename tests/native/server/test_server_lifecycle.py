@@ -232,7 +232,7 @@ def test_what_cannot_be_served_is_one_line(tmp_path):
     ):  # the engine's process finds its parent gone, at some point of loading, and says nothing
         done = run(beams, "--port", "0")
         assert done.returncode == 2 and "ERROR" not in done.stderr
-        assert "--generation-config vllm" in done.stderr.splitlines()[-1]
+        assert "(--generation-config vllm)" in done.stderr.splitlines()[-1]
     taken = socket.create_server(("127.0.0.1", 0))
     with taken:
         done = run(small_model(), "--port", taken.getsockname()[1])

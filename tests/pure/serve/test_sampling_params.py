@@ -14,6 +14,7 @@ from tilewise.generate import History, Sampling, choose_token
 from tilewise.serve.logprobs import token_logprobs
 from tilewise.serve.outputs import RequestOutputKind
 from tilewise.serve.sampling_params import SamplingParams
+from tilewise.settings import settings_of
 
 DEFAULTS = {  # vLLM's
     "n": 1,
@@ -126,29 +127,32 @@ def test_what_is_not_said_is_filled_in():
 
 def test_settings_of_a_file_are_the_same_as_params():
     """There and back nothing is lost, and none of them is a default."""
-    wanted = Sampling(
-        max_tokens=9,
-        temperature=0.5,
-        top_k=3,
-        top_p=0.9,
-        min_p=0.1,
-        typical_p=0.8,
-        repetition_penalty=1.1,
-        presence_penalty=0.2,
-        frequency_penalty=0.3,
-        no_repeat_ngram_size=4,
-        bad_words=("a",),
-        bad_words_ids=((1, 2),),
-        logit_bias=((1, 0.5),),
-        allowed_token_ids=(1, 2),
-        min_tokens=2,
-        ignore_eos=True,
-        stop_token_ids=(3,),
-        stop=("b",),
-        include_stop_str_in_output=True,
-        n=2,
-        seed=7,
-    )
+    values = {
+        "max_tokens": 9,
+        "temperature": 0.5,
+        "top_k": 3,
+        "top_p": 0.9,
+        "typical_p": 0.8,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.3,
+        "no_repeat_ngram_size": 4,
+        "bad_words": ("a",),
+        "bad_words_ids": ((1, 2),),
+        "logit_bias": ((1, 0.5),),
+        "allowed_token_ids": (1, 2),
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "stop_token_ids": (3,),
+        "stop": ("b",),
+        "include_stop_str_in_output": True,
+        "n": 2,
+        "seed": 7,
+    }
+    for name, one in settings_of(Sampling).items():
+        if name not in values:
+            values[name] = one.high if one.default != one.high else one.low
+    wanted = Sampling(**values)
     assert all(getattr(wanted, field.name) != field.default for field in fields(Sampling))
     assert SamplingParams.of(wanted).sampling(1) == wanted
     assert SamplingParams.of(Sampling()).sampling(1) == Sampling()

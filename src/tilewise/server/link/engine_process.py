@@ -26,8 +26,9 @@ from tilewise.core.frames import HEAD, MOST_BYTES, pack, unpack
 from tilewise.distributed import ProcessGroup
 from tilewise.encode import Encoder
 from tilewise.serve import Delta, Engine, SamplingParams, StructuredOutputsParams
-from tilewise.serve.model import encoder_settings
+from tilewise.serve.model import ENCODER_SETTINGS, encoder_settings
 from tilewise.server.link.rows import row_of
+from tilewise.settings import EngineSettings, settings_of
 
 __all__ = ["EngineProcess", "Outbox", "main"]
 
@@ -205,7 +206,12 @@ def main(descriptor: int) -> None:
 
 def _load(model: str, settings: dict[str, Any], outbox: Outbox) -> Engine | Encoder:
     if models.is_encoder(models.open(model, ignore=settings.get("ignore_config_fields", ()))):
-        return Encoder(model, **encoder_settings("serve", settings))
+        changed = {  # options with their default values are accepted, also where encoders have no such setting
+            name: value
+            for name, value in settings.items()
+            if name in ENCODER_SETTINGS or value != settings_of(EngineSettings)[name].default
+        }
+        return Encoder(model, **encoder_settings("serve", changed))
     return Engine(model, on_progress=lambda done, total: outbox.put("progress", done, total), **settings)
 
 
