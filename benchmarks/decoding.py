@@ -1,4 +1,4 @@
-"""Decoding and prefill beside the limits of memory: how near a token comes to reading the weights once.
+"""Decoding and prefill next to the limits of memory: how near a token comes to reading the weights once.
 
 Claims (musts and goals of the serving issue): one stream is decoded at 85%, goal 95%, of the bandwidth at which all
 cores together read memory, measured in the same run, and at 0.97, goal 1.05 times the speed of llama.cpp; 8 streams
@@ -8,7 +8,7 @@ goal 1.3 times the speed of the better of transformers and llama.cpp.
 Models have seeded random weights made in memory: TinyLlama-1.1B's shape in bf16, one of 100M parameters, and on demand
 Mistral-7B's (14.5 GB; --layers cuts it where memory is short). Contexts are short. A figure is the best of its rounds,
 which take turns with those of all others, of the peers and of the bandwidth, so that neighbours on the machine hit them
-alike; beside a peer it is the median over rounds of the ratio of the fastest calls. A token reads every weight but the
+alike; next to a peer it is the median over rounds of the ratio of the fastest calls. A token reads every weight but the
 embedding, of which it reads a row. --profile prints where a decoding step spends its time, task by task.
 
 Peers: --peers is transformers in this process; --llama-python names a Python that has llama.cpp
@@ -344,14 +344,15 @@ def measure(name: str, options: argparse.Namespace) -> None:
 
 
 def asked(name: str, value: float, bars: tuple[float, float]) -> Figure:
-    """A ratio beside its must and its goal."""
+    """A ratio next to its must and its goal."""
     must, goal = bars
     return Figure(name, value, "x", must=must, goal=goal)
 
 
 def show_streams(title: str, rounds: Rounds, streams: list[int], limits: dict[int, float]) -> None:
-    """Tokens a second of so many streams; one stream beside reading and beside llama.cpp, the others beside one. Limits
-    are what memory and multiply-adds permit: together they bound how many times one stream many can be."""
+    """Tokens a second of so many streams; one stream next to reading and next to llama.cpp, the
+    others next to one. Limits are what memory and multiply-adds permit: together they bound how
+    many times one stream many can be."""
     rates = {n: n / rounds.best(f"{n} streams") for n in streams}
     for n, rate in rates.items():
         name = f"{title}: {n} stream{'s' if n > 1 else ''}"

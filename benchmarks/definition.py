@@ -1,18 +1,21 @@
 """Seconds to define a model, and from its definition to a plan that could run, with gradients and an update.
 
-Claims (issue figures; "must" and "goal" are printed beside each), for Qwen3-4B's widths, a batch of 2 x 128 tokens, one
-worker: 36 and 1,000 layers are defined in 5 and 50 ms; from the definition to the plan with gradients and AdamW takes
+Claims (issue figures; "must" and "goal" are printed next to each), for Qwen3-4B's widths, a batch
+of 2 x 128 tokens, one
+worker: 36 and 1,000 layers are defined in 5 and 50 ms; from the definition to the plan with
+    gradients and AdamW takes
 0.5 and 1 s; 10,000 layers take ten times as long as 1,000 within 5%; 1,000 layers of which no two are alike take 10 s;
-the graph of 10,000 layers with gradients and update takes 50 MB; two worker processes plan the layers that differ 1.7
-times as fast, their start included. Medians of several runs, wall time and processor time; growth by the least of
-several (`show_growth`).
+the graph of 10,000 layers with gradients and update takes 50 MB; two worker processes plan the
+layers that differ 1.7 times as fast, their start included. Medians of several runs, wall time and
+processor time; growth by the least of several (`show_growth`).
 
 The layers that differ do so in what costs most: each has an MLP of another width, so that no template is shared,
 neither of a layer nor of an update. `--windows` gives each an attention window of its own instead.
 
-Beside: what luminal says that it takes for 36 layers (published, not measured here), PyTorch's modules of the same
-widths and depth on its meta device, and the time in which `jax.eval_shape` finds the shapes of the parameters, and of
-the gradients, of the same layers in Flax, scanned and unrolled. None of these plans memory, order or devices.
+Next to: what luminal says that it takes for 36 layers (published, not measured here), PyTorch's
+modules of the same widths and depth on its meta device, and the time in which `jax.eval_shape`
+finds the shapes of the parameters, and of the gradients, of the same layers in Flax, scanned and
+unrolled. None of these plans memory, order or devices.
 
 Run: python benchmarks/definition.py [--runs 5] [--layers 10000] [--windows]
 """
@@ -47,7 +50,7 @@ from tilewise.plan import Plan
 
 BATCH, SEQ, VOCAB, D, F, HEADS, KV_HEADS, HEAD = 2, 128, 151_936, 2560, 9728, 32, 8, 128
 MEGABYTE = 1e6
-LUMINAL = "beside: luminal says 3.2 s for the definition of 36 layers, 16.8 ms in a fix that it proposes (published)"
+LUMINAL = "next to: luminal says 3.2 s for the definition of 36 layers, 16.8 ms in a fix that it proposes (published)"
 
 
 def config_of(layers: int) -> Qwen3Config:
@@ -112,7 +115,7 @@ def median_of(runs: int, work: Callable[[], Any], *, warm: bool = True) -> tuple
 
 
 def show_time(what: str, seconds: tuple[float, float], must: float, goal: float) -> None:
-    """Wall time, which is what is asked for, and processor time beside it."""
+    """Wall time, which is what is asked for, and processor time next to it."""
     wall, used = (s * 1e3 for s in seconds)
     note = f"{used:.4g} ms of a processor"
     show(Figure(what, wall, "ms", less_is_better=True, must=must * 1e3, goal=goal * 1e3, note=note))
@@ -172,7 +175,7 @@ def plan_with(workers: int, unlike: str, layers: int = 1000) -> Plan:
 
 
 def measure_workers(runs: int, unlike: str) -> None:
-    """Two processes against none beside this one, in turns; the start of the pool counts."""
+    """Two processes against none next to this one, in turns; the start of the pool counts."""
     pairs = [[seconds_of(lambda n=n: plan_with(n, unlike))[0] for n in (1, 2)] for _ in range(runs)]
     ratio = statistics.median(one / two for one, two in pairs)
     show(Figure("1,000 that differ, two workers for one", ratio, "x", must=1.4, goal=1.7))
@@ -317,17 +320,17 @@ def measure_peers(runs: int) -> None:
     build = torch_modules(36)
     if build is not None:
         print(
-            f"beside: PyTorch makes the modules on its meta device in {median_of(runs, build)[0] * 1e3:.0f} ms"
+            f"next to: PyTorch makes the modules on its meta device in {median_of(runs, build)[0] * 1e3:.0f} ms"
         )
     for scanned in (True, False):
         found = seconds_of_flax(36, max(runs // 2, 1), scanned=scanned)
         if found is None:
-            print("beside: no jax or no flax here")
+            print("next to: no jax or no flax here")
             return
         params, gradients = (seconds * 1e3 for seconds in found)
         how = "scanned" if scanned else "unrolled"
         print(
-            f"beside: jax {version('jax')} finds shapes of Flax {version('flax')}, {how}, in {params:.0f} ms, "
+            f"next to: jax {version('jax')} finds shapes of Flax {version('flax')}, {how}, in {params:.0f} ms, "
             f"and of its loss and gradients in {gradients:.0f} ms more",
             flush=True,
         )

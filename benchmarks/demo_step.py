@@ -1,6 +1,6 @@
-"""Tokens per second of a training step, beside PyTorch on the same model, batch and threads.
+"""Tokens per second of a training step, next to PyTorch on the same model, batch and threads.
 
-Claims (issue figures; "must" and "goal" are printed beside each): the demo's step is 1.6 times as fast as PyTorch's
+Claims (issue figures; "must" and "goal" are printed next to each): the demo's step is 1.6 times as fast as PyTorch's
 best mode in fp32 (goal 1.9) and 2.6 times in bf16 (3); one of GPT-2 small's shape 1.7 (1.9) and 2.5 times (3), and
 peaks at 0.75 (0.65) of its resident memory; two devices of one worker run at 0.95 (0.98) of one device of two, by data
 or by tensor parallelism, whichever is quicker when both have warmed up.

@@ -1,4 +1,4 @@
-"""One measured figure beside what is asked of it, its peers and the limit.
+"""One measured figure next to what is asked of it, its peers and the limit.
 
 A benchmark shows each of its figures: a line for who reads along, and a record in the file that `TILEWISE_FIGURES`
 names, from which `page.py` makes the page of all of them.

@@ -2,7 +2,7 @@
 bit, cost at most 3% of a training step, goal 1%.
 
 The same kernels with and without: contractions in 8 k splits and the batch in its usual batch
-splits, beside one k split and one split, which only one device with one microbatch could compute.
+splits, next to one k split and one split, which only one device with one microbatch could compute.
 Steps of GPT-2 small's shape (4 x 256 tokens) and of the demo's (8 x 256), one device of as many
 workers as there are cores. Both sides live in this process and take turns, so that a neighbour hits
 them alike; the ratio is the median over the rounds of that of neighbouring steps.

@@ -1,6 +1,6 @@
 """The server as its clients have it: one stream, many, a long prompt among them, and a start.
 
-Claims ("must" and "goal" of the server's issue are printed beside each figure):
+Claims ("must" and "goal" of the server's issue are printed next to each figure):
 
 - one-stream: tokens a second after the first one, asked for over HTTP as a stream of single tokens, are 0.97, goal
   0.99, of the same engine's in a process without a server. Both processes take turns, each idle in the other's.
@@ -402,7 +402,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where the model is kept; default: for this run alone")
     parser.add_argument("--requests", type=int, default=2 * CLIENTS, help="of a turn of throughput")
-    parser.add_argument("--streams", type=int, default=4, help="beside the long prompt")
+    parser.add_argument("--streams", type=int, default=4, help="next to the long prompt")
     parser.add_argument("--llama-server", type=Path, help="llama.cpp's server")
     parser.add_argument("--llama-python", type=Path, help="a Python that peers/llama_cpp_turns.py runs with")
     parser.add_argument("--serve", type=json.loads, metavar="JSON", help=argparse.SUPPRESS)

@@ -1,6 +1,6 @@
-"""One block of a large Llama, forward and backward, beside PyTorch on the same threads.
+"""One block of a large Llama, forward and backward, next to PyTorch on the same threads.
 
-Claim (issue figure; "must" and "goal" are printed beside it): with hidden size 4,096, intermediate size 14,336, 32
+Claim (issue figure; "must" and "goal" are printed next to it): with hidden size 4,096, intermediate size 14,336, 32
 heads of which 8 are keys' and values', and 512 tokens in bf16 it is 1.2 (1.4) times as fast as PyTorch's best mode, and
 90% of the peak is the goal. Embedding, head and loss over a vocabulary of 256 stand around it on both sides, with 0.5%
 of the multiplications. Gradients of all weights are made and left; no optimizer runs.

@@ -1,4 +1,4 @@
-"""Loading a model's weights from the page cache, beside a plain read of the files, safetensors and transformers.
+"""Loading a model's weights from the page cache, next to a plain read of the files, safetensors and transformers.
 
 Claims (issue figures): the shape of TinyLlama-1.1B (2.2 GB of bf16) loads in at most 1.5 s, goal 0.7 s, on two cores;
 at 80% of the speed of a plain read of the same files in the same state of the cache or better; and the peak of resident

@@ -6,7 +6,7 @@ window of 4096), its weights are seeded: `load_weights.py` makes them once in th
 
 Each number of devices is a process of its own, one after the other; a prompt of 32 tokens is read and 12 are written:
 each the likeliest that the text does not have yet, for random weights would repeat one for ever. Logits are compared
-by a digest of all their bits. Speed is printed, beside what reading the weights once per token would allow at the rate
+by a digest of all their bits. Speed is printed, next to what reading the weights once per token would allow at the rate
 that this machine reads memory; `decoding.py --models mistral-7b` measures it in rounds, without files.
 
 Run: python benchmarks/mistral_7b.py [--folder FOLDER]

@@ -1,9 +1,9 @@
-"""Step time when state lies in a file, beside what processor and disk allow.
+"""Step time when state lies in a file, next to what processor and disk allow.
 
 Claim (issue figures): a step with `offload="optimizer"` takes at most 1.15 times (goal 1.05) the larger of the step
 without it and the time in which the disk moves as many bytes, read and written at once by as many threads. Several
-microbatches stand beside one, since what is moved does not grow with them. `parameters` and `activations` are printed
-beside it. The model is GPT-2 small, 4 sequences of 256 tokens a microbatch, one device.
+microbatches stand next to one, since what is moved does not grow with them. `parameters` and `activations` are printed
+next to it. The model is GPT-2 small, 4 sequences of 256 tokens a microbatch, one device.
 
 The disk's rate is measured in the same rounds and the same directory: blocks of 2 MiB past the page cache, half of them
 read and half of them written, four at a time. A ratio is the median, over the rounds, of two times of one round.
@@ -99,7 +99,7 @@ class Mode:
 
 
 def compare(dtype: str, microbatches: int, threads: int, rounds: int, directory: str) -> None:
-    """One table: all kinds beside none."""
+    """One table: all kinds next to none."""
     kinds = KINDS if microbatches == 1 else KINDS[:1]
     modes = {kind: Mode(dtype, kind, microbatches, threads, directory) for kind in ("none", *kinds)}
     disk = Disk(directory, 1 << 30)

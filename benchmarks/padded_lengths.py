@@ -1,4 +1,4 @@
-"""Time of a training step in one plan for all lengths, beside plans for each length alone.
+"""Time of a training step in one plan for all lengths, next to plans for each length alone.
 
 Claim: a step takes as long as in a plan of the exact length, so half the length is about half the time. The demo's
 model: a graph with a symbolic length up to the demo's context, and one that fixes the length. Steps take turns, and

@@ -172,7 +172,7 @@ def measure_traffic(plan: Plan, runs: int) -> None:
 
 
 def measure_file(plan: Plan, runs: int) -> None:
-    """Saving and loading a plan; beside: reading its bytes, and what makes them a digest and JSON."""
+    """Saving and loading a plan; next to: reading its bytes, and what makes them a digest and JSON."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.plan"
         show_time("save the plan for 512 devices", median_of(runs, lambda: plan.save(path)), 1.0, 0.5)
@@ -222,7 +222,7 @@ def main() -> None:
     del plan
     peer = seconds_of_torch(LAYERS, options.runs)
     if peer is not None:
-        print(f"beside: PyTorch makes {LAYERS} layers and AdamW on its meta device in {peer * 1e3:.0f} ms")
+        print(f"next to: PyTorch makes {LAYERS} layers and AdamW on its meta device in {peer * 1e3:.0f} ms")
     measure_depth(options.layers, options.runs, ends_at)
 
 

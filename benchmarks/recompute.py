@@ -1,12 +1,12 @@
-"""Step time and activation memory when layers are computed again, beside saving everything and beside PyTorch.
+"""Step time and activation memory when layers are computed again, next to saving everything and next to PyTorch.
 
-Claims (issue figures; "must" and "goal" are printed beside each): a step with `recompute="full"` takes at most 1.35
+Claims (issue figures; "must" and "goal" are printed next to each): a step with `recompute="full"` takes at most 1.35
 times (goal 1.33) one that saves everything, and its layers hold at most 0.25 times (goal 0.2) of the activations. The
 model is GPT-2 small, 4 sequences of 256 tokens, one device.
 
 Activation memory is what layers hold when the forward pass has ended: their inputs and what they save, of our side as
 the plan lists it, of PyTorch's what the layers hand to `saved_tensors_hooks`, storages counted once and parameters left
-out. Beside it stands what recomputation cannot change, and what it adds: all results of the step, logits included, and
+out. Next to it stands what recomputation cannot change, and what it adds: all results of the step, logits included, and
 what a layer needs while it runs (temporaries).
 
 Peers run `transformers`' GPT2LMHeadModel without dropout, fp32 or bf16 autocast, eager, with and without

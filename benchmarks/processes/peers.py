@@ -1,7 +1,7 @@
 """All-reduce of other libraries between two processes: PyTorch's gloo, and an MPI of its own environment.
 
 Buffers take turns, as many as `--buffers`, and hold zeros. Rank 0 prints a JSON line: microseconds of a call, the
-median of batches. MPI is measured in place and not; the better counts. `run.py` beside this starts it, and so says
+median of batches. MPI is measured in place and not; the better counts. `run.py` next to this starts it, and so says
 which Python.
 
 Run: python benchmarks/processes/peers.py gloo|mpi BYTES --buffers 1 --seconds 2 [--rank 0 --meet FILE]

@@ -1,6 +1,6 @@
 """The devices of one host in one process and in several, over shared memory: signals, all-reduce, steps, start.
 
-Claims (issue figures; "must" and "goal" are printed beside each):
+Claims (issue figures; "must" and "goal" are printed next to each):
 
 - `signal`: a post is seen by a thread that spins on it within 1.5 and 1 cache-line round trips in one process, 2 and
   1.2 between two. Two sides post each other's signal in turn; half of there and back is one way, and is divided by a
@@ -15,7 +15,7 @@ Claims (issue figures; "must" and "goal" are printed beside each):
   not written.
 - `four`: four devices on two cores take at most 1.3 and 1.1 times as long as two, per sequence: each device trains one.
 - `step`: a training step of GPT-2 small's shape on two devices, as benchmarks/two_devices.py has it: two processes
-  reach 0.95 and 0.99 of one's speed. With PyTorch beside it is measured there.
+  reach 0.95 and 0.99 of one's speed. With PyTorch next to it is measured there.
 
 Everything takes turns, and medians are compared. What a run costs that does nothing is shown too.
 
@@ -77,7 +77,7 @@ SIGNAL = {
 
 
 def signals(options: argparse.Namespace, ends_at: float) -> None:
-    """A signal one way beside a plain line there and back."""
+    """A signal one way next to a plain line there and back."""
     processors = [str(p) for p in sorted(os.sched_getaffinity(0))[:2]]
     if len(processors) < 2:
         print("signal is left out: it needs two processors")
@@ -211,7 +211,7 @@ def answer_of(commands: list[list[str]], environment: dict[str, str]) -> float |
 
 
 def all_reduce(options: argparse.Namespace, ends_at: float) -> None:
-    """Both sizes, in both ways, beside peers and the bound."""
+    """Both sizes, in both ways, next to peers and the bound."""
     for name, module in (("gloo", find_spec("torch")), ("MPICH", options.mpi_python)):
         if module is None:
             print(
@@ -297,7 +297,7 @@ def serve(mode: str) -> None:
 
 
 def four(options: argparse.Namespace, ends_at: float) -> None:
-    """Four devices beside two, a sequence for each, on the same cores."""
+    """Four devices next to two, a sequence for each, on the same cores."""
     for place, modes in (("one process", ("2:1", "4:1")), ("a process each", ("2:2", "4:4"))):
         sides = [Contestant(mode, 1, None, __file__) for mode in modes]
         able = [side.take_turn(1, is_counted=False) for side in sides]

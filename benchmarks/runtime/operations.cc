@@ -106,7 +106,7 @@ void measure(const std::string& name, int count, Body&& body, Between&& between)
 
 int count_kernel(void* const*, const uint64_t*) { return PTO_OK; }
 
-/// The default window and no workers, so that nothing runs beside what is timed.
+/// The default window and no workers, so that nothing runs next to what is timed.
 Options alone(uint32_t window = 1024) {
   Options options;
   options.num_workers = 0;

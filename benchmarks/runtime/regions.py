@@ -1,4 +1,4 @@
-"""What naming a box of a buffer costs beside submitting the task that uses it.
+"""What naming a box of a buffer costs next to submitting the task that uses it.
 
 Claim: `buffer[i, j]` takes at most 1.5 us and less than a submission; a tile of `buffer.tiles(...)` at most 0.1 us. All
 figures are of one thread, in Python, with the loop's own time taken off; the median of the rounds.

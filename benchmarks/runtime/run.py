@@ -1,4 +1,4 @@
-"""The figures of the task runtime, each beside its goal, its must and the limit of the machine.
+"""The figures of the task runtime, each next to its goal, its must and the limit of the machine.
 
 Claim: every figure keeps its must; goal and must are the task runtime's design figures. `operations.cc` times single
 operations on one thread in ticks of the time-stamp counter; `threads.cc` times patterns, start latency and memory with
@@ -7,10 +7,10 @@ between two processors, the floor below every figure with two threads, which cha
 
 A neighbour on the other half of a core makes everything half as slow again, for seconds or minutes. So every program
 runs several times, the first also on two processors in turn; a figure is the median of the quietest pass, and the
-median of the loudest stands beside it.
+median of the loudest stands next to it.
 
 `--soak` runs 10^8 mixed tasks and checks that memory stays constant; `--instructions` counts instructions per
-submission with valgrind. Peers stand beside these figures in benchmarks/task_overhead and benchmarks/task_bench.
+submission with valgrind. Peers stand next to these figures in benchmarks/task_overhead and benchmarks/task_bench.
 
 Run: python benchmarks/runtime/run.py [--repetitions 9] [--passes 6] [--soak [TASKS]] [--instructions]
 """
@@ -127,7 +127,7 @@ def quietest(passes: list[dict[str, list[float]]], name: str) -> tuple[float, fl
 
 
 def figures(folder: Path, repetitions: int, passes: int) -> tuple[list[Figure], list[str]]:
-    """All rows, and sentences about what was measured beside them."""
+    """All rows, and sentences about what was measured next to them."""
     processors = [str(p) for p in sorted(os.sched_getaffinity(0))[:2]]
     ones, twos, threes, trips = [], [], [], []
     for number in range(passes):

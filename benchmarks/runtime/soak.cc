@@ -1,6 +1,6 @@
 // Many tasks, constant memory: every kind of task mixed, 10^8 of them by default.
 //
-// Independent tasks, chains, readers beside readers, boxes, runtime-owned outputs in nested scopes, priorities, a
+// Independent tasks, chains, readers next to readers, boxes, runtime-owned outputs in nested scopes, priorities, a
 // failing task now and then, a long-living one that must not hold anything up. Resident memory is read after the first
 // tenth and may grow afterwards by 4 MiB: how many scopes are in flight is a matter of timing, and a leak of one byte
 // in twenty tasks would show. Prints one line per tenth. Exit status 1 when something does not hold. Build: linked with

@@ -1,4 +1,4 @@
-"""Task Bench (Slaughter et al. 2020) on this project's task runtime, beside its OpenMP driver.
+"""Task Bench (Slaughter et al. 2020) on this project's task runtime, next to its OpenMP driver.
 
 Claims: every pattern passes the core's checks of every input byte, also with `-field 2`, where writers must wait for
 readers; METG(50%) of the stencil on two threads is at most 500 ns and 0.15 of GNU OpenMP's. Our driver runs twice:
@@ -7,7 +7,7 @@ limit is `static`: no runtime at all, each thread walks through its own block of
 
 METG(50%), the minimum effective task granularity, is the smallest time per task at which the kernel still reaches
 half of the best FLOP/s; it is read off a sweep of the kernel's iterations, between two points by their logarithms.
-The best FLOP/s is that of long tasks, measured beside every point: a machine whose speed changes by half while the
+The best FLOP/s is that of long tasks, measured next to every point: a machine whose speed changes by half while the
 sweep runs would else be compared with its better self. Rounds visit all drivers at each point; METG is given for the
 median of the rounds, and for each point's round with the fastest long tasks. A run is long enough, some 20 ms, that
 what is done once, such as recording, counts for little. All is compiled by g++ -O3 with asserts, and every thread has
@@ -73,7 +73,7 @@ class Result:
     flops_per_s: float = 0.0
     task_us: float = 0.0  # elapsed time times threads, divided by tasks
     error: str = ""
-    peak: float = 0.0  # FLOP/s of long tasks, measured beside it
+    peak: float = 0.0  # FLOP/s of long tasks, measured next to it
 
     @property
     def efficiency(self) -> float:
@@ -92,7 +92,7 @@ def compile_files(command: list[str]) -> None:
 
 
 def build_core(core: Path, folder: Path) -> list[str]:
-    """Compile the core beside the drivers, with the flags of its own Makefile; returns the objects."""
+    """Compile the core next to the drivers, with the flags of its own Makefile; returns the objects."""
     cpuinfo = Path("/proc/cpuinfo")
     has_avx2 = cpuinfo.exists() and " avx2 " in cpuinfo.read_text()
     flags = ["-O3", *(["-mavx2", "-mfma"] if has_avx2 else [])]

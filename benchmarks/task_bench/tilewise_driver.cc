@@ -40,7 +40,7 @@ void require(bool is_good, const char* what) {
   std::exit(1);
 }
 
-/// Which task it is, in one scalar: with up to four buffers its arguments then stand beside its producers.
+/// Which task it is, in one scalar: with up to four buffers its arguments then stand next to its producers.
 struct Name {
   uint64_t step : 32;
   uint64_t point : 16;

@@ -1,5 +1,5 @@
 /* The round trip of a cache line between two processors: the floor below every figure with two threads.
- * It changes when a virtual machine's processors move, so it is printed beside each round.
+ * It changes when a virtual machine's processors move, so it is printed next to each round.
  * Build: gcc -O2 ping_pong.c -pthread     Run: ./ping_pong PROCESSOR PROCESSOR; prints ns (the best of 20 batches) */
 #define _GNU_SOURCE
 #include <pthread.h>

@@ -1,4 +1,4 @@
-"""Nanoseconds per task of the task runtime beside OpenMP, Taskflow, oneTBB and StarPU, on one and two threads.
+"""Nanoseconds per task of the task runtime next to OpenMP, Taskflow, oneTBB and StarPU, on one and two threads.
 
 Claim: the lowest time per task at two threads in every pattern. `workload.h` has the patterns and the check that
 every task ran in the order of its data; each other file here is one system. A round visits pattern by pattern and,
@@ -253,7 +253,7 @@ def rows(samples: Samples) -> Iterator[str]:
 
 
 def record_all(samples: Samples) -> None:
-    """Ours beside every other system, for the page."""
+    """Ours next to every other system, for the page."""
     medians = {key: statistics.median(values) for key, values in samples.items()}
     for (pattern, mode, name, threads), median in medians.items():
         if name == OURS:

@@ -1,4 +1,4 @@
-/* StarPU: THREADS workers run, the main thread submits beside them and then sleeps; one worker fewer is slower.
+/* StarPU: THREADS workers run, the main thread submits next to them and then sleeps; one worker fewer is slower.
  * Data are registered before the clock starts. STARPU_HOME should be a folder that may be thrown away.
  * Build: gcc -O2 starpu.c $(pkg-config --cflags --libs starpu-1.3)     Run: ./starpu THREADS REPETITIONS PATTERN */
 #include <starpu.h>

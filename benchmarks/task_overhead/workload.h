@@ -180,7 +180,7 @@ typedef void (*RunFunction)(const Workload* workload, void* context);
 #define SLOW_NS 2e9
 
 /* Runs the pattern once to warm up and `repetitions` times measured; `prepare` (may be NULL) is not timed. A run
- * longer than SLOW_NS counts at once and is the last: warming up is nothing beside it. */
+ * longer than SLOW_NS counts at once and is the last: warming up is nothing next to it. */
 static inline void measure(const Workload* workload, const char* mode, int repetitions, RunFunction prepare,
                            RunFunction run, void* context) {
   printf("%s %s %d", workload->name, mode, workload->num_tasks);

@@ -64,7 +64,7 @@ void bind_params(nb::module_& m) {
           nb::arg("mode"), nb::arg("address"), nb::arg("target").none())
       .def_prop_ro("mode", [](const Param& param) { return static_cast<int>(param.native.mode); })
       .def_ro("target", &Param::target, "The operand, or what a new output looks like.");
-  nb::class_<Input, Param>(m, "Input", "The task reads the operand; readers run beside each other.")
+  nb::class_<Input, Param>(m, "Input", "The task reads the operand; readers run next to each other.")
       .def("__init__", [](Input* self, nb::handle x) { init_param(self, "Input", x, PTO_INPUT); }, nb::arg("x").none());
   nb::class_<Output, Param>(m, "Output",
                             "The task overwrites all of the operand; without one, the runtime allocates the output, as "

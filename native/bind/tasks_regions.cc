@@ -1,9 +1,9 @@
 // Buffers as arrays: from a NumPy index, or a box in bytes, to a region; grids of tiles.
 //
-// Indexing stands beside submission in every program, so a region is made here, without Python; what is refused, Python
-// says (tilewise.runtime.checks). Every region lies inside its buffer once it is made. Memory: a region keeps its
-// buffer, a grid its buffer and the regions asked for so far; both take part in Python's garbage collection, because a
-// buffer keeps its grids.
+// Indexing stands next to submission in every program, so a region is made here, without Python; what is refused,
+// Python says (tilewise.runtime.checks). Every region lies inside its buffer once it is made. Memory: a region keeps
+// its buffer, a grid its buffer and the regions asked for so far; both take part in Python's garbage collection,
+// because a buffer keeps its grids.
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>

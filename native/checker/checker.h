@@ -196,7 +196,7 @@ class Plain {
   T read() const {
     int thread = 0;
     if (const Clock* clock = own_clock(&thread)) {
-      if (writer_ >= 0 && !has_seen(*clock, writer_, written_)) report_race("a read beside a write", this);
+      if (writer_ >= 0 && !has_seen(*clock, writer_, written_)) report_race("a read next to a write", this);
       read_[thread] = (*clock)[thread];
     }
     return value_;
@@ -205,9 +205,9 @@ class Plain {
     int thread = 0;
     const Clock* clock = own_clock(&thread);
     if (clock == nullptr) return;
-    if (writer_ >= 0 && !has_seen(*clock, writer_, written_)) report_race("a write beside a write", this);
+    if (writer_ >= 0 && !has_seen(*clock, writer_, written_)) report_race("a write next to a write", this);
     for (int t = 0; t < kMaxThreads; ++t) {
-      if (!has_seen(*clock, t, read_[t])) report_race("a write beside a read", this);
+      if (!has_seen(*clock, t, read_[t])) report_race("a write next to a read", this);
     }
     writer_ = thread;
     written_ = (*clock)[thread];

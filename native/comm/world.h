@@ -1,4 +1,4 @@
-// The processes that a launcher has started together: the connection between them, and what it carries beside the runs
+// The processes that a launcher has started together: the connection between them, and what it carries next to the runs
 // of device groups: frames, signs of life, probes.
 //
 // Purpose: `Frames` are bytes for a process itself, in order, and what a leader and its workers say to each other.

@@ -143,7 +143,7 @@ CASE("levels with fused multiply-add give the same bits") {
   }
 }
 
-CASE("what a value becomes does not depend on what lies beside it") {
+CASE("what a value becomes does not depend on what lies next to it") {
   const float infinity = std::numeric_limits<float>::infinity();
   const float others[] = {infinity, std::nanf(""), -infinity, 88.5f, -104.0f};
   for (const Level& level : levels())

@@ -118,7 +118,7 @@ def _words_of(data: bytes) -> list[bytes]:
 
 
 def _other_word(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """An odd word in the place of another, or beside it."""
+    """An odd word in the place of another, or next to it."""
     words = _words_of(data)
     at = rng.randrange(len(words))
     words[at : at + rng.randrange(2)] = [rng.choice(_ODD_WORDS)]

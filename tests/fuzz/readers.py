@@ -198,7 +198,7 @@ def _model_config() -> list[bytes]:
 
 
 def read_sentence_files(folder: Path, data: bytes) -> None:
-    """What stands beside a model for sentences: each of its three files, where the others are valid."""
+    """What stands next to a model for sentences: each of its three files, where the others are valid."""
     (folder / "1_Pooling").mkdir(exist_ok=True)
     places = ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json")
     for place, valid in zip(places, _sentence_files(), strict=True):
@@ -227,8 +227,8 @@ def _sentence_files() -> list[bytes]:
 
 
 def read_checkpoint_metadata(folder: Path, data: bytes) -> None:
-    """checkpoint.json beside the files of two devices that it fits; its own checksum is made right, so that the rest is
-    reached."""
+    """checkpoint.json next to the files of two devices that it fits; its own checksum is made
+    right, so that the rest is reached."""
     checkpoint = _fresh_checkpoint(folder)
     with suppress(ValueError):  # also of a text that UTF-8 cannot hold
         data = Manifest.model_validate_json(data).signed().content().encode()
@@ -248,7 +248,7 @@ def read_device_file(folder: Path, data: bytes) -> None:
     try:
         parse_header(data)
         state = _state(3)
-        for name, tensor in WeightsFile(file).items():  # beside the first device's part, or whole
+        for name, tensor in WeightsFile(file).items():  # next to the first device's part, or whole
             fits = name == "w" and tensor.shape == (1, 3) and tensor.dtype == np.float32
             parts = state["w"].parts[:1] if fits else ()
             shape = (2, 3) if fits else tensor.shape

@@ -1,4 +1,4 @@
-"""Readers of what stands beside a model's weights for writing: settings, tokenizers, chat templates.
+"""Readers of what stands next to a model's weights for writing: settings, tokenizers, chat templates.
 
 As in readers.py, whose table they are part of.
 """
@@ -136,7 +136,7 @@ def valid_tokenizer() -> list[bytes]:
 
 
 def read_tokenizer_config(folder: Path, data: bytes) -> None:
-    """tokenizer_config.json beside vocab.json and merges.txt: what is accepted encodes a text."""
+    """tokenizer_config.json next to vocab.json and merges.txt: what is accepted encodes a text."""
     trained = json.loads(valid_tokenizer()[0])["model"]
     if not (folder / "vocab.json").exists():
         (folder / "vocab.json").write_bytes(_json(trained["vocab"]))
@@ -161,7 +161,7 @@ def _merging(folder: Path, vocab: bytes, merges: bytes) -> None:
 
 
 def read_vocabulary(folder: Path, data: bytes) -> None:
-    """vocab.json beside merges.txt."""
+    """vocab.json next to merges.txt."""
     _merging(folder, data, valid_merges()[0])
 
 
@@ -171,7 +171,7 @@ def valid_vocabulary() -> list[bytes]:
 
 
 def read_merges(folder: Path, data: bytes) -> None:
-    """merges.txt beside vocab.json."""
+    """merges.txt next to vocab.json."""
     _merging(folder, valid_vocabulary()[0], data)
 
 

@@ -21,7 +21,7 @@ def read_torch_archive(folder: Path, data: bytes) -> None:
 
 
 def read_torch_pickle(folder: Path, data: bytes) -> None:
-    """The pickle in a file of torch.save, beside storages that it fits."""
+    """The pickle in a file of torch.save, next to storages that it fits."""
     with zipfile.ZipFile(folder / "model.pt", "w") as archive:
         archive.writestr("model/data.pkl", data)
         for number, size in enumerate(_STORAGE_BYTES):
@@ -60,7 +60,7 @@ def torch_pickles() -> list[bytes]:
 
 
 def read_distributed_metadata(folder: Path, data: bytes) -> None:
-    """`.metadata` of a distributed checkpoint, beside the files that it fits."""
+    """`.metadata` of a distributed checkpoint, next to the files that it fits."""
     if not (folder / "__0_0.distcp").exists():
         for name, content in _distributed().items():
             (folder / name).write_bytes(content)

@@ -26,7 +26,7 @@ ALLOWED = {
     "distributed": "core comm runtime session",  # what a worker of a group does; everything else is the leader's
     "nn": "core ir graph",
     "optim": "core ir graph kernels",  # what steps of an update compute
-    # a family says how files hold its parameters; its layers may be described beside one another
+    # a family says how files hold its parameters; its layers may be described next to one another
     "models": "core ir graph nn strategy checkpoint",
     "data": f"{STAGES} tilewise",
     "generate": f"{STAGES} data tilewise",

@@ -121,7 +121,7 @@ def test_the_table_crosses_where_that_is_less(axes, changes):
 
 
 def test_a_part_of_a_tied_table_takes_no_memory(monkeypatch):
-    """With data parallelism a device added up a part of the table beside the head's gradient; rows need none."""
+    """With data parallelism a device added up a part of the table next to the head's gradient; rows need none."""
     few = planned({"dp": 2}, vocab_size=64 * VOCAB).estimate_memory_usage()[0]["temporaries"]
     monkeypatch.setattr(
         "tilewise.session.compute_graph.gather_table_rows", lambda graph, layout, _: (graph, layout)

@@ -205,7 +205,7 @@ def _less_one(number):
 
 
 def by_hand(seq):
-    """Layouts that change, a sum beside cross-entropy, and an output that devices share."""
+    """Layouts that change, a sum next to cross-entropy, and an output that devices share."""
     g, mlp = tw.ComputeGraph("by hand"), tw.DimLabel("mlp")
     x = g.input([4, seq, 16], name="x", labels=[tw.BATCH, None, None])
     labels = g.input([4, seq], "i32", name="labels", labels=[tw.BATCH, None], storage="scalars")

@@ -81,7 +81,7 @@ def batches(count: int) -> list[Mapping[str, np.ndarray]]:
 
 
 def compare(name, dtype, axes, accumulation=1, count=4, **options):
-    """The report of some steps over a mesh beside one device."""
+    """The report of some steps over a mesh next to one device."""
     return verify_strategy(
         build(name, dtype), DeviceMesh(axes), batches(count), accumulation=accumulation, **options
     )

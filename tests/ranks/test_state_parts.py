@@ -189,7 +189,7 @@ def peak_bytes(work):
 
 def test_saving_gathers_on_no_device(tmp_path):
     """Of a model in storage shards over eight devices one tensor at a time is brought together,
-    beside the devices: what is saved takes no more than that, and no byte of any arena has changed.
+    next to the devices: what is saved takes no more than that, and no byte of any arena has changed.
     The twin holds all tensors and takes more."""
     graph, plan = plan_of(
         "all", "f32", config(num_hidden_layers=5, hidden_size=192, tie_word_embeddings=False)

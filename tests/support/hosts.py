@@ -44,7 +44,7 @@ mount -t tmpfs -o "size=$1" none "$0" && echo mounted && exec sleep infinity
 
 
 def find_mpiexec():
-    """Beside this Python, else on the path; None where there is none."""
+    """Next to this Python, else on the path; None where there is none."""
     return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 
 

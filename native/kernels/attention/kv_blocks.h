@@ -94,7 +94,7 @@ TILEWISE_INLINE Lanes reduce_rows(const Lanes (&x)[kLanes], int64_t rows) {
     c[i] = Op::of(_mm512_shuffle_ps(b[2 * i], b[2 * i + 1], 0x44), _mm512_shuffle_ps(b[2 * i], b[2 * i + 1], 0xee));
   return {Op::of(_mm512_shuffle_ps(c[0], c[1], 0x88), _mm512_shuffle_ps(c[0], c[1], 0xdd))};
 #elif defined(__AVX2__)
-  // The same for rows 0 to 7 and 8 to 15; row i + 4 is beside row i in the other half of a register.
+  // The same for rows 0 to 7 and 8 to 15; row i + 4 is next to row i in the other half of a register.
   Lanes all = set(0.0f);
   for (int half = 0; half < 2 && half * 8 < rows; ++half) {
     __m256 a[4], b[2];

@@ -3,7 +3,7 @@
 // Filters apply one after the other as in transformers: top-k, top-p, min-p, typical-p; ties at a cut go as they go
 // there, to the lower id where one must be chosen. Then the tokens that are left stand in the order of their ids, each
 // as wide as its weight, and the number points at one. All in doubles, in one order of additions: the same token at
-// every level, alone or beside others, on any thread.
+// every level, alone or next to others, on any thread.
 #pragma once
 #include <compare>
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Programs whose tensors lie in a device's file: transfers and kernels in order, beside each other; refusals; a disk
+// Programs whose tensors lie in a device's file: transfers and kernels in order, next to each other; refusals; a disk
 // that fails.
 #include <unistd.h>
 

@@ -78,7 +78,7 @@ CASE("several processes on a host, several devices in a process, small windows")
   expect_ring(3, {0, 1, 2}, 1, 8, 30);
 }
 
-CASE("the leader reads and writes memory and files of another host, and nothing beside them") {
+CASE("the leader reads and writes memory and files of another host, and nothing next to them") {
   auto program = ring(2, 1);
   ExecutorOptions options = options_of(*program, 1, 8);
   options.file_bytes = 3 * 4096;

@@ -152,7 +152,7 @@ CASE("memory used otherwise waits for readers and writer of the former contents;
   Bench bench;
   bench.add(task({{0, Use::kWrite}}, kLast)).add(task({{0, Use::kRead}}, kLast));
   bench.add(task({{1, Use::kWrite}, {0, Use::kAfterAll}}, kLast)).add(task({{2, Use::kWrite}, {0, Use::kAfterAll}}));
-  bench.add(task({{0, Use::kRead}}, kFirst));  // reads beside the reader: reusers leave no trace
+  bench.add(task({{0, Use::kRead}}, kFirst));  // reads next to the reader: reusers leave no trace
   const auto at = positions(bench.run());
   EXPECT(at[2] > at[1] && at[3] > at[1]);
   EXPECT(at[3] < at[2]);

@@ -16,10 +16,10 @@ struct BuiltinKernel {
   uint32_t num_params;
   uint32_t num_scalars;
   uint32_t item_bytes;
-  bool reads_target;  // beside writing it
+  bool reads_target;  // next to writing it
 };
 
-/// A flag of kernels beside those of pto_api.h: its arguments are checked when a task is submitted. The kernels' ids
+/// A flag of kernels next to those of pto_api.h: its arguments are checked when a task is submitted. The kernels' ids
 /// are their places in this list.
 inline constexpr uint32_t kIsBuiltin = 1u << 31;
 

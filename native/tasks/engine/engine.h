@@ -2,7 +2,7 @@
 //
 // Purpose: orders tasks by the data they touch and runs them. No thread schedules: the thread that submits or completes
 // a task makes its successors ready, and workers (and waiting submitters) take ready tasks. The store holds everything
-// that two processes may share; beside it stands what only this process needs. The rooms are functions on it:
+// that two processes may share; next to it stands what only this process needs. The rooms are functions on it:
 //
 //   engine/  thread slots, kernels, handles, failures  submit/  from a specification to a task that waits or is ready
 //   run/     ready tasks, order among live tasks,     replay/  recordings, and replays of them

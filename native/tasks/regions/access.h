@@ -25,7 +25,7 @@ inline constexpr uint32_t slot_of(TaskRef ref) { return (ref >> kFlagBits) & ((1
 inline constexpr uint64_t generation_of(TaskRef ref) { return ref >> (kFlagBits + kSlotBits); }
 inline constexpr TaskRef without_flags(TaskRef ref) { return ref & ~kFlagMask; }
 
-/// What the newest accesses of a buffer are. Joining kinds share: readers run beside readers.
+/// What the newest accesses of a buffer are. Joining kinds share: readers run next to readers.
 enum class Kind : uint8_t { kNothing = 0, kRead, kWrite, kCommute };
 
 /// Who accesses a buffer now, and whom the members of `now` that come later must wait for.

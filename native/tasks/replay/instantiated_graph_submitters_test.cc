@@ -1,10 +1,10 @@
-// Replays of recordings among several submitters and full windows: none is lost, none runs beside another, no false
+// Replays of recordings among several submitters and full windows: none is lost, none runs next to another, no false
 // alarm is given.
 #include "tasks/tests/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;
 
-CASE("several submitters replay one recording and submit on its buffers: no replay is lost or runs beside another") {
+CASE("several submitters replay one recording and submit on its buffers: no replay is lost or runs next to another") {
   Runtime runtime(2, 64);
   static std::atomic<int> num_inside;
   static std::atomic<int> num_crowded;

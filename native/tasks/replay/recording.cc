@@ -149,7 +149,7 @@ void Recording::analyse(uint32_t number, Access& access, const pto_region* regio
   };
   const bool writes = kind_of(access.mode) != Kind::kRead;
   if (region == nullptr && !buffer.has_regions) {
-    // Behind a write everything older is ordered already; beside or before it is not.
+    // Behind a write everything older is ordered already; next to or before it is not.
     access.meets_entry = buffer.handle != 0 && !buffer.is_written;
     if (buffer.state.kind == Kind::kCommute && access.mode == PTO_COMMUTE) access.meets_entry = buffer.handle != 0;
     collect(buffer.state, pool, access.mode, sink);

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewise.checkpoint.beside import EXIT_PATIENCE_S
+from tilewise.checkpoint.concurrent_files import EXIT_PATIENCE_S
 from tilewise.checkpoint.training import TrainingState, checkpoint_path, save_checkpoint
 from tilewise.core import CheckpointError
 from tilewise.core.threads import BackgroundThread
@@ -86,7 +86,7 @@ class CheckpointWriter:
         """Wait until the last checkpoint is written.
 
         Args:
-            on_progress: told now and then how many bytes are done, of how many.
+            on_progress: called now and then with the bytes done and in all.
 
         Raises:
             ResourceError, CheckpointError: as `check`.

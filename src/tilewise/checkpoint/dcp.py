@@ -63,7 +63,7 @@ def open_distributed(
 
 
 class _Directory:
-    """What `.metadata` says, and the files beside it."""
+    """What `.metadata` says, and the files next to it."""
 
     def __init__(self, root: Path, metadata: Any) -> None:
         said = _state(metadata, "Metadata")
@@ -129,7 +129,7 @@ class _Directory:
         return found
 
     def _open(self, name: Any) -> OpenFile:
-        """A file beside the metadata."""
+        """A file next to the metadata."""
         if not isinstance(name, str) or name != os.path.basename(name) or name in ("", ".", ".."):
             raise Unreadable(f"{worded(name)} is not the plain name of a file in it")
         if name not in self._files:

@@ -1,4 +1,4 @@
-"""A training checkpoint's files: each device's parts of every tensor, written, opened and read beside one another.
+"""A training checkpoint's files: each device's parts of every tensor, written, opened and read next to one another.
 
 A file is safetensors, its tensors the device's parts under the names of the wholes; where they lie in these stands in
 the manifest (`checkpoint.manifest`). Parts are hashed and written one at a time, so nothing is brought together.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewise.checkpoint.beside import do_beside
+from tilewise.checkpoint.concurrent_files import run_concurrently
 from tilewise.checkpoint.header import dtype_name
 from tilewise.checkpoint.manifest import Manifest, PartRecord, TensorRecord, device_file
 from tilewise.checkpoint.shards import save_tensors
@@ -75,7 +75,7 @@ def describe(
     Args:
         tensors: by name.
         num_devices: that hold them.
-        count: told how many bytes more were read; what it raises ends the work.
+        count: called with how many bytes more were read; what it raises ends the work.
     """
     checksums: dict[tuple[str, int], str] = {}
 
@@ -85,7 +85,7 @@ def describe(
             array = np.ascontiguousarray(part.values)
             checksums[name, device] = hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest()
 
-    do_beside([partial(hash_parts, *one) for one in enumerate(_by_device(tensors, num_devices))])
+    run_concurrently([partial(hash_parts, *one) for one in enumerate(_by_device(tensors, num_devices))])
     return {
         name: TensorRecord(
             dtype=dtype_name(tensor.dtype),
@@ -113,7 +113,7 @@ def write_device_files(
         directory: that is there.
         tensors: by name.
         num_devices: that hold them; one that has nothing has a file without tensors.
-        count: told how many bytes more are written; what it raises ends the work.
+        count: called with how many bytes more are written; what it raises ends the work.
 
     Raises:
         OSError: one cannot be written.
@@ -131,7 +131,7 @@ def write_device_files(
         save_tensors(path, {name: counted(part) for name, part in parts.items()})
         sync_file(path)
 
-    do_beside([partial(write, *one) for one in enumerate(_by_device(tensors, num_devices))])
+    run_concurrently([partial(write, *one) for one in enumerate(_by_device(tensors, num_devices))])
 
 
 def open_device_files(directory: Path, manifest: Manifest) -> tuple[DeviceFile, ...]:
@@ -200,7 +200,7 @@ def damages(files: Sequence[DeviceFile], count: Count) -> str | None:
 
     Args:
         files: whose every byte is read, several at a time.
-        count: told how many bytes more were read; what it raises ends the work.
+        count: called with how many bytes more were read; what it raises ends the work.
     """
     wrong: dict[str, str] = {}
 
@@ -217,7 +217,7 @@ def damages(files: Sequence[DeviceFile], count: Count) -> str | None:
                 return
             count(part.nbytes)
 
-    do_beside([partial(look, file) for file in files])
+    run_concurrently([partial(look, file) for file in files])
     return _joined([wrong[file.name] for file in files if file.name in wrong]) if wrong else None
 
 

@@ -229,7 +229,7 @@ def _from_json(place: Path, vocab_size: int) -> Tokenizer:
 
 
 def _from_merges(place: Path, config: TokenizerConfig) -> Tokenizer:
-    """A byte-level tokenizer of vocab.json, merges.txt, and the tokens that stand beside them.
+    """A byte-level tokenizer of vocab.json, merges.txt, and the tokens that stand next to them.
 
     Raises:
         Unreadable: the files are not as GPT-2 or Qwen2 have them.

@@ -75,7 +75,7 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """What stands beside a tokenizer.
+    """What stands next to a tokenizer.
 
     Attributes:
         special_tokens: texts of `bos_token`, `eos_token`, `unk_token` and `pad_token`, of those that there are.

@@ -193,7 +193,7 @@ class OpenCheckpoint:
         """Read every byte, of several files at a time.
 
         Args:
-            on_progress: told the bytes read, and those of all tensors; from other threads, one at a time.
+            on_progress: called with the bytes read, and those of all tensors; from other threads, one at a time.
 
         Raises:
             DamagedCheckpoint: some files do not hold what was saved; names them, and of each a tensor.
@@ -246,20 +246,21 @@ def save_checkpoint(
 ) -> Path:
     """Write `step-N` into `directory`, remove all but the newest `keep_last`.
 
-    Files of several devices are hashed and written at a time, on threads of their own. A whole `step-N` with the same
-    content is kept as it is, so that none is missing while it would be replaced.
+    Files of several devices are hashed and written at a time, on threads of their own. A whole
+    `step-N` with the same content is kept as it is, so that none is missing while it would be
+    replaced.
 
     Args:
         config: everything that must be equal when training goes on, as JSON can hold it.
-        on_progress: told the bytes done and in all, each of which is read for its checksum and written, from other
-            threads, one at a time; what it raises leaves nothing behind.
+        on_progress: called with the bytes done and in all, each of which is read for its checksum
+            and written, from other threads, one at a time; what it raises leaves nothing behind.
 
     Returns:
         The new checkpoint's path.
 
     Raises:
-        CheckpointError: the state counts other steps than `state.step`, or holds what could not be read again: names,
-            shapes, configurations; older checkpoints are kept.
+        CheckpointError: the state counts other steps than `state.step`, or holds what could not be
+            read again: names, shapes, configurations; older checkpoints are kept.
         ResourceError: it cannot be written; older checkpoints are kept.
     """
     root = _validate.path("save_checkpoint", "a directory", directory)
@@ -341,7 +342,7 @@ class _Work:
 
     Args:
         total: bytes to be worked on.
-        show: told of it, by one thread at a time.
+        show: called with it, by one thread at a time.
     """
 
     def __init__(self, total: int, show: Progress | None) -> None:
@@ -461,7 +462,7 @@ def load_latest(
     """Load the newest checkpoint that is whole.
 
     Args:
-        report: told of every newer one that is not, and what is used instead.
+        report: called with every newer one that is not, and what is used instead.
         on_progress: as for `load_checkpoint`.
         may_change: as for `load_checkpoint`.
 

@@ -2,7 +2,7 @@
 
 `open_weights` reads headers; a tensor costs nothing until its elements are read, and `weights[name][a:b]` reads those
 rows only. bf16 comes as `ml_dtypes.bfloat16`. Refuses files that break a rule of the format (`checkpoint.header`),
-indexes that name anything but the tensors of files beside them, and directories of pickled weights. Data comes from a
+indexes that name anything but the tensors of files next to them, and directories of pickled weights. Data comes from a
 Hugging Face directory or a single file, also one of `torch.save`, and goes to `GraphInstance.load_parameters`; what
 writes such files is `checkpoint.shards`.
 """
@@ -100,14 +100,14 @@ def _open_indexed(directory: Path) -> Mapping[str, FileTensor]:
 
 
 def _read_index(directory: Path) -> Mapping[str, str]:
-    """Which file holds which tensor; the files lie beside the index."""
+    """Which file holds which tensor; the files lie next to the index."""
     try:
         weight_map = read_json(directory / INDEX, _Index).weight_map
     except Unreadable as error:
         raise _index_error(directory, str(error)) from None
     for name in sorted(set(weight_map.values())):
         if name != os.path.basename(name) or name in ("", ".", ".."):
-            raise _index_error(directory, f"{shown(name)} is not the plain name of a file beside it")
+            raise _index_error(directory, f"{shown(name)} is not the plain name of a file next to it")
     return weight_map
 
 

@@ -149,7 +149,7 @@ def _open(source: Path, target: Path, part: str | None, show: Callable[[int, int
 
 def _refuse_place_of_checkpoints(checkpoint: Path, target: Path) -> None:
     """What lies among a run's checkpoints is the run's: it would take the target for one of them, and it removes them.
-    Beside a checkpoint that was copied elsewhere every name that no checkpoint has is free."""
+    Next to a checkpoint that was copied elsewhere every name that no checkpoint has is free."""
     from tilewise.checkpoint.training import STEP_NAME
 
     folder, place = (Path(os.path.realpath(path)) for path in (checkpoint.parent, target))

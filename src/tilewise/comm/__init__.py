@@ -3,7 +3,7 @@
 A signal is a 64-bit counter in symmetric memory: the same index on every device, counting up, never
 reset. The signals themselves live in native/comm; the planner decides which device posts which
 signal. Processes (`comm.group`) share the devices' memory (`comm.memory`); what they say to each
-other beside it goes through sockets that have no name (`comm.channel`).
+other next to it goes through sockets that have no name (`comm.channel`).
 """
 
 from tilewise.comm.group import Group, active_group

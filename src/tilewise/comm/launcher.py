@@ -26,10 +26,10 @@ _SLURM = "Slurm's srun"
 _PMIX = "a PMIx launcher"
 
 _REMEDIES = {
-    _OPEN_MPI: "build for that Open MPI (`tilewise build-mpi --mpicc` with the mpicc beside its mpiexec), or start "
+    _OPEN_MPI: "build for that Open MPI (`tilewise build-mpi --mpicc` with the mpicc next to its mpiexec), or start "
     "with the mpiexec that belongs to this MPI",
     _PMI: "start with the mpiexec that belongs to this MPI, or build for the MPI of the one that was used "
-    "(`tilewise build-mpi --mpicc` with the mpicc beside it)",
+    "(`tilewise build-mpi --mpicc` with the mpicc next to it)",
     _SLURM: "name the interface that this MPI was built for (`srun --mpi=pmi2` for MPICH and Intel MPI, "
     "`srun --mpi=pmix` for Open MPI; `srun --mpi=list` shows what there is), or start with its mpiexec in the job",
     _PMIX: "start with the mpiexec that belongs to this MPI, or build for an MPI that speaks PMIx "

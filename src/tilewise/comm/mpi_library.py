@@ -69,7 +69,7 @@ def find_mpi() -> MpiLibrary:
         return MpiLibrary(packaged_table(), library, f"MPI by its standard binary interface ({library})")
     raise ConfigError(
         f"[comm.mpi] several processes started by a launcher need MPI; got no {_ABI_LIBRARY} in {sys.prefix}/lib, "
-        "beside mpiexec or known to the loader, and no file of `tilewise build-mpi`; `pip install mpich`, or run "
+        "next to mpiexec or known to the loader, and no file of `tilewise build-mpi`; `pip install mpich`, or run "
         "`tilewise build-mpi` with this machine's mpicc"
     )
 

@@ -117,7 +117,7 @@ class SpawnedPeer(Peer):
 
 
 class JoinedPeer(Peer):
-    """A process that a launcher has started beside the leader.
+    """A process that a launcher has started next to the leader.
 
     Args:
         number: of the process, and in the world.

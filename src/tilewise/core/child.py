@@ -17,7 +17,7 @@ def main() -> None:
     """The number of a socket, the parent's search path and a module's name are the arguments."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they are for the parent, whose end ends this process
         signal.signal(number, signal.SIG_IGN)
-    # in the parent's order: another Tilewise may be installed beside it
+    # in the parent's order: another Tilewise may be installed next to it
     sys.path[:] = json.loads(sys.argv[2])
     import_module(sys.argv[3]).main(int(sys.argv[1]))
 

@@ -1,4 +1,4 @@
-"""`WorkerPool`: this process and others beside it, which compute functions of plain data.
+"""`WorkerPool`: this process and others next to it, which compute functions of plain data.
 
 Python runs one thread's code at a time, so work in Python needs processes to gain from a second core. These are
 started by file and know nothing of the main module, so that a script without `if __name__ == "__main__"` is not run
@@ -56,7 +56,7 @@ def is_portable(function: object) -> bool:
 
 
 class WorkerPool:
-    """Workers that compute functions: this process, and others beside it; use with `with`.
+    """Workers that compute functions: this process, and others next to it; use with `with`.
 
     The others start at the first call, all at once; until they are ready, this one works alone. It also does while a
     module is being imported: others would import it too, and threads here would wait for its end. A pool may be used by

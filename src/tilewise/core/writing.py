@@ -1,6 +1,6 @@
 """Writing a file so that a reader sees the old one or the new one, never half of either.
 
-Everything goes to a hidden temporary name beside the target, is forced to the disk, and is renamed; then the
+Everything goes to a hidden temporary name next to the target, is forced to the disk, and is renamed; then the
 directory is forced to the disk too, so that the rename itself survives a power cut. What the system refuses (a full
 disk, a missing permission) is one error, and leaves what stood there before. Knows no formats; directories are
 replaced in `checkpoint.files`.

@@ -1,6 +1,6 @@
 """Text out of files: whole, or in pieces that are cut where a reader would cut.
 
-Owns decoding and cutting. A long file is read block by block, so beside the text itself a block and a piece are in
+Owns decoding and cutting. A long file is read block by block, so next to the text itself a block and a piece are in
 memory. Pieces end at a blank line, at a line's end where no blank line comes for long, and never inside a character;
 together they are the text. Refuses, with a word each, what is no text: binary files, other encodings, what cannot be
 read.

@@ -19,7 +19,7 @@ class ProcessGroup(Group):
     """This process and workers. Models over several devices have them in all of these processes while it is open;
     nothing else in a program changes, and no bit of a result.
 
-    Alone, this process starts `num_processes - 1` workers beside it, on this host. Of processes that a launcher has
+    Alone, this process starts `num_processes - 1` workers next to it, on this host. Of processes that a launcher has
     started (mpiexec, srun), on one host or several, the first goes on, and all others serve it from here to their ends;
     one alone is a group of one.
 

@@ -238,7 +238,7 @@ def main(descriptor: int) -> None:
 
 
 def serve_world(world: World) -> NoReturn:
-    """A process that a launcher has started beside the leader, to its end.
+    """A process that a launcher has started next to the leader, to its end.
 
     Args:
         world: of all of them.

@@ -49,7 +49,7 @@ class GraphBuilder(RowCalls):
 
     Shapes: sizes are `int` or `Dim`; row-major, last dim fastest. Every operation raises ShapeError
     at the call, with the operands' shapes, when they do not fit, are of another type, or belong to
-    another graph. One thread at a time describes a graph; several describe layers beside one
+    another graph. One thread at a time describes a graph; several describe layers next to one
     another with `ParallelGraphBuilder`.
     """
 
@@ -172,7 +172,7 @@ class GraphBuilder(RowCalls):
             _validate.invalid(
                 "positions",
                 f"a graph has one tensor {name!r}",
-                f"a second for {spec} beside {self.find(name).spec}",
+                f"a second for {spec} next to {self.find(name).spec}",
                 f"take graph.find({name!r}) if it is of the tokens' shape, else an i32 input or constant of your own",
             )
         if not isinstance(length, Dim):

@@ -57,7 +57,7 @@ class Accumulator:
     carries: tuple[Ref, ...]
     output: int
     is_last: bool
-    beside: int | None = None
+    added: int | None = None
 
 
 @dataclass
@@ -262,9 +262,9 @@ class Lowering(Protocol):
     ) -> list[tuple[int, int]]:
         """Local ranges of the k splits of a labelled dim."""
 
-    def accumulator(self, op: OpNode, output: int, beside: int | None = None) -> Accumulator:
+    def accumulator(self, op: OpNode, output: int, added: int | None = None) -> Accumulator:
         """Where output number `output` of `op`, a sum over the batch, goes in this microbatch. The complete sum may be
-        added to a tensor like it, `beside`: the last of the carries on a device that has all batch splits."""
+        added to a tensor like it, `added`: the last of the carries on a device that has all batch splits."""
 
     def first_of_sum(self, op: OpNode, output: int) -> NumberLike:
         """The first global row of what this device adds to a sum over the batch."""

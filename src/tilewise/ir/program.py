@@ -332,7 +332,7 @@ class LoweredTemplate:
 
 
 def tiles_across(cols: int, tile_cols: int) -> int:
-    """Tiles beside each other in a row of `cols` columns."""
+    """Tiles next to each other in a row of `cols` columns."""
     return max(1, -(-cols // tile_cols)) if tile_cols else 1
 
 
@@ -354,7 +354,7 @@ class TensorEntry(NamedTuple):
 
     @property
     def tiles_across(self) -> int:
-        """Tiles beside each other."""
+        """Tiles next to each other."""
         return tiles_across(self.cols, self.tile_cols)
 
 

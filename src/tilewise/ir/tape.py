@@ -78,7 +78,7 @@ def terms_of(kind: type[AnyTerm], terms: Sequence[Term]) -> list[AnyTerm]:
     if len(found) != len(terms):
         other = next(t for t in terms if not isinstance(t, kind))
         raise InternalError(
-            f"[ir.tape] all terms of {kind.combined_by!r} are of one class; got {type(other).__name__} beside "
+            f"[ir.tape] all terms of {kind.combined_by!r} are of one class; got {type(other).__name__} next to "
             f"{kind.__name__}; correct `combined_by`"
         )
     return found

@@ -1,6 +1,6 @@
 """Tokens drawn from rows of logits: the face of native/kernels/sampling.
 
-Penalties, filters and draw are a function of a row, its settings, its text and its key alone: not of the rows beside
+Penalties, filters and draw are a function of a row, its settings, its text and its key alone: not of the rows next to
 it, nor of the thread.
 """
 

@@ -225,8 +225,8 @@ def _mpi(_: Path) -> Iterator[Finding]:
         else:
             yield Finding("MPI", "ok", "none; only several hosts need it (pip install mpich)")
         return
-    beside = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
-    mpiexec = beside or shutil.which("mpiexec")
+    own_mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+    mpiexec = own_mpiexec or shutil.which("mpiexec")
     found = f"{mpi.name}; {mpiexec or 'no mpiexec'}"
     if mpiexec is None:
         yield Finding("MPI", "note", found, "only Slurm's srun can start several hosts; pip install mpich")
@@ -246,7 +246,7 @@ def _mpi(_: Path) -> Iterator[Finding]:
 
 
 def _is_of(mpiexec: str, library: Path | None) -> bool:
-    """Whether a launcher lies beside a library's folder; a library that the loader finds may lie anywhere."""
+    """Whether a launcher lies next to a library's folder; a library that the loader finds may lie anywhere."""
     if library is None or not library.is_absolute():
         return True
     prefixes = {Path(mpiexec).parent.parent, Path(mpiexec).resolve().parent.parent}

@@ -1,4 +1,4 @@
-"""`ParallelModelBuilder`: any family's graph, its layers described beside one another."""
+"""`ParallelModelBuilder`: any family's graph, its layers described next to one another."""
 
 from __future__ import annotations
 

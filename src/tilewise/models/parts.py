@@ -1,5 +1,5 @@
-"""`ModelParts`: a model cut where its layers begin and end, so that layers can be written one after the other or beside
-one another. A family gives parts; `build` makes the graph of them."""
+"""`ModelParts`: a model cut where its layers begin and end, so that layers can be written one after
+the other or next to one another. A family gives parts; `build` makes the graph of them."""
 
 from __future__ import annotations
 

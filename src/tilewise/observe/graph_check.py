@@ -16,7 +16,7 @@ from tilewise.observe.region_overlap import RegionTable
 
 __all__ = ["GraphCheck", "check_graph"]
 
-# Accesses of one kind run beside each other, or in any order, except writes.
+# Accesses of one kind run next to each other, or in any order, except writes.
 KINDS = {
     "input": "read",
     "output": "write",

@@ -56,8 +56,8 @@ def _in_lockstep(
         class_of = {device: c for c, devices in enumerate(classes) for device in devices}
         finer: dict[tuple[object, ...], list[int]] = {}
         for device in range(shapes.mesh.num_devices):
-            beside = [tuple(class_of[d] for d in groups[device]) for groups in sharing]
-            finer.setdefault((class_of[device], *beside), []).append(device)
+            neighbours = [tuple(class_of[d] for d in groups[device]) for groups in sharing]
+            finer.setdefault((class_of[device], *neighbours), []).append(device)
         if len(finer) == len(classes):
             return tuple(classes)
         classes = [tuple(devices) for devices in finer.values()]
@@ -74,11 +74,11 @@ def _holders(cut: _Cut, shapes: LocalShapes) -> dict[int, list[int]]:
         places.setdefault((begin, end) if begin < end else (place,), []).append(place)
     if len(places) == mesh.size(*axes):
         return {}
-    beside = {place: alike for alike in places.values() for place in alike}
+    neighbours = {place: alike for alike in places.values() for place in alike}
     found = {}
     for device in range(mesh.num_devices):
         group = mesh.group(device, *axes)
-        found[device] = [group[i] for i in beside[mesh.coordinate(device, *axes)]]
+        found[device] = [group[i] for i in neighbours[mesh.coordinate(device, *axes)]]
     return found
 
 

@@ -1,7 +1,7 @@
 """What the page of a plan shows, from the plan's tables: which call does what, what lives meanwhile, what it reads.
 
 The largest program is drawn. Which layer and microbatch a call stands for follows from the tensors that it is bound to,
-so it holds for any schedule. A traced run is laid beside the calls where its tasks are as many as the plan's.
+so it holds for any schedule. A traced run is laid next to the calls where its tasks are as many as the plan's.
 """
 
 from __future__ import annotations

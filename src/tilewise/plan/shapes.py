@@ -67,7 +67,7 @@ class PlanSettings:
             some may be padding; sequence splits are counted over it. 0 where the graph fixes their
             number.
         storage_axes: axes that cut weights, gradients and states as stored, in whole panels; the last ones of dim 0.
-        is_checkpointed: a copy of the training state is in memory beside the devices while a checkpoint is written.
+        is_checkpointed: a copy of the training state is in memory next to the devices while a checkpoint is written.
     """
 
     accumulation: int = 1

@@ -149,7 +149,7 @@ class PlanTables:
     @cached_property
     def checkpoint_bytes(self) -> tuple[int, ...]:
         """Each device's part of the copy from which checkpoints are written: of parameters in fp32 and of optimizer
-        states what it writes. It is beside the devices; all 0 where no checkpoints were planned."""
+        states what it writes. It is next to the devices; all 0 where no checkpoints were planned."""
         each = [0] * self.mesh.num_devices
         for parts in self.stored_parts.values() if self.settings.is_checkpointed else ():
             for part in parts:

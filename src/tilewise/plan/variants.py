@@ -126,8 +126,8 @@ def lower_variants(
         numbers: in which the devices of a class differ.
         pool: processes that lower templates, where they are many.
         ahead: templates that they are lowering already.
-        on_use: told of each use in order, as soon as its variant is there, while others lower; without rings' numbers,
-            which are known at the end.
+        on_use: called with each use in order, as soon as its variant is there, while others lower;
+            without rings' numbers, which are known at the end.
     """
     tasks: dict[tuple[object, ...], LoweringTask] = {}
     wanted: list[tuple[Segment, int, tuple[object, ...], tuple[object, ...]]] = []

@@ -212,7 +212,7 @@ class ComputeGraph(GraphBuilder):
                 and rows, where that is less than what else would cross.
             checkpoints: count the copy of parameters and optimizer states that is in memory while a checkpoint is
                 written and training goes on.
-            pool: processes that work on templates beside this one, where many differ; the plan is the same.
+            pool: processes that work on templates next to this one, where many differ; the plan is the same.
             progress: receives the phases gradients, layouts and plan.
 
         Raises:

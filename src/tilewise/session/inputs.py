@@ -82,7 +82,7 @@ def _indices_of(graph: Graph, known: dict[str, dict[int, Bounds]]) -> dict[int, 
     for tensor in found:
         if graph.tensors[tensor].kind == "result":
             raise ShapeError(
-                f"[session.run] an index is an input or a constant, or picked from one beside its use; got the "
+                f"[session.run] an index is an input or a constant, or picked from one next to its use; got the "
                 f"result of a layer {graph.spec(tensor)}; pick it where it is used"
             )
     return found

@@ -125,7 +125,8 @@ def load_tensors(
     Args:
         tensors: of the instance.
         values: arrays, and tensors of files, whose elements are looked at only now.
-        on_progress: told the bytes read so far and those of all pieces, after each piece, in the caller's thread.
+        on_progress: called with the bytes read so far and those of all pieces, after each piece, in
+            the caller's thread.
 
     Raises:
         CheckpointError: a file is no longer what it was, or holds what is not finite; parts are then undefined.

@@ -82,7 +82,7 @@ def verify_strategy(
         offload_directory: of the devices' files, as in `GraphInstance`.
         seed: of the weights.
         lr: of every step.
-        report: told what is being done.
+        report: called with what is being done.
         change: from the plan over the mesh to the one that runs; a test plants a fault with it.
 
     Raises:

@@ -13,7 +13,7 @@ __all__ = ["lay_out_alone", "lay_out_whole"]
 
 
 def lay_out_alone(graph: Graph, mesh: DeviceMesh, require_hints: Callable[[Graph], object]) -> GraphLayout:
-    """Layouts of a whole graph for a device that has no other beside it: what propagation would find, without looking.
+    """Layouts of a whole graph for a device that has no other next to it: what propagation would find, without looking.
 
     Args:
         graph: with its templates.

@@ -84,7 +84,7 @@ class _Sharding(Prefetching):
         return ((*compute[0], *self.sharding.axes), *compute[1:])
 
     def _set_storage(self, weights: Sequence[int]) -> None:
-        """A weight, what its update writes on beside it, and its gradient."""
+        """A weight, what its update writes on next to it, and its gradient."""
         shards = {weight: self._storage_of(self.compute[weight]) for weight in weights}
         pending: list[int] = []
         for op in self.graph.ops:

@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 _STRATEGIES = {"dp": "ddp", "fsdp": "fsdp", "tp": "tensor_parallel"}
-_COSTS = {"none": 0, "selective": 1, "full": 10}  # in time, beside doubling the microbatches
+_COSTS = {"none": 0, "selective": 1, "full": 10}  # in time, next to doubling the microbatches
 _DEARER_THAN_FULL = 11  # patterns of a user: nothing is known of them
 _MOST_TILE_ROWS = 4096
 

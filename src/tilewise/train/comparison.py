@@ -30,7 +30,7 @@ def compare_strategy(
     """Compare some steps on one device with the same steps over `mesh`, to the bit.
 
     Args:
-        report: told what is being done.
+        report: called with what is being done.
 
     Raises:
         LayoutError, PlanError, ResourceError: the mesh cannot take this model; before any work.

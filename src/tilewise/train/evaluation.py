@@ -1,4 +1,4 @@
-"""How well a model predicts files it never saw, in bits per byte, beside what gzip and xz make of the same
+"""How well a model predicts files it never saw, in bits per byte, next to what gzip and xz make of the same
 files.
 
 A file is scored as a compressor would have to store it: every token and the end mark, each predicted from at

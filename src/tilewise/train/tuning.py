@@ -82,7 +82,7 @@ def tune_run(config: TrainConfig, num_steps: int, seconds: float, report: Callab
     Args:
         num_steps: timed in every trial, behind one that is not.
         seconds: after which no other settings are begun.
-        report: told what was found, a line a trial.
+        report: called with what was found, a line a trial.
 
     Raises:
         PlanError, LayoutError: the strategy cannot spread this model, nor can another.

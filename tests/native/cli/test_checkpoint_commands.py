@@ -340,7 +340,7 @@ def test_what_stands_beside_the_weights_is_copied(command, pretrained, trained, 
 
 
 def test_a_distributed_checkpoint_becomes_a_model_directory(command, pretrained, tmp_path):
-    """As `dcp.save` writes a model beside other things."""
+    """As `dcp.save` writes a model next to other things."""
     directory, model = pretrained
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -376,7 +376,7 @@ def test_one_that_may_not_be_read_does_not_hide_the_others(command, trained, tmp
 
 
 def test_a_target_among_the_checkpoints_of_its_source_is_refused(command, trained, tmp_path):
-    """The run would take it for one of them; nothing is written. Elsewhere in the output is room, and so is beside a
+    """The run would take it for one of them; nothing is written. Elsewhere in the output is room, and so is next to a
     checkpoint that was copied away."""
     newest = _copy(trained, tmp_path / "run")
     (tmp_path / "link").symlink_to(tmp_path / "run")

@@ -62,7 +62,7 @@ def test_a_training_configuration_is_drawn_as_a_step(run, tmp_path):
 
 
 def test_a_plan_is_drawn(run, tmp_path):
-    """Of a training configuration, also of one that this machine has not the memory for; beside the graph if asked."""
+    """Of a training configuration, also of one that this machine has not the memory for; next to the graph if asked."""
     graph, page = tmp_path / "a.mmd", tmp_path / "b.html"
     code, out, err = run("inspect", ROOT / "examples" / "train.toml", "--graph", graph, "--plan", page)
     assert (code, out, err) == (0, f"{graph}\n{page}\n", "")

@@ -117,7 +117,7 @@ def test_inspect_of_an_encoder_says_what_its_files_hold(encoder, run, tmp_path):
 
 
 def test_inspect_of_a_broken_model_prints_nothing(writer, run, tmp_path):
-    """A configuration that is whole beside weights that are not is one line on standard error."""
+    """A configuration that is whole next to weights that are not is one line on standard error."""
     directory = copied(writer[0], tmp_path / "model")
     (directory / "model.safetensors").write_bytes(b"short")
     code, out, err = run("inspect", directory)

@@ -137,7 +137,7 @@ class TestFindMpi:
         return package, environment, path
 
     def test_the_order(self, folders, monkeypatch, tmp_path):
-        """Beside mpiexec, the environment's library, the site's table, the variable: each goes before the one it
+        """Next to mpiexec, the environment's library, the site's table, the variable: each goes before the one it
         follows."""
         package, environment, path = folders
         packaged = package / "libtilewise_mpi_abi.so"

@@ -1,4 +1,4 @@
-"""Our declaration of MPI's standard binary interface beside the header of a library that has it."""
+"""Our declaration of MPI's standard binary interface next to the header of a library that has it."""
 
 import re
 import shutil

@@ -97,7 +97,7 @@ def test_every_command_for_hosts_runs(tmp_path, two_hosts):
         line = line.replace("mpiexec", f"mpiexec -launcher ssh -launcher-exec {two_hosts.launcher}")
         line = line.replace(
             "tilewise train", f"{folder}/tilewise train"
-        )  # mpiexec looks for it beside itself
+        )  # mpiexec looks for it next to itself
         words = two_hosts.inside(two_hosts.names[0], ["bash", "-euc", f"PATH={path}; {line}"])
         process = two_hosts.start(words, cwd=tmp_path)
         out, err = process.communicate(timeout=100)

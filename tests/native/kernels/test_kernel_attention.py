@@ -136,7 +136,7 @@ LASTS = (0, 1, 14, 15, 16, 17, 31, 32, 33, 62, 63, 64, 65, 126, 127, 128, 199)
 @pytest.mark.parametrize("scores", [Scores(), Scores(window=70, softcap=5.0)], ids=["plain", "window, cap"])
 def test_few_queries_have_the_bits_of_many(isa, dt, heads, scores):
     """A step of decoding reads keys and values where they lie; a prompt's rows read them packed. Alone, in twos and
-    threes of a text, and beside another's, where a KV block is full or ends anywhere."""
+    threes of a text, and next to another's, where a KV block is full or ends anywhere."""
     shape = (200, 1, *heads)
     q, k, v = operands(shape, dt)
     many, _ = forward(shape, dt, q, k, v, isa, scores=scores)

@@ -330,7 +330,7 @@ def test_weight_gradient_of_row_blocks(dt):
 
 
 def scattered(dt, tokens_are, isa, carries=2, n=100, k=70):
-    """Embedding rows alone and beside products of zeros, which take the other way; tokens in the given order."""
+    """Embedding rows alone and next to products of zeros, which take the other way; tokens in the given order."""
     gen = rng(23)
     ids, de = gen.integers(20, 30, (90, 1)).astype(np.int32), random(gen, 90, k, dt)
     ids[70:] += 72  # whole panels between them have no token
@@ -364,7 +364,7 @@ def test_embedding_rows_alone_have_the_bits_of_the_tree(isa, dt, carries):
 @every_level
 @every_dtype
 def test_panels_that_no_token_names_stay_as_they_lie(isa, dt):
-    """Written over its only carry, a gradient has the bits that it has beside it: -0 becomes +0 and a NaN a quiet one,
+    """Written over its only carry, a gradient has the bits that it has next to it: -0 becomes +0 and a NaN a quiet one,
     in panels that need no other change too."""
     gen, n, k = rng(29), 160, 70
     ids = gen.integers(33, 60, (20, 1)).astype(np.int32)

@@ -145,7 +145,7 @@ def test_lion_follows_its_paper():
 @every_level
 @every_way
 def test_a_copy_has_its_bits_wherever_it_lies(isa, way):
-    """On cache lines, where it passes the caches, and beside them: rows of bf16 in pairs, rounded to nearest even."""
+    """On cache lines, where it passes the caches, and next to them: rows of bf16 in pairs, rounded to nearest even."""
     gen, rows, cols = rng(13), 64, 6
     arrays = [packed(np.abs(random(gen, rows, cols)) + 1, "f32") for _ in range(4)]
     for offset in (0, 2, 16):

@@ -107,7 +107,7 @@ def picks(graph, index, again):
 
 
 def test_an_index_that_a_layer_hands_on_is_refused():
-    """It is not known where it comes from; picked beside its use, it is."""
+    """It is not known where it comes from; picked next to its use, it is."""
     graph = tw.ComputeGraph("handed on")
     x = graph.input([3, 4], name="x")
     index, again = (graph.input([5], "i32", name=name, storage="scalars") for name in ("index", "again"))

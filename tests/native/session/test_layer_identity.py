@@ -69,7 +69,7 @@ def test_storage_is_part_of_a_signature():
 
 
 def test_a_layer_with_and_without_a_gradient():
-    """One template used on the way to the loss and beside it: only the first saves what its gradient needs."""
+    """One template used on the way to the loss and next to it: only the first saves what its gradient needs."""
     graph = tw.ComputeGraph("both")
     x = graph.input([4, 8], name="x")
     labels = graph.input([4], "i32", name="labels", storage="scalars")

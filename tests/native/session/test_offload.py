@@ -158,7 +158,7 @@ from test_offload import batch_of, graph_of
 from tilewise.core.errors import ResourceError
 from tilewise.session import GraphInstance
 
-graph = graph_of(vocab_size=1024, n_embd=256, n_layer=18)  # large beside workers' scratch and what Python reads into
+graph = graph_of(vocab_size=1024, n_embd=256, n_layer=18)  # large next to workers' scratch and what Python reads into
 kinds = {"memory": "none", "files": ("optimizer", "activations")}
 plans = {where: graph.plan({}, offload=kind, workers_per_device=1) for where, kind in kinds.items()}
 needs = {where: plan.device_bytes for where, plan in plans.items()}

@@ -1,4 +1,4 @@
-"""Pages of plans with a run beside them: its tasks are those of the plan's calls."""
+"""Pages of plans with a run next to them: its tasks are those of the plan's calls."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ def _run_submitter(rt, mix, steps, submitter, buffers, drops_order):
 
     def submit(step, after=()):
         work = _work(step, _shapes(step))
-        works.append(work)  # lives as long as the submitter; a parent's children are submitted beside it
+        works.append(work)  # lives as long as the submitter; a parent's children are submitted next to it
         params = [param(access) for access in step.accesses] + ([Output(bytes=SMALL)] if step.makes else [])
         hints = TaskExecutionHints(priority=step.priority) if step.priority else None
         return rt.submit(mix, params, scalars=[ctypes.addressof(work)], after=after, hints=hints)

@@ -224,7 +224,7 @@ def test_built_in_kernels_check_their_arguments(runtime):
 
 
 def test_libraries_of_the_current_folder(runtime, kernels, monkeypatch):
-    """A library's name without a slash is the file beside the program."""
+    """A library's name without a slash is the file next to the program."""
     monkeypatch.chdir(kernels.parent)
     x = np.zeros(1, np.int64)
     with runtime.registered(x) as (bx,):

@@ -33,7 +33,7 @@ from tilewise.checkpoint import (
     save_checkpoint,
 )
 from tilewise.checkpoint import device_files as device_files
-from tilewise.checkpoint.beside import do_beside
+from tilewise.checkpoint.concurrent_files import run_concurrently
 from tilewise.checkpoint.manifest import Manifest
 from tilewise.core import CheckpointError, ResourceError
 
@@ -237,7 +237,7 @@ def test_work_is_done_with_the_threads_there_are(num_given, monkeypatch):
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start_some)
-    do_beside([partial(done.append, i) for i in range(5)])
+    run_concurrently([partial(done.append, i) for i in range(5)])
     assert sorted(done) == [*range(5)] and len(started) == num_given
 
 
@@ -336,9 +336,9 @@ def test_work_is_done_once_and_ends_at_an_error(monkeypatch):
     """Each piece once; after an error of one thread no other begins another piece, and it is the caller's."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     done = []
-    do_beside([partial(done.append, i) for i in range(50)])
+    run_concurrently([partial(done.append, i) for i in range(50)])
     assert sorted(done) == list(range(50))
-    do_beside([])
+    run_concurrently([])
     done.clear()
 
     def fail():
@@ -349,16 +349,16 @@ def test_work_is_done_once_and_ends_at_an_error(monkeypatch):
         done.append(0)
 
     with pytest.raises(ZeroDivisionError):
-        do_beside([fail, *[slowly] * 100])
+        run_concurrently([fail, *[slowly] * 100])
     assert len(done) < 100
 
 
 UNFINISHED = """
 import sys, threading, time
-from tilewise.checkpoint import beside
-from tilewise.checkpoint.beside import do_beside
-beside.EXIT_PATIENCE_S = 0.1
-threading.Thread(target=do_beside, args=([lambda: time.sleep(1000)] * 3,), daemon=True).start()
+from tilewise.checkpoint import next to
+from tilewise.checkpoint.concurrent_files import run_concurrently
+next to.EXIT_PATIENCE_S = 0.1
+threading.Thread(target=run_concurrently, args=([lambda: time.sleep(1000)] * 3,), daemon=True).start()
 time.sleep(0.1)
 """
 

@@ -90,7 +90,7 @@ def test_transformers_opens_several_files(tmp_path):
 
 @pytest.mark.parametrize("max_shard_bytes", [1 << 20, 50])
 def test_a_tensor_that_cannot_be_fetched_leaves_nothing(tmp_path, max_shard_bytes):
-    """An error of the model's, or a tensor that is not what it said: the old files stand, no new ones beside them."""
+    """An error of the model's, or a tensor that is not what it said: the old files stand, no new ones next to them."""
     write_weights(tmp_path, [("old", np.ones(3))])
 
     def fail():

@@ -20,7 +20,7 @@ SIZE = 400
 
 
 def _save(directory, kind="Qwen2Tokenizer", config=None, added=None):
-    """vocab.json and merges.txt, and what stands beside them."""
+    """vocab.json and merges.txt, and what stands next to them."""
     model = json.loads(TRAINED.to_str())["model"]
     vocab = {text: id_ for text, id_ in model["vocab"].items() if id_ != 0}
     (directory / "vocab.json").write_text(json.dumps({"<|endoftext|>": 0, **vocab}))

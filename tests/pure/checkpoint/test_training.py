@@ -380,7 +380,7 @@ except ResourceError as error:
 
 
 def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
-    """What cannot be written is one error; the older checkpoint stands whole, with nothing beside it."""
+    """What cannot be written is one error; the older checkpoint stands whole, with nothing next to it."""
     save_checkpoint(tmp_path, _state(1), CONFIG)
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, tmp_path], capture_output=True, text=True, check=True

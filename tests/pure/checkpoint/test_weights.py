@@ -152,7 +152,7 @@ def test_files_that_are_links_are_opened(tmp_path):
 
 
 def test_two_models_in_one_directory_are_refused(tmp_path):
-    """Files behind an index and a single file beside them: which one is meant is not said. Writing
+    """Files behind an index and a single file next to them: which one is meant is not said. Writing
     leaves one only."""
     write_weights(tmp_path, _tensors().items())
     write_weights(tmp_path, _tensors().items(), max_shard_bytes=100)
@@ -200,7 +200,7 @@ def test_gguf_is_refused_with_the_way_to_convert_it(tmp_path):
 
 
 def test_a_directory_with_pickled_weights_alone_is_refused_with_advice(tmp_path):
-    """It names the file; beside safetensors, pickled files are left alone."""
+    """It names the file; next to safetensors, pickled files are left alone."""
     (tmp_path / "pytorch_model-00001-of-00002.bin").write_bytes(b"PK\x03\x04")
     with pytest.raises(CheckpointError, match=r"pytorch_model-00001-of-00002\.bin.*convert"):
         open_weights(tmp_path)
@@ -243,7 +243,7 @@ def test_unaligned_tensors_are_whole(tmp_path):
 
 
 def test_files_have_the_ordinary_mode(tmp_path):
-    """Weights can be read by those who can read the files beside them."""
+    """Weights can be read by those who can read the files next to them."""
     write_weights(tmp_path, _tensors().items())
     (tmp_path / "other").touch()
     modes = {path.name: path.stat().st_mode for path in tmp_path.iterdir()}
@@ -269,7 +269,8 @@ except ResourceError as error:
     "max_shard_bytes", [1 << 30, *(pytest.param(n, marks=pytest.mark.slow) for n in (1 << 17, 1 << 15))]
 )
 def test_a_full_disk_is_one_error_and_keeps_what_stood_there(tmp_path, max_shard_bytes):
-    """What cannot be written is a ResourceError with its reason; the old file stands, and nothing is left beside it."""
+    """What cannot be written is a ResourceError with its reason; the old file stands, and nothing
+is left next to it."""
     write_weights(tmp_path, _tensors().items())
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, tmp_path, str(max_shard_bytes)],

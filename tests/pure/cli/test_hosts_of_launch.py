@@ -129,7 +129,7 @@ def test_what_mpiexec_is_given(tmp_path):
 
 
 def test_which_mpiexec(tmp_path, monkeypatch):
-    """The one that is named, beside this Python, on the path; none is one line with what to do."""
+    """The one that is named, next to this Python, on the path; none is one line with what to do."""
     beside, on_path = tmp_path / "bin", tmp_path / "path"
     for folder in (beside, on_path):
         folder.mkdir()

@@ -155,7 +155,8 @@ def compare_draws(sampling, seed, size, spread, digits):
     st.sampled_from([0, 2, 9]),
 )
 def test_native_draws_are_those_of_sorting(sampling, seed, size, spread, digits):
-    """Every setting, vocabularies of every size, with and without ties, a row alone or beside others, on any thread."""
+    """Every setting, vocabularies of every size, with and without ties, a row alone or next to
+others, on any thread."""
     compare_draws(sampling, seed, size, spread, digits)
 
 

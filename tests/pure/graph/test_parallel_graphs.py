@@ -1,4 +1,4 @@
-"""Graphs whose layers are described beside one another are those of the same calls one after the other."""
+"""Graphs whose layers are described next to one another are those of the same calls one after the other."""
 
 import hashlib
 import pickle
@@ -194,7 +194,7 @@ def test_nothing_is_half_assembled():
 
 
 def test_what_is_said_of_a_layer_is_held_to_it():
-    """KV caches that are described alone, beside the layers that declare them."""
+    """KV caches that are described alone, next to the layers that declare them."""
 
     def graph_of():
         graph = own.start()

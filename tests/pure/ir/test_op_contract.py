@@ -208,7 +208,7 @@ def test_terms_of_one_op_have_one_class():
     term = LinearTerm(0, 1, True)
     assert terms_of(LinearTerm, [term]) == [term]
     with pytest.raises(
-        InternalError, match="all terms of 'linear' are of one class; got OwnTerm beside LinearTerm"
+        InternalError, match="all terms of 'linear' are of one class; got OwnTerm next to LinearTerm"
     ):
         terms_of(LinearTerm, [term, OwnTerm()])
 

@@ -43,7 +43,7 @@ def test_a_slow_step_changes_little():
 
 
 def test_steps_of_many_texts_say_nothing_of_the_weights():
-    """They are computed for as long as they are, so what follows beside one text would be as slow."""
+    """They are computed for as long as they are, so what follows next to one text would be as slow."""
     budget = PrefillBudget()
     usual = play(budget, [(256, False), (1, True)] * 5)
     assert play(budget, [(48, True)] * 20) == usual

@@ -229,7 +229,8 @@ def test_priorities_go_first():
 
 
 def test_prompts_are_read_at_once_only_where_no_text_waits():
-    """A prompt alone: as much as a step holds. Beside a text: what is nearly free; beside many: as many as they are."""
+    """A prompt alone: as much as a step holds. Next to a text: what is nearly free; next to many:
+    as many as they are."""
     machine = Machine(Scheduler(Limits(8, 64, 8, 32, MAX_CONTEXT)))
     machine.scheduler.free_tokens = 5
 

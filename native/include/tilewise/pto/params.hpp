@@ -97,7 +97,7 @@ class Param {
   pto_view view_;  // with raw_.view
 };
 
-/// The kernel reads it; readers run beside each other.
+/// The kernel reads it; readers run next to each other.
 inline Param input(const BufferRef& buffer) { return {PTO_INPUT, buffer}; }
 inline Param input(const BufferRef& buffer, const Region& box) { return {PTO_INPUT, buffer, box}; }
 /// The kernel overwrites all of it. An Output: the runtime allocates it first.

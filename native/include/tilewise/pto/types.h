@@ -37,7 +37,7 @@ typedef enum pto_status {
 typedef enum pto_worker_type { PTO_CUBE = 0, PTO_VECTOR = 1, PTO_AI_CPU = 2, PTO_ACCELERATOR = 3 } pto_worker_type;
 
 typedef enum pto_mode {
-  PTO_INPUT = 0,   /* reads; runs beside other readers */
+  PTO_INPUT = 0,   /* reads; runs next to other readers */
   PTO_OUTPUT = 1,  /* overwrites all of it; handle 0: the runtime allocates `bytes` and writes the new handle */
   PTO_INOUT = 2,   /* reads and writes */
   PTO_COMMUTE = 3, /* reads and writes; commuting tasks run one at a time in any order */

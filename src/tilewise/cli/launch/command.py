@@ -62,7 +62,7 @@ def launch(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="With --hosts: this mpiexec (of MPICH) instead of the one beside this Python, or on the path.",
+            help="With --hosts: this mpiexec (of MPICH) instead of the one next to this Python, or on the path.",
             show_default=False,
         ),
     ] = None,

@@ -39,7 +39,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def find_mpiexec(named: Path | None = None) -> str:
-    """The program that starts processes on hosts: the one that is named, else beside this Python, else on the path.
+    """The program that starts processes on hosts: the one that is named, else next to this Python, else on the path.
 
     Raises:
         ConfigError: there is none.
@@ -50,8 +50,8 @@ def find_mpiexec(named: Path | None = None) -> str:
                 f"[cli.launch] --mpiexec is a program; got {str(named)!r}; give the path of one"
             )
         return str(named.absolute())
-    beside = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
-    found = beside or shutil.which("mpiexec")
+    own_mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+    found = own_mpiexec or shutil.which("mpiexec")
     if found is None:
         raise ConfigError("[cli.launch] --hosts needs mpiexec; got none; pip install mpich")
     return found

@@ -119,8 +119,8 @@ class EmbeddingWeightGradient(Op):
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per block of table rows over all batch splits at hand, then the reduction over
         the batch's devices."""
-        table, ids, grad, *beside = op.given
-        target = low.accumulator(op, 0, *beside)
+        table, ids, grad, *added = op.given
+        target = low.accumulator(op, 0, *added)
         begin = low.first_of_sum(op, 0)
         low.emit(
             "matmul_dw",

@@ -156,7 +156,7 @@ class Linear(Op):
         partial is reduced first."""
         terms, transpose = op.attrs["num_terms"], op.attrs["transpose"]
         out = low.tensor(op.outputs[0])
-        beside = op.given[2 * terms] if len(op.given) > 2 * terms else None
+        residual = op.given[2 * terms] if len(op.given) > 2 * terms else None
         pairs = [(op.given[2 * t], op.given[2 * t + 1]) for t in range(terms)]
         pending = low.pending_reduction(op, "product")
         contracted = [
@@ -183,7 +183,7 @@ class Linear(Op):
                 dtype=out.dtype,
                 tiles={
                     "out": low.col(target),
-                    "residual": None if pending or beside is None else low.col(beside),
+                    "residual": None if pending or residual is None else low.col(residual),
                     "a": [low.whole(x) for x, _ in pairs],
                     "w": [low.row(w) if transpose else low.col(w) for _, w in pairs],
                 },
@@ -199,14 +199,14 @@ class Linear(Op):
                 dtype=out.dtype,
                 tiles={
                     "out": low.row(target),
-                    "residual": None if pending or beside is None else _rows_of(low, beside, op),
+                    "residual": None if pending or residual is None else _rows_of(low, residual, op),
                     "a": [low.row(x) for x, _ in pairs],
                     "w": [low.whole(w) for _, w in pairs],
                 },
                 ints=ints,
             )
         if pending:
-            low.all_reduce(op, target, op.outputs[0], beside, pending)
+            low.all_reduce(op, target, op.outputs[0], residual, pending)
 
 
 def _require_pairs(op: OpNode, weight: TensorSpec, label: DimLabel | None, dim: int, k_splits: int) -> None:
@@ -234,9 +234,9 @@ def _num_bytes(weights: Sequence[Ref], columns: int, transpose: bool) -> int:
     return sum(columns * k * DTYPES[w.dtype].itemsize for k, w in zip(contracted, weights))
 
 
-def _rows_of(low: Lowering, beside: int, op: OpNode) -> Operand:
+def _rows_of(low: Lowering, residual: int, op: OpNode) -> Operand:
     """What is added to a tile: the same rows, or the one row of a bias."""
-    return low.whole(beside) if op.attrs["bias"] else low.row(beside)
+    return low.whole(residual) if op.attrs["bias"] else low.row(residual)
 
 
 @register

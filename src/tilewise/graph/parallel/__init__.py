@@ -1,4 +1,4 @@
-"""Defining graphs in parallel: specifications made beside one another, put together in one order, and watched.
+"""Defining graphs in parallel: specifications made next to one another, put together in one order, and watched.
 
 `ParallelGraphBuilder` has layers described on threads and in processes and writes them into a graph all at once;
 `ProgressTracker` and `ParallelDebugger` show what happens meanwhile. The graph is that of the same calls made one after

@@ -1,4 +1,4 @@
-"""`ParallelGraphBuilder`: layers are described beside one another, without a graph, and put together in one order.
+"""`ParallelGraphBuilder`: layers are described next to one another, without a graph, and put together in one order.
 
 Three phases. *Specification*: functions of the caller describe items (layers, KV caches), each with a handle of its
 own, on threads, or in processes where they can be found by name. *Validation*: names, operands and references of all
@@ -39,7 +39,7 @@ class ParallelGraphBuilder:
 
     Args:
         threads: that describe; by default 2.
-        pool: processes for what Python's lock keeps from running beside: descriptions by functions that other
+        pool: processes for what Python's lock keeps from running next to: descriptions by functions that other
             processes can import, and the tracing of layers where many are distinct. None does all that here.
         progress: receives the phases; a `ParallelDebugger` or a `ProgressTracker`.
 

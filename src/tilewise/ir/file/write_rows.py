@@ -156,7 +156,7 @@ class RowWriter:
         return lambda value: tuple(value) if _are_ints(value) else tuple(map(encode, value))
 
     def _of_union(self, members: tuple[Any, ...]) -> _Encode:
-        """One of None, an integer and a record; a record beside integers is the number of its row in a list."""
+        """One of None, an integer and a record; a record next to integers is the number of its row in a list."""
         rest = [m for m in members if m is not NoneType]
         record = next((m for m in rest if is_record(m)), None)
         if record is None:

@@ -229,14 +229,14 @@ class _Flow:
         source, target = self._same[reduction.source], self._same[reduction.target]
         if reduction.microbatch >= 0 or pending.is_completed_per_microbatch:
             self._wrong(instruction, "its parts go onto a stack in every microbatch")
-        beside = -1 if residual.null else residual.slot
+        residual_slot = -1 if residual.null else residual.slot
         if pending.arrives_in_shards and pending.tree == BATCH_SPLITS:
             return self._reduces_to_shard(instruction, reduction, pending)
-        own = [residual] if beside >= 0 else []
+        own = [residual] if residual_slot >= 0 else []
         mode = Mode.ROWCOLS if pending.arrives_in_shards else Mode.ROWPART
         fits = (
             instruction.kernel.startswith(_KERNELS[pending.combine])
-            and (self._same[out.slot], beside) == (target, reduction.residual)
+            and (self._same[out.slot], residual_slot) == (target, reduction.residual)
             and all(self._same[p.slot] == source and p.mode == mode for p in parts)
             and all(_rows(p) == _rows(parts[0]) for p in parts)
             and (mode == Mode.ROWCOLS or _rows(out) == _rows(parts[0]))
@@ -245,8 +245,8 @@ class _Flow:
         )
         if not fits or self._state.get(source) != _PARTIAL:
             self._wrong(instruction, f"it does not combine {reduction.partial!r} of op {reduction.op}")
-        if beside >= 0:
-            self._read(instruction, beside)
+        if residual_slot >= 0:
+            self._read(instruction, residual_slot)
         self._add(instruction, pending, out, parts)
         del self._open[source]
         self._state[source] = _SPENT
@@ -266,10 +266,10 @@ class _Flow:
         assert self.layout is not None
         out, residual, *parts = instruction.operands
         source, target = self._same[reduction.source], self._same[reduction.target]
-        beside = -1 if residual.null else residual.slot
+        residual_slot = -1 if residual.null else residual.slot
         fits = (
             instruction.kernel.startswith(_KERNELS[pending.combine])
-            and (self._same[out.slot], beside) == (target, reduction.residual)
+            and (self._same[out.slot], residual_slot) == (target, reduction.residual)
             and (residual.null or (residual.group < 0 and _rows(residual) == _rows(out)))
             and out.mode == Mode.ROWPART
             and out.offset == 0
@@ -278,8 +278,8 @@ class _Flow:
         )
         if not fits or self._state.get(source) != _PARTIAL:
             self._wrong(instruction, f"it does not combine {reduction.partial!r} of op {reduction.op}")
-        if beside >= 0:
-            self._read(instruction, beside)
+        if residual_slot >= 0:
+            self._read(instruction, residual_slot)
         self._take_shard(instruction, pending, target, source, parts)
         del self._open[source]
         self._state[source] = _SPENT

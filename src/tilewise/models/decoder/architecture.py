@@ -1,6 +1,6 @@
 """What a decoder computes, in terms that no family owns: the one description that graphs are made from.
 
-A family's configuration (its `config.py`) says which of these choices a config.json asks for; `model.py` beside this
+A family's configuration (its `config.py`) says which of these choices a config.json asks for; `model.py` next to this
 file makes the graph of any combination. A family that chooses differently needs no model code.
 """
 

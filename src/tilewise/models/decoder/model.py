@@ -169,7 +169,7 @@ def last_cached_layer(
     num_blocks: int,
 ) -> TensorNode:
     """The same for the last one: keys and values of all tokens, all else of those `[R]` that are asked for. A row is
-    the same numbers beside any others."""
+    the same numbers next to any others."""
     h_TD = _norm(graph, x_TD, "input_layernorm", decoder)
     q_RN = _projected(graph, "q", graph.gather_rows(h_TD, rows), row_positions, tables, decoder)
     caches = _written_caches(graph, h_TD, positions, slots, tables, decoder, num_blocks)

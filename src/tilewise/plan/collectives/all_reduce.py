@@ -41,19 +41,19 @@ def all_reduce(
     """
     low.completed.add(pending)
     src, dst = low.tensor(source), low.tensor(target)
-    beside = None if residual is None else low.tensor(residual)
+    residual_ref = None if residual is None else low.tensor(residual)
     if src.packed:
         src, dst = low.flat(src), low.flat(dst)
-        beside = None if beside is None else low.flat(beside)
+        residual_ref = None if residual_ref is None else low.flat(residual_ref)
     step = low.row_step(src) if step is None else step
     group = group_of(low, pending)
-    note_reduction(low, op, pending, src, dst, beside)
+    note_reduction(low, op, pending, src, dst, residual_ref)
     producer = producer or low.instructions[-1]
     if pending.arrives_in_shards:
         assert isinstance(target, int)
-        reduce_scatter_columns(low, op, target, src, dst, beside, pending, producer, step)
+        reduce_scatter_columns(low, op, target, src, dst, residual_ref, pending, producer, step)
         return
-    done = reduce_scatter_rows(low, op, producer, src, dst, beside, pending.combine, group, step)
+    done = reduce_scatter_rows(low, op, producer, src, dst, residual_ref, pending.combine, group, step)
     all_gather_rows(low, op, dst, done, group, step)
 
 

@@ -19,12 +19,12 @@ from tilewise.plan.collectives.handshake import (
     ClassLowering,
     acknowledge,
     await_peers,
-    beside,
     gather_label,
     group_of,
     num_tiles,
     post_to_peers,
     reduce_label,
+    residual_operand,
 )
 
 __all__ = ["all_gather_columns", "reduce_scatter_columns", "slice_columns"]
@@ -109,7 +109,11 @@ def reduce_scatter_columns(
     views: Tiles = {
         "out": Operand(dst.slot, tile_mode),
         "x": [part._replace(member=m) for m in group.members],
-        **({"residual": beside(residual, dst, Operand(dst.slot, tile_mode))} if residual is not None else {}),
+        **(
+            {"residual": residual_operand(residual, dst, Operand(dst.slot, tile_mode))}
+            if residual is not None
+            else {}
+        ),
     }
     kernel, label = TREES[pending.combine], reduce_label(op.label)
     reduce = low.emit(kernel, op, over=src, step=step, dtype=dst.dtype, tiles=views, priority=2, label=label)

@@ -46,7 +46,6 @@ __all__ = [
     "ClassLowering",
     "acknowledge",
     "await_peers",
-    "beside",
     "gather_label",
     "group_of",
     "note_reduction",
@@ -54,6 +53,7 @@ __all__ = [
     "place_signals",
     "post_to_peers",
     "reduce_label",
+    "residual_operand",
     "ring_signal_range",
     "signal_range",
 ]
@@ -170,11 +170,11 @@ def note_reduction(
 ) -> None:
     """Say which slots hold a shared value before and after it is completed."""
     number = low.pending_reductions(op, pending.partial).index(pending)
-    beside = -1 if residual is None else residual.slot
-    low.reductions.append(Reduction(op.id, pending.partial, number, src.slot, dst.slot, beside))
+    residual_slot = -1 if residual is None else residual.slot
+    low.reductions.append(Reduction(op.id, pending.partial, number, src.slot, dst.slot, residual_slot))
 
 
-def beside(residual: Ref, out: Ref, part: Operand) -> Operand:
+def residual_operand(residual: Ref, out: Ref, part: Operand) -> Operand:
     """What is added behind a tree's root: the residual's part at the same place, or a bias, one row for all, whole. Of
     a single row both are the same part."""
     if residual.extent == Number(1) != out.extent:

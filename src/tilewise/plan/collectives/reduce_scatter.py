@@ -11,10 +11,10 @@ from tilewise.plan.collectives.handshake import (
     ClassLowering,
     acknowledge,
     await_peers,
-    beside,
     num_tiles,
     post_to_peers,
     reduce_label,
+    residual_operand,
 )
 
 __all__ = ["reduce_scatter_rows"]
@@ -55,7 +55,7 @@ def reduce_scatter_rows(
     views: Tiles = {
         "out": part,
         "x": [part._replace(slot=src.slot, group=group.number, member=m) for m in group.members],
-        **({"residual": beside(residual, dst, part)} if residual is not None else {}),
+        **({"residual": residual_operand(residual, dst, part)} if residual is not None else {}),
     }
     label = reduce_label(op.label)
     reduce = low.emit(

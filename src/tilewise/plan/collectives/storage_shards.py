@@ -71,7 +71,7 @@ def reduce_to_shards(
     """
     low.completed.add(pending)
     src, dst = low.flat(part), low.flat(target)
-    beside = None if residual is None else low.flat(residual)
+    residual_ref = None if residual is None else low.flat(residual)
     _, cut = low.shapes.split_axes(low.layout(target)[0])
     alike = tuple(axis for axis in pending.group if axis not in cut)
     group, replicas, shards = group_of(low, pending), low.numbers.group(alike), _shards(low, target, cut)
@@ -113,10 +113,10 @@ def reduce_to_shards(
         )
     else:
         views = {"out": shard_part, "x": x}
-        if beside is not None:
-            views["residual"] = shard_part._replace(slot=beside.slot)
+        if residual_ref is not None:
+            views["residual"] = shard_part._replace(slot=residual_ref.slot)
         kernel, ints = TREES[pending.combine], {}
-        note_reduction(low, op, pending, src, dst, beside)
+        note_reduction(low, op, pending, src, dst, residual_ref)
     reduce = low.emit(
         kernel,
         op,

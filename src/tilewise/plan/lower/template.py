@@ -185,7 +185,7 @@ class TemplateLowering(SlotTable):
 
     # ---- sums over the batch ------------------------------------------------------------------------------
 
-    def accumulator(self, op: OpNode, output: int, beside: int | None = None) -> Accumulator:
+    def accumulator(self, op: OpNode, output: int, added: int | None = None) -> Accumulator:
         """Where output number `output` of `op` goes in this microbatch.
 
         Microbatch j folds in as many carries as j has trailing ones, lowest level first, and leaves its own at the
@@ -193,9 +193,9 @@ class TemplateLowering(SlotTable):
         on the accumulation. The last one folds in all that are left. Where devices share every
         microbatch, what they make of it goes into a ring, and its owners keep the carries.
 
-        What the sum is added to, `beside`, is one more carry where this device has all batch
+        What the sum is added to, `added`, is one more carry where this device has all batch
         splits. Where it has a part of
-        them, that lies apart: the result may have the memory of `beside`, which the reduction over devices adds.
+        them, that lies apart: the result may have the memory of `added`, which the reduction over devices adds.
         """
         self._require(op)
         rule = op_named(op.op)
@@ -217,7 +217,7 @@ class TemplateLowering(SlotTable):
             return self.slot(Slot("carry", tensor, number), lambda slot: base._replace(slot=slot))
 
         is_shared = in_shards or any(pending.group for pending in pending_reductions)
-        if (in_shards and (last or per_microbatch)) or (beside is not None and is_shared):
+        if (in_shards and (last or per_microbatch)) or (added is not None and is_shared):
             target = self._part_of_sum(tensor, base)
         elif per_microbatch:
             target = self.ring(tensor)
@@ -226,9 +226,9 @@ class TemplateLowering(SlotTable):
         held = [i for i in range(self.microbatch.bit_length()) if self.microbatch >> i & 1]
         carries = () if per_microbatch else held if last else range(level)
         folded = [carry(i) for i in carries]
-        if beside is not None and not is_shared:
-            folded.append(self.tensor(beside))
-        return Accumulator(target, tuple(folded), output, last, beside if is_shared else None)
+        if added is not None and not is_shared:
+            folded.append(self.tensor(added))
+        return Accumulator(target, tuple(folded), output, last, added if is_shared else None)
 
     def _layout_of_sum(self, tensor: int) -> TensorLayout:
         """The layout of what a device adds to a sum that arrives as stored: of all storage shards
@@ -266,10 +266,10 @@ class TemplateLowering(SlotTable):
             self.completed.add(pending)
             result = op.outputs[target.output]
             if pending.arrives_in_shards and (target.is_last or pending.is_completed_per_microbatch):
-                collectives.reduce_to_shards(self, op, target.ref, result, pending, target.beside)
-            elif target.is_last and pending.group and target.beside is not None:
+                collectives.reduce_to_shards(self, op, target.ref, result, pending, target.added)
+            elif target.is_last and pending.group and target.added is not None:
                 step = upper(self.instructions[-1].step)
-                collectives.all_reduce(self, op, target.ref, result, target.beside, pending, step=step)
+                collectives.all_reduce(self, op, target.ref, result, target.added, pending, step=step)
             elif target.is_last and pending.group:
                 collectives.all_reduce_in_place(self, op, target.ref, pending)
 

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from tilewise.core.limits import num_cores
 from tilewise.core.threads import BackgroundThread
 
-__all__ = ["EXIT_PATIENCE_S", "do_beside"]
+__all__ = ["EXIT_PATIENCE_S", "run_concurrently"]
 
 EXIT_PATIENCE_S = 2.0
 """How long the end of a program waits for a thread that reads or writes a file."""
 
 
-def do_beside(work: Sequence[Callable[[], object]]) -> None:
+def run_concurrently(work: Sequence[Callable[[], object]]) -> None:
     """Do all of it, on as many threads as there are cores at most, each piece on one; returns when all is done.
     Where the system gives fewer threads, they do it; where it gives none, the caller's does.
 
