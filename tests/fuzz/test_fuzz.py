@@ -73,7 +73,7 @@ def throw(reader: Reader, folder: Path, count: int, seconds: float = LONGEST_S) 
 
 @pytest.mark.parametrize("name", READERS)
 def test_valid_files_are_accepted(name, tmp_path):
-    """What the inputs are made from is valid, but for what its reader says: an empty text is none."""
+    """What the inputs are made from is valid, but for what its reader says: an empty text is invalid."""
     reader = READERS[name]
     refused = [data for data in reader.seeds() if not attempt(reader, tmp_path, data)]
     assert refused == ([b""] if name == "texts" else [])

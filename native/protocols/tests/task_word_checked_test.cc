@@ -1,4 +1,4 @@
-// Wake words in every execution: consumers behind two producers become ready exactly once and see what these wrote,
+// Task state words in every execution: consumers behind two producers become ready exactly once and see what these wrote,
 // while one producer's slot is used again.
 #include "checker/testing.h"
 #include "protocols/task_word.h"

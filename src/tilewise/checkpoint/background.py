@@ -56,7 +56,7 @@ class CheckpointWriter:
             Where it will stand.
 
         Raises:
-            ResourceError, CheckpointError: the one before could not be written, or `state` is none.
+            ResourceError, CheckpointError: the one before could not be written, or `state` is invalid.
         """
         _validate.instance("write", "a state", state, TrainingState, "pass TrainingState(step, tensors)")
         self.wait()

@@ -2,7 +2,7 @@
 
 Owns which files of a repository are wanted: configuration, tokenizer and the safetensors files of one copy of the
 weights, never code or pickled weights. Downloading, the cache, tokens and offline mode (`HF_HUB_OFFLINE`, `HF_HOME`,
-`HF_TOKEN`) are `huggingface_hub`'s, which shows its own progress. Refuses names that are none, and what the hub
+`HF_TOKEN`) are `huggingface_hub`'s, which shows its own progress. Refuses names that are invalid, and what the hub
 refuses.
 """
 

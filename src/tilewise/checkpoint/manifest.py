@@ -270,7 +270,7 @@ def read_manifest(directory: Path) -> Manifest:
     """The manifest of a checkpoint, whole by its own word.
 
     Raises:
-        Unreadable: it is none, does not have its own checksum, or names parts that do not make their tensor.
+        Unreadable: it is invalid, does not have its own checksum, or names parts that do not make their tensor.
     """
     return parse_manifest(read_whole(directory / MANIFEST, _MAX_BYTES))
 

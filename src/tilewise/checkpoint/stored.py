@@ -61,7 +61,7 @@ class StoredWeights(Mapping[str, Stored]):
 
     Raises:
         CheckpointError: the files hold less or more than the table, a tensor has other rows or is stored as
-            integers, or a copy is none; names the tensor.
+            integers, or a copy is invalid; names the tensor.
     """
 
     def __init__(

@@ -154,7 +154,7 @@ def choose_part(content: Any, part: str | None) -> Mapping[str, Any]:
     """The dictionary of tensors in what a file holds.
 
     Raises:
-        Unreadable: it is none.
+        Unreadable: it is invalid.
     """
     if part is not None and isinstance(content, dict):
         if part not in content:
@@ -210,7 +210,7 @@ class Storages:
             value: the pickle's record of it.
 
         Raises:
-            Unreadable: it is none, or reaches beyond its storage.
+            Unreadable: it is invalid, or reaches beyond its storage.
         """
         if isinstance(value, Record) and value.name == _PARAMETER and len(value.arguments) == 3:
             value = value.arguments[0]
@@ -262,7 +262,7 @@ def dtype_of(name: Any) -> np.dtype[Any]:
     """The element type that a pickle calls `torch float32`.
 
     Raises:
-        Unreadable: it is none.
+        Unreadable: it is invalid.
     """
     if not isinstance(name, Name) or name.module != "torch" or name.name not in _DTYPES:
         raise Unreadable("it has an element type that is not supported")
@@ -278,13 +278,13 @@ def sizes_of(value: Any) -> tuple[int, ...]:
     """Sizes, offsets or strides, as a tuple or as a `torch.Size`.
 
     Raises:
-        Unreadable: they are none that an array can have.
+        Unreadable: an array cannot have them.
     """
     if isinstance(value, Record) and value.name == Name("torch", "Size") and len(value.arguments) < 2:
         value = value.arguments[0] if value.arguments else ()
     is_plain = isinstance(value, tuple) and len(value) <= _MAX_DIMS and all(map(_is_count, value))
     if not is_plain or prod(max(n, 1) for n in value) > _MAX_ELEMENTS:
-        raise Unreadable("it has a tensor with sizes that are none")
+        raise Unreadable("it has a tensor with sizes that are invalid")
     return tuple(value)
 
 

@@ -115,7 +115,7 @@ def files_of_index(directory: Path) -> frozenset[str]:
     """Names of the files that a directory's index says the weights are in.
 
     Raises:
-        CheckpointError: the index is none; names what is wrong.
+        CheckpointError: the index is invalid; names what is wrong.
     """
     return frozenset(_read_index(directory).values())
 

@@ -58,8 +58,8 @@ def build_mpi(
     compiler = None if found is None else str(Path(found).absolute())
     if compiler is None:
         raise ConfigError(
-            f"[cli.build-mpi] the MPI's compiler must be a program; got {mpicc!r}, which is none; install the MPI with "
-            "its headers, load its module, or name its compiler with --mpicc PATH"
+            f"[cli.build-mpi] the MPI's compiler must be a program; got {mpicc!r}, which is not one; install the MPI "
+            "with its headers, load its module, or name its compiler with --mpicc PATH"
         )
     with TemporaryDirectory() as folder:
         built = Path(folder) / "table.so"

@@ -140,8 +140,8 @@ def _open(source: Path, target: Path, part: str | None, show: Callable[[int, int
     except CheckpointError:
         raise CheckpointError(
             "[cli.convert] a source that is a directory must be a training checkpoint, a run's output, a distributed "
-            f"checkpoint of PyTorch, or hold pytorch_model.bin; got {str(source)!r}, which is none; where its weights "
-            "are safetensors, name their file"
+            f"checkpoint of PyTorch, or hold pytorch_model.bin; got {str(source)!r}, which is not one; where its "
+            "weights are safetensors, name their file"
         ) from None
     _refuse_place_of_checkpoints(newest, target)
     return _open_training(newest, show)

@@ -41,7 +41,7 @@ def draw_graph(source: Path, file: Path, ignore: Sequence[str] = ()) -> str:
 
     Raises:
         ConfigError: no such form, or the source is none of these; names file and field.
-        PlanError: a graph file that is none.
+        PlanError: a graph file that is invalid.
     """
     if file.suffix.lower() not in _FORMS:
         raise ConfigError(
@@ -64,7 +64,7 @@ def plan_of_training(source: Path, file: Path) -> Plan:
         file: where its page goes; .html.
 
     Raises:
-        ConfigError: no such form, or the source is none; names file and field.
+        ConfigError: no such form, or the source is invalid; names file and field.
         LayoutError, PlanError: the strategy cannot spread this model.
     """
     for path, ending, what in (

@@ -88,7 +88,7 @@ class Validator:
     def number(
         self, call: str, name: str, value: Any, low: float = -math.inf, high: float = math.inf
     ) -> float:
-        """A finite number in [low, high]. Truth values, strings and arrays are none."""
+        """A finite number in [low, high]. Truth values, strings and arrays are invalid."""
         try:
             is_real = isinstance(value, Real) and not isinstance(value, (bool, np.bool_))
             number = float(value) if is_real else math.nan

@@ -27,7 +27,7 @@ def read_text(path: Path) -> str:
     """The text of a file.
 
     Raises:
-        Unreadable: a word for why it is none: `binary`, `not UTF-8`, `unreadable`.
+        Unreadable: a word for why it is invalid: `binary`, `not UTF-8`, `unreadable`.
     """
     return "".join(_blocks(path))
 
@@ -36,7 +36,7 @@ def read_pieces(path: Path) -> list[str]:
     """The text of a file in pieces of some 8 KiB, none of them blank, which joined are the text.
 
     Raises:
-        Unreadable: as `read_text`; a file that is no text at one place is none at all.
+        Unreadable: as `read_text`; one invalid place makes the whole file invalid.
     """
     pieces: list[str] = []
     rest = ""

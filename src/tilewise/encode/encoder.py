@@ -105,7 +105,7 @@ class Encoder:
             show: called with the texts done and all texts after each call of the model.
 
         Raises:
-            ConfigError: a text is none, has no tokens, or is longer than the context; before anything is encoded.
+            ConfigError: a text is invalid, has no tokens, or is longer than the context; before anything is encoded.
             NotFinite: the model makes no finite numbers of a text.
         """
         given = _validate.sequence("encoder", "texts", texts, "texts")
@@ -133,7 +133,7 @@ class Encoder:
             index: of the text, for errors.
 
         Raises:
-            ConfigError: it is none, has no tokens, or is longer than the context.
+            ConfigError: it is invalid, has no tokens, or is longer than the context.
         """
         if isinstance(text, str):
             ids = encode_prompt(self.tokenizer, text)

@@ -1,7 +1,7 @@
 """Recomputation (activation checkpointing): what a layer's backward pass computes again instead of having it saved.
 
 A user asks with one word for all layers, or with names; `Recomputation` turns that into a `Choice` per call of a layer,
-and `choose_ops` a choice into ops of the layer's template. What of the result follows is `gradients`' affair: ops that
+and `choose_ops` a choice into ops of the layer's template. `gradients` decides what follows for the result: ops that
 are computed again stand in the backward template, on the layer's arguments and on what is still saved.
 
 No op is known by name here. What adds up the batch, writes in place what others see, or reads a state is never computed

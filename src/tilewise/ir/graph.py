@@ -254,7 +254,7 @@ for _shared in ("shape", "dtype", "labels", "tile_hint", "storage", "init", "ini
 def _refuse_metadata() -> NoReturn:
     _validate.invalid(
         "TensorSpec",
-        "a tensor's name is none that files of weights keep for themselves",
+        "a tensor's name must not be one that files of weights reserve",
         repr(METADATA),
         "rename it",
     )

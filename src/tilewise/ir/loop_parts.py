@@ -1,6 +1,6 @@
 """Whether a task's view of an operand is its part of what the loop runs over.
 
-A view that is none reads or writes other rows than its author means, on one device or only where devices share them.
+A view that is invalid reads or writes other rows than its author means, on one device or only where devices share them.
 What depends on a run (sizes that are symbols of several kinds) is taken for right.
 """
 

@@ -208,7 +208,7 @@ def check_call(name: str, operands: Sequence[object | None], attrs: Mapping[str,
     Raises:
         ShapeError: no such op, another number of operands, one that is missing, an attribute that is missing, unknown
             or of another type.
-        InternalError: the op's own count of its operands is none.
+        InternalError: the op's own count of its operands is invalid.
     """
     if not isinstance(name, str) or name not in _OPS:
         _validate.choice("op", "an op's name", name, sorted(_OPS))

@@ -44,7 +44,7 @@ def draw_tokens(
         adjustments: of each row, or none at all.
 
     Raises:
-        ArgumentError: shapes, settings or adjustments that are none.
+        ArgumentError: shapes, settings or adjustments that are invalid.
     """
     found: list[int] = _native.sampling.draw(logits, rows, settings, keys, threads, list(adjustments))
     return found

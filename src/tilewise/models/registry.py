@@ -198,7 +198,7 @@ def maker_of(config: ModelConfig, purpose: str) -> Callable[..., ModelParts]:
     """What makes a model's parts for a purpose.
 
     Raises:
-        ConfigError: the model is none for that purpose.
+        ConfigError: the model does not serve that purpose.
     """
     _validate.choice("model_parts", "a purpose", purpose, PURPOSES)
     family = _family_of(f"build_{purpose}_graph", config)
@@ -223,7 +223,7 @@ def model_parts(config: ModelConfig, purpose: str, *sizes: Any, **named: Any) ->
         named: the same, by name.
 
     Raises:
-        ConfigError: the model is none for that purpose, or the sizes are not what it takes.
+        ConfigError: the model does not serve that purpose, or the sizes are not what it takes.
         ShapeError: a size that no graph has.
     """
     make = maker_of(config, purpose)

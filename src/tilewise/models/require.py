@@ -38,7 +38,7 @@ class Require:
             raise ConfigError(f"[models.{self.family}] {field} {rule}; got {text}; {advice}")
 
     def integer(self, field: str, value: object, low: int, high: int) -> None:
-        """A whole number in [low, high]; truth values are none."""
+        """A whole number in [low, high]; truth values are invalid."""
         is_integer = isinstance(value, int) and not isinstance(value, bool)
         holds = is_integer and low <= value <= high  # type: ignore[operator]
         if low == 1:
@@ -46,7 +46,7 @@ class Require:
         self(holds, field, f"must be an integer in [{low}, {high}]", value, "correct it")
 
     def number(self, field: str, value: object, low: float, high: float) -> None:
-        """A number in [low, high]; truth values are none."""
+        """A number in [low, high]; truth values are invalid."""
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         holds = is_number and low <= value <= high  # type: ignore[operator]
         self(holds, field, f"must lie in [{low:g}, {high:g}]", value, "correct it")

@@ -162,7 +162,7 @@ class Optimizer(Kind, ABC):
         """Append norm and update of every parameter; returns (norm, scale).
 
         Raises:
-            ConfigError: there is no parameter, a group's patterns fit none, or `update` is none.
+            ConfigError: there is no parameter, a group's patterns fit none, or `update` is invalid.
         """
         for group in self.groups:
             if not any(group.matches(name) for name in gradients):

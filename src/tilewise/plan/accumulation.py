@@ -22,7 +22,7 @@ __all__ = ["BatchSums", "find_batch_sums", "require_whole_batch"]
 
 @dataclass(frozen=True)
 class BatchSums:
-    """What of one graph or template waits for the last microbatch.
+    """The ops of one graph or template that wait for the last microbatch.
 
     Attributes:
         sums: tensors that are summed over the batch, with carries between microbatches.

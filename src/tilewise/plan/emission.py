@@ -420,7 +420,7 @@ _ABSENT = Operand(0, null=True)
 
 
 def _touched(operand: Operand) -> NumberLike:
-    """What of a tensor's tiles an operand depends on: 0 all, -1 those of the iteration, else every so many rows."""
+    """The tiles of a tensor that an operand depends on: 0 all, -1 those of the iteration, else every so many rows."""
     if operand.mode in (Mode.WHOLE, Mode.COL, Mode.PANELCOLS):
         return 0
     return -1 if operand.div == 1 else operand.div

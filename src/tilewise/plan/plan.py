@@ -132,7 +132,7 @@ class Plan(PlanTables):
                 its tasks by kind and, where it has as many as the plan, when each call ran and what memory held.
 
         Raises:
-            PlanError: the path is none, or the timeline has other devices, workers or tasks than this plan.
+            PlanError: the path is invalid, or the timeline has other devices, workers or tasks than this plan.
             ResourceError: it cannot be written.
         """
         where = _validate.path("save_picture", "path", path)
@@ -145,8 +145,9 @@ class Plan(PlanTables):
         """Write the plan to a file, whole or not at all. Equal plans give equal files; weights are not in it.
 
         Raises:
-            PlanError: the path is none, or something in the plan has no place in a file: an attribute of an op that is
-                no plain data, an optimizer whose name another class has taken.
+            PlanError: the path is invalid, or something in the plan has no place in a file: an
+                attribute of an op that is no plain data, an optimizer whose name another class has
+                taken.
             ResourceError: it cannot be written; what stood there is kept.
         """
         where = _validate.path("save", "path", path)

@@ -91,7 +91,7 @@ class Buffer(BufferBase):
             stride: bytes from step to step, the largest first, the last one 1; None: one dimension.
 
         Raises:
-            ConfigError: the box does not lie inside the buffer, or is none.
+            ConfigError: the box does not lie inside the buffer, or is invalid.
         """
         offset = checks.integer("region", "offset", offset, 0, checks.MAX_BYTES)
         sizes = _whole_numbers("size", size)

@@ -319,7 +319,7 @@ class ComputeGraph(GraphBuilder):
         Raises:
             ResourceError: not enough memory.
             PlanError: no plan, that of another graph (other inputs, parameters, states, constants, ops, outputs, loss,
-                k splits, symbols or optimizer), or a limit or deadline that is none.
+                k splits, symbols or optimizer), or a limit or deadline that is invalid.
         """
         if plan is None:
             plan = self.plan()
@@ -337,12 +337,13 @@ class ComputeGraph(GraphBuilder):
     def save(self, path: str | Path) -> None:
         """Write what defines the graph as JSON, whole or not at all; equal graphs give equal files.
 
-        The file holds tensors, ops, layers, outputs, hints, constants and the loss: all that `digest` is of. Strategy,
-        optimizer and the parameters' values are not in it.
+        The file holds tensors, ops, layers, outputs, hints, constants and the loss: all that
+        `digest` is of. Strategy, optimizer and the parameters' values are not in it.
 
         Raises:
-            PlanError: the path is none, or something in the graph has no place in a file: an attribute of an op that is
-                no plain data, or what follows from a definition, such as a backward pass.
+            PlanError: the path is invalid, or something in the graph has no place in a file: an
+                attribute of an op that is no plain data, or what follows from a definition, such as
+                a backward pass.
             ResourceError: it cannot be written; what stood there is kept.
         """
         where = _validate.path("save", "path", path)

@@ -80,7 +80,7 @@ class GraphInstance:
 
     Raises:
         ResourceError: not enough memory, or no room in the directory.
-        PlanError: no plan, a limit, deadline or directory that is none, or a program whose devices would block each
+        PlanError: no plan, a limit, deadline or directory that is invalid, or a program whose devices would block each
             other.
         ShapeError: a constant is used as an index and names nothing.
     """
@@ -168,7 +168,7 @@ class GraphInstance:
                 that every value is finite in fp32.
 
         Raises:
-            PlanError: seed or scale is none; a call of another thread is under way.
+            PlanError: seed or scale is invalid; a call of another thread is under way.
         """
         _validate.integer("initialize", "seed", seed, 0, (1 << 64) - 1)
         specs = self._tensors.parameter_specs().values()
@@ -326,7 +326,7 @@ class GraphInstance:
                 so in the result.
 
         Raises:
-            PlanError: the rate is none; a call of another thread is under way.
+            PlanError: the rate is invalid; a call of another thread is under way.
             ShapeError: an input has another shape, or names what does not exist.
             NotFinite: loss or gradient norm is not finite; names the step and the first tensor that is not.
             TaskFailed: a task failed; parameters may be partly updated.
@@ -455,7 +455,7 @@ class GraphInstance:
             index: which of the instruction's tasks.
 
         Raises:
-            PlanError: one of them is none; a call of another thread is under way.
+            PlanError: one of them is invalid; a call of another thread is under way.
         """
         _validate.choice("inject", "kind", kind, ("throw", "stall", "delay"))
         _validate.integer("inject", "device", device, 0, self.plan.mesh.num_devices - 1)

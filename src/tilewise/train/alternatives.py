@@ -1,4 +1,4 @@
-"""What of a configuration can be set otherwise without changing a bit of its results: the mesh and its workers,
+"""The settings of a configuration that can change without changing a bit of its results: the mesh and its workers,
 microbatches, what is recomputed, the size of tiles. Configurations in, configurations out; nothing is planned here.
 """
 

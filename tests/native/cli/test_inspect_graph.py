@@ -112,7 +112,7 @@ def test_a_saved_graph_is_drawn(run, tmp_path):
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(source, file, code, words, model, run, tmp_path):
-    """Wrong form, wrong place, no source, a source that is none."""
+    """Wrong form, wrong place, no source, a source that is invalid."""
     (model / "dir.html").mkdir()
     (tmp_path / "broken.toml").write_text("[model]\nlayers = ")
     (tmp_path / "graph.json").write_text("{}")

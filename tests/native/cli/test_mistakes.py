@@ -441,7 +441,7 @@ def test_a_number_of_steps_that_cannot_be_is_refused(tmp_path, run, steps):
 
 
 def test_wrong_arguments_of_the_demo_are_refused(tmp_path, texts, run):
-    """Output on a file, data that is none, and impossible numbers are one line, and leave nothing behind."""
+    """Output on a file, data that is invalid, and impossible numbers are one line, and leave nothing behind."""
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "taken" / "timeline.json").mkdir(parents=True)

@@ -290,7 +290,8 @@ def test_what_is_not_finite_is_no_result(encoder, writer, run, tmp_path):
 
 
 def test_encode_refuses_before_work(encoder, writer, run, tmp_path):
-    """Long texts unless they shall be cut, models that write, poolings that are none, modules that are not computed."""
+    """Long texts unless they shall be cut, models that write, poolings that are invalid, modules that are not "
+    "computed."""
     long = "def f(x): " * 40
     code, out, err = run("encode", encoder[0], long)
     assert (code, out) == (2, "") and "must fit the context of 48" in err

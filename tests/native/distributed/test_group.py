@@ -73,7 +73,7 @@ def test_one_process_is_a_group():
 
 
 def test_one_group_at_a_time():
-    """A second one is refused, also with a number that is none, and the first goes on."""
+    """A second one is refused, also with a number that is invalid, and the first goes on."""
     with ProcessGroup(2) as group:
         with pytest.raises(ConfigError, match="one group at a time"):
             ProcessGroup(2)
@@ -130,7 +130,7 @@ def test_a_worker_that_cannot_say_what_it_would_compute(monkeypatch, capfd):
 
 
 def test_what_a_process_says_of_itself_is_checked():
-    """A number that is none, and that of a process that has ended meanwhile."""
+    """A number that is invalid, and that of a process that has ended meanwhile."""
     with subprocess.Popen(["true"]) as ended:
         pass
     for pid in (None, True, "1", -1, 0, 1 << 40, ended.pid):

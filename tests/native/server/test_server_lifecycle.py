@@ -246,7 +246,7 @@ def test_what_cannot_be_served_is_one_line(tmp_path):
 
 @pytest.mark.slow
 def test_tls(tmp_path):
-    """A certificate makes it https; one that is none is refused at once; handshakes have a deadline."""
+    """A certificate makes it https; one that is invalid is refused at once; handshakes have a deadline."""
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     command = [
         "openssl",

@@ -222,7 +222,7 @@ EDITS = {
     "long hint": ([("Graph", -1, "hints", [[0, [[], [], ["dp"]]]])], "one entry per dim"),
     "loss out of range": ([("Definition", 0, "loss", 99)], "its loss is tensor 99"),
     "a negative loss": ([("Definition", 0, "loss", -1)], "its loss is tensor -1"),
-    "a loss that is none": ([("Definition", 0, "loss", 0)], "a loss is one f32"),
+    "a loss that is invalid": ([("Definition", 0, "loss", 0)], "a loss is one f32"),
     "an unnamed loss": ([("Graph", -1, "outputs", lambda o: o[:1])], "is not its output 'loss'"),
     "layer's key": ([("Template", 0, "key", "other")], "is called otherwise"),
     "layer's arguments": ([("Template", 0, "arguments", [0, 1])], "takes other tensors"),

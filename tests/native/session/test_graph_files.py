@@ -196,7 +196,7 @@ def test_a_file_grows_by_names_alone(tmp_path):
 
 
 def test_what_is_no_definition_is_not_saved(tmp_path):
-    """A completed graph, an attribute that is no plain data, a path that is none; what stood there is kept."""
+    """A completed graph, an attribute that is no plain data, a path that is invalid; what stood there is kept."""
     file = tmp_path / "a.json"
     file.write_text("kept")
     complete = tw.ComputeGraph.thaw(training().complete())

@@ -128,7 +128,7 @@ def test_running_refuses_in_its_own_words(model, name):
 
 
 def test_comparing_strategies_refuses_in_its_own_words(monkeypatch):
-    """A mesh, batches or a rate that are none are named before two models are allocated."""
+    """A mesh, batches or a rate that are invalid are named before two models are allocated."""
     monkeypatch.setattr(type(GRAPH), "instantiate", lambda *_, **__: pytest.fail("a model was allocated"))
     given = {"graph": GRAPH, "mesh": {"dp": 2}, "batches": [BATCH], "accumulation": 1, "seed": 0, "lr": 1e-3}
     given["recompute"] = "full"

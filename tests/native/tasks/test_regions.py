@@ -94,7 +94,7 @@ OUTSIDE = {
 
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_a_box_in_bytes_lies_inside(rt, name):
-    """A box that leaves its buffer, or is none, is refused when it is made, before an array could reach beyond."""
+    """A box that leaves its buffer, or is invalid, is refused when it is made, before an array could reach beyond."""
     with (
         rt.registered(np.zeros(256, np.uint8)) as (buffer,),
         pytest.raises(ConfigError, match=r"^\[runtime\.region\]"),

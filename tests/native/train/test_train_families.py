@@ -199,7 +199,8 @@ def test_a_new_model_is_written_in_the_type_that_is_asked_for(texts, tmp_path):
 def test_a_directory_that_is_no_model_is_refused_before_memory_is_taken(
     texts, tmp_path, monkeypatch, thread_count
 ):
-    """Weights that do not belong to the configuration, and numbers in them that are none; no thread is left behind."""
+    """Weights that do not belong to the configuration, and numbers in them that are invalid; no thread is left "
+    "behind."""
     tokenizer = train_tokenizer([path.read_text() for path in sorted(texts.rglob("*.py"))], vocab_size=290)
     model = Case("start", "qwen2", {"num_key_value_heads": 2, "eos_token_id": 0}).model(vocab_size=290)
     model.save_pretrained(tmp_path / "start")

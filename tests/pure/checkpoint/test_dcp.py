@@ -97,7 +97,7 @@ WRONG = {
     "encrypted": (_changed_place(transform_descriptors=["aes"]), "compressed or encrypted"),
     "no place": (_without_place, "does not say where the chunk"),
     "another type": (_of_type(torch.float64), "is float32"),
-    "a type that is none": (_of_type(torch.complex64), "names 'torch.complex64'"),
+    "a type that is invalid": (_of_type(torch.complex64), "names 'torch.complex64'"),
 }
 
 

@@ -204,7 +204,7 @@ LIES = {
         "tensor 'w' .*6 of 54 elements are missing",
     ),
     "another type": (lambda m: m["tensors"]["w"].update(dtype="F16"), r"tensor 'w' is F32 .* instead of F16"),
-    "a type that is none": (lambda m: m["tensors"]["w"].update(dtype="F7"), "instead of F7"),
+    "a type that is invalid": (lambda m: m["tensors"]["w"].update(dtype="F7"), "instead of F7"),
     "one device twice": (set_part("w", 1, device=0), "tensor 'w' must be of different devices"),
     "no such device": (set_part("w", 1, device=4), "tensor 'w' must be of different devices among 4"),
     "fewer devices": (lambda m: m.update(devices=3), "must be of different devices among 3"),

@@ -146,14 +146,14 @@ WRONG = {
     "too large": ({"shape": "K\x03K\x03\x86"}, "beyond its storage"),
     "an offset": ({"offset": "K\x01"}, "beyond its storage"),
     "a negative offset": ({"offset": "J\xff\xff\xff\xff"}, "no plain tensor"),
-    "a negative size": ({"shape": "J\xff\xff\xff\xffK\x03\x86"}, "sizes that are none"),
-    "a huge size": ({"shape": "\x8a\x08" + "\xff" * 7 + "\x3fK\x03\x86"}, "sizes that are none"),
+    "a negative size": ({"shape": "J\xff\xff\xff\xffK\x03\x86"}, "sizes that are invalid"),
+    "a huge size": ({"shape": "\x8a\x08" + "\xff" * 7 + "\x3fK\x03\x86"}, "sizes that are invalid"),
     "overlapping rows": ({"strides": "K\x01K\x01\x86"}, "view of a larger tensor"),
     "no strides": ({"strides": ")"}, "no plain tensor"),
     "another count": ({"count": "K\x07"}, "another size"),
     "another type": ({"storage": "DoubleStorage"}, "another size"),
     "no storage": ({"storage": "Size"}, "unknown kind"),
-    "a truth as size": ({"shape": "\x88K\x06\x86"}, "sizes that are none"),
+    "a truth as size": ({"shape": "\x88K\x06\x86"}, "sizes that are invalid"),
 }
 
 

@@ -270,7 +270,7 @@ except ResourceError as error:
 )
 def test_a_full_disk_is_one_error_and_keeps_what_stood_there(tmp_path, max_shard_bytes):
     """What cannot be written is a ResourceError with its reason; the old file stands, and nothing
-is left next to it."""
+    is left next to it."""
     write_weights(tmp_path, _tensors().items())
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, tmp_path, str(max_shard_bytes)],

@@ -156,7 +156,7 @@ def compare_draws(sampling, seed, size, spread, digits):
 )
 def test_native_draws_are_those_of_sorting(sampling, seed, size, spread, digits):
     """Every setting, vocabularies of every size, with and without ties, a row alone or next to
-others, on any thread."""
+    others, on any thread."""
     compare_draws(sampling, seed, size, spread, digits)
 
 

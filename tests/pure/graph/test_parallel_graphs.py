@@ -177,8 +177,8 @@ def test_nothing_is_half_assembled():
     good = LayerSpec("a", operands=("x",), function=own.block)
     state = ("state", TensorSpec((4, own.WIDTH), "f32", name="lone"))
     for specs, words in (
-        ([good, LayerSpec("b", operands=("nothing",), function=own.block)], "'nothing', which is none"),
-        ([LayerSpec("b", operands=("a",), function=own.block), good], "'a', which is none"),
+        ([good, LayerSpec("b", operands=("nothing",), function=own.block)], "'nothing', which is not one"),
+        ([LayerSpec("b", operands=("a",), function=own.block), good], "'a', which is not one"),
         ([good, replace(good, operands=("x",))], "a path of its own"),
         ([good, LayerSpec("b", operands=("a",), function=own.wrong)], "layer 'b' must fit what it reads"),
         ([good, replace(good, path="x")], "a path of its own"),

@@ -21,11 +21,13 @@ def test_a_phase_that_lasts_has_a_bar():
     """With what is done, a rate, and the time left; the last picture shows all of it."""
     out, total = console(), 4000
     with ProgressTracker(out, delay_s=0.02).phase("specification", total) as phase:
-        cell = phase.cell()
-        while cell.count < total - 1 and "/s" not in out.file.getvalue():  # 20 s at most, on a busy machine
+        counter = phase.counter()
+        while (
+            counter.count < total - 1 and "/s" not in out.file.getvalue()
+        ):  # 20 s at most, on a busy machine
             time.sleep(0.005)
-            cell.count += 1
-        cell.count = total
+            counter.count += 1
+        counter.count = total
         time.sleep(0.1)
     text = out.file.getvalue()
     assert "specification" in text and "4000/4000" in text and "/s" in text
@@ -40,7 +42,7 @@ def test_silent_where_nothing_is_to_be_seen(is_terminal, delay_s):
     tracker = ProgressTracker(out, delay_s=delay_s)
     for name in ("specification", "validation"):
         with tracker.phase(name, 3) as phase:
-            phase.cell().count += 3
+            phase.counter().count += 3
             time.sleep(0.02)
     assert out.file.getvalue() == ""
 
@@ -92,9 +94,9 @@ def test_pieces_are_taken_down_at_level_verbose_only():
     assert Progress(ParallelDebugger("verbose")).wants_spans
     debugger = ParallelDebugger("verbose")
     with debugger.phase("templates", 2) as phase:
-        cell = phase.cell()
-        cell.spans += [("thread 1", "layers.3", 10, 5_000_010), ("thread 2", "layers.4", 20, 9_000_020)]
-        cell.count += 2
+        counter = phase.counter()
+        counter.spans += [("thread 1", "layers.3", 10, 5_000_010), ("thread 2", "layers.4", 20, 9_000_020)]
+        counter.count += 2
     report = debugger.report()
     assert "thread 1: templates" in report and report.index("layers.4") < report.index("layers.3")
 
@@ -104,7 +106,7 @@ def test_the_trace_opens_in_perfetto(tmp_path):
     debugger = ParallelDebugger("verbose")
     with debugger.phase("templates", 1) as phase:
         begin = time.perf_counter_ns()
-        phase.cell().spans.append(("process 7", "layers.3", begin, begin + 1000))
+        phase.counter().spans.append(("process 7", "layers.3", begin, begin + 1000))
     debugger.save_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert [e["args"]["name"] for e in events if e["ph"] == "M"] == ["phases", "process 7"]

@@ -111,7 +111,7 @@ def test_sizes_that_lie_are_refused(path):
 
 
 def test_json_that_readers_disagree_on_is_refused(path):
-    """Keys that stand twice, NaN, endless nesting, numbers without end, texts that are none."""
+    """Keys that stand twice, NaN, endless nesting, numbers without end, texts that are invalid."""
     rows, arrays = parts(small_file())
     text = json.dumps(rows)
     twice = text.replace('"arrays"', '"records": [], "arrays"')
@@ -249,7 +249,7 @@ FIELDS = {
     "an update with values that come later": (forged_update(4, 1000), "step 0 takes values [1000"),
     "an update with values before the first": (forged_update(5, -7), "step 0 takes values"),
     "an update that leaves no value": (forged_update(-1, 10**6), "it leaves values"),
-    "an update of panels that are none": (forged_update(0, 1), "takes its tensors for packed ones"),
+    "an update of tensors that are not panels": (forged_update(0, 1), "takes its tensors for packed ones"),
     "an update of neither panels nor rows": (forged_update(0, 2), "takes its tensors for packed ones"),
     "a rule by steps of no kind": (forged_rule(0, 99), "is of kind 99"),
     "less memory for workers than kernels take": (set_field("Plan", "scratch_bytes", 1 << 20), "bytes of its worker"),

@@ -203,7 +203,7 @@ def test_a_timeline_of_something_else_is_refused(entries, tmp_path):
 
 
 def test_a_picture_is_a_file(tmp_path):
-    """The same plan gives the same file; a path that is none is refused."""
+    """The same plan gives the same file; a path that is invalid is refused."""
     plan = planned("none")
     plan.save_picture(tmp_path / "a.html")
     plan.save_picture(str(tmp_path / "b.html"))

@@ -156,7 +156,7 @@ def test_mistakes_are_one_line_with_their_place(tmp_path, text, words):
 
 
 def test_missing_file_is_named(tmp_path):
-    """A file that is not there, or is none, is one clear error; a pipe is not waited for."""
+    """A file that is not there, or is invalid, is one clear error; a pipe is not waited for."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "latin").write_bytes(b"[data]\npath = 'caf\xe9'\n")
     (tmp_path / "huge").write_bytes(b"#" * (2 << 20))

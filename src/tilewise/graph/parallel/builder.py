@@ -44,7 +44,7 @@ class ParallelGraphBuilder:
         progress: receives the phases; a `ParallelDebugger` or a `ProgressTracker`.
 
     Raises:
-        ShapeError: threads are not between 1 and 256, or the others are none.
+        ShapeError: threads are not between 1 and 256, or the others are invalid.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ def _check_names(
                 _refuse(
                     spec,
                     "reads tensors of the graph and layers before it",
-                    f"{name!r}, which is none",
+                    f"{name!r}, which is not one",
                     "correct it",
                 )
         if spec.path in before or spec.path in alone or graph.has(spec.path):

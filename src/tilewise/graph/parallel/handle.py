@@ -60,7 +60,7 @@ class SpecHandle:
         """A tensor from outside; returns its name. Where a layer declares one of that name, the two are held together.
 
         Raises:
-            ShapeError: shape, dtype, labels or name are none.
+            ShapeError: shape, dtype, labels or name are invalid.
         """
         spec = TensorSpec(tuple(shape), dtype_of(dtype), tuple(labels), name, storage=storage)
         self.specs.append(LayerSpec(name, self.kind, tensors=((kind, spec),)))

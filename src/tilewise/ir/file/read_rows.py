@@ -77,7 +77,7 @@ class RowReader:
         """The last record; all others are parts of it, or of nothing.
 
         Raises:
-            Unreadable: names the first row that is none.
+            Unreadable: names the first row that is invalid.
         """
         for number, row in enumerate(_list(rows)):
             try:
