@@ -1,15 +1,15 @@
-"""generation_config.json: the settings that a model's makers recommend for writing.
+"""generation_config.json: the settings that a model's authors recommend for generation.
 
-Fields have the names and types of transformers' `GenerationConfig`. Settings that Tilewise has are returned, known ones
-that do not change the text are left aside, and known ones that would make another text than transformers makes are
-refused by name. A field that `GenerationConfig` does not have changes nothing in transformers either: it is left aside
-with a warning.
+Fields have the names and types of transformers' `GenerationConfig`. Supported settings are returned. Known settings
+that do not change the text are ignored. Known settings that change the text and are not supported are ignored with one
+warning each, which names the setting. Fields that `GenerationConfig` does not have are ignored with one warning for all
+of them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -27,6 +27,7 @@ _MAX_VOCABULARY = 1 << 31
 _MOST_NAMED = 8  # fields in one line of the log
 _WITHOUT_FILE = "correct the file, or do not use it (generation_config=False in Python)"
 _validate = Validator("checkpoint", CheckpointError)
+_Token = Annotated[int, Field(ge=0)]
 _Count = Annotated[int, Field(ge=0, le=1 << 53)]
 
 # About assistants, caches, scores of beams, what is returned: they do not change the text that one model writes.
@@ -40,8 +41,8 @@ assistant_ensemble_weight prompt_lookup_num_tokens max_matching_ngram_size specu
 compile_config disable_compile continuous_batching_config low_memory prefill_chunk_size
 """
 _WITHOUT_EFFECT = frozenset(_UNUSED.split())
-# Fields whose other values make another text.
-_ONLY: Mapping[str, tuple[object, ...]] = {
+# Fields that change the text and are not supported, with the values that change nothing. null always changes nothing.
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "num_beams": (1,),
     "num_beam_groups": (1,),
     "penalty_alpha": (0,),
@@ -77,11 +78,11 @@ _Settings: Any = create_model("_Settings", __config__=ConfigDict(strict=True, ex
 class _GenerationConfig(_Settings):  # type: ignore[misc]
     """What generation uses of generation_config.json: settings of sampling, and fields with names of their own."""
 
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
+    bos_token_id: _Token | None = None
+    eos_token_id: _Token | list[_Token] | None = None
     do_sample: bool | None = None
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    bad_words_ids: list[Annotated[list[int], Field(min_length=1)]] | None = None
+    bad_words_ids: list[Annotated[list[_Token], Field(min_length=1)]] | None = None
     max_new_tokens: Annotated[int, Field(ge=1, le=1 << 53)] | None = None
     max_length: Annotated[int, Field(ge=1, le=1 << 53)] | None = None
     min_new_tokens: _Count | None = None
@@ -95,43 +96,39 @@ class _GenerationConfig(_Settings):  # type: ignore[misc]
 def load_generation_config(directory: str | Path, vocab_size: int) -> dict[str, Any]:
     """What generation uses of generation_config.json, by the file's names; empty when there is no file.
 
+    Warnings in the log, one line each: a setting that changes the text and is not supported, all unknown fields
+    together, and token ids that the model does not have. A file is read several times, and warned about once.
+
     Args:
         directory: of the model.
-        vocab_size: of the model; token ids lie below it.
-
-    Fields that are unknown are left aside, with one warning in the log for all of them.
+        vocab_size: of the model. Token ids at or beyond it are never generated, so `bos_token_id` and `eos_token_id`
+            are returned without them, and `bad_words_ids` without the words that contain one.
 
     Raises:
-        CheckpointError: the file is not a JSON object, a field cannot have such a value, a token lies outside the
-            vocabulary, or a setting is not supported.
+        CheckpointError: the file is not a JSON object, a field cannot have such a value, or a token id is negative.
     """
     path = _validate.path("load_generation_config", "a model directory", directory) / "generation_config.json"
     vocab_size = _validate.integer("load_generation_config", "vocab_size", vocab_size, 1, _MAX_VOCABULARY)
     if not os.path.lexists(path):
         return {}
     try:
-        found, unknown = _parse(read_whole(path))
+        settings, warnings = _parse(read_whole(path))
     except Unreadable as error:
         raise CheckpointError(
             f"[checkpoint.load_generation_config] the file must be a JSON object of generation's settings; got "
             f"{str(path)!r}: {error}; {_WITHOUT_FILE}"
         ) from None
-    if unknown:
-        names = ", ".join(bare(name) for name in unknown[:_MOST_NAMED])
-        more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
-        rule = "[checkpoint.load_generation_config] unknown fields are ignored"
-        warn_once("checkpoint", f"{rule}: {names}{more} ({str(path)!r})")
-    for token in _tokens(found):
-        if not 0 <= token < vocab_size:
-            raise CheckpointError(
-                f"[checkpoint.load_generation_config] token ids must lie below config.json's vocab_size {vocab_size}; "
-                f"got {token} in {str(path)!r}; {_WITHOUT_FILE}"
-            )
-    return dict(found.model_dump(exclude_none=True))
+    found, absent = _within_vocabulary(settings.model_dump(exclude_none=True), vocab_size)
+    if absent:
+        ids = ", ".join(map(str, absent[:_MOST_NAMED]))
+        warnings.append(f"token ids at or beyond the model's vocab_size {vocab_size} are ignored: {ids}")
+    for text in warnings:
+        warn_once("checkpoint", f"[checkpoint.load_generation_config] {text} ({str(path)!r})")
+    return found
 
 
 def _parse(content: bytes) -> tuple[_GenerationConfig, list[str]]:
-    """The settings of a file, and the names of its unknown fields.
+    """The supported settings of a file, and a warning for each setting that is not supported.
 
     Raises:
         Unreadable: it holds no such settings.
@@ -139,17 +136,21 @@ def _parse(content: bytes) -> tuple[_GenerationConfig, list[str]]:
     data = plain_json(content)
     if not isinstance(data, dict):
         raise Unreadable(f"it must hold an object; got {shown(data)}")
-    for key, allowed in _ONLY.items():
-        value = data.pop(key, None)
-        if value is not None and not any(_is_same(value, a) for a in allowed):
-            rule = f"must be {' or '.join(shown(a) for a in allowed)}" if allowed else "must be absent"
-            raise Unreadable(f"{key} {rule}, others are not supported; got {shown(value)}")
     known = {key: value for key, value in data.items() if key in _GenerationConfig.model_fields}
     try:
-        found = _GenerationConfig.model_validate(known)
+        settings = _GenerationConfig.model_validate(known)
     except ValidationError as error:
         raise Unreadable(first_problem(error)) from None
-    return found, [key for key in data if key not in known and key not in _WITHOUT_EFFECT]
+    warnings = [
+        f"{key} is not supported and is ignored: got {shown(data[key])}; texts may differ from transformers'"
+        for key, neutral in _NEUTRAL.items()
+        if data.get(key) is not None and not any(_is_same(data[key], value) for value in neutral)
+    ]
+    unknown = [bare(key) for key in data if key not in {*known, *_WITHOUT_EFFECT, *_NEUTRAL}]
+    if unknown:
+        more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
+        warnings.append(f"unknown fields are ignored: {', '.join(unknown[:_MOST_NAMED])}{more}")
+    return settings, warnings
 
 
 def _is_same(value: object, allowed: object) -> bool:
@@ -157,12 +158,20 @@ def _is_same(value: object, allowed: object) -> bool:
     return isinstance(value, bool) == isinstance(allowed, bool) and value == allowed
 
 
-def _tokens(found: _GenerationConfig) -> Iterator[int]:
-    """Every token id of the settings."""
-    if found.bos_token_id is not None:
-        yield found.bos_token_id
-    if isinstance(found.eos_token_id, int):
-        yield found.eos_token_id
-    yield from found.eos_token_id if isinstance(found.eos_token_id, list) else ()
-    for word in found.bad_words_ids or ():
-        yield from word
+def _within_vocabulary(settings: dict[str, Any], vocab_size: int) -> tuple[dict[str, Any], list[int]]:
+    """Settings without token ids that the model does not have, and those ids."""
+    found, absent = dict(settings), set[int]()
+
+    def are_present(ids: list[int]) -> bool:
+        absent.update(token for token in ids if token >= vocab_size)
+        return max(ids, default=0) < vocab_size
+
+    if not are_present([found.get("bos_token_id", 0)]):
+        del found["bos_token_id"]
+    if "eos_token_id" in found:
+        ends = found["eos_token_id"]
+        kept = [token for token in ([ends] if isinstance(ends, int) else ends) if are_present([token])]
+        found["eos_token_id"] = ends if kept == [ends] else kept
+    if "bad_words_ids" in found:
+        found["bad_words_ids"] = [word for word in found["bad_words_ids"] if are_present(word)]
+    return found, sorted(absent)

@@ -12,6 +12,7 @@ from tilewise.core.reading import Unreadable, open_regular
 __all__ = ["refuse_gguf"]
 
 _MAGIC = b"GGUF"
+_LFS_POINTER = b"vers"  # of b"version https://git-lfs.github.com/spec/v1"
 
 
 def refuse_gguf(path: Path) -> None:
@@ -21,11 +22,22 @@ def refuse_gguf(path: Path) -> None:
         path: what was given as a model, or as a file of weights.
 
     Raises:
-        ConfigError: it is one; says how to convert it.
+        ConfigError: it is one, and the message says how to convert it; or a file is named .gguf and is none.
     """
     file = _gguf_file(path)
     if file is None:
         return
+    begin = _first_bytes(file)
+    if begin is not None and begin != _MAGIC:
+        is_pointer = begin == _LFS_POINTER
+        advice = (
+            "it is a Git LFS pointer: run git lfs pull"
+            if is_pointer
+            else "the download is damaged or truncated: repeat it"
+        )
+        raise ConfigError(
+            f"[checkpoint.gguf] a .gguf file must begin with {_MAGIC!r}; got {begin!r} in {str(file)!r}; {advice}"
+        )
     # transformers refuses to save what it has read from GGUF until its quantizer is removed
     program = (
         "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
@@ -42,8 +54,10 @@ def refuse_gguf(path: Path) -> None:
 
 
 def _gguf_file(path: Path) -> Path | None:
+    """A file with GGUF's first bytes or name, or the first one of a directory without other weights."""
     if not os.path.isdir(path):
-        return path if _is_gguf(path) else None
+        is_named = path.suffix.lower() == ".gguf" and os.path.lexists(path)
+        return path if is_named or _first_bytes(path) == _MAGIC else None
     with suppress(OSError):
         names = sorted(os.listdir(path))
         if not any(name.endswith((".safetensors", ".bin", ".pt", ".pth")) for name in names):
@@ -51,8 +65,8 @@ def _gguf_file(path: Path) -> Path | None:
     return None
 
 
-def _is_gguf(path: Path) -> bool:
-    """Whether a file has GGUF's first bytes; one that cannot be read, by its name."""
+def _first_bytes(path: Path) -> bytes | None:
+    """As many bytes as the magic number has; None where the file cannot be read."""
     with suppress(Unreadable, OSError), open_regular(path) as stream:
-        return stream.read(len(_MAGIC)) == _MAGIC
-    return path.suffix.lower() == ".gguf" and os.path.lexists(path)
+        return stream.read(len(_MAGIC))
+    return None

@@ -24,7 +24,7 @@ from tilewise.checkpoint.pickles import MAX_PICKLE_BYTES, Name, Record, parse_pi
 from tilewise.checkpoint.tensors import Checksum, FileTensor, OpenFile
 from tilewise.core import CheckpointError
 from tilewise.core.reading import Unreadable, open_regular
-from tilewise.core.validation import Validator, shown
+from tilewise.core.validation import Validator, bare, shown
 
 __all__ = [
     "Storages",
@@ -165,8 +165,14 @@ def choose_part(content: Any, part: str | None) -> Mapping[str, Any]:
         raise Unreadable("it is no dictionary of tensors by name")
     odd = next((name for name, value in content.items() if not _is_tensor(value)), None)
     if odd is not None:
-        raise Unreadable(f"it holds {shown(odd)}, which is no tensor; name the part that is the state dict")
+        dicts = [key for key, value in content.items() if _is_state_dict(value)]
+        advice = f"name the part that is the state dict: --part {bare(dicts[0]) if dicts else 'KEY'}"
+        raise Unreadable(f"it holds {shown(odd)}, which is no tensor; {advice}")
     return content
+
+
+def _is_state_dict(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value) and all(map(_is_tensor, value.values()))
 
 
 def _is_tensor(value: Any) -> bool:

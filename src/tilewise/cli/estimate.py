@@ -230,4 +230,6 @@ def _count(value: float) -> str:
 
 
 def _seconds(value: float) -> str:
+    if value < 1e-3:
+        return f"{value * 1e6:.1f} us"
     return f"{value:,.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tilewise.cli.estimate import Given
 from tilewise.core import CheckpointError
-from tilewise.core.limits import memory_of_machine
+from tilewise.core.limits import available_memory
 from tilewise.core.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -103,8 +103,9 @@ def _cache(config: ModelConfig, weights: Mapping[str, int], given: Given) -> Ite
 
     per_token = models.kv_elements_per_token(config)
     yield f"KV cache per token: {', '.join(f'{n} {format_bytes(per_token * s)}' for n, s in _DTYPES.items())}"
-    memory = given.device_memory or memory_of_machine()
-    yield f"memory of {'the device' if given.device_memory else 'this machine'}: {format_bytes(memory)}"
+    memory = available_memory() if given.device_memory is None else given.device_memory
+    place = "available on this machine" if given.device_memory is None else "of the device"
+    yield f"memory {place}: {format_bytes(memory)}"
     limit = models.max_context(config)
     for name, size in _DTYPES.items():
         free = memory - weights[name]

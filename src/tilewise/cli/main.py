@@ -53,6 +53,7 @@ _CONFIG = typer.Argument(help="A TOML file; examples/train.toml shows every key.
 
 _SMALL_ENGINE = ("tensor_parallel_size", "dtype", "ignore_config_fields")
 _MAX_LINE = 2000
+_LEAST_DEVICE_MEMORY = 1_000_000  # bytes; fewer are a size without its unit
 _INTERRUPTED = 130  # the exit code of what Ctrl-C ended
 
 
@@ -301,7 +302,11 @@ def inspect(
         _print_path(plan)
     if graph is not None or plan is not None:
         return
-    given = Given(size(device_memory, "--device-memory"), peak_tflops, bandwidth_gbps)
+    memory = size(device_memory, "--device-memory")
+    if memory is not None and memory < _LEAST_DEVICE_MEMORY:
+        text = f"{device_memory!r} is less than 1M: add a unit, such as {device_memory}G"
+        raise typer.BadParameter(text, param_hint="--device-memory")
+    given = Given(memory, peak_tflops, bandwidth_gbps)
     with before_work():
         if source.suffix.lower() == ".toml":
             lines = list(describe_training(source, given, make_console(stderr=True)))

@@ -13,6 +13,7 @@ import operator
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from numbers import Real
 from os import fsencode
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy as np
 
 from tilewise.core.errors import ConfigError, TilewiseError
 
-__all__ = ["Validator", "bare", "cut", "shown"]
+__all__ = ["Validator", "bare", "cut", "nearest", "shown"]
 
 MAX_SHOWN = 80
 
@@ -53,6 +54,33 @@ def shown(value: object, limit: int = MAX_SHOWN) -> str:
 def bare(value: object, limit: int = MAX_SHOWN) -> str:
     """As `shown`, a text without its quotes. For names and values from outside: control characters are escaped."""
     return cut(repr(value)[1:-1], limit) if isinstance(value, str) else shown(value, limit)
+
+
+def nearest(name: str, names: Collection[str], likeness: float = 0.6) -> str | None:
+    """The known name that an unknown one most likely stands for, or None.
+
+    A name whose words begin with all words of the unknown one goes first, the one with the fewest words: `dir` is
+    `directory`, `num_heads` is `num_attention_heads`. Next is a name that the unknown one begins with: `batch_size` is
+    `batch`. Then the most alike spelling counts.
+
+    Args:
+        name: the unknown name.
+        names: the known ones.
+        likeness: the least likeness of two spellings, as `difflib.get_close_matches` measures it.
+    """
+    words = name.lower().split("_")
+    longer = [n for n in names if _begin_words(words, n.split("_"))] if min(map(len, words)) > 1 else []
+    if longer:
+        return min(longer, key=lambda n: (n.count("_"), len(n)))
+    if shorter := [n for n in names if name.startswith(f"{n}_")]:
+        return max(shorter, key=len)
+    return next(iter(get_close_matches(name, names, 1, likeness)), None)
+
+
+def _begin_words(beginnings: list[str], words: list[str]) -> bool:
+    """Whether each beginning is that of a word, in the same order."""
+    left = iter(words)
+    return all(any(word.startswith(beginning) for word in left) for beginning in beginnings)
 
 
 @dataclass(frozen=True)

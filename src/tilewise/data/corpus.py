@@ -11,9 +11,10 @@ out. Paths without readable text are refused. Texts go to the tokenizer and to e
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,8 +88,9 @@ def load_corpus(path: str | Path, held_out_percent: float = 5.0) -> Corpus:
     """The text files at `path`: one file, or every readable UTF-8 file of a directory without hidden ones.
 
     A single file, and a file of more than 16 MiB in a directory, is cut at blank lines into pieces of about 8 KiB that
-    stand for files, so that some can be held out. What is left out of a directory (structured data by its ending,
-    binary, not UTF-8, unreadable) is named in one warning.
+    stand for files, so that some can be held out. Where the hash would hold out all of a few texts, the first is
+    trained on. A warning names files that look like JSON lines. What is left out of a directory (structured data by its
+    ending, binary, not UTF-8, unreadable) is named in one warning.
 
     Raises:
         ConfigError: there is no such path, it is a structured or compressed file, there is no text in it, or more than
@@ -157,6 +159,9 @@ def _load(root: Path, files: Iterable[Path], percent: float) -> Corpus:
             skipped.append((name, str(error)))
     held_out = tuple(file for file in texts if is_held_out(file.name, percent))
     train = tuple(file for file in texts if not is_held_out(file.name, percent))
+    if not train and percent < 100:
+        train, held_out = held_out[:1], held_out[1:]  # few texts, all of which the hash has chosen
+    _warn_of_json_lines(texts)
     left_out = f"{len(skipped)} files left out: {_summary(skipped)}" if skipped else ""
     if not train:
         raise ConfigError(
@@ -171,6 +176,31 @@ def _load(root: Path, files: Iterable[Path], percent: float) -> Corpus:
     if skipped:
         get_logger("data").warning("%s", left_out)
     return Corpus(train, held_out)
+
+
+def _warn_of_json_lines(texts: Sequence[TextFile]) -> None:
+    """One warning about plain files that hold a JSON object on every line: text to learn from seldom looks so."""
+    names = list(dict.fromkeys(file.name.partition("#")[0] for file in texts if _is_json_lines(file.text)))
+    if names:
+        more = ", …" if len(names) > _NAMES_SHOWN else ""
+        get_logger("data").warning(
+            "%d files look like JSON lines and are learned character by character (%s%s): write their text fields "
+            "into .txt files, as docs/training.md shows",
+            len(names),
+            ", ".join(shown(name) for name in names[:_NAMES_SHOWN]),
+            more,
+        )
+
+
+def _is_json_lines(text: str) -> bool:
+    """Two lines or more, each with a JSON object."""
+    if not text.lstrip().startswith("{"):
+        return False
+    filled = [line for line in text.splitlines() if line.strip()]
+    try:
+        return len(filled) > 1 and all(isinstance(json.loads(line), dict) for line in filled)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _size(path: Path) -> int:

@@ -4,7 +4,7 @@ Owns sampling, chat templates, detokenizing and stop strings. `tilewise.serve` r
 """
 
 from tilewise.generate.chat import ChatTemplate
-from tilewise.generate.defaults import combine_settings
+from tilewise.generate.defaults import combine_settings, served_settings
 from tilewise.generate.detokenizer import Detokenizer, TextOffsets
 from tilewise.generate.history import History
 from tilewise.generate.prompts import check_prompt, encode_prompt, word_ids
@@ -25,5 +25,6 @@ __all__ = [
     "choose_token",
     "combine_settings",
     "encode_prompt",
+    "served_settings",
     "word_ids",
 ]

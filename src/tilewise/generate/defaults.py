@@ -1,4 +1,7 @@
-"""Combines a caller's settings with those of generation_config.json.
+"""Combines the settings of generation_config.json with the caller's.
+
+`LLM` and the server apply the settings that vLLM applies, `served_settings`. The command line applies all of them,
+`combine_settings`.
 
 The file's settings apply as in transformers. Without `do_sample` the most likely token is taken, and settings that only
 matter for sampling have no effect. With `do_sample`, settings that the file lacks have transformers' defaults
@@ -11,13 +14,48 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilewise.core import ConfigError, Validator
-from tilewise.settings import Sampling, settings_of
+from tilewise.core.log import warn_once
+from tilewise.core.validation import shown
+from tilewise.settings import Sampling, SamplingSettings, settings_of
 
-__all__ = ["combine_settings"]
+__all__ = ["combine_settings", "served_settings"]
 
 _validate = Validator("generate")
 _MOST = 1 << 53
 _DEFAULT_TOP_K = 50  # of transformers, for a file with do_sample and without top_k
+
+# Settings that change the text and that vLLM ignores, with the values that change nothing.
+_NOT_SERVED: Mapping[str, object] = {
+    "typical_p": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "no_repeat_ngram_size": 0,
+    "bad_words_ids": [],
+    "stop_strings": [],
+    "min_new_tokens": 0,
+    "min_length": 0,
+}
+
+
+def served_settings(file: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of generation_config.json that `LLM` and the server apply where a request has none: as in vLLM.
+
+    A setting of the file that changes the text and is not applied is one warning in the log.
+
+    Args:
+        file: what `load_generation_config` returned.
+
+    Returns:
+        Settings under the names of `SamplingParams`.
+    """
+    file = _validate.mapping("served_settings", "file", file, "settings")
+    for name, neutral in _NOT_SERVED.items():
+        if name in file and file[name] != neutral:
+            rule = f"[generate.served_settings] {name} of generation_config.json is ignored, as in vLLM"
+            warn_once("generate", f"{rule}: got {shown(file[name])}; set it in requests")
+    served = [name for name, one in settings_of(SamplingSettings).items() if one.is_server_default]
+    found = {name: file[name] for name in served if name in file}
+    return found | ({"max_tokens": file["max_new_tokens"]} if "max_new_tokens" in file else {})
 
 
 def combine_settings(

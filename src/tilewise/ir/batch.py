@@ -48,14 +48,14 @@ class BatchCut:
     bound: int = 0
 
 
-def default_batch_splits(batch: int) -> int:
-    """G if the user names none: the largest power of two that divides the batch, at most 16.
+def default_batch_splits(batch: int, most: int = MAX_DEFAULT_BATCH_SPLITS) -> int:
+    """The number of batch splits if the user sets none: the largest power of two up to `most` that divides the batch.
 
     It is part of the bits, so it follows from the batch alone, never from the devices: 12 sequences
     have 4 batch splits, for 1, 2 or 4 devices. Three devices need 3, 6 or 12 batch splits, which
     exclude two and four; that choice is the user's.
     """
-    return min(MAX_DEFAULT_BATCH_SPLITS, batch & -batch)
+    return min(most, batch & -batch)
 
 
 def cut_batch(graph: Graph, microbatches: int = 1, batch_splits: int | None = None) -> BatchCut:

@@ -8,9 +8,9 @@ fields decide nothing, and which unknown ones are left aside with a line in the 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_origin, get_type_hints
 
@@ -18,7 +18,7 @@ from tilewise.checkpoint import refuse_gguf
 from tilewise.core.errors import ConfigError
 from tilewise.core.log import warn_once
 from tilewise.core.reading import Unreadable, first_problem, plain_json, read_whole
-from tilewise.core.validation import Validator, bare, shown
+from tilewise.core.validation import Validator, bare, nearest, shown
 from tilewise.models.fields import ADVICE, ONLY, WITHOUT_EFFECT, decides_nothing, ignore_advice
 from tilewise.models.require import MAX_POSITIONS, Require
 
@@ -37,6 +37,7 @@ _LIMITS = {
     "num_attention_heads": 1024,
     "max_position_embeddings": MAX_POSITIONS,
 }
+_TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")
 _MOST_NAMED = 8  # fields in one line of the log
 
 
@@ -66,17 +67,14 @@ def config_content(model_dir: str | Path) -> dict[str, Any]:
     """The parsed config.json of a Hugging Face directory, of any model.
 
     Raises:
-        ConfigError: the file is missing or is not a JSON object; names it. A GGUF file, or a directory with nothing
-            else, is refused with the way to convert it.
+        ConfigError: the file is missing or is not a JSON object; names it. Another file given as the directory is
+            refused with what to give instead, or with the way to convert it.
     """
     directory = _validate.path("open", "a model directory", model_dir)
     path = directory / "config.json"
     if not os.path.lexists(path):
         refuse_gguf(directory)
-        raise ConfigError(
-            f"[models.open] a model directory must hold config.json; got {str(model_dir)!r}; "
-            "give a Hugging Face directory"
-        )
+        raise ConfigError(_not_a_model(directory))
     try:
         data = plain_json(read_whole(path))
         if not isinstance(data, dict):
@@ -86,6 +84,21 @@ def config_content(model_dir: str | Path) -> dict[str, Any]:
         raise ConfigError(
             f"[models.open] config.json must be JSON; got {str(path)!r}: {error}; repair the file"
         ) from None
+
+
+def _not_a_model(path: Path) -> str:
+    """The message for a path without config.json."""
+    advice = "give a Hugging Face directory"
+    if not os.path.lexists(path):
+        advice = f"there is no such file or directory: {advice}"
+    elif not os.path.isdir(path) and path.suffix.lower() in _TORCH_FILES:
+        command = f"tilewise checkpoint convert {shlex.quote(str(path))} NEW_DIRECTORY --model MODEL"
+        advice = (
+            f"convert it: {command}, where MODEL is a directory with the model's config.json and tokenizer"
+        )
+    elif not os.path.isdir(path) and os.path.lexists(path.parent / "config.json"):
+        advice = f"give its directory, {str(path.parent)!r}"
+    return f"[models.open] a model directory must hold config.json; got {str(path)!r}; {advice}"
 
 
 @dataclass(frozen=True)
@@ -211,14 +224,15 @@ class ModelConfig:
         """The configuration that a parsed config.json describes.
 
         An unknown field that decides nothing by its name and value (`fields.decides_nothing`) is left aside, with one
-        warning in the log for all of them.
+        warning in the log for all of them. End tokens at or beyond `vocab_size` are left out, with one warning.
 
         Args:
             data: the parsed file.
             ignore: fields that are left aside although the family does not know them, or refuses their value. A field
                 inside `rope_scaling` is named `rope_scaling.NAME`.
             where: what the warning calls the file.
-            only_known: refuse every unknown field: for a configuration that is written by hand.
+            only_known: refuse every unknown field and every end token outside the vocabulary: for a configuration
+                that is written by hand.
 
         Raises:
             ConfigError: a field is missing, unknown or of another type, or asks for something that is not computed;
@@ -248,11 +262,14 @@ class ModelConfig:
         given = {key: value for key, value in given.items() if key not in without_effect}
         given, unknown = cls._without_unknown_nested(given, ignore)
         given = cls._adapted(given)
+        if not only_known:
+            given = cls._without_absent_ends(given, where)
         unknown |= {key: given.pop(key) for key in [*given] if key not in spelled}
         for key, value in unknown.items():
-            rule, advice = "must be a field that this family's models have", ignore_advice(bare(key))
-            if near := get_close_matches(key, spelled, 1):
-                advice = f"did you mean {near[0]}? {advice}"
+            rule = "must be a field that this family's models have"
+            advice = "remove the key" if only_known else ignore_advice(bare(key))
+            if near := nearest(key, spelled):
+                advice = f"did you mean {near}? If not, {advice}"
             if key in cls.spellings:
                 advice = f"this family's files spell it {cls.spelled(key)}"
             is_left_aside = not only_known and decides_nothing(key, value)
@@ -314,6 +331,18 @@ class ModelConfig:
             for key, value in given.items()
             if value is not None or key in takes_none or key not in kinds
         }
+
+    @classmethod
+    def _without_absent_ends(cls, given: dict[str, Any], where: str) -> dict[str, Any]:
+        """Adapted fields without end tokens at or beyond the vocabulary, which the model never generates."""
+        size, ends = given.get(cls.spelled("vocab_size")), given.get("eos_token_ids", ())
+        absent = [token for token in ends if type(token) is type(size) is int and token >= size > 0]
+        if not absent:
+            return given
+        ids = ", ".join(map(str, absent[:_MOST_NAMED]))
+        rule = f"eos_token_id at or beyond vocab_size {size} is ignored: {ids}"
+        warn_once("models", f"[models.{cls.model_type}] {rule} ({where})")
+        return {**given, "eos_token_ids": tuple(token for token in ends if token not in absent)}
 
     def to_dict(self) -> dict[str, Any]:
         """The same as Hugging Face's config.json."""

@@ -402,8 +402,10 @@ class Engine:
                 grammar = self._grammars.prepare(settings.structured_outputs)
         else:
             sampling, options = settings, OutputOptions()
-        bad = (*sampling.bad_words_ids, *(word_ids(self.model.tokenizer, sampling.bad_words)))
-        self._check_ids(sampling, bad)
+        words = (*sampling.bad_words_ids, *(word_ids(self.model.tokenizer, sampling.bad_words)))
+        # a word with a token that the model does not have is never generated
+        bad = tuple(word for word in words if max(word) < self.model.config.vocab_size)
+        self._check_ids(sampling)
         if not self.model.settings.enable_prefix_caching:  # only the texts of this request share blocks
             salt = f"only {name} {next(self._numbers)}"
         return Request(
@@ -436,13 +438,12 @@ class Engine:
         beginning = self.model.config.bos_token_id
         return ids or [0 if beginning is None else beginning], salt
 
-    def _check_ids(self, sampling: Sampling, bad_words: Sequence[Sequence[int]]) -> None:
+    def _check_ids(self, sampling: Sampling) -> None:
         """Check that settings name only tokens that the model has."""
         named = {
             "logit_bias": [id_ for id_, _ in sampling.logit_bias],
             "allowed_token_ids": sampling.allowed_token_ids,
             "stop_token_ids": sampling.stop_token_ids,
-            "bad_words": [id_ for word in bad_words for id_ in word],
         }
         for name, ids in named.items():
             check_token_ids(self.model.tokenizer, ids, self.model.config.vocab_size, name)

@@ -12,13 +12,13 @@ from tilewise import models
 from tilewise.core import Validator
 from tilewise.core.progress import Progress
 from tilewise.encode import Encoder
-from tilewise.generate import ChatTemplate, encode_prompt
+from tilewise.generate import ChatTemplate, encode_prompt, served_settings
 from tilewise.graph.parallel import ProgressTracker
 from tilewise.serve.engine import Engine, Prompt, prompt_form
 from tilewise.serve.model import encoder_settings
 from tilewise.serve.output_processor import OutputProcessor
 from tilewise.serve.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput, RequestOutputKind
-from tilewise.serve.sampling_params import SamplingParams, default_settings
+from tilewise.serve.sampling_params import SamplingParams
 
 __all__ = ["LLM"]
 
@@ -85,7 +85,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Settings of sampling from generation_config.json; defaults where the file has none."""
-        return SamplingParams(**default_settings(self.engine.model.generation_config))
+        return SamplingParams(**served_settings(self.engine.model.generation_config))
 
     def generate(
         self,

@@ -13,7 +13,7 @@ from tilewise.serve.outputs import RequestOutputKind
 from tilewise.serve.structured import StructuredOutputsParams
 from tilewise.settings import OutputOptions, Sampling, SamplingSettings, documented, setting, settings_of
 
-__all__ = ["SamplingParams", "default_settings"]
+__all__ = ["SamplingParams"]
 
 _NUM_SEEDS = 2**63  # a negative seed stands for one of the larger ones
 _validate = Validator("serve")
@@ -117,20 +117,3 @@ class SamplingParams(OutputOptions, SamplingSettings):
     def _sequence(self, name: str) -> tuple[Any, ...]:
         value = getattr(self, name)
         return () if value is None else tuple(_validate.sequence("sampling_params", name, value, "values"))
-
-
-def default_settings(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of `SamplingParams` that generation_config.json has for requests that do not give them, as in vLLM.
-
-    Args:
-        generation_config: its content.
-    """
-    declared = settings_of(SamplingSettings).items()
-    values = {
-        name: generation_config[name]
-        for name, one in declared
-        if one.is_server_default and name in generation_config
-    }
-    if "max_new_tokens" in generation_config:
-        values["max_tokens"] = generation_config["max_new_tokens"]
-    return values

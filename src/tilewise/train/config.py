@@ -8,11 +8,11 @@ strategy with its mesh, and the optimizer from the sections; no other module of 
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -36,13 +36,15 @@ from tilewise.core.dtypes import MAX_F32
 from tilewise.core.log import warn_once
 from tilewise.core.mesh import DeviceMesh
 from tilewise.core.reading import Unreadable, decode_text, first_problem, read_whole
-from tilewise.core.validation import shown
+from tilewise.core.validation import nearest, shown
 from tilewise.graph import Recomputation
 from tilewise.models import ModelConfig
 from tilewise.plan.settings import MAX_ROWS_PER_TILE
 from tilewise.strategy import check_offload
 
 if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
     from tilewise import DistributionStrategy
     from tilewise.optim import Optimizer
 
@@ -90,6 +92,14 @@ def _one_spelling(name: str) -> str:
     if name not in MODEL_DTYPES:
         raise ValueError(f"must be one of {', '.join(MODEL_DTYPES)}, got {shown(name)}")
     return model_dtype(name)
+
+
+class _WrongValue(ValueError):
+    """A value that a validator refuses, with what to do about it."""
+
+    def __init__(self, rule: str, advice: str) -> None:
+        super().__init__(rule)
+        self.advice = advice
 
 
 class _Section(BaseModel):
@@ -146,15 +156,19 @@ class DataSection(_Section):
         return self.documents == "padded"
 
 
+_MOST_DEFAULT_SPLITS = 8
+
+
 class TrainSection(_Section):
     """`[train]`: length, batch and precision. One step sees `batch` sequences, whatever the devices. `recompute`,
     `offload` and `rows_per_tile` are as in `ComputeGraph.plan`: one word, or patterns of names; one word, or several; a
-    number. The held-out text is evaluated after every `evaluate_every` steps; 0: only at the end."""
+    number. The held-out text is evaluated after every `evaluate_every` steps; 0: only at the end. `batch_splits` must
+    divide `batch`; where it is not set, it is the largest power of two up to 8 that does."""
 
     steps: int = Field(default=500, ge=1, le=10**9)
     batch: int = Field(default=8, ge=1, le=1 << 16)
     accumulation: int = Field(default=1, ge=1, le=1 << 16)
-    batch_splits: int = Field(default=8, ge=1, le=1 << 16)
+    batch_splits: int = Field(default=_MOST_DEFAULT_SPLITS, ge=1, le=1 << 16)
     recompute: str | tuple[str, ...] = "none"
     offload: str | tuple[str, ...] = "none"
     rows_per_tile: int = Field(default=512, ge=1, le=MAX_ROWS_PER_TILE)
@@ -162,6 +176,15 @@ class TrainSection(_Section):
     on_nonfinite: Literal["stop", "skip"] = "stop"
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
     evaluate_every: int = Field(default=0, ge=0, le=10**9)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _splits_of_batch(cls, given: object) -> object:
+        """The default of `batch_splits`, which follows from the batch."""
+        batch = given.get("batch") if isinstance(given, dict) else None
+        if type(batch) is not int or batch < 1 or "batch_splits" in given:  # type: ignore[operator]  # a dict by now
+            return given
+        return {**given, "batch_splits": min(_MOST_DEFAULT_SPLITS, batch & -batch)}  # type: ignore[dict-item]
 
     @field_validator("recompute", mode="before")
     @classmethod
@@ -226,7 +249,8 @@ class OptimizerSection(_Section):
         if odd is not None:
             raise ValueError(f"{self.name} has no setting {odd}; it has {', '.join(known)}")
         if self.name != "adamw" and "lr" not in self.model_fields_set:
-            raise ValueError(f"lr has no default for {self.name}; set it")
+            rule = f"optimizer.lr has no default for {self.name} and must be set"
+            raise _WrongValue(rule, "add lr to [optimizer], or --set optimizer.lr=VALUE to the command")
         return self
 
     def hyperparameters(self) -> dict[str, float]:
@@ -279,6 +303,9 @@ class DistributionSection(_Section):
         return self
 
 
+_F16 = ("f16", "fp16", "float16")  # spellings of a type that weights are stored in, and no model computes in
+
+
 class OutputSection(_Section):
     """`[output]`: where checkpoints, metrics, the loss curve and the finished model go.
 
@@ -286,8 +313,8 @@ class OutputSection(_Section):
 
     Attributes:
         directory: of the run.
-        dtype: the element type of the finished model's weights; None for that of the model that training starts from,
-            and for fp32 in a new model.
+        dtype: the element type of the finished model's weights, `bf16`, `f32` or `f16`; None for that of the model that
+            training starts from, and for fp32 in a new model.
         checkpoint_every: steps between two checkpoints.
         keep_checkpoints: how many of the newest are kept.
         checkpoint_in_background: copy the state and write it while training goes on. Without it training waits until
@@ -305,7 +332,7 @@ class OutputSection(_Section):
     @field_validator("dtype")
     @classmethod
     def _known_dtype(cls, name: str | None) -> str | None:
-        return None if name is None else _one_spelling(name)
+        return "f16" if name in _F16 else None if name is None else _one_spelling(name)
 
 
 class TrainConfig(_Section):
@@ -322,9 +349,10 @@ class TrainConfig(_Section):
     def _batch_fits(self) -> TrainConfig:
         batch, batch_splits, context = self.train.batch, self.train.batch_splits, self.data.context
         if batch % batch_splits:
-            raise ValueError(
-                f"train.batch must divide by train.batch_splits, got {batch} over {batch_splits}"
-            )
+            rule = f"train.batch must divide by train.batch_splits, got {batch} over {batch_splits}"
+            fitting = math.gcd(batch, batch_splits)
+            advice = f"set train.batch_splits = {fitting}, or a batch that is a multiple of {batch_splits}"
+            raise _WrongValue(rule, advice)
         if batch * context > _MAX_TOKENS_PER_STEP:
             raise ValueError(
                 f"train.batch x data.context must be at most {_MAX_TOKENS_PER_STEP}, got {batch} x {context}"
@@ -440,9 +468,20 @@ def check_config(content: Mapping[str, Any], where: str) -> TrainConfig:
         return TrainConfig.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        near = _nearest_key(*map(str, first["loc"])) if first["type"] == "extra_forbidden" else None
-        advice = "correct it" if near is None else f"did you mean {near}?"
-        raise ConfigError(f"[train.config] {first_problem(error)} in {where}; {advice}") from None
+        raise ConfigError(f"[train.config] {first_problem(error)} in {where}; {_advice(first)}") from None
+
+
+def _advice(error: ErrorDetails) -> str:
+    """What to do about a problem that pydantic has found."""
+    near = None
+    if error["type"] == "extra_forbidden":
+        near = _nearest_key(*map(str, error["loc"]))
+    elif error["type"] == "literal_error" and isinstance(error["input"], str):
+        near = nearest(error["input"], re.findall(r"'(\w+)'", error["ctx"]["expected"]))
+    if near is not None:
+        return f"did you mean {near}?"
+    wrong = error.get("ctx", {}).get("error")
+    return wrong.advice if isinstance(wrong, _WrongValue) else "correct it"
 
 
 def _with_new_names(content: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -466,15 +505,15 @@ def _nearest_key(section: str, key: str | None = None) -> str | None:
     """
     known = {name: [*type(value).model_fields] for name, value in TrainConfig()}
     if key is None:
-        if near := get_close_matches(section, known, 1):
-            return f"[{near[0]}]"
+        if near := nearest(section, known):
+            return f"[{near}]"
         section, key = "", section
     if (place := _place_of_key(key)) is not None:
         return place
-    if near := get_close_matches(key, known.get(section, ()), 1):
-        return f"{section}.{near[0]}"
-    near = get_close_matches(key, [name for names in known.values() for name in names], 1)
-    return _place_of_key(near[0]) if near else None
+    if near := nearest(key, known.get(section, ())):
+        return f"{section}.{near}"
+    near = nearest(key, [name for names in known.values() for name in names])
+    return None if near is None else _place_of_key(near)
 
 
 def _place_of_key(key: str) -> str | None:
@@ -539,8 +578,8 @@ def make_model_config(config: TrainConfig) -> ModelConfig:
         )
     spelled = [family.config.spelled(name).replace("eos_token_ids", "eos_token_id") for name in known]
     for key in (key for key in extra if key not in spelled):
-        near = get_close_matches(key, spelled, 1, _MISSPELLED)
-        place = f"model.{near[0]}" if near else _place_of_key(key)
+        near = nearest(key, spelled, _MISSPELLED)
+        place = f"model.{near}" if near else _place_of_key(key)
         if place is not None:
             _validate.invalid(
                 "config", "model has the keys of its family", f"model.{key}", f"did you mean {place}?"

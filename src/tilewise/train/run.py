@@ -8,6 +8,7 @@ directory, and batch splits there: checkpoints/, metrics.jsonl, loss.png, model/
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -319,12 +320,25 @@ def _refusal_of_changes(error: OtherConfiguration) -> CheckpointError:
     if fixed:
         advice = f"restore {', '.join(fixed)}, which a run cannot change, or start anew in another directory"
     else:
-        settings = " ".join(f"--set {change.key}={bare(change.new)}" for change in changes)
-        advice = f"to change the rest of the run, pass {settings}; or restore the configuration"
+        before = ", ".join(f"{change.key} = {_toml(change.old)}" for change in changes)
+        repeated = _set_options([(change.key, change.old) for change in changes])
+        advice = f"put {before} into the file, or pass {repeated}"
+        if not any(change.key == "train.steps" and change.new < change.step for change in changes):
+            new = _set_options([(change.key, change.new) for change in changes])
+            advice += f"; to change the rest of the run, pass {new}"
     return CheckpointError(
         "[train.run] a resumed run must have the settings of its checkpoint; got "
         f"{describe_changes(changes)} in {error.path}; {advice}"
     )
+
+
+def _toml(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _set_options(settings: Sequence[tuple[str, object]]) -> str:
+    """Settings as options of the command line, where a text needs no quotes."""
+    return " ".join(f"--set {k}={bare(v) if isinstance(v, str) else _toml(v)}" for k, v in settings)
 
 
 def _say(console: Console, text: str) -> None:

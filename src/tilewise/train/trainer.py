@@ -32,8 +32,9 @@ from tilewise.checkpoint import (
     save_model_directory,
 )
 from tilewise.checkpoint.header import dtype_name
-from tilewise.core import ConfigError, NotFinite, TilewiseError, get_logger
+from tilewise.core import ConfigError, LayoutError, NotFinite, TilewiseError, get_logger
 from tilewise.core.progress import Progress
+from tilewise.core.tree import allowed_widths
 from tilewise.core.writing import writing
 from tilewise.data import (
     END_OF_TEXT,
@@ -182,19 +183,46 @@ def make_plan(
     graph = make_graph(config, is_padded=config.data.is_padded)
     graph.optimize(make_optimizer(config))
     graph.set_distribution(make_strategy(config))
-    plan = graph.plan(
-        accumulation=config.train.accumulation,
-        batch_splits=config.train.batch_splits,
-        recompute=config.train.recompute,
-        offload=config.train.offload,
-        workers_per_device=config.distribution.workers_per_device,
-        rows_per_tile=config.train.rows_per_tile,
-        checkpoints=config.output.checkpoint_in_background,
-        progress=progress,
-    )
+    try:
+        plan = graph.plan(
+            accumulation=config.train.accumulation,
+            batch_splits=config.train.batch_splits,
+            recompute=config.train.recompute,
+            offload=config.train.offload,
+            workers_per_device=config.distribution.workers_per_device,
+            rows_per_tile=config.train.rows_per_tile,
+            checkpoints=config.output.checkpoint_in_background,
+            progress=progress,
+        )
+    except LayoutError as error:
+        _check_batch_splits(config, error)
+        raise
     if must_fit:
         plan.require_memory()
     return graph, plan
+
+
+def _check_batch_splits(config: TrainConfig, error: LayoutError) -> None:
+    """Say in the words of the configuration which settings of the batch fit the devices.
+
+    Raises:
+        LayoutError: devices that share the batch, times accumulation, do not fit `train.batch_splits`.
+    """
+    train, mesh = config.train, config.distribution.mesh
+    devices = mesh.get("dp", 1) * mesh.get("fsdp", 1)
+    parts = devices * train.accumulation
+    widths = allowed_widths(train.batch_splits)
+    if parts in widths:
+        return
+    batch = parts * -(-train.batch // parts)
+    advice = f"set train.batch_splits = {parts}"
+    if batch != train.batch:
+        advice = f"set train.batch = {batch} and train.batch_splits = {parts}"
+    raise LayoutError(
+        "[train.plan] devices that share the batch x train.accumulation must fit train.batch_splits; got "
+        f"{devices} x {train.accumulation} and {train.batch_splits}; {advice} (part of the result's bits), or choose a "
+        f"product of {', '.join(map(str, widths))} ({error})"
+    ) from None
 
 
 def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path, console: Console) -> float:
@@ -409,7 +437,11 @@ class Trainer:
         save_model_directory(directory, self._finished.files, tensors)
 
 
-_NAMES = {"f32": ("float32", "F32"), "bf16": ("bfloat16", "BF16")}  # in config.json and in safetensors
+_NAMES = {
+    "f32": ("float32", "F32"),
+    "bf16": ("bfloat16", "BF16"),
+    "f16": ("float16", "F16"),
+}  # in config.json and in safetensors
 
 
 def finished_model(config: TrainConfig, tokenizer: Tokenizer, weights: StoredWeights | None) -> FinishedModel:

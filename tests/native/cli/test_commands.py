@@ -85,7 +85,14 @@ def test_impossible_strategy_is_one_line_before_any_work(demo):
     ("text", "words"),
     [
         ("[data]\npath = 'nowhere'\n", "nowhere"),
-        ("[distribution]\nstrategy = 'ddp'\nmesh = { dp = 3 }\n", "nodes of its tree"),
+        (
+            "[distribution]\nstrategy = 'ddp'\nmesh = { dp = 3 }\n",
+            "set train.batch = 9 and train.batch_splits = 3",
+        ),
+        (
+            "[train]\nbatch = 24\n[distribution]\nstrategy = 'ddp'\nmesh = { dp = 3 }\n",
+            "fit train.batch_splits; got 3 x 1 and 8; set train.batch_splits = 3 ",
+        ),
         ("[distribution]\nstrategy = 'ddp'\nmesh = { dp = 16 }\n", "batch"),
     ],
 )

@@ -84,9 +84,9 @@ def test_the_settings_of_the_model_count(model, run, tmp_path):
 
 
 def test_what_cannot_be_done_can_be_left_aside(model, run, tmp_path):
-    """A file that asks for beams is refused, and passed by where that is asked for."""
-    made = _changed(model, tmp_path / "made", num_beams=4)
-    assert "num_beams" in run(made, "def f", code=2)[1]
+    """A file with a wrong value is refused, and ignored where that is asked for."""
+    made = _changed(model, tmp_path / "made", temperature="hot")
+    assert "temperature" in run(made, "def f", code=2)[1]
     assert run(made, "def f", "--no-generation-config", "--max-tokens", 3)[0]
 
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tilewise.cli.estimate import _seconds
 from tilewise.plan.costs import DeviceCosts, KernelCost
 from tilewise.train import check_config, find_savings, load_config, make_plan, need_per_device
 
@@ -129,3 +130,13 @@ def test_what_makes_a_run_fit_is_planned_and_fits(config, run, tmp_path):
     assert (
         "take a smaller model, batch or context" in run("inspect", config, "--device-memory", "1M", *PEAKS)[1]
     )
+
+
+def test_short_times_are_in_microseconds():
+    """A tenth of a millisecond is the least that milliseconds show."""
+    assert [_seconds(value) for value in (2e-6, 9.994e-4, 1e-3, 1.5)] == [
+        "2.0 us",
+        "999.4 us",
+        "1.0 ms",
+        "1.50 s",
+    ]

@@ -85,15 +85,26 @@ def test_inspect_of_a_configuration_alone(writer, encoder, run, tmp_path):
         assert "reads 100.0 GB/s from memory" in out and "2000 GFLOP/s" in out
         if model is writer[1]:
             assert f"parameters: {model.num_parameters():,} " in out
-            assert "memory of the device: 64.00 MiB" in out and "bf16: fits" in out
-            count = 4 * model.num_parameters() - 1024
-            assert "f32: does not fit" in run("inspect", alone, *given, "--device-memory", str(count))[1]
+            assert (
+                "memory of the device: 64.00 MiB" in out
+                and "memory available on this" not in out
+                and "bf16: fits" in out
+            )
         assert run("inspect", alone / "config.json", *given)[1] == out
     broken = copied(writer[0], tmp_path / "broken")
     (broken / "model.safetensors").unlink()
     (broken / "pytorch_model.bin").touch()
     assert run("inspect", broken)[0] == 2  # there are weights, which cannot be read
     assert run("inspect", alone, "--device-memory", "much")[0] == 2
+    large = json.loads((writer[0] / "config.json").read_text()) | {"vocab_size": 200_000}
+    (tmp_path / "config.json").write_text(json.dumps(large))
+    assert (
+        "f32: does not fit"
+        in run("inspect", tmp_path / "config.json", "--device-memory", "1M", *given[2:])[1]
+    )
+    code, _, err = run("inspect", alone, "--device-memory", "64")
+    assert code == 2 and "add a unit, such as 64G" in err
+    assert "memory available on this machine: " in run("inspect", writer[0], *given[2:])[1]
 
 
 def test_inspect_of_an_encoder_says_what_its_files_hold(encoder, run, tmp_path):

@@ -29,6 +29,15 @@ ROPES: list[dict[str, Any] | None] = [
         "mscale_all_dim": 1.0,
     },
     {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 32,
+        "mscale": 0.7,
+        "mscale_all_dim": 0,
+        "beta_fast": 0,
+        "beta_slow": 0.0,
+    },
+    {
         "rope_type": "llama3",
         "factor": 4.0,
         "low_freq_factor": 1.0,

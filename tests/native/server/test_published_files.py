@@ -13,6 +13,7 @@ from tilewise.core import ConfigError
 from tilewise.train import check_config, prepare_data
 
 EXTRA = "<image_soft_token>"
+GENERATION = {"style": "baroque", "num_beams": 4, "no_repeat_ngram_size": 3}
 REFUSAL = f"which is {EXTRA!r}; the model has no weights for it"
 
 
@@ -26,8 +27,9 @@ def published(tmp_path_factory):
     extra = config["vocab_size"]
     tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": extra, "content": EXTRA})
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (directory / "config.json").write_text(json.dumps({**config, "note_version": "1", "num_notes": 3}))
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 0, "style": "baroque"}))
+    config |= {"eos_token_id": [0, extra], "note_version": "1", "num_notes": 3}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "generation_config.json").write_text(json.dumps(GENERATION | {"eos_token_id": [0, extra]}))
     return directory, extra
 
 
@@ -44,7 +46,6 @@ def test_llm_refuses_prompts_and_settings_that_name_the_token(published):
         with pytest.raises(ConfigError, match=REFUSAL):
             llm.chat([{"role": "user", "content": EXTRA}])
         for way in (
-            {"bad_words": [EXTRA]},
             {"logit_bias": {extra: 5.0}},
             {"allowed_token_ids": [1, extra]},
             {"stop_token_ids": [extra]},
@@ -53,7 +54,9 @@ def test_llm_refuses_prompts_and_settings_that_name_the_token(published):
                 ConfigError, match=f"of {next(iter(way))} must lie below .*; got {extra}, {REFUSAL}"
             ):
                 llm.generate("x", SamplingParams(**way))
-        (output,) = llm.generate(TEXTS[:1], SamplingParams(**ways))
+        (output,) = llm.generate(
+            TEXTS[:1], SamplingParams(**ways, bad_words=[EXTRA], bad_words_ids=[[1, extra]])
+        )
         assert all(max(text.token_ids) < extra for text in output.outputs)
         for wanted in ({"regex": "[a-z ]{8}"}, {"choice": [EXTRA, "other"]}, {"json": {"type": "integer"}}):
             (output,) = llm.generate(
@@ -108,7 +111,8 @@ def test_the_command_line_refuses_the_token_before_any_work(published, capsys):
 
 
 def test_the_server_answers_400_and_logs_each_file_once(published):
-    """Prompts as text, ids, conversations; the unknown fields of both files are one line of the log each."""
+    """Prompts as text, ids, conversations. Both files have one line of the log for their unknown fields, one for their
+    end tokens beyond the vocabulary, and one for each setting of generation that the server does not apply."""
     directory, extra = published
     server = Served(directory, "--ignore-config-field", "num_notes").wait_ready()
     try:
@@ -123,16 +127,27 @@ def test_the_server_answers_400_and_logs_each_file_once(published):
             assert status == 400 and REFUSAL in answer["error"]["message"], answer
         for more in (
             {"logit_bias": {str(extra): 1.0}},
-            {"bad_words": [EXTRA]},
             {"allowed_token_ids": [extra]},
         ):
             status, answer = server.ask("/v1/completions", {"prompt": "a", "max_tokens": 2, **more})
             assert status == 400 and REFUSAL in answer["error"]["message"], answer
-        body = {"prompt": "a", "max_tokens": 4, "structured_outputs": {"regex": "[a-z]{2}"}}
+        body = {
+            "prompt": "a",
+            "max_tokens": 4,
+            "bad_words": [EXTRA],
+            "structured_outputs": {"regex": "[a-z]{2}"},
+        }
         assert server.ask("/v1/completions", body)[0] == 200
         assert server.ask("/tokenize", {"prompt": EXTRA})[1]["tokens"] == [extra]
         assert server.ask("/detokenize", {"tokens": [extra]})[1]["prompt"] == EXTRA
     finally:
         server.close()
-    for words in ("note_version = '1'", "unknown fields are ignored: style"):
+    for words in (
+        "note_version = '1'",
+        "unknown fields are ignored: style",
+        f"eos_token_id at or beyond vocab_size {extra} is ignored: {extra}",
+        f"token ids at or beyond the model's vocab_size {extra} are ignored: {extra}",
+        "num_beams is not supported",
+        "no_repeat_ngram_size of generation_config.json is ignored",
+    ):
         assert len([line for line in server.log if words in line]) == 1, server.log

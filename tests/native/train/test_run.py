@@ -599,6 +599,7 @@ def test_a_run_is_made_longer_by_what_the_command_line_says(texts, tmp_path, cap
     file.write_text(text.replace("steps = 3\n", "steps = 4\n"))
     code, _, err = command_line("train", file, "--resume")
     assert code == 2 and "train.steps = 4 instead of 3" in err and err.count("\n") == 1
+    assert "put train.steps = 3 into the file, or pass --set train.steps=3; to change the rest" in err
     assert "pass --set train.steps=4" in err
     code, _, err = command_line("train", file, "--resume", "--set", "train.steps=4")
     assert code == 0 and "changed from here on: train.steps = 4 instead of 3" in err
@@ -612,6 +613,9 @@ def test_a_run_is_made_longer_by_what_the_command_line_says(texts, tmp_path, cap
         (4, "train.steps", 4, STEPS),
     ]
     assert "train.steps = 4 instead of 3" in command_line("checkpoint", "inspect", out)[1]
+    file.write_text(text.replace("steps = 3\n", "steps = 2\n"))
+    _, _, err = command_line("train", file, "--resume")
+    assert f"put train.steps = {STEPS} into the file, or pass --set train.steps={STEPS}\n" in err
     with pytest.raises(ConfigError, match=f"train.steps = 2 after {STEPS} steps"):
         run_training(
             plan_run(load_config(file, ["train.steps=2"]), True, may_change=["train.steps"]), silent()

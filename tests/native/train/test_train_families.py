@@ -123,7 +123,14 @@ CARRIED = {
 
 @pytest.mark.parametrize(
     ("stored", "asked"),
-    [("bfloat16", None), ("bfloat16", "fp32"), ("float16", None), ("float32", "bf16"), ("mixed", None)],
+    [
+        ("bfloat16", None),
+        ("bfloat16", "fp32"),
+        ("float16", None),
+        ("float32", "bf16"),
+        ("mixed", None),
+        ("float32", "float16"),
+    ],
 )
 def test_a_finetuned_model_keeps_its_files_and_its_element_types(stored, asked, texts, tmp_path):
     """Every file next to the weights is the same to the byte, config.json but for the type that `output.dtype` asks
@@ -162,7 +169,7 @@ def test_a_finetuned_model_keeps_its_files_and_its_element_types(stored, asked, 
         for name in files.keys() - {"config.json"}:
             assert (directory / name).read_bytes() == files[name], name
         found = json.loads((directory / "config.json").read_text())
-        kind = {None: config["dtype"], "fp32": "float32", "bf16": "bfloat16"}[asked]
+        kind = {None: config["dtype"], "fp32": "float32", "bf16": "bfloat16", "float16": "float16"}[asked]
         assert found == json.loads(files["config.json"]) | {"dtype": kind}
         masters = open_checkpoint(checkpoint_paths(out / "checkpoints")[-1]).tensors
         written = open_weights(directory)

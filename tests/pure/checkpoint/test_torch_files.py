@@ -85,11 +85,13 @@ def test_rows_are_read_alone(tmp_path):
 
 def test_the_part_that_is_meant_is_named(tmp_path):
     """A training script's file: the state dict is chosen by its key, and the message says so."""
-    torch.save({"model": {"w": BASE}, "epoch": 3}, tmp_path / "m.pt")
-    with pytest.raises(CheckpointError, match="no tensor; name the part"):
+    torch.save({"epoch": 3, "model": {"w": BASE}}, tmp_path / "m.pt")
+    with pytest.raises(
+        CheckpointError, match="no tensor; name the part that is the state dict: --part model"
+    ):
         open_state_dict(tmp_path / "m.pt")
     assert list(open_state_dict(tmp_path / "m.pt", "model")) == ["w"]
-    with pytest.raises(CheckpointError, match="no part 'optimizer', only 'model', 'epoch'"):
+    with pytest.raises(CheckpointError, match="no part 'optimizer', only 'epoch', 'model'"):
         open_state_dict(tmp_path / "m.pt", "optimizer")
     with pytest.raises(CheckpointError, match="no dictionary"):
         open_state_dict(tmp_path / "m.pt", "epoch")

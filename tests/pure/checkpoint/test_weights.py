@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -197,6 +198,35 @@ def test_gguf_is_refused_with_the_way_to_convert_it(tmp_path):
     assert set(open_weights(tmp_path)) == set(_tensors())
     with pytest.raises(ConfigError, match=r"must hold config\.json"):
         models.open(tmp_path)
+
+
+def test_a_single_file_is_not_a_model(tmp_path):
+    """The message says what to give instead."""
+    for name in ("config.json", "model.safetensors", "notes.txt"):
+        (tmp_path / name).write_text("{}")
+    for name, words in {
+        "none": "none'; there is no such file or directory",
+        "none.gguf": "none.gguf'; there is no such file or directory",
+        "model.safetensors": f"give its directory, '{tmp_path}'",
+        "config.json": f"give its directory, '{tmp_path}'",
+        "state.pt": f"tilewise checkpoint convert {tmp_path}/state.pt NEW_DIRECTORY --model MODEL",
+        "pytorch_model.bin": "tilewise checkpoint convert",
+    }.items():
+        if name.endswith(("pt", "bin")):
+            (tmp_path / name).write_bytes(b"PK\x03\x04")
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            models.open(tmp_path / name)
+    for content, words in (
+        (b"version https://git-lfs", "run git lfs pull"),
+        (b"", "truncated"),
+        (b"\0" * 99, "truncated"),
+    ):
+        (tmp_path / "m.gguf").write_bytes(content)
+        for call in (open_weights, models.open, find_model):
+            with pytest.raises(
+                ConfigError, match=rf"a \.gguf file must begin with b'GGUF'; got .*m\.gguf'; .*{words}"
+            ):
+                call(tmp_path / "m.gguf")
 
 
 def test_a_directory_with_pickled_weights_alone_is_refused_with_advice(tmp_path):

@@ -1,6 +1,7 @@
 """`tilewise launch --hosts`: what hosts may be, where processes go, what mpiexec is given, what stand-ins tell."""
 
 import os
+import re
 import select
 import subprocess
 import sys
@@ -26,7 +27,8 @@ WRONG = {  # a file's text, and what is said of it
     "a slots=0": "line 1: slots are a number",
     "a\nb slots=two": "line 2: slots are a number",
     "a slots": "line 1: after a host there may be slots=SLOTS",
-    "a ifname=eth0": "line 1: after a host there may be slots=SLOTS",
+    "a ifname": "line 1: after a host there may be slots=SLOTS",
+    "me@a slots=2": "line 1: a host has no user, .*got 'me@a'; write a and set User me",
     "a b": "line 1: after a host there may be",
     "a:2 slots=2": "line 1: a line says once",
     "a slots=4 max_slots=2": "line 1: max_slots must be at least slots; got 2 and 4",
@@ -84,7 +86,16 @@ def test_wrong_files_are_refused_by_line(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ConfigError) as refused:
         read_hosts(str(path))
-    assert WRONG[text] in str(refused.value)
+    assert re.search(WRONG[text], str(refused.value))
+
+
+def test_options_of_hydra_without_effect_are_ignored(tmp_path, caplog):
+    """One warning for each, which names the option and the line."""
+    (tmp_path / "hydra").write_text("a:2 binding=user:0 ifname=eth0\nb user=me slots=3 port=22\n")
+    assert read_hosts(str(tmp_path / "hydra")) == [Host("a", 2), Host("b", 3)]
+    for name, line in (("binding", 1), ("ifname", 1), ("user", 2), ("port", 2)):
+        found = [r for r in caplog.messages if f"{name}= has no effect in a file of hosts" in r]
+        assert len(found) == 1 and f"hydra, line {line}" in found[0]
 
 
 def test_names_in_the_option(tmp_path, monkeypatch):

@@ -420,3 +420,29 @@ def test_calls_refuse_in_their_own_words(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").write_text("text\n")
     assert accepted(*CALLS[name]) == TAKEN[name]
+
+
+def test_a_few_texts_are_never_held_out_as_a_whole(tmp_path):
+    """The only piece of a small file is trained on, whatever its name's hash says."""
+    name = next(f"{n}.txt" for n in range(1000) if is_held_out(f"{n}.txt#000000"))
+    (tmp_path / name).write_text("a few words")
+    corpus = load_corpus(tmp_path / name)
+    assert [file.text for file in corpus.train] == ["a few words"] and not corpus.held_out
+    (tmp_path / name).rename(tmp_path / "a")
+    (tmp_path / "b").write_text("more")
+    corpus = load_corpus(tmp_path, held_out_percent=99.999)
+    assert [len(corpus.train), len(corpus.held_out)] == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["chat.txt", "chat"])
+def test_files_that_look_like_json_lines_are_a_warning(tmp_path, name, caplog):
+    """One line for all of them; text with braces is none of them."""
+    (tmp_path / name).write_text('{"text": "a"}\n\n{"text": "b"}\n')
+    (tmp_path / "more").write_text('{"text": "c"}\n' * 2)
+    (tmp_path / "code.txt").write_text("{ a }\n{1: 2}\n")
+    load_corpus(tmp_path, held_out_percent=0)
+    (line,) = caplog.messages
+    assert "2 files look like JSON lines" in line and repr(name) in line and "code" not in line
+    caplog.clear()
+    load_corpus(tmp_path / name)
+    assert "1 files look like JSON lines" in caplog.text

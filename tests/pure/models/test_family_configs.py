@@ -329,6 +329,15 @@ def test_missing_and_null_differ_where_none_is_a_value():
     assert read("gemma2", attn_logit_softcapping="null").decoder.attention_softcap is None
 
 
+def test_zero_in_yarn_means_not_set():
+    """As in transformers, which computes `mscale and mscale_all_dim` and `beta_fast or 32`."""
+    scaling = {**YARN, "mscale": 0.7}
+    for name in ("mscale", "mscale_all_dim", "beta_fast", "beta_slow"):
+        unset = {key: value for key, value in scaling.items() if key != name}
+        for zero in (0, 0.0):
+            assert read("llama", rope_scaling={**scaling, name: zero}) == read("llama", rope_scaling=unset)
+
+
 def test_contexts_follow_from_scaling():
     """YaRN and linear scaling stretch the context; llama3 and longrope files say the stretched one."""
     assert models.max_context(read("llama", max_position_embeddings=32)) == 128

@@ -94,7 +94,6 @@ def test_both_spellings_of_rope():
         ({"rope_scaling": {"rope_type": ["llama3"]}}, "rope_scaling"),
         ({"bos_token_id": 128}, "bos_token_id must lie in the vocabulary"),
         ({"eos_token_id": -1}, "eos_token_id must lie in the vocabulary"),
-        ({"eos_token_id": [1, 128]}, "eos_token_id must lie in the vocabulary"),
         ({"eos_token_id": [1, "2"]}, "eos_token_id"),
         ({"architectures": "LlamaForCausalLM"}, "architectures"),
         ({"dtype": 32}, "dtype"),
@@ -104,6 +103,18 @@ def test_unsupported_is_refused_by_name(change, word):
     """What the graph does not compute is an error that names the field."""
     with pytest.raises(ConfigError, match=word):
         LlamaConfig.from_dict({**SIZES, **change})
+
+
+def test_end_tokens_beyond_the_vocabulary_are_ignored(caplog):
+    """The model never generates them. A file loads with one warning; a hand-written configuration is an error."""
+    for ends, left in (([1, 128, 500], (1,)), (128, ()), ([128], ())):
+        given = {**SIZES, "eos_token_id": ends}
+        for _ in range(2):
+            assert LlamaConfig.from_dict(given, where=f"file {ends}").eos_token_ids == left
+        with pytest.raises(ConfigError, match="eos_token_id must lie in the vocabulary, 0 to 127"):
+            LlamaConfig.from_dict(given, only_known=True)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 3 and "vocab_size 128 is ignored: 128, 500 (file [1, 128, 500])" in lines[0]
 
 
 @pytest.mark.parametrize(

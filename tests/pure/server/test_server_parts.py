@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from tilewise.cli.options import size
 from tilewise.core import ConfigError, TaskFailed
 from tilewise.core.frames import HEAD, pack, unpack
+from tilewise.generate import served_settings
 from tilewise.serve import Delta, EngineStats, Logprob, SamplingParams, StructuredOutputsParams
-from tilewise.serve.sampling_params import default_settings
 from tilewise.server import ServerSettings
 from tilewise.server.endpoints.chat import open_run, take, whole_chat
 from tilewise.server.errors import of_exception, validation_error
@@ -253,7 +253,7 @@ def test_what_is_wrong_with_a_body_is_said_briefly():
 
 def test_settings_of_a_body():
     """OpenAI's defaults, then generation_config.json, then the body."""
-    defaults = default_settings({"temperature": 0.5, "top_k": 7, "max_new_tokens": 9, "eos_token_id": 1})
+    defaults = served_settings({"temperature": 0.5, "top_k": 7, "max_new_tokens": 9, "eos_token_id": 1})
     talk = [{"role": "user", "content": "x"}]
     chat = sampling_params(ChatBody(messages=talk, temperature=0.1, logprobs=True, top_logprobs=2), defaults)
     assert (chat.temperature, chat.top_k, chat.max_tokens, chat.logprobs) == (0.1, 7, 9, 2)

@@ -42,6 +42,15 @@ def test_a_key_of_an_earlier_version_is_read_with_a_warning(tmp_path, caplog):
     assert "train.leaves is now called train.batch_splits" in caplog.text
 
 
+def test_batch_splits_follow_from_the_batch(tmp_path):
+    """Where they are not set: the largest power of two up to 8 that divides the batch."""
+    for batch, splits in ((1, 1), (4, 4), (6, 2), (8, 8), (12, 4), (64, 8)):
+        assert load_config(_write(tmp_path, f"[train]\nbatch = {batch}\n")).train.batch_splits == splits
+    path = _write(tmp_path, "[train]\nbatch_splits = 16\n")
+    assert load_config(path, ["train.batch=32"]).train.batch_splits == 16
+    assert load_config(_write(tmp_path, "")).train.batch_splits == 8
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -54,16 +63,31 @@ def test_a_key_of_an_earlier_version_is_read_with_a_warning(tmp_path, caplog):
         ("[model]\ntie_word_embedings = false\n", r"did you mean model.tie_word_embeddings\?"),
         ("[model]\ncontext = 64\n", r"did you mean data.context\?"),
         ("[model]\nmodel_type = 'gpt2'\nn_layers = 2\n", r"did you mean (model\.)?n_layer\?"),
-        ("[model]\nnum_layers = 2\n", r"did you mean num_hidden_layers\?"),
+        ("[model]\nnum_layers = 2\n", r"did you mean model.num_hidden_layers\?"),
         ("[optimizer]\nname = 'sgd'\nlr = 1\nbeta1 = 0.9\n", "sgd has no setting beta1; it has .*momentum"),
         ("[optimizer]\nmomentum = 0.9\n", "adamw has no setting momentum; it has .*beta1"),
-        ("[optimizer]\nname = 'lion'\n", "lr has no default for lion"),
+        (
+            "[optimizer]\nname = 'lion'\n",
+            "lr has no default for lion .*; add lr .* or --set optimizer.lr=VALUE",
+        ),
         ("[optimizer]\nname = 'sgd'\nlr = 1\nnesterov = 1\n", "optimizer.nesterov: .*; got 1"),
-        ("[optimizer]\nname = 'adam'\n", "optimizer.name: .*'adamw', 'sgd' or 'lion'"),
+        (
+            "[optimizer]\nname = 'adam'\n",
+            r"optimizer.name: .*'adamw', 'sgd' or 'lion'.*; did you mean adamw\?",
+        ),
         ("[optimizer]\nschedule = 'step'\n", "optimizer.schedule"),
         ("[train]\nevaluate_every = 2\n[data]\nheld_out_percent = 0\n", "evaluate_every needs held-out text"),
         ("[train]\nsteps = 'many'\n", "train.steps"),
-        ("[train]\nbatch = 6\nbatch_splits = 4\n", "train.batch must divide by train.batch_splits"),
+        (
+            "[train]\nbatch = 6\nbatch_splits = 4\n",
+            "train.batch must divide by train.batch_splits, got 6 over 4 in .*; set train.batch_splits = 2, or a "
+            "batch that is a multiple of 4",
+        ),
+        ("[output]\ndir = 'x'\n", r"did you mean output.directory\?"),
+        ("[train]\nbatch_size = 4\n", r"did you mean train.batch\?"),
+        ("[model]\nnum_heads = 4\n", r"got model.num_heads; did you mean model.num_attention_heads\?"),
+        ("[model]\nn_experts = 4\n", r"n_experts must be a field .* an unknown one; remove the key$"),
+        ("[optimizer]\nname = 'AdamW8'\n", r"correct it"),
         ("[distribution]\nstrategy = 'ddp'\nmesh = { tp = 2 }\n", "must name dp"),
         ("[distribution]\nstrategy = 'magic'\n", "distribution.strategy"),
         ("[distribution]\nstrategy = 'fsdp'\nmesh = { dp = 2 }\n", "must name fsdp or dp, fsdp, got"),

@@ -3,7 +3,8 @@
 A file has a host on each line, as files of MPI have them: `name`, `name:slots` (MPICH), or `name slots=2 max_slots=4`
 (Open MPI); a host that stands on several lines has the slots of all of them, one for a line without a number, as
 $PBS_NODEFILE and the output of `srun hostname` mean it. Names may be Slurm's lists (`node[01-03,07]`). Comments begin
-with `#`. All of it is checked before anything starts: names go to ssh, so they are names or addresses and nothing else.
+with `#`. Options of Hydra without effect here (binding, ifname, user, port) are ignored with a warning. Everything is
+checked before anything starts: names go to ssh, so they are names or addresses and nothing else.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilewise.core.errors import ConfigError
+from tilewise.core.log import warn_once
 from tilewise.core.mesh import MAX_DEVICES
 
 __all__ = ["Host", "place_processes", "read_hosts"]
@@ -26,6 +28,7 @@ _SLOTS = ("slots", "cpu", "count")  # Open MPI's words
 _MOST_SLOTS = tuple(
     f"{a}{sign}{b}" for word in _SLOTS for a, b in ((word, "max"), ("max", word)) for sign in "_-"
 )
+_WITHOUT_EFFECT = ("binding", "ifname", "user", "port")  # Hydra's words
 _MAX_BYTES = 1 << 20
 
 
@@ -78,6 +81,12 @@ def _read(entries: Iterable[tuple[str, str]]) -> list[Host]:
         slots = _slots(where, number) if colon else None
         slots = _option_slots(where, options, slots)
         for name in _expanded(where, names):
+            user, at, host = name.rpartition("@")
+            if at and _NAME.fullmatch(user) and _NAME.fullmatch(host):
+                raise ConfigError(
+                    f"[cli.hosts] {where}: a host has no user, since the launcher logs in as ssh is configured; got "
+                    f"{name!r}; write {host} and set User {user} for it in ~/.ssh/config"
+                )
             if not _NAME.fullmatch(name):
                 raise ConfigError(
                     f"[cli.hosts] {where}: a host is a name or an IPv4 address, then perhaps :SLOTS or slots=SLOTS; "
@@ -110,6 +119,9 @@ def _option_slots(where: str, options: list[str], slots: int | None) -> int | No
     most = None
     for option in options:
         key, equals, number = option.partition("=")
+        if equals and key in _WITHOUT_EFFECT:
+            warn_once("cli", f"[cli.hosts] {key}= has no effect in a file of hosts and is ignored ({where})")
+            continue
         if not equals or key not in (*_SLOTS, *_MOST_SLOTS):
             raise ConfigError(
                 f"[cli.hosts] {where}: after a host there may be slots=SLOTS and max_slots=SLOTS; got {option[:80]!r}; "

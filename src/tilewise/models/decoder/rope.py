@@ -49,6 +49,8 @@ SCALING_FIELDS = frozenset(("rope_type", "type", "rope_theta", "partial_rotary_f
     *(needed + optional for needed, optional in _FIELDS.values())
 )
 """Every field that `rope_scaling` or `rope_parameters` has for some type of scaling."""
+# As in transformers, 0 in one of these fields of yarn means that the field is not set.
+_UNSET_AT_ZERO = frozenset(("mscale", "mscale_all_dim", "beta_fast", "beta_slow"))
 _ALIASES = {"su": "longrope"}  # as Phi-3's first files spell it
 
 
@@ -111,6 +113,8 @@ def checked_scaling(
     require(
         kind in _FIELDS, "rope_scaling", f"must have a rope_type of {known}", kind, "others are not supported"
     )
+    if kind == "yarn":
+        given = {name: value for name, value in given.items() if not _is_unset(name, value)}
     needed, optional = _FIELDS[kind]
     for name in needed:
         rule = f"must hold {', '.join(needed)} when its type is {kind}"
@@ -131,6 +135,10 @@ def checked_scaling(
     if kind in ("yarn", "longrope"):
         require.integer(f"rope_scaling.{ORIGINAL}", given.get(ORIGINAL, max_positions), 2, 1 << 30)
     return {"rope_type": kind, **given}
+
+
+def _is_unset(name: str, value: object) -> bool:
+    return name in _UNSET_AT_ZERO and value == 0 and not isinstance(value, bool)
 
 
 def _check_field(name: str, value: object, head_dim: int, require: Require) -> None:

@@ -17,8 +17,7 @@ from tilewise.checkpoint import (
     load_tokenizer_config,
 )
 from tilewise.core import ConfigError
-from tilewise.generate import TokenBytes
-from tilewise.serve.sampling_params import default_settings
+from tilewise.generate import TokenBytes, served_settings
 from tilewise.server.errors import ApiError, context_error
 from tilewise.server.requests.conversation import Renderer
 from tilewise.server.settings import ServerSettings
@@ -57,7 +56,7 @@ class ModelFiles:
         self.longest_token = max(map(len, self.tokenizer.get_vocab()), default=1)
         uses_file = engine.get("generation_config", True) and not self.makes_vectors
         file = load_generation_config(model, self.config.vocab_size) if uses_file else {}
-        self.defaults = default_settings(file)
+        self.defaults = served_settings(file)
         self.tools = _chosen(settings.tool_call_parser, _TOOLS.get(self.config.model_type))
         self.has_short_ids = self.tools == "mistral"
         self.renderer = Renderer(model, self.tokenizer, settings.chat_template, self.has_short_ids)

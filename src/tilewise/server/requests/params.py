@@ -28,7 +28,7 @@ def sampling_params(
 
     Args:
         body: body of either endpoint.
-        defaults: values where the body gives none, from `serve.sampling_params.default_settings`.
+        defaults: values where the body gives none, from `generate.served_settings`.
         structure: what its texts follow, if tool calls decide it.
 
     Raises:
