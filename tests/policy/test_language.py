@@ -25,9 +25,7 @@ WORDS = {  # what must not be written, and the field's term
     r"signal sites?": "signal range",
     r"raises? (a|the|its|this|that) signals?": "post",
 }
-OPENINGS = re.compile(
-    r"(?:^|[.!?]\s+|\"\"\"|//[/!]?\s*|#\s*)(What of|Where none|Of which|That is what)\b"
-)
+OPENINGS = re.compile(r"(?:^|[.!?]\s+|\"\"\"|//[/!]?\s*|#\s*)(What of|Where none|Of which|That is what)\b")
 ALLOWED = {
     "tests/policy/test_language.py",
     "tests/policy/test_docs_form.py",

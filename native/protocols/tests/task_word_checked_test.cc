@@ -1,5 +1,5 @@
-// Task state words in every execution: consumers behind two producers become ready exactly once and see what these wrote,
-// while one producer's slot is used again.
+// Task state words in every execution: consumers behind two producers become ready exactly once and see what these
+// wrote, while one producer's slot is used again.
 #include "checker/testing.h"
 #include "protocols/task_word.h"
 
