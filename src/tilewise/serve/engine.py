@@ -390,9 +390,10 @@ class Engine:
         _validate.integer("engine", "priority", priority, -PRIORITIES, PRIORITIES)
         ids, salt = self._ids(prompt)
         limit = self.model.limits.max_context
-        if runner == "generate":
+        if settings.max_tokens != 1:
             check_prompt(len(ids), limit)
         elif len(ids) > limit:
+            # no step reads a single new token, so that it needs no room in the context
             rule = f"a prompt must fit the context of {limit} tokens"
             _validate.invalid("engine", rule, str(len(ids)), "shorten it")
         grammar = None

@@ -8,6 +8,7 @@ engine gets the request. Large grammars are compiled in a child process first.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
@@ -29,9 +30,17 @@ if TYPE_CHECKING:
 __all__ = ["Grammar", "Grammars", "StructuredOutputsParams"]
 
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
+_RULES = {
+    "json": "json must be a JSON schema that llguidance supports",
+    "json_object": "whitespace_pattern must be a regular expression in Rust's syntax",
+    "regex": "regex must be a regular expression in Rust's syntax that a text can match",
+    "choice": "choice must be texts that the tokenizer can write",
+    "grammar": "grammar must be in Lark's syntax, with a rule `start`",
+}
+_POSITION = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 _MAX_CHARACTERS = 1 << 20
 _MAX_COMPILED = 64
-_MAX_REASON = 500  # characters
+_MAX_REASON, _MAX_EXPRESSION = 500, 200  # characters
 _MAX_WITHOUT_TRIAL = (
     2048  # characters; shorter grammars cannot nest references deep enough for a stack overflow
 )
@@ -78,8 +87,8 @@ class StructuredOutputsParams:
                 _check_text(name, getattr(self, name))
         if self.choice is not None:
             texts = tuple(_validate.sequence("structured_outputs", "choice", self.choice, "texts"))
-            for text in texts:
-                _check_text("a choice", text)
+            for index, text in enumerate(texts):
+                _check_text(f"choice.{index}", text)
             if not texts:
                 _validate.invalid("structured_outputs", "choice must name a text", "none", "add one")
             object.__setattr__(self, "choice", texts)
@@ -114,6 +123,11 @@ class StructuredOutputsParams:
         for name in given:
             _validate.choice("structured_outputs", "a field", name, [field.name for field in fields(cls)])
         return cls(**{name: value for name, value in given.items() if value is not None})
+
+    @property
+    def kind(self) -> str:
+        """Which one is given: `json`, `json_object`, `regex`, `choice` or `grammar`."""
+        return next(name for name in _KINDS if getattr(self, name) not in (None, False))
 
     @property
     def source(self) -> str:
@@ -209,7 +223,7 @@ class Grammar:
         if self._matcher.is_error():
             raise ConfigError(
                 "[serve.structured_outputs] a grammar must be simple enough to follow; got "
-                f"{_reason(self._matcher.get_error())}; make it simpler"
+                f"{_reason(self._matcher.get_error(), shows_position=False)}; make it simpler"
             )
 
 
@@ -248,8 +262,8 @@ class Grammars:
         if not error:
             matcher, error = compile_grammar(tokenizer, source)
         if error:
-            rule = "structured_outputs must be a grammar within the limits"
-            _validate.invalid("structured_outputs", rule, _reason(error), "correct it")
+            got = _reason(error, shows_position=wanted.kind == "grammar")
+            _validate.invalid("structured_outputs", _RULES[wanted.kind], got, "correct or simplify it")
         with self._lock:
             self._compiled[wanted] = Grammar(matcher)
             while len(self._compiled) > _MAX_COMPILED:
@@ -268,8 +282,20 @@ class Grammars:
         return self._tokenizer
 
 
-def _reason(text: str) -> str:
-    """llguidance's error in one line: its first line, and the `error:` lines of its regular-expression parser."""
+def _reason(text: str, shows_position: bool) -> str:
+    """llguidance's error in one line: its first line or, for a regular expression, the expression and what is wrong
+    with it.
+
+    Args:
+        text: the error.
+        shows_position: whether the caller wrote the text that the error's line and column refer to.
+    """
     first, *others = text.strip().splitlines() or [""]
+    position = _POSITION.match(first)
+    first = first[position.end() :] if position else first
     details = [line.removeprefix("error: ") for line in others if line.startswith("error: ")]
-    return cut(" ".join([first, *details]), _MAX_REASON)
+    if details:  # the parser of regular expressions prints the expression in the second line
+        first = f"the regular expression {cut(others[0].strip(), _MAX_EXPRESSION)}: {' '.join(details)}"
+    if position and shows_position:
+        first = f"line {position[1]}, column {position[2]}: {first}"
+    return cut(first, _MAX_REASON)

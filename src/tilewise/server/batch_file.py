@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from tilewise.core import ConfigError, Validator
 from tilewise.core.progress import Progress
 from tilewise.generate import encode_prompt
-from tilewise.serve import Delta, Engine, SamplingParams
+from tilewise.serve import Delta, Engine
 from tilewise.serve.request import Request
 from tilewise.server.endpoints.chat import open_run, plan, take, whole_chat
 from tilewise.server.endpoints.completions import CompletionRun, prompts_of, whole_completion
@@ -93,6 +93,7 @@ def _put(
 def _prepare(engine: Engine, files: ModelFiles, number: int, text: str) -> _Line | dict[str, Any]:
     """A line as requests, or its error answer."""
     line: Mapping[str, Any] = {}
+    body: Mapping[str, Any] = {}
     try:
         try:
             content = json.loads(text)
@@ -105,7 +106,7 @@ def _prepare(engine: Engine, files: ModelFiles, number: int, text: str) -> _Line
         body = _validate.mapping("batch", "body", line.get("body"), "fields")
         return (_prepare_chat if url == CHAT else _prepare_completion)(engine, files, line, body)
     except (ConfigError, ApiError) as error:
-        refusal = of_exception(error)
+        refusal = of_exception(error, body)
         return _answer(line, refusal.status, refusal.body)
 
 
@@ -117,7 +118,7 @@ def _prepare_chat(
     if conversation.template is not None:
         _validate.invalid("batch", "a line has no chat_template of its own", "one", "leave it out")
     rendered = files.renderer.render(conversation)
-    ids = _fit(engine, files, rendered.ids, body, params, "messages")
+    ids = _fit(engine, files, rendered.ids, body, params.max_tokens, "messages")
     run = open_run(files.token_bytes, body.model or "", rendered, ids, params, output_format)
     requests = engine.requests([_prompt(run.ids, body.cache_salt)], params, body.priority or 0)
     return _Line(line, requests, partial(take, run), partial(whole_chat, run, body), params.n)
@@ -132,7 +133,8 @@ def _prepare_completion(
     for one in prompts_of(body.prompt):
         adds = body.add_special_tokens is not False
         ids = encode_prompt(files.tokenizer, one, add_special_tokens=adds) if isinstance(one, str) else one
-        run.add_prompt(one, _fit(engine, files, ids, body, params, "prompt"))
+        max_tokens = params.max_tokens if run.writes else 0
+        run.add_prompt(one, _fit(engine, files, ids, body, max_tokens, "prompt"))
     prompts = [_prompt(prompt.ids, body.cache_salt) for prompt in run.prompts]
     requests = engine.requests(prompts, params, body.priority or 0)
     num_texts = len(prompts) * params.n
@@ -157,11 +159,11 @@ def _fit(
     files: ModelFiles,
     ids: list[int],
     body: SamplingBody,
-    params: SamplingParams,
+    max_tokens: int | None,
     what: str,
 ) -> list[int]:
     max_context = engine.model.limits.max_context
-    return files.fit(ids, body.truncate_prompt_tokens, max_context, params.max_tokens, what)
+    return files.fit(ids, body.truncate_prompt_tokens, max_context, max_tokens, what)
 
 
 def _prompt(ids: list[int], salt: str | None) -> dict[str, Any]:

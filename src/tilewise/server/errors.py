@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -30,6 +30,11 @@ _TYPES = {
 _OURS = "invalid_request_error"
 _MOST_MESSAGE, _MOST_SHOWN = 2000, 60  # characters of a message, and of a value in it
 _SUBJECT = re.compile("^(?:Value error, |Input |String |List |Dictionary )")
+_COUNT = re.compile(" after validation, not [0-9]+")
+_RULE = re.compile(r"\[\w+\.(\w+)\] (?:an? )?([\w.]*\w)(?:(?: \w+)? of (\w+))?")
+"""Begins an error: the call, the first word of the rule, and the word after `of`."""
+_STRUCTURES = ("structured_outputs", "response_format", "text", "tools")
+"""Fields that `StructuredOutputsParams` are made of."""
 _OBJECT = re.compile(r"a valid dictionary or instance of \w+|a valid dictionary")
 
 
@@ -84,15 +89,34 @@ def context_error(limit: int, got: str, what: str) -> ApiError:
     return ApiError(400, text, what, "context_length_exceeded")
 
 
-def of_exception(error: BaseException) -> ApiError:
-    """The error that a client receives for an exception; a defect is reported without details."""
-    if isinstance(error, ApiError):
-        return error
+def of_exception(error: BaseException, fields: Collection[str] = ()) -> ApiError:
+    """The error that a client receives for an exception; a defect is reported without details.
+
+    Args:
+        error: the exception.
+        fields: names of the fields of the request. An error without `param` gets the one that its rule begins with.
+    """
     if isinstance(error, ConfigError):
-        return ApiError(400, str(error))
+        error = ApiError(400, str(error))
+    if isinstance(error, ApiError):
+        if error.status == 400 and error.param is None:
+            error.param = _field_of(error.message, fields)
+        return error
     if isinstance(error, TilewiseError):
         return ApiError(500, str(error))
     return ApiError(500, "[server] a request must not fail so; the log says more; report it")
+
+
+def _field_of(message: str, names: Collection[str]) -> str | None:
+    """The field that an error is about, or its entry as in `stop.1`: one of `names`, with which its rule begins."""
+    match = _RULE.match(message)
+    if match is None:
+        return None
+    call, *words = match.groups()
+    found = [word for word in words if word is not None and word.split(".")[0] in names]
+    if call == "structured_outputs" or "response_format" in words:
+        found += [name for name in _STRUCTURES if name in names]
+    return found[0] if found else None
 
 
 def engine_error(name: str, message: str) -> ApiError:
@@ -112,14 +136,16 @@ def validation_error(error: ValidationError) -> ApiError:
     loc, problems = first_fault(error)
     place = ".".join(str(part) for part in loc if not _is_class(part)) or None
     rule = _OBJECT.sub("an object", joined_rules(problems))
-    rule = _SUBJECT.sub("", rule, count=1)
+    rule = _COUNT.sub("", _SUBJECT.sub("", rule, count=1))
     value = problems[0].get("input")
     if isinstance(value, str) and len(value) > _MOST_SHOWN:
         what = f"a text of {len(value):,} characters"
     elif isinstance(value, (str, bool, int, float)) or value is None:
         what = shown(value, _MOST_SHOWN)
+    elif isinstance(value, list):
+        what = f"a list of {len(value):,} entries" if value else "an empty list"
     else:
-        what = type(value).__name__
+        what = "an object" if isinstance(value, dict) else type(value).__name__
     got = "" if problems[0]["type"] == "missing" else f"; got {what}"
     return ApiError(400, f"[server.request] {place or 'the body'}: {rule}{got}; correct it", place)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
 from typing import Any, NoReturn, TypeVar
 
@@ -28,10 +28,16 @@ __all__ = ["Endpoint", "Page", "parse_body", "read_json", "send_error", "send_js
 Body = TypeVar("Body", bound=BodyModel)
 _MOST_WARNED = 100
 _REPLACED = dict.fromkeys(
-    ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend"),
+    (
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),  # older versions of vLLM
+        *("guided_decoding_backend", "guided_whitespace_pattern"),
+        *("grammar", "json_schema"),  # llama.cpp
+        *("regex", "ebnf"),  # SGLang
+    ),
     "structured_outputs",
 ) | {"functions": "tools", "function_call": "tool_choice"}
-"""Older names of fields that constrain the answer, and the fields that do so now."""
+"""Fields of older versions and of other servers that constrain the answer, and what to use here. Ignoring one would
+answer without the constraint."""
 _MOST_FIELDS, _MOST_VALUES, _MOST_LISTS = 1 << 10, 1 << 20, 1 << 18
 
 
@@ -67,9 +73,9 @@ class Endpoint:
             return
         caller = Caller(scope["state"].get("salt", ""), scope["state"].get("request_id", ""))
         if getattr(body, "stream", None) and self._stream is not None:
-            work = self._events(send, self._stream(self._service, body, caller))
+            work = self._events(send, body.model_fields_set, self._stream(self._service, body, caller))
         else:
-            work = self._whole(send, self._answer(self._service, body, caller))
+            work = self._whole(send, body.model_fields_set, self._answer(self._service, body, caller))
         await _until_disconnect(receive, work)
 
     def _parse(self, given: Any) -> Any:
@@ -79,22 +85,24 @@ class Endpoint:
             raise validation_error(error) from None
         for name in body.unknown:
             if name in _REPLACED and getattr(body, name) is not None:
-                text = f"[server.request] {name} is an older name of what {_REPLACED[name]} asks for; got {name}; use "
-                raise ApiError(400, f"{text}{_REPLACED[name]}", name)
+                text = f"[server.request] {name} is not supported; got a value; use {_REPLACED[name]} instead"
+                raise ApiError(400, text, name)
             if name not in self._warned and len(self._warned) < _MOST_WARNED:  # warn once per field
                 self._warned.add(name)
                 get_logger("server").warning("a field that is not known was passed over: %s", shown(name, 40))
         return body
 
-    async def _whole(self, send: Send, answer: Awaitable[dict[str, Any]]) -> None:
+    async def _whole(self, send: Send, fields: Collection[str], answer: Awaitable[dict[str, Any]]) -> None:
         try:
             content = await answer
         except Exception as error:
-            await send_error(send, error)
+            await send_error(send, error, fields)
         else:
             await send_json(send, 200, content)
 
-    async def _events(self, send: Send, chunks: AsyncIterator[dict[str, Any]]) -> None:
+    async def _events(
+        self, send: Send, fields: Collection[str], chunks: AsyncIterator[dict[str, Any]]
+    ) -> None:
         has_begun = False
         try:
             async with aclosing(chunks) as events:  # type: ignore[type-var]
@@ -105,9 +113,9 @@ class Endpoint:
                     await send(_event(chunk))
         except Exception as error:
             if not has_begun:
-                await send_error(send, error)
+                await send_error(send, error, fields)
                 return
-            await send(_event(_client_error(error).body))
+            await send(_event(_client_error(error, fields).body))
         if not has_begun:
             await send(_START)
         done = b"data: [DONE]\n\n" if self._ends_with_done else b""
@@ -159,17 +167,25 @@ async def send_json(send: Send, status: int, content: Any, headers: Mapping[str,
     )
 
 
-async def send_error(send: Send, error: BaseException) -> None:
-    """Send an error as a body; defects are logged, too. JSON has a space after colons, as OpenAI's servers write it,
-    because some clients search the text for `"code": "context_length_exceeded"`."""
-    answer = _client_error(error)
+async def send_error(send: Send, error: BaseException, fields: Collection[str] = ()) -> None:
+    """Send an error as a body; log it, too, if it is a defect.
+
+    JSON has a space after colons, as OpenAI's servers write it, because some clients search the text for
+    `"code": "context_length_exceeded"`.
+
+    Args:
+        send: sends ASGI messages.
+        error: the error.
+        fields: names of the request's fields, one of which may become `param`.
+    """
+    answer = _client_error(error, fields)
     await _send(send, answer.status, "application/json", json.dumps(answer.body).encode(), answer.headers)
 
 
-def _client_error(error: BaseException) -> ApiError:
+def _client_error(error: BaseException, fields: Collection[str] = ()) -> ApiError:
     if not isinstance(error, (ApiError, TilewiseError)):
         get_logger("server").error("a request has failed", exc_info=error)
-    return of_exception(error)
+    return of_exception(error, fields)
 
 
 async def _send(

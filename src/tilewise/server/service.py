@@ -196,7 +196,7 @@ class Service:
         return await self.run_in_thread(self.files.renderer.render, wanted)
 
     def fit(
-        self, ids: list[int], truncate: int | None, what: str, params: SamplingParams | None = None
+        self, ids: list[int], truncate: int | None, what: str, max_tokens: int | None = None
     ) -> list[int]:
         """Check that a prompt fits the context, and truncate its beginning if the request says so.
 
@@ -204,22 +204,25 @@ class Service:
             ids: token ids of the prompt.
             truncate: number of last tokens to keep; -1: as many as leave room for the new tokens; None: all.
             what: name of the request's field, for errors.
-            params: settings of the text.
+            max_tokens: requested new tokens; None: any number.
 
         Raises:
             ApiError: 400, the prompt is too long, or has an id that the model does not have.
         """
-        most = None if params is None else params.max_tokens
-        return self.files.fit(ids, truncate, self.max_context, most, what)
+        return self.files.fit(ids, truncate, self.max_context, max_tokens, what)
 
-    def check_params(self, params: SamplingParams) -> SamplingParams:
+    def check_params(self, params: SamplingParams, logprobs: str = "logprobs") -> SamplingParams:
         """Refuse requests for too many log probabilities.
+
+        Args:
+            params: settings of the texts.
+            logprobs: name of the request's field that asks for log probabilities of the text.
 
         Raises:
             ConfigError: more log probabilities than the server reports.
         """
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(params, name)
+        values = {logprobs: params.logprobs, "prompt_logprobs": params.prompt_logprobs}
+        for name, value in values.items():
             if value is not None and not 0 <= value <= self.settings.max_logprobs:
                 raise ConfigError(
                     f"[server.request] {name} must lie in [0, {self.settings.max_logprobs}]; got {value}; ask for less"

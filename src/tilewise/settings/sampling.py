@@ -310,11 +310,10 @@ class Sampling(SamplingSettings):
 def _texts(name: str, values: Any) -> tuple[str, ...]:
     """Texts that are not empty."""
     texts = tuple(_validate.sequence("sampling", name, values, "texts"))
-    for text in texts:
+    for index, text in enumerate(texts):
         if not isinstance(text, str) or not text:
-            _validate.invalid(
-                "sampling", f"{name} must be texts that are not empty", shown(text), "correct it"
-            )
+            rule = f"{name}.{index} must be text that is not empty"
+            _validate.invalid("sampling", rule, shown(text), "correct it")
     return texts
 
 
@@ -335,7 +334,7 @@ def _biases(values: Any) -> tuple[tuple[int, float], ...]:
             rule = "logit_bias must hold pairs of an id and a number"
             _validate.invalid("sampling", rule, shown(pair), "pass a dictionary")
         id_ = _validate.integer("sampling", "an id of logit_bias", pair[0], 0, _MAX_ID)
-        biases[id_] = _validate.number("sampling", "a bias", pair[1], -_MAX_BIAS, _MAX_BIAS)
+        biases[id_] = _validate.number("sampling", "a value of logit_bias", pair[1], -_MAX_BIAS, _MAX_BIAS)
     return tuple(sorted(biases.items()))
 
 

@@ -291,7 +291,7 @@ class TestBuildMpi:
         monkeypatch.delenv("TILEWISE_MPI", raising=False)
         before = mpi_library.find_mpi()
         assert run_main("build-mpi", "--mpicc", str(BIN / "mpicc")) == 0
-        assert "next to.so: calls MPICH" in capsys.readouterr().out.replace("\n", "")
+        assert "beside.so: calls MPICH" in capsys.readouterr().out.replace("\n", "")
         assert (before.table, mpi_library.find_mpi().table) == (
             mpi_library.packaged_table(),
             tmp_path / "beside.so",

@@ -92,6 +92,27 @@ def test_special_tokens_in_a_prompt_have_their_offsets(served):
     assert found[-2] == 0 and found[-1] - prompt.rindex(special) in (0, 1)
 
 
+def test_a_prompt_that_fills_the_context_can_be_scored(served):
+    """With `max_tokens: 0` every position is the prompt's; a new token, or a longer prompt, does not fit."""
+    size = served[0].model.limits.max_context
+    ids = [5] * size
+    asked = {"max_tokens": 0, "echo": True, "logprobs": 0}
+    scored, shorter, writes, longer = _answers(
+        served,
+        (COMPLETION, {**asked, "prompt": ids}),
+        (COMPLETION, {**asked, "prompt": ids[:-1]}),
+        (COMPLETION, {**asked, "prompt": ids, "max_tokens": 1}),
+        (COMPLETION, {**asked, "prompt": [*ids, 5]}),
+    )
+    assert scored["usage"]["prompt_tokens"] == size and scored["usage"]["completion_tokens"] == 0
+    wanted = shorter["choices"][0]["logprobs"]["token_logprobs"]
+    figures = scored["choices"][0]["logprobs"]["token_logprobs"]
+    assert len(figures) == size and figures[:-1] == wanted
+    for answer, new in ((writes, 1), (longer, 0)):
+        got = f"you requested {size + 1} tokens ({size + 1 - new} in the prompt, {new} in the completion)"
+        assert got in answer["error"]["message"] and answer["error"]["param"] == "prompt"
+
+
 def test_bytes_of_a_chat_are_those_of_its_text(served):
     """Joined they are the message, with parts of characters as their own bytes; each place has all that was asked
     for."""

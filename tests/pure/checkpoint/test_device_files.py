@@ -355,9 +355,9 @@ def test_work_is_done_once_and_ends_at_an_error(monkeypatch):
 
 UNFINISHED = """
 import sys, threading, time
-from tilewise.checkpoint import next to
+from tilewise.checkpoint import concurrent_files
 from tilewise.checkpoint.concurrent_files import run_concurrently
-next to.EXIT_PATIENCE_S = 0.1
+concurrent_files.EXIT_PATIENCE_S = 0.1
 threading.Thread(target=run_concurrently, args=([lambda: time.sleep(1000)] * 3,), daemon=True).start()
 time.sleep(0.1)
 """

@@ -48,15 +48,15 @@ def test_wrong_shapes_fail_at_the_call():
         (lambda g: g.input([4], name=""), "a name must be printable"),
         (
             lambda g: g.parameter([4], name="__metadata__"),
-            "files of weights keep for themselves; got '__metadata__'",
+            "files of weights reserve; got '__metadata__'",
         ),
         (
             lambda g: g.state([4], name="__metadata__"),
-            "files of weights keep for themselves; got '__metadata__'",
+            "files of weights reserve; got '__metadata__'",
         ),
         (
             lambda g: g.draft.declare("parameter", g.find("x").spec.renamed("__metadata__")),
-            "files of weights keep for themselves; got '__metadata__'",
+            "files of weights reserve; got '__metadata__'",
         ),
         (lambda g: g.loss(g.find("x")), "a loss is one f32, computed by the graph"),
         (lambda g: g.find("nonsense"), "must have the tensor; got 'nonsense'"),

@@ -237,7 +237,7 @@ def test_what_is_saved_can_be_loaded(tmp_path):
     value = {"a": nested(16), 1: {"b": (None, True, 0.5)}}
     _with_attribute(value).save(tmp_path / "a.plan")
     with pytest.raises(
-        PlanError, match="attributes are invalid"
+        PlanError, match="attributes are none"
     ):  # read whole: an op's own rule is what refuses it
         Plan.load(tmp_path / "a.plan")
 

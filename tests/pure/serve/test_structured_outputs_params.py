@@ -24,7 +24,7 @@ from tilewise.serve import SamplingParams, StructuredOutputsParams
         ({"regex": 3}, "regex"),
         ({"regex": "\ud800"}, "UTF-8"),
         ({"choice": []}, "must name a text"),
-        ({"choice": ["a", ""]}, "not empty"),
+        ({"choice": ["a", ""]}, "choice.1 must be .* not empty"),
         ({"choice": "ab"}, "choice"),
         ({"regex": "a", "disable_any_whitespace": True}, "rules of blanks go with json"),
         ({"json_object": True, "whitespace_pattern": " ", "disable_any_whitespace": True}, "leave one out"),

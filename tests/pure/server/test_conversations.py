@@ -83,6 +83,9 @@ def test_arguments_are_objects_or_the_text_that_came(tmp_path, arguments, shown)
     assert json.loads(text)[0]["function"]["arguments"] == shown
     with pytest.raises(ConfigError, match=r"messages\.1\.tool_calls\.0\.function\.arguments must be JSON"):
         _text(tmp_path, SHOWS_CALLS, {"role": "assistant", "tool_calls": [_call([])]})
+    custom = {"id": "c", "type": "custom", "custom": {"name": "f", "input": "x"}}
+    with pytest.raises(ConfigError, match=r"tool_calls\.1\.type must be 'function'; got 'custom'"):
+        _text(tmp_path, SHOWS_CALLS, {"role": "assistant", "tool_calls": [_call(), custom]})
 
 
 def test_a_response_says_its_calls_in_the_same_way(tmp_path):

@@ -165,9 +165,9 @@ async def begin(service: Service, body: ChatBody) -> ChatRun:
     service.check_writes()
     name = service.check_model(body.model)
     conversation, params, output_format = plan(service.files, body)
-    service.check_params(params)
+    service.check_params(params, "top_logprobs")
     rendered = await service.render(conversation)
-    ids = service.fit(rendered.ids, body.truncate_prompt_tokens, "messages", params)
+    ids = service.fit(rendered.ids, body.truncate_prompt_tokens, "messages", params.max_tokens)
     return open_run(service.files.token_bytes, name, rendered, ids, params, output_format)
 
 

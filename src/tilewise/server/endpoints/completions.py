@@ -152,7 +152,7 @@ async def _open_run(service: Service, body: CompletionBody) -> CompletionRun:
         if not ids:
             text = "[server.request] a prompt must have a token; got none; write something"
             raise ApiError(400, text, "prompt")
-        ids = service.fit(ids, truncate, "prompt", params)
+        ids = service.fit(ids, truncate, "prompt", params.max_tokens if run.writes else 0)
         await service.run_in_thread(run.add_prompt, one, ids)
     return run
 

@@ -256,14 +256,18 @@ def _part(part: Mapping[str, Any], place: str) -> str:
     kind = part.get("type")
     name = "refusal" if kind == "refusal" else "text"
     if kind != "refusal" and kind not in _TEXTS:
-        rule, advice = "messages hold text alone, and nothing is fetched", "leave other parts out"
-        _validate.invalid("request", rule, f"a part of type {shown(kind, 40)} at {place}", advice)
+        rule, advice = f"{place}.type must be text, and nothing is fetched", "leave other parts out"
+        _validate.invalid("request", rule, shown(kind, 40), advice)
     return _validate.instance("request", f"{place}.{name}", part.get(name), str, "pass text")
 
 
 def _call(call: Mapping[str, Any], place: str) -> dict[str, Any]:
     """A call that the model has made, with its arguments as templates want them: a dictionary; text that is no JSON
     object, for example because `max_tokens` has cut it, as it is."""
+    kind = call.get("type", "function")
+    if kind != "function":
+        rule = f"{place}.type must be 'function'"
+        _validate.invalid("request", rule, shown(kind, 40), "leave calls of other types out")
     function = _validate.mapping("request", f"{place}.function", call.get("function"), "fields")
     name = _validate.text("request", f"{place}.function.name", function.get("name"))
     given = function.get("arguments")

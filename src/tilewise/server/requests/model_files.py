@@ -75,13 +75,13 @@ class ModelFiles:
             truncate: number of last tokens to keep; -1: as many as leave room for the new tokens, as in vLLM; None:
                 all.
             max_context: largest number of tokens of prompt and text together.
-            max_tokens: requested new tokens; None: any number.
+            max_tokens: requested new tokens; None: any number. For 0, the prompt may fill the context.
             what: name of the request's field, for errors.
 
         Raises:
             ApiError: 400, the prompt is too long, or has an id that the model does not have.
         """
-        least = 0 if self.makes_vectors else 1
+        least = 0 if self.makes_vectors or max_tokens == 0 else 1
         if truncate == -1:
             truncate = max(1, max_context - max(least, max_tokens or 0))
         ids = ids if truncate is None else ids[-truncate:]

@@ -37,8 +37,8 @@ def sampling_params(
     if body.stream_options is not None and not body.stream:
         _validate.invalid("request", "stream_options needs stream", "it alone", "add stream: true")
     if body.prompt_logprobs is not None and body.stream:
-        rule, advice = "a stream has no prompt_logprobs", "leave one of them out"
-        _validate.invalid("request", rule, "both", advice)
+        rule, advice = "prompt_logprobs cannot be streamed", "leave one of them out"
+        _validate.invalid("request", rule, "stream: true", advice)
     names = [
         name for name, one in settings_of(SamplingParams).items() if one.in_body and name != "logit_bias"
     ]
@@ -61,7 +61,8 @@ def sampling_params(
         if body.best_of is not None and body.best_of != (body.n or 1):
             _validate.invalid("request", "best_of must be n", shown(body.best_of), "leave it out")
         if body.suffix:
-            _validate.invalid("request", "a text is written behind its prompt", "a suffix", "leave it out")
+            rule = "suffix is not supported, because text is only added at the end of the prompt"
+            _validate.invalid("request", rule, shown(body.suffix, 40), "leave it out")
     values = {**values, **defaults, **{name: value for name, value in values.items() if value is not None}}
     if max_tokens is not None:
         values["max_tokens"] = (
@@ -74,7 +75,8 @@ def sampling_params(
         values["logit_bias"] = {int(key): value for key, value in body.logit_bias.items()}
     requested = structured_outputs(body.response_format, body.structured_outputs)
     if structure is not None and requested is not None:
-        rule = "a call that must come leaves nothing to response_format"
+        name = "structured_outputs" if body.response_format is None else "response_format"
+        rule = f"{name} must be left out where tool_choice requires a call"
         _validate.invalid("request", rule, "both", "leave one of them out")
     return SamplingParams(**values, structured_outputs=structure or requested)
 
@@ -99,12 +101,12 @@ def structured_outputs(
     kind = _validate.choice("request", "type of response_format", response_format.get("type"), kinds)
     if kind == "text":
         return None
+    name_of_schema = "schema of response_format"
     schema = response_format.get("schema")  # llama.cpp and others take one with json_object
     if schema is None and (kind == "json_schema" or response_format.get("json_schema") is not None):
-        named_schema = _validate.mapping(
-            "request", "json_schema", response_format.get("json_schema"), "fields"
-        )
-        schema = _validate.mapping("request", "schema", named_schema.get("schema"), "a JSON schema")
+        given = response_format.get("json_schema")
+        named_schema = _validate.mapping("request", "json_schema of response_format", given, "fields")
+        schema = _validate.mapping("request", name_of_schema, named_schema.get("schema"), "a JSON schema")
     if schema is None:
         return StructuredOutputsParams(json_object=True)
-    return StructuredOutputsParams(json=_validate.mapping("request", "schema", schema, "a JSON schema"))
+    return StructuredOutputsParams(json=_validate.mapping("request", name_of_schema, schema, "a JSON schema"))
