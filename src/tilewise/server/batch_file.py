@@ -54,7 +54,7 @@ def answer_lines(
         engine: the engine.
         files: files of its model.
         lines: lines of the file; empty ones are skipped.
-        watch: shows progress.
+        progress: shows progress.
     """
     prepared = [_prepare(engine, files, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     queue: SimpleQueue[tuple[int, Delta | BaseException]] = SimpleQueue()

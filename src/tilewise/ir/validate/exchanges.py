@@ -75,7 +75,7 @@ class Exchange(NamedTuple):
     Attributes:
         axes: of the device group.
         leaf_ranges: per device group of a pending reduction, the batch splits of each member; empty for copies.
-        leaves: of the tree.
+        batch_splits: leaves of the tree.
         mine: the share of the rows that this device combines; -1 where it combines columns of all.
         peers: whose memory is read; of the copy, with the share of each.
         shares: of how many members the rows are cut into.
