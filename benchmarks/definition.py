@@ -1,13 +1,12 @@
 """Seconds to define a model, and from its definition to a plan that could run, with gradients and an update.
 
 Claims (issue figures; "must" and "goal" are printed next to each), for Qwen3-4B's widths, a batch
-of 2 x 128 tokens, one
-worker: 36 and 1,000 layers are defined in 5 and 50 ms; from the definition to the plan with
-    gradients and AdamW takes
-0.5 and 1 s; 10,000 layers take ten times as long as 1,000 within 5%; 1,000 layers of which no two are alike take 10 s;
-the graph of 10,000 layers with gradients and update takes 50 MB; two worker processes plan the
-layers that differ 1.7 times as fast, their start included. Medians of several runs, wall time and
-processor time; growth by the least of several (`show_growth`).
+of 2 x 128 tokens, one worker: 36 and 1,000 layers are defined in 5 and 50 ms; from the definition
+to the plan with gradients and AdamW takes 0.5 and 1 s; 10,000 layers take ten times as long as
+1,000 within 5%; 1,000 layers of which no two are alike take 10 s; the graph of 10,000 layers with
+gradients and update takes 50 MB; two worker processes plan the layers that differ 1.7 times as
+fast, their start included. Medians of several runs, wall time and processor time; growth by the
+least of several (`show_growth`).
 
 The layers that differ do so in what costs most: each has an MLP of another width, so that no template is shared,
 neither of a layer nor of an update. `--windows` gives each an attention window of its own instead.

@@ -210,8 +210,8 @@ def serve_engine(asked: dict[str, Any]) -> None:
             found = []
             for _ in range(int(line)):
                 (times,) = measure(engine, [prompt], params)
-                (told,) = times.texts
-                found.append((told[-1] - told[0]) / (new - 1))
+                (reported,) = times.texts
+                found.append((reported[-1] - reported[0]) / (new - 1))
             print(json.dumps({"seconds": found, "loss": 0.0}), flush=True)
 
 
@@ -380,7 +380,7 @@ def measure_start(folder: Path, options: argparse.Namespace) -> None:
             (played,) = asyncio.run(play(server.target, load, [Wanted("Say something.", 0, 1)]))
             if played.error:
                 raise SystemExit(f"a server must answer; got {played.error}")
-            answered.append(played.told[0] - began)
+            answered.append(played.delta_times[0] - began)
     median_figure("start, until it is ready", ready[1:], "s")
     median_figure("start, until the first answer", answered[1:], "s", START)
 

@@ -1,16 +1,15 @@
 """A training step of GPT-2 small's shape on two hosts, one device each, next to the same two devices in one process.
 
 Claim (issue figure; "must" and "goal" are printed next to it): over a link that is not shaped, two
-hosts keep 0.8 and
-0.95 of one host's speed, by data and with sharded state.
+hosts keep 0.8 and 0.95 of one host's speed, by data and with sharded state.
 
-The hosts are network namespaces of this machine, joined by a switch (tests/support/hosts.py), so they share its two
-cores, and what the network costs is taken from computing: the system copies every byte of a link
-three times. Both are as benchmarks/two_devices.py has them, and compute the same bits; the hosts
-reach each other through MPICH (`pip install mpich`), started by its mpiexec. They take turns, and
-medians are compared. Next to each figure: what moves between the hosts in a step, and how long that
-takes at the rate at which MPI moves large messages over that link,
-measured in the same run: the physical limit of a step is the larger of that and its kernels.
+The hosts are network namespaces of this machine, joined by a switch (tests/support/hosts.py), so
+they share its two cores, and what the network costs is taken from computing: the system copies
+every byte of a link three times. Both are as benchmarks/two_devices.py has them, and compute the
+same bits; the hosts reach each other through MPICH (`pip install mpich`), started by its mpiexec.
+They take turns, and medians are compared. Next to each figure: what moves between the hosts in a
+step, and how long that takes at the rate at which MPI moves large messages over that link, measured
+in the same run: the physical limit of a step is the larger of that and its kernels.
 
 Run, as root: python benchmarks/processes/hosts.py [--only f32:dp ...] [--rounds 4] [--minutes 8]
 """

@@ -69,7 +69,7 @@ TIMES: dict[int, dict[str, tuple[float, float]]] = {
 SIGNAL = {
     "threads": ("a signal, one process", 1.5, 1.0),
     "processes": ("a signal, two processes", 2.0, 1.2),
-    "told": ("a signal of which a waiting task is told, one process", None, None),
+    "notified": ("a signal that notifies a waiting task, one process", None, None),
 }
 
 

@@ -1,7 +1,7 @@
 // A signal there and back between two processors, in turns with a bare cache line: two threads, or two processes.
 //
 //   threads     comm::Signal: a thread spins on the value.
-//   told        the same as tasks wait: wait() registers, then the thread spins on a flag that on_posted sets.
+//   notified    the same as tasks wait: wait() registers, then the thread spins on a flag that on_posted sets.
 //   processes   comm::Peers: post() leaves a message; the waiter's thread looks for it, which posts its own Signal,
 //               on whose value it spins. Both processes map one sealed memfd.
 //
@@ -9,7 +9,7 @@
 // plain ns there and back, signal ns there and back, and signals one way per plain round trip: median, best and worst
 // tenth.
 //
-// Run: signals threads|told|processes PROCESSOR PROCESSOR ROUNDS
+// Run: signals threads|notified|processes PROCESSOR PROCESSOR ROUNDS
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -120,14 +120,14 @@ std::vector<Times> play(bool is_first, uint64_t rounds, Ball& ball, Send&& send,
   return found;
 }
 
-std::vector<Times> in_threads(bool is_told, const int* processors, uint64_t rounds) {
+std::vector<Times> in_threads(bool is_notified, const int* processors, uint64_t rounds) {
   SignalBoard signals(2);
   Ball ball;
   const auto side = [&](int own) {
     pin(processors[own]);
     Seat seat(signals[own]);
     const auto await = [&](uint64_t value) {
-      if (is_told) return seat.await(value);
+      if (is_notified) return seat.await(value);
       while (signals[own].value() < value) {
       }
     };
@@ -196,9 +196,9 @@ int main(int argc, char** argv) {
   const int processors[2] = {std::atoi(argv[2]), std::atoi(argv[3])};
   const auto rounds = static_cast<uint64_t>(std::atoll(argv[4]));
   const std::string kind = argv[1];
-  if (rounds == 0 || (kind != "threads" && kind != "told" && kind != "processes")) return 2;
+  if (rounds == 0 || (kind != "threads" && kind != "notified" && kind != "processes")) return 2;
   const std::vector<Times> found =
-      kind == "processes" ? in_processes(processors, rounds) : in_threads(kind == "told", processors, rounds);
+      kind == "processes" ? in_processes(processors, rounds) : in_threads(kind == "notified", processors, rounds);
   std::vector<double> plain;
   std::vector<double> signal;
   std::vector<double> ratio;

@@ -43,7 +43,7 @@ void wait_all(OpenRuntime& rt, nb::handle timeout) {
                  "[runtime.wait_all] this thread's tasks must end within the time given; got some that still run; "
                  "wait longer, or cancel them");
   }
-  if (status == PTO_TASK_FAILED || status == PTO_CANCELLED || status == PTO_PEER_LOST) rt.has_told_failure = true;
+  if (status == PTO_TASK_FAILED || status == PTO_CANCELLED || status == PTO_PEER_LOST) rt.has_reported_failure = true;
   check_status(status);
 }
 
@@ -125,7 +125,7 @@ uint64_t wait_for_buffer(OpenRuntime& rt, const Operand& operand, nb::handle tim
   const Result address = without_gil([&] { return function(rt.runtime, operand.handle, region, seconds); });
   drop_finished_records();
   if (address == nullptr) {
-    rt.has_told_failure = true;
+    rt.has_reported_failure = true;
     raise_status(pto_last_status());
   }
   return reinterpret_cast<uintptr_t>(address);
@@ -162,7 +162,7 @@ void bind_open_runtime(nb::class_<OpenRuntime>& rt) {
            "False: tasks are left that do not end.")
       .def_prop_ro("is_open",
                    [](const OpenRuntime& rt) { return rt.runtime != nullptr && !rt.is_closing && !rt.is_inherited(); })
-      .def_ro("has_told_failure", &OpenRuntime::has_told_failure, "A wait or a read has raised a task's failure.")
+      .def_ro("has_reported_failure", &OpenRuntime::has_reported_failure, "A wait or a read has raised a task's failure.")
       .def_prop_rw(
           "keep_alive", [](const OpenRuntime& rt) { return rt.keep_alive; },
           [](OpenRuntime& rt, nb::object value) { rt.keep_alive = std::move(value); })

@@ -22,7 +22,7 @@ struct OpenRuntime {
   bool is_closing = false;       // close was called: threads outside tasks may only end what others wait for
   bool is_drained = false;       // every task has ended: all calls are refused
   bool is_waiting = false;       // closed, but for the arrays that still lie on its memory
-  bool has_told_failure = false;
+  bool has_reported_failure = false;
   uint32_t num_workers = 0;
   int num_calls = 0;             // of threads outside tasks, going on now
   int num_views = 0;             // arrays on its memory

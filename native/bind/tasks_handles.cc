@@ -10,7 +10,7 @@ namespace tilewise::bind {
 namespace {
 
 void raise_task_error(const Task& task, int status) {
-  task.rt->has_told_failure = true;
+  task.rt->has_reported_failure = true;
   char text[512];
   pto_task_error(task.rt->runtime, task.id, text, sizeof(text));
   raise_status(status, text);
@@ -32,7 +32,7 @@ void wait_task(const Task& task, nb::handle timeout) {
         nb::repr(timeout).c_str() + " s; wait longer, or cancel it";
     raise_status(status, text.c_str());
   }
-  if (status == PTO_PEER_LOST) task.rt->has_told_failure = true;
+  if (status == PTO_PEER_LOST) task.rt->has_reported_failure = true;
   check_status(status);
 }
 

@@ -107,7 +107,7 @@ bool OpenRuntime::close_at_exit(double patience_s) {
       cancels = true;
     }
     drop_finished_records();
-    if (status == PTO_TASK_FAILED && !has_told_failure) {
+    if (status == PTO_TASK_FAILED && !has_reported_failure) {
       PySys_FormatStderr("%S\n", error_of(status, pto_last_error()).ptr());
     }
     pto_stats stats;

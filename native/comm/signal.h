@@ -1,7 +1,7 @@
 // Signals: 64-bit counters between devices, and tasks that wait for them without holding a worker.
 //
-// A signal counts up and never falls. post() is the notifier's last act: everything it did before is visible to
-// the waiter that is told (release; wait() and on_posted acquire the value).
+// A signal counts up and never falls. post() releases: everything that the poster wrote before is visible to the
+// waiter, whose wait() or on_posted acquires the value.
 //
 // No wake-up can be lost: protocols/counter.h says why. on_posted runs outside the lock, once per waiter, in the
 // posting thread; the waiter's memory may be reused by then. No other lock is taken while a signal's lock is held.

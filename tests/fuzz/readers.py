@@ -297,14 +297,14 @@ def _manifest_of(tensors: dict[str, PartedTensor]) -> bytes:
 
 def _resume(folder: Path) -> None:
     """What a resumed run does; a damaged newest checkpoint is named, and the one before it is used."""
-    told: list[str] = []
+    reported: list[str] = []
     try:
-        path, state = load_latest(folder, SETTINGS, told.append)
+        path, state = load_latest(folder, SETTINGS, reported.append)
     except CheckpointError as error:
         assert "must be those the checkpoint was made with" in str(error), error  # another configuration
         return
     assert (path.name, state.step) in (("step-00000002", 2), ("step-00000003", 3))
-    assert len(told) == (state.step == 2) and all("\n" not in text for text in told)
+    assert len(reported) == (state.step == 2) and all("\n" not in text for text in reported)
     sum(np.array(tensor).size for tensor in state.tensors.values())
 
 

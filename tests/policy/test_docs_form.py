@@ -28,7 +28,7 @@ def pages():
 
 def mistakes(text):
     """What a page does wrong, with the number of the line."""
-    found, language = [], None
+    problems, language = [], None
     prose = []  # text outside code, one entry for each line, so that sentences may go over lines
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):
@@ -37,25 +37,25 @@ def mistakes(text):
         elif language is not None:
             prose.append("")
             if len(line) > CODE and language not in UNBROKEN:
-                found.append((number, f"code of {len(line)} columns"))
+                problems.append((number, f"code of {len(line)} columns"))
         else:
             prose.append(re.sub(r"`[^`]*`", "`", line))
             if len(line) > PROSE and not line.startswith("|"):
-                found.append((number, f"prose of {len(line)} columns"))
+                problems.append((number, f"prose of {len(line)} columns"))
     whole = "\n".join(prose)
     for pattern, what in RIDDLES:
-        found += [
+        problems += [
             (whole.count("\n", 0, m.end()) + 1, f"{what}: {m[0].strip()!r}") for m in pattern.finditer(whole)
         ]
-    return sorted(found)
+    return sorted(problems)
 
 
 def test_pages_keep_their_form():
     """No page has wide lines or one of the constructions."""
-    found = [
+    problems = [
         f"{relative(page)}:{n}: {what}" for page in pages() for n, what in mistakes(page.read_text("utf-8"))
     ]
-    assert not found, "\n" + "\n".join(found)
+    assert not problems, "\n" + "\n".join(problems)
 
 
 def test_decisions_stay_short():

@@ -35,14 +35,14 @@ ALLOWED = {
 
 def problems(name: str, text: str) -> list[str]:
     """Where a file has a word that is not used any more, or a sentence with such an opening."""
-    found = []
+    lines = []
     for number, line in enumerate(text.splitlines(), 1):
         for word, better in WORDS.items():
             if re.search(rf"(?<![\w-]){word}(?![\w-])", line, re.IGNORECASE if word.islower() else 0):
-                found.append(f"{name}:{number}: write {better!r}: {line.strip()[:80]}")
+                lines.append(f"{name}:{number}: write {better!r}: {line.strip()[:80]}")
         if OPENINGS.search(line):
-            found.append(f"{name}:{number}: name the subject first: {line.strip()[:80]}")
-    return found
+            lines.append(f"{name}:{number}: name the subject first: {line.strip()[:80]}")
+    return lines
 
 
 def tracked() -> list[str]:
@@ -67,8 +67,8 @@ def tracked() -> list[str]:
 
 def test_old_words_do_not_come_back():
     """In no file of the project."""
-    found = [line for name in tracked() for line in problems(name, (ROOT / name).read_text(encoding="utf-8"))]
-    assert not found, "\n".join(found)
+    lines = [line for name in tracked() for line in problems(name, (ROOT / name).read_text(encoding="utf-8"))]
+    assert not lines, "\n".join(lines)
 
 
 @pytest.mark.parametrize(

@@ -361,7 +361,7 @@ def test_lengths_count_the_batch_where_microbatches_cut_it():
 
 
 @pytest.mark.parametrize("in_layer", [False, True])
-def test_a_row_per_sequence_beside_rows_of_sequences_is_refused(in_layer):
+def test_a_row_per_sequence_next_to_rows_of_sequences_is_refused(in_layer):
     """Integers of the batch that make rows of their own would be summed by cuts that are those of sequences."""
 
     @tw.layer

@@ -77,7 +77,7 @@ def pairwise() -> list[Case]:
 
 
 @pytest.mark.parametrize("case", NOT_SMALL, ids=named)
-def test_homes_without_a_panel_are_equal(case):
+def test_shards_without_a_panel_are_equal(case):
     """Training over more devices than panels has the bits of one device."""
     equal, text = compare(case, model=few_panels)
     assert equal, text
@@ -187,7 +187,7 @@ def test_who_has_no_panel_has_no_task(axes):
 
 
 @pytest.mark.parametrize("degree", [2, 4, 8])
-def test_what_is_kept_is_the_largest_home(degree):
+def test_what_is_kept_is_the_largest_shard(degree):
     """In bf16 with AdamW 2 bytes an element of the weight and 12 of states, of the panels of the device that has most;
     planned bytes are those allocated."""
     graph, plan = planned(DistributionStrategy.fsdp(degree), dtype="bf16")
@@ -230,7 +230,7 @@ def test_explanations_say_who_has_nothing():
 # ---- files -----------------------------------------------------------------------------------------------
 
 
-def test_a_plan_with_empty_homes_is_a_file(tmp_path):
+def test_a_plan_with_empty_shards_is_a_file(tmp_path):
     """Saved, loaded and made again it is the same, and runs to the same bits; its picture is drawn."""
     _, plan = planned(DistributionStrategy.fsdp(4), accumulation=2)
     plan.save(tmp_path / "step.plan")
@@ -248,7 +248,7 @@ def test_a_plan_with_empty_homes_is_a_file(tmp_path):
 
 
 @pytest.mark.parametrize("offload", ["none", "optimizer"])
-def test_a_checkpoint_goes_on_over_other_homes(offload, tmp_path):
+def test_a_checkpoint_goes_on_over_other_shards(offload, tmp_path):
     """From one device to eight storage shards, on to three and six with `tp`, back to one: the bits
     of a run that never stopped; a device writes no part of what it has nothing of."""
     strategies = [
@@ -326,7 +326,7 @@ def of_the_first(instruction):
 
 
 @pytest.mark.parametrize(("change", "words"), [(without_rows, "shards"), (of_the_first, "acknowledged")])
-def test_a_home_taken_for_an_empty_one_is_refused(change, words):
+def test_a_shard_taken_for_an_empty_one_is_refused(change, words):
     """What plans are held to knows which storage shards have rows."""
     _, plan = planned(DistributionStrategy.fsdp(3), batch=6)
     validate_plan(plan)
@@ -334,7 +334,7 @@ def test_a_home_taken_for_an_empty_one_is_refused(change, words):
         validate_plan(copies_of(plan, "all_gather_parameters:self_attn.o_proj.weight/all_gather", change))
 
 
-def test_homes_gathered_in_each_others_place_are_seen():
+def test_shards_gathered_in_each_others_place_are_seen():
     """Two devices of three have a panel of the keys; with one's in the other's place the comparison fails."""
 
     def exchange(instruction):

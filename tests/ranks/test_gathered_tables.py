@@ -217,7 +217,7 @@ def test_rows_that_no_one_copies_are_seen(what):
         validate_plan(change_every(f"{what}/all_gather", of_others(fewer))(plan))
 
 
-def test_rows_of_another_home_are_noticed():
+def test_rows_of_another_shard_are_noticed():
     """A device that adds tokens to its storage shard as if it began elsewhere is found."""
 
     def begin_elsewhere(instruction):

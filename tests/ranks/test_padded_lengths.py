@@ -30,15 +30,15 @@ LONGEST, BOUND = max(LENGTHS), 300  # five atoms of 64 positions, of which the b
 @pytest.fixture(scope="module")
 def exact():
     """Ten steps of the batch at its own length, in a plan for that length alone; by dtype and batch splits."""
-    known = {}
+    losses = {}
 
     def run(dtype, batch_splits):
-        if (dtype, batch_splits) not in known:
+        if (dtype, batch_splits) not in losses:
             graph = graph_for(tw.Dim("seq", 1, BOUND), dtype)
             plan = graph.plan({}, batch_splits=batch_splits, sizes={"seq": LONGEST})
             assert not plan.symbol_bounds
-            known[dtype, batch_splits] = steps(graph, plan, [padded(LENGTHS, LONGEST, s) for s in range(10)])
-        return known[dtype, batch_splits]
+            losses[dtype, batch_splits] = steps(graph, plan, [padded(LENGTHS, LONGEST, s) for s in range(10)])
+        return losses[dtype, batch_splits]
 
     return run
 
@@ -62,8 +62,8 @@ def test_padding_changes_no_bit_of_ten_steps(exact, dtype, width, batch_splits, 
     """Losses, norms, gradients, parameters and optimizer states, to the bit those of the exact length's plan."""
     graph = graph_for(tw.Dim("seq", 1, BOUND), dtype)
     plan = graph.plan(axes, batch_splits=batch_splits, accumulation=accumulation)
-    found = steps(graph, plan, [padded(LENGTHS, width, s) for s in range(10)])
-    assert differing(exact(dtype, batch_splits), found) == []
+    padded_steps = steps(graph, plan, [padded(LENGTHS, width, s) for s in range(10)])
+    assert differing(exact(dtype, batch_splits), padded_steps) == []
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])

@@ -175,7 +175,7 @@ def shift(instruction):
         ("linear_dw:lm_head.weight/reduce_scatter", drop_partial, 2),
     ],
 )
-def test_a_fault_in_what_comes_home_is_seen(label, fault, microbatches):
+def test_a_fault_in_a_reduced_shard_is_seen(label, fault, microbatches):
     """With parts of the wrong devices the comparison fails."""
     case = ((1, 3, 1), microbatches, "microbatch", True, 1, 1, "f32", False, "none", "none")
     assert compare(case)[0]
@@ -327,12 +327,12 @@ def test_resharding_saves_memory_and_prefetching_costs_it():
 
 def test_equal_layers_are_gathered_by_one_template():
     """However deep the model is."""
-    found = []
+    templates = []
     for depth in (2, 5):
         graph = graph_of(model_of(num_hidden_layers=depth), 4)
         graph.set_distribution(DistributionStrategy.fsdp(2))
-        found.append(len(graph.plan(batch_splits=4).program.classes[0].templates))
-    assert found[0] == found[1]
+        templates.append(len(graph.plan(batch_splits=4).program.classes[0].templates))
+    assert templates[0] == templates[1]
 
 
 @pytest.mark.parametrize(
@@ -352,10 +352,10 @@ def test_units_are_gathered_together(options, calls):
     strategy = DistributionStrategy.fsdp(2, **options)
     graph.set_distribution(strategy)
     plan = graph.plan(batch_splits=4)
-    found = [
+    units = [
         op for op in plan.graph.ops if op.phase == "forward" and op.label.startswith("all_gather_parameters:")
     ]
-    assert len(found) == calls
+    assert len(units) == calls
     steps = batches(model, 2, 4, SEQ)
     report = verify_strategy(
         graph_of(model, 4), DeviceMesh({"fsdp": 2}), steps, strategy=strategy, batch_splits=4
@@ -417,7 +417,7 @@ def test_plans_of_sharded_state_are_files(strategy, microbatches, recompute, tmp
 
 
 @pytest.mark.parametrize("axes", [("fsdp", "fsdp"), ("fsdp", "other"), ("micro",)], ids=str)
-def test_homes_on_other_axes_than_the_mesh_has_are_refused(axes, tmp_path):
+def test_shards_on_other_axes_than_the_mesh_has_are_refused(axes, tmp_path):
     """In a file, whose settings agree with its layout."""
     graph = graph_of(model_of(num_hidden_layers=1), 4)
     graph.set_distribution(DistributionStrategy.fsdp(2))
@@ -561,7 +561,7 @@ def test_one_row_a_device_and_microbatch(axes, bias):
     assert report.equal, report.text
 
 
-def test_a_mesh_without_the_axes_of_homes_is_refused():
+def test_a_mesh_without_the_axes_of_shards_is_refused():
     """A strategy that cuts state is not dropped in silence."""
     graph = graph_of(model_of(), 4)
     graph.set_distribution(DistributionStrategy.fsdp(2))
@@ -581,7 +581,7 @@ def test_more_than_sixteen_devices(axes):
 
 
 @pytest.mark.parametrize("vocabulary", [257, 320])
-def test_shares_of_unequal_size_are_cut_over_as_many_homes(vocabulary):
+def test_shares_of_unequal_size_are_cut_over_as_many_shards(vocabulary):
     """Of 320 rows in pieces of 64 one of three devices has two panels, which go to two of its three storage shards."""
     model = config(
         num_hidden_layers=1,

@@ -105,7 +105,7 @@ def arenas(model):
 
 @pytest.mark.parametrize("strategy", ["one device", "zero 1", "all"])
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("f32", marks=pytest.mark.slow)])
-def test_copies_are_of_homes(strategy, dtype):
+def test_copies_are_of_stored_parts(strategy, dtype):
     """Each device's bytes are those of the plan, no larger than a storage shard, and no memory of
     the devices is in them."""
     graph, plan = plan_of(strategy, dtype)

@@ -44,7 +44,7 @@ mount -t tmpfs -o "size=$1" none "$0" && echo mounted && exec sleep infinity
 
 
 def find_mpiexec():
-    """Next to this Python, else on the path; None where there is none."""
+    """Next to this Python, else on the path; None if mpiexec is not installed."""
     return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 
 
@@ -165,15 +165,15 @@ class Hosts:
 
     def over_mpi(self, command, ppn=1, num_processes=None, options=()):
         """The words that run a command over all hosts, from the first; one process for every place unless told."""
-        told = ("-hosts", ",".join(self.names), "-ppn", ppn, "-n", num_processes or ppn * len(self.names))
+        reported = ("-hosts", ",".join(self.names), "-ppn", ppn, "-n", num_processes or ppn * len(self.names))
         by = ("-launcher", "ssh", "-launcher-exec", self.launcher)
-        return self.inside(self.names[0], [find_mpiexec(), *told, *by, *options, *command])
+        return self.inside(self.names[0], [find_mpiexec(), *reported, *by, *options, *command])
 
     def start(self, words, **options):
         """A process from words of `inside` or `over_mpi`, which ends with the hosts at the latest."""
         pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-        told = {"stdin": subprocess.DEVNULL, "text": True} | pipes | options
-        self._started.append(subprocess.Popen(words, **told))
+        reported = {"stdin": subprocess.DEVNULL, "text": True} | pipes | options
+        self._started.append(subprocess.Popen(words, **reported))
         return self._started[-1]
 
     def run(self, command, ppn=1, num_processes=None, timeout_s=60.0, options=(), **popen):
@@ -219,8 +219,8 @@ class Hosts:
         self.launcher.with_name(f"{host}.disks").write_text(str(holder.pid))
 
         def resize(size):
-            told = ["mount", "-o", f"remount,size={size}", folder]
-            subprocess.run(["nsenter", "-t", str(holder.pid), "-m", *map(str, told)], check=True)
+            reported = ["mount", "-o", f"remount,size={size}", folder]
+            subprocess.run(["nsenter", "-t", str(holder.pid), "-m", *map(str, reported)], check=True)
 
         return Path(f"/proc/{holder.pid}/root{folder}"), resize
 

@@ -288,8 +288,8 @@ def main():
         group.start()
         for name in sys.argv[1:]:
             passed, text = run(name)
-            told = {"name": name, "passed": passed, "text": text, "hosts": group.hosts}
-            print(json.dumps(told), flush=True)
+            reported = {"name": name, "passed": passed, "text": text, "hosts": group.hosts}
+            print(json.dumps(reported), flush=True)
 
 
 if __name__ == "__main__":

@@ -158,8 +158,8 @@ def test_a_disk_is_one_hosts_own(two_hosts, tmp_path):
 
     def write(host, kibibytes):
         words = ["dd", "if=/dev/zero", "of=disk/$(hostname)", "bs=1024", f"count={kibibytes}"]
-        told = two_hosts.inside(host, ["sh", "-c", " ".join(words)])
-        return two_hosts.start(told, cwd=tmp_path).communicate(timeout=10)[1]
+        reported = two_hosts.inside(host, ["sh", "-c", " ".join(words)])
+        return two_hosts.start(reported, cwd=tmp_path).communicate(timeout=10)[1]
 
     for host in two_hosts.names:
         assert "No space left" not in write(host, 48)

@@ -33,7 +33,7 @@ CASE("ring: first in, first out, over thousands of wraps") {
   }
 }
 
-CASE("ring: exactly full and exactly empty are told apart") {
+CASE("ring: exactly full and exactly empty are distinguished") {
   auto ring = std::make_unique<Ring>();
   for (int round = 0; round < 3; ++round) {
     for (uint32_t n = 0; n < kRingCells; ++n) EXPECT(ring->push(n));

@@ -123,7 +123,7 @@ int plain_mode(const pto_param& param) {
       merge_or_order_after(engine, task, found[f], thread);
     }
   }
-  // Asked of readers alone, whose failure is of no account to those that read next to them; and no graph is kept.
+  // Only for readers: a failed reader does not affect other readers. No dependency graph is recorded here.
   const auto has_ended = [&](TaskRef reader) __attribute__((always_inline)) {
     return TaskWord::has_ended(engine.store.slots[slot_of(reader)].word, generation_of(reader));
   };

@@ -489,7 +489,7 @@ CASE("statistics and traces count every task") {
   EXPECT_EQ(pto_trace_enable(runtime, 0), 0);
 }
 
-CASE("edges from tasks to come, undefined flags, missing arrays and endless timeouts are told apart") {
+CASE("edges from tasks to come, undefined flags, missing arrays and endless timeouts are distinguished") {
   Runtime runtime(1);
   pto_task_spec spec{};
   spec.kernel = PTO_NO_KERNEL;

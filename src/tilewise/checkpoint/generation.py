@@ -118,13 +118,13 @@ def load_generation_config(directory: str | Path, vocab_size: int) -> dict[str, 
             f"[checkpoint.load_generation_config] the file must be a JSON object of generation's settings; got "
             f"{str(path)!r}: {error}; {_WITHOUT_FILE}"
         ) from None
-    found, absent = _within_vocabulary(settings.model_dump(exclude_none=True), vocab_size)
+    settings_of_model, absent = _within_vocabulary(settings.model_dump(exclude_none=True), vocab_size)
     if absent:
         ids = ", ".join(map(str, absent[:_MOST_NAMED]))
         warnings.append(f"token ids at or beyond the model's vocab_size {vocab_size} are ignored: {ids}")
     for text in warnings:
         warn_once("checkpoint", f"[checkpoint.load_generation_config] {text} ({str(path)!r})")
-    return found
+    return settings_of_model
 
 
 def _parse(content: bytes) -> tuple[_GenerationConfig, list[str]]:
@@ -136,9 +136,9 @@ def _parse(content: bytes) -> tuple[_GenerationConfig, list[str]]:
     data = plain_json(content)
     if not isinstance(data, dict):
         raise Unreadable(f"it must hold an object; got {shown(data)}")
-    known = {key: value for key, value in data.items() if key in _GenerationConfig.model_fields}
+    fields = {key: value for key, value in data.items() if key in _GenerationConfig.model_fields}
     try:
-        settings = _GenerationConfig.model_validate(known)
+        settings = _GenerationConfig.model_validate(fields)
     except ValidationError as error:
         raise Unreadable(first_problem(error)) from None
     warnings = [
@@ -146,7 +146,7 @@ def _parse(content: bytes) -> tuple[_GenerationConfig, list[str]]:
         for key, neutral in _NEUTRAL.items()
         if data.get(key) is not None and not any(_is_same(data[key], value) for value in neutral)
     ]
-    unknown = [bare(key) for key in data if key not in {*known, *_WITHOUT_EFFECT, *_NEUTRAL}]
+    unknown = [bare(key) for key in data if key not in {*fields, *_WITHOUT_EFFECT, *_NEUTRAL}]
     if unknown:
         more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
         warnings.append(f"unknown fields are ignored: {', '.join(unknown[:_MOST_NAMED])}{more}")
@@ -160,18 +160,18 @@ def _is_same(value: object, allowed: object) -> bool:
 
 def _within_vocabulary(settings: dict[str, Any], vocab_size: int) -> tuple[dict[str, Any], list[int]]:
     """Settings without token ids that the model does not have, and those ids."""
-    found, absent = dict(settings), set[int]()
+    values, absent = dict(settings), set[int]()
 
     def are_present(ids: list[int]) -> bool:
         absent.update(token for token in ids if token >= vocab_size)
         return max(ids, default=0) < vocab_size
 
-    if not are_present([found.get("bos_token_id", 0)]):
-        del found["bos_token_id"]
-    if "eos_token_id" in found:
-        ends = found["eos_token_id"]
-        kept = [token for token in ([ends] if isinstance(ends, int) else ends) if are_present([token])]
-        found["eos_token_id"] = ends if kept == [ends] else kept
-    if "bad_words_ids" in found:
-        found["bad_words_ids"] = [word for word in found["bad_words_ids"] if are_present(word)]
-    return found, sorted(absent)
+    if not are_present([values.get("bos_token_id", 0)]):
+        del values["bos_token_id"]
+    if "eos_token_id" in values:
+        ends = values["eos_token_id"]
+        present = [token for token in ([ends] if isinstance(ends, int) else ends) if are_present([token])]
+        values["eos_token_id"] = ends if present == [ends] else present
+    if "bad_words_ids" in values:
+        values["bad_words_ids"] = [word for word in values["bad_words_ids"] if are_present(word)]
+    return values, sorted(absent)

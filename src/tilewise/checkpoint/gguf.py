@@ -22,7 +22,7 @@ def refuse_gguf(path: Path) -> None:
         path: what was given as a model, or as a file of weights.
 
     Raises:
-        ConfigError: it is one, and the message says how to convert it; or a file is named .gguf and is none.
+        ConfigError: it is one, and the message says how to convert it; or it is named .gguf and has another format.
     """
     file = _gguf_file(path)
     if file is None:

@@ -35,17 +35,17 @@ def make_parts(
             parts that do not make their tensor.
     """
     found: dict[str, PartedTensor] = {}
-    for name, given in _validate.mapping("save_checkpoint", "tensors", tensors, "arrays").items():
+    for name, array in _validate.mapping("save_checkpoint", "tensors", tensors, "arrays").items():
         _check_name(name)
-        tensor = given
-        if isinstance(given, (np.ndarray, FileTensor)):
-            part = TensorPart(Box.whole(given.shape), given, 0)
-            tensor = PartedTensor(given.shape, given.dtype, (part,))
+        tensor = array
+        if isinstance(array, (np.ndarray, FileTensor)):
+            part = TensorPart(Box.whole(array.shape), array, 0)
+            tensor = PartedTensor(array.shape, array.dtype, (part,))
         if not _is_of_parts(tensor) or not is_storable(tensor.dtype) or not _is_small(tensor):
             _validate.invalid(
                 "save_checkpoint",
                 f"tensors are arrays of numbers that safetensors can hold, of {MAX_DIMS} dims at most",
-                f"{_in_words(given)} for {shown(name)}",
+                f"{_in_words(array)} for {shown(name)}",
                 "convert it",
             )
         _validate.without_mask("save_checkpoint", shown(name), *(part.values for part in tensor.parts))

@@ -270,10 +270,10 @@ def save_checkpoint(
     step = _validate.integer("save_checkpoint", "a step", state.step, 0, _LAST_STEP)
     keep_last = _validate.integer("save_checkpoint", "keep_last", keep_last, 1, _LAST_STEP)
     _validate.function("save_checkpoint", "on_progress", on_progress)
-    given = _validate.mapping("save_checkpoint", "a mesh", state.mesh, "numbers of devices by axis")
+    axis_sizes = _validate.mapping("save_checkpoint", "a mesh", state.mesh, "numbers of devices by axis")
     mesh = {
         axis: _validate.integer("save_checkpoint", f"axis {axis!r}", size, 1, MAX_DEVICES)
-        for axis, size in given.items()
+        for axis, size in axis_sizes.items()
     }
     num_devices = _validate.integer("save_checkpoint", "devices", prod(mesh.values()), 1, MAX_DEVICES)
     tensors = make_parts(state.tensors, num_devices)

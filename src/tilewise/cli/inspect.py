@@ -98,13 +98,13 @@ def _sizes(config: ModelConfig) -> Iterator[str]:
     )
 
 
-def _cache(config: ModelConfig, weights: Mapping[str, int], given: Given) -> Iterator[str]:
+def _cache(config: ModelConfig, weights: Mapping[str, int], peaks: Given) -> Iterator[str]:
     from tilewise import models
 
     per_token = models.kv_elements_per_token(config)
     yield f"KV cache per token: {', '.join(f'{n} {format_bytes(per_token * s)}' for n, s in _DTYPES.items())}"
-    memory = available_memory() if given.device_memory is None else given.device_memory
-    place = "available on this machine" if given.device_memory is None else "of the device"
+    memory = available_memory() if peaks.device_memory is None else peaks.device_memory
+    place = "available on this machine" if peaks.device_memory is None else "of the device"
     yield f"memory {place}: {format_bytes(memory)}"
     limit = models.max_context(config)
     for name, size in _DTYPES.items():

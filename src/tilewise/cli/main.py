@@ -306,12 +306,12 @@ def inspect(
     if memory is not None and memory < _LEAST_DEVICE_MEMORY:
         text = f"{device_memory!r} is less than 1M: add a unit, such as {device_memory}G"
         raise typer.BadParameter(text, param_hint="--device-memory")
-    given = Given(memory, peak_tflops, bandwidth_gbps)
+    peaks = Given(memory, peak_tflops, bandwidth_gbps)
     with before_work():
         if source.suffix.lower() == ".toml":
-            lines = list(describe_training(source, given, make_console(stderr=True)))
+            lines = list(describe_training(source, peaks, make_console(stderr=True)))
         else:  # all of it, or what is wrong
-            lines = list(describe_model(source, given, ignored))
+            lines = list(describe_model(source, peaks, ignored))
     print("\n".join(lines))
 
 

@@ -74,9 +74,9 @@ class Options:
 
     def settings(self) -> list[Setting]:
         """The settings that the command has an option for."""
-        found = settings_of(self.group)
-        names = self.only or tuple(name for name, one in found.items() if one.on_command_line)
-        return [found[name] for name in names if name not in self.but]
+        declared = settings_of(self.group)
+        names = self.only or tuple(name for name, one in declared.items() if one.on_command_line)
+        return [declared[name] for name in names if name not in self.but]
 
     def parameters(self) -> list[inspect.Parameter]:
         """An option for each setting, without a default: what is not given is not in the dictionary."""
@@ -93,12 +93,12 @@ class Options:
         Args:
             values: by name; None and empty lists are not given.
         """
-        given: Values = {}
+        chosen: Values = {}
         for one in self.settings():
             value = values.pop(one.name)
             if value is not None and value != []:
-                given[one.name] = value is not one.is_switched_off if one.kind is bool else value
-        return {**self.defaults, **given}
+                chosen[one.name] = value is not one.is_switched_off if one.kind is bool else value
+        return {**self.defaults, **chosen}
 
     def _annotation(self, one: Setting) -> Any:
         kind: Any = one.kind if one.kind in (bool, int, float) else str

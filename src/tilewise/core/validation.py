@@ -178,15 +178,15 @@ class Validator:
 
     def json(self, call: str, name: str, value: Any) -> Mapping[str, Any]:
         """A dictionary that JSON in UTF-8 gives back as it was."""
-        given = self.mapping(call, name, value, "what JSON can hold")
+        values = self.mapping(call, name, value, "what JSON can hold")
         try:
-            plain = json.loads(json.dumps(given, allow_nan=False, ensure_ascii=False).encode("utf-8"))
-            is_same = bool(plain == given)
+            plain = json.loads(json.dumps(values, allow_nan=False, ensure_ascii=False).encode("utf-8"))
+            is_same = bool(plain == values)
         except (TypeError, ValueError, RecursionError):
             is_same = False
         if not is_same:
-            self.invalid(call, f"{name} must be what JSON can hold", shown(given), "convert it")
-        return given
+            self.invalid(call, f"{name} must be what JSON can hold", shown(values), "convert it")
+        return values
 
     def function(self, call: str, name: str, value: Any) -> None:
         """Something to call, or None."""

@@ -74,8 +74,8 @@ class WorkerPool:
 
     def __init__(self, count: int | None = None) -> None:
         cores = num_cores()
-        given = min(cores, MAX_WORKERS) if count is None else count
-        self.count = _validate.integer("WorkerPool", "count", given, 1, MAX_WORKERS)
+        num_workers = min(cores, MAX_WORKERS) if count is None else count
+        self.count = _validate.integer("WorkerPool", "count", num_workers, 1, MAX_WORKERS)
         self._links: list[WorkerLink] = []
         self._lock = threading.Lock()
         self._user: int | None = None  # the thread that is in a call

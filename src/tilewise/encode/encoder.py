@@ -108,8 +108,8 @@ class Encoder:
             ConfigError: a text is invalid, has no tokens, or is longer than the context; before anything is encoded.
             NotFinite: the model makes no finite numbers of a text.
         """
-        given = _validate.sequence("encoder", "texts", texts, "texts")
-        ids = [self.ids(text, i) for i, text in enumerate(given)]
+        sequence = _validate.sequence("encoder", "texts", texts, "texts")
+        ids = [self.ids(text, i) for i, text in enumerate(sequence)]
         vectors = np.zeros((len(ids), self.config.hidden_size), np.float32)
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         for first in range(0, len(order), self._batch):
@@ -138,8 +138,8 @@ class Encoder:
         if isinstance(text, str):
             ids = encode_prompt(self.tokenizer, text)
         else:
-            given = _validate.sequence("encoder", "a text", text, "ids, or a str")
-            ids = [_validate.integer("encoder", "an id of a text", id_, 0, _LARGEST_ID) for id_ in given]
+            sequence = _validate.sequence("encoder", "a text", text, "ids, or a str")
+            ids = [_validate.integer("encoder", "an id of a text", id_, 0, _LARGEST_ID) for id_ in sequence]
         check_token_ids(self.tokenizer, ids, self.config.vocab_size, f"text {index}")
         if not ids:
             raise ConfigError(

@@ -116,8 +116,8 @@ class ChatTemplate:
 
 def _dictionaries(name: str, values: Any) -> list[dict[str, Any]]:
     """A copy of a list of dictionaries, checked to be JSON."""
-    found = _validate.sequence("chat", name, values, "dictionaries")
-    return [dict(_validate.json("chat", f"each of {name}", value)) for value in found]
+    dictionaries = _validate.sequence("chat", name, values, "dictionaries")
+    return [dict(_validate.json("chat", f"each of {name}", value)) for value in dictionaries]
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:

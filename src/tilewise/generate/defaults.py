@@ -54,8 +54,8 @@ def served_settings(file: Mapping[str, Any]) -> dict[str, Any]:
             rule = f"[generate.served_settings] {name} of generation_config.json is ignored, as in vLLM"
             warn_once("generate", f"{rule}: got {shown(file[name])}; set it in requests")
     served = [name for name, one in settings_of(SamplingSettings).items() if one.is_server_default]
-    found = {name: file[name] for name in served if name in file}
-    return found | ({"max_tokens": file["max_new_tokens"]} if "max_new_tokens" in file else {})
+    values = {name: file[name] for name in served if name in file}
+    return values | ({"max_tokens": file["max_new_tokens"]} if "max_new_tokens" in file else {})
 
 
 def combine_settings(

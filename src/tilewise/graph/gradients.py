@@ -232,14 +232,14 @@ def _check_contribution(tape: _Tape, tensor: int | None, c: object, place: str) 
         return
     known = tape.draft.tensors
     if isinstance(c, Later):
-        found = tape.result_of(tape.checked(c.op, c.inputs, c.attrs))
+        result = tape.result_of(tape.checked(c.op, c.inputs, c.attrs))
     elif _is_id(c, known):
-        found = known[c].spec
+        result = known[c].spec
     else:
         tape.invalid("a contribution is a tensor's id, a Later, a Term or None", f"{shown(c)} for {place}")
     wanted = tape.flow.graph.spec(tensor) if tensor is not None else None
-    if wanted is None or found.shape != wanted.shape:
-        tape.invalid("a gradient has the shape of its tensor", f"{found} for {place}, {wanted}")
+    if wanted is None or result.shape != wanted.shape:
+        tape.invalid("a gradient has the shape of its tensor", f"{result} for {place}, {wanted}")
 
 
 @dataclass(frozen=True)

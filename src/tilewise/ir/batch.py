@@ -1,5 +1,5 @@
 """How the batch of a step is cut: into batch splits, which fix the bits of sums over it, and into
-    microbatches, which do not.
+microbatches, which do not.
 
 Which dims count the batch is a role on their labels (`DimLabel.is_summed_by_batch_splits`), never a name.
 """
@@ -142,11 +142,11 @@ def _summed_by_batch_splits(graph: Graph) -> OpNode | None:
     """The first op that sums over the batch, in layers too."""
     for op in graph.ops:
         if op.op == "call":
-            found = _summed_by_batch_splits(graph.templates[op.attrs["template"]].graph)
+            inner = _summed_by_batch_splits(graph.templates[op.attrs["template"]].graph)
         else:
-            found = op if getattr(op_named(op.op), "accumulates", ()) else None
-        if found is not None:
-            return found
+            inner = op if getattr(op_named(op.op), "accumulates", ()) else None
+        if inner is not None:
+            return inner
     return None
 
 

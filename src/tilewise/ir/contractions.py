@@ -1,5 +1,5 @@
 """Where an op contracts: the factors of its inputs that an output lacks, or has in coarser pieces,
-    and who shares them.
+and who shares them.
 
 Sharing such a factor, in space or in time, leaves partial values. Strategy makes a pending
 reduction of each, `ir.validate` asks that each has one; both read contractions here.
@@ -67,20 +67,20 @@ class Contraction:
 
 def factors_of(graph: Graph, op: OpNode) -> Factors:
     """What an op says of its dims. Every stage asks, so it is kept with the graph."""
-    known = graph.kept.get(op.id)
-    if known is None or known[0] is not op:
+    cached = graph.kept.get(op.id)
+    if cached is None or cached[0] is not op:
         tensors = graph.tensors
         specs = [None if i is None else tensors[i].spec for i in op.inputs]
         rule = op_named(op.op)
         found = rule.factors(specs, op.attrs)
         check_factors(rule, found, specs, [tensors[o].spec for o in op.outputs])
-        known = graph.kept[op.id] = op, found
-        if not rule.accumulates and any(partial.tree == BATCH_SPLITS for partial in known[1].partial_values):
+        cached = graph.kept[op.id] = op, found
+        if not rule.accumulates and any(partial.tree == BATCH_SPLITS for partial in cached[1].partial_values):
             raise InternalError(
                 "[ir.contractions] what is summed over the batch stands in `accumulates`; got a partial value along "
                 f"its batch splits of {op.op!r}, which has none; correct {type(rule).__name__}"
             )
-    factors: Factors = known[1]
+    factors: Factors = cached[1]
     return factors
 
 

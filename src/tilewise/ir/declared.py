@@ -260,16 +260,16 @@ def check_factors(
     every = [name for dims in (*found.inputs, *found.outputs) for name in dims or ()]
     if not _are_names(every):
         invalid("names that are text", every)
-    known = frozenset(every)
+    dim_names = frozenset(every)
     for member, named in (("whole", found.whole), ("moved", found.moved)):
-        if not isinstance(named, frozenset) or not named <= known:
+        if not isinstance(named, frozenset) or not named <= dim_names:
             invalid(f"`{member}` with names of dims, in a frozenset", named)
     if not isinstance(found.partial_values, tuple):
         invalid("`partial_values` in a tuple", found.partial_values)
     for partial in found.partial_values:
         if not isinstance(partial, PartialValue):
             invalid("`partial_values` that are Partial", partial)
-        _check_partial_value(partial, known, len(inputs), len(outputs), invalid)
+        _check_partial_value(partial, dim_names, len(inputs), len(outputs), invalid)
 
 
 def _check_partial_value(

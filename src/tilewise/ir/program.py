@@ -1,11 +1,10 @@
 """The tile program as data: what the planner makes and the native instruction issuer executes
-    (native/programs/program.h).
+(native/programs/program.h).
 
 A program is made of classes of devices: a table of tensors, templates, and calls of templates under
 a name each. A template is a list of instructions; an instruction is a kernel over the row tiles of
-its loop. Bindings map a template's
-slots to tensors. What devices of a class differ in are their numbers and their device groups: a
-    peer is a member of a device group.
+its loop. Bindings map a template's slots to tensors. What devices of a class differ in are their
+numbers and their device groups: a peer is a member of a device group.
 """
 
 from __future__ import annotations

@@ -159,9 +159,9 @@ def head_sum(x: Array, ranges: Sequence[tuple[int, int]], head_dim: int) -> F64:
     return np.asarray(np.concatenate(kept).sum(0, keepdims=True))
 
 
-def split_tree(partials: Array, carries: Sequence[Array], kept: int = 1) -> F64:
+def split_tree(partials: Array, carries: Sequence[Array], num_splits: int = 1) -> F64:
     """The sum over batch splits, their `kept` sequence splits, and carries."""
-    batch_splits = _f64(partials).reshape(len(partials), kept, -1).sum((0, 1))[None]
+    batch_splits = _f64(partials).reshape(len(partials), num_splits, -1).sum((0, 1))[None]
     return np.asarray(batch_splits + sum((_f64(c) for c in carries), start=np.zeros(1)))
 
 

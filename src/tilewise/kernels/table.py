@@ -100,7 +100,7 @@ class KernelSpec:
 
     @cached_property
     def operand_groups(self) -> tuple[tuple[bool, tuple[OperandSpec, ...]], ...]:
-        """Neighbours that are lists, or are none, in order: lists next to each other take turns in a call."""
+        """Consecutive operands by whether they are lists: consecutive lists are interleaved in a call."""
         groups = groupby(self.operands, key=lambda o: o.is_list)
         return tuple((is_list, tuple(group)) for is_list, group in groups)
 

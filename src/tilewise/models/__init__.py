@@ -94,8 +94,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_MODULES[name]), name)
-    return found
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value
 
 
 def __dir__() -> list[str]:

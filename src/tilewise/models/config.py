@@ -240,10 +240,10 @@ class ModelConfig:
         """
         from pydantic import ValidationError
 
-        given = dict(_validate.mapping(cls.model_type, "a configuration", data, "values"))
+        values = dict(_validate.mapping(cls.model_type, "a configuration", data, "values"))
         ignore = _validate.sequence("open", "ignore", ignore, "names of fields", in_any_order=True)
         require = cls.require()
-        kind, names = given.pop("model_type", None), given.pop("architectures", None)
+        kind, names = values.pop("model_type", None), values.pop("architectures", None)
         known = (cls.architecture, *cls.also)
         fits = kind in (None, cls.model_type) and names in (None, [], *([name] for name in known))
         rule = f"must be {' or '.join(known)}"
@@ -252,19 +252,19 @@ class ModelConfig:
         )
         spelled = {cls.spelled(name): name for name in _types(cls).model_fields}
         cls._check_ignored(ignore, spelled)
-        given = {key: value for key, value in given.items() if key not in ignore}
+        values = {key: value for key, value in values.items() if key not in ignore}
         for key, allowed in cls._gathered("only").items():
-            value = given.pop(key, None)
+            value = values.pop(key, None)
             holds = value is None or any(type(value) is type(a) and value == a for a in allowed)
             rule = f"must be {' or '.join(shown(a) for a in allowed)}" if allowed else "must be absent"
             require(holds, key, rule, value, ADVICE.get(key, "others are not supported"))
         without_effect = frozenset().union(*cls._each("without_effect"))
-        given = {key: value for key, value in given.items() if key not in without_effect}
-        given, unknown = cls._without_unknown_nested(given, ignore)
-        given = cls._adapted(given)
+        values = {key: value for key, value in values.items() if key not in without_effect}
+        values, unknown = cls._without_unknown_nested(values, ignore)
+        values = cls._adapted(values)
         if not only_known:
-            given = cls._without_absent_ends(given, where)
-        unknown |= {key: given.pop(key) for key in [*given] if key not in spelled}
+            values = cls._without_absent_ends(values, where)
+        unknown |= {key: values.pop(key) for key in [*values] if key not in spelled}
         for key, value in unknown.items():
             rule = "must be a field that this family's models have"
             advice = "remove the key" if only_known else ignore_advice(bare(key))
@@ -277,7 +277,7 @@ class ModelConfig:
         if unknown:
             _say_left_aside(cls.model_type, where, unknown)
         try:
-            found = _types(cls).model_validate({spelled[key]: value for key, value in given.items()})
+            found = _types(cls).model_validate({spelled[key]: value for key, value in values.items()})
         except ValidationError as error:
             raise ConfigError(
                 f"[models.{cls.model_type}] fields must be as in a {cls.model_type}'s config.json; "
@@ -333,16 +333,16 @@ class ModelConfig:
         }
 
     @classmethod
-    def _without_absent_ends(cls, given: dict[str, Any], where: str) -> dict[str, Any]:
+    def _without_absent_ends(cls, values: dict[str, Any], where: str) -> dict[str, Any]:
         """Adapted fields without end tokens at or beyond the vocabulary, which the model never generates."""
-        size, ends = given.get(cls.spelled("vocab_size")), given.get("eos_token_ids", ())
+        size, ends = values.get(cls.spelled("vocab_size")), values.get("eos_token_ids", ())
         absent = [token for token in ends if type(token) is type(size) is int and token >= size > 0]
         if not absent:
-            return given
+            return values
         ids = ", ".join(map(str, absent[:_MOST_NAMED]))
         rule = f"eos_token_id at or beyond vocab_size {size} is ignored: {ids}"
         warn_once("models", f"[models.{cls.model_type}] {rule} ({where})")
-        return {**given, "eos_token_ids": tuple(token for token in ends if token not in absent)}
+        return {**values, "eos_token_ids": tuple(token for token in ends if token not in absent)}
 
     def to_dict(self) -> dict[str, Any]:
         """The same as Hugging Face's config.json."""

@@ -91,8 +91,8 @@ def config_from_dict(
         ConfigError: none of the families, or a model of one that we do not compute; or `ignore` names a field that the
             model is computed by.
     """
-    given = _validate.mapping("open", "a configuration", data, "values")
-    kind, names = given.get("model_type"), given.get("architectures")
+    values = _validate.mapping("open", "a configuration", data, "values")
+    kind, names = values.get("model_type"), values.get("architectures")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if kind is None and isinstance(names, list) and len(names) == 1:
         classes = (
@@ -104,7 +104,7 @@ def config_from_dict(
             f"[models.open] model_type must be one of {', '.join(FAMILIES)}; got {shown(kind)} with architectures "
             f"{shown(names)}; give a model of one of these families"
         )
-    return family.config.from_dict(given, ignore=ignore, where=where, only_known=only_known)
+    return family.config.from_dict(values, ignore=ignore, where=where, only_known=only_known)
 
 
 def _family_of(call: str, config: ModelConfig) -> Family:

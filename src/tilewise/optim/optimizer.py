@@ -74,8 +74,8 @@ class ParameterGroup(Kind):
             )
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "lr", _validate.number("ParameterGroup", "lr", self.lr, 0.0, MAX_F32))
-        given = _validate.mapping("ParameterGroup", "changes", self.changes, "settings")
-        changes = {name: _validate.number("ParameterGroup", name, value) for name, value in given.items()}
+        changed = _validate.mapping("ParameterGroup", "changes", self.changes, "settings")
+        changes = {name: _validate.number("ParameterGroup", name, value) for name, value in changed.items()}
         object.__setattr__(self, "changes", FrozenMap(changes))
 
     def matches(self, name: str) -> bool:

@@ -87,14 +87,14 @@ class _Tape:
         self.steps.append((_KINDS.index(kind), (*values, *[values[0]] * (3 - len(values)))))
         return Value(self, ("step", len(self.steps) - 1))
 
-    def value(self, given: Value | float) -> Value:
-        if isinstance(given, Value):
-            if given.tape is not self:
+    def value(self, operand: Value | float) -> Value:
+        if isinstance(operand, Value):
+            if operand.tape is not self:
                 _validate.invalid(
                     "rule", "values belong to one parameter", "another's", "use this update's own"
                 )
-            return given
-        number = _validate.number("rule", "a constant", given, -MAX_F32, MAX_F32)
+            return operand
+        number = _validate.number("rule", "a constant", operand, -MAX_F32, MAX_F32)
         if number not in self.constants:
             self.constants.append(number)
         return Value(self, ("constant", self.constants.index(number)))

@@ -214,19 +214,19 @@ class Binder:
                     for position, e in entries.items()
                 }
             )
-        first, found = self.table.tables[0], dict[Key, LiveInterval]()
+        first, intervals = self.table.tables[0], dict[Key, LiveInterval]()
         for position, buffer in sorted(own.items(), key=lambda item: item[1].first):
             number = call.binding[position]
-            before = found.get(buffer.key, _NOTHING)  # the same memory in another view
+            before = intervals.get(buffer.key, _NOTHING)  # the same memory in another view
             end = buffer.offset + min(of[position] for of in sizes)
-            found[buffer.key] = LiveInterval(
+            intervals[buffer.key] = LiveInterval(
                 (*before.entries, number),
                 first[number].first_handle,
                 buffer.offset,
                 buffer.end,
                 min(max(end, before.written), buffer.end),
             )
-        return list(found.values())
+        return list(intervals.values())
 
     def _cut_of_slot(self, variant: Variant, position: int, storage: str) -> Cut:
         slot = variant.number, position

@@ -50,7 +50,7 @@ def _in_lockstep(
     classes: Sequence[tuple[int, ...]], cuts: Sequence[_Cut], shapes: LocalShapes
 ) -> tuple[tuple[int, ...], ...]:
     """Classes whose devices share what they hold with devices of the same classes: those who hold one KV head wait for
-    each other, so where one of them comes first on an axis, or has another inner cut, the others are told apart."""
+    each other, so where one of them comes first on an axis, or has another inner cut, the others are distinguished."""
     sharing = [groups for cut in cuts if (groups := _holders(cut, shapes))]
     while True:
         class_of = {device: c for c, devices in enumerate(classes) for device in devices}
@@ -75,11 +75,11 @@ def _holders(cut: _Cut, shapes: LocalShapes) -> dict[int, list[int]]:
     if len(places) == mesh.size(*axes):
         return {}
     neighbours = {place: alike for alike in places.values() for place in alike}
-    found = {}
+    holders = {}
     for device in range(mesh.num_devices):
         group = mesh.group(device, *axes)
-        found[device] = [group[i] for i in neighbours[mesh.coordinate(device, *axes)]]
-    return found
+        holders[device] = [group[i] for i in neighbours[mesh.coordinate(device, *axes)]]
+    return holders
 
 
 def _cuts(graph: Graph, layout: GraphLayout) -> Iterator[_Cut]:

@@ -233,12 +233,12 @@ def _check_loop(call: _Call, label: object, priority: object) -> None:
         call.invalid(f"a priority is an integer of at most {_MAX_PRIORITY}", shown(priority))
 
 
-def _check_names(call: _Call, what: str, given: Mapping[str, object], known: frozenset[str]) -> None:
-    if not isinstance(given, Mapping):
-        call.invalid(f"{what} are given by name, in a dictionary", shown(given))
-    if not given.keys() <= known:
-        odd = sorted(set(given) - known, key=str)
-        call.invalid(f"{what} are {', '.join(sorted(known)) or 'none'}", repr(odd[0]))
+def _check_names(call: _Call, what: str, values: Mapping[str, object], names: frozenset[str]) -> None:
+    if not isinstance(values, Mapping):
+        call.invalid(f"{what} are given by name, in a dictionary", shown(values))
+    if not values.keys() <= names:
+        odd = sorted(set(values) - names, key=str)
+        call.invalid(f"{what} are {', '.join(sorted(names)) or 'none'}", repr(odd[0]))
 
 
 def _place(call: _Call, tiles: Tiles) -> list[Placed]:
@@ -256,25 +256,25 @@ def _place(call: _Call, tiles: Tiles) -> list[Placed]:
     return placed
 
 
-def _single(call: _Call, spec: OperandSpec, given: object) -> Operand | None:
-    if given is None and not spec.optional:
+def _single(call: _Call, spec: OperandSpec, value: object) -> Operand | None:
+    if value is None and not spec.optional:
         call.invalid("every operand that is not optional is given", f"none for operand {spec.name!r}")
-    if given is not None and not isinstance(given, Operand):
+    if value is not None and not isinstance(value, Operand):
         call.invalid(
-            "an operand is what low.row, low.whole or low.col return", f"{given!r} for {spec.name!r}"
+            "an operand is what low.row, low.whole or low.col return", f"{value!r} for {spec.name!r}"
         )
-    return given
+    return value
 
 
-def _several(call: _Call, spec: OperandSpec, given: object) -> Sequence[Operand]:
-    if isinstance(given, Operand) or not isinstance(given, list | tuple):
-        call.invalid("a list of operands is a list", f"{given!r} for operand {spec.name!r}")
-    for member in given:
+def _several(call: _Call, spec: OperandSpec, value: object) -> Sequence[Operand]:
+    if isinstance(value, Operand) or not isinstance(value, list | tuple):
+        call.invalid("a list of operands is a list", f"{value!r} for operand {spec.name!r}")
+    for member in value:
         if not isinstance(member, Operand):
             call.invalid(
                 "an operand is what low.row, low.whole or low.col return", f"{member!r} in {spec.name!r}"
             )
-    return given
+    return value
 
 
 def _check_operand(call: _Call, spec: OperandSpec, operand: Operand, dtype: str) -> None:
@@ -488,7 +488,7 @@ def _floats(call: _Call, given: Mapping[str, float | Sequence[float]]) -> list[f
             call.invalid("every float is given", f"none for {name!r}")
         value = given[name]
         if isinstance(value, list | tuple) != (spec != name):
-            call.invalid("a list of floats is a list, and a float is none", f"{value!r} for {name!r}")
+            call.invalid("a list of floats must be a list, and a float a number", f"{value!r} for {name!r}")
         result += [_float(call, name, v) for v in (value if isinstance(value, list | tuple) else [value])]
     return result
 

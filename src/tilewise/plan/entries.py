@@ -107,7 +107,7 @@ class EntryTable:
                 them meet.
         """
         table = self.tables[0]
-        found: dict[int, tuple[int, ...]] = {}
+        aliases_of: dict[int, tuple[int, ...]] = {}
         for i, others in shared_bytes(results).items():
             entries = self._by_buffer.get(results[i].key, ())
             if not entries:
@@ -118,11 +118,11 @@ class EntryTable:
                 for other in self._by_buffer.get(results[j].key, ())[:1]:
                     by_handle.setdefault(table[other].first_handle, other)
             targets = tuple(other for handle, other in by_handle.items() if handle not in own)
-            found.update(dict.fromkeys(entries, targets) if targets else {})
+            aliases_of.update(dict.fromkeys(entries, targets) if targets else {})
         of_temporaries: dict[tuple[int, ...], set[int]] = {}
         for uses in runs:
             for own_entries, conflicting in find_conflicts(uses).items():
                 of_temporaries.setdefault(own_entries, set()).update(conflicting)
         for own_entries, conflicting in of_temporaries.items():
-            found.update(dict.fromkeys(own_entries, tuple(sorted(conflicting))))
-        return found
+            aliases_of.update(dict.fromkeys(own_entries, tuple(sorted(conflicting))))
+        return aliases_of

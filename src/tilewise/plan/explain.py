@@ -73,8 +73,8 @@ def _saved(plan: PlanTables) -> Iterator[str]:
         backward = reads.get(f"{op.label}.backward")
         if op.op != "call" or op.phase != "forward" or backward is None:
             continue
-        kept = op.outputs[len(op.outputs) - len(op.attrs["saved"]) :]
-        size = sum(plan.shapes.bytes_max(graph.spec(t), plan.layout.compute[t]) for t in kept)
+        saved = op.outputs[len(op.outputs) - len(op.attrs["saved"]) :]
+        size = sum(plan.shapes.bytes_max(graph.spec(t), plan.layout.compute[t]) for t in saved)
         if runs and runs[-1][1] == (size, backward):
             runs[-1][0].append(op.label)
         else:
@@ -185,16 +185,16 @@ def explain_tensor(plan: PlanTables, name: str) -> str:
         PlanError: no such tensor.
     """
     _validate.text("why", "a tensor's name", name)
-    found = next((t for t in plan.graph.tensors if t.spec.name == name), None)
-    if found is None:
+    tensor = next((t for t in plan.graph.tensors if t.spec.name == name), None)
+    if tensor is None:
         _validate.invalid(
             "why", "the tensor must be in the graph", repr(name), "see the names in print(graph)"
         )
-    layout = plan.layout.compute[found.id]
-    entry = plan.entry(0, found.id)
+    layout = plan.layout.compute[tensor.id]
+    entry = plan.entry(0, tensor.id)
     shards = [
         f"dim {d} ({s.name if s else 'unlabelled'}) on {show_axes(a)}"
-        for d, (a, s) in enumerate(zip(layout, found.spec.labels))
+        for d, (a, s) in enumerate(zip(layout, tensor.spec.labels))
         if a
     ]
     where = "; ".join(shards) if shards else "replicated: no axis of the mesh shards its labels"
@@ -203,10 +203,10 @@ def explain_tensor(plan: PlanTables, name: str) -> str:
     tile = upper(entry.tile_rows, plan.symbol_bounds)
     up_to = "" if isinstance(entry.tile_rows, int) else "up to "
     across = f" x {entry.tile_cols} columns" if entry.tile_cols else ""
-    where += "; in the device's file" if found.id in plan.layout.files else ""
+    where += "; in the device's file" if tensor.id in plan.layout.files else ""
     if rows == 0:
-        return f"{name} {found.spec}: {where}. Device 0 holds nothing of it: it has fewer panels than storage shards."
+        return f"{name} {tensor.spec}: {where}. Device 0 holds nothing of it: it has fewer panels than storage shards."
     return (
-        f"{name} {found.spec}: {where}. Device 0 holds {bound}{rows} rows x "
-        f"{entry.cols} columns in tiles of {up_to}{tile} rows{across} ({found.spec.storage} storage)."
+        f"{name} {tensor.spec}: {where}. Device 0 holds {bound}{rows} rows x "
+        f"{entry.cols} columns in tiles of {up_to}{tile} rows{across} ({tensor.spec.storage} storage)."
     )

@@ -42,7 +42,7 @@ def find_conflicts(uses: Iterable[Sequence[LiveInterval]]) -> dict[tuple[int, ..
         uses: the live intervals of each use of a template: uses in the order of a step, intervals in the order in which
             they become live.
     """
-    found: dict[tuple[int, ...], set[int]] = {}
+    conflicts: dict[tuple[int, ...], set[int]] = {}
     last = _LastUsers()
     before: list[Sequence[LiveInterval]] = []
     for live_intervals in uses:
@@ -54,8 +54,8 @@ def find_conflicts(uses: Iterable[Sequence[LiveInterval]]) -> dict[tuple[int, ..
         for interval in live_intervals:
             conflicting = last.follow(interval)
             if conflicting:
-                found.setdefault(interval.entries, set()).update(conflicting)
-    return found
+                conflicts.setdefault(interval.entries, set()).update(conflicting)
+    return conflicts
 
 
 class _LastUsers:

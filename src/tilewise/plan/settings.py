@@ -80,20 +80,20 @@ def _rows_per_sequence(graph: Graph, batch: BatchCut) -> NumberLike:
     return Number.of_symbol(symbols_of(graph).index(length), batch.rows // length.max)
 
 
-def _workers(mesh: DeviceMesh, given: int | None) -> int:
-    if given is None:
+def _workers(mesh: DeviceMesh, workers: int | None) -> int:
+    if workers is None:
         return min(MAX_WORKERS, max(1, num_cores() // mesh.num_devices))
-    return _validate.integer("settings", "workers_per_device", given, 1, MAX_WORKERS)
+    return _validate.integer("settings", "workers_per_device", workers, 1, MAX_WORKERS)
 
 
-def _most_rows(batch: BatchCut, given: int | None) -> int:
-    if given is None:
+def _most_rows(batch: BatchCut, rows: int | None) -> int:
+    if rows is None:
         return _ROWS_PER_TILE
     if not batch.size:
         _validate.invalid(
             "settings", "rows_per_tile is of a batch's activations", "a graph without a batch", "leave it out"
         )
-    return _validate.integer("settings", "rows_per_tile", given, 1, MAX_ROWS_PER_TILE)
+    return _validate.integer("settings", "rows_per_tile", rows, 1, MAX_ROWS_PER_TILE)
 
 
 def _require_used_axes(graph: Graph, layout: GraphLayout, mesh: DeviceMesh) -> None:

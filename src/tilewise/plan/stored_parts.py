@@ -57,29 +57,29 @@ def assign_stored_parts(
         layout: of its tensors.
         shapes: of the plan.
     """
-    found: dict[int, list[StoredPart]] = {}
-    held = [0] * shapes.mesh.num_devices
+    parts: dict[int, list[StoredPart]] = {}
+    bytes_of_device = [0] * shapes.mesh.num_devices
     shared: list[tuple[int, _Part, int]] = []
-    known: dict[object, list[_Part]] = {}
+    parts_of_form: dict[object, list[_Part]] = {}
     for tensor, spec, item_bytes in _kept(graph):
         key = spec.shape, spec.labels, layout.storage[tensor]
-        if key not in known:
-            known[key] = list(_parts(spec, layout.storage[tensor], shapes))
-        found[tensor] = []
-        for part in known[key]:
+        if key not in parts_of_form:
+            parts_of_form[key] = list(_parts(spec, layout.storage[tensor], shapes))
+        parts[tensor] = []
+        for part in parts_of_form[key]:
             num_bytes = prod(part.sizes) * item_bytes
             if len(part.devices) > 1:
                 shared.append((tensor, part, num_bytes))
             else:
-                found[tensor].append(StoredPart(part.devices[0], part.begin, part.sizes, num_bytes))
-                held[part.devices[0]] += num_bytes
+                parts[tensor].append(StoredPart(part.devices[0], part.begin, part.sizes, num_bytes))
+                bytes_of_device[part.devices[0]] += num_bytes
     for tensor, part, num_bytes in sorted(shared, key=lambda one: -one[2]):
-        device = min(part.devices, key=lambda d: (held[d], d))
-        found[tensor].append(StoredPart(device, part.begin, part.sizes, num_bytes))
-        held[device] += num_bytes
+        device = min(part.devices, key=lambda d: (bytes_of_device[d], d))
+        parts[tensor].append(StoredPart(device, part.begin, part.sizes, num_bytes))
+        bytes_of_device[device] += num_bytes
     return {
         tensor: tuple(sorted(stored_parts, key=lambda part: part.begin))
-        for tensor, stored_parts in found.items()
+        for tensor, stored_parts in parts.items()
     }
 
 

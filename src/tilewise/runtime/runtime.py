@@ -148,7 +148,7 @@ class Runtime:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        told = self._native.has_told_failure
+        is_reported = self._native.has_reported_failure
         has_ended = False
         try:
             if error is None and self._native.is_open:
@@ -156,7 +156,7 @@ class Runtime:
             has_ended = error is None
         except (TaskFailed, CancelledError, PeerLost):
             has_ended = True
-            if not told:  # otherwise the program has seen a failure and gone on
+            if not is_reported:  # otherwise the program has seen a failure and gone on
                 raise
         finally:  # when the block or the wait was left by an error, Ctrl-C for example, nothing new begins
             self._close(cancels=not has_ended)

@@ -78,9 +78,9 @@ class StructuredOutputsParams:
     def __post_init__(self) -> None:
         for name in ("json_object", "disable_any_whitespace"):
             _validate.truth("structured_outputs", name, getattr(self, name))
-        given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
-        if len(given) != 1:
-            got, rule = ", ".join(given) or "none", f"one of {', '.join(_KINDS)} must be given"
+        kinds = [name for name in _KINDS if getattr(self, name) not in (None, False)]
+        if len(kinds) != 1:
+            got, rule = ", ".join(kinds) or "none", f"one of {', '.join(_KINDS)} must be given"
             _validate.invalid("structured_outputs", rule, got, "correct it")
         for name in ("regex", "grammar", "whitespace_pattern"):
             if getattr(self, name) is not None:
@@ -96,7 +96,7 @@ class StructuredOutputsParams:
             object.__setattr__(self, "json", _schema_text(self.json))
         if (self.disable_any_whitespace or self.whitespace_pattern is not None) and not self._is_json:
             rule = "rules of blanks go with json or json_object"
-            _validate.invalid("structured_outputs", rule, given[0], "leave them out")
+            _validate.invalid("structured_outputs", rule, kinds[0], "leave them out")
         if self.disable_any_whitespace and self.whitespace_pattern is not None:
             rule = "disable_any_whitespace leaves nothing to whitespace_pattern"
             _validate.invalid("structured_outputs", rule, "both", "leave one out")
@@ -110,19 +110,19 @@ class StructuredOutputsParams:
             _validate.invalid("structured_outputs", rule, got, "shorten it")
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> StructuredOutputsParams:
+    def of(cls, values: Mapping[str, Any]) -> StructuredOutputsParams:
         """Make the object from a dictionary, as a request in JSON has it.
 
         Args:
-            given: values by name; None counts as not given.
+            values: values by name; None counts as not given.
 
         Raises:
             ConfigError: as the constructor, or an unknown name.
         """
-        _validate.mapping("structured_outputs", "structured_outputs", given, "fields")
-        for name in given:
+        _validate.mapping("structured_outputs", "structured_outputs", values, "fields")
+        for name in values:
             _validate.choice("structured_outputs", "a field", name, [field.name for field in fields(cls)])
-        return cls(**{name: value for name, value in given.items() if value is not None})
+        return cls(**{name: value for name, value in values.items() if value is not None})
 
     @property
     def kind(self) -> str:
@@ -157,14 +157,14 @@ def _check_text(name: str, value: Any) -> None:
         _validate.invalid("structured_outputs", rule, shown(value), advice)
 
 
-def _schema_text(given: Any) -> str:
+def _schema_text(value: Any) -> str:
     """A JSON schema as text, checked to be JSON."""
-    if isinstance(given, str):
-        text = given
+    if isinstance(value, str):
+        text = value
     else:
-        _validate.mapping("structured_outputs", "json", given, "a schema, or pass its text")
+        _validate.mapping("structured_outputs", "json", value, "a schema, or pass its text")
         try:
-            text = json.dumps(given, allow_nan=False)
+            text = json.dumps(value, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             _validate.invalid("structured_outputs", "json must be a JSON schema", str(error), "correct it")
     try:

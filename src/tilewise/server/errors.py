@@ -44,7 +44,7 @@ class ApiError(Exception):
     Args:
         status: HTTP status.
         message: a sentence.
-        param: the invalid field; None if there is none.
+        param: the invalid field; None if no field is.
         code: machine-readable code, if there is one.
         headers: further headers of the answer.
     """
@@ -113,10 +113,10 @@ def _field_of(message: str, names: Collection[str]) -> str | None:
     if match is None:
         return None
     call, *words = match.groups()
-    found = [word for word in words if word is not None and word.split(".")[0] in names]
+    fields = [word for word in words if word is not None and word.split(".")[0] in names]
     if call == "structured_outputs" or "response_format" in words:
-        found += [name for name in _STRUCTURES if name in names]
-    return found[0] if found else None
+        fields += [name for name in _STRUCTURES if name in names]
+    return fields[0] if fields else None
 
 
 def engine_error(name: str, message: str) -> ApiError:

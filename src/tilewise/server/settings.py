@@ -167,17 +167,17 @@ class ServerSettings:
             rule, advice = "ssl_keyfile needs ssl_certfile", "name the certificate as well"
             _validate.invalid("settings", rule, "it alone", advice)
 
-    def find_key(self, given: str | None) -> str | None:
+    def find_key(self, offered: str | None) -> str | None:
         """The salt of the key that a client gave; None where it gave none of them.
 
         Every key is compared, each in a time that says nothing of it.
 
         Args:
-            given: what stands behind `Bearer`.
+            offered: what stands behind `Bearer`.
         """
         if not self.api_keys:
             return ""
-        digest_of_given = hashlib.sha256((given or "").encode("utf-8", "surrogateescape")).digest()
+        digest_of_given = hashlib.sha256((offered or "").encode("utf-8", "surrogateescape")).digest()
         found = None
         for key in self.api_keys:
             digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -223,13 +223,13 @@ class ComputeGraph(GraphBuilder):
         _validate.truth("plan", "strict", strict)
         _validate.truth("plan", "checkpoints", checkpoints)
         offloaded = check_offload(offload)
-        given = DeviceMesh(mesh) if isinstance(mesh, Mapping) else mesh
-        if given is not None:
-            _validate.instance("plan", "a mesh", given, DeviceMesh, "pass {'dp': 2} or a DeviceMesh")
+        device_mesh = DeviceMesh(mesh) if isinstance(mesh, Mapping) else mesh
+        if device_mesh is not None:
+            _validate.instance("plan", "a mesh", device_mesh, DeviceMesh, "pass {'dp': 2} or a DeviceMesh")
         strategy = self._strategy
-        if given is not None and not strategy.axes:
-            strategy = DistributionStrategy.for_mesh(given)
-        used = given if given is not None else strategy.mesh()
+        if device_mesh is not None and not strategy.axes:
+            strategy = DistributionStrategy.for_mesh(device_mesh)
+        used = device_mesh if device_mesh is not None else strategy.mesh()
         if strategy.sharding is not None and not {*strategy.sharding.axes} <= {*used.names}:
             _validate.invalid(
                 "plan",

@@ -1,9 +1,9 @@
 """Whether a plan is one of a graph: what a graph declares, held against what its plan runs.
 
-What comes from outside, what leaves, and what fixes the bits of a sum stay in a plan as they
-were declared, and are named where they differ. Passes rewrite ops, so of those a plan keeps a
-digest as the author defined them. A plan has
-more than its graph: what the backward pass and the optimizer have added.
+What comes from outside, what leaves, and what fixes the bits of a sum stay in a plan as they were
+declared, and are named where they differ. Passes rewrite ops, so of those a plan keeps a digest as
+the author defined them. A plan has more than its graph: what the backward pass and the optimizer
+have added.
 """
 
 from __future__ import annotations

@@ -133,19 +133,19 @@ class NamedTensors:
                 Several parts are copied at a time; with `lazily`, each is copied when it is made an array.
         """
         names = self.parameter_names()
-        kept = {name: self.ids.get(master_name(name), self.ids[name]) for name in names}
-        kept |= {state: self.ids[state] for name in names for state in self.state_names(name)}
+        state_ids = {name: self.ids.get(master_name(name), self.ids[name]) for name in names}
+        state_ids |= {state: self.ids[state] for name in names for state in self.state_names(name)}
         stored_parts = [
-            (name, part) for name, tensor in kept.items() for part in self.plan.stored_parts[tensor]
+            (name, part) for name, tensor in state_ids.items() for part in self.plan.stored_parts[tensor]
         ]
 
         def fetch(name: str, part: StoredPart) -> Array:
-            array = self.store.copy_stored_part(kept[name], part)
+            array = self.store.copy_stored_part(state_ids[name], part)
             return array.astype(np.float32, copy=False) if name in parameters else array
 
         def copy(one: tuple[str, StoredPart]) -> TensorPart:
             name, part = one
-            own = self.plan.graph.spec(kept[name]).dtype.numpy
+            own = self.plan.graph.spec(state_ids[name]).dtype.numpy
             dtype = np.dtype(np.float32) if name in parameters else own
             array = LazyTensor(part.sizes, dtype, partial(fetch, *one)) if lazily else fetch(*one)
             return TensorPart(Box(part.begin, part.sizes), array, part.device)
@@ -154,7 +154,7 @@ class NamedTensors:
         with ThreadPoolExecutor(num_cores(), thread_name_prefix="copying a state") as pool:
             for (name, _), part in zip(stored_parts, pool.map(copy, stored_parts)):
                 parts.setdefault(name, []).append(part)
-        shapes = {name: self.plan.graph.spec(tensor).shape for name, tensor in kept.items()}
+        shapes = {name: self.plan.graph.spec(tensor).shape for name, tensor in state_ids.items()}
         return {
             name: PartedTensor(
                 tuple(s for s in shapes[name] if isinstance(s, int)), found[0].values.dtype, tuple(found)

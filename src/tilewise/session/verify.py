@@ -95,15 +95,15 @@ def verify_strategy(
         _validate.invalid("verify", "batches must be one or more", shown(batches), "pass a list of them")
     for batch in batches:
         _validate.mapping("verify", "a batch", batch, "inputs by name")
-    given = DeviceMesh(mesh) if isinstance(mesh, Mapping) else mesh
-    _validate.instance("verify", "a mesh", given, DeviceMesh, "pass {'dp': 2} or a DeviceMesh")
+    device_mesh = DeviceMesh(mesh) if isinstance(mesh, Mapping) else mesh
+    _validate.instance("verify", "a mesh", device_mesh, DeviceMesh, "pass {'dp': 2} or a DeviceMesh")
     _validate.integer("verify", "seed", seed, 0, (1 << 64) - 1)
     _validate.number("verify", "lr", lr, 0.0, MAX_F32)
     for name, function in (("report", report), ("change", change)):
         if not callable(function):
             _validate.invalid("verify", f"{name} must be callable", shown(function), "leave it out")
     if strategy is None:
-        strategy = DistributionStrategy.for_mesh(given)
+        strategy = DistributionStrategy.for_mesh(device_mesh)
     own = graph.distribution
     try:
         graph.set_distribution(DistributionStrategy.single())
@@ -115,7 +115,7 @@ def verify_strategy(
             "recompute": recompute,
             "offload": offload,
         }
-        spread = change(graph.plan(given, **asked))  # type: ignore[arg-type]
+        spread = change(graph.plan(device_mesh, **asked))  # type: ignore[arg-type]
     finally:
         graph.set_distribution(own)
     compared = 0
@@ -126,7 +126,7 @@ def verify_strategy(
         expected.initialize(seed, _SPREAD)
         found.initialize(seed, _SPREAD)
         for number, batch in enumerate(batches):
-            report(f"step {number + 1} of {len(batches)}: one device, then {given}")
+            report(f"step {number + 1} of {len(batches)}: one device, then {device_mesh}")
             pairs = {"loss and norm": (_run(expected, batch, lr), _run(found, batch, lr))}
             pairs |= {
                 f"gradient of {n}": (expected.get_tensor(f"{n}.grad"), found.get_tensor(f"{n}.grad"))
@@ -143,7 +143,7 @@ def verify_strategy(
             return VerifyReport(False, f"NOT equal after {len(batches)} steps: {difference}")
         compared += len(states[0])
     what = f"{len(batches)} steps, {compared} tensors compared (losses, gradients, parameters, moments)"
-    return VerifyReport(True, f"{given} equals one device to the bit: {what}")
+    return VerifyReport(True, f"{device_mesh} equals one device to the bit: {what}")
 
 
 def _run(model: GraphInstance, batch: Batch, lr: float) -> np.ndarray:

@@ -147,15 +147,15 @@ def settings_of(group: type) -> Mapping[str, Setting]:
     hints = get_type_hints(group)
     declared: dict[str, Setting] = {}
     for one in fields(group):
-        found = None
+        declaration = None
         for base in reversed(group.__mro__):
             own = base.__dict__.get("__dataclass_fields__", {}).get(one.name)
             if own is not None and _KEY in own.metadata:
-                found = own.metadata[_KEY]
-        if found is not None:
+                declaration = own.metadata[_KEY]
+        if declaration is not None:
             kind, is_optional = _without_none(hints[one.name])
             more = {"name": one.name, "kind": kind, "is_optional": is_optional, "default": one.default}
-            declared[one.name] = replace(found, **{**more, **one.metadata.get(_CHANGES, {})})
+            declared[one.name] = replace(declaration, **{**more, **one.metadata.get(_CHANGES, {})})
     return declared
 
 

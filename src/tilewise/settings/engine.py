@@ -68,22 +68,22 @@ class SpeculativeConfig:
         object.__setattr__(self, "prompt_lookup_min", shortest)
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> SpeculativeConfig:
+    def of(cls, values: Mapping[str, Any]) -> SpeculativeConfig:
         """From a dictionary.
 
         Args:
-            given: values by the names above.
+            values: values by the names above.
 
         Raises:
-            ConfigError: as when made, or a name that is none of them.
+            ConfigError: as when made, or an unknown name.
         """
-        _validate.mapping("engine", "speculative_config", given, "settings")
-        for name in given:
+        _validate.mapping("engine", "speculative_config", values, "settings")
+        for name in values:
             _validate.choice("speculative_config", "a setting", name, [one.name for one in fields(cls)])
-        if "num_speculative_tokens" not in given:
+        if "num_speculative_tokens" not in values:
             rule, advice = "num_speculative_tokens must be given", "add it, 5 for example"
             _validate.invalid("speculative_config", rule, "none", advice)
-        return cls(**given)
+        return cls(**values)
 
 
 @documented
@@ -227,9 +227,9 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         check_settings(self, EngineSettings, _validate, "engine")
-        given = self.speculative_config
-        if given is not None and not isinstance(given, SpeculativeConfig):
-            object.__setattr__(self, "speculative_config", SpeculativeConfig.of(given))
+        speculative = self.speculative_config
+        if speculative is not None and not isinstance(speculative, SpeculativeConfig):
+            object.__setattr__(self, "speculative_config", SpeculativeConfig.of(speculative))
 
     @property
     def speculation(self) -> SpeculativeConfig | None:

@@ -37,8 +37,8 @@ def check_offload(offload: str | Collection[str]) -> frozenset[str]:
     if isinstance(offload, str):
         _validate.choice("plan", "what is offloaded", offload, ("none", *OFFLOADS))
         return frozenset() if offload == "none" else frozenset((offload,))
-    given = _validate.sequence("plan", "offload", offload, ", ".join(OFFLOADS), in_any_order=True)
-    return frozenset(_validate.choice("plan", "what is offloaded", kind, OFFLOADS) for kind in given)
+    kinds = _validate.sequence("plan", "offload", offload, ", ".join(OFFLOADS), in_any_order=True)
+    return frozenset(_validate.choice("plan", "what is offloaded", kind, OFFLOADS) for kind in kinds)
 
 
 def offload_tensors(

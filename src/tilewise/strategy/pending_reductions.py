@@ -35,13 +35,13 @@ def make_pending_reductions(
     Raises:
         LayoutError: two dims of one sum are shared, or its parts would be no nodes: names the C or G that fits.
     """
-    found: dict[tuple[int, str], list[PendingReduction]] = {}
+    pending_by_name: dict[tuple[int, str], list[PendingReduction]] = {}
     for contraction in find_contractions(graph, op, factors, layouts):
         for partial in factors.partial_values:
             if not any(is_covered_by(contraction, output, partial) for output in contraction.outputs):
                 continue
             pending = _pending(graph, op, partial, contraction, mesh, layouts, batch)
-            mine = found.setdefault((op.id, partial.name), [])
+            mine = pending_by_name.setdefault((op.id, partial.name), [])
             if pending is None or any(_covers(r, pending) for r in mine):
                 continue
             mine[:] = [r for r in mine if not _covers(pending, r)]
@@ -52,7 +52,11 @@ def make_pending_reductions(
                     "the labels off"
                 )
             mine.append(pending)
-    return {key: tuple(pending_reductions) for key, pending_reductions in found.items() if pending_reductions}
+    return {
+        key: tuple(pending_reductions)
+        for key, pending_reductions in pending_by_name.items()
+        if pending_reductions
+    }
 
 
 def _covers(one: PendingReduction, other: PendingReduction) -> bool:
@@ -113,20 +117,20 @@ def _pending(
 
 def _groups_in_words(heads: int, members: int, k_splits: int) -> str:
     """How many devices may share groups of query heads; where one alone may, also the k splits with which more may."""
-    found = [_widths_of_groups(heads, members, k_splits)]
-    if found[0] == [1] and 1 < heads * members <= MAX_COUNT:
-        found.append(_widths_of_groups(heads, members, heads * members))
-    words = [", ".join(map(str, widths)) for widths in found]
+    widths_of_splits = [_widths_of_groups(heads, members, k_splits)]
+    if widths_of_splits[0] == [1] and 1 < heads * members <= MAX_COUNT:
+        widths_of_splits.append(_widths_of_groups(heads, members, heads * members))
+    words = [", ".join(map(str, widths)) for widths in widths_of_splits]
     return f"choose {f', or set graph.k_splits to {heads * members} for '.join(words)}"
 
 
 def _widths_of_groups(heads: int, members: int, k_splits: int) -> list[int]:
     """Numbers of devices that heads fit, in groups of some members and so many k splits."""
     label = DimLabel("kv_heads", 1, members)
-    found = []
+    widths = []
     for width in allowed_widths(k_splits):
         with suppress(LayoutError):
             shard_range(label, heads, k_splits, width, 0)
             if width <= heads or (width % heads == 0 and width // heads in allowed_widths(members)):
-                found.append(width)
-    return found
+                widths.append(width)
+    return widths

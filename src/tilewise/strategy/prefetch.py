@@ -134,19 +134,19 @@ class Prefetching:
         for at, group in enumerate(groups):
             phase = units[group[0]].phase
             needs = sorted({weight for number in group for weight in units[number].needs})
-            kept = {
+            reused = {
                 w: in_memory[w][1] for w in needs if w in in_memory and self._is_kept(in_memory[w][0], at)
             }
-            fresh = [w for w in needs if w not in kept]
+            fresh = [w for w in needs if w not in reused]
             if fresh:
                 earlier = [g[0] for g in groups[:at] if units[g[0]].phase == phase]
                 place = [*earlier, group[0]][-1 - min(self.choice.prefetch, len(earlier))]
                 call = self._gather(fresh, phase)
                 before.setdefault(place, []).append(call)
-                kept.update(zip(fresh, call.outputs))
+                reused.update(zip(fresh, call.outputs))
             for number in group:
-                units[number].gathered.update(kept)
-            in_memory.update({w: (at, kept[w]) for w in needs})
+                units[number].gathered.update(reused)
+            in_memory.update({w: (at, reused[w]) for w in needs})
         return before
 
     def _is_kept(self, last: int, now: int) -> bool:

@@ -195,8 +195,8 @@ class _Rewrite:
 
     def _laid_out(self, calls: Mapping[int, GraphLayout], numbers: Mapping[int, int]) -> GraphLayout:
         pending_reductions = {
-            (numbers[op], name): tuple(replace(r, op=numbers[op]) for r in found)
-            for (op, name), found in self.layout.pending_reductions.items()
+            (numbers[op], name): tuple(replace(r, op=numbers[op]) for r in group)
+            for (op, name), group in self.layout.pending_reductions.items()
         }
         compute = tuple(self.compute)
         return GraphLayout(self.layout.mesh, compute, compute, calls, pending_reductions)

@@ -111,15 +111,15 @@ class DistributionStrategy:
         )
         mesh = DeviceMesh(self.axes)
         rules = {
-            label: _axes_of(label, given, mesh)
-            for label, given in _validate.mapping("strategy", "rules", self.rules, "axes").items()
+            label: _axes_of(label, pattern_axes, mesh)
+            for label, pattern_axes in _validate.mapping("strategy", "rules", self.rules, "axes").items()
         }
         layouts = {}
-        for pattern, given in _validate.mapping(
+        for pattern, pattern_axes in _validate.mapping(
             "strategy", "layouts", self.layouts, "layouts by name"
         ).items():
             _validate.text("strategy", "a pattern of names", pattern)
-            layouts[pattern], axes = as_kept_hint("strategy", given, pattern)
+            layouts[pattern], axes = as_kept_hint("strategy", pattern_axes, pattern)
             unknown = sorted(axes - {*mesh.names})
             if unknown:
                 _validate.invalid(

@@ -52,8 +52,8 @@ def gather_table_rows(graph: Graph, layout: GraphLayout, batch: BatchCut) -> tup
     made = tuple(replace(t, producer=producer.get(t.id)) for t in tensors)
     calls = {numbers[op]: inner for op, inner in layout.calls.items()}
     pending_reductions = {
-        (numbers[op], partial): tuple(replace(pending, op=numbers[op]) for pending in found)
-        for (op, partial), found in layout.pending_reductions.items()
+        (numbers[op], partial): tuple(replace(pending, op=numbers[op]) for pending in group)
+        for (op, partial), group in layout.pending_reductions.items()
         if op not in chosen
     }
     graph = replace(graph, tensors=made, ops=tuple(ops))
@@ -77,5 +77,5 @@ def _is_gathered(graph: Graph, layout: GraphLayout, op: OpNode) -> bool:
         return False
     *tokens, height, width = map(upper_bound, sizes)  # all are numbers
     token_bytes = _ID_BYTES + width * graph.spec(rows).dtype.itemsize
-    held = height / layout.mesh.size(*layout.compute[table][0])
-    return prod(tokens) * token_bytes < held * width * _GRADIENT_BYTES
+    local_height = height / layout.mesh.size(*layout.compute[table][0])
+    return prod(tokens) * token_bytes < local_height * width * _GRADIENT_BYTES

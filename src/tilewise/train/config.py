@@ -179,12 +179,12 @@ class TrainSection(_Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _splits_of_batch(cls, given: object) -> object:
+    def _splits_of_batch(cls, values: object) -> object:
         """The default of `batch_splits`, which follows from the batch."""
-        batch = given.get("batch") if isinstance(given, dict) else None
-        if type(batch) is not int or batch < 1 or "batch_splits" in given:  # type: ignore[operator]  # a dict by now
-            return given
-        return {**given, "batch_splits": min(_MOST_DEFAULT_SPLITS, batch & -batch)}  # type: ignore[dict-item]
+        batch = values.get("batch") if isinstance(values, dict) else None
+        if type(batch) is not int or batch < 1 or "batch_splits" in values:  # type: ignore[operator]  # a dict by now
+            return values
+        return {**values, "batch_splits": min(_MOST_DEFAULT_SPLITS, batch & -batch)}  # type: ignore[dict-item]
 
     @field_validator("recompute", mode="before")
     @classmethod
@@ -503,16 +503,16 @@ def _nearest_key(section: str, key: str | None = None) -> str | None:
         section: of the unknown key; or what is unknown at the top of the file.
         key: None for what is unknown at the top of the file.
     """
-    known = {name: [*type(value).model_fields] for name, value in TrainConfig()}
+    keys_of_section = {name: [*type(value).model_fields] for name, value in TrainConfig()}
     if key is None:
-        if near := nearest(section, known):
+        if near := nearest(section, keys_of_section):
             return f"[{near}]"
         section, key = "", section
     if (place := _place_of_key(key)) is not None:
         return place
-    if near := nearest(key, known.get(section, ())):
+    if near := nearest(key, keys_of_section.get(section, ())):
         return f"{section}.{near}"
-    near = nearest(key, [name for names in known.values() for name in names])
+    near = nearest(key, [name for names in keys_of_section.values() for name in names])
     return None if near is None else _place_of_key(near)
 
 

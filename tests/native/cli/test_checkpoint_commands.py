@@ -307,7 +307,7 @@ SMALL_FILES = {
 
 
 @pytest.mark.parametrize("kind", ["tokenizer.json", "vocab.json", "tokenizer.model", "nothing"])
-def test_what_stands_beside_the_weights_is_copied(command, pretrained, trained, tmp_path, kind):
+def test_what_stands_next_to_the_weights_is_copied(command, pretrained, trained, tmp_path, kind):
     """Tokenizer, chat templates, settings of generation and of pooling, byte by byte; config.json with every key."""
     directory, model = pretrained
     old = tmp_path / "old"

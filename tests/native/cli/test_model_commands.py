@@ -79,8 +79,8 @@ def test_inspect_of_a_configuration_alone(writer, encoder, run, tmp_path):
         alone = tmp_path / model.config.model_type
         alone.mkdir()
         shutil.copy(directory / "config.json", alone)
-        given = ("--device-memory", "64M", "--peak-tflops", 2, "--bandwidth-gbps", 100)
-        code, out, err = run("inspect", alone, *given)
+        options = ("--device-memory", "64M", "--peak-tflops", 2, "--bandwidth-gbps", 100)
+        code, out, err = run("inspect", alone, *options)
         assert (code, err) == (0, "") and "no weights here" in out
         assert "reads 100.0 GB/s from memory" in out and "2000 GFLOP/s" in out
         if model is writer[1]:
@@ -90,7 +90,7 @@ def test_inspect_of_a_configuration_alone(writer, encoder, run, tmp_path):
                 and "memory available on this" not in out
                 and "bf16: fits" in out
             )
-        assert run("inspect", alone / "config.json", *given)[1] == out
+        assert run("inspect", alone / "config.json", *options)[1] == out
     broken = copied(writer[0], tmp_path / "broken")
     (broken / "model.safetensors").unlink()
     (broken / "pytorch_model.bin").touch()
@@ -100,11 +100,11 @@ def test_inspect_of_a_configuration_alone(writer, encoder, run, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(large))
     assert (
         "f32: does not fit"
-        in run("inspect", tmp_path / "config.json", "--device-memory", "1M", *given[2:])[1]
+        in run("inspect", tmp_path / "config.json", "--device-memory", "1M", *options[2:])[1]
     )
     code, _, err = run("inspect", alone, "--device-memory", "64")
     assert code == 2 and "add a unit, such as 64G" in err
-    assert "memory available on this machine: " in run("inspect", writer[0], *given[2:])[1]
+    assert "memory available on this machine: " in run("inspect", writer[0], *options[2:])[1]
 
 
 def test_inspect_of_an_encoder_says_what_its_files_hold(encoder, run, tmp_path):

@@ -201,8 +201,8 @@ def test_a_worker_that_is_killed_at_any_moment():
     for round_ in range(12):
         pid, killed, ends = killed_at(moments.random() * 0.5, 1 + round_ % 2)
         assert len(ends) == 2
-        for told, error in ends:
-            assert isinstance(error, PeerLost) and told - killed < 5
+        for reported, error in ends:
+            assert isinstance(error, PeerLost) and reported - killed < 5
         assert any(f"pid {pid}" in str(error) for _, error in ends)
         assert left_open() == before
 

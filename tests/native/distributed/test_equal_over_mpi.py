@@ -86,8 +86,8 @@ def test_all_on_two_hosts(two_hosts, ppn):
 @pytest.mark.slow
 def test_generate_prints_the_same_on_two_hosts(two_hosts, tmp_path):
     """Texts that are drawn, as in one process; another seed prints others."""
-    told = ("def f(x):", "--n", "2", "--max-tokens", "24", "--temperature", "0.9", "--dtype", "f32")
-    words = tilewise("generate", save_model(tmp_path / "model"), *told)
+    reported = ("def f(x):", "--n", "2", "--max-tokens", "24", "--temperature", "0.9", "--dtype", "f32")
+    words = tilewise("generate", save_model(tmp_path / "model"), *reported)
     alone = subprocess.run(words, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
     assert alone.stdout.startswith("--- 1 of 2 ---")
     for seed, is_same in ((0, True), (1, False)):

@@ -40,11 +40,11 @@ def configured(folder, directory, offload="", seed=0):
     """A configuration of 20 steps, of which every checkpoint is kept; what it offloads goes to a folder."""
     given = make_run(folder, directory)
     text = (folder / given).read_text() + "keep_checkpoints = 100\n"
-    told = f"steps = 20\nseed = {seed}\n"
+    reported = f"steps = 20\nseed = {seed}\n"
     if offload:
-        told += 'offload = ["optimizer"]\n'
+        reported += 'offload = ["optimizer"]\n'
         text += f"offload_directory = {json.dumps(offload)}\n"
-    (folder / given).write_text(text.replace("steps = 60\n", told))
+    (folder / given).write_text(text.replace("steps = 60\n", reported))
     return given
 
 
@@ -75,8 +75,8 @@ class Started:
         self._hosts, self._codes = hosts, []
         words = command("train", "run.toml", "--auto-resume")
         if by == "launch":
-            told = ["-n", 2, "--hosts", ",".join(hosts.names), "--launcher-exec", hosts.launcher]
-            launch = command("launch", *told, "--restart", 3)
+            reported = ["-n", 2, "--hosts", ",".join(hosts.names), "--launcher-exec", hosts.launcher]
+            launch = command("launch", *reported, "--restart", 3)
             words = hosts.inside(hosts.names[0], [*launch, *words[len(command()) :]])
         else:
             noted = folder / "noted.sh"

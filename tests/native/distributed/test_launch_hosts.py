@@ -219,8 +219,8 @@ def test_the_launchers_own_failures(tmp_path):
 def test_a_launcher_that_ends_before_its_processes(tmp_path, begun, code):
     """Is a loss where all had begun; else they could not be started."""
     path = tmp_path / "mpiexec"
-    told = "".join(f"printf '\\036%s {rank} begun here\\036' \"$9\" >&2\n" for rank in range(begun))
-    path.write_text(f"#!/bin/sh\n{told}kill -9 $$\n")
+    reported = "".join(f"printf '\\036%s {rank} begun here\\036' \"$9\" >&2\n" for rank in range(begun))
+    path.write_text(f"#!/bin/sh\n{reported}kill -9 $$\n")
     path.chmod(0o755)
     run = start("", mpiexec=path)
     err = run.communicate(timeout=30)[1].decode()

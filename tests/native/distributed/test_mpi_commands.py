@@ -24,9 +24,9 @@ with tw.ProcessGroup() as group:
 
 def under_mpi(folder, words, num_processes=2):
     """Run to the end."""
-    told = [MPIEXEC, "-n", str(num_processes), *words]
+    reported = [MPIEXEC, "-n", str(num_processes), *words]
     return subprocess.run(
-        told, capture_output=True, text=True, timeout=60, cwd=folder, stdin=subprocess.DEVNULL
+        reported, capture_output=True, text=True, timeout=60, cwd=folder, stdin=subprocess.DEVNULL
     )
 
 

@@ -95,8 +95,8 @@ def start_on(two_hosts, tmp_path):
 
     def start(ppn, **named):
         def words(given):
-            told = two_hosts.over_mpi(given, ppn=ppn, options=[KEEP])
-            return two_hosts.start(told, cwd=tmp_path)
+            reported = two_hosts.over_mpi(given, ppn=ppn, options=[KEEP])
+            return two_hosts.start(reported, cwd=tmp_path)
 
         return Run(tmp_path, words, 2 * ppn, **named)
 
@@ -150,7 +150,7 @@ def test_a_run_that_has_lost_a_host_goes_on_without_it(start_on, two_hosts, tmp_
     assert weights(tmp_path, "broken") == weights(tmp_path, "alone")
 
 
-def test_a_worker_that_is_killed_beside_the_leader(tmp_path):
+def test_a_worker_that_is_killed_next_to_the_leader(tmp_path):
     """On one host the leader hears of it at once; the run goes on from its last checkpoint, and ends with the same
     weights."""
 

@@ -89,8 +89,8 @@ def test_what_a_text_says_does_not_depend_on_how_many_there_are(engine):
     """Text i of four is text i of two; the first is the only one of a single; texts differ."""
 
     def tokens(n):
-        found = _write(engine, Sampling(max_tokens=12, temperature=1.5, seed=2, n=n))
-        return [[delta.token for delta in deltas] for deltas in found]
+        written = _write(engine, Sampling(max_tokens=12, temperature=1.5, seed=2, n=n))
+        return [[delta.token for delta in deltas] for deltas in written]
 
     four = tokens(4)
     assert tokens(2) == four[:2] and tokens(1) == four[:1]

@@ -248,10 +248,12 @@ def test_empty_k_splits_are_skipped(dt, k_splits):
     a, w = random(gen, 9, 64, dt), random(gen, 33, 64, dt)
     own = 64 // k_splits // 2 * 2
     every = [(c * own, (c + 1) * own) for c in range(k_splits)]
-    for kept in range(1 << k_splits):
-        held = {c: matmul(dt, a, w, list(every[c])) for c in range(k_splits) if kept >> c & 1}
-        ranges = [x for c in range(k_splits) for x in (every[c] if c in held else (every[c][0], every[c][0]))]
-        want = counter_tree([held.get(c) for c in range(k_splits)], a.shape[0], 33)
+    for mask in range(1 << k_splits):
+        products = {c: matmul(dt, a, w, list(every[c])) for c in range(k_splits) if mask >> c & 1}
+        ranges = [
+            x for c in range(k_splits) for x in (every[c] if c in products else (every[c][0], every[c][0]))
+        ]
+        want = counter_tree([products.get(c) for c in range(k_splits)], a.shape[0], 33)
         assert_same_bits(matmul(dt, a, w, ranges), want)
 
 

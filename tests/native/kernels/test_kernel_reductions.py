@@ -32,25 +32,25 @@ def tree(rows):
 def test_split_tree(isa, batch_splits, seq_len, k_splits):
     """To the bit: the tree over the sequence splits of a batch split, empty ones skipped; over
     batch splits; each carry in front."""
-    kept = [c for c, _, _ in reference.sequence_splits(seq_len, k_splits)]
+    numbers = [c for c, _, _ in reference.sequence_splits(seq_len, k_splits)]
     gen = rng(batch_splits)
-    partials, carries = random(gen, batch_splits, 37 * len(kept)), [random(gen, 1, 37) for _ in range(2)]
+    partials, carries = random(gen, batch_splits, 37 * len(numbers)), [random(gen, 1, 37) for _ in range(2)]
     out = empty(1, 37)
     run("split_tree_f32", [out, partials, *carries], [2, seq_len, k_splits, 0], isa=isa)
-    assert_close(out, reference.split_tree(partials, carries, len(kept)), "f32")
+    assert_close(out, reference.split_tree(partials, carries, len(numbers)), "f32")
 
     def expected(order):
         sums = []
-        for split in partials.reshape(batch_splits, len(kept), 37):
+        for split in partials.reshape(batch_splits, len(numbers), 37):
             slots = [None] * k_splits
-            for place, c in enumerate(kept):
+            for place, c in enumerate(numbers):
                 slots[c] = split[order[place]]
             sums.append(tree(slots))
         return carries[1] + (carries[0] + tree(sums))
 
-    assert_same_bits(out, expected(range(len(kept))))
-    if len(kept) > 2:
-        swapped = [0, *reversed(range(1, len(kept) - 1)), len(kept) - 1]
+    assert_same_bits(out, expected(range(len(numbers))))
+    if len(numbers) > 2:
+        swapped = [0, *reversed(range(1, len(numbers) - 1)), len(numbers) - 1]
         swapped[0], swapped[-1] = swapped[-1], swapped[0]
         assert (bits(out) != bits(expected(swapped))).any(), "k splits in another order must show"
 

@@ -176,12 +176,12 @@ def test_sequence_splits_of_a_batch_split(isa, seq_len, k_splits):
         sums, dgamma, columns = (empty(3, len(cuts)) for _ in range(3))
         for a in range(0, 3 * rows, step):
             b = min(a + step, 3 * rows)
-            held = slice(a // rows, -(-b // rows))
+            own_splits = slice(a // rows, -(-b // rows))
             ints = [rows, seq_len, k_splits, seq_len]
-            run("row_sum_split_f32", [sums[held], x[a:b]], ints, row_begin=a, isa=isa)
-            run("column_sum_split_f32", [columns[held], x[a:b]], ints, row_begin=a, isa=isa)
+            run("row_sum_split_f32", [sums[own_splits], x[a:b]], ints, row_begin=a, isa=isa)
+            run("column_sum_split_f32", [columns[own_splits], x[a:b]], ints, row_begin=a, isa=isa)
             ones = np.ones((b - a, 1), np.float32)
-            tiles = [empty(b - a, 1), dgamma[held], x[a:b], ones, ones, gamma, None]
+            tiles = [empty(b - a, 1), dgamma[own_splits], x[a:b], ones, ones, gamma, None]
             run("rms_norm_backward_f32", tiles, ints, [0.0], row_begin=a, isa=isa)
         assert_same_bits(sums, np.concatenate(expected))
         assert_same_bits(dgamma, sums)
@@ -197,12 +197,12 @@ def test_padding_moves_no_cut_of_a_sequence(isa, k_splits):
     """Batch splits of sequences of 150 tokens, as they are and padded, with k splits counted over
     300: equal to the bit."""
     gen, bound = rng(k_splits), 300
-    tokens, kept = random(gen, 4, 150), len(reference.sequence_splits(bound, k_splits))
+    tokens, num_splits = random(gen, 4, 150), len(reference.sequence_splits(bound, k_splits))
 
     def sums(width, split_len):
         x = np.zeros((4, width), np.float32)
         x[:, :150] = tokens
-        x, split, dgamma = x.reshape(-1, 1), empty(2, kept), empty(2, kept)
+        x, split, dgamma = x.reshape(-1, 1), empty(2, num_splits), empty(2, num_splits)
         ints, ones = [2 * width, width, k_splits, split_len], np.ones((4 * width, 1), np.float32)
         run("row_sum_split_f32", [split, x], ints, isa=isa)
         tiles = [empty(4 * width, 1), dgamma, x, ones, ones, np.ones((1, 1), np.float32), None]

@@ -174,7 +174,7 @@ def test_what_is_not_finite_is_found_wherever_it_stands(file_of, isa, spoilt, na
             assert outcome.is_finite == (value == 1.0)
 
 
-def test_a_file_that_ends_early_and_one_that_cannot_be_read_are_told_apart(file_of):
+def test_a_file_that_ends_early_and_one_that_cannot_be_read_are_distinguished(file_of):
     """Both are outcomes that name what the system did; nothing is thrown out of another thread."""
     w = _values((4, 4), np.float32)
     file, begin = file_of(w)

@@ -67,7 +67,7 @@ def all_reduce_program(epochs: int) -> Program:
     def share(slot: int, access: Access, part: Number, group: int = -1, member: int | Number = 0) -> Operand:
         return Operand(slot, Mode.ROWPART, access, group, member, 1, part, 2)
 
-    def told(signal: int) -> list[Notify]:
+    def reported(signal: int) -> list[Notify]:
         return [Notify(0, member, signal, True) for member in range(2)]
 
     def awaited(signal: int, increment: int = 1) -> list[Wait]:
@@ -75,18 +75,18 @@ def all_reduce_program(epochs: int) -> Program:
 
     add_loop(
         program, one, template, "add_f32", "produce",
-        [row(1, Access.OUT), row(1), row(0)], notifies=told(0),
+        [row(1, Access.OUT), row(1), row(0)], notifies=reported(0),
     )  # fmt: skip
     partials = [share(1, Access.IN, me, 0, member) for member in range(2)]
     add_loop(
         program, one, template, "tree_add_f32", "reduce",
         [share(2, Access.OUT, me), Operand(0, null=True), *partials],
-        waits=awaited(0), notifies=told(TILES), priority=1,
+        waits=awaited(0), notifies=reported(TILES), priority=1,
     )  # fmt: skip
     add_loop(
         program, one, template, "copy_pairs_f32", "gather",
         [share(2, Access.OUT, peer), share(2, Access.NONE, peer, 0, peer)],
-        waits=awaited(TILES), notifies=told(2 * TILES), priority=1,
+        waits=awaited(TILES), notifies=reported(2 * TILES), priority=1,
     )  # fmt: skip
     add_loop(program, one, template, "", "partial read", [row(1)], waits=awaited(TILES, 0))
     add_loop(program, one, template, "", "share read", [row(2)], waits=awaited(2 * TILES))

@@ -106,7 +106,8 @@ def test_a_raise_that_misses_a_later_device_is_refused_by_class(program):
 
 
 def test_classes_with_shared_kv_heads_are_in_lockstep():
-    """Two devices that hold one KV head wait for each other: they are told apart where one comes first on an axis."""
+    """Two devices that hold one KV head wait for each other: they are distinguished where one comes
+    first on an axis."""
     graph = training_graph(config(num_hidden_layers=1), "f32")
     program = graph.plan({"dp": 4, "tp": 8}, batch_splits=16).program
     assert len(program.devices) > 16 > len(program.classes)
@@ -114,7 +115,7 @@ def test_classes_with_shared_kv_heads_are_in_lockstep():
 
 
 @pytest.mark.parametrize("axes", [{"fsdp": 17}, {"dp": 2, "fsdp": 9}, {"fsdp": 5, "tp": 4}], ids=str)
-def test_gathers_of_homes_are_proved_device_by_device(axes):
+def test_gathers_of_storage_shards_are_proved_device_by_device(axes):
     """A device waits for no peer in the instruction that copies its own storage shard, so classes
     are not in lockstep: with more than 16 devices, too, every device is asked, and a raise that is
     left out on one of them is found."""

@@ -230,9 +230,9 @@ def test_a_defect_in_taking_a_request_hangs_no_caller(model_dir, alone, monkeypa
     make = core_module.GenerationState
     with Engine(model_dir) as engine:
         monkeypatch.setattr(core_module, "GenerationState", wrong)
-        told = SimpleQueue()
-        engine.submit(engine.requests(TEXTS, WAY), told.put)
-        events = [told.get(timeout=20) for _ in range(1 + len(alone[0]) + len(alone[2]))]
+        reported = SimpleQueue()
+        engine.submit(engine.requests(TEXTS, WAY), reported.put)
+        events = [reported.get(timeout=20) for _ in range(1 + len(alone[0]) + len(alone[2]))]
         (error,) = [event for event in events if isinstance(event, BaseException)]
         assert "report it" in str(error)
         deltas = [event for event in events if event is not error]
@@ -244,10 +244,10 @@ def test_a_defect_in_taking_a_request_hangs_no_caller(model_dir, alone, monkeypa
 def test_a_function_that_fails_over_a_name_that_comes_twice_harms_no_other(engine, alone):
     """The request that has the name goes on."""
     (first,) = engine.requests(TEXTS[:1], WAY)
-    told = SimpleQueue()
-    engine.submit([first], told.put)
+    reported = SimpleQueue()
+    engine.submit([first], reported.put)
     engine.submit([first], lambda event: 1 / 0)
-    events = [told.get(timeout=20) for _ in alone[0]]
+    events = [reported.get(timeout=20) for _ in alone[0]]
     assert [getattr(event, "token", event) for event in events] == alone[0]
 
 
@@ -521,10 +521,10 @@ def test_impossible_engines_are_refused(model_dir):
 
 def test_progress_is_told(model_dir):
     """The bytes of all weights, in the end."""
-    told = []
-    with Engine(model_dir, on_progress=lambda *figures: told.append(figures)) as engine:
-        assert told[-1][0] == told[-1][1] > 0 and engine.model.stored_dtypes == {"float32"}
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    reported = []
+    with Engine(model_dir, on_progress=lambda *figures: reported.append(figures)) as engine:
+        assert reported[-1][0] == reported[-1][1] > 0 and engine.model.stored_dtypes == {"float32"}
+    assert [done for done, _ in reported] == sorted(done for done, _ in reported)
 
 
 def test_weights_that_are_no_numbers_are_not_loaded(tmp_path, thread_count):

@@ -136,24 +136,24 @@ def alone(served):
         if (model, ask) not in known:
             core = core_of(served[model])
             core.add(ask.request("alone"))
-            told = []
+            reported = []
             while core.has_work:
-                core.step(told.extend)
-            known[model, ask] = _said(told)["alone"]
+                core.step(reported.extend)
+            known[model, ask] = _said(reported)["alone"]
         return known[model, ask]
 
     return write
 
 
-def _said(told):
+def _said(deltas):
     """Per request and choice: what every delta said, but for what was found in the cache."""
-    found = {}
-    for request, delta in told:
+    written = {}
+    for request, delta in deltas:
         assert isinstance(delta, Delta), delta
         if delta.finish_reason != "abort":
             said = (delta.token, delta.text, delta.finish_reason, delta.logprobs, delta.prompt_logprobs)
-            found.setdefault(request.request_id, {}).setdefault(delta.choice, []).append(said)
-    return found
+            written.setdefault(request.request_id, {}).setdefault(delta.choice, []).append(said)
+    return written
 
 
 @dataclass
@@ -186,7 +186,7 @@ def _play(model, limits, history, write, guessing=None, free_tokens=None):
     for event in history:
         if isinstance(event, Arrive):
             write(event.ask)  # now: later it would write over the cache of what is played
-    core, asked, dropped, told = (
+    core, asked, dropped, reported = (
         core_of(model, limits, speculation, draft_model, free_tokens),
         {},
         set(),
@@ -203,13 +203,13 @@ def _play(model, limits, history, write, guessing=None, free_tokens=None):
                     sequence.drafter = Oracle(sequence.history, text, guessing)
         elif isinstance(event, Drop):
             dropped.add(f"{event.number}")
-            told += core.abort(f"{event.number}")
+            reported += core.abort(f"{event.number}")
         else:
             for _ in range(event.count):
-                core.step(told.extend)
+                core.step(reported.extend)
     while core.has_work:
-        core.step(told.extend)
-    said = _said(told)
+        core.step(reported.extend)
+    said = _said(reported)
     for name, ask in asked.items():
         for choice, deltas in write(ask).items():
             got = said.get(name, {}).get(choice, [])
@@ -283,11 +283,11 @@ def test_a_model_guesses_itself(served, alone, tmp_path):
         for ask in (Ask(0, 65, 0), Ask(1, 7, 2)):
             core = core_of(served["one"], None, SpeculativeConfig(3, model="itself"), draft_model)
             core.add(ask.request("guessed"))
-            told, calls = [], 0
+            reported, calls = [], 0
             while core.has_work:
-                core.step(told.extend)
+                core.step(reported.extend)
                 calls += 1
-            deltas = _said(told)["guessed"]
+            deltas = _said(reported)["guessed"]
             assert deltas == alone("one", ask)
             assert calls <= len(deltas[0]) / 4 + 3
 
@@ -298,11 +298,11 @@ def test_repetitions_are_guessed(served):
     for name, speculation in (("plain", None), ("guessed", GUESSING["repetitions"])):
         core = core_of(served["one"], None, speculation)
         core.add(request_of(name, ids, SamplingParams(max_tokens=90, temperature=0, ignore_eos=True)))
-        told, calls = [], 0
+        reported, calls = [], 0
         while core.has_work:
-            core.step(told.extend)
+            core.step(reported.extend)
             calls += 1
-        tokens[name] = [delta.token for _, delta in told]
+        tokens[name] = [delta.token for _, delta in reported]
         assert calls == 90 if speculation is None else calls < 60
     assert tokens["plain"] == tokens["guessed"]
 
@@ -427,12 +427,12 @@ def test_keys_that_leave_out_a_field_find_blocks_of_others(served, alone, monkey
         return block_key(() if forgotten == "salt" else scope, b"" if forgotten == "parent" else parent, ids)
 
     def cached(first, second):
-        core, told = core_of(served["one"]), []
+        core, reported = core_of(served["one"]), []
         for request in (first, second):
             core.add(request)
             while core.has_work:
-                core.step(told.extend)
-        return next(delta.num_cached_tokens for request, delta in told if request is second)
+                core.step(reported.extend)
+        return next(delta.num_cached_tokens for request, delta in reported if request is second)
 
     way = WAYS[0]
     ids = np.random.default_rng(5).integers(1, 250, 200).tolist()
@@ -453,11 +453,11 @@ def test_prompt_logprobs_are_those_of_a_forward(served):
     ids = np.random.default_rng(8).integers(1, 250, 100).tolist()
     found = []
     for limits in (None, Limits(1, 7, 3, 4, MAX_CONTEXT)):
-        core, told = core_of(served["one"], limits), []
+        core, reported = core_of(served["one"], limits), []
         core.add(request_of("p", ids, SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=1)))
         while core.has_work:
-            core.step(told.extend)
-        found.append(told[0][1].prompt_logprobs)
+            core.step(reported.extend)
+        found.append(reported[0][1].prompt_logprobs)
     assert found[0] == found[1] and found[0][0] is None and len(found[0]) == 100
     for token, figures in zip(ids[1:], found[0][1:]):
         assert token in figures and len(figures) <= 2

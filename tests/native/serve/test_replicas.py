@@ -45,10 +45,10 @@ def test_texts_are_those_of_one_copy_and_work_is_shared(model_dir, pair, monkeyp
     with LLM(model_dir, dtype="f32") as llm:
         wanted = [output.outputs[0].token_ids for output in llm.generate(TEXTS * 4, WAY)]
     counts = counted(pair, monkeypatch)
-    found = [[] for _ in wanted]
+    texts = [[] for _ in wanted]
     for delta in pair.stream(TEXTS * 4, WAY):
-        found[delta.sequence].append(delta.token)
-    assert found == wanted and counts == [6, 6]
+        texts[delta.sequence].append(delta.token)
+    assert texts == wanted and counts == [6, 6]
 
 
 def test_a_request_of_its_own_goes_where_there_is_less_to_do(pair, monkeypatch):
@@ -100,13 +100,13 @@ def test_a_kernel_that_fails_in_one_copy(model_dir):
     """Its requests are told; those of the other copy, and later ones, go on."""
     with Engine(model_dir, dtype="f32", data_parallel_size=2) as engine:
         engine._replicas[1].model.instance.inject("throw", 0, "attention_paged", 0)
-        told = []
-        engine.submit(engine.requests(TEXTS[:2], WAY), told.append)
+        reported = []
+        engine.submit(engine.requests(TEXTS[:2], WAY), reported.append)
         while any(replica.load for replica in engine._replicas):
             time.sleep(0.001)
-        (error,) = [one for one in told if isinstance(one, BaseException)]
+        (error,) = [one for one in reported if isinstance(one, BaseException)]
         assert isinstance(error, TaskFailed)
-        assert [one.finish_reason for one in told if not isinstance(one, BaseException)][-1] == "length"
+        assert [one.finish_reason for one in reported if not isinstance(one, BaseException)][-1] == "length"
         assert len(list(engine.stream(TEXTS * 2, WAY))) == 60
 
 

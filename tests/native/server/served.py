@@ -121,11 +121,11 @@ class Served:
         return self.process.wait(PATIENCE_S)
 
 
-def until(holds, told="it does not hold"):
+def until(holds, reported="it does not hold"):
     """Wait for a condition: as long as it takes on a machine that has much else to do."""
     deadline = time.monotonic() + PATIENCE_S
     while not holds():
-        assert time.monotonic() < deadline, told() if callable(told) else told
+        assert time.monotonic() < deadline, reported() if callable(reported) else reported
         time.sleep(0.01)
 
 

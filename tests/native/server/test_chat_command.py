@@ -35,8 +35,8 @@ def talk(monkeypatch, capsys):
 def answer(*messages):
     """The server's own answer to a conversation."""
     roles = ("user", "assistant") * len(messages)
-    told = [{"role": role, "content": text} for role, text in zip(roles, messages)]
-    body = {"model": "small", "messages": told, **GIVEN}
+    reported = [{"role": role, "content": text} for role, text in zip(roles, messages)]
+    body = {"model": "small", "messages": reported, **GIVEN}
     return json.loads(json.dumps(usual_server().ask("/v1/chat/completions", body)[1]))["choices"][0][
         "message"
     ]["content"]

@@ -9,8 +9,8 @@ def test_the_description_names_every_path_and_its_body():
     """References lead somewhere, examples of bodies are valid under their schemas and wrong ones are not."""
     import jsonschema
 
-    told = usual_server().get("/openapi.json")[1]
-    schemas = told["components"]["schemas"]
+    reported = usual_server().get("/openapi.json")[1]
+    schemas = reported["components"]["schemas"]
     pages = {
         "/v1/models/{model}",
         "/v1/models",
@@ -20,13 +20,13 @@ def test_the_description_names_every_path_and_its_body():
         "/openapi.json",
         "/status.json",
     }
-    assert {path for path, methods in told["paths"].items() if "get" in methods} == pages
+    assert {path for path, methods in reported["paths"].items() if "get" in methods} == pages
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/tokenize"):
-        content = told["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        content = reported["paths"][path]["post"]["requestBody"]["content"]["application/json"]
         assert content["schema"]["$ref"].removeprefix("#/components/schemas/") in schemas
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
-    root = {"$ref": "#/components/schemas/CompletionBody", "components": told["components"]}
+    root = {"$ref": "#/components/schemas/CompletionBody", "components": reported["components"]}
     judge = jsonschema.Draft202012Validator(root)
     assert judge.is_valid({"prompt": ["a", "b"], "max_tokens": 1, "top_k": 3, "colour": "any"})
     assert not judge.is_valid({"prompt": "a", "n": 0}) and not judge.is_valid({})

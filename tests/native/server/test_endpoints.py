@@ -31,25 +31,25 @@ def test_small_pages(server):
     (listed,) = server.get("/v1/models")[1]["data"]
     assert server.get("/v1/models/small")[1] == listed
     assert listed["id"] == "small" and listed["object"] == "model" and listed["max_model_len"] == 256
-    status, told = server.get("/v1/models/large")
-    assert status == 404 and told["error"]["code"] == "model_not_found"
-    status, told = server.get("/openapi.json")
-    assert status == 200 and "ChatBody" in told["components"]["schemas"]
+    status, reported = server.get("/v1/models/large")
+    assert status == 404 and reported["error"]["code"] == "model_not_found"
+    status, reported = server.get("/openapi.json")
+    assert status == 200 and "ChatBody" in reported["components"]["schemas"]
     for path, code in (("/nothing", 404), ("/v1/completions", 405)):
-        status, told = server.get(path)
-        assert status == code and set(told["error"]) == {"message", "type", "param", "code"}
+        status, reported = server.get(path)
+        assert status == code and set(reported["error"]) == {"message", "type", "param", "code"}
 
 
 def test_completions_are_those_of_llm(server, llm):
     """Texts, ids, lists of either, several texts each, stop strings: the same as without HTTP."""
     ways = {"max_tokens": 12, "seed": 3, "temperature": 0.9, "n": 2}
     prompts = [TEXTS[0], TEXTS[2]]
-    status, told = server.ask(COMPLETION, {"model": "small", "prompt": prompts, "logprobs": 2, **ways})
-    assert status == 200 and told["object"] == "text_completion" and told["id"].startswith("cmpl-")
+    status, reported = server.ask(COMPLETION, {"model": "small", "prompt": prompts, "logprobs": 2, **ways})
+    assert status == 200 and reported["object"] == "text_completion" and reported["id"].startswith("cmpl-")
     expected = llm.generate(prompts, SamplingParams(**ways, logprobs=2))
     texts = [text for output in expected for text in output.outputs]
-    assert [choice["index"] for choice in told["choices"]] == [0, 1, 2, 3]
-    for choice, text in zip(told["choices"], texts):
+    assert [choice["index"] for choice in reported["choices"]] == [0, 1, 2, 3]
+    for choice, text in zip(reported["choices"], texts):
         assert choice["text"] == text.text and choice["finish_reason"] == text.finish_reason
         figures = [found[token].logprob for token, found in zip(text.token_ids, text.logprobs)]
         assert choice["logprobs"]["token_logprobs"] == figures
@@ -72,11 +72,11 @@ def test_echo_scores_a_prompt_as_lm_eval_asks(server, llm):
     )
     asked = {"prompt": [output.prompt_token_ids], "temperature": 0, "logprobs": 1, "echo": True, "seed": 1234}
     for most in (0, 1):
-        told = server.ask(COMPLETION, {**asked, "max_tokens": most})[1]
-        (choice,) = told["choices"]
+        reported = server.ask(COMPLETION, {**asked, "max_tokens": most})[1]
+        (choice,) = reported["choices"]
         figures = choice["logprobs"]
         size = len(output.prompt_token_ids) + most
-        assert {len(figures[name]) for name in figures} == {size} and told["usage"][
+        assert {len(figures[name]) for name in figures} == {size} and reported["usage"][
             "completion_tokens"
         ] == most
         assert figures["token_logprobs"][0] is None and figures["top_logprobs"][0] is None
@@ -128,8 +128,10 @@ def test_numbers_that_mean_none(server, llm):
     context has room for, the likeliest token alone."""
     long = {"prompt": [5] * 300, "truncate_prompt_tokens": -1, "ignore_eos": True}
     for path, prompt in ((COMPLETION, {"prompt": [5] * 250}), (CHAT, {"messages": TALK})):
-        told = server.ask(path, {**prompt, "max_tokens": -1, "seed": -1, "ignore_eos": True})[1]
-        assert told["usage"]["total_tokens"] == 256 and told["choices"][0]["finish_reason"] == "length"
+        reported = server.ask(path, {**prompt, "max_tokens": -1, "seed": -1, "ignore_eos": True})[1]
+        assert (
+            reported["usage"]["total_tokens"] == 256 and reported["choices"][0]["finish_reason"] == "length"
+        )
     for most, read in ((6, 250), (-1, 255), (400, 1)):
         for prompt in ({}, {"prompt": "def f(x): return " * 10000}):
             usage = server.ask(COMPLETION, {**long, **prompt, "max_tokens": most})[1]["usage"]
@@ -137,18 +139,21 @@ def test_numbers_that_mean_none(server, llm):
     texts = {server.ask(COMPLETION, {"prompt": "x", "seed": -1})[1]["choices"][0]["text"] for _ in range(4)}
     assert len(texts) > 1
     (likeliest,) = llm.generate("x", SamplingParams(temperature=0))
-    told = server.ask(COMPLETION, {"prompt": "x", "top_p": 0, "temperature": 2.0})[1]
-    assert told["choices"][0]["text"] == likeliest.outputs[0].text
+    reported = server.ask(COMPLETION, {"prompt": "x", "top_p": 0, "temperature": 2.0})[1]
+    assert reported["choices"][0]["text"] == likeliest.outputs[0].text
 
 
 def test_a_chat_is_that_of_llm(server, llm):
     """The template, text parts, defaults: as `LLM.chat`; the text goes on to the context's end unless told."""
     (output,) = llm.chat(TALK, SamplingParams(max_tokens=None, seed=1))
     parts = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
-    told = server.ask(CHAT, {"messages": parts, "seed": 1, "model": "small"})[1]
-    (choice,) = told["choices"]
+    reported = server.ask(CHAT, {"messages": parts, "seed": 1, "model": "small"})[1]
+    (choice,) = reported["choices"]
     assert choice["message"] == {"role": "assistant", "content": output.outputs[0].text, "refusal": None}
-    assert told["usage"]["total_tokens"] <= 256 and choice["finish_reason"] == output.outputs[0].finish_reason
+    assert (
+        reported["usage"]["total_tokens"] <= 256
+        and choice["finish_reason"] == output.outputs[0].finish_reason
+    )
     begun = [*TALK, {"role": "assistant", "content": "def f(x):"}]
     tokens = server.ask("/tokenize", {"messages": begun, "continue_final_message": True})[1]["tokens"]
     assert server.ask("/detokenize", {"tokens": tokens})[1]["prompt"].endswith("assistant: def f(x):")
@@ -177,9 +182,9 @@ def test_formats_and_calls_follow_their_schemas(server):
         ({"type": "function", "function": {"name": "order"}}, "stop"),
     ):
         asked = {**usual, "tools": [tool], "tool_choice": choice, "parallel_tool_calls": False}
-        (told,) = server.ask(CHAT, asked)[1]["choices"]
-        (call,) = told["message"]["tool_calls"]
-        assert told["finish_reason"] == reason and told["message"]["content"] is None
+        (reported,) = server.ask(CHAT, asked)[1]["choices"]
+        (call,) = reported["message"]["tool_calls"]
+        assert reported["finish_reason"] == reason and reported["message"]["content"] is None
         assert call["function"]["name"] == "order" and call["id"].startswith("call_")
         assert json.loads(call["function"]["arguments"])["size"] in ("s", "m")
         deltas = [json.loads(line)["choices"][0]["delta"] for line in server.chunks(CHAT, asked)[:-1]]
@@ -188,9 +193,9 @@ def test_formats_and_calls_follow_their_schemas(server):
         arguments = "".join(piece["function"]["arguments"] for piece in pieces)
         assert json.loads(arguments) == json.loads(call["function"]["arguments"])
     cut = {**usual, "tools": [tool], "tool_choice": "required", "max_tokens": 3}
-    (told,) = server.ask(CHAT, cut)[1]["choices"]
+    (reported,) = server.ask(CHAT, cut)[1]["choices"]
     assert (
-        told["finish_reason"] == "length" and not told["message"]["content"]
+        reported["finish_reason"] == "length" and not reported["message"]["content"]
     )  # no text of the unfinished list
 
 
@@ -204,8 +209,8 @@ def test_one_call_where_calls_are_not_parallel():
     try:
         for are_many, count in ((True, 2), (False, 1)):
             body = {**asked, "parallel_tool_calls": are_many}
-            (told,) = model.ask(CHAT, body)[1]["choices"]
-            assert len(told["message"]["tool_calls"]) == count and told["message"]["content"] == "end"
+            (reported,) = model.ask(CHAT, body)[1]["choices"]
+            assert len(reported["message"]["tool_calls"]) == count and reported["message"]["content"] == "end"
             deltas = [json.loads(line)["choices"][0]["delta"] for line in model.chunks(CHAT, body)[:-1]]
             places = {call["index"] for delta in deltas for call in delta.get("tool_calls", [])}
             assert places == set(range(count))
@@ -241,16 +246,16 @@ def test_a_tool_that_has_answered_is_part_of_the_conversation(server):
     talk[1]["tool_calls"][0]["function"]["arguments"] = '{"size": "'
     assert server.ask(CHAT, {"messages": talk, "max_tokens": 2})[0] == 200
     del talk[1]["tool_calls"][0]["function"]["name"]
-    status, told = server.ask(CHAT, {"messages": talk, "max_tokens": 2})
-    assert status == 400 and "messages.1.tool_calls.0.function.name" in told["error"]["message"]
+    status, reported = server.ask(CHAT, {"messages": talk, "max_tokens": 2})
+    assert status == 400 and "messages.1.tool_calls.0.function.name" in reported["error"]["message"]
 
 
 def test_tokens_there_and_back(server, llm):
     """Ids as the tokenizer gives them, and their text."""
-    told = server.ask("/tokenize", {"prompt": TEXTS[0], "return_token_strs": True})[1]
-    assert told["tokens"] == llm.get_tokenizer().encode(TEXTS[0]).ids and told["max_model_len"] == 256
-    assert told["count"] == len(told["tokens"]) == len(told["token_strs"])
-    assert server.ask("/detokenize", {"tokens": told["tokens"]})[1] == {"prompt": TEXTS[0]}
+    reported = server.ask("/tokenize", {"prompt": TEXTS[0], "return_token_strs": True})[1]
+    assert reported["tokens"] == llm.get_tokenizer().encode(TEXTS[0]).ids and reported["max_model_len"] == 256
+    assert reported["count"] == len(reported["tokens"]) == len(reported["token_strs"])
+    assert server.ask("/detokenize", {"tokens": reported["tokens"]})[1] == {"prompt": TEXTS[0]}
 
 
 def test_responses_without_state(server):
@@ -268,7 +273,7 @@ def test_responses_without_state(server):
     figures = [event["logprobs"] for event in events if event["type"] == "response.output_text.delta"]
     (done,) = (event for event in events if event["type"] == "response.output_text.done")
     assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == done["logprobs"]
-    flat = [entry for told in figures for entry in told]
+    flat = [entry for reported in figures for entry in reported]
     assert (
         flat
         and done["logprobs"][: len(flat)] == flat
@@ -282,8 +287,8 @@ def test_responses_without_state(server):
     assert called["output"][0]["type"] == "function_call" and called["output"][0]["name"] == "order"
     items += [called["output"][0], {"type": "function_call_output", "call_id": "x", "output": "done"}]
     assert server.ask("/v1/responses", {"input": items, "max_output_tokens": 3})[0] == 200
-    status, told = server.ask("/v1/responses", {"input": "x", "previous_response_id": "resp_1"})
-    assert status == 400 and told["error"]["param"] == "previous_response_id"
+    status, reported = server.ask("/v1/responses", {"input": "x", "previous_response_id": "resp_1"})
+    assert status == 400 and reported["error"]["param"] == "previous_response_id"
 
 
 def test_figures_count_what_was_done(server):
@@ -354,8 +359,8 @@ def test_vectors():
     server = Served(small_model(), "--runner", "pooling", "--max-num-seqs", "4").wait_ready()
     try:
         asked = {"input": [TEXTS[0], "import"], "model": str(small_model())}
-        told = server.ask("/v1/embeddings", asked)[1]
-        vectors = [entry["embedding"] for entry in told["data"]]
+        reported = server.ask("/v1/embeddings", asked)[1]
+        vectors = [entry["embedding"] for entry in reported["data"]]
         with LLM(small_model(), dtype="f32", runner="pooling") as encoder:
             expected = encoder.encode(asked["input"])[1].outputs.data
         length = float((expected.astype(float) ** 2).sum()) ** 0.5
@@ -386,10 +391,10 @@ def test_an_encoder_is_served_without_being_told(tmp_path):
     texts = ["abab", "a b", "b" * 20]
     server = Served(tmp_path, "--max-num-seqs", "2").wait_ready()
     try:
-        told = server.ask("/v1/embeddings", {"input": texts})[1]["data"]
+        reported = server.ask("/v1/embeddings", {"input": texts})[1]["data"]
         with LLM(tmp_path, dtype="f32", runner="pooling", max_num_seqs=2) as encoder:
             expected = [output.outputs.data.tolist() for output in encoder.encode(texts)]
-        assert [entry["embedding"] for entry in told] == expected
+        assert [entry["embedding"] for entry in reported] == expected
         assert server.ask("/v1/embeddings", {"input": "a " * 60})[0] == 400
         assert server.ask(CHAT, {"messages": TALK})[0] == 400
     finally:

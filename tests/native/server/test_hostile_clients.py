@@ -50,9 +50,9 @@ def _parts(answer):
 def _error(answer, status):
     found, body = _parts(answer)
     assert found == status, answer[:300]
-    told = json.loads(body)["error"]
-    assert set(told) == {"message", "type", "param", "code"} and told["message"] and told["type"]
-    return told
+    reported = json.loads(body)["error"]
+    assert set(reported) == {"message", "type", "param", "code"} and reported["message"] and reported["type"]
+    return reported
 
 
 def _deep(count):
@@ -128,8 +128,8 @@ def test_bodies_of_millions_of_values_hold_up_no_others(server):
     fields = b",".join(b'"%d": 1' % number for number in range(2000))
     assert "1,024 fields" in _error(_raw(server, _post(b'{"prompt": "x",' + fields + b"}")), 400)["message"]
     biases = b",".join(b'"%d": 1' % number for number in range(70_000))
-    told = _error(_raw(server, _post(b'{"prompt": "x", "logit_bias": {' + biases + b"}}")), 400)
-    assert told["param"] == "logit_bias"
+    reported = _error(_raw(server, _post(b'{"prompt": "x", "logit_bias": {' + biases + b"}}")), 400)
+    assert reported["param"] == "logit_bias"
 
 
 WRONG = [
@@ -235,17 +235,17 @@ def test_wrong_fields_are_named(server):
     for path, cases in ((COMPLETION, WRONG), (CHAT, WRONG_TALKS), ("/v1/responses", WRONG_RESPONSES)):
         for body, param in cases:
             for stream in ({}, {"stream": True}):
-                status, told = server.ask(path, {**stream, **body})
-                assert status == 400 and told["error"]["param"] == param, (str(body)[:200], told)
+                status, reported = server.ask(path, {**stream, **body})
+                assert status == 400 and reported["error"]["param"] == param, (str(body)[:200], reported)
     for path, usual in ((COMPLETION, {"prompt": "x"}), (CHAT, {"messages": TALK})):
         for given, rule in (
             ({"stream_options": {}}, "stream_options needs stream"),
             ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs cannot be streamed"),
         ):
-            status, told = server.ask(path, {**usual, **given})
-            assert status == 400 and rule in told["error"]["message"]
-    status, told = server.ask(COMPLETION, {"prompt": "x", "model": "other"})
-    assert (status, told["error"]["code"]) == (404, "model_not_found")
+            status, reported = server.ask(path, {**usual, **given})
+            assert status == 400 and rule in reported["error"]["message"]
+    status, reported = server.ask(COMPLETION, {"prompt": "x", "model": "other"})
+    assert (status, reported["error"]["code"]) == (404, "model_not_found")
     server.wait_idle()
 
 
@@ -278,8 +278,10 @@ def test_costly_grammars_hold_up_no_others(server):
 def test_a_message_is_no_template(server):
     """Braces of a message are text; fields that are not known are passed over."""
     talk = [{"role": "user", "content": "{{ 7 * 7 }}{% raise %}"}]
-    told = server.ask("/tokenize", {"messages": talk, "colour": "blue"})
-    assert "{{ 7 * 7 }}{% raise %}" in server.ask("/detokenize", {"tokens": told[1]["tokens"]})[1]["prompt"]
+    reported = server.ask("/tokenize", {"messages": talk, "colour": "blue"})
+    assert (
+        "{{ 7 * 7 }}{% raise %}" in server.ask("/detokenize", {"tokens": reported[1]["tokens"]})[1]["prompt"]
+    )
 
 
 def _open_files(process_id):
@@ -464,10 +466,10 @@ def test_slow_senders_and_full_queues():
         assert all(link.recv(1) == b"" for link in links)
         for link in links:
             link.close()
-        status, told = server.ask(
+        status, reported = server.ask(
             COMPLETION, {"prompt": ["a"] * 3, "n": 2, "max_tokens": 250, "ignore_eos": True}
         )
-        assert status in (200, 504), told
+        assert status in (200, 504), reported
         long = {"prompt": "a", "n": 4, "max_tokens": 250, "ignore_eos": True, "stream": True}
         one = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         one.request("POST", COMPLETION, json.dumps(long), {"content-type": "application/json"})

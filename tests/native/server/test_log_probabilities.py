@@ -87,9 +87,9 @@ def test_special_tokens_in_a_prompt_have_their_offsets(served):
     (whole,) = _answers(served, (COMPLETION, asked))
     figures = whole["choices"][0]["logprobs"]
     assert whole["choices"][0]["text"] == prompt
-    found = [offset for offset, name in zip(figures["text_offset"], figures["tokens"]) if name == special]
+    offsets = [offset for offset, name in zip(figures["text_offset"], figures["tokens"]) if name == special]
     # SentencePiece decodes a space after a special token that the prompt does not have.
-    assert found[-2] == 0 and found[-1] - prompt.rindex(special) in (0, 1)
+    assert offsets[-2] == 0 and offsets[-1] - prompt.rindex(special) in (0, 1)
 
 
 def test_a_prompt_that_fills_the_context_can_be_scored(served):

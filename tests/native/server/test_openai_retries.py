@@ -67,8 +67,8 @@ def test_connections_that_are_lost_are_tried_again():
         lossy(server.port, lost) as url,
         openai.OpenAI(base_url=url, api_key="none", max_retries=2) as client,
     ):
-        told = client.chat.completions.create(**ASKED)
-        assert told.choices[0].finish_reason and not lost
+        reported = client.chat.completions.create(**ASKED)
+        assert reported.choices[0].finish_reason and not lost
         lost[:] = [0]
         hasty = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
         with hasty, pytest.raises(openai.APIConnectionError):

@@ -24,8 +24,8 @@ def test_the_other_line_of_clients_runs_unchanged(tmp_path):
         "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
     }
     asked = [sys.executable, "-c", "import openai; print(openai.__version__)"]
-    told = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True)
-    assert told.stdout.startswith(f"{other}.")
+    reported = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True)
+    assert reported.stdout.startswith(f"{other}.")
     files = [str(HERE / f"test_openai_{name}.py") for name in ("client", "retries")]
     command = [sys.executable, "-m", "pytest", *files, "-q", "-p", "no:cacheprovider", "-m", "not soak"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)

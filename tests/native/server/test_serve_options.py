@@ -115,8 +115,8 @@ def test_every_option_reaches_its_setting(tmp_path, monkeypatch, has_short):
     for option, (_, value) in SERVER.items():
         assert getattr(settings, _setting(option)) == value, option
     asked = {part.lstrip("-").replace("-", "_") for part in command if part.startswith("--")}
-    known = {"enable_prefix_caching": "no_enable_prefix_caching"}
-    names = {known.get(name, name) for name in _option_names()}
+    options_of_settings = {"enable_prefix_caching": "no_enable_prefix_caching"}
+    names = {options_of_settings.get(name, name) for name in _option_names()}
     assert has_short or names == asked
 
 
@@ -146,12 +146,12 @@ def test_limits_of_the_command_line():
             body = {"prompt": "x", "logprobs": count, "max_tokens": 1}
             assert server.ask("/v1/completions", body)[0] == status
         long = {"prompt": ["x"] * 128, "n": 2, "max_tokens": 250, "ignore_eos": True}
-        status, told = server.ask("/v1/completions", long)
-        assert status == 504 and told["error"]["type"] == "timeout_error"
+        status, reported = server.ask("/v1/completions", long)
+        assert status == 504 and reported["error"]["type"] == "timeout_error"
         server.wait_idle()
         again = {"prompt": list(range(3, 133)), "max_tokens": 1}
-        told = [server.ask("/v1/completions", again)[1]["usage"] for _ in range(2)]
-        assert told[1]["prompt_tokens_details"] == {"cached_tokens": 0}
+        reported = [server.ask("/v1/completions", again)[1]["usage"] for _ in range(2)]
+        assert reported[1]["prompt_tokens_details"] == {"cached_tokens": 0}
         with contextlib.ExitStack() as stack:
             links = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(5)]
             for link in links:

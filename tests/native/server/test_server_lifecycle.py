@@ -84,10 +84,10 @@ def _check_options(server):
     assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "order"
     lines = server.ask(CHAT, {**asked, "stream": True}, **key)[1].split("\n\n")[:-2]
-    told = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
-    deltas = [one["delta"]["tool_calls"][0]["function"] for one in told if "tool_calls" in one["delta"]]
+    reported = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+    deltas = [one["delta"]["tool_calls"][0]["function"] for one in reported if "tool_calls" in one["delta"]]
     written = choice["message"]["tool_calls"][0]["function"]["arguments"]
-    assert told[-1]["finish_reason"] == "tool_calls" and deltas[0]["name"] == "order"
+    assert reported[-1]["finish_reason"] == "tool_calls" and deltas[0]["name"] == "order"
     assert "".join(one["arguments"] for one in deltas) == written
     long = {"prompt": "x", "max_tokens": 20, "ignore_eos": True, "stream": True, "return_token_ids": True}
     lines = server.ask(COMPLETION, long, **key)[1].split("\n\n")[:-2]
@@ -107,8 +107,8 @@ def test_keys_loading_and_sigterm(tmp_path):
     options += ["--tool-call-parser", "hermes"]
     server = Served(small_model(), *options)
     try:
-        status, told = server.get("/health")
-        assert status == 200 or (status == 503 and "loaded" in told["error"]["message"])
+        status, reported = server.get("/health")
+        assert status == 200 or (status == 503 and "loaded" in reported["error"]["message"])
         server.wait_ready()
         for key in ("zero", "one", "two"):
             assert server.get("/v1/models", authorization=f"Bearer {key}")[0] == 200
@@ -119,13 +119,13 @@ def test_keys_loading_and_sigterm(tmp_path):
             {"authorization": "one"},
         ):
             for path in ("/v1/models", "/metrics", "/openapi.json", "/nothing"):
-                status, told = server.get(path, **given)
-                assert status == 401 and told["error"]["code"] == "invalid_api_key"
+                status, reported = server.get(path, **given)
+                assert status == 401 and reported["error"]["code"] == "invalid_api_key"
         body = {"prompt": list(range(3, 133)), "max_tokens": 1}
         cached = []
         for key in ("one", "two", "two"):
-            told = server.ask(COMPLETION, body, authorization=f"Bearer {key}")[1]
-            cached.append(told["usage"]["prompt_tokens_details"]["cached_tokens"])
+            reported = server.ask(COMPLETION, body, authorization=f"Bearer {key}")[1]
+            cached.append(reported["usage"]["prompt_tokens_details"]["cached_tokens"])
         assert cached == [0, 0, 128]  # what one key has asked is not found, nor measured, by another
         _check_options(server)
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
@@ -297,17 +297,17 @@ def test_sigterm_ends_what_does_not_end():
             connection.request("POST", COMPLETION, body, {"content-type": "application/json"})
             streams.append(connection)
         first = streams[0].getresponse()
-        told = [first.readline()]
+        reported = [first.readline()]
         for _ in range(signals):
             server.process.send_signal(signal.SIGTERM)
             until(lambda port=server.port: _is_refused(port), "it listens still")  # the signal was heard
-        told[0] += first.read()
+        reported[0] += first.read()
         with contextlib.suppress(ConnectionError):  # some may be too late for an answer
-            told += [stream.getresponse().read() for stream in streams[1:]]
+            reported += [stream.getresponse().read() for stream in streams[1:]]
         assert server.wait_end() == 0
-        cut = [one for one in told if b"an answer must end before the server does" in one]
-        late = [one for one in told if b"the server must not be ending" in one]  # read after the signal
-        assert cut and all(one in cut or one in late or one.endswith(b"data: [DONE]\n\n") for one in told)
+        cut = [one for one in reported if b"an answer must end before the server does" in one]
+        late = [one for one in reported if b"the server must not be ending" in one]  # read after the signal
+        assert cut and all(one in cut or one in late or one.endswith(b"data: [DONE]\n\n") for one in reported)
         for connection in streams:
             connection.close()
 

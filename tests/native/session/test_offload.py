@@ -237,9 +237,9 @@ def test_memory_that_is_free_anyway_holds_states_for_updates(dtype, options, off
     assert plan.arena_bytes <= plain.arena_bytes
     assert plan.file_traffic() == plain.file_traffic()
     norm = next(op.id for op in plan.graph.ops if op.op == "global_norm")
-    found = [*put_back_of(plan)]
-    assert found
-    for back, prefetched in found:
+    states = [*put_back_of(plan)]
+    assert states
+    for back, prefetched in states:
         assert all(op.phase == "update" and op.id < norm < back.id for op in prefetched)
 
 

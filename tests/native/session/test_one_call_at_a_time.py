@@ -91,7 +91,7 @@ def test_a_second_thread_is_refused_and_changes_nothing(model):
     model._executor = held.executor
 
 
-def test_something_else_beside_a_forward(model):
+def test_something_else_next_to_a_forward(model):
     """It is called once while the model computes, and may not call it; its error comes when the model has done."""
     model.forward(**BATCH)
     expected, refused = model.get_tensor("loss"), []

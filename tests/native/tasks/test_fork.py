@@ -23,10 +23,10 @@ def in_child(body):
     child = os.fork()
     if child == 0:
         try:
-            told = body()
+            reported = body()
         except BaseException as error:
-            told = f"{type(error).__name__}: {error}"
-        os.write(theirs, str(told).encode())
+            reported = f"{type(error).__name__}: {error}"
+        os.write(theirs, str(reported).encode())
         os._exit(0)
     os.close(theirs)
     try:
@@ -69,8 +69,8 @@ def test_calls_in_a_child(runtime, call):
     """Every call that would wait, submit or lock raises the error of a closed runtime, and says why."""
     event, x = runtime.event(), runtime.register(np.ones(4))
     task = runtime.submit(None, [InOut(x)], wait_for=[(event, 1)])
-    told = in_child(lambda: CALLS[call](runtime, task, x, event))
-    assert told.startswith("ConfigError: [runtime] ") and "open one in this process" in told
+    reported = in_child(lambda: CALLS[call](runtime, task, x, event))
+    assert reported.startswith("ConfigError: [runtime] ") and "open one in this process" in reported
     event.post()
     assert runtime.read(x)[0] == 1  # the parent's runtime goes on
 

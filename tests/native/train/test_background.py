@@ -324,11 +324,11 @@ def test_a_run_whose_copy_does_not_fit_is_refused_before_it_starts(texts, tmp_pa
 
 def test_a_writer_tells_how_far_it_is(tmp_path, held):
     """Progress rises to all bytes, each read and written once."""
-    writer, told = CheckpointWriter(), []
+    writer, reported = CheckpointWriter(), []
     tensors = {f"w{i}": np.full((100,), i, np.float32) for i in range(5)}
     path = writer.write(tmp_path, TrainingState(3, tensors), {}, 1)
     assert writer.is_busy and path == Path(tmp_path / "step-00000003")
     held.released.set()
-    writer.wait(lambda done, total: told.append((done, total)))
-    assert told[-1] == (4000, 4000) and told == sorted(told) and not writer.is_busy
+    writer.wait(lambda done, total: reported.append((done, total)))
+    assert reported[-1] == (4000, 4000) and reported == sorted(reported) and not writer.is_busy
     assert open_checkpoint(path).step == 3

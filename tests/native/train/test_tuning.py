@@ -105,10 +105,10 @@ def test_meshes_that_the_model_refuses_are_told(monkeypatch, tmp_path):
     """Three batch splits cannot be shared out to two devices; the others are tried all the same."""
     monkeypatch.setattr("tilewise.train.alternatives.num_cores", lambda: 2)
     lines = []
-    found = tune(make_config(tmp_path, tmp_path, batch=3, batch_splits=3), lines=lines)
+    trials = tune(make_config(tmp_path, tmp_path, batch=3, batch_splits=3), lines=lines)
     refused = [line for line in lines if line.startswith("refused")]
     assert {line.split()[1].rstrip(",") for line in refused} >= {"dp=2", "fsdp=2"}
-    assert {"tp"} in [set(t.config.distribution.mesh) for t in found.trials]
+    assert {"tp"} in [set(t.config.distribution.mesh) for t in trials.trials]
 
 
 def test_a_setting_that_changes_a_bit_is_an_error(monkeypatch, tmp_path):

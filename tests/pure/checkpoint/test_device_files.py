@@ -167,10 +167,10 @@ def test_a_damaged_file_is_named_and_gone_round(tmp_path, name):
     with pytest.raises(DamagedCheckpoint, match=words) as caught:
         load_checkpoint(newer, CONFIG)
     assert "\n" not in str(caught.value)
-    told = []
-    path, loaded = load_latest(tmp_path, CONFIG, told.append)
+    reported = []
+    path, loaded = load_latest(tmp_path, CONFIG, reported.append)
     assert path.name == "step-00000001" and bytes_of(loaded.tensors) == bytes_of(state(1).tensors)
-    assert len(told) == 1 and "device-0000" in told[0]
+    assert len(reported) == 1 and "device-0000" in reported[0]
     assert device_files.damages(open_checkpoint(path).files, lambda num_bytes: None) is None
 
 
@@ -306,7 +306,7 @@ def test_meshes_that_are_none_are_not_saved(tmp_path, mesh):
     assert not list(tmp_path.iterdir())
 
 
-def test_files_are_written_beside_one_another(tmp_path, monkeypatch):
+def test_files_are_written_next_to_one_another(tmp_path, monkeypatch):
     """Two devices' files are under way at the same time where there are two cores; one that fails ends the others, and
     nothing is left."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})

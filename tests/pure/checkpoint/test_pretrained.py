@@ -267,8 +267,8 @@ def test_settings_without_effect_here_are_warnings(tmp_path, caplog):
     tokens = {"bos_token_id": 9, "eos_token_id": [8, 1, 99], "bad_words_ids": [[1, 8], [2], [10]]}
     (tmp_path / "generation_config.json").write_text(json.dumps({**file, **tokens, "top_k": 5}))
     for _ in range(2):
-        found = load_generation_config(tmp_path, 8)
-    assert found == {"eos_token_id": [1], "bad_words_ids": [[2]], "top_k": 5}
+        loaded = load_generation_config(tmp_path, 8)
+    assert loaded == {"eos_token_id": [1], "bad_words_ids": [[2]], "top_k": 5}
     lines = [record.getMessage() for record in caplog.records]
     for name in file:
         assert len([line for line in lines if f"{name} is not supported and is ignored" in line]) == 1

@@ -200,11 +200,15 @@ def test_any_damage_is_found_named_and_gone_round(tmp_path, damage, words):
     with pytest.raises(DamagedCheckpoint, match="must be whole") as caught:
         load_checkpoint(newer, CONFIG)
     assert words in caught.value.reason and "\n" not in str(caught.value)
-    told = []
-    path, state = load_latest(tmp_path, CONFIG, told.append)
+    reported = []
+    path, state = load_latest(tmp_path, CONFIG, reported.append)
     assert path.name == "step-00000001" and state.step == 1 and (np.asarray(state.tensors["w"]) == 1).all()
-    assert len(told) == 1 and told[0].startswith("checkpoint step-00000002 is damaged (") and words in told[0]
-    assert told[0].endswith("; going on from step-00000001 instead")
+    assert (
+        len(reported) == 1
+        and reported[0].startswith("checkpoint step-00000002 is damaged (")
+        and words in reported[0]
+    )
+    assert reported[0].endswith("; going on from step-00000001 instead")
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
         (lambda m: m.pop("b.weight"), "does not say"),
     ],
 )
-def test_an_index_maps_each_tensor_to_its_file_beside_it(tmp_path, change, words):
+def test_an_index_maps_each_tensor_to_its_file_next_to_it(tmp_path, change, words):
     """Names outside the directory, absent files, wrong types, tensors elsewhere or left out are refused."""
     write_weights(tmp_path, _tensors().items(), max_shard_bytes=100)
     os.mkfifo(tmp_path / "pipe")

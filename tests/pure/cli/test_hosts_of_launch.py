@@ -94,8 +94,8 @@ def test_options_of_hydra_without_effect_are_ignored(tmp_path, caplog):
     (tmp_path / "hydra").write_text("a:2 binding=user:0 ifname=eth0\nb user=me slots=3 port=22\n")
     assert read_hosts(str(tmp_path / "hydra")) == [Host("a", 2), Host("b", 3)]
     for name, line in (("binding", 1), ("ifname", 1), ("user", 2), ("port", 2)):
-        found = [r for r in caplog.messages if f"{name}= has no effect in a file of hosts" in r]
-        assert len(found) == 1 and f"hydra, line {line}" in found[0]
+        warnings = [r for r in caplog.messages if f"{name}= has no effect in a file of hosts" in r]
+        assert len(warnings) == 1 and f"hydra, line {line}" in warnings[0]
 
 
 def test_names_in_the_option(tmp_path, monkeypatch):
@@ -180,8 +180,8 @@ def test_an_end_is_told_when_the_output_is_read():
     words = [sys.executable, "-I", "-S", stand_in.__file__, "word", "/bin/sh", "-c", "echo x"]
     own = os.environ | {"PMI_RANK": "1"}
     with subprocess.Popen(words, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        told = os.read(process.stderr.fileno(), 1000)
-        assert told.startswith(b"\x1eword 1 begun ")
+        reported = os.read(process.stderr.fileno(), 1000)
+        assert reported.startswith(b"\x1eword 1 begun ")
         assert not select.select([process.stderr], [], [], 0.2)[0]
         assert os.read(process.stdout.fileno(), 10) == b"x\n"
         assert os.read(process.stderr.fileno(), 1000) == b"\x1eword 1 ended 0\x1e"

@@ -19,8 +19,10 @@ class Terminal(io.StringIO):
 
 def test_control_characters_are_written_out():
     """All of them but line ends and tabs; text of any language and emoji stay as they are."""
-    told = escaped(EVIL)
-    assert told.startswith("\\x1b]52;c;cm0gLXJmIC8=\\x07 \\x1b[2J\\x0d\\x9b31m") and told.endswith("\\u202e")
+    reported = escaped(EVIL)
+    assert reported.startswith("\\x1b]52;c;cm0gLXJmIC8=\\x07 \\x1b[2J\\x0d\\x9b31m") and reported.endswith(
+        "\\u202e"
+    )
     left = {chr(code) for code in range(0x400) if escaped(chr(code)) == chr(code)}
     assert {letter for letter in left if unicodedata.category(letter) == "Cc"} == {"\n", "\t"}
     for text in ("a\tb\nc", "日本語", "שלום \u200fא", "👩\u200d👧", "\\x1b", ""):

@@ -54,8 +54,8 @@ def test_kv_heads_follow_their_query_heads():
     """Two KV heads over four devices: replicated in pairs, and each in the k split of its first query head."""
     label = DimLabel("kv_heads", 16, group=4)
     assert [shard_range(label, 32, 8, 4, s) for s in range(4)] == [(0, 16), (0, 16), (16, 32), (16, 32)]
-    held = [c for c in range(8) if k_split_range(label, 32, 8, c)[0] < k_split_range(label, 32, 8, c)[1]]
-    assert held == [0, 4]
+    splits = [c for c in range(8) if k_split_range(label, 32, 8, c)[0] < k_split_range(label, 32, 8, c)[1]]
+    assert splits == [0, 4]
 
 
 @pytest.mark.parametrize(

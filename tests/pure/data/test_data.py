@@ -240,7 +240,7 @@ def test_tokenizer_is_deterministic(tokenizer):
 
 
 def test_a_tokenizer_without_an_end_of_text_is_refused():
-    """Documents could not be told apart."""
+    """Documents could not be distinguished."""
     with pytest.raises(ConfigError, match=re.escape("must know <|endoftext|>")):
         special_id(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), END_OF_TEXT)
 
@@ -436,7 +436,7 @@ def test_a_few_texts_are_never_held_out_as_a_whole(tmp_path):
 
 @pytest.mark.parametrize("name", ["chat.txt", "chat"])
 def test_files_that_look_like_json_lines_are_a_warning(tmp_path, name, caplog):
-    """One line for all of them; text with braces is none of them."""
+    """One line for all of them; text with braces is not JSON lines."""
     (tmp_path / name).write_text('{"text": "a"}\n\n{"text": "b"}\n')
     (tmp_path / "more").write_text('{"text": "c"}\n' * 2)
     (tmp_path / "code.txt").write_text("{ a }\n{1: 2}\n")

@@ -139,11 +139,11 @@ def compare_draws(sampling, seed, size, spread, digits):
     rows = np.stack([rng.normal(0, spread, size).round(digits).astype(np.float32) for _ in histories])
     batch = Batch([Sampler(sampling, history, (), i) for i, history in enumerate(histories)])
     for threads in (1, 3):
-        for i, (history, found) in enumerate(zip(histories, batch.sample(rows, np.arange(5), threads))):
+        for i, (history, token) in enumerate(zip(histories, batch.sample(rows, np.arange(5), threads))):
             scores = apply_processors(rows[i], sampling, history)
             wanted, distance = draw(scores, sampling, len(history), i)
-            assert found == wanted or distance < 1e-12, (found, wanted, distance)
-            assert found == choose_token(rows[i], sampling, history, (), i)
+            assert token == wanted or distance < 1e-12, (token, wanted, distance)
+            assert token == choose_token(rows[i], sampling, history, (), i)
 
 
 @settings(max_examples=150)
@@ -183,9 +183,9 @@ def test_tokens_come_as_often_as_they_are_likely():
     count = 30_000
     ways = [Sampling(temperature=1.0, top_p=0.95, seed=seed) for seed in range(count)]
     batch = Batch([Sampler(way, History([1])) for way in ways])
-    found = np.bincount(batch.sample(logits[None], np.zeros(count, np.int64), 2), minlength=12)
+    counts = np.bincount(batch.sample(logits[None], np.zeros(count, np.int64), 2), minlength=12)
     wanted = _ours(logits, ways[0], History([1]), ())
-    assert (np.abs(found - count * wanted) <= 4 * np.sqrt(count * wanted * (1 - wanted))).all()
+    assert (np.abs(counts - count * wanted) <= 4 * np.sqrt(count * wanted * (1 - wanted))).all()
 
 
 def test_one_wrong_row_says_nothing_about_the_others():
@@ -195,9 +195,9 @@ def test_one_wrong_row_says_nothing_about_the_others():
     kinds = [(0, Sampling()), (1, Sampling()), (0, forbidding), (0, Sampling(temperature=1.0))]
     kinds += [(2, Sampling()), (1, Sampling(repetition_penalty=2.0)), (0, unknown)]
     batch = Batch([Sampler(sampling, History([0])) for _, sampling in kinds])
-    found = batch.sample(rows, np.array([row for row, _ in kinds]))
-    assert found[0] == 3 and 0 <= found[3] < 4
-    wrong = [place for place, token in enumerate(found) if token < 0]
+    tokens = batch.sample(rows, np.array([row for row, _ in kinds]))
+    assert tokens[0] == 3 and 0 <= tokens[3] < 4
+    wrong = [place for place, token in enumerate(tokens) if token < 0]
     assert [type(batch.error(place, rows[kinds[place][0]])).__name__ for place in wrong] == [
         "NotFinite",
         "ConfigError",
@@ -228,8 +228,8 @@ def compare_adjustments(sampling, seed, prompt, written, masked):
     history = _history(prompt[:-1], prompt[-1:] + written)
     mask = None if masked is None else rng.integers(0, 2, masked).astype(np.uint8)
     ends = (*ENDS, VOCAB + 5)
-    found = _adjusted(logits, sampling, history, ends, mask)
-    assert found.tobytes() == apply_processors(logits, sampling, history, ends, mask).tobytes()
+    processed = _adjusted(logits, sampling, history, ends, mask)
+    assert processed.tobytes() == apply_processors(logits, sampling, history, ends, mask).tobytes()
 
 
 ASKED = (

@@ -45,7 +45,7 @@ def in_turn(items):
     return graph
 
 
-def beside(items, threads, pool=None, progress=None):
+def build_in_parallel(items, threads, pool=None, progress=None):
     graph = own.start()
     builder = ParallelGraphBuilder(threads, pool=pool, progress=progress)
     builder.assemble(graph, builder.specify(own.describe, items))
@@ -67,7 +67,7 @@ def test_any_threads_make_the_same_graph(layers, threads):
     items = [(number, *layer) for number, layer in enumerate(layers)]
     expected = in_turn(items)
     for num_threads in (1, threads):
-        found = beside(items, num_threads)
+        found = build_in_parallel(items, num_threads)
         assert found.freeze() == expected.freeze() and digest(found) == digest(expected)
 
 
@@ -75,13 +75,13 @@ def test_a_planted_fault_is_found():
     """The twin: the same layers in another order, and one with another width, are other graphs."""
     items = [(number, 16, 1, False, 0) for number in range(4)]
     other = [*items[:3], (3, 24, 1, False, 0)]
-    assert digest(beside(items, 2)) != digest(beside(other, 2))
+    assert digest(build_in_parallel(items, 2)) != digest(build_in_parallel(other, 2))
 
 
 def test_a_hundred_times_the_same():
     """Whatever threads do meanwhile."""
     items = [(number, 8 * (1 + number % 3), 1, number % 2 == 0, 0) for number in range(24)]
-    assert {digest(beside(items, threads)) for threads in (1, 2, 3, 16) for _ in range(25)} == {
+    assert {digest(build_in_parallel(items, threads)) for threads in (1, 2, 3, 16) for _ in range(25)} == {
         digest(in_turn(items))
     }
 
@@ -92,9 +92,9 @@ def test_processes_make_the_same_graph(pool):
     expected = in_turn(items)
     counts.reset()
     progress = ParallelDebugger("verbose")
-    found = beside(items, 2, pool, progress)
+    built = build_in_parallel(items, 2, pool, progress)
     assert counts.traced <= 40
-    assert digest(found) == digest(expected) and found.freeze() == expected.freeze()
+    assert digest(built) == digest(expected) and built.freeze() == expected.freeze()
     who = Counter(
         span[0].split()[0] for phase in progress.phases if phase.name == "templates" for span in phase.spans
     )

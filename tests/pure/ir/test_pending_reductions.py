@@ -47,21 +47,23 @@ def laid_out(graph, a, b, microbatches=1, batch_splits=None):
 def pending_reductions_of(graph, layout):
     """(op, partial) -> pending reduction, for ops by name."""
     return [
-        (graph.ops[op].op, name, r) for (op, name), found in layout.pending_reductions.items() for r in found
+        (graph.ops[op].op, name, r) for (op, name), group in layout.pending_reductions.items() for r in group
     ]
 
 
-def test_each_partial_value_has_its_record():
+def test_each_partial_value_has_its_pending_reduction():
     """Products over shared k splits, the loss's three values, gradients over the batch splits of the batch."""
     graph = training()
     layout = laid_out(graph, 2, 4, microbatches=2)
-    found = {(op, name): r for op, name, r in pending_reductions_of(graph, layout)}
-    product = found["linear", "product"]
+    by_name = {(op, name): r for op, name, r in pending_reductions_of(graph, layout)}
+    product = by_name["linear", "product"]
     assert (product.tree, product.count, product.axes, product.combine) == (K_SPLITS, 8, ("b",), "sum")
     assert product.leaf_ranges == (((0, 2), (2, 4), (4, 6), (6, 8)),)
     assert product.arrives == ((("a", MICRO), (), ()),)
-    assert found["cross_entropy", "max"].combine == "max" and found["cross_entropy", "sums"].combine == "sum"
-    loss = found["cross_entropy", "loss"]
+    assert (
+        by_name["cross_entropy", "max"].combine == "max" and by_name["cross_entropy", "sums"].combine == "sum"
+    )
+    loss = by_name["cross_entropy", "loss"]
     assert (loss.tree, loss.count, loss.axes, loss.group) == (BATCH_SPLITS, 4, ("a", MICRO), ("a",))
     assert loss.leaf_ranges == (((0, 1), (1, 2), (2, 3), (3, 4)),) and not loss.is_completed_per_microbatch
     assert {op for op, name, r in pending_reductions_of(graph, layout) if r.tree == BATCH_SPLITS} == {
@@ -173,20 +175,20 @@ def test_shared_kv_heads_are_sums_over_their_query_heads(kv_heads, group, k_spli
     """Holders of one KV head are a device group; where heads lie whole on devices, nothing is partial."""
     graph = grouped(kv_heads, group, k_splits)
     layout = laid_out(graph, 1, b)
-    found = [r for op, name, r in pending_reductions_of(graph, layout) if op == "attention_backward"]
-    assert [r.leaf_ranges for r in found] == ([] if leaf_ranges is None else [leaf_ranges])
-    assert all(r.tree == GROUPS and r.count == group and r.outputs == (1, 2) for r in found)
+    reductions = [r for op, name, r in pending_reductions_of(graph, layout) if op == "attention_backward"]
+    assert [r.leaf_ranges for r in reductions] == ([] if leaf_ranges is None else [leaf_ranges])
+    assert all(r.tree == GROUPS and r.count == group and r.outputs == (1, 2) for r in reductions)
     validate_pending_reductions(graph, layout)
-    if found:
+    if reductions:
         with pytest.raises(LayoutError, match="got none of 'group' of 'attention_backward'"):
             validate_pending_reductions(
-                graph, replace(layout, pending_reductions=without(layout.pending_reductions, found[0]))
+                graph, replace(layout, pending_reductions=without(layout.pending_reductions, reductions[0]))
             )
 
 
 def without(pending_reductions, dropped):
     """Pending reductions without one of them."""
-    return {key: tuple(r for r in found if r is not dropped) for key, found in pending_reductions.items()}
+    return {key: tuple(r for r in group if r is not dropped) for key, group in pending_reductions.items()}
 
 
 GRAPH = training(k_splits=12)
@@ -206,7 +208,7 @@ def changed(pending, leaf_ranges):
 
 
 @given(st.sampled_from(RECORDS), st.data())
-def test_faults_in_any_record_are_found(pending, data):
+def test_faults_in_any_pending_reduction_are_found(pending, data):
     """A pending reduction dropped on all devices alike; a part dropped, doubled, swapped, moved by a batch split."""
     validate_pending_reductions(GRAPH, LAYOUT)
     (leaf_ranges,) = pending.leaf_ranges

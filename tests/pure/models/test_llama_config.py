@@ -108,11 +108,11 @@ def test_unsupported_is_refused_by_name(change, word):
 def test_end_tokens_beyond_the_vocabulary_are_ignored(caplog):
     """The model never generates them. A file loads with one warning; a hand-written configuration is an error."""
     for ends, left in (([1, 128, 500], (1,)), (128, ()), ([128], ())):
-        given = {**SIZES, "eos_token_id": ends}
+        values = {**SIZES, "eos_token_id": ends}
         for _ in range(2):
-            assert LlamaConfig.from_dict(given, where=f"file {ends}").eos_token_ids == left
+            assert LlamaConfig.from_dict(values, where=f"file {ends}").eos_token_ids == left
         with pytest.raises(ConfigError, match="eos_token_id must lie in the vocabulary, 0 to 127"):
-            LlamaConfig.from_dict(given, only_known=True)
+            LlamaConfig.from_dict(values, only_known=True)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 3 and "vocab_size 128 is ignored: 128, 500 (file [1, 128, 500])" in lines[0]
 

@@ -70,7 +70,7 @@ def test_a_sound_graph_says_so(tmp_path):
 
 
 def test_large_graphs_are_counted_instead(tmp_path):
-    """Beyond the limit the picture says why there is none, and counts tasks by kernel."""
+    """Beyond the limit the page says why it has no picture, and counts tasks by kernel."""
     graph = DependencyGraph(chain(MAX_DRAWN + 1))
     words = [t.text for t in svg_of(tmp_path, graph).iter(f"{SVG}text")]
     assert "at most 500 tasks, and this graph has 501" in words[0] and words[1] == "<k>: 501"

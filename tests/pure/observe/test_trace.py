@@ -11,7 +11,7 @@ from tilewise.observe.trace import IDLE_CAUSES, Trace
 
 
 def test_idle_time_has_one_cause_at_every_moment():
-    """Nothing submitted, waiting for others, ready but not taken, and the tail are told apart."""
+    """Nothing submitted, waiting for others, ready but not taken, and the tail are distinguished."""
     trace = Trace(
         (
             span(1, (100, 100, 110, 200), worker=0),  # 100-110: ready and not taken

@@ -40,9 +40,9 @@ def test_nothing_in_a_plan_can_be_changed():
     """Its digest, its file and its memory stay what they were: mappings and arrays inside are read-only, too."""
     plan = laid_out()
     before = plan.digest()
-    found = [*parts_of(plan), *parts_of(plan.stored_parts)]
-    assert not [part for part in found if isinstance(part, list | set | bytearray)]
-    mappings = {id(part): part for part in found if isinstance(part, Mapping)}.values()
+    parts = [*parts_of(plan), *parts_of(plan.stored_parts)]
+    assert not [part for part in parts if isinstance(part, list | set | bytearray)]
+    mappings = {id(part): part for part in parts if isinstance(part, Mapping)}.values()
     graph, program = plan.graph, plan.program.classes[0]
     for known in (
         plan.regions,
@@ -56,7 +56,7 @@ def test_nothing_in_a_plan_can_be_changed():
     for mapping in mappings:
         with pytest.raises(ConfigError, match=r"\[core.FrozenMap\] mappings of frozen records are read"):
             mapping["zz"] = 1
-    arrays = [part for part in found if isinstance(part, np.ndarray)]
+    arrays = [part for part in parts if isinstance(part, np.ndarray)]
     assert arrays
     for array in arrays:
         with pytest.raises(ValueError, match="read-only"):

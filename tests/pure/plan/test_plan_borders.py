@@ -133,10 +133,10 @@ def other_rate(was):
     return [mark, name, [[first, ["f", "0x1.0000000000000p-1"]], *others]]
 
 
-def no_reductions(found):
+def no_reductions(content):
     """No template says of a value that it completes it."""
-    number, at = place(found, "LoweredTemplate", "reductions")
-    for row in found["rows"]:
+    number, at = place(content, "LoweredTemplate", "reductions")
+    for row in content["rows"]:
         if row[0] == number:
             row[at] = []
 
@@ -273,21 +273,21 @@ def test_changed_fields_are_refused(what, path):
     assert words in found, found
 
 
-def with_old_names(found):
+def with_old_names(content):
     """Gives records, fields and values the names that files of earlier versions have."""
     for (record, field), values in RENAMED_VALUES.items():
-        if record in (name for name, _ in found["records"]):
-            number, at = place(found, record, field)
+        if record in (name for name, _ in content["records"]):
+            number, at = place(content, record, field)
             old = {new: name for name, new in values.items()}
-            for row in found["rows"]:
+            for row in content["rows"]:
                 if row[0] == number:
                     row[at] = old.get(row[at], row[at])
     names = {new: old for old, new in RENAMED.items() if "." not in old}
     fields = {(*old.split("."),): new for old, new in RENAMED.items() if "." in old}
     of_one = {(record, new): old for (record, old), new in fields.items()}
-    found["records"] = [
+    content["records"] = [
         [names.get(record, record), [of_one.get((record, f), names.get(f, f)) for f in own]]
-        for record, own in found["records"]
+        for record, own in content["records"]
     ]
 
 

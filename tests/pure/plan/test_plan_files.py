@@ -217,7 +217,7 @@ def test_names_that_only_a_function_knows_do_no_harm(tmp_path):
 
 
 def test_a_name_that_another_class_has_taken_is_refused(tmp_path):
-    """Two classes of one name cannot be told apart in a file; the later one has it."""
+    """Two classes of one name cannot be distinguished in a file; the later one has it."""
     taken = type("Taken", (Momentum,), {})
     plan = replace(small(), optimizer=taken())
     type("Taken", (Momentum,), {})

@@ -196,7 +196,7 @@ def count_comparisons(monkeypatch, layers):
     return len(compared)
 
 
-def test_layers_are_told_apart_without_comparing_each_with_all(monkeypatch):
+def test_layers_are_distinguished_without_comparing_each_with_all(monkeypatch):
     """Twice as many different layers are compared twice as often."""
     few, many = (count_comparisons(monkeypatch, n) for n in (10, 20))
     assert many <= 2 * few + 2

@@ -27,7 +27,7 @@ def templates_of(given_templates):
     return made
 
 
-def unordered(uses, known, seed):
+def unordered(uses, conflicts, seed):
     """A write and an earlier use of its byte that nothing puts before it, byte by byte; what no template must write, a
     use may leave alone."""
     generator, handle_of = random.Random(seed), {t.entries[0]: t.handle for use in uses for t in use}
@@ -36,7 +36,7 @@ def unordered(uses, known, seed):
     ]  # per byte: handle, and all before it
     for use in uses:
         for interval in use:
-            waits = {handle_of[e] for e in known.get(interval.entries, ())} | {interval.handle}
+            waits = {handle_of[e] for e in conflicts.get(interval.entries, ())} | {interval.handle}
             for byte in range(interval.begin, interval.end):
                 if byte >= interval.written and generator.random() < 0.5:
                     continue

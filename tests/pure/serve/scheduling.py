@@ -259,9 +259,9 @@ class Machine:
 
     def check_blocks(self) -> None:
         """No block is lost, none is used twice: counts are those of the sequences that run."""
-        held = Counter(block for sequence in self.sequences for block in sequence.blocks)
+        num_owners = Counter(block for sequence in self.sequences for block in sequence.blocks)
         pool = self.scheduler.pool
-        assert pool.ref_counts() == [held[block] for block in range(pool.num_blocks)]
+        assert pool.ref_counts() == [num_owners[block] for block in range(pool.num_blocks)]
         assert pool.num_free == sum(count == 0 for count in pool.ref_counts())
         for sequence in self.sequences:
             assert sequence.status is Status.RUNNING or not sequence.blocks

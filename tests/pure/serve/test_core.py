@@ -54,18 +54,20 @@ def _request(name, length=3, **way):
 
 
 def _end(core):
-    told = []
+    reported = []
     while core.has_work:
-        core.step(told.extend)
-    return told
+        core.step(reported.extend)
+    return reported
 
 
-def _tokens(told, name):
-    return [event.token for request, event in told if request.request_id == name and isinstance(event, Delta)]
+def _tokens(reported, name):
+    return [
+        event.token for request, event in reported if request.request_id == name and isinstance(event, Delta)
+    ]
 
 
-def _errors(told):
-    return {request.request_id: event for request, event in told if isinstance(event, BaseException)}
+def _errors(reported):
+    return {request.request_id: event for request, event in reported if isinstance(event, BaseException)}
 
 
 @pytest.fixture
@@ -82,8 +84,8 @@ def test_requests_are_answered(core):
     """Each writes what the logits of its own rows say."""
     core.add(_request("a"))
     core.add(_request("b", 70))
-    told = _end(core)
-    assert _tokens(told, "a") == [3, 4, 5, 6] and _tokens(told, "b") == [70, 71, 72, 73]
+    reported = _end(core)
+    assert _tokens(reported, "a") == [3, 4, 5, 6] and _tokens(reported, "b") == [70, 71, 72, 73]
     assert not core.has_request("a") and core.scheduler.pool.num_free == 8
 
 
@@ -92,15 +94,15 @@ def test_a_call_that_fails_is_an_error_of_its_requests(core, oracle, error):
     """One error each, also where a request has several texts in it; those that waited go on."""
     for name in "ab":
         core.add(_request(name, n=2, temperature=1.0, seed=1))
-    told = []
+    reported = []
     for _ in range(2):
-        core.step(told.extend)
+        core.step(reported.extend)
     core.add(_request("c", n=2, temperature=1.0, seed=1))  # four texts run, these wait
     oracle.failures = {3: error}
-    told += _end(core)
-    assert _errors(told) == {"a": error, "b": error}
-    assert len([event for _, event in told if isinstance(event, BaseException)]) == 2
-    assert len(_tokens(told, "c")) == 8
+    reported += _end(core)
+    assert _errors(reported) == {"a": error, "b": error}
+    assert len([event for _, event in reported if isinstance(event, BaseException)]) == 2
+    assert len(_tokens(reported, "c")) == 8
     assert core.scheduler.pool.num_free == 8 and not core._states and not core._sequences
 
 
@@ -109,25 +111,25 @@ def test_logits_that_are_no_numbers_are_one_request_s(core, oracle):
     oracle.broken = {"b"}
     for name in "abc":
         core.add(_request(name))
-    told = _end(core)
-    assert set(_errors(told)) == {"b"} and isinstance(_errors(told)["b"], NotFinite)
-    assert _tokens(told, "a") == _tokens(told, "c") == [3, 4, 5, 6]
+    reported = _end(core)
+    assert set(_errors(reported)) == {"b"} and isinstance(_errors(reported)["b"], NotFinite)
+    assert _tokens(reported, "a") == _tokens(reported, "c") == [3, 4, 5, 6]
 
 
 def test_settings_that_leave_no_token_are_one_request_s(core):
     """Found out only where the text has got to."""
     core.add(_request("a", allowed_token_ids=[3, 4], no_repeat_ngram_size=1))
     core.add(_request("b"))
-    told = _end(core)
-    assert set(_errors(told)) == {"a"} and _tokens(told, "b") == [3, 4, 5, 6]
+    reported = _end(core)
+    assert set(_errors(reported)) == {"a"} and _tokens(reported, "b") == [3, 4, 5, 6]
 
 
 def test_aborted_requests_are_told_once(core):
     """A delta without a token for every text that had not ended; none for a request that had."""
     core.add(_request("a", n=2, temperature=1.0, seed=1))
     core.step(lambda _: None)
-    told = core.abort("a")
-    ends = [(event.choice, event.token, event.finish_reason) for _, event in told]
+    reported = core.abort("a")
+    ends = [(event.choice, event.token, event.finish_reason) for _, event in reported]
     assert ends[0][0] == 0 and ends[0][1] is not None  # the step's token was not told yet
     assert ends[1:] == [
         (0, None, "abort"),
@@ -142,8 +144,8 @@ def test_an_error_of_another_kind_leaves_as_it_is(core, oracle):
     oracle.failures = {1: ZeroDivisionError()}
     with pytest.raises(ZeroDivisionError):
         core.step(lambda _: None)
-    told = core.fail_all(ShapeError("[x.y] defect"))
-    assert set(_errors(told)) == {"a"} and not core.has_work
+    reported = core.fail_all(ShapeError("[x.y] defect"))
+    assert set(_errors(reported)) == {"a"} and not core.has_work
 
 
 def test_many_texts_of_a_prompt_are_looked_at_a_few_times_each(core, monkeypatch):

@@ -28,8 +28,8 @@ def test_nothing_is_known_before_both_kinds_of_steps_were_made():
 @pytest.mark.parametrize("token_ms,least,most", [(5.0, 9, 10), (0.5, 99, 100), (25.0, 2, 4), (1000.0, 1, 4)])
 def test_as_many_as_are_computed_while_the_weights_are_read(token_ms, least, most):
     """On a machine that computes slowly or quickly for its memory; never none."""
-    found = play(PrefillBudget(), [(256, False), (1, True), (4, True)], token_ms=token_ms)
-    assert least <= found <= most
+    sizes = play(PrefillBudget(), [(256, False), (1, True), (4, True)], token_ms=token_ms)
+    assert least <= sizes <= most
 
 
 def test_a_slow_step_changes_little():

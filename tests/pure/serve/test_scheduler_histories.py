@@ -151,9 +151,9 @@ def _guesses_without_blocks(monkeypatch):
 def _previews_arrivals_away(monkeypatch):
     def wrong(self, parts):
         waiting, self._waiting = self._waiting, []
-        found = preview(self, parts)
+        previewed = preview(self, parts)
         self._waiting = waiting
-        return found
+        return previewed
 
     preview = Scheduler.preview
     monkeypatch.setattr(Scheduler, "preview", wrong)
@@ -278,9 +278,9 @@ def test_the_least_recently_used_goes_first():
         pool.register(block, bytes([block]))
     pool.release(blocks[:2])
     pool.release(blocks[2:])
-    found = pool.find([bytes([blocks[0]]), bytes([blocks[1]])])
-    pool.add_references(found)
-    pool.release(found)
+    blocks_of_keys = pool.find([bytes([blocks[0]]), bytes([blocks[1]])])
+    pool.add_references(blocks_of_keys)
+    pool.release(blocks_of_keys)
     assert pool.take(4) == [blocks[3], blocks[2], blocks[1], blocks[0]]
 
 

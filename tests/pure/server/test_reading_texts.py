@@ -110,9 +110,9 @@ def _calls(parts):
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=12))
 def test_calls_are_found_wherever_pieces_are_cut(form, text, calls, places):
     """Names and arguments, in order; text before them is text."""
-    found = _read(OutputFormat(tools=form), _cut(text, places))
-    assert [(name, json.loads(text)) for name, text in _calls(found)] == calls
-    content = "".join(part.text for part in found if part.kind == "content").strip()
+    parts = _read(OutputFormat(tools=form), _cut(text, places))
+    assert [(name, json.loads(text)) for name, text in _calls(parts)] == calls
+    content = "".join(part.text for part in parts if part.kind == "content").strip()
     assert content in ("", "Let me see.", "Well.") and (content != "") == text.startswith(("Let", "Well"))
 
 
@@ -132,21 +132,21 @@ def test_one_call_where_no_more_are_wanted(form, text, calls, places):
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=6))
 def test_calls_that_break_off_have_what_came(form, text, name, arguments, content, places):
     """No valid JSON, so that no client takes it for the whole."""
-    found = _read(OutputFormat(tools=form), _cut(text, places))
-    assert _calls(found) == [[name, arguments]]
-    assert "".join(part.text for part in found if part.kind == "content") == content
+    parts = _read(OutputFormat(tools=form), _cut(text, places))
+    assert _calls(parts) == [[name, arguments]]
+    assert "".join(part.text for part in parts if part.kind == "content") == content
 
 
 @pytest.mark.parametrize(("form", "text", "calls"), CALLS)
 def test_names_come_first_and_arguments_piece_by_piece(form, text, calls):
     """Of each call a part with its name alone, as soon as its arguments begin; when the call is whole, where it has its
     name last, or perhaps an id behind its arguments."""
-    reader, told = Reader(OutputFormat(tools=form)), []
+    reader, reported = Reader(OutputFormat(tools=form)), []
     for place, letter in enumerate(text):
-        told += [(place, part) for part in reader.add(letter)]
-    first = next(place for place, part in told if part.kind == "call")
-    pieces = [part for _, part in told if part.kind == "arguments"]
-    assert all(not part.text for _, part in told if part.kind == "call")
+        reported += [(place, part) for part in reader.add(letter)]
+    first = next(place for place, part in reported if part.kind == "call")
+    pieces = [part for _, part in reported if part.kind == "arguments"]
+    assert all(not part.text for _, part in reported if part.kind == "call")
     if '"type": "function", "parameters"' in text or '"arguments": "' in text or "[TOOL_CALLS] [" in text:
         assert len(pieces) == len(calls)
     elif calls[0][1]:
@@ -170,8 +170,8 @@ IDS = [
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=8))
 def test_ids_that_a_mistral_model_writes_are_kept(text, ids, places):
     """Nine letters and digits, before or behind the arguments; other formats have none."""
-    found = _read(OutputFormat(tools="mistral"), _cut(f"[TOOL_CALLS]{text}", places))
-    assert [part.id for part in found if part.kind == "call"] == ids
+    parts = _read(OutputFormat(tools="mistral"), _cut(f"[TOOL_CALLS]{text}", places))
+    assert [part.id for part in parts if part.kind == "call"] == ids
     assert {part.id for part in _read(OutputFormat(tools="hermes"), [f"<tool_call>{text}"])} <= {""}
 
 
@@ -214,8 +214,8 @@ def test_what_is_told_does_not_depend_on_the_pieces(form, thinks, text, places):
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=4))
 def test_what_is_no_call_is_text(form, text, places):
     """All of it comes, unchanged."""
-    found = _read(OutputFormat(tools=form), _cut(text, places))
-    assert [part.kind for part in found] == ["content"] and found[0].text == text
+    parts = _read(OutputFormat(tools=form), _cut(text, places))
+    assert [part.kind for part in parts] == ["content"] and parts[0].text == text
 
 
 @given(
@@ -224,10 +224,10 @@ def test_what_is_no_call_is_text(form, text, places):
 )
 def test_nothing_that_a_model_writes_is_an_error(form, pieces):
     """Whatever comes, reading it ends; without calls nothing but blanks is lost."""
-    found = _read(OutputFormat(tools=form, thinks=True), pieces)
-    if not any(part.kind == "call" for part in found):
-        told = "".join(part.text for part in found)
-        assert "".join(told.split()) == "".join("".join(pieces).split())
+    parts = _read(OutputFormat(tools=form, thinks=True), pieces)
+    if not any(part.kind == "call" for part in parts):
+        parts_so_far = "".join(part.text for part in parts)
+        assert "".join(parts_so_far.split()) == "".join("".join(pieces).split())
 
 
 THOUGHTS = [
@@ -242,20 +242,20 @@ THOUGHTS = [
 
 @pytest.mark.parametrize(("text", "inside", "thought", "content"), THOUGHTS)
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=8))
-def test_thoughts_are_told_apart(text, inside, thought, content, places):
+def test_thoughts_are_distinguished(text, inside, thought, content, places):
     """Whether the model or the prompt begins them, and whether they end."""
-    found = _read(OutputFormat(thinks=True, is_thinking=inside), _cut(text, places))
-    assert "".join(part.text for part in found if part.kind == "reasoning") == thought
-    assert "".join(part.text for part in found if part.kind == "content") == content
+    parts = _read(OutputFormat(thinks=True, is_thinking=inside), _cut(text, places))
+    assert "".join(part.text for part in parts if part.kind == "reasoning") == thought
+    assert "".join(part.text for part in parts if part.kind == "content") == content
 
 
 def test_calls_that_had_to_come():
     """A named function's text is its arguments, and a list of calls is told, piece by piece."""
-    found = _read(OutputFormat(function="f"), ['{"a"', ": 1}"])
-    assert found == [Part("call", "", "f"), Part("arguments", '{"a": 1}')]
+    parts = _read(OutputFormat(function="f"), ['{"a"', ": 1}"])
+    assert parts == [Part("call", "", "f"), Part("arguments", '{"a": 1}')]
     text = '[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {}}]'
-    told = _read(OutputFormat(calls=True), [text])
-    assert told == [
+    calls = _read(OutputFormat(calls=True), [text])
+    assert calls == [
         Part("call", "", "f"),
         Part("arguments", '{"a": 1}'),
         Part("call", "", "g"),

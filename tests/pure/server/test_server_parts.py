@@ -208,8 +208,8 @@ def test_rates_of_the_last_two_minutes_are_kept():
 
 def test_sizes_as_people_write_them():
     """Large letters count in 1024, small ones in 1000."""
-    told = {"2G": 2 << 30, "32K": 32 << 10, "1k": 1000, "4096": 4096, "1.5M": 3 << 19, "2GiB": 2 << 30}
-    assert {text: size(text, "--option") for text in told} == told and size(None, "--option") is None
+    reported = {"2G": 2 << 30, "32K": 32 << 10, "1k": 1000, "4096": 4096, "1.5M": 3 << 19, "2GiB": 2 << 30}
+    assert {text: size(text, "--option") for text in reported} == reported and size(None, "--option") is None
     for text in ("", "-1", "G", "1e9", "2X", "1 G", "9" * 20):
         with pytest.raises(typer.BadParameter):
             size(text, "--option")
@@ -219,8 +219,8 @@ def test_a_defect_is_not_told():
     """Clients hear of their own mistakes and of failed kernels, of nothing else."""
     assert of_exception(ConfigError("[x] a; got b; c")).status == 400
     assert of_exception(TaskFailed("[x] a; got b; c")).status == 500
-    told = of_exception(KeyError("secret of another"))
-    assert told.status == 500 and "secret" not in told.message
+    reported = of_exception(KeyError("secret of another"))
+    assert reported.status == 500 and "secret" not in reported.message
 
 
 def test_what_is_wrong_with_a_body_is_said_briefly():
@@ -239,12 +239,14 @@ def test_what_is_wrong_with_a_body_is_said_briefly():
     ):
         with pytest.raises(ValidationError) as caught:
             CompletionBody.model_validate(body)
-        told = validation_error(caught.value)
-        assert told.status == 400 and told.param == place and len(told.message) < 400
+        reported = validation_error(caught.value)
+        assert reported.status == 400 and reported.param == place and len(reported.message) < 400
     with pytest.raises(ValidationError) as caught:
         ChatBody.model_validate({"messages": [], "tool_choice": {"type": "function", "function": 7}})
-    told = validation_error(caught.value)
-    assert told.param == "messages" and "should have at least 1 item; got an empty list" in told.message
+    reported = validation_error(caught.value)
+    assert (
+        reported.param == "messages" and "should have at least 1 item; got an empty list" in reported.message
+    )
     with pytest.raises(ValidationError) as caught:
         ChatBody.model_validate({"messages": [{"role": "user"}], "tool_choice": "some"})
     assert "should be 'none', 'auto' or 'required' or an object; got 'some'" in str(
@@ -298,14 +300,14 @@ def test_thoughts_and_calls_are_parts_of_a_message():
     for text in ("let me ", "see</th", "ink>\n\nOf course.", '<tool_call>{"name": "f"}</tool_call>'):
         take(run, Delta(0, 0, 7, text, num_cached_tokens=2))
     take(run, Delta(0, 0, None, "", "stop"))
-    told = whole_chat(run, body)
-    (choice,) = told["choices"]
+    reported = whole_chat(run, body)
+    (choice,) = reported["choices"]
     message = choice["message"]
     assert (message["reasoning_content"], message["content"]) == ("let me see", "Of course.")
     assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
-    assert choice["finish_reason"] == "tool_calls" and told["usage"]["completion_tokens"] == 4
-    assert told["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
-    assert told["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
+    assert choice["finish_reason"] == "tool_calls" and reported["usage"]["completion_tokens"] == 4
+    assert reported["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+    assert reported["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
     bound = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["yes"]))
     run = open_run(None, "m", rendered, rendered.ids, bound, OutputFormat(thinks=True))
     take(run, Delta(0, 0, 7, "yes", "stop"))

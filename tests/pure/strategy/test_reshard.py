@@ -262,8 +262,8 @@ def test_states_follow_what_they_belong_to():
     thawed = GraphBuilder.thaw(graph)
     AdamW().add_to(thawed, gradients)
     graph, layout = spread(thawed.freeze(), layouts={"w": (None, None)})
-    held = {t.spec.name: layout.compute[t.id] for t in graph.tensors if t.spec.name.endswith("w")}
-    assert len(held) >= 3 and set(held.values()) == {((), ())}
+    layouts = {t.spec.name: layout.compute[t.id] for t in graph.tensors if t.spec.name.endswith("w")}
+    assert len(layouts) >= 3 and set(layouts.values()) == {((), ())}
 
 
 def test_changes_are_explained_with_their_cost():

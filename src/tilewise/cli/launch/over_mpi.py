@@ -51,10 +51,10 @@ def find_mpiexec(named: Path | None = None) -> str:
             )
         return str(named.absolute())
     own_mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
-    found = own_mpiexec or shutil.which("mpiexec")
-    if found is None:
+    mpiexec = own_mpiexec or shutil.which("mpiexec")
+    if mpiexec is None:
         raise ConfigError("[cli.launch] --hosts needs mpiexec; got none; pip install mpich")
-    return found
+    return mpiexec
 
 
 def build_command(

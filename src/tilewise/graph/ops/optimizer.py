@@ -55,8 +55,12 @@ class GlobalNorm(Op):
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
         """A gradient may be sharded along its rows, and along its columns if a label cuts them in k splits."""
         names = tuple(_names(s, f"g{i}_") for i, s in enumerate(inputs))
-        held = [d for s, dims in zip(inputs, names) if s is not None and dims for d in _divisible(s, dims)]
-        return Factors(names, (("o",),), partial_values=(PartialValue("squares", tuple(held), (0,), "or"),))
+        divisible = [
+            d for s, dims in zip(inputs, names) if s is not None and dims for d in _divisible(s, dims)
+        ]
+        return Factors(
+            names, (("o",),), partial_values=(PartialValue("squares", tuple(divisible), (0,), "or"),)
+        )
 
     def lower(self, low: Lowering, op: OpNode) -> None:
         """Tasks for runs of entries, one exchange of the table, one task for the total."""
@@ -89,9 +93,9 @@ class GlobalNorm(Op):
                 )
             base += part.reserved
         for pending in low.pending_reductions(op, "squares"):
-            held = low.hold(op, table.extent, 0, low.whole(table), f"{op.label}/squares")
+            producer = low.hold(op, table.extent, 0, low.whole(table), f"{op.label}/squares")
             shared = low.temp(size, 1, "f64", tile_rows=_TILE_ROWS, name="squares_shared")
-            low.all_reduce(op, table, shared, None, pending, step=0, producer=held)
+            low.all_reduce(op, table, shared, None, pending, step=0, producer=producer)
             table = shared
         low.emit(
             "norm_scale",

@@ -124,13 +124,13 @@ class ParallelGraphBuilder:
             _validate.instance("assemble", "a specification", spec, LayerSpec, "pass what specify returned")
         layers = [spec for spec in specs if spec.function is not None]
         with self.progress.phase("validation", len(specs)) as phase:
-            given = dict(_validate.mapping("assemble", "named tensors", named or {}, "tensors by name"))
-            for tensor in given.values():
+            tensors = dict(_validate.mapping("assemble", "named tensors", named or {}, "tensors by name"))
+            for tensor in tensors.values():
                 graph.draft.own("assemble", tensor)
-            alone = _check_names(graph, specs, given)
+            alone = _check_names(graph, specs, tensors)
             phase.counter().count = len(specs)
         table = TemplateTable(
-            graph, layers, {**{n: t.spec for n, t in given.items()}, **{n: t[1] for n, t in alone.items()}}
+            graph, layers, {**{n: t.spec for n, t in tensors.items()}, **{n: t[1] for n, t in alone.items()}}
         )
         if self.pool is not None and (missing := table.missing()):
             with self.progress.phase("templates", len(missing)) as phase:
@@ -143,7 +143,7 @@ class ParallelGraphBuilder:
                     graph.draft.declare(kind, tensor)
                 counter.count += 1
             for layer in layers:
-                operands = tuple(_find(graph, name, results, given) for name in layer.operands)
+                operands = tuple(_find(graph, name, results, tensors) for name in layer.operands)
                 results[layer.path] = _write(graph, layer, table, alone, operands)
                 counter.count += 1
         return results

@@ -56,10 +56,10 @@ class RowReader:
         self._decoders: dict[Any, _Decode] = {}
         self._classes = [self._class(entry, records_of(root)) for entry in _list(classes)]
 
-    def _class(self, entry: object, known: Mapping[str, type]) -> tuple[type, list[_Decode]]:
+    def _class(self, entry: object, classes: Mapping[str, type]) -> tuple[type, list[_Decode]]:
         name, names = _list(entry, 2)
         name = RENAMED.get(_text(name), name)
-        record = known.get(name)
+        record = classes.get(name)
         if record is None:
             raise Unreadable(f"there are no records called {shown(name)}")
         fields = fields_of(record)

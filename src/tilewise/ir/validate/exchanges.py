@@ -180,15 +180,15 @@ def confirm_shards(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh: 
                     mesh.coordinate(device, *shard.alike) if shard.alike else 0,
                     mesh.size(*shard.alike),
                 )
-                found = (
+                problems = (
                     value_on(shard.first, own),
                     shard.rows.constant,
                     value_on(shard.share, own),
                     value_on(shard.shares, own),
                 )
                 whole = _entry_rows(program, device, number, shard.source)
-                if found != expected or sum(rows) != whole:
-                    _refuse_shards(flow, device, f"first row, rows and share {found} of {rows} in {whole}")
+                if problems != expected or sum(rows) != whole:
+                    _refuse_shards(flow, device, f"first row, rows and share {problems} of {rows} in {whole}")
             for slot, of in flow.collected.items():
                 group = mesh.group(device, *of.axes)
                 unit = PANEL_ROWS if of.in_panels else 1

@@ -125,24 +125,24 @@ def _by_signals(devices: Sequence[Tables], first: Sequence[int], edges: list[set
     posters: dict[tuple[int, int], list[int]] = {}
     for device, tables in enumerate(devices):
         for task, target, signal in tables["posts"].tolist():
-            known = posters.setdefault((target, signal), [])
-            if known and known[-1] < first[device]:
+            earlier = posters.setdefault((target, signal), [])
+            if earlier and earlier[-1] < first[device]:
                 raise InternalError(
                     "[ir.validate] one device posts a signal; got two for "
                     f"signal {signal} of device {target}, one of them {device}; please report the plan"
                 )
-            known.append(task + first[device])
+            earlier.append(task + first[device])
     for device, tables in enumerate(devices):
         for task, signal, threshold, _ in tables["waits"].tolist():
             if threshold == 0:
                 continue
-            known = posters.get((device, signal), [])
-            if len(known) < threshold:
+            earlier = posters.get((device, signal), [])
+            if len(earlier) < threshold:
                 raise InternalError(
-                    f"[ir.validate] a wait has its post; got {len(known)} of signal {signal} of device {device}, "
+                    f"[ir.validate] a wait has its post; got {len(earlier)} of signal {signal} of device {device}, "
                     f"where task {task} waits for {threshold}; please report the plan"
                 )
-            edges[task + first[device]].add(known[threshold - 1])
+            edges[task + first[device]].add(earlier[threshold - 1])
 
 
 def _sorted(edges: Sequence[set[int]]) -> list[int]:

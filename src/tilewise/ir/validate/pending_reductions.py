@@ -1,11 +1,10 @@
 """The rules of partial values: each has a pending reduction, and the parts of each pending
-    reduction make up its tree.
+reduction make up its tree.
 
 A contraction over a dim that several devices or microbatches share gives each of them a part only.
 Which parts an op completes stands in its factors; everything else is refused here, whatever op,
-label or axis are called. The intervals
-of a pending reduction are folded up to the root: what is missing, held twice, out of order or no
-node of the tree is found, on all devices alike or on one.
+label or axis are called. The intervals of a pending reduction are folded up to the root: what is
+missing, held twice, out of order or no node of the tree is found, on all devices alike or on one.
 """
 
 from __future__ import annotations
@@ -96,7 +95,8 @@ def _require_same_rows(graph: Graph, pending: PendingReduction) -> None:
 
 
 def _is_pending_of(pending: PendingReduction, contraction: Contraction) -> bool:
-    """What has no tree may be told to more devices than hold parts of it."""
+    """Whether a pending reduction completes a contraction. Without a tree (`or`), more devices than hold parts may "
+    "take part."""
     same = pending.axes == contraction.axes
     return same or (pending.combine == "or" and {*contraction.axes} <= {*pending.axes})
 

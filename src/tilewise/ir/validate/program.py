@@ -87,7 +87,7 @@ def _waits_of(template: LoweredTemplate) -> _Waits:
         waits = [w for w in task.waits if w.increment != 0]
         if waits:
             own = [o for o in task.operands if o.group < 0 and o.access != Access.NONE]
-            held = {template.slots[o.slot].memory for o in own}
-            for slot in held:
+            memory = {template.slots[o.slot].memory for o in own}
+            for slot in memory:
                 found.setdefault(slot, []).extend(waits)
     return found

@@ -1,5 +1,5 @@
 """What flows through a tile program: a shared value is completed once, in the order of its tree,
-    and read afterwards.
+and read afterwards.
 
 A template says which slots hold a shared value before and after (`Reduction`); layouts say who
 holds which part of it (`PendingReduction`). Here the instructions are read in order, each slot's
@@ -296,15 +296,16 @@ class _Flow:
             return False
         slot = self._same[dst.slot]
         before, after = (self.layout.compute[self.template.slots[o.slot].id][0] for o in (src, dst))
-        known = self.collected.get(slot)
-        if known is None:
+        collected = self.collected.get(slot)
+        if collected is None:
             in_panels = self.template.slots[src.slot].kind == "flat"  # else it is a batch, in rows
             axes = before[len(after) :]
-            known = self.collected[slot] = Collected(axes, self._same[src.slot], src.group, [], in_panels)
-        end = sum(known.rows)
+            collected = self.collected[slot] = Collected(axes, self._same[src.slot], src.group, [], in_panels)
+        end = sum(collected.rows)
         fits = (
             before[: len(after)] == after
-            and (known.source, known.group, len(known.rows)) == (self._same[src.slot], src.group, src.member)
+            and (collected.source, collected.group, len(collected.rows))
+            == (self._same[src.slot], src.group, src.member)
             and (src.mode, dst.offset, dst.parts, dst.part) == (Mode.ROW, end, 1, 0)
             and instruction.extent.source == Source.NOTHING
         )
@@ -312,10 +313,10 @@ class _Flow:
             self._wrong(
                 instruction, "members' rows are copied one behind the other, in the device group's order"
             )
-        self._read(instruction, known.source)
-        known.rows.append(instruction.extent.constant)
+        self._read(instruction, collected.source)
+        collected.rows.append(instruction.extent.constant)
         self._state[slot] = _SHARE
-        if len(known.rows) == self.layout.mesh.size(*known.axes):
+        if len(collected.rows) == self.layout.mesh.size(*collected.axes):
             self._state[slot] = _COMPLETE
             self._write(slot)
         return True
@@ -571,8 +572,8 @@ def _kind(kind: str) -> str:
 
 
 def _firsts(entries: Sequence[TensorEntry]) -> list[int]:
-    """Per entry, the first one of its memory. Tensors are told apart by their numbers, which follow each other: a dict
-    of a million of them is quicker than one of keys."""
+    """Per entry, the first one of its memory. Tensors are distinguished by their numbers, which
+    follow each other: a dict of a million of them is quicker than one of keys."""
     numbers: dict[object, int] = {}
     keys: dict[object, int] = {}
     found = []

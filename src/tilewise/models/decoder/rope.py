@@ -103,38 +103,38 @@ def checked_scaling(
         ConfigError: an unknown type, a field that is missing, unknown or has no such value; names it.
     """
     require(isinstance(scaling, Mapping), "rope_scaling", "must be a dictionary", scaling, "correct it")
-    given = {key: value for key, value in scaling.items() if value is not None}
-    types = {str(given.pop(key)) for key in ("rope_type", "type") if key in given}
+    values = {key: value for key, value in scaling.items() if value is not None}
+    types = {str(values.pop(key)) for key in ("rope_type", "type") if key in values}
     require(len(types) == 1, "rope_scaling", "must name one rope_type", sorted(types), "name one")
     kind = _ALIASES.get(*types, *types) if len(types) == 1 else ""
-    partial = given.pop("partial_rotary_factor", 1)
+    partial = values.pop("partial_rotary_factor", 1)
     require(partial == 1, "partial_rotary_factor", "must be 1", partial, "others are not supported")
     known = ", ".join(_FIELDS)
     require(
         kind in _FIELDS, "rope_scaling", f"must have a rope_type of {known}", kind, "others are not supported"
     )
     if kind == "yarn":
-        given = {name: value for name, value in given.items() if not _is_unset(name, value)}
+        values = {name: value for name, value in values.items() if not _is_unset(name, value)}
     needed, optional = _FIELDS[kind]
     for name in needed:
         rule = f"must hold {', '.join(needed)} when its type is {kind}"
-        require(name in given, "rope_scaling", rule, f"no {name}", "add it")
-    for name in given:
+        require(name in values, "rope_scaling", rule, f"no {name}", "add it")
+    for name in values:
         rule = f"must hold {', '.join((*needed, *optional))} and no more when its type is {kind}"
         require(name in needed or name in optional, "rope_scaling", rule, name, "remove it")
-        _check_field(name, given[name], head_dim, require)
+        _check_field(name, values[name], head_dim, require)
     if kind == "llama3":
-        low, high = given["low_freq_factor"], given["high_freq_factor"]
+        low, high = values["low_freq_factor"], values["high_freq_factor"]
         place = "rope_scaling.low_freq_factor"
         require(low < high, place, "must be below high_freq_factor", f"{low} and {high}", "correct them")
     if kind == "yarn":
-        fast, slow = given.get("beta_fast", 32), given.get("beta_slow", 1)
+        fast, slow = values.get("beta_fast", 32), values.get("beta_slow", 1)
         place = "rope_scaling.beta_slow"
         require(slow < fast, place, "must be below beta_fast", f"{slow} and {fast}", "correct them")
         require(theta > 1, "rope_theta", "must be above 1 when rope_scaling is yarn", theta, "correct it")
     if kind in ("yarn", "longrope"):
-        require.integer(f"rope_scaling.{ORIGINAL}", given.get(ORIGINAL, max_positions), 2, 1 << 30)
-    return {"rope_type": kind, **given}
+        require.integer(f"rope_scaling.{ORIGINAL}", values.get(ORIGINAL, max_positions), 2, 1 << 30)
+    return {"rope_type": kind, **values}
 
 
 def _is_unset(name: str, value: object) -> bool:

@@ -60,14 +60,14 @@ def all_gather_columns(low: ClassLowering, op: OpNode, source: int, target: int)
     group, step = low.numbers.group(axes), low.row_step(src)
     tiles = num_tiles(low, src.extent, step)
     ready, ack = low.signals(group.size * tiles), low.signals(group.size * tiles)
-    held = Operand(src.slot, Mode.ROW)
-    offer = low.hold(op, src.extent, step, held, f"{op.label}/offer")
+    operand = Operand(src.slot, Mode.ROW)
+    offer = low.hold(op, src.extent, step, operand, f"{op.label}/offer")
     post_to_peers(offer, group, ready, tiles, src, per_index=True)
     first = _range(low, target, low.shapes.device)[0]
     ranges = [_range(low, source, device) for device in low.mesh.group(low.shapes.device, *axes)]
     pairs: Tiles = {
         "dst": [Operand(dst.slot, Mode.ROWCOLS, part=b - first, parts=e - b) for b, e in ranges],
-        "src": [held._replace(group=group.number, member=q) for q in range(group.size)],
+        "src": [operand._replace(group=group.number, member=q) for q in range(group.size)],
     }
     label = gather_label(op.label)
     copy = low.emit(

@@ -17,12 +17,12 @@ def gather(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
     group = low.numbers.group(axes)
     n, tiles = group.size, num_tiles(low, src.extent, step)
     ready, ack = low.signals(n * tiles), low.signals(tiles)
-    held = Operand(src.slot, Mode.ROW)
+    operand = Operand(src.slot, Mode.ROW)
     if low.mesh.coordinate(low.shapes.device, *axes) > 0:  # those that come first are classes of their own
-        offer = low.hold(op, src.extent, step, held, f"{op.label}/offer")
+        offer = low.hold(op, src.extent, step, operand, f"{op.label}/offer")
         mine = Number(ready, tiles, group.me.source, group.me.which)
         offer.notifies.append(Notify(group.number, 0, mine, True, src.slot))
-        task = low.hold(op, src.extent, step, held, f"{op.label}/ack")
+        task = low.hold(op, src.extent, step, operand, f"{op.label}/ack")
         task.waits.append(Wait(ack, True, 1, group.number, 0, src.slot))
         return
     spec, layout = low.spec(source), low.layout(source)
@@ -30,7 +30,7 @@ def gather(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
     ranges = [low.shapes.on(d).range(spec, layout, len(spec.shape) - 1) for d in members]
     pairs: Tiles = {
         "dst": [Operand(dst.slot, Mode.ROWCOLS, part=begin, parts=end - begin) for begin, end in ranges],
-        "src": [held, *(held._replace(group=group.number, member=q) for q in range(1, n))],
+        "src": [operand, *(operand._replace(group=group.number, member=q) for q in range(1, n))],
     }
     label = gather_label(op.label)
     copy = low.emit(

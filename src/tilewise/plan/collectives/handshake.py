@@ -7,9 +7,8 @@ signals for each member, and only that member posts them. In a loop of several t
     group       the device group that communicates, as one of its members sees it
     signals     where the signal range begins, as `ClassLowering.signals` returned it
     tiles       tasks of the loop (`num_tiles`)
-    about       the tensor that the signal speaks of: its slot stands in waits and posts, and
-    `ir.validate` compares them increment   how often the peer posts; 0 or 1 by the call if the wait
-    is for a credit (plan/rings.py)
+    about       the tensor that the signal is about: waits and posts name its slot, and `ir.validate` compares them
+    increment   how often the peer posts; 0 or 1 by the call if the wait is for a credit (plan/rings.py)
     use         the call that the signal is about: this one, or one before it in a ring
 """
 

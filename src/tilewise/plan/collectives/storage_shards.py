@@ -137,21 +137,21 @@ def reduce_to_shards(
         all_gather_rows(low, op, dst, done, replicas, step)
     for number, shard in enumerate(shards):
         rows = Operand(src.slot, Mode.ROWPART, offset=shard.first)
-        held = low.hold(op, Number(shard.rows), shard.step, rows, f"{op.label}/ack")
-        held.waits += [Wait(ack + m * most, True, 1, group.number, m, src.slot) for m in owners[number]]
+        hold = low.hold(op, Number(shard.rows), shard.step, rows, f"{op.label}/ack")
+        hold.waits += [Wait(ack + m * most, True, 1, group.number, m, src.slot) for m in owners[number]]
 
 
 def _shards(low: ClassLowering, tensor: int, axes: Axes) -> list[Rows]:
     """The storage shards of all members along some axes, in order. Panels are padded, as in memory."""
     spec, layout = low.spec(tensor), low.layout(tensor)
     kind = low.graph.tensors[tensor].kind
-    found = []
+    shards = []
     for device in low.mesh.group(low.shapes.device, *axes):
         shapes = low.shapes.on(device)
         begin, end = shapes.range(spec, layout, 0)
         step = upper(shapes.tile_rows(spec, kind, Number(end - begin)))
-        found.append(Rows(_first_of_shard(low, tensor, device), round_up(end - begin, PANEL_ROWS), step))
-    return found
+        shards.append(Rows(_first_of_shard(low, tensor, device), round_up(end - begin, PANEL_ROWS), step))
+    return shards
 
 
 def _first_of_shard(low: ClassLowering, tensor: int, device: int) -> int:
@@ -170,7 +170,7 @@ def _key(low: ClassLowering, tensor: int, what: str) -> tuple[object, ...]:
 def _owners(low: ClassLowering, group: Axes, cut: Axes) -> list[list[int]]:
     """For each storage shard the places in a device group of those that have it."""
     devices = low.mesh.group(low.shapes.device, *group)
-    found: list[list[int]] = [[] for _ in range(low.mesh.size(*cut))]
+    owners: list[list[int]] = [[] for _ in range(low.mesh.size(*cut))]
     for place, device in enumerate(devices):
-        found[low.mesh.coordinate(device, *cut)].append(place)
-    return found
+        owners[low.mesh.coordinate(device, *cut)].append(place)
+    return owners

@@ -102,13 +102,13 @@ class _Checks:
 
     def require_devices(self, of: DeviceClass, devices: Sequence[DeviceBinding]) -> None:
         """The device groups of a class's devices, and what its instructions make of their numbers."""
-        known = range(len(self.plan.program.devices))
+        numbers = range(len(self.plan.program.devices))
         sizes = {(len(d.numbers), *map(len, d.groups)) for d in devices}
         hold(len(sizes) == 1, "devices of one class have other numbers and device groups")
         for group in (group for d in devices for group in d.groups):
             if self.is_new(group):
-                fits = all(d in known for d in group) and len(set(group)) == len(group)
-                hold(fits, "{} is no device group of its {} devices", group, len(known))
+                fits = all(d in numbers for d in group) and len(set(group)) == len(group)
+                hold(fits, "{} is no device group of its {} devices", group, len(numbers))
         (_, *groups) = sizes.pop()
         ranges = [(min(values), max(values)) for values in zip(*(d.numbers for d in devices))]
         peers, divisors = _asked_of_devices(of)

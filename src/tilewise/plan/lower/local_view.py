@@ -136,13 +136,13 @@ class LocalView:
 
         shares: dict[int, list[tuple[int, int]]] = {}  # by the coordinate that they depend on
 
-        def held(i: int, device: int) -> int:
+        def split_bound(i: int, device: int) -> int:
             place = self.mesh.coordinate(device, *axes)
             if place not in shares:
                 shares[place] = self.shapes.on(device).owned_splits(spec, layout, dim)
             return shares[place][i // 2][i % 2]
 
-        return [self.numbers.place((*key, i), partial(held, i)) for i in range(2 * k_splits)]
+        return [self.numbers.place((*key, i), partial(split_bound, i)) for i in range(2 * k_splits)]
 
     def contraction_splits(
         self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], pending: PendingReduction | None
@@ -174,7 +174,7 @@ class LocalView:
     def _require_pending(self, pending: PendingReduction | None) -> None:
         if pending is not None and not isinstance(pending, PendingReduction):
             self.invalid(
-                "a pending reduction is what low.pending_reduction gives, or None where there is none",
+                "a pending reduction is what low.pending_reduction gives, or None for a value that is not shared",
                 shown(pending),
             )
 
@@ -183,10 +183,10 @@ class LocalView:
         where it is not shared."""
         if not isinstance(op, OpNode):
             self.invalid("a partial value is one of the op that is lowered", shown(op))
-        known = [p.name for p in factors_of(self.graph, op).partial_values]
-        if partial not in known:
+        names = [p.name for p in factors_of(self.graph, op).partial_values]
+        if partial not in names:
             self.invalid(
-                f"a partial value is one of the op's factors: {', '.join(known) or 'none'}", shown(partial)
+                f"a partial value is one of the op's factors: {', '.join(names) or 'none'}", shown(partial)
             )
         return self.graph_layout.pending_reductions.get((op.id, partial), ())
 

@@ -162,8 +162,8 @@ class SlotTable(LocalView):
         """A row per batch split: a partial value of so many columns for every sequence split that is not
         empty, side by side."""
         atoms = round_up(self.split_len, _SEQUENCE_ATOM) // _SEQUENCE_ATOM
-        kept = min(atoms, self.k_splits)
-        return self.temp(self.num_splits, kept * cols, "f32", tile_rows=1, name=name)
+        num_splits = min(atoms, self.k_splits)
+        return self.temp(self.num_splits, num_splits * cols, "f32", tile_rows=1, name=name)
 
     def ring(self, tensor: int, age: int = 0) -> Ref:
         """What has the shape of a tensor and lies in a ring: in this use's place, or that of the use `age` before."""

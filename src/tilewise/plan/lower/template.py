@@ -193,9 +193,9 @@ class TemplateLowering(SlotTable):
         on the accumulation. The last one folds in all that are left. Where devices share every
         microbatch, what they make of it goes into a ring, and its owners keep the carries.
 
-        What the sum is added to, `added`, is one more carry where this device has all batch
-        splits. Where it has a part of
-        them, that lies apart: the result may have the memory of `added`, which the reduction over devices adds.
+        What the sum is added to, `added`, is one more carry where this device has all batch splits.
+        Where it has a part of them, that lies apart: the result may have the memory of `added`,
+        which the reduction over devices adds.
         """
         self._require(op)
         rule = op_named(op.op)
@@ -316,7 +316,8 @@ class TemplateLowering(SlotTable):
         """Combine `source` over a pending reduction's device group into `target` (plus a residual), tile by tile."""
         if not isinstance(pending, PendingReduction):
             self.invalid(
-                "an all-reduce has a pending reduction: low.pending_reduction gives it, or None where there is none",
+                "an all-reduce has a pending reduction: low.pending_reduction gives it, or None for a value that is "
+                "not shared",
                 shown(pending),
             )
         collectives.all_reduce(self, op, source, target, residual, pending, step=step, producer=producer)

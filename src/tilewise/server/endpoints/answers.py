@@ -189,14 +189,14 @@ def chat_logprobs(
         as_ids: names of tokens are `token_id:7`.
     """
 
-    def entry(id_: int, found: TokenLogprobs) -> dict[str, Any]:
+    def entry(id_: int, row: TokenLogprobs) -> dict[str, Any]:
         own = token_bytes[id_]
-        return {"token": _name(id_, own, as_ids), "logprob": found[id_].logprob, "bytes": list(own)}
+        return {"token": _name(id_, own, as_ids), "logprob": row[id_].logprob, "bytes": list(own)}
 
     content = []
-    for token, found in zip(tokens, logprobs):
-        likeliest = sorted((id_ for id_ in found if found[id_].rank <= top), key=lambda id_: found[id_].rank)
-        content.append({**entry(token, found), "top_logprobs": [entry(id_, found) for id_ in likeliest]})
+    for token, row in zip(tokens, logprobs):
+        likeliest = sorted((id_ for id_ in row if row[id_].rank <= top), key=lambda id_: row[id_].rank)
+        content.append({**entry(token, row), "top_logprobs": [entry(id_, row) for id_ in likeliest]})
     return {"content": content}
 
 
@@ -255,24 +255,24 @@ def prompt_logprobs_of(logprobs: Sequence[TokenLogprobs | None]) -> list[dict[st
     """Log probabilities of a prompt, as vLLM reports them: by id."""
     return [
         None
-        if found is None
+        if row is None
         else {
             str(id_): {
                 "logprob": logprob.logprob,
                 "rank": logprob.rank,
                 "decoded_token": logprob.decoded_token,
             }
-            for id_, logprob in found.items()
+            for id_, logprob in row.items()
         }
-        for found in logprobs
+        for row in logprobs
     ]
 
 
-def _by_name(found: TokenLogprobs, token_bytes: TokenBytes, as_ids: bool) -> dict[str, float]:
+def _by_name(row: TokenLogprobs, token_bytes: TokenBytes, as_ids: bool) -> dict[str, float]:
     """Log probabilities by the tokens' names. Of tokens with the same text, the first one is the token of the text or
     the likeliest of them; the others are called `token_id:7`, so that each has its entry."""
     named: dict[str, float] = {}
-    for id_, logprob in found.items():
+    for id_, logprob in row.items():
         name = _name(id_, token_bytes[id_], as_ids)
         named[f"token_id:{id_}" if name in named else name] = logprob.logprob
     return named

@@ -159,11 +159,11 @@ class _Output:
         self._number += 1
         return {"type": kind, "sequence_number": self._number, **fields}
 
-    def logprobs(self, tokens: list[int], found: list[Any]) -> None:
+    def logprobs(self, tokens: list[int], rows: list[Any]) -> None:
         """Take log probabilities of new tokens; those of a message are sent with its next delta."""
-        if found:
+        if rows:
             top = self.run.params.logprobs or 0
-            self._fresh += chat_logprobs(tokens, found, top, self.run.token_bytes)["content"]
+            self._fresh += chat_logprobs(tokens, rows, top, self.run.token_bytes)["content"]
 
     def whole(self, status: str) -> dict[str, Any]:
         """The response object in its current state."""

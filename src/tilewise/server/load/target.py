@@ -184,7 +184,7 @@ async def require_answer(target: Target, model: str | None) -> str:
     if model is None and names:
         return names[0]
     if model not in names:
-        known = ", ".join(names) or "none"
-        _validate.invalid("model", "the server must have the model", repr(model), f"choose from {known}")
+        served = ", ".join(names) or "none"
+        _validate.invalid("model", "the server must have the model", repr(model), f"choose from {served}")
     assert model is not None
     return model

@@ -236,14 +236,14 @@ class JsonCalls:
         self._state, self._value, self._is_wrapped = "value", _Value(), is_wrapped
         self.has_called = True
 
-    def _arguments(self, found: Found, is_over: bool) -> tuple[str, str] | None:
+    def _arguments(self, output: Found, is_over: bool) -> tuple[str, str] | None:
         """Within arguments, which are returned as they arrive."""
         text, closing = self._text, self._find_closing()
         limit = closing if closing >= 0 else len(text) - (0 if is_over else self._num_held())
         end = self._value.end(text, 0, limit)
         arguments_text = text[: limit if end < 0 else end]
         if arguments_text:
-            (self._held or found).append(More(arguments_text))
+            (self._held or output).append(More(arguments_text))
         if end < 0 and closing >= 0:
             self._place = closing + len(self._closing or "")
             return self._done()
@@ -371,7 +371,7 @@ class PythonCalls:
             return True
         return not _PYTHON_NAME_BEGUN.fullmatch(self._text, self._place)
 
-    def _read_key(self, found: Found) -> bool:
+    def _read_key(self, output: Found) -> bool:
         self._skip()
         keyed = _PYTHON_KEY.match(self._text, self._place)
         if keyed is not None:
@@ -380,12 +380,12 @@ class PythonCalls:
             self._scanned, self._depth, self._quote = keyed.end(), 0, ""
             return False
         if self._text.startswith(")", self._place):
-            self._append(found, "}" if self._num_returned else "{}", self._place + 1)
+            self._append(output, "}" if self._num_returned else "{}", self._place + 1)
             self._state = "name"
             return False
         return not _PYTHON_KEY_BEGUN.fullmatch(self._text, self._place)
 
-    def _read_value(self, found: Found) -> bool:
+    def _read_value(self, output: Found) -> bool:
         end = self._value_end()
         if (len(self._text) if end < 0 else end) - self._place > _MOST_PYTHON:
             return True
@@ -398,7 +398,7 @@ class PythonCalls:
             )
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
             return True
-        self._append(found, (", " if self._num_returned else "{") + arguments_text, end)
+        self._append(output, (", " if self._num_returned else "{") + arguments_text, end)
         self._num_returned += 1
         self._state = "key"
         return False
@@ -429,10 +429,10 @@ class PythonCalls:
             self._scanned += 1
         return -1
 
-    def _append(self, found: Found, arguments_text: str, end: int) -> None:
+    def _append(self, output: Found, arguments_text: str, end: int) -> None:
         """More of a call's arguments; its name before the first."""
         if not self._num_returned:
-            found.append(Call(self._name))
+            output.append(Call(self._name))
             self.has_called = True
-        found.append(More(arguments_text))
+        output.append(More(arguments_text))
         self._text, self._place = self._text[end:], 0

@@ -270,11 +270,11 @@ def _call(call: Mapping[str, Any], place: str) -> dict[str, Any]:
         _validate.invalid("request", rule, shown(kind, 40), "leave calls of other types out")
     function = _validate.mapping("request", f"{place}.function", call.get("function"), "fields")
     name = _validate.text("request", f"{place}.function.name", function.get("name"))
-    given = function.get("arguments")
-    if given is not None and not isinstance(given, (str, dict)):
+    written = function.get("arguments")
+    if written is not None and not isinstance(written, (str, dict)):
         rule, advice = f"{place}.function.arguments must be JSON as text, or an object", "correct them"
-        _validate.invalid("request", rule, shown(given), advice)
-    arguments = given or {}
+        _validate.invalid("request", rule, shown(written), advice)
+    arguments = written or {}
     if isinstance(arguments, str):
         try:
             parsed = json.loads(arguments, parse_constant=_refuse_constant)

@@ -104,8 +104,8 @@ def structured_outputs(
     name_of_schema = "schema of response_format"
     schema = response_format.get("schema")  # llama.cpp and others take one with json_object
     if schema is None and (kind == "json_schema" or response_format.get("json_schema") is not None):
-        given = response_format.get("json_schema")
-        named_schema = _validate.mapping("request", "json_schema of response_format", given, "fields")
+        form = response_format.get("json_schema")
+        named_schema = _validate.mapping("request", "json_schema of response_format", form, "fields")
         schema = _validate.mapping("request", name_of_schema, named_schema.get("schema"), "a JSON schema")
     if schema is None:
         return StructuredOutputsParams(json_object=True)

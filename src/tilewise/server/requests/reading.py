@@ -119,9 +119,9 @@ class Reader:
         return found
 
     def _arguments(self, text: str) -> list[Part]:
-        found = [] if self._is_named else [Part("call", "", self._format.function or "")]
+        parts = [] if self._is_named else [Part("call", "", self._format.function or "")]
         self._is_named = True
-        return [*found, Part("arguments", text)] if text else found
+        return [*parts, Part("arguments", text)] if text else parts
 
     def _parts(self, text: str) -> list[Part]:
         if self._tools is None:

@@ -89,15 +89,15 @@ class ToolReader:
 
     def finish(self) -> list[str | Call | More]:
         """The text has ended: what is left."""
-        found: list[str | Call | More] = []
+        output: list[str | Call | More] = []
         if self._inside is not None:
-            rest = self._inside.finish(found)
+            rest = self._inside.finish(output)
             self._left = rest if self._inside.has_called else self._blanks + rest
             self._inside = None
         if self._left:
-            found.append(self._left)
+            output.append(self._left)
         self._left = ""
-        return found
+        return output
 
     def _step(self, found: list[str | Call | More]) -> bool:
         """Return a part of the text; False where nothing more is complete."""
@@ -123,13 +123,13 @@ class ToolReader:
             return False if is_open else self._tell(found, len(self._left))
         return self._tell(found, len(text[: len(text) - kept].rstrip()))  # blanks before a call are no text
 
-    def _read(self, inside: CallReader, text: str, found: list[str | Call | More]) -> None:
+    def _read(self, inside: CallReader, text: str, output: list[str | Call | More]) -> None:
         """More of what stands behind an opening; perhaps its end."""
-        ended = inside.add(text, found)
+        ended = inside.add(text, output)
         if ended is not None:
             shown, self._left = ended
             if not inside.has_called:
-                found.append(self._blanks + shown)
+                output.append(self._blanks + shown)
             self._inside = None
 
     def _tell(self, found: list[str | Call | More], count: int) -> bool:

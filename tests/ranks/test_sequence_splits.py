@@ -55,9 +55,9 @@ def test_a_sum_is_the_written_out_tree(batch_splits):
     values = np.random.default_rng(batch_splits).standard_normal((BATCH, SEQ, 1), np.float32)
     with g.instantiate(g.plan({}, batch_splits=batch_splits)) as model:
         model.forward(x=values)
-        found = model.get_tensor("total")[0]
-    assert found == sum_by_hand(values, batch_splits)
-    assert found != tree([in_order(split.reshape(-1)) for split in np.split(values, batch_splits)])
+        total = model.get_tensor("total")[0]
+    assert total == sum_by_hand(values, batch_splits)
+    assert total != tree([in_order(split.reshape(-1)) for split in np.split(values, batch_splits)])
 
 
 @pytest.mark.parametrize(
