@@ -175,13 +175,13 @@ def documented(group: type[T]) -> type[T]:
     return group
 
 
-def check_settings(values: object, group: type, border: Validator, call: str) -> None:
+def check_settings(values: object, group: type, validator: Validator, call: str) -> None:
     """Check the numbers, truth values and names of a frozen dataclass against their declarations.
 
     Args:
         values: an object of a dataclass. Whole numbers of other types than `int` become `int`.
         group: the class whose declarations count.
-        border: makes the error.
+        validator: makes the error.
         call: that the error names.
 
     Raises:
@@ -192,18 +192,20 @@ def check_settings(values: object, group: type, border: Validator, call: str) ->
         if value is None and one.is_optional:
             continue
         if one.choices:
-            border.choice(call, name, value, one.choices)
+            validator.choice(call, name, value, one.choices)
         elif one.kind is bool:
-            border.truth(call, name, value)
+            validator.truth(call, name, value)
         elif one.kind is int:
             assert one.low is not None and one.high is not None
-            object.__setattr__(values, name, border.integer(call, name, value, int(one.low), int(one.high)))
+            object.__setattr__(
+                values, name, validator.integer(call, name, value, int(one.low), int(one.high))
+            )
         elif one.kind is float:
             low = -float("inf") if one.low is None else one.low
-            border.number(call, name, value, low, float("inf") if one.high is None else one.high)
+            validator.number(call, name, value, low, float("inf") if one.high is None else one.high)
             if one.is_low_excluded and value == one.low:
                 advice = f"pass {one.default} to switch it off"
-                border.invalid(call, f"{name} must be above {one.low:g}", str(value), advice)
+                validator.invalid(call, f"{name} must be above {one.low:g}", str(value), advice)
 
 
 def json_type(one: Setting, **bounds: float) -> Any:

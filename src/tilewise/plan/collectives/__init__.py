@@ -2,14 +2,12 @@
 
 Devices read each other's tiles in place. For every tile of a device group of n devices:
 
-    producer     writes its partial tile, then posts `ready` on every peer reduce       waits for
-    `ready` of every peer; combines the n partial values of ITS part of the rows along the fixed
-    tree,
-                 adds the residual, rounds once; then posts `done` and `ack partial` on every peer
+    producer     writes its partial tile, then posts `ready` on every peer
+    reduce       waits for `ready` of every peer; combines the n partial values of its own part of the rows along the
+                 fixed tree, adds the residual, rounds once; then posts `done` and `ack partial` on every peer
     gather       waits for `done` of every peer; copies their parts; then posts `ack result` on them
-    ack tasks    hold the partial and the result as readers until all peers have read them, so that
-    reusing the memory
-                 waits for peers as for any other reader
+    ack tasks    keep the partial value and the result as readers until all peers have read them, so that reuse of the
+                 memory waits for peers as for any other reader
 
 Elements read per device: (n-1)/n of the tile in reduce and as much in gather, 2(n-1)/n in all.
 Signals count up and are never reset; one device posts each, and its tasks do so in the order of
