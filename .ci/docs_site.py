@@ -88,9 +88,9 @@ def homes_of(package: str) -> dict[str, str]:
     return homes
 
 
-def settings_table(home: str) -> str:
+def settings_table(place: str) -> str:
     """A table of the settings that a class declares (`tilewise.settings`); empty for anything else."""
-    module, _, name = home.rpartition(".")
+    module, _, name = place.rpartition(".")
     kind = getattr(importlib.import_module(module), name, None)
     is_group = isinstance(kind, type) and dataclasses.is_dataclass(kind)
     if not is_group or not any("setting" in one.metadata for one in dataclasses.fields(kind)):

@@ -35,8 +35,8 @@ void Connection::join(int64_t group, Receiver& receiver) {
 
 bool Connection::is_under_way(int64_t group) {
   std::lock_guard guard(outbox_mutex_);
-  const auto found = under_way_.find(group);
-  return found != under_way_.end() && found->second > 0;
+  const auto count = under_way_.find(group);
+  return count != under_way_.end() && count->second > 0;
 }
 
 void Connection::leave(int64_t group) {
@@ -158,8 +158,8 @@ bool Connection::step() {
     }
   }
   const auto deliver = [this](int64_t from, const Message& message, const std::string& text) {
-    const auto found = receivers_.find(message.group);  // none: it tells of something that no longer matters
-    if (found != receivers_.end()) found->second->take(from, message, text);
+    const auto receiver = receivers_.find(message.group);  // a message without a receiver no longer matters
+    if (receiver != receivers_.end()) receiver->second->take(from, message, text);
   };
   for (int64_t taken = 0; taken < kAtOnce && transport_.take_message(deliver); ++taken) has_moved = true;
   const bool has_ended = transport_.end_some([this](const Operation& ended) {

@@ -248,7 +248,7 @@ class Classes {
       if (d == members.front()) posts = own;
       const auto [other, mine] = std::mismatch(posts.begin(), posts.end(), own.begin(), own.end());
       if (mine != own.end() || other != posts.end()) {
-        refuse(d, "other posts from", mine != own.end() ? mine->front() : other->front());
+        invalid(d, "other posts from", mine != own.end() ? mine->front() : other->front());
       }
     }
   }
@@ -283,16 +283,16 @@ class Classes {
                    SignalMap& names) const {
     for (size_t w = 0; w < std::max(waits.size(), expected.size()); ++w) {
       if (w == waits.size() || w == expected.size()) {
-        refuse(device, "other waits in", w == waits.size() ? expected[w].position : waits[w].position);
+        invalid(device, "other waits in", w == waits.size() ? expected[w].position : waits[w].position);
       }
       const Heard &mine = waits[w], &other = expected[w];
       const bool is_alike = mine.position == other.position && class_of(mine.poster) == class_of(other.poster) &&
                             mine.wait->per_index == other.wait->per_index &&
                             mine.wait->increment == other.wait->increment && mine.wait->slot == other.wait->slot &&
                             mine.wait->use == other.wait->use;
-      if (!is_alike) refuse(device, "other waits in", mine.position);
+      if (!is_alike) invalid(device, "other waits in", mine.position);
       const int64_t num = num_signals_of(mine.position, mine.wait->per_index);
-      if (!names.hear(other.signal, mine.signal, num, mine.poster)) refuse(device, "other signals in", mine.position);
+      if (!names.hear(other.signal, mine.signal, num, mine.poster)) invalid(device, "other signals in", mine.position);
     }
   }
 
@@ -303,7 +303,7 @@ class Classes {
       const int64_t num = num_signals_of(post.position, positions_[post.position].kinds[post.kind].per_index);
       int64_t signal = post.signal, num_heard = 0, num_named = 0;
       if (!names.rename(num, post.poster, signal, num_heard, num_named)) {
-        refuse(device, "other signals posted from", post.position);
+        invalid(device, "other signals posted from", post.position);
       }
       posts.push_back({post.position, post.kind, signal, num_heard, num_named});
     }
@@ -311,7 +311,7 @@ class Classes {
     return posts;
   }
 
-  [[noreturn]] void refuse(int64_t device, const char* what, int64_t position) const {
+  [[noreturn]] void invalid(int64_t device, const char* what, int64_t position) const {
     throw Difference{"devices of one class must wait for each other in lockstep; got device " + std::to_string(device) +
                      " with " + what + " '" + program_.labels()[positions_[position].label] + "' than device " +
                      std::to_string(members_[program_.device(device).class_id].front()) +

@@ -214,10 +214,12 @@ class GroupExecutor:
     def timeline(self) -> list[tuple[Any, ...]]:
         """Tasks of the last traced run, by start; all times are by this process's clock."""
         rows = self._native.timeline()
-        for part, ahead in zip(
+        for part, clock_offset in zip(
             self._device_group.ask("timeline"), self._device_group.clock_offsets(), strict=True
         ):
-            rows += [(*row[:4], *(time and time - ahead for time in row[4:])) for row in part]  # 0 is unknown
+            rows += [
+                (*row[:4], *(time and time - clock_offset for time in row[4:])) for row in part
+            ]  # 0 is unknown
         return sorted(rows, key=lambda row: row[6])
 
     def transfers(self) -> dict[str, list[int]]:

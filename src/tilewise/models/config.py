@@ -277,13 +277,13 @@ class ModelConfig:
         if unknown:
             _say_left_aside(cls.model_type, where, unknown)
         try:
-            found = _types(cls).model_validate({spelled[key]: value for key, value in values.items()})
+            checked = _types(cls).model_validate({spelled[key]: value for key, value in values.items()})
         except ValidationError as error:
             raise ConfigError(
                 f"[models.{cls.model_type}] fields must be as in a {cls.model_type}'s config.json; "
                 f"got {first_problem(error)}; correct it"
             ) from None
-        return cls(**{name: getattr(found, name) for name in found.model_fields_set})
+        return cls(**{name: getattr(checked, name) for name in checked.model_fields_set})
 
     @classmethod
     def _each(cls, table: str) -> list[Any]:

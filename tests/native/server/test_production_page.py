@@ -75,14 +75,14 @@ def test_the_containers_lines_are_a_command():
     assert build[0][1].removesuffix(" AS build") == steps[0][1] and build[2][1] == ". /source"
     wheels = re.fullmatch(r"pip wheel .*--wheel-dir (\S+) /source", build[3][1])[1]
     assert [name for name, _ in steps] == ["FROM", "COPY", "RUN", "USER", "EXPOSE", "ENTRYPOINT", "CMD"]
-    reported = dict(steps)
-    assert reported["COPY"] == f"--from=build {wheels} {wheels}"
-    assert f"pip install --no-cache-dir --no-index --find-links {wheels} tilewise " in reported["RUN"]
-    given = parse_serve([*json.loads(reported["ENTRYPOINT"]), *json.loads(reported["CMD"])])
-    assert str(given["port"]) == reported["EXPOSE"] and given["host"] == "0.0.0.0"
-    made = re.search(r"useradd .*?(\S+)$", reported["RUN"])
-    assert made[1] == reported["USER"]
-    assert tuple(map(int, re.search(r"python:(\d+)\.(\d+)", reported["FROM"]).groups())) >= (3, 10)
+    instructions = dict(steps)
+    assert instructions["COPY"] == f"--from=build {wheels} {wheels}"
+    assert f"pip install --no-cache-dir --no-index --find-links {wheels} tilewise " in instructions["RUN"]
+    settings = parse_serve([*json.loads(instructions["ENTRYPOINT"]), *json.loads(instructions["CMD"])])
+    assert str(settings["port"]) == instructions["EXPOSE"] and settings["host"] == "0.0.0.0"
+    made = re.search(r"useradd .*?(\S+)$", instructions["RUN"])
+    assert made[1] == instructions["USER"]
+    assert tuple(map(int, re.search(r"python:(\d+)\.(\d+)", instructions["FROM"]).groups())) >= (3, 10)
 
 
 @pytest.mark.slow

@@ -67,8 +67,8 @@ def test_any_threads_make_the_same_graph(layers, threads):
     items = [(number, *layer) for number, layer in enumerate(layers)]
     expected = in_turn(items)
     for num_threads in (1, threads):
-        found = build_in_parallel(items, num_threads)
-        assert found.freeze() == expected.freeze() and digest(found) == digest(expected)
+        built = build_in_parallel(items, num_threads)
+        assert built.freeze() == expected.freeze() and digest(built) == digest(expected)
 
 
 def test_a_planted_fault_is_found():

@@ -148,7 +148,7 @@ def test_operations_that_no_program_has_are_refused(operation, got):
 
 
 def test_numbers_of_numpy_are_numbers():
-    """On either side; arrays are none. Values are distinguished, and may be keys."""
+    """On either side; arrays are invalid. Values are distinguished, and may be keys."""
 
     def update(parameter):
         w = parameter.weight

@@ -120,11 +120,11 @@ def test_calls_are_found_wherever_pieces_are_cut(form, text, calls, places):
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=12))
 def test_one_call_where_no_more_are_wanted(form, text, calls, places):
     """The first, and all text, wherever pieces are cut."""
-    every, found = (
+    every, first = (
         _read(OutputFormat(tools=form, is_single=single), _cut(text, places)) for single in (False, True)
     )
-    assert [(name, json.loads(text)) for name, text in _calls(found)] == calls[:1]
-    texts = ["".join(part.text for part in parts if part.kind == "content") for parts in (every, found)]
+    assert [(name, json.loads(text)) for name, text in _calls(first)] == calls[:1]
+    texts = ["".join(part.text for part in parts if part.kind == "content") for parts in (every, first)]
     assert texts[0] == texts[1]
 
 
