@@ -162,7 +162,8 @@ void bind_open_runtime(nb::class_<OpenRuntime>& rt) {
            "False: tasks are left that do not end.")
       .def_prop_ro("is_open",
                    [](const OpenRuntime& rt) { return rt.runtime != nullptr && !rt.is_closing && !rt.is_inherited(); })
-      .def_ro("has_reported_failure", &OpenRuntime::has_reported_failure, "A wait or a read has raised a task's failure.")
+      .def_ro("has_reported_failure", &OpenRuntime::has_reported_failure,
+              "A wait or a read has raised a task's failure.")
       .def_prop_rw(
           "keep_alive", [](const OpenRuntime& rt) { return rt.keep_alive; },
           [](OpenRuntime& rt, nb::object value) { rt.keep_alive = std::move(value); })
