@@ -11,6 +11,14 @@
 
 #include "bind/tasks.h"
 
+#if defined(Py_LIMITED_API)
+// Public functions of CPython 3.12 and later that the headers leave out of the stable ABI.
+extern "C" {
+int PyGILState_Check();
+void PyThreadState_DeleteCurrent();
+}
+#endif
+
 namespace nb = nanobind;
 
 namespace tilewise::bind {
@@ -28,6 +36,7 @@ std::mutex finished_mutex;  // the GIL may be taken while it is free only
 std::vector<PyObject*> finished_records;
 std::atomic<bool> has_finished_records{false};
 
+PyInterpreterState* interpreter = nullptr;  // the one that loaded the module
 std::mutex states_mutex;  // held while a thread is announced to the interpreter
 
 /// Holds the GIL, also on threads that Python does not know.
@@ -43,7 +52,7 @@ class Gil {
     }
     {
       std::lock_guard guard(states_mutex);
-      made_ = PyThreadState_New(PyInterpreterState_Main());
+      made_ = PyThreadState_New(interpreter);
     }
     PyEval_RestoreThread(made_);
   }
@@ -136,6 +145,7 @@ void ask_to_leave(bool leaves) { is_leaving = leaves; }
 bool is_inside_python_kernel() { return python_kernel_depth > 0; }
 
 void install_hooks() {
+  interpreter = PyInterpreterState_Get();
   main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
   pthread_atfork(before_fork, after_fork, after_fork_in_child);
   pto_set_hooks(leave_python, enter_python, has_signal);
@@ -154,7 +164,7 @@ int run_python_kernel(void* const* buffers, const uint64_t* scalars) {
       PyErr_WriteUnraisable(record);
       pto_fail("the interpreter refused to run it");
     } else if (PyUnicode_Check(result)) {
-      const char* text = PyUnicode_AsUTF8(result);
+      const char* text = PyUnicode_AsUTF8AndSize(result, nullptr);
       pto_fail(text != nullptr ? text : "a Python exception");
       PyErr_Clear();
       if (was_interrupted && PyThread_get_thread_ident() == main_thread) status = PTO_INTERRUPTED;
