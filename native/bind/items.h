@@ -21,7 +21,8 @@ class Items {
       many_.resize(static_cast<size_t>(size_));
       to = many_.data();
     }
-    for (Py_ssize_t i = 0; i < size_; ++i) to[i] = is_tuple ? PyTuple_GetItem(sequence, i) : PyList_GetItem(sequence, i);
+    for (Py_ssize_t i = 0; i < size_; ++i)
+      to[i] = is_tuple ? PyTuple_GetItem(sequence, i) : PyList_GetItem(sequence, i);
     data_ = to;
 #else
     data_ = PySequence_Fast_ITEMS(sequence);

@@ -76,8 +76,8 @@ Range range_of(PyObject* entry, int64_t length, nb::handle index) {
   if (PySlice_Check(entry)) {
 #if defined(Py_LIMITED_API)
     const nb::handle slice = entry;
-    const nb::object start_of = nb::getattr(slice, interned<"start">()), stop_of = nb::getattr(slice, interned<"stop">()),
-                     step_of = nb::getattr(slice, interned<"step">());
+    const nb::object start_of = nb::getattr(slice, interned<"start">()),
+                     stop_of = nb::getattr(slice, interned<"stop">()), step_of = nb::getattr(slice, interned<"step">());
     PyObject* const bounds[] = {start_of.ptr(), stop_of.ptr(), step_of.ptr()};
 #else
     const auto* slice = reinterpret_cast<PySliceObject*>(entry);

@@ -10,8 +10,8 @@ namespace {
 /// Element (row r, step s) of A is at a + r * RowWords + s * StepWords. Where a step is two words, the second word is
 /// StepWords behind the first, and all distances double except the one between neighbouring rows.
 ///
-/// Storing all accumulators at the end of a k split would fill the processor's store buffer. So the last steps run a few
-/// rows at a time, and the stores of these rows overlap with the products of the next ones.
+/// Storing all accumulators at the end of a k split would fill the processor's store buffer. So the last steps run a
+/// few rows at a time, and the stores of these rows overlap with the products of the next ones.
 template <class Dot, int R, int RowWords, int StepWords, bool kScales = false>
 void micro(const MicroArgs& x) {
   constexpr int kInto = R <= kFewRows ? 3 : 2;  // L1, L2
@@ -152,11 +152,11 @@ constexpr MicroFn micro_of() {
 #define TILEWISE_MICRO(rows) micro_of<Dot, L, rows>()
 template <class Dot, ALayout L>
 const MicroFn MicroTable<Dot, L>::kFns[] = {
-    TILEWISE_MICRO(1),  TILEWISE_MICRO(2),  TILEWISE_MICRO(3),  TILEWISE_MICRO(4),
-    TILEWISE_MICRO(5),  TILEWISE_MICRO(6),
+    TILEWISE_MICRO(1),  TILEWISE_MICRO(2),  TILEWISE_MICRO(3),
+    TILEWISE_MICRO(4),  TILEWISE_MICRO(5),  TILEWISE_MICRO(6),
 #if defined(__AVX512BW__) || defined(__aarch64__)
-    TILEWISE_MICRO(7),  TILEWISE_MICRO(8),  TILEWISE_MICRO(9),  TILEWISE_MICRO(10),
-    TILEWISE_MICRO(11), TILEWISE_MICRO(12),
+    TILEWISE_MICRO(7),  TILEWISE_MICRO(8),  TILEWISE_MICRO(9),
+    TILEWISE_MICRO(10), TILEWISE_MICRO(11), TILEWISE_MICRO(12),
 #endif
 #if defined(__AVX512BW__)
     TILEWISE_MICRO(13), TILEWISE_MICRO(14),
