@@ -12,11 +12,7 @@
 #include "bind/tasks.h"
 
 #if defined(Py_LIMITED_API)
-// Public functions of CPython 3.12 and later that the headers leave out of the stable ABI.
-extern "C" {
-int PyGILState_Check();
-void PyThreadState_DeleteCurrent();
-}
+extern "C" void PyThreadState_DeleteCurrent();  // part of the stable ABI, which the headers hide
 #endif
 
 namespace nb = nanobind;
@@ -72,7 +68,15 @@ class Gil {
   PyGILState_STATE state_ = PyGILState_UNLOCKED;
 };
 
-void* leave_python() { return Py_IsInitialized() != 0 && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; }
+bool has_gil() {
+#if defined(Py_LIMITED_API)
+  return PyThreadState_GetDict() != nullptr;  // null where the calling thread has no attached thread state
+#else
+  return PyGILState_Check() != 0;
+#endif
+}
+
+void* leave_python() { return Py_IsInitialized() != 0 && has_gil() ? PyEval_SaveThread() : nullptr; }
 
 // When the interpreter is going down, taking its lock would end this thread by unwinding it, through frames that must
 // not be unwound: it stays where it is, and goes with the process.
