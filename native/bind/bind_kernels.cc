@@ -98,7 +98,12 @@ void bind_kernels(nb::module_& m) {
       "Run one kernel on tiles: None, 2-D arrays or (packed, rows, cols). Keyword arguments: ints, floats, row_begin, "
       "isa (empty: the one in use), repeat, scratch_bytes.");
   sub.def("kernel_names", [] { return strings(kernels::kernel_names()); }, "All kernels, sorted.");
-  sub.def("isa_levels", [] { return strings(kernels::available_levels()); }, "Levels of this machine, weakest first.");
+  sub.def(
+      "isa_levels", [] { return strings(kernels::available_levels()); },
+      "Levels that this build has and this machine can run, weakest first.");
+  sub.def(
+      "isa_missing", [] { return strings(kernels::missing_levels()); },
+      "Levels that this machine can run and that are better than every level of this build, weakest first.");
   sub.def("isa_in_use", [] { return std::string(kernels::level_in_use()); }, "The level that find_kernel uses.");
 }
 

@@ -11,6 +11,10 @@
 
 #include "bind/tasks.h"
 
+#if defined(Py_LIMITED_API)
+extern "C" void PyThreadState_DeleteCurrent();  // part of the stable ABI, which the headers hide
+#endif
+
 namespace nb = nanobind;
 
 namespace tilewise::bind {
@@ -28,6 +32,7 @@ std::mutex finished_mutex;  // the GIL may be taken while it is free only
 std::vector<PyObject*> finished_records;
 std::atomic<bool> has_finished_records{false};
 
+PyInterpreterState* interpreter = nullptr;  // the one that loaded the module
 std::mutex states_mutex;  // held while a thread is announced to the interpreter
 
 /// Holds the GIL, also on threads that Python does not know.
@@ -43,7 +48,7 @@ class Gil {
     }
     {
       std::lock_guard guard(states_mutex);
-      made_ = PyThreadState_New(PyInterpreterState_Main());
+      made_ = PyThreadState_New(interpreter);
     }
     PyEval_RestoreThread(made_);
   }
@@ -63,7 +68,15 @@ class Gil {
   PyGILState_STATE state_ = PyGILState_UNLOCKED;
 };
 
-void* leave_python() { return Py_IsInitialized() != 0 && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; }
+bool has_gil() {
+#if defined(Py_LIMITED_API)
+  return PyThreadState_GetDict() != nullptr;  // null where the calling thread has no attached thread state
+#else
+  return PyGILState_Check() != 0;
+#endif
+}
+
+void* leave_python() { return Py_IsInitialized() != 0 && has_gil() ? PyEval_SaveThread() : nullptr; }
 
 // When the interpreter is going down, taking its lock would end this thread by unwinding it, through frames that must
 // not be unwound: it stays where it is, and goes with the process.
@@ -136,6 +149,7 @@ void ask_to_leave(bool leaves) { is_leaving = leaves; }
 bool is_inside_python_kernel() { return python_kernel_depth > 0; }
 
 void install_hooks() {
+  interpreter = PyInterpreterState_Get();
   main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
   pthread_atfork(before_fork, after_fork, after_fork_in_child);
   pto_set_hooks(leave_python, enter_python, has_signal);
@@ -154,7 +168,7 @@ int run_python_kernel(void* const* buffers, const uint64_t* scalars) {
       PyErr_WriteUnraisable(record);
       pto_fail("the interpreter refused to run it");
     } else if (PyUnicode_Check(result)) {
-      const char* text = PyUnicode_AsUTF8(result);
+      const char* text = PyUnicode_AsUTF8AndSize(result, nullptr);
       pto_fail(text != nullptr ? text : "a Python exception");
       PyErr_Clear();
       if (was_interrupted && PyThread_get_thread_ident() == main_thread) status = PTO_INTERRUPTED;

@@ -134,6 +134,7 @@ void bind_trace(nanobind::class_<OpenRuntime>& rt);
 using OpenRuntimeRef = nanobind::pointer_and_handle<OpenRuntime>;
 
 // tasks_submit.cc
+bool is_numpy_bool(PyObject* value);
 uint64_t bits_of(const char* call, nanobind::handle value);  // of an integer, or of a float as a double
 nanobind::object submit(OpenRuntimeRef self, pto_kernel kernel, nanobind::handle worker_type, nanobind::handle params,
                         nanobind::handle scalars, nanobind::handle extras);

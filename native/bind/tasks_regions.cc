@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "bind/fields.h"
+#include "bind/items.h"
 #include "bind/tasks.h"
 
 namespace nb = nanobind;
@@ -60,10 +62,9 @@ nb::tuple tuple_of(const int64_t* values, size_t count) {
 /// NumPy takes True for a mask, and an array for a list of rows; both have __index__.
 bool is_whole(PyObject* bound) {
   if (PyLong_CheckExact(bound)) return true;
-  static PyObject* const bool_type = nb::module_::import_("numpy").attr("bool_").ptr();
   static PyObject* const array_type = nb::module_::import_("numpy").attr("ndarray").ptr();
   if (PyBool_Check(bound) || !PyIndex_Check(bound)) return false;
-  return Py_TYPE(bound) != reinterpret_cast<PyTypeObject*>(bool_type) && PyObject_IsInstance(bound, array_type) == 0;
+  return !is_numpy_bool(bound) && PyObject_IsInstance(bound, array_type) == 0;
 }
 
 [[noreturn]] void refuse_entry(nb::handle index, int64_t length) {
@@ -73,8 +74,16 @@ bool is_whole(PyObject* bound) {
 
 Range range_of(PyObject* entry, int64_t length, nb::handle index) {
   if (PySlice_Check(entry)) {
+#if defined(Py_LIMITED_API)
+    const nb::handle slice = entry;
+    const nb::object start_of = nb::getattr(slice, interned<"start">()),
+                     stop_of = nb::getattr(slice, interned<"stop">()), step_of = nb::getattr(slice, interned<"step">());
+    PyObject* const bounds[] = {start_of.ptr(), stop_of.ptr(), step_of.ptr()};
+#else
     const auto* slice = reinterpret_cast<PySliceObject*>(entry);
-    for (PyObject* bound : {slice->start, slice->stop, slice->step}) {
+    PyObject* const bounds[] = {slice->start, slice->stop, slice->step};
+#endif
+    for (PyObject* bound : bounds) {
       if (bound != Py_None && !is_whole(bound)) refuse_entry(index, length);
     }
     Py_ssize_t start, stop, step;
@@ -147,14 +156,10 @@ nb::object index_buffer(BufferRef self, nb::handle index) {
   const BufferBase& base = *self.p;
   const nb::handle buffer = self.h;
   const size_t num_dims = base.lengths.size();
-  PyObject* single = index.ptr();
-  PyObject** entries = &single;
-  auto count = static_cast<size_t>(1);
-  if (PyTuple_Check(index.ptr())) {
-    entries = &PyTuple_GET_ITEM(index.ptr(), 0);
-    count = static_cast<size_t>(PyTuple_GET_SIZE(index.ptr()));
-  }
-  const auto num_dots = static_cast<size_t>(std::count(entries, entries + count, Py_Ellipsis));
+  PyObject* const key = index.ptr();
+  const Items entries = Items::of_key(&key);
+  const auto count = static_cast<size_t>(entries.size());
+  const auto num_dots = static_cast<size_t>(std::count(entries.begin(), entries.end(), Py_Ellipsis));
   if (num_dots > 1) refuse_entry(index, num_dims == 0 ? 1 : base.lengths[0]);
   if (count - num_dots > num_dims) checked_in_python("region_entries")(index, num_dims);
   Range few[PTO_MAX_DIMS];
@@ -169,10 +174,11 @@ nb::object index_buffer(BufferRef self, nb::handle index) {
     for (; d < end; ++d) ranges[d] = {0, base.lengths[d], 1, false};
   };
   for (size_t e = 0; e < count; ++e) {
-    if (entries[e] == Py_Ellipsis) {
+    PyObject* const entry = entries[static_cast<Py_ssize_t>(e)];
+    if (entry == Py_Ellipsis) {
       take_all(num_dims - (count - 1 - e));
     } else {
-      ranges[d] = range_of(entries[e], base.lengths[d], index);
+      ranges[d] = range_of(entry, base.lengths[d], index);
       ++d;
     }
   }
@@ -246,12 +252,8 @@ nb::object tile_at(const TileGrid& grid, size_t number) {
 
 /// The tile's number in C order; -1: Python says what is wrong.
 int64_t number_of(const TileGrid& grid, PyObject* key) {
-  PyObject** entries = &key;
-  Py_ssize_t count = 1;
-  if (PyTuple_Check(key)) {
-    entries = &PyTuple_GET_ITEM(key, 0);
-    count = PyTuple_GET_SIZE(key);
-  }
+  const Items entries = Items::of_key(&key);
+  const Py_ssize_t count = entries.size();
   if (count != static_cast<Py_ssize_t>(grid.counts.size())) return -1;
   int64_t number = 0;
   for (Py_ssize_t d = 0; d < count; ++d) {

@@ -178,7 +178,7 @@ void OpenRuntime::close_now() {
 // What is neither None nor a float is Python's to judge.
 double seconds_of(nb::handle timeout) {
   if (timeout.is_none()) return PTO_FOREVER;
-  double seconds = PyFloat_CheckExact(timeout.ptr()) ? PyFloat_AS_DOUBLE(timeout.ptr()) : NAN;
+  double seconds = PyFloat_CheckExact(timeout.ptr()) ? PyFloat_AsDouble(timeout.ptr()) : NAN;
   if (std::isnan(seconds)) seconds = nb::cast<double>(checked_in_python("seconds")("wait", timeout));
   return seconds;
 }

@@ -13,22 +13,26 @@
 #include <cstring>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <tuple>
 
+#include "bind/items.h"
 #include "bind/tasks.h"
 
 namespace nb = nanobind;
 
 namespace tilewise::bind {
 
+bool is_numpy_bool(PyObject* value) {
+  static PyObject* const type = nb::object(nb::module_::import_("numpy").attr("bool_")).release().ptr();
+  return Py_TYPE(value) == reinterpret_cast<PyTypeObject*>(type);
+}
+
 namespace {
 
 /// Of what is no plain integer, or one that takes all 64 bits.
 uint64_t other_bits_of(const char* call, nb::handle value) {
-  if (PyFloat_Check(value.ptr())) return std::bit_cast<uint64_t>(PyFloat_AS_DOUBLE(value.ptr()));
-  const std::string_view type = Py_TYPE(value.ptr())->tp_name;
-  if (type == "numpy.bool_" || type == "numpy.bool") return PyObject_IsTrue(value.ptr()) == 1;  // as True, which is 1
+  if (PyFloat_Check(value.ptr())) return std::bit_cast<uint64_t>(PyFloat_AsDouble(value.ptr()));
+  if (is_numpy_bool(value.ptr())) return PyObject_IsTrue(value.ptr()) == 1;  // as True, which is 1
   if (!PyIndex_Check(value.ptr())) {
     const double real = PyFloat_AsDouble(value.ptr());
     if (real == -1.0 && PyErr_Occurred() != nullptr) checked_in_python("scalar")(call, value);
@@ -88,8 +92,8 @@ nb::object list_of(nb::handle values, const char* name, const char* what) {
 
 void read_params(const OpenRuntime& rt, nb::handle values, pto_task_spec& spec, Arguments& args) {
   static PyTypeObject* const param_type = reinterpret_cast<PyTypeObject*>(nb::type<Param>().ptr());
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(values.ptr());
-  PyObject** items = PySequence_Fast_ITEMS(values.ptr());
+  const Items items(values.ptr());
+  const Py_ssize_t count = items.size();
   spec.num_params = static_cast<uint32_t>(count);
   if (count > PTO_MAX_PARAMS) return;  // the runtime says so
   for (Py_ssize_t p = 0; p < count; ++p) {
@@ -111,12 +115,13 @@ void read_params(const OpenRuntime& rt, nb::handle values, pto_task_spec& spec, 
 }
 
 void read_scalars(nb::handle values, pto_task_spec& spec, Arguments& args) {
-  if (PyTuple_CheckExact(values.ptr()) && PyTuple_GET_SIZE(values.ptr()) == 0) return;
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(values.ptr());
+  const Items items(values.ptr());
+  const Py_ssize_t count = items.size();
+  if (count == 0) return;
   spec.num_scalars = static_cast<uint32_t>(count);
   spec.scalars = args.scalars;
   for (Py_ssize_t s = 0; s < std::min<Py_ssize_t>(count, PTO_MAX_SCALARS); ++s) {
-    args.scalars[s] = bits_of("submit", PySequence_Fast_GET_ITEM(values.ptr(), s));
+    args.scalars[s] = bits_of("submit", items[s]);
   }
 }
 

@@ -1,24 +1,20 @@
 // The table of levels and the look-up by name. Compiled once, without special instructions.
 #include "kernels/isa.h"
 
-#if defined(__x86_64__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
 #include <algorithm>
 #include <cstdlib>
 #include <string>
 #include <unordered_map>
 
 #include "base/check.h"
+#include "kernels/built_levels.h"
 #include "kernels/kernel.h"
 #include "kernels/loading/weights.h"
+#include "kernels/machine_levels.h"
 #include "kernels/sampling/weigh.h"
 
 #define TILEWISE_DECLARE_STORE \
   bool store_weights(const StoredBlock& block, const WeightPart& part, int64_t row, int64_t col, bool transposed);
-#define TILEWISE_DECLARE_WEIGH WeighFns weigh_fns();
 #define TILEWISE_DECLARE_LEVEL(ns)        \
   namespace tilewise::kernels::ns {       \
   EntryList matmul_entries();             \
@@ -30,19 +26,9 @@
   EntryList reductions_entries();         \
   EntryList update_entries();             \
   TILEWISE_DECLARE_STORE                  \
-  TILEWISE_DECLARE_WEIGH                  \
+  WeighFns weigh_fns();                   \
   }
-#if defined(__aarch64__)
-TILEWISE_DECLARE_LEVEL(neon)
-#else
-TILEWISE_DECLARE_LEVEL(baseline)
-#endif
-#if defined(__x86_64__)
-TILEWISE_DECLARE_LEVEL(avx2)
-TILEWISE_DECLARE_LEVEL(avx512)
-TILEWISE_DECLARE_LEVEL(avx512_bf16)
-TILEWISE_DECLARE_LEVEL(amx_bf16)
-#endif
+TILEWISE_EACH_BUILT_LEVEL(TILEWISE_DECLARE_LEVEL)
 
 namespace tilewise::kernels {
 namespace {
@@ -69,55 +55,41 @@ Table table_of(std::initializer_list<EntryList> lists) {
   return table;
 }
 
-#if defined(__x86_64__)
-/// The kernel gives tile registers to a process that asks: all its threads may use them then.
-bool may_use_amx() {
-  if (!__builtin_cpu_supports("amx-tile") || !__builtin_cpu_supports("amx-bf16")) return false;
-  constexpr long kRequestFeature = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return syscall(SYS_arch_prctl, kRequestFeature, kTileData) == 0;
+bool can_run(std::string_view name) {
+  for (const MachineLevel& level : machine_levels())
+    if (level.name == name) return level.can_run;
+  return false;
 }
-#endif
 
 std::vector<Level> make_levels() {
   std::vector<Level> levels;
-#if defined(__aarch64__)
-  levels.push_back(
-      {"neon", true, neon::store_weights, neon::weigh_fns(), TILEWISE_LEVEL_TABLE(neon)});  // part of every aarch64
-#else
-  levels.push_back({"baseline", true, baseline::store_weights, baseline::weigh_fns(), TILEWISE_LEVEL_TABLE(baseline)});
-#endif
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  const bool dot = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-  levels.push_back({"avx2", avx2, avx2::store_weights, avx2::weigh_fns(), TILEWISE_LEVEL_TABLE(avx2)});
-  levels.push_back({"avx512", avx512, avx512::store_weights, avx512::weigh_fns(), TILEWISE_LEVEL_TABLE(avx512)});
-  levels.push_back(
-      {"avx512_bf16", dot, avx512_bf16::store_weights, avx512_bf16::weigh_fns(), TILEWISE_LEVEL_TABLE(avx512_bf16)});
-  levels.push_back({"amx_bf16", dot && may_use_amx(), amx_bf16::store_weights, amx_bf16::weigh_fns(),
-                    TILEWISE_LEVEL_TABLE(amx_bf16)});
-#endif
+#define TILEWISE_ADD_LEVEL(ns) \
+  levels.push_back({#ns, can_run(#ns), ns::store_weights, ns::weigh_fns(), TILEWISE_LEVEL_TABLE(ns)});
+  TILEWISE_EACH_BUILT_LEVEL(TILEWISE_ADD_LEVEL)
   return levels;
 }
 
+/// Levels of this build, weakest first; every machine can run the first one.
 const std::vector<Level>& levels() {
-  static const std::vector<Level> all = make_levels();
-  return all;
+  static const std::vector<Level> built = make_levels();
+  return built;
 }
 
-std::string join_available() {
+std::string joined(const std::vector<std::string_view>& names) {
   std::string text;
-  for (const std::string_view name : available_levels()) text += (text.empty() ? "" : ", ") + std::string(name);
+  for (const std::string_view name : names) text += (text.empty() ? "" : ", ") + std::string(name);
   return text;
 }
 
 const Level& level_named(std::string_view name, const char* source) {
   for (const Level& level : levels())
     if (level.name == name && level.available) return level;
+  check<ArgumentError>(!can_run(name), "[kernels.isa] ", source,
+                       " must name an instruction-set level that this build has; got '", name,
+                       "', which this machine can run; choose one of ", joined(available_levels()),
+                       ", or build again with the CMake option TILEWISE_LEVELS=all.");
   check<ArgumentError>(false, "[kernels.isa] ", source, " must name a level that this machine has; got '", name,
-                       "'; choose one of ", join_available(), ".");
+                       "'; choose one of ", joined(available_levels()), ".");
   return levels().front();
 }
 
@@ -146,6 +118,16 @@ std::vector<std::string_view> available_levels() {
   std::vector<std::string_view> names;
   for (const Level& level : levels())
     if (level.available) names.push_back(level.name);
+  return names;
+}
+
+std::vector<std::string_view> missing_levels() {
+  const std::string_view best = available_levels().back();
+  std::vector<std::string_view> names;
+  for (const MachineLevel& level : machine_levels()) {
+    if (level.can_run) names.push_back(level.name);
+    if (level.name == best) names.clear();
+  }
   return names;
 }
 

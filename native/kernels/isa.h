@@ -9,15 +9,19 @@
 
 namespace tilewise::kernels {
 
-/// Levels that this machine can run, weakest first: baseline, avx2, avx512, avx512_bf16, amx_bf16; on aarch64 neon
-/// alone.
+/// Levels that this build has and this machine can run, weakest first: of baseline, avx2, avx512, avx512_bf16,
+/// amx_bf16; on aarch64 neon alone.
 std::vector<std::string_view> available_levels();
+
+/// Levels that this machine can run and that are better than every level of this build (TILEWISE_LEVELS in
+/// CMakeLists.txt), weakest first.
+std::vector<std::string_view> missing_levels();
 
 /// The level in use. Throws ArgumentError when TILEWISE_ISA names one that the machine or the build lacks.
 std::string_view level_in_use();
 
 /// A kernel of a given level, for tests; nullptr when there is none of that name.
-/// Throws ArgumentError for a level that this machine lacks.
+/// Throws ArgumentError for a level that the machine or the build lacks.
 KernelFn find_kernel_at(std::string_view level, std::string_view name);
 
 /// All kernel names, sorted.

@@ -30,22 +30,14 @@ void apply(char function, bool many, const float* x, float* y, int64_t n) {
 #include <limits>
 
 #include "base/testing.h"
+#include "kernels/built_levels.h"
+#include "kernels/machine_levels.h"
 
 #define TILEWISE_DECLARE_APPLY(ns)                                           \
   namespace tilewise::kernels::ns {                                          \
   void apply(char function, bool many, const float* x, float* y, int64_t n); \
   }
-#if defined(__aarch64__)
-TILEWISE_DECLARE_APPLY(neon)
-#else
-TILEWISE_DECLARE_APPLY(baseline)
-#endif
-#if defined(__x86_64__)
-TILEWISE_DECLARE_APPLY(avx2)
-TILEWISE_DECLARE_APPLY(avx512)
-TILEWISE_DECLARE_APPLY(avx512_bf16)
-TILEWISE_DECLARE_APPLY(amx_bf16)
-#endif
+TILEWISE_EACH_BUILT_LEVEL(TILEWISE_DECLARE_APPLY)
 
 namespace {
 
@@ -58,20 +50,13 @@ struct Level {
 };
 
 std::vector<Level> levels() {
-#if defined(__aarch64__)
-  return {{kernels::neon::apply, true}};
-#else
-  std::vector<Level> all = {{kernels::baseline::apply, false}};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) all.push_back({kernels::avx2::apply, true});
-  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    all.push_back({kernels::avx512::apply, true});
-    if (__builtin_cpu_supports("avx512bf16")) all.push_back({kernels::avx512_bf16::apply, true});
-    if (__builtin_cpu_supports("amx-bf16")) all.push_back({kernels::amx_bf16::apply, true});
+  std::vector<Level> found;
+  for (const kernels::MachineLevel& level : kernels::machine_levels()) {
+#define TILEWISE_ADD_APPLY(ns) \
+  if (level.can_run && level.name == #ns) found.push_back({kernels::ns::apply, level.name != "baseline"});
+    TILEWISE_EACH_BUILT_LEVEL(TILEWISE_ADD_APPLY)
   }
-#endif
-  return all;
-#endif
+  return found;
 }
 
 struct Function {

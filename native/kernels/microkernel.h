@@ -103,160 +103,20 @@ TILEWISE_INLINE void expect(const Rows (&expected)[2]) {
     }
 }
 
-/// A element (row r, step s) lies at a + r * RowWords + s * StepWords. Where a step is two words, the second is
-/// StepWords behind the first, and all distances are twice as large but those between rows that are neighbours.
-///
-/// At the end of a k split many registers are stored at once, as many as the processor's store buffer holds. So the
-/// last steps run a few rows at a time: the stores of these rows overlap with the products of the next ones.
-template <class Dot, int R, int RowWords, int StepWords, bool kScales = false>
-void micro(const MicroArgs& x) {
-  constexpr int kInto = R <= kFewRows ? 3 : 2;  // L1, L2
-  constexpr int kVectors = R <= kWideRows ? 4 : 2;  // of a row at a time
-  constexpr int kWords = kWordsOf<Dot>, kRow = RowWords == 1 ? 1 : RowWords * kWords, kStep = StepWords * kWords;
-  for (int lane = 0; lane < kPanel; lane += kVectors * kNativeLanes) {
-    // All is asked for in the first pass.
-    const int32_t every_ahead = lane == 0 ? x.every_ahead : INT32_MAX;
-    const int32_t every_piece = lane == 0 ? x.every_piece : INT32_MAX;
-    NativeF acc[R][kVectors];
-    const auto at = [lane](auto* block, int r, int j) { return block + r * kPanel + lane + j * kNativeLanes; };
-    if (x.init) {
-#pragma GCC unroll 14
-      for (int r = 0; r < R; ++r)
-        for (int j = 0; j < kVectors; ++j) acc[r][j] = native_load(at(x.init, r, j));
-    } else {
-#pragma GCC unroll 14
-      for (int r = 0; r < R; ++r)
-        for (int j = 0; j < kVectors; ++j) acc[r][j] = NativeF{};
-    }
-    float* stack = x.stack;
-    const char* ahead = x.ahead;
-    for (const Segment* s = x.segments; s != x.segments + x.num_segments; ++s) {
-      const uint32_t* a = x.a + s->a * kWords;
-      const char* piece = x.pieces ? x.pieces[s - x.segments] : nullptr;
-      const bool is_last = s + 1 == x.segments + x.num_segments;
-      if (is_last) expect(x.expected);
-      if constexpr (kScales) {
-        const float* scales = x.scales + (s - x.segments) * kLanes;
-        NativeF zero = {};
-        hold_here(zero);
-#pragma GCC unroll 14
-        for (int r = 0; r < R; ++r)  // + 0: a product of -0 leaves no trace
-          for (int j = 0; j < kVectors; ++j) acc[r][j] = fused(native_set(scales[r]), acc[r][j], zero);
-      }
-      const float* b = reinterpret_cast<const float*>(x.b[s->term] + s->b) + lane;
-      const bool is_stored = s->ends || (is_last && x.out);
-      const int32_t tail = is_stored ? static_cast<int32_t>(smaller(s->steps, kTailSteps)) : 0;
-      const auto ask_ahead = [&]() __attribute__((always_inline)) {
-        __builtin_prefetch(ahead, 0, kInto);
-        __builtin_prefetch(ahead + x.beside, 0, kInto);
-        ahead += x.pace;
-      };
-      const auto ask_piece = [&]() __attribute__((always_inline)) {
-        __builtin_prefetch(piece, 0, 2);
-        piece += 64;
-      };
-      const auto ask = [&](int32_t i, int32_t of_ahead, int32_t of_piece) __attribute__((always_inline)) {
-        if (__builtin_expect((i & of_ahead) == 0, 0)) ask_ahead();
-        if (__builtin_expect((i & of_piece) == 0, 0)) ask_piece();
-      };
-      const auto step = [&](int i) __attribute__((always_inline)) {
-        Dot::block(
-            acc,
-            [&](int r, int word) __attribute__((always_inline)) { return a[r * kRow + i * kStep + word * StepWords]; },
-            [&](int j) __attribute__((always_inline)) { return native_load(b + i * kPanel + j * kNativeLanes); });
-      };
-      int32_t i = s->steps;
-      if constexpr (kStride > 1) {
-        for (; i >= kStride; i -= kStride) {
-          ask(i, every_ahead & -kStride, every_piece & -kStride);
-          for (int32_t j = every_ahead; j < kStride - 1; j += every_ahead + 1) ask_ahead();
-          for (int32_t j = every_piece; j < kStride - 1; j += every_piece + 1) ask_piece();
-#pragma GCC unroll 16
-          for (int j = 0; j < kStride; ++j) {
-            step(j);
-            hold_all(acc);
-          }
-          a += kStride * kStep;
-          b += kStride * kPanel;
-        }
-      }
-      for (; i > tail; --i) {
-        ask(i, every_ahead, every_piece);
-        step(0);
-        a += kStep;
-        b += kPanel;
-      }
-      if (!is_stored) continue;
-      const float* addend = s->ends && s->addend >= 0 ? x.addend + s->addend : nullptr;
-      const int pops = s->ends ? s->pops : 0;
-      const bool pushes = s->ends && s->push;
-      const float* const top = stack;
-      stack -= pops * R * kPanel;
-      float* const to = pushes ? stack : is_last ? x.out : nullptr;
-      const int64_t pitch = pushes ? kPanel : x.out_pitch;
-#pragma GCC unroll 7
-      for (int first = 0; first < R; first += kTailRows) {
-        const int end = first + kTailRows < R ? first + kTailRows : R;
-#pragma GCC unroll 1
-        for (int32_t i = 0; i < tail; ++i) {
-          if (first == 0) ask(tail - i, every_ahead, every_piece);
-          NativeF panel[kVectors];
-          for (int j = 0; j < kVectors; ++j) {
-            panel[j] = native_load(b + i * kPanel + j * kNativeLanes);
-            hold(panel[j]);
-          }
-#pragma GCC unroll 14
-          for (int r = first; r < end; ++r) Dot::step(acc[r], a[r * kRow + i * kStep], panel);
-        }
-        const auto each = [&](const auto& f) __attribute__((always_inline)) {
-#pragma GCC unroll 14
-          for (int r = first; r < end; ++r)
-            for (int j = 0; j < kVectors; ++j) f(acc[r][j], r, j);
-        };
-        if (addend) each([&](NativeF& v, int r, int j) { v = v + native_load(at(addend, r, j)); });
-        for (int pop = 1; pop <= pops; ++pop)
-          each([&](NativeF& v, int r, int j) { v = native_load(at(top - pop * R * kPanel, r, j)) + v; });
-        if (to) each([&](NativeF& v, int r, int j) { native_store(to + r * pitch + lane + j * kNativeLanes, v); });
-        if (pushes) each([&](NativeF& v, int, int) { v = NativeF{}; });
-      }
-      if (pushes) stack += R * kPanel;
-    }
-    if (x.num_segments > 0 || !x.out) continue;
-#pragma GCC unroll 14
-    for (int r = 0; r < R; ++r)
-      for (int j = 0; j < kVectors; ++j) native_store(x.out + r * x.out_pitch + lane + j * kNativeLanes, acc[r][j]);
-  }
-}
-
-/// Row-major A (kRowStride), the same for scaled sums, step-major A in blocks of kStepWords columns, and of 64 columns.
+/// Layout of A in a row block: row-major (kRowStride), the same for scaled sums, step-major in blocks of kStepWords
+/// columns, and step-major in blocks of 64 columns (only for the block heights of attention's backward pass).
 enum class ALayout { kRows, kScaledRows, kSteps, kSteps64 };
 
-template <class Dot, ALayout L, int R>
-constexpr MicroFn micro_of() {
-  if constexpr (L == ALayout::kRows) return micro<Dot, R, kRowStride, 1>;
-  if constexpr (L == ALayout::kScaledRows) return micro<Dot, R, kRowStride, 1, true>;
-  if constexpr (L == ALayout::kSteps) return micro<Dot, R, 1, kStepWords>;
-  return micro<Dot, R, 1, 64>;
-}
-
-template <class Dot, ALayout L, int... R>
+/// The micro-kernels of 1 to kMaxRows rows. microkernels.cc defines them, so that each is compiled once per level and
+/// not again in every source that multiplies.
+template <class Dot, ALayout L>
 struct MicroTable {
-  static constexpr MicroFn kFns[] = {micro_of<Dot, L, R + 1>()...};
+  static const MicroFn kFns[kMaxRows];
 };
-#if defined(__AVX512BW__)
-template <class Dot, ALayout L>
-using Micro = MicroTable<Dot, L, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13>;
-#elif defined(__aarch64__)
-template <class Dot, ALayout L>
-using Micro = MicroTable<Dot, L, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11>;
-#else
-template <class Dot, ALayout L>
-using Micro = MicroTable<Dot, L, 0, 1, 2, 3, 4, 5>;
-#endif
 
 template <class Dot, ALayout L>
 struct MicroOf {
-  static MicroFn of(int64_t rows) { return Micro<Dot, L>::kFns[rows - 1]; }
+  static MicroFn of(int64_t rows) { return MicroTable<Dot, L>::kFns[rows - 1]; }
 };
 
 /// The micro-kernel for `rows` rows, 1 to kRowsOf<Dot>.

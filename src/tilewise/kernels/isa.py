@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tilewise import _native
 
-__all__ = ["Packed", "isa_in_use", "isa_levels", "kernel_names", "run"]
+__all__ = ["Packed", "isa_in_use", "isa_levels", "isa_missing", "kernel_names", "run"]
 
 Packed = tuple[NDArray[Any], int, int]
 Tile = NDArray[Any] | Packed | None
@@ -28,8 +28,17 @@ def kernel_names() -> list[str]:
 
 
 def isa_levels() -> list[str]:
-    """Levels that this machine can run, weakest first; on aarch64 `neon` alone."""
+    """Levels that this build has and this machine can run, weakest first; on aarch64 `neon` alone."""
     return list(_native.kernels.isa_levels())
+
+
+def isa_missing() -> list[str]:
+    """Levels that this machine can run and that are better than every level of this build, weakest first.
+
+    A build from source has the weakest level and the best one of the machine that built it. Wheels of a release have
+    all levels.
+    """
+    return list(_native.kernels.isa_missing())
 
 
 def isa_in_use() -> str:

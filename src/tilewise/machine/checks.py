@@ -22,7 +22,7 @@ from tilewise.core.errors import ConfigError
 from tilewise.core.limits import available_memory, core_quota, memory_of_machine, num_cores
 from tilewise.core.sizes import format_bytes
 from tilewise.core.validation import shown
-from tilewise.kernels.isa import isa_in_use, isa_levels
+from tilewise.kernels.isa import isa_in_use, isa_levels, isa_missing
 
 __all__ = ["Finding", "check_machine"]
 
@@ -81,9 +81,12 @@ def _processor(root: Path) -> Iterator[Finding]:
     lines = (_read(root / "proc/cpuinfo") or "").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     name = names[0] if names else platform.machine()
-    level, best = isa_in_use(), isa_levels()[-1]
+    level, best, missing = isa_in_use(), isa_levels()[-1], isa_missing()
     found = f"{name}, kernels for {level}"
-    if level != best:
+    if missing:
+        advice = f"this machine can run {missing[-1]}, which this build lacks; build and install Tilewise here again"
+        yield Finding("processor", "warning", found, advice)
+    elif level != best:
         yield Finding("processor", "note", f"{found} of {best}", "unset TILEWISE_ISA, which asks for that")
     elif level == "baseline":
         advice = "kernels are several times slower without AVX2; use another processor, or virtual one, that has it"

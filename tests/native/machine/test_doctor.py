@@ -143,7 +143,7 @@ def test_what_is_to_be_changed_is_found(machine, case):
 
 
 def test_few_files_no_compiler_and_another_level(machine, monkeypatch):
-    """What the system's files do not say: limits of the process, programs, environment."""
+    """Limits of the process, missing programs, a forced kernel level and a build made for a weaker machine."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
     monkeypatch.setattr(checks.shutil, "which", lambda name, path=None: None)
     monkeypatch.setattr(checks, "isa_levels", lambda: ["baseline", "avx2", "other"])
@@ -155,6 +155,9 @@ def test_few_files_no_compiler_and_another_level(machine, monkeypatch):
         monkeypatch.setattr(checks, "isa_levels", lambda levels=levels: levels)
         monkeypatch.setattr(checks, "isa_in_use", lambda: "baseline")
         assert machine({})["processor"].state == "warning"
+    monkeypatch.setattr(checks, "isa_missing", lambda: ["avx2", "avx512"])
+    finding = machine({})["processor"]
+    assert finding.state == "warning" and "can run avx512, which this build lacks" in finding.advice
 
 
 @pytest.mark.parametrize(

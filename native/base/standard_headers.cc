@@ -1,0 +1,1 @@
+// Empty: its target holds the precompiled standard headers (CMakeLists.txt).
