@@ -27,7 +27,7 @@ def find_update_problem(
     if not all(type(number) is int for number in (*steps, *left)):
         return "it is not of integers"
     if len(steps) % 4 != 0 or len(left) != num_arrays:
-        return f"it has {len(steps)} integers of steps, and batch splits {len(left)} values for {num_arrays} arrays"
+        return f"it has {len(steps)} integers of steps, and leaves {len(left)} values for {num_arrays} arrays"
     for place in range(0, len(steps), 4):
         kind, *values = steps[place : place + 4]
         if kind not in range(len(UPDATE_STEPS)):

@@ -3,7 +3,7 @@
 `plan_run` checks everything that can be checked before any work: strategy, memory, output,
 checkpoints. `run_training` runs what it returns. Ctrl-C lets the current step finish, writes a
 checkpoint and returns; a second Ctrl-C ends the run at once. One run at a time writes to an output
-directory, and batch splits there: checkpoints/, metrics.jsonl, loss.png, model/.
+directory, and leaves there checkpoints/, metrics.jsonl, loss.png and model/.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def _require_tensors(graph: Graph, is_layer: bool) -> None:
     for node in graph.tensors:
         if node.kind == "result":
             hold(
-                is_layer or node.producer is not None,  # fusing batch splits some behind in layers
+                is_layer or node.producer is not None,  # fusing leaves some behind in layers
                 "result {} of {!r} comes from no op",
                 node.id,
                 graph.name,
