@@ -1,10 +1,11 @@
 """Tilewise: train transformers on one device or several, with the same result to the bit.
 
-A model is a graph that knows no devices (`ComputeGraph`), a declared strategy lays it out (`DistributionStrategy`), a
-plan says beforehand what fits and what moves, a native task runtime runs it, and the bits are the same on one device
-or many. Start with README.md and examples/.
+A model is a graph that does not know devices (`ComputeGraph`). A declared strategy lays it out
+(`DistributionStrategy`), a plan says in advance what fits and what moves, and a native task runtime
+runs it. The bits are the same on one device or many. Start with README.md and examples/.
 
-Names are loaded when they are first used, so that `import tilewise` is quick and describing needs no native module.
+Names are imported when they are first used, so `import tilewise` is quick, and defining graphs
+needs no native module.
 """
 
 from importlib import import_module

@@ -1,7 +1,9 @@
-"""Files: weights in safetensors, Hugging Face directories, training checkpoints, files of PyTorch.
+"""Files of weights and checkpoints: safetensors, Hugging Face directories, training checkpoints,
+files of PyTorch.
 
-Owns formats, the checks of everything that comes in, and atomic replacement. Knows tensors by name only: no models,
-no strategies. Weights are read lazily, so a device that needs some rows reads those rows.
+This package reads and checks these formats and replaces files atomically. It knows tensors by name
+only, not models or strategies. Weights are read lazily, so a device reads only the rows that it
+needs.
 """
 
 from tilewise.checkpoint.background import CheckpointWriter

@@ -1,8 +1,8 @@
-"""Where the parts of a stored zip archive lie: what `torch.save` writes.
+"""The directory of an uncompressed zip archive, as `torch.save` writes it.
 
-Owns the reading of an archive's directory, in a file or in a range of one, without unpacking anything: parts are
-stored as they are, so each is a range of bytes. Refuses what is compressed, encrypted, in several volumes, stands
-twice, or lies outside the archive. Ranges go to `torch_files`.
+Parts are stored uncompressed, so each is a range of bytes in the file, and nothing is unpacked.
+Archives that are compressed, encrypted or in several volumes are rejected, and so are entries that
+appear twice or lie outside of the archive. `torch_files` reads the ranges.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Checkpoints written in the background, one at a time.
+"""Writes checkpoints in the background, one at a time.
 
-Owns one thread while there is something to write. The caller hands over a state that nothing changes any more (the
-copy that `GraphInstance.state_dict` returns) and goes on; the thread describes, writes and renames it as
-`save_checkpoint` does. What goes wrong there is raised in the caller's thread: when it asks, and when it hands over
-the next one. A checkpoint that is not complete when the process ends is given up, and leaves nothing behind.
+There is one thread while there is something to write. The caller passes a state that does not
+change any more (the copy that `GraphInstance.state_dict` returns) and continues. The thread hashes,
+writes and renames it as `save_checkpoint` does. An error there is raised in the caller's thread
+when it asks, or when it passes the next checkpoint. A checkpoint that is incomplete when the
+process ends is abandoned and leaves no files.
 """
 
 from __future__ import annotations

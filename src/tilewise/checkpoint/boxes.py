@@ -1,8 +1,9 @@
-"""Boxes of a tensor: runs of neighbouring elements along each dim, and whether some of them make the whole.
+"""Boxes of a tensor: ranges along each dim, and whether several boxes together cover the tensor
+exactly.
 
-Pure functions of numbers. What files say of parts (training checkpoints, distributed checkpoints of PyTorch) is held
-to `misfit` before any element is read: parts lie in their tensor, no two have an element in common, and together they
-are all of it.
+Pure functions of numbers. Before any element is read, `misfit` checks what files say about parts
+(training checkpoints, PyTorch's distributed checkpoints): parts lie in their tensor, do not
+overlap, and together cover it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The files of a model directory next to its weights: configuration, tokenizer, chat templates, how an encoder pools.
+"""The files next to the weights in a model directory: configuration, tokenizer, chat templates,
+pooling of encoders.
 
-Owns their names, and reads them as bytes to be written elsewhere unchanged; other modules know what they mean. Refuses
-what is not a regular file, and what is larger than its kind ever is.
+This module knows their names and reads them as bytes that are written elsewhere unchanged; other
+modules interpret them. Files that are not regular, or larger than their kind can be, are rejected.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Hashes, reads and writes the files of several devices at a time, on as many threads as there are cores.
+"""Hashes, reads and writes the files of several devices at a time, with one thread per core.
 
-Unlike those of `concurrent.futures`, the threads leave the work that is queued undone when the process ends: a
-checkpoint that is not complete then is given up.
+Unlike the threads of `concurrent.futures`, these drop queued work when the process ends, because a
+checkpoint that is incomplete then is abandoned.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Directories of PyTorch's distributed checkpoints (DCP): tensors in chunks, and a `.metadata` that says where.
+"""Directories of PyTorch's distributed checkpoints (DCP): tensors in chunks, and a `.metadata` file
+with their places.
 
-`open_distributed` shows the tensors under their names; they are read where they lie, by each device its own part, from
-the chunks that hold it. `.metadata` and the chunks' own descriptions are pickles, read as
-data (`pickles`), so nothing in a directory runs. Refuses chunks that do not cover their tensor once, files outside of
-the directory, and what is no tensor.
+`open_distributed` returns the tensors by name. Each device reads its own part from the chunks that
+contain it. `.metadata` and the descriptions in chunks are pickles; they are parsed as data
+(`pickles`) and never executed. Chunks that do not cover their tensor exactly, files outside of the
+directory, and entries that are not tensors are rejected.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A training checkpoint's files: each device's parts of every tensor, written, opened and read next to one another.
+"""The files of a training checkpoint, one per device: writes, opens and reads them concurrently.
 
-A file is safetensors, its tensors the device's parts under the names of the wholes; where they lie in these stands in
-the manifest (`checkpoint.manifest`). Parts are hashed and written one at a time, so nothing is brought together.
-Opening holds a file's header to the manifest, `damages` its every byte.
+A file is safetensors. Its tensors are the device's parts, under the names of the whole tensors; the
+manifest (`checkpoint.manifest`) has their places. Parts are hashed and written one at a time, so
+tensors are never assembled. Opening compares a file's header with the manifest; `damages` checks
+every byte.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Replacing and removing directories so that a reader sees the old one or the new one, never half of either.
+"""Replaces and removes directories so that a reader sees either the old one or the new one, never a
+part.
 
-As `core.writing` does with files. A directory that is replaced or removed goes to a hidden name first; between the two
-renames of a replacement there is none of its name. Refuses, when asked beforehand, places that cannot be written to;
-knows no formats.
+It does for directories what `core.writing` does for files. A directory that is replaced or removed
+is first renamed to a hidden name; between the two renames of a replacement there is no directory of
+that name. On request it checks in advance that a place is writable.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The header of a safetensors file: which tensor lies where.
+"""The header of a safetensors file: the place of every tensor.
 
-Owns the format's rules: eight bytes of length, a JSON object of tensors, then their bytes, which cover the rest of the
-file once, without holes and without overlaps. Refuses everything else, naming the tensor and the rule, so that what is
-read later is what was written. A pure function of the file's bytes; `checkpoint.tensors` opens files and asks it.
+The format: eight bytes of length, a JSON object that describes the tensors, then their bytes, which
+cover the rest of the file without gaps or overlaps. Everything else is rejected, with the tensor
+and the rule in the error. A pure function of the file's bytes; `checkpoint.tensors` opens files.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Models by their name on the Hugging Face hub: found in its cache, or downloaded into it.
+"""Models by their name on the Hugging Face hub, from its cache or downloaded into it.
 
-Owns which files of a repository are wanted: configuration, tokenizer and the safetensors files of one copy of the
-weights, never code or pickled weights. Downloading, the cache, tokens and offline mode (`HF_HUB_OFFLINE`, `HF_HOME`,
-`HF_TOKEN`) are `huggingface_hub`'s, which shows its own progress. Refuses names that are invalid, and what the hub
-refuses.
+This module chooses the files of a repository: configuration, tokenizer and the safetensors files of
+one copy of the weights, never code or pickled weights. `huggingface_hub` downloads, shows progress,
+and handles the cache, tokens and offline mode (`HF_HUB_OFFLINE`, `HF_HOME`, `HF_TOKEN`). Invalid
+names, and errors of the hub, are reported before any work.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One run at a time in an output directory.
+"""Allows one run at a time in an output directory.
 
-Owns a lock file in the directory, held by the system for as long as the process lives: a dead process never blocks,
-and nothing has to be cleaned up after it. The file names the process that holds it, for the message to the second
-one, and is removed at the end. Refuses a directory that another run holds.
+The lock is a file in the directory, which the system locks for as long as the process lives. So a
+dead process never blocks, and nothing needs to be cleaned up after it. The file names the process
+for the error message of a second one, and is removed at the end.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""checkpoint.json: what a training checkpoint says of itself, and what it is held to before anything else is read.
+"""checkpoint.json, the manifest of a training checkpoint, and the checks of it before anything else
+is read.
 
-Names step, configuration and devices, and of every tensor its element type, its shape and its parts: which device's
-file has each, where it lies in the whole, and the SHA-256 of its bytes. `digest` covers all of that, so an edited
-number is found. Refuses parts that do not make their tensor, naming the tensor and the file. Files are read in
-`checkpoint.training`.
+It has the step, the configuration and the devices. For every tensor it has the dtype, the shape,
+and its parts: the device whose file contains the part, its place in the tensor, and the SHA-256 of
+its bytes. `digest` covers all of this, so that an edited number is detected. Parts that do not
+cover their tensor are rejected, with the tensor and the file in the error. `checkpoint.training`
+reads the files.
 """
 
 from __future__ import annotations

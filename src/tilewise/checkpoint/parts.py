@@ -1,7 +1,7 @@
-"""What a training checkpoint is given, held to what its files can hold and its readers take.
+"""Checks the tensors that a training checkpoint is made of, and makes parts of whole tensors.
 
-Makes parts of tensors that come whole. Refuses names and shapes that no file gives back, and parts that do not make
-their tensor, before a byte is read or written.
+Names and shapes that a file could not return, and parts that do not cover their tensor, are
+rejected before a byte is read or written.
 """
 
 from __future__ import annotations

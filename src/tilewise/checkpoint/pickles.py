@@ -1,10 +1,10 @@
-"""Pickles as data: what a pickle says, read by a machine that can do nothing else.
+"""Parses pickles as data, with an interpreter that cannot call anything.
 
-Python's own unpickler calls whatever a file names. This one knows the instructions that build numbers, texts and
-containers; a name is looked up nowhere, only held to a list of those that files of tensors use, and what would be a
-call becomes a `Record` of the name and its arguments. So nothing in a file can run, whatever it says. Time and memory
-are bounded: instructions and bytes are counted, nothing recurses, and keys are plain. Bytes come from `torch_files`
-and `dcp`, which make tensors of the records.
+Python's own unpickler calls whatever a file names. This one supports only the instructions that
+build numbers, strings and containers. Names are compared with a list of those that tensor files
+use; what would be a call becomes a `Record` of the name and its arguments. So nothing in a file can
+run. Time and memory are bounded: instructions and bytes are counted, there is no recursion, and
+keys are plain values. `torch_files` and `dcp` provide the bytes and make tensors of the records.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Writing a Hugging Face directory: config.json, generation_config.json, tokenizer files, weights.
+"""Writes a Hugging Face directory: config.json, generation_config.json, tokenizer files, weights.
 
-`transformers` opens what is written here. Everything goes into a hidden directory that is renamed at the end, so a
-directory of that name is always whole. Knows nothing of model families: configurations arrive as dictionaries, names
-of tensors as files spell them.
+`transformers` opens such directories. Everything is written to a hidden directory that is renamed
+at the end, so a directory of the final name is always complete. The module knows no model families:
+configurations are dictionaries, and tensors have the names of the files.
 """
 
 from __future__ import annotations

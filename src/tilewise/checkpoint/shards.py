@@ -1,8 +1,9 @@
-"""Writing safetensors files: one tensor in memory at a time, each file whole or not at all.
+"""Writes safetensors files with one tensor in memory at a time; each file appears complete or not
+at all.
 
-Names, shapes and dtypes are known first, so that headers stand before what they describe and every file has its final
-name; then tensors are fetched and written one after the other. Refuses what a file cannot hold before anything is
-written. `transformers` opens what is written here.
+Names, shapes and dtypes are known first, so headers are written before the data and every file has
+its final name. Then tensors are fetched and written one by one. What a file cannot store is
+rejected before anything is written. `transformers` opens these files.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How a family's files spell a graph's parameters: one table read in both directions.
+"""Maps a graph's parameters to the tensors of a family's files, in both directions, by one table.
 
-A file may hold several parameters side by side in one tensor, or the transpose of one. `StoredWeights` shows the
-files of such a table under the graph's names, `store_parameters` shows a graph's parameters under the files' names;
-both are lazy. Knows no family: tables come from `models`. Refuses, before an element is read, files that lack a
-tensor of the table or hold others, tensors of another shape, and what are no floating-point numbers.
+A file may store several parameters in one tensor, or a parameter transposed. `StoredWeights` shows
+files under the graph's names; `store_parameters` shows a graph's parameters under the files' names.
+Both are lazy. `models` provides the tables. Files that lack a tensor of the table, have additional
+ones, or have other shapes or integer dtypes, are rejected before an element is read.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Tensors that are not in memory, or not in one piece: in files, in parts, or wherever a function fetches them from.
+"""Tensors that are in files, in several parts, or fetched by a function when they are needed.
 
-`WeightsFile` opens one safetensors file; its tensors are `FileTensor`s, which say where they lie and are read with
-`pread` when they are asked for, row by row if need be, so that a file that shrinks meanwhile is an error and never a
-signal. `PartedTensor` is a tensor of several such parts, or of arrays: a box of it is read from the parts that hold
-it, and no others. `LazyTensor` is what is to be written. All are arrays to NumPy. Refuses files that break a rule of
-the format (`checkpoint.header`).
+`WeightsFile` opens a safetensors file. Its `FileTensor`s know their place and are read with `pread`
+on request, row by row if needed; if the file becomes shorter meanwhile, this is an error and not a
+signal. A `PartedTensor` consists of several such parts or arrays, and reads a box from the parts
+that contain it. A `LazyTensor` is a tensor to be written. NumPy accepts all of them as arrays.
+Files that break a rule of the format (`checkpoint.header`) are rejected.
 """
 
 from __future__ import annotations

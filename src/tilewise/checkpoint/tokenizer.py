@@ -1,9 +1,10 @@
-"""A model directory's tokenizer: tokenizer.json, or vocab.json with merges.txt, as GPT-2 and Qwen2 had them at first.
+"""The tokenizer of a model directory: tokenizer.json, or vocab.json with merges.txt (early GPT-2
+and Qwen2).
 
-The `tokenizers` library parses; this module checks its input for what the library does not check. A tokenizer may
-know tokens that the model has no weights for (text Gemma 3 has one, CodeLlama-34b four): `check_token_ids` refuses
-texts that use them. A tokenizer.model (SentencePiece) alone is refused with advice: it says less than a tokenizer.json
-does, and what it leaves open, converters of transformers know.
+The `tokenizers` library parses the files; this module checks what the library does not check. A
+tokenizer may have tokens without weights in the model (text Gemma 3 has one, CodeLlama-34b four);
+`check_token_ids` rejects texts that use them. A directory with only tokenizer.model (SentencePiece)
+is rejected with advice, because the file lacks information that transformers' converters add.
 """
 
 from __future__ import annotations

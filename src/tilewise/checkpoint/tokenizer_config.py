@@ -1,6 +1,7 @@
-"""tokenizer_config.json and chat templates' files: which tokens have a role, and how a conversation becomes a text.
+"""Reads tokenizer_config.json and chat template files: special tokens, and the template that
+renders a conversation.
 
-Only read here: what a template makes of a conversation is the business of generation.
+This module only reads them; `generate` renders templates.
 """
 
 from __future__ import annotations

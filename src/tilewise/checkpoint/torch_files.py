@@ -1,10 +1,10 @@
-"""Files of `torch.save`: state dicts as lazy tensors; nothing in them is run.
+"""Files of `torch.save`: state dicts as lazy tensors, without executing anything in the file.
 
-A file is a stored archive (`archive`) with a pickle (`pickles`) that says which tensors there are, and a part per
-storage with their bytes. `open_state_dict` shows the tensors under their names, each read where it lies when it is
-asked for, like those of safetensors; its whole storage is held to the archive's checksum first. Refuses files that name
-anything but tensors, tensors that reach beyond their storage or are no plain rows and columns, and what is no state
-dict; PyTorch is not needed.
+A file is an uncompressed archive (`archive`). It has a pickle (`pickles`) that lists the tensors,
+and a part with the bytes of each storage. `open_state_dict` returns the tensors by name; each is
+read on request, like those of safetensors, after the checksum of its whole storage was verified.
+Files that name anything but tensors, tensors that reach beyond their storage or have unusual
+strides, and files that are not state dicts are rejected. PyTorch is not needed.
 """
 
 from __future__ import annotations

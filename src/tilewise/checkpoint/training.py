@@ -1,11 +1,12 @@
-"""Training checkpoints: `step-N` directories, each with its state and what is known of it.
+"""Training checkpoints: directories `step-N` with the state of a run and its manifest.
 
-A checkpoint holds the state of a model (parameters, optimizer) and the configuration that decides its values: a file of
-each device that trained, with its own parts of every tensor, and a manifest of them all. It is written under a hidden
-name and renamed, so whatever moment a process is killed at, an older or a newer checkpoint stands whole.
-checkpoint.json has a SHA-256 of every part and one of everything that it says itself, so a flipped bit or an edited
-step is found: listing looks at names, sizes and metadata, loading at every byte. Loading checks before it trusts, names
-the setting or the file that is wrong, and goes back to an older checkpoint only when the newer one is damaged.
+A checkpoint has the parameters, the optimizer states and the configuration that determines their
+values. Each device that trained writes a file with its own parts of every tensor. A checkpoint is
+written under a hidden name and renamed, so at least one complete checkpoint exists whenever the
+process is killed. checkpoint.json has a SHA-256 of every part and of its own content, so a flipped
+bit or an edited step is detected. Listing reads names, sizes and metadata; loading reads and checks
+every byte. An error names the setting or the file. An older checkpoint is used only if a newer one
+is damaged.
 """
 
 from __future__ import annotations

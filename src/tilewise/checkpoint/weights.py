@@ -1,10 +1,10 @@
-"""Weights in files: opened lazily.
+"""`open_weights`: weights in files, opened lazily.
 
-`open_weights` reads headers; a tensor costs nothing until its elements are read, and `weights[name][a:b]` reads those
-rows only. bf16 comes as `ml_dtypes.bfloat16`. Refuses files that break a rule of the format (`checkpoint.header`),
-indexes that name anything but the tensors of files next to them, and directories of pickled weights. Data comes from a
-Hugging Face directory or a single file, also one of `torch.save`, and goes to `GraphInstance.load_parameters`; what
-writes such files is `checkpoint.shards`.
+It reads headers only. `weights[name][a:b]` reads these rows only. bf16 tensors are
+`ml_dtypes.bfloat16`. It opens a Hugging Face directory or a single file, also one of `torch.save`;
+the result goes to `GraphInstance.load_parameters`. Files that break a rule of the format
+(`checkpoint.header`), indexes that refer to other files, and directories of pickled weights are
+rejected. `checkpoint.shards` writes such files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A plan that does not fit memory, found before any work, is a usage error (exit code 2), not a failure (exit code 1).
+"""Makes a plan that does not fit in memory a usage error (exit code 2) if no work has started,
+instead of a failure (exit code 1).
 
-Library callers get `ResourceError` either way; only the command line distinguishes the two.
+Library callers get `ResourceError` in both cases; only the command line distinguishes them.
 """
 
 from __future__ import annotations

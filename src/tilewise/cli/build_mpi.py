@@ -1,7 +1,7 @@
-"""`tilewise build-mpi`: the one file that calls MPI, compiled by a site's own mpicc.
+"""`tilewise build-mpi`: compiles the one file that calls MPI with a site's own mpicc.
 
-Compiles into a folder of its own, loads what came out in a process of its own, and only then puts it where it is to
-lie: what stood there before is kept until then, and for good when something fails.
+It compiles in a temporary folder, loads the result in a separate process, and then moves it to its
+destination. An existing file is replaced only if all of this succeeds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The command line's `tilewise checkpoint inspect | verify | convert`.
+"""`tilewise checkpoint inspect | verify | convert`: arguments, help texts and output.
 
-Owns arguments, help texts and what is printed; reading and writing are elsewhere. Heavy packages are imported inside
-commands, as in `cli.main`.
+Reading and writing are elsewhere. Heavy packages are imported inside commands, as in `cli.main`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`tilewise generate --chat`: a conversation by lines, from a terminal or any other standard input.
+"""`tilewise generate --chat`: a conversation by lines, from a terminal or another standard input.
 
-Each answer is written from the whole conversation, rendered anew with the model's chat template. Answers go to standard
-output, everything else to standard error. A message that cannot be answered is said and forgotten, and the conversation
-goes on.
+Each answer is generated from the whole conversation, rendered with the model's chat template.
+Answers go to standard output, everything else to standard error. If a message cannot be answered,
+the error is printed, the message is removed, and the conversation continues.
 """
 
 from __future__ import annotations

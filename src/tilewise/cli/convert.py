@@ -1,8 +1,9 @@
-"""`tilewise checkpoint convert`: weights from other files into a Hugging Face directory, or into one safetensors file.
+"""`tilewise checkpoint convert`: converts weights of other files to a Hugging Face directory or a
+safetensors file.
 
-Composes readers (training checkpoints, state dicts of `torch.save`, distributed checkpoints) with the writer of model
-directories. Everything is checked before anything is written; then one tensor at a time is in memory. Refuses a target
-that is there already.
+It combines readers (training checkpoints, state dicts of `torch.save`, distributed checkpoints)
+with the writer of model directories. Everything is checked before anything is written; then one
+tensor at a time is in memory. An existing target is an error.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""`tilewise demo`: from nothing to a model that writes Python, in a few minutes, with every figure shown.
+"""`tilewise demo`: trains a small model and generates Python code with it in a few minutes, and
+shows all figures.
 
-Composes the public parts in the order a user would: data, plan, training with dp, saving, evaluation, loading
-with tp, writing. Owns no computation. Leaves in `out`: model/ and untrained/ (Hugging Face directories),
-loss.png, metrics.jsonl, timeline.json, checkpoints/.
+It uses the public parts in the order in which a user would: data, plan, training with dp, saving,
+evaluation, loading with tp, generation. Files in `out`: model/ and untrained/ (Hugging Face
+directories), loss.png, metrics.jsonl, timeline.json, checkpoints/.
 """
 
 from __future__ import annotations

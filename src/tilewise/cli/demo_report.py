@@ -1,4 +1,4 @@
-"""Tables of the demo's report. Prints what it is given; computes nothing but units."""
+"""The tables of the demo's report."""
 
 from __future__ import annotations
 

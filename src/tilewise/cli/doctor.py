@@ -1,4 +1,6 @@
-"""`tilewise doctor`: what of this machine slows programs down, what to change, and how fast it is."""
+"""`tilewise doctor`: reports what slows programs down on this machine, what to change, and how fast
+the machine is.
+"""
 
 from __future__ import annotations
 

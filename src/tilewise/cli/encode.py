@@ -1,4 +1,4 @@
-"""`tilewise encode`: vectors to standard output as lines of JSON, or to a file as one array."""
+"""`tilewise encode`: writes vectors to standard output as lines of JSON, or to a file as one array."""
 
 from __future__ import annotations
 

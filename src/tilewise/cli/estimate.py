@@ -1,7 +1,8 @@
-"""`tilewise inspect train.toml`: what a training run needs and how long a step takes, before anything runs.
+"""`tilewise inspect train.toml`: estimates what a training run needs and how long a step takes,
+before anything runs.
 
-Memory comes from the plan, FLOPs and bytes from its instructions, time from peaks that are measured or given. Reads the
-configuration alone, no data and no weights.
+Memory comes from the plan, FLOPs and bytes from its instructions, and time from peaks that are
+measured or given. Only the configuration is read, no data and no weights.
 """
 
 from __future__ import annotations

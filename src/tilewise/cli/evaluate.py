@@ -1,4 +1,4 @@
-"""`tilewise evaluate`: how well a model predicts some files."""
+"""`tilewise evaluate`: measures how well a model predicts files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tilewise generate`: its arguments. What it does stands in write.py and converse.py."""
+"""`tilewise generate`: its arguments. write.py and converse.py do the work."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Help texts of the command line: every option's name whole, at any width of the terminal.
+"""Help texts of the command line that show every option's name in full, at any width of the
+terminal.
 
-typer's own help is a table of rich, which cuts long names off where the terminal is narrow. Here an option with a long
-name has its text on the next line, and no line ends within a name. Options are listed below the titles that their
-`rich_help_panel` names.
+typer's own help is a table of rich, which truncates long names in narrow terminals. Here the help
+text of a long option starts on the next line, and no line ends within a name. Options are listed
+under the titles of their `rich_help_panel`.
 """
 
 from __future__ import annotations

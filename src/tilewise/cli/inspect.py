@@ -1,4 +1,6 @@
-"""`tilewise inspect` of a model: what its directory holds, what fits into memory, and how fast it can be at most."""
+"""`tilewise inspect` of a model: shows what its directory contains, what fits in memory, and its
+highest possible speed.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The command line: `tilewise demo | train | generate | serve | chat | run-batch | encode | evaluate | inspect |
-doctor | verify | tune | launch | build-mpi | bench | checkpoint`.
+"""The command line: `tilewise demo | train | generate | serve | chat | run-batch | encode |
+evaluate | inspect | doctor | verify | tune | launch | build-mpi | bench | checkpoint`.
 
-Owns arguments, help texts, exit codes. Heavy packages are imported inside commands, so that help is quick. A
-user's mistake is one line on standard error and exit code 2 before any work; a failure while working is one
-line and exit code 1, the loss of a process of several 75; Ctrl-C is 130. Standard output carries results only.
+This module defines arguments, help texts and exit codes. Heavy packages are imported inside
+commands, so that help is quick. A user's mistake is one line on standard error and exit code 2
+before any work. A failure during work is one line and exit code 1; if one of several processes is
+lost, the exit code is 75. Ctrl-C is 130. Standard output has results only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What several commands' options share: their declarations, help texts, and how their text is read.
+"""Options that several commands share: declarations, help texts and parsing.
 
-`Options` stands in a command's signature for all options of a group of settings; `expand_options` puts those in its
-place, derived from the declarations in `tilewise.settings`.
+`Options` in a command's signature stands for all options of a group of settings. `expand_options`
+replaces it by options derived from the declarations in `tilewise.settings`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`tilewise inspect --graph`: the graph of a model, of a training configuration or of a saved graph, as one file; and
-`--plan`: the plan of a training configuration as a page.
+"""`tilewise inspect --graph`: the graph of a model, a training configuration or a graph file, as
+one file. `--plan`: the plan of a training configuration as a page.
 
-Reads configurations and graph files, never weights. The file's ending says the form: a page (`.html`) or Mermaid text
-(`.mmd`).
+It reads configurations and graph files, never weights. The file's suffix selects the format: a page
+(`.html`) or Mermaid text (`.mmd`).
 """
 
 from __future__ import annotations

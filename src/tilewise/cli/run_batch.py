@@ -1,4 +1,6 @@
-"""`tilewise run-batch`: a file of requests in OpenAI's format for batches, answered into another file."""
+"""`tilewise run-batch`: answers a file of requests in OpenAI's batch format and writes another
+file.
+"""
 
 from __future__ import annotations
 

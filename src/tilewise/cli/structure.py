@@ -1,6 +1,7 @@
-"""`--json-schema`, `--regex`, `--choice` and `--grammar` of `tilewise generate`: what a text must follow.
+"""`--json-schema`, `--regex`, `--choice` and `--grammar` of `tilewise generate`: the structure that
+a text must follow.
 
-Reads files and compiles grammars before weights are read.
+It reads files and compiles grammars before weights are read.
 """
 
 from __future__ import annotations

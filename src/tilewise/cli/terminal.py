@@ -1,7 +1,7 @@
-"""What comes from outside (models, servers) on its way to a terminal: as text, and nothing that the terminal obeys.
+"""Makes text from models and servers safe to print on a terminal.
 
-A terminal does what control characters say: it moves, hides what was written, or puts text on the clipboard. Where
-output is no terminal, it is data and stays as it is.
+Control characters could move the cursor, hide text or write to the clipboard. They are removed when
+the output is a terminal; otherwise the text is data and unchanged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`tilewise tune`: which settings make a training run fastest on this machine, of those that change no bit of it."""
+"""`tilewise tune`: finds the settings that make a training run fastest on this machine without
+changing a bit of its result.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Signals between devices, as a tile program names them, and processes of one host that have devices of one plan.
+"""Signals between devices, and groups of processes that run the devices of one plan.
 
-A signal is a 64-bit counter in symmetric memory: the same index on every device, counting up, never
-reset. The signals themselves live in native/comm; the planner decides which device posts which
-signal. Processes (`comm.group`) share the devices' memory (`comm.memory`); what they say to each
-other next to it goes through sockets that have no name (`comm.channel`).
+A signal is a 64-bit counter in symmetric memory: it has the same index on every device, counts up,
+and is never reset. Signals are stored by native/comm; the planner decides which device posts which
+signal. Processes (`comm.group`) share the memory of their devices (`comm.memory`) and exchange
+messages through unnamed sockets (`comm.channel`).
 """
 
 from tilewise.comm.group import Group, active_group

@@ -1,9 +1,10 @@
-"""`Channel`: messages between a group's leader and one of its workers, through one end of a pair of sockets.
+"""`Channel`: messages between a group's leader and one of its workers, over one end of a socket
+pair.
 
-A message is a frame of JSON (`core.frames`), an object, and may bring descriptors: its entry `files` says how many.
-Nothing is pickled, and what a message says is checked where it is used. Descriptors travel next to the first bytes of
-their frame, so that they are here when the frame is whole. What was read of a message stays when a call is interrupted
-or late: the next call goes on there.
+A message is a frame with a JSON object (`core.frames`). It may carry file descriptors; its entry
+`files` gives their number. Nothing is pickled, and the receiver checks every message. Descriptors
+are sent with the first bytes of their frame, so they have arrived when the frame is complete. If a
+call is interrupted or times out, the bytes already read are kept and the next call continues there.
 """
 
 from __future__ import annotations

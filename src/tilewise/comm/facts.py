@@ -1,5 +1,6 @@
-"""What two processes must have in common to compute the same bits, and to be one run: said by each worker, compared by
-the leader."""
+"""The facts that must be equal in two processes for equal bits and for one run. Each worker reports
+them, and the leader compares.
+"""
 
 from __future__ import annotations
 

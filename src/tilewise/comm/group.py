@@ -1,14 +1,16 @@
-"""`Group`: this process, the leader, and workers that have devices of the same plans.
+"""`Group`: this process (the leader) and workers, which have devices of the same plans.
 
-The leader runs all of the user's Python and has devices of its own. A worker gets a plan's program and runs lists of
-tasks when the leader says so. On the leader's host it allocates nothing: memory is the leader's, handed over. What is
-rare goes through a channel for each; runs do not. The leader starts its workers itself, on its host; or a launcher has
-started all of them, on several (`comm.world`).
+The leader runs all of the user's Python code and has devices of its own. A worker receives a plan's
+program and runs lists of tasks on the leader's request. On the leader's host a worker allocates
+nothing; the leader allocates the memory and sends its descriptors. Rare messages use a channel per
+worker; runs do not. Either the leader starts the workers on its own host, or a launcher starts all
+processes, on one or several hosts (`comm.world`).
 
-A group is over when one of its processes is gone: the others are ended, and every later call says which one it was and
-how it ended.
+If a process of the group ends, the group ends: the other processes are stopped, and every later
+call raises an error that names the process and how it ended.
 
-State: the one group of this process that is open (`active_group`). Any thread may call; calls stand one behind another.
+State: the open group of this process (`active_group`), at most one. Any thread may call; calls are
+executed one at a time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""`GroupExecutor`: the devices of a plan, in several processes, as the native executor of one process offers them.
+"""`GroupExecutor`: the devices of a plan in several processes, with the interface of the native
+executor of one process.
 
-Every device's memory and the memory in which processes tell each other of signals are made here and mapped by all of
-this host, so tensors are read and written as in one process. On another host its first process makes them for the
-others there (`comm.group_memory`), and their tensors are read and written through the connection. An executor counts
-for its own devices alone: the others' figures are asked for and added.
+The memory of every device, and the memory for signals between processes, is allocated here and
+mapped by all processes of this host. So tensors are read and written as in one process. On another
+host, the first process allocates it for the others there (`comm.group_memory`), and tensors are
+read and written over the connection. An executor counts only for its own devices; figures of other
+devices are requested and added.
 """
 
 from __future__ import annotations

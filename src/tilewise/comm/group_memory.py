@@ -1,7 +1,8 @@
-"""What the processes of one host share of a device_group: who makes it, and in which order it is handed on.
+"""The memory that the processes of one host share for a device group: who allocates it, and the
+order in which it is passed on.
 
-The order is that of `make_memory`: the device_group's own memory, the devices' arenas, then their
-files where the plan offloads something; -1, or no path, stands for what is on another host.
+The order is that of `make_memory`: the group's own memory, the arenas of devices, then their files
+if the plan offloads tensors. -1, or no path, stands for memory on another host.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def make_memory(needed: Mapping[str, Any], is_own: Sequence[bool], own: Callable
         own: takes every descriptor as it is made, to close it later.
 
     Returns:
-        Of the device_group, of every device, of every device's file.
+        Of the device group, of every device, of every device's file.
 
     Raises:
         ResourceError: the system gives none; names the host where there may be several.

@@ -1,8 +1,8 @@
-"""What a launcher of several processes (mpiexec, srun) says of this one, and whether MPI agrees.
+"""What a launcher (mpiexec, srun) says about this process and its peers, and whether MPI agrees.
 
-A launcher that starts N copies of a program whose MPI does not know the launcher gives N worlds of one process, each of
-which would do the whole work and write over the others' files. So what the launcher says is read before MPI starts, and
-a difference is refused in every process.
+If a launcher starts N copies of a program whose MPI does not know the launcher, there are N worlds
+of one process each. Each would do the whole work and overwrite the others' files. So the launcher's
+variables are read before MPI starts, and a difference is an error in every process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How fast the leader gets bytes from processes that a launcher has started, by the way that tiles take; and how far
-their clocks are from its own.
+"""Measures how fast the leader receives bytes from processes that a launcher started, over the path
+that tiles take, and the offset of their clocks.
 
-MPI moves nothing by itself: `busy_bytes_per_s` is what is left of a link while the cores at its other end compute, and
-what is lost there is lost in training.
+`busy_bytes_per_s` is the speed of a link while the cores at the other end compute. MPI transfers
+nothing by itself, so a link that is slow in this state also slows training.
 """
 
 from __future__ import annotations

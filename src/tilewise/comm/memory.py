@@ -1,8 +1,8 @@
-"""Memory that processes of one host share: files without names, whose size can never change.
+"""Memory that processes of one host share: unnamed files of a fixed size.
 
-They are handed from process to process as descriptors (`comm.channel`) and are gone with the last process that has
-them: nothing of them stands in any directory. The seals keep the promise that no access beyond a size that was checked
-once can end a process.
+Processes pass them on as descriptors (`comm.channel`). They are in no directory, and the system
+frees them with the last process that has them. The files are sealed against a change of size, so an
+access within a checked size can never end a process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`MpiChannel`: messages between a group's leader and one of its workers, through MPI's connection.
+"""`MpiChannel`: messages between a group's leader and one of its workers, over MPI.
 
-What `comm.channel` is for processes that one has started, this is for those that a launcher has. Descriptors cannot
-travel: between processes of one host their paths do, which the receiver opens; to another host goes a copy of what they
-hold, which only makes sense of what never changes.
+It is `comm.channel` for processes that a launcher started. MPI cannot transfer descriptors. Between
+processes of one host their paths are sent, and the receiver opens them. To another host a copy of
+the content is sent, which is correct only for content that never changes.
 """
 
 from __future__ import annotations

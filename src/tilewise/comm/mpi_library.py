@@ -1,8 +1,10 @@
-"""Which MPI this process would use: a built table of functions, and the library that it finds MPI's names in.
+"""Finds the MPI that this process would use: a built table of functions, and the library that has
+MPI's functions.
 
-Looks, and loads nothing but a library that only the loader knows. The table comes from a site's own mpicc
-(`tilewise build-mpi`) or with the package, built for MPI's standard binary interface, which any library has that calls
-itself libmpi_abi.so.1; pip's mpich brings one.
+It only searches, and loads a library only if nothing but the loader knows its path. The table is
+either built by a site's own mpicc (`tilewise build-mpi`) or comes with the package. The latter uses
+MPI's standard binary interface, which every library named libmpi_abi.so.1 provides; pip's mpich has
+one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The table of native/comm/mpi/tilewise_mpi.h as Python sees it, for what is to be known before native code has it.
+"""The table of native/comm/mpi/tilewise_mpi.h as read from Python, before native code uses it.
 
-Run as a program, loads a built table in a process of its own, which may end badly, and prints which MPI it calls:
-`python -m tilewise.comm.mpi_table TABLE [LIBRARY]`.
+As a program, `python -m tilewise.comm.mpi_table TABLE [LIBRARY]` loads a built table and prints
+which MPI it calls. It runs in its own process, because loading may crash.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`Peer`: one worker of a group, as the leader has it: its process, what it is asked, what it answers.
+"""`Peer`: the leader's view of one worker: its process, requests to it, and its answers.
 
-The leader has started it itself (`SpawnedPeer`), or a launcher has started both (`JoinedPeer`).
+The leader started the worker itself (`SpawnedPeer`), or a launcher started both (`JoinedPeer`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`World`: the processes that a launcher (mpiexec, srun) has started together, joined by MPI.
+"""`World`: the processes that a launcher (mpiexec, srun) started together, connected by MPI.
 
-A process joins at most once, and leaves once: MPI knows no second start. Process 0 leads; the others serve it
-(`distributed.worker`).
+A process joins and leaves at most once, because MPI cannot be started twice. Process 0 is the
+leader; the others are workers (`distributed.worker`).
 """
 
 from __future__ import annotations

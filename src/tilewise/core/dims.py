@@ -1,9 +1,10 @@
-"""Sizes and dims: symbols with bounds, and the fixed cuts that every strategy has to respect.
+"""Sizes and labels of dims: symbols with bounds, and the fixed cuts that every strategy respects.
 
-A *size* is an `int` or a `Dim`, a symbol whose value is bound when a program runs. A *label* names what a tensor dim
-counts (`heads`, `mlp`, `vocab`, …) and its atom, the smallest piece that may be separated. Labels belong to the graph,
-not to a strategy: they fix where a contraction over that dim is cut into k splits (docs/numerics.md, rule 2), so the
-bits of a sum are the same however many devices share it.
+A *size* is an `int` or a `Dim`, a symbol whose value is set when a program runs. A *label* names
+what a dim counts (`heads`, `mlp`, `vocab`, …) and its atom, the smallest piece that may be
+separated. Labels belong to the graph, not to a strategy: they fix where a contraction over that dim
+is cut into k splits (docs/numerics.md, rule 2). So the bits of a sum do not depend on how many
+devices share it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Element types and their spellings. One table; the planner, configurations and the command line ask it."""
+"""Element types and their names: one table for the planner, configurations and the command line."""
 
 from __future__ import annotations
 

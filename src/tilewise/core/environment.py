@@ -1,8 +1,8 @@
-"""Environment variables: the one place that reads them from Python.
+"""Environment variables. All Python code reads them here.
 
-A variable exists only if it stands in `VARIABLES` (or in native code) and on docs/environment.md; a policy
-test compares the two. Configuration of a run never comes from here: that is what arguments and configuration
-files are for. What launchers of several processes set is read here as well, by the same table.
+Every variable is listed in `VARIABLES` (or in native code) and on docs/environment.md; a policy
+test compares the two. A run is not configured by environment variables, but by arguments and
+configuration files. The variables that launchers set are read here too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`FrozenMap`: a dictionary that stays as it was made, for records that are frozen.
+"""`FrozenMap`: a dictionary that cannot be changed, for frozen records.
 
-It is a `dict`, so that reading it costs what reading one does, and `dataclasses.asdict`, `json` and copies take it for
-one. What would change it is refused; `dict(it)` is a dictionary that can be changed.
+It is a `dict`, so reading it costs the same, and `dataclasses.asdict`, `json` and copies accept it.
+Changing it raises an error; `dict(frozen_map)` is a copy that can be changed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Cores and memory that this process may use, as the system, affinity and control groups (containers) say.
+"""Cores and memory that this process may use, according to the system, CPU affinity and control
+groups (containers).
 
-A process sees all cores of its host also where its container may use two of them at a time: threads beyond that are
-stopped in the middle of their work. So threads are counted here, and nowhere by the system's own count of cores.
+A process in a container sees all cores of its host, even if it may use only two. Additional threads
+are stopped in the middle of their work. So numbers of threads come from here, never from the
+system's own count of cores.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Logging: one logger per package, all below `tilewise`, to standard error.
 
-Standard output belongs to results (generated text, plans); whatever explains or warns goes through here. A
-program that configures `logging` itself is left alone: a handler is added only by the command line.
+Standard output is for results (generated text, plans); explanations and warnings are logged. Only
+the command line adds a handler, so a program's own `logging` configuration is not changed.
 """
 
 from __future__ import annotations

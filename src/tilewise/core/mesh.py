@@ -1,8 +1,9 @@
-"""Devices on named axes. A mesh knows coordinates only; who computes what is the strategy's business.
+"""`DeviceMesh`: devices on named axes. A mesh knows coordinates only; strategies decide what each
+device computes.
 
-`Axes` is how a dim, or a device group, names several of them: a tuple, major first. `MICRO` may
-stand among them: microbatches cut a dim in time as an axis cuts it in space. No axis of a mesh has
-that name, so in space it counts one device.
+`Axes` is a tuple of axis names, major first, for a dim or a device group. It may contain `MICRO`:
+microbatches divide a dim in time as an axis divides it in space. No axis of a mesh has that name,
+so in space it counts as one device.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What comes from outside: regular files read whole, and JSON held to a model.
+"""Reads input files whole, and validates JSON against a model.
 
-Owns the border between bytes that may have been written by any program and values that the rest trusts. Refuses what
-is no regular file (a pipe would wait for ever), what is larger than its kind ever is, and JSON on which readers
-disagree or choke: deep nesting, a key that stands twice, NaN, numbers beyond a double, text that is not UTF-8, a
-value of another type than its model says. `Unreadable` says what is wrong in a few words; the caller knows what the
-file is for and puts them into a ConfigError or a CheckpointError. Parsing is a pure function of bytes.
+It rejects whatever is not a regular file (a pipe would block for ever), files larger than their
+kind can be, and JSON that readers interpret differently or cannot process: deep nesting, duplicate
+keys, NaN, numbers beyond a double, invalid UTF-8, values of other types than the model's.
+`Unreadable` describes the fault in a few words. The caller knows the purpose of the file and raises
+a ConfigError or a CheckpointError with it. Parsing is a pure function of bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Byte counts as people read them, for messages and the command line."""
+"""Formats byte counts for messages and the command line."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The tree along which sums are combined: left-complete over a count of leaves, whatever the count.
+"""The tree along which sums are combined. It depends only on the number of leaves.
 
-Neighbours are paired from the left, level by level; an odd one at the end moves up as it is (a binary counter). So a
-node covers leaves [i·2^k, (i+1)·2^k), the last of a level what is left, and the tree depends on the count alone. Who
-holds an interval of leaves may combine it alone if it is a node; whole intervals are then joined along the same tree.
-All of it is arithmetic; nothing here knows what is summed.
+Neighbours are paired from the left, level by level; an odd one at the end moves up unchanged (a
+binary counter). So a node covers leaves [i·2^k, (i+1)·2^k), and the last node of a level covers the
+rest. A device that holds an interval of leaves may combine it alone if it is a node. Complete
+intervals are then joined along the same tree. This module is arithmetic only and does not know what
+is summed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Validation of arguments that a program passes to a public call, and the one form of error messages.
+"""Validation of the arguments of public calls, and the one form of error messages.
 
-Every message is `[package.call] rule; got X; what to do`. The checks cover what Python would let through and then
-compute a wrong result with: a truth value as a number, a NaN as a rate, a string as a list. A package makes one
-`Validator` with its name and its error class. Values are not converted; errors are raised before any work starts.
+Every message is `[package.call] rule; got X; what to do`. The checks cover what Python would accept
+and then compute a wrong result with: a boolean as a number, NaN as a rate, a string as a list. Each
+package makes one `Validator` with its name and its error class. Values are not converted. Errors
+are raised before any work starts.
 """
 
 from __future__ import annotations

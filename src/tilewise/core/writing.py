@@ -1,9 +1,9 @@
-"""Writing a file so that a reader sees the old one or the new one, never half of either.
+"""Writes a file so that a reader sees either the old file or the new one, never a part.
 
-Everything goes to a hidden temporary name next to the target, is forced to the disk, and is renamed; then the
-directory is forced to the disk too, so that the rename itself survives a power cut. What the system refuses (a full
-disk, a missing permission) is one error, and leaves what stood there before. Knows no formats; directories are
-replaced in `checkpoint.files`.
+The data is written to a hidden temporary file in the same directory, flushed to the disk, and
+renamed. Then the directory is flushed, so that the rename survives a power failure. If the system
+reports an error (a full disk, a missing permission), one error is raised and the old file remains.
+Directories are replaced in `checkpoint.files`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Text in, batches out: corpus, tokenizer, token stream, batches by step.
+"""From text to batches: corpus, tokenizer, token stream, batches by step.
 
-Everything is deterministic in its inputs and independent of the number of devices. Owns no files it writes
-to.
+All results depend only on the inputs, not on the number of devices. The package writes no files.
 """
 
 from tilewise.data.batches import IGNORED, Batches, PaddedBatches

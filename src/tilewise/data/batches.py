@@ -1,9 +1,10 @@
 """Batches by step number: a pure function of (stream, seed, step).
 
-The stream is cut into windows: packed, of context + 1 tokens at a stride of the context, wherever documents end; or
-padded, of one document each, a longer one in several. Every epoch visits all windows once, in an order that Philox
-draws from (seed, epoch). Step s takes windows s*batch to (s+1)*batch of that endless sequence. Nothing is remembered
-between calls, so resuming needs the step number only, and devices play no role.
+The stream is divided into windows. Packed windows have context + 1 tokens at a stride of the
+context, wherever documents end. Padded windows hold one document each; a longer document takes
+several. Every epoch visits all windows once, in an order that Philox generates from (seed, epoch).
+Step s takes windows s*batch to (s+1)*batch of this endless sequence. There is no state, so resuming
+needs only the step number, and the number of devices has no effect.
 """
 
 from __future__ import annotations

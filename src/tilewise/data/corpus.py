@@ -1,11 +1,11 @@
-"""The files of a corpus and their split into training and held-out ones.
+"""The files of a corpus, and their split into training and held-out files.
 
-This module chooses the files: the sources of the running Python's standard library without their
-tests, or what a path names. A file is held out by a hash of its relative path, so the split does not
-depend on the machine, the order of directories or other files. `text_files` reads and cuts them.
-Structured files (.json, .csv, ...) are not text to learn from as they are: one that is given by its
-path is refused. In a directory they are left out, as are binary files, and one line counts what is left
-out. Paths without readable text are refused. Texts go to the tokenizer and to evaluation.
+A corpus is the source of the running Python's standard library without its tests, or the files of a
+path. A hash of a file's relative path decides whether it is held out. So the split does not depend
+on the machine, the order of directories or other files. `text_files` reads and cuts the files.
+Structured files (.json, .csv, ...) are not training text: as a path of their own they are an error,
+and in a directory they are skipped, like binary files. One line reports how many files were
+skipped. A path without readable text is an error.
 """
 
 from __future__ import annotations

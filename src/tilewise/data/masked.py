@@ -1,7 +1,7 @@
-"""Batches for encoders: some tokens are hidden, and those are what is predicted (Devlin et al. 2018).
+"""Batches for masked language modelling: some tokens are hidden and predicted (Devlin et al. 2018).
 
-Of the tokens that are chosen, eight in ten become the mask, one in ten another token, one in ten stay. The choice is a
-function of (seed, step), as the order of the windows is, so resuming needs the step number only.
+Of the chosen tokens, 80% become the mask token, 10% another token, and 10% stay. The choice is a
+function of (seed, step), like the order of windows, so resuming needs only the step number.
 """
 
 from __future__ import annotations

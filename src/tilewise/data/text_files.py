@@ -1,9 +1,9 @@
-"""Text out of files: whole, or in pieces that are cut where a reader would cut.
+"""Reads text files, whole or in pieces.
 
-Owns decoding and cutting. A long file is read block by block, so next to the text itself a block and a piece are in
-memory. Pieces end at a blank line, at a line's end where no blank line comes for long, and never inside a character;
-together they are the text. Refuses, with a word each, what is no text: binary files, other encodings, what cannot be
-read.
+A long file is read block by block, so memory holds the text, one block and one piece. A piece ends
+at a blank line, or at the end of a line if there is no blank line for long, and never inside a
+character. The pieces together are the whole text. Binary files, other encodings and unreadable
+files are rejected, each with one word.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A byte-level BPE tokenizer, trained on the corpus at hand, and texts turned into token streams.
+"""A byte-level BPE tokenizer that is trained on the corpus, and the conversion of texts to token
+streams.
 
-Any byte string survives encoding and decoding. A special token ends a document; encoders' have one that hides another.
-Training and encoding
-are the `tokenizers` library's; this file fixes the settings, so that equal texts give equal tokenizers.
+Any byte string can be encoded and decoded without loss. A special token ends a document; tokenizers
+of encoders also have a mask token. The `tokenizers` library trains and encodes. This module fixes
+its settings, so that equal texts give equal tokenizers.
 """
 
 from __future__ import annotations

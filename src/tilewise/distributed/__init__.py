@@ -1,4 +1,6 @@
-"""Several processes that run one program: `ProcessGroup` opens them, `distributed.worker` is what the others run."""
+"""Several processes that run one program: `ProcessGroup` opens them, and `distributed.worker` is
+the program of a worker.
+"""
 
 from __future__ import annotations
 

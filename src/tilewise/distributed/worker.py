@@ -1,10 +1,13 @@
-"""A worker of a group: answers the leader's questions, and has devices of the plans that the leader opens.
+"""A worker of a group: answers requests of the leader, and has devices of the plans that the leader
+opens.
 
-The main thread reads the socket; every opened executor has a thread of its own, which is inside native code but for
-answers. The process ends with the leader, whatever it is doing: when the socket does, or the leader's process.
+The main thread reads the socket. Every opened executor has its own thread, which is inside native
+code except while it answers. The worker exits when its socket closes or the leader's process ends,
+whatever it is doing.
 
-What the leader sends is checked where it is used: memory by `comm.memory`, a program by its digest, its records' types
-and `Program.finish`, which refuses what kernels or the network of signals could not take.
+Everything that the leader sends is checked where it is used: memory by `comm.memory`, a program by
+its digest, the types of its records, and `Program.finish`, which rejects what kernels or signals
+cannot handle.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Encoding: from an encoder's directory and texts to a vector per text.
+"""Encoding: computes one vector per text with an encoder model.
 
-Owns how the vectors of a text's tokens become one, and the batches that texts go in. The model is an encoding graph;
-this package calls its `forward`.
+This package pools the vectors of a text's tokens and forms batches of texts. The model is an
+encoding graph, of which this package calls `forward`.
 """
 
 from tilewise.encode.encoder import Encoder

@@ -1,7 +1,8 @@
-"""Vectors of texts: one encoding graph over batches of texts of any length. Threads that share an encoder take turns.
+"""`Encoder`: vectors of texts, by one encoding graph over batches of texts of any length. Threads
+share an encoder by taking turns.
 
-A text's vector does not depend on what is encoded with it, on the padding of its batch, or on the number of devices.
-Refuses texts that are longer than the model's context, unless they shall be cut.
+A text's vector does not depend on the other texts, on the padding of its batch, or on the number of
+devices. Texts longer than the model's context are an error unless truncation is requested.
 
 Shapes: B texts of a call, S tokens of the longest, D hidden.
 """

@@ -1,8 +1,9 @@
-"""How the vectors of a text's tokens become the text's: their mean, or the first one; scaled to length one or not; and
-how many tokens a text has at most.
+"""Pooling: computes a text's vector from those of its tokens (the mean, or the first one),
+optionally scaled to length one; and the maximum number of tokens.
 
-Models for sentences say so in files next to the model, as sentence-transformers writes them: modules.json lists what
-follows the encoder, and a folder per module holds its settings. Refuses modules that are not computed here.
+Sentence models describe this in files of sentence-transformers next to the model: modules.json
+lists the modules after the encoder, and each has a folder with its settings. Modules that are not
+supported are an error.
 """
 
 from __future__ import annotations

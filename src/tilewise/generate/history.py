@@ -1,4 +1,4 @@
-"""The tokens of a growing sequence. Ids are checked when they are added."""
+"""`History`: the tokens of a growing sequence. Ids are checked when they are added."""
 
 from __future__ import annotations
 

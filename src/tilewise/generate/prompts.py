@@ -1,7 +1,7 @@
 """Encodes prompts as token ids.
 
-Refuses what is no text (an argument of a command line may hold bytes that are not UTF-8) and what a tokenizer cannot
-say.
+Strings that are not valid Unicode (an argument of a command line may have bytes that are not
+UTF-8), and texts that a tokenizer cannot encode, are rejected.
 """
 
 from __future__ import annotations

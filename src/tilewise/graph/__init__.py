@@ -1,4 +1,4 @@
-"""Describing computations: the builder, layer templates, gradients and passes."""
+"""Defining computations: the graph builder, layer templates, gradients and passes."""
 
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.gradients import differentiate

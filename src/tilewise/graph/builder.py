@@ -1,7 +1,8 @@
-"""Describing a graph: `GraphBuilder` has a method per kind of tensor and op, and checks every call at once.
+"""`GraphBuilder`: defines a graph with one method per kind of tensor and per op. Each call is
+checked at once.
 
-What is described gathers in a `GraphDraft` and becomes `ir.Graph`; gradients, passes and layouts work on that. Names of
-parameters come from the caller's path, never from a counter.
+Calls add nodes to a `GraphDraft`, which becomes an `ir.Graph`. Gradients, passes and layouts work
+on the `ir.Graph`. Names of parameters come from the caller's path, never from a counter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Calls of ops that treat elements or rows alone, by name and with their defaults. Everything is checked by the ops."""
+"""Builder methods of elementwise and row-wise ops, with their default values. The ops check the
+arguments.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""`GraphDraft`: the nodes and names of a graph under construction; equal ops on equal operands are one.
+"""`GraphDraft`: the nodes and names of a graph under construction. Equal ops on equal operands
+share one node.
 
-It refuses names that are taken, tensors of another graph, and operands that an op cannot take. `GraphBuilder` writes
-what users describe, layer templates and gradients what follows from it; `freeze` makes `ir.Graph` of it.
+It rejects names that are already used, tensors of another graph, and operands that an op does not
+accept. `GraphBuilder`, layer templates and gradients add nodes; `freeze` returns the `ir.Graph`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Reverse mode on the graph, template by template.
+"""Reverse-mode differentiation of a graph, one template at a time.
 
-A template is differentiated once; its backward template takes the tensors saved between the two, the gradients of its
-results and what it needs of its arguments, and yields the gradients of its arguments. What is not saved it computes
-again (`recompute`). Contributions to one tensor are
-collected before anything is emitted, so that sums are formed in one fixed order (ir/tape.py). No op but the `add` of
-sums is known here: a contribution names the op that combines it with its like.
+Each template is differentiated once. Its backward template takes the tensors saved by the forward
+pass, the gradients of the results, and the arguments that it needs. It returns the gradients of the
+arguments, and recomputes what was not saved (`recompute`). All contributions to a tensor's gradient
+are collected before any op is added, so that they are summed in one fixed order (ir/tape.py). This
+module knows no op except `add`; a contribution names the op that combines it with others of its
+kind.
 """
 
 from __future__ import annotations

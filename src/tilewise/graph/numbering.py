@@ -1,4 +1,6 @@
-"""Numbers for values: equal ones have one. What two calls have in common is found without comparing with all before."""
+"""Numbers values so that equal values have one number. Finding an equal value does not need a
+search.
+"""
 
 from __future__ import annotations
 

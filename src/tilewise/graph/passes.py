@@ -1,5 +1,6 @@
-"""Passes: pure functions from a graph to an equivalent one, or to one for fewer sizes. Tensor ids stay, so interfaces
-keep their meaning."""
+"""Passes: pure functions that return an equivalent graph, or the graph for fewer sizes. Tensor ids
+do not change, so the interface of a graph keeps its meaning.
+"""
 
 from __future__ import annotations
 

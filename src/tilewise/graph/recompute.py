@@ -1,11 +1,13 @@
-"""Recomputation (activation checkpointing): what a layer's backward pass computes again instead of having it saved.
+"""Recomputation (activation checkpointing): which results of a layer the backward pass computes
+again instead of reading saved ones.
 
-A user asks with one word for all layers, or with names; `Recomputation` turns that into a `Choice` per call of a layer,
-and `choose_ops` a choice into ops of the layer's template. `gradients` decides what follows for the result: ops that
-are computed again stand in the backward template, on the layer's arguments and on what is still saved.
+A user gives one word for all layers, or a rule per layer name. `Recomputation` turns it into a
+`Choice` for each call of a layer, and `choose_ops` turns a choice into ops of the layer's template.
+`gradients` puts the chosen ops into the backward template.
 
-No op is known by name here. What adds up the batch, writes in place what others see, or reads a state is never computed
-again: its results are saved. Bits are those of saving, since the same kernels run on the same inputs.
+No op is known here by name. The results of ops that sum over the batch, write in place or read a
+state are always saved. The result has the same bits with and without recomputation, because the
+same kernels run on the same inputs.
 """
 
 from __future__ import annotations

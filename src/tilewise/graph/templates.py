@@ -1,7 +1,9 @@
-"""Layers declared once: `@layer` marks a function of the graph; calls with one signature share one template.
+"""Layer templates: `@layer` marks a function, and all calls of it with one signature share one
+template.
 
-The first call with a signature (specs of the operands, static attributes) is traced, fused and kept; every later call
-records bindings only: which parameters of the calling graph stand for the template's, by module path.
+The first call with a signature (the operands' specs and the static attributes) is traced, fused and
+stored. Later calls record only bindings: which parameters of the graph, by module path, take the
+place of the template's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Frozen data that the stages hand on: graph, layout, tile program; and the interface of ops."""
+"""The frozen data that one stage passes to the next (graph, layout, tile program), and the
+interface of ops.
+"""
 
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 from tilewise.ir.layout import GraphLayout, TensorLayout

@@ -1,7 +1,8 @@
-"""How the batch of a step is cut: into batch splits, which fix the bits of sums over it, and into
-microbatches, which do not.
+"""How the batch of a step is divided: into batch splits, which fix the bits of sums over the batch,
+and into microbatches, which do not.
 
-Which dims count the batch is a role on their labels (`DimLabel.is_summed_by_batch_splits`), never a name.
+A dim counts the batch if its label has that role (`DimLabel.is_summed_by_batch_splits`). Names of
+dims have no meaning.
 """
 
 from __future__ import annotations

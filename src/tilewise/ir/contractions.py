@@ -1,8 +1,9 @@
-"""Where an op contracts: the factors of its inputs that an output lacks, or has in coarser pieces,
-and who shares them.
+"""Finds where an op contracts: the factors of its inputs that an output does not have, or has in
+coarser pieces, and the axes that share them.
 
-Sharing such a factor, in space or in time, leaves partial values. Strategy makes a pending
-reduction of each, `ir.validate` asks that each has one; both read contractions here.
+If devices or microbatches share such a factor, each computes a partial value. Strategy makes a
+pending reduction of each partial value, and `ir.validate` checks that none is missing. Both use
+this module.
 """
 
 from __future__ import annotations

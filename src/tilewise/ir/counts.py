@@ -1,6 +1,6 @@
-"""How often templates were traced, differentiated, laid out and lowered.
+"""Counts how often templates are traced, differentiated, laid out and lowered.
 
-Tests hold every stage to once per template.
+Tests check that every stage does its work once per template.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""How an op is called and what its dims are named: what an op says in data, and what holds it to the rules of that.
+"""What an op declares about its calls and dims, and the checks of these declarations.
 
-An op's author is told of a mistake with the op's name, before anything runs: of what the class says when it is
-registered, of what `infer`, `factors` and `index_bounds` return where they are asked. Users of ops see none of this.
+A mistake of an op's author raises an error with the op's name before anything runs: when the class
+is registered, or when `infer`, `factors` or `index_bounds` returns a wrong value. Users of ops
+never see these errors.
 """
 
 from __future__ import annotations

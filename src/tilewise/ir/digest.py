@@ -1,10 +1,11 @@
-"""The digest of a graph: SHA-256 over every field of it, written so that no two graphs are written alike.
+"""The digest of a graph: SHA-256 over all its fields, written so that two different graphs never
+have the same text.
 
-What is hashed are lines of plain tuples as `ascii` spells them: texts quoted and escaped, integers, floats, truth
-values and None each in their own way. So no name can pass for anything else, and no process or locale can change a
-letter. Layers are hashed once, by their templates; a graph of many calls costs what its calls and names cost. Order
-counts where it is kept: of tensors, ops, outputs, templates; not of hints and attributes. What a graph computes has a
-digest, too, in which neither layouts that are asked for count nor how templates are called.
+The text consists of plain tuples in `ascii` notation. Strings are quoted and escaped, and each type
+has its own notation, so a name cannot imitate another value. The digest does not depend on the
+process or the locale. Each layer is hashed once, by its template. The order of tensors, ops,
+outputs and templates counts; the order of hints and attributes does not. There is a second digest
+of what a graph computes, which ignores layout hints and names of templates.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The graph as data: tensors, operations, templates. It knows no devices and does nothing.
+"""The graph as data: tensors, operations, templates. It does not know about devices.
 
-`graph.GraphBuilder` makes it, passes turn one into another, `plan` reads it. Tensors and ops have dense ids; ops stand
-in topological order by construction, so nothing walks it recursively.
+`graph.GraphBuilder` creates it, passes transform it, and `plan` reads it. Tensors and ops are
+numbered from 0 without gaps. Ops are always in topological order, so no code needs recursion.
 """
 
 from __future__ import annotations

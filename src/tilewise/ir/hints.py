@@ -1,8 +1,9 @@
-"""Layouts as users write them, in either of the two usual spellings, and the one form that is used inside.
+"""Layout hints as users write them, in two notations, and the one form that is used internally.
 
-Per dim, as JAX's PartitionSpec: `("dp", None, ("tp", "cp"))`, with `None` for whole dims and a tuple for several axes,
-major first; dims that are left out are whole. Or per mesh axis, as torch.distributed.tensor: `{"dp": Shard(0), "tp":
-Replicate()}`; axes that share one dim stand in the order of the mapping, major first.
+The first notation is one entry per dim, as in JAX's PartitionSpec: `("dp", None, ("tp", "cp"))`.
+`None` means not sharded, and a tuple lists several axes, major first. Trailing dims may be left
+out. The second is one entry per mesh axis, as in torch.distributed.tensor: `{"dp": Shard(0), "tp":
+Replicate()}`. Axes that shard the same dim are ordered as in the mapping, major first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Kinds: classes whose objects a plan carries without knowing them, such as optimizers; found by name in a file.
+"""Kinds: classes whose objects a plan carries without knowing them, such as optimizers. Plan files
+refer to them by name.
 
-A kind is a frozen dataclass that derives from `Kind`; deriving puts it under its name, and a class that is defined
-again takes the name over. A file says a name, which is looked up here: nothing is ever imported because a file says so.
+A kind is a frozen dataclass that derives from `Kind`. Deriving registers it under its name; a later
+definition with the same name replaces it. A name in a file is looked up in this table; reading a
+file never imports anything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""`LayerSpec`: one layer of a model as data, before there is a graph: what it is called, reads and declares.
+"""`LayerSpec`: one layer of a model as data, before there is a graph: its name, operands and
+declarations.
 
-Made of `TensorSpec`; the same in any thread and any process, and checked when it is made. What needs a graph (that
-operands are there, that names are free) is checked when specifications are put together.
+It consists of `TensorSpec`s, may be created in any thread or process, and is checked when it is
+created. Checks that need a graph (operands exist, names are free) run when the specifications are
+assembled.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Where the parts of every tensor live, as data.
+"""Layouts as data: which mesh axes shard each dim of a tensor.
 
-A layout is a tuple with one entry per tensor dim: the mesh axes that shard it, major first, `()` where none does. Where
-`MICRO` stands among them, microbatches cut the dim in time, and the tuple is the order of the parts: axes before it are
-outside (a device's parts of a step follow each other; sums are completed over devices once per step), axes behind it
-inside (devices share every microbatch; sums are completed per microbatch).
+A layout is a tuple with one entry per dim: the mesh axes that shard the dim, major first, or `()`.
+An entry may contain `MICRO`, which means that microbatches divide the dim in time. Axes before
+`MICRO` are outside: the parts that a device works on in one step are adjacent, and sums over
+devices are completed once per step. Axes after `MICRO` are inside: devices share every microbatch,
+and sums are completed once per microbatch.
 """
 
 from __future__ import annotations

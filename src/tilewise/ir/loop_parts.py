@@ -1,7 +1,7 @@
-"""Whether a task's view of an operand is its part of what the loop runs over.
+"""Checks that a task's view of an operand is the part that its loop index selects.
 
-A view that is invalid reads or writes other rows than its author means, on one device or only where devices share them.
-What depends on a run (sizes that are symbols of several kinds) is taken for right.
+A wrong view would read or write other rows than the op's author means, perhaps only where devices
+share them. Views that depend on several run-time symbols cannot be checked and are accepted.
 """
 
 from __future__ import annotations

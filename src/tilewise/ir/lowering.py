@@ -1,7 +1,8 @@
-"""What `Op.lower` writes to: the views, settings and instructions that a lowering offers to ops.
+"""`Lowering`: the protocol that `Op.lower` and collectives write instructions to.
 
-`plan` implements the protocol; ops and collectives know nothing else of it. A tensor is named by its id in the graph or
-by the `Ref` that a method returned; an operand is a part of it under the loop of one instruction.
+`plan` implements it; ops and collectives use nothing else of `plan`. A tensor is named by its id in
+the graph, or by the `Ref` that a method returned. An operand is a part of a tensor, selected by the
+loop of its instruction.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A graph as a Mermaid flow chart: a box per stretch of ops, a subgraph per layer, to which its calls point.
+"""A graph as a Mermaid flow chart: one box per stretch of ops, one subgraph per layer, and an arrow
+from each call to its layer.
 
-Names come from users and files. In the text that Mermaid reads, all of a name but letters, digits and a few plain
-marks stands as the number of the character, so no name can end its box, begin a directive or become HTML. Boxes are
-known by numbers, never by names.
+Names come from users and files. All characters of a name except letters, digits and a few plain
+marks are written as character codes, so a name cannot end its box, start a directive or become
+HTML. Boxes are identified by numbers, never by names.
 """
 
 from __future__ import annotations

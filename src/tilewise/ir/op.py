@@ -1,7 +1,8 @@
-"""What an op must say about itself, and what it may. Strategy and plan see ops through this interface only.
+"""`Op`: what an op declares about itself. Strategy and plan use ops only through this interface.
 
-An op is one small class in `graph/ops/<family>.py` that derives from `Op`; `register` puts one instance of it into the
-table. A gradient rule writes to a `Tape` (ir/tape.py), a lowering to a `Lowering` (ir/lowering.py).
+An op is a small class in `graph/ops/<family>.py` that derives from `Op`. `register` adds an
+instance of it to the table of ops. A gradient rule writes to a `Tape` (ir/tape.py), a lowering to a
+`Lowering` (ir/lowering.py).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a picture of a graph shows: ops in order, where calls that repeat each other are one stretch.
+"""The outline of a graph for pictures: ops in order, where repeated calls are one stretch.
 
-Ten thousand equal layers are one stretch of ten thousand repetitions; layers of two kinds that take turns are one of
-two calls. Calls repeat if they are of one template and bind alike: parameters and states of their own, the same shared
-tensors, and results of calls as far away. Weights and states that calls alone read belong to these, and are counted
-instead of drawn. Pure functions of a graph; they decide nothing.
+Ten thousand equal layers are one stretch of ten thousand repetitions. Two alternating kinds of
+layers are one stretch of two calls. Calls repeat if they use the same template and bind alike:
+their own parameters and states, the same shared tensors, and results of calls at the same distance.
+Weights and states that only calls read are counted, not drawn. The functions are pure.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The tile program as data: what the planner makes and the native instruction issuer executes
+"""The tile program as data: the planner creates it, and the native instruction issuer executes it
 (native/programs/program.h).
 
-A program is made of classes of devices: a table of tensors, templates, and calls of templates under
-a name each. A template is a list of instructions; an instruction is a kernel over the row tiles of
-its loop. Bindings map a template's slots to tensors. What devices of a class differ in are their
-numbers and their device groups: a peer is a member of a device group.
+A program consists of classes of devices. Each class has a table of tensors, templates, and named
+calls of templates. A template is a list of instructions. An instruction is a kernel and the loop of
+row tiles that it runs over. Bindings map a template's slots to tensors. Devices of one class differ
+only in their numbers and device groups; a peer is identified by its place in a device group.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What changes of layout between ops cost, in words: what heads a plan's explanation.
+"""The cost of layout changes between ops, in words. A plan's explanation begins with it.
 
-A slice is free. A gather reads what its result has and its own part has not, a sum that arrives in shards the peers'
-parts of its own shard. Figures are for one microbatch, and where shares are unequal the mean of all devices.
+A slice costs nothing. A gather reads the part of its result that the device does not have. A sum
+that is delivered in shards reads the peers' parts of the device's own shard. Figures are per
+microbatch; if shares are unequal, they are the mean over devices.
 """
 
 from __future__ import annotations

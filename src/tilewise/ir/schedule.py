@@ -1,4 +1,6 @@
-"""The order of a step as data: what a stage does, one entry after the other."""
+"""The order of a step as data: a list of the segments that a stage executes, each with its
+microbatch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Printing graphs."""
+"""Prints graphs as text."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""What a gradient rule writes to, and what it may return: the contributions to the gradients of an op's inputs.
+"""`Tape`: what a gradient rule writes to, and the contributions that it may return.
 
-A contribution is a tensor's id, or an op that is appended only when the sum is asked for (`Later`), or a `Term` that
-one op combines with its like. Whatever the graph, the gradient of a tensor is formed in one order:
+A contribution is a tensor's id, an op that is added only when the sum is formed (`Later`), or a
+`Term` that one op combines with other terms. The gradient of a tensor is always summed in one
+order:
 
-1. ids and `Later`s, in reverse order of use: what the last op that used the tensor contributed comes first;
-2. terms, op by op (`Op.combine`): ops of lower `combine_rank` first, those of equal rank in the order of their names.
+1. ids and `Later`s, in reverse order of use: the contribution of the last user comes first;
+2. terms, op by op (`Op.combine`): by ascending `combine_rank`, then by the names of the ops.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The table of native tile kernels, their packed weight layout, and a slow NumPy reference of each.
+"""The table of native tile kernels, the packed layout of weights, and a slow NumPy reference of
+each kernel.
 
-Native code does the work (native/kernels). This package says what each kernel is called, what its operands
-are and what it costs. `kernels.isa` runs a single kernel; it alone loads the native module, so the table
-works without one.
+The kernels are native (native/kernels). This package describes their names, operands and costs.
+Only `kernels.isa`, which runs a single kernel, loads the native module.
 """
 
 from tilewise.kernels.packing import PANEL_ROWS, pack_weight, packed_elements, padded_columns, unpack_weight

@@ -1,8 +1,8 @@
-"""Instruction-set levels of the native kernels, and one kernel at a time.
+"""Instruction-set levels of the native kernels, and `run`, which runs a single kernel on NumPy
+arrays.
 
-Owns `run`: the call with which tests, benchmarks and people run a single kernel on NumPy arrays. bf16
-arrays may be `ml_dtypes.bfloat16`; they are handed over as their 16-bit patterns. The tile program does not
-come through here.
+Tests, benchmarks and users call `run`; tile programs do not. bf16 arrays may be
+`ml_dtypes.bfloat16`; the native code gets their 16-bit patterns.
 """
 
 from __future__ import annotations

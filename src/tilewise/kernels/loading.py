@@ -1,7 +1,7 @@
-"""Rectangles of files into devices' memory: the face of native/weights.
+"""Reads rectangles of files into the memory of devices: the Python interface of native/weights.
 
-Each byte is read once with `pread`, converted (to nearest even), packed into panels and looked at while it is in the
-cache. Which rectangles, into which parts, is the session's to say.
+Each byte is read once with `pread`, converted (to nearest even), packed into panels and checked
+while it is in the cache. The session decides which rectangles are read into which parts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The one resident layout of every 2-D weight: panels of 32 output features.
+"""The layout in which every 2-D weight is stored in memory: panels of 32 output features.
 
-Owns the conversion between `W[n, k]` and its panel layout (native/kernels/microkernel.h reads it): ceil(n /
-32) panels of 32 rows, zero padded, `k` padded to even. fp32 panels are `[k_pad][32]`; bf16 panels
-interleave neighbours along k: `[k_pad / 2][32][2]`. Refuses arrays that are not 2-D. Pure NumPy: files,
-checkpoints and tests come through here.
+Converts between `W[n, k]` and the panel layout that kernels read (native/kernels/microkernel.h):
+ceil(n / 32) panels of 32 rows, padded with zeros, `k` padded to an even number. fp32 panels are
+`[k_pad][32]`; bf16 panels interleave neighbours along k: `[k_pad / 2][32][2]`. Arrays that are not
+2-D are rejected. Pure NumPy, for files, checkpoints and tests.
 """
 
 from __future__ import annotations

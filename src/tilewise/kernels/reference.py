@@ -1,8 +1,7 @@
-"""A slow, obvious fp64 version of every kernel, on logical (unpacked) NumPy arrays.
+"""A slow and simple fp64 version of every kernel, on logical (unpacked) NumPy arrays.
 
-Operands come in the table's order, without the outputs: each function returns what the kernel writes.
-Nothing here is fast, split or rounded: tree over k splits, tiles and dtypes are what the native kernels are
-compared on.
+Operands are in the table's order, without the outputs; each function returns what the kernel
+writes. Nothing here is split, tiled or rounded: tests compare the native kernels with it.
 """
 
 from __future__ import annotations

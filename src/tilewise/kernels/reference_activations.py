@@ -1,4 +1,4 @@
-"""The references of activations and gates, element by element (see reference.py)."""
+"""References of activations and gates, elementwise (see reference.py)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""How much working memory a kernel may take from its worker: upper bounds over all instruction-set levels and dtypes.
+"""Upper bounds of the scratch memory that a kernel takes from its worker, over all instruction-set
+levels and dtypes.
 
-The planner gives every worker as much as the largest call of its plan needs, so a long sequence needs memory, not luck.
-The formulas follow what the native sources carve out of their scratch (`Carver` in native/kernels/tree.h); a test runs
-the kernels with exactly so much.
+The planner gives every worker the scratch memory of its plan's largest call. The formulas follow
+the native code, which divides its scratch with `Carver` (native/kernels/tree.h). A test runs the
+kernels with exactly this much.
 """
 
 from __future__ import annotations

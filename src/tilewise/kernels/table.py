@@ -1,22 +1,25 @@
-"""The table of native kernels: what each is called, its operands and attributes in order, and what it costs.
+"""The table of native kernels: names, operands and attributes in order, and costs.
 
-This is the contract between the tile program (`plan`), the native sources (native/kernels) and the costs that plans
-report (`plan.costs`). Planning holds every instruction to it (`plan.emission`); tests hold the native registry, and
-what kernels write, to it. Sizes for costs are given as a mapping of the dims named in `KernelSpec.dims`; `item` is the
-element size of the dtype. FLOPs count a multiply-add as two and an exp or a division as one.
+It is the contract between the tile program (`plan`), the native sources (native/kernels) and the
+costs that plans report (`plan.costs`). Planning checks every instruction against it
+(`plan.emission`). Tests check the native registry, and what kernels write, against it. Sizes for
+costs are a mapping of the dims named in `KernelSpec.dims`; `item` is the element size of the dtype.
+FLOPs count a multiply-add as two and an exp or a division as one.
 
-An operand is written `role name[:dtype][!|~][...][?][[rows cols]]`, as in `in residual?[m n]` and `in w!...[n k*]`:
+An operand is written `role name[:dtype][!|~][...][?][[rows cols]]`, as in `in residual?[m n]` and
+`in w!...[n k*]`:
 
-    :dtype     element type: the kernel's own (`dt`, when nothing is written), `f32`, `f64`, `i32`, `bf16`, or `dt|f32`
-    ! ~        lies in panels; may lie in panels or in rows
-    ...        a list of operands; lists that stand side by side take turns: a0, w0, a1, w1
+    :dtype     element type: the kernel's own (`dt`, if not written), `f32`, `f64`, `i32`, `bf16`, or `dt|f32`
+    ! ~        stored in panels; stored in panels or in rows
+    ...        a list of operands; adjacent lists alternate: a0, w0, a1, w1
     ?          may be absent
-    [m n]      rows and columns; what bears one name has one size, a number is that size, `_` is any, and `k*` is a size
+    [m n]      rows and columns; equal names have equal sizes, a number is that size, `_` is any, and `k*` is a size
                of its own for every member of a list
 
-An integer is written `name`; `name=count(a)` is the length of list a, `name=f32(out)` whether operand out has elements
-of f32, `name=packed(grad)` whether it lies in panels: these are filled in, never given. `range...(2*n)` is a list of so
-many integers. Floats are names, the last perhaps a list `constant...`.
+An integer is written `name`. `name=count(a)` is the length of list a, `name=f32(out)` whether
+operand out has elements of f32, `name=packed(grad)` whether it is stored in panels; these are
+computed, never given. `range...(2*n)` is a list of this many integers. Floats are names; the last
+may be a list `constant...`.
 """
 
 from __future__ import annotations

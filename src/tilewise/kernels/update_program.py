@@ -1,7 +1,8 @@
-"""What a program of the `update` kernel must be: it computes with values that there are, by steps that there are.
+"""The rules of a program of the `update` kernel: every step is of an existing kind and reads
+existing values.
 
-The kernel asks nothing (native/kernels/update.cc): a step of no kind, or a value beyond the last, would end the
-process. So graphs and plans from files are held to this.
+The kernel does not check (native/kernels/update.cc); an unknown kind of step or a value beyond the
+last would end the process. So programs in graphs and plans from files are checked here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The machine as it is: what of it slows programs down and can be changed, and how fast its cores and memory are."""
+"""The machine: what slows programs down and can be changed, and how fast its cores and memory are."""
 
 from tilewise.machine.checks import Finding, check_machine
 from tilewise.machine.speed import PROBE_BYTES, measure_bandwidth, measure_flops

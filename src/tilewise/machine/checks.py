@@ -1,7 +1,7 @@
-"""What a machine offers a program, and what of that can be changed for the better: one function per question.
+"""Checks the machine for settings that slow programs down: one function per question.
 
-Each reads the system's own files and says what it found; none changes anything. What a file does not say (another
-system, a container that hides it) is no finding.
+Each function reads the system's own files and reports what it finds; none changes anything. If a
+file is missing (another system, a container that hides it), there is no finding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What cores and memory really reach, measured now."""
+"""Measures the speed that cores and memory reach."""
 
 from __future__ import annotations
 

@@ -1,10 +1,13 @@
-"""Model families, one folder each. `open(directory)` says what a Hugging Face directory holds, of whichever family.
+"""Model families, one folder each. `open(directory)` returns the configuration of a Hugging Face
+directory of any family.
 
-A family's folder says everything about it: what its configuration file may ask for, what its tensors are called in
-files. All decoders share one graph (`models/decoder/`), made from what a configuration chooses; a family that computes
-something else has a graph of its own. Nothing outside the folder knows the family's names.
+A family's folder has everything that is specific to it: what its config.json may contain, and the
+names of tensors in files. All decoders share one graph (`models/decoder/`), which a configuration
+parametrizes. A family that computes something else has its own graph. No code outside of the folder
+knows the family's names.
 
-Names are loaded when they are first used: a process that traces layers (`core.workers`) reads no files of models.
+Names are imported when they are first used, so that a process that only traces layers does not load
+readers of files.
 """
 
 from importlib import import_module

@@ -1,8 +1,9 @@
-"""The configuration of a model: frozen sizes and choices under Hugging Face's names, as config.json has them.
+"""The configuration of a model: frozen fields with Hugging Face's names, as in config.json.
 
-A family's class declares fields. This base class reads them, checks their types strictly (nothing is converted) and
-refuses by name what the family does not compute, so that a model is never run as another one. `fields.py` says which
-fields decide nothing, and which unknown ones are left aside with a line in the log.
+A family's class declares fields. This base class reads them, checks their types strictly (nothing
+is converted), and rejects, by name, settings that the family does not support, so that a model is
+never run as a different one. `fields.py` lists fields that have no effect, and decides which
+unknown ones are ignored with a line in the log.
 """
 
 from __future__ import annotations

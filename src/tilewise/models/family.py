@@ -1,4 +1,6 @@
-"""A family, as everything outside `models` sees it: what its files may ask for and hold, and its graphs."""
+"""`Family`: a family of models as code outside of `models` sees it: configuration, names in files,
+graphs.
+"""
 
 from __future__ import annotations
 

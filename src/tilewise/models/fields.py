@@ -1,7 +1,8 @@
-"""Which fields of a config.json decide nothing of what a model computes, and which have one computed value only.
+"""Lists the fields of config.json that have no effect on what a model computes, and those with one
+supported value.
 
-Families add fields of their own in `ModelConfig.only` and `ModelConfig.without_effect`. A field that no table knows is
-judged by `decides_nothing`: docs/models.md states the same rule for users.
+Families add fields in `ModelConfig.only` and `ModelConfig.without_effect`. `decides_nothing`
+decides about fields that are in no table; docs/models.md states its rule for users.
 """
 
 from __future__ import annotations

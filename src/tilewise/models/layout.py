@@ -1,8 +1,9 @@
-"""How a family's files hold its parameters: a table, and what files may leave out or hold besides.
+"""The table of a family's parameters in files, with the tensors that files may omit or may have in
+addition.
 
-Files of one family differ: some leave out the prefix (`model.`), older ones hold buffers that follow from config.json
-or spell a few names in another way, some hold a copy of a tied head. Names that PyTorch's wrappers have prefixed
-(`_orig_mod.`, `module.`) are read without these prefixes. What is read is exactly the table.
+Files of one family differ: some omit the prefix (`model.`), older ones have buffers that follow
+from config.json or other spellings of a few names, some have a copy of a tied head. Prefixes of
+PyTorch's wrappers (`_orig_mod.`, `module.`) are removed. Exactly the tensors of the table are read.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""`ModelParts`: a model cut where its layers begin and end, so that layers can be written one after
-the other or next to one another. A family gives parts; `build` makes the graph of them."""
+"""`ModelParts`: a model divided at its layers, so that layers can be defined one after another or
+in parallel. A family provides the parts; `build` makes the graph.
+"""
 
 from __future__ import annotations
 

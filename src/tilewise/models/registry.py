@@ -1,6 +1,7 @@
-"""All families, and the calls that find the right one: by a directory's config.json, or by a configuration's class.
+"""All families, and functions that find the family of a directory's config.json or of a
+configuration's class.
 
-Training, generation, encoding and the command line go through here and know no family by name.
+Training, generation, encoding and the command line use this module and know no family by name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The layers that models are made of: a weight or a vector declared and used."""
+"""The layers of the built-in models: each declares its parameters and uses them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What shows and checks runs: figures and reports of traces, files for Perfetto, dependency graphs and their check; and
-the pages of a model's graph and of a plan.
+"""Shows runs and checks them: figures and reports of traces, files for Perfetto, dependency graphs,
+and pages of graphs and plans.
 
-Pure functions over graphs, and over records that the runtimes write; nothing here knows the native module or starts a
-task. The offline check recomputes the order of tasks from their accesses alone, so that it can judge the runtime.
-`Trace`, `TaskSpan` and `RuntimeStats`, which a `Runtime` hands out, are exported by `tilewise.runtime`.
+The functions are pure functions of graphs, and of records that the runtimes write. They do not use
+the native module and start no tasks. `tilewise.runtime` exports `Trace`, `TaskSpan` and
+`RuntimeStats`, which a `Runtime` returns.
 """
 
 from tilewise.observe.dependency_graph import (

@@ -1,7 +1,7 @@
-"""Drawings of the run report as inline SVG: timeline, stacked bars, fill levels.
+"""Drawings of the run report as inline SVG: timelines, stacked bars, fill levels.
 
-Owns pixels and the budget of shapes: whatever the number of tasks, a drawing stays some thousand shapes, because
-neighbours narrower than a cell are drawn as one. Takes times in ns and classes of `page.STYLE`; escapes all text.
+A drawing has some thousand shapes for any number of tasks, because neighbours narrower than a cell
+are drawn as one. It takes times in ns and classes of `page.STYLE`, and escapes all text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Where boxes stand in a picture: in levels, each below all that it follows, with few crossings; curves between them.
+"""Places the boxes of a picture in levels, each box below all that it depends on, with few
+crossings of the curves between them.
 
-Knows no records: boxes are numbers, edges pairs of them. What the pictures of dependency graphs and of models' graphs
-have in common.
+Boxes are numbers and edges are pairs of numbers. Pictures of dependency graphs and of model graphs
+use it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""A model's graph as one HTML page: a picture and tables of the graph, then of each layer, folded.
+"""A model's graph as one HTML page: a picture and tables of the graph, and of each layer in a
+collapsed section.
 
-Calls that repeat each other are one row and one box (`ir.outline`), so ten thousand equal layers are a page of the size
-of one. No scripts, nothing loaded; every name goes through `text`. Draws at most 200 boxes a picture and 2,000 rows a
-table; beyond that it says so. Reads graphs, changes nothing.
+Repeated calls are one row and one box (`ir.outline`), so the page of ten thousand equal layers is
+as long as that of one. The page has no scripts and loads nothing; every name is escaped by `text`.
+A picture has at most 200 boxes and a table at most 2,000 rows; the page says if something is left
+out.
 """
 
 from __future__ import annotations

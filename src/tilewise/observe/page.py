@@ -1,7 +1,8 @@
-"""One-file HTML pages: what the run report and the graph picture have in common.
+"""One-file HTML pages: frame, style, escaping, and the format of times and sizes, for all pages of
+this package.
 
-Owns the page's frame and style (light and dark as the reader's system says, no scripts, nothing loaded), escaping, and
-how times and sizes are written. Everything that came from a user goes through `text`.
+The style follows the reader's light or dark setting. Pages have no scripts and load nothing. All
+text that came from a user is escaped by `text`.
 """
 
 from __future__ import annotations

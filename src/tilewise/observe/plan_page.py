@@ -1,9 +1,9 @@
-"""A plan as one HTML page: what memory holds at every call of a step, and what each call reads from other devices; and
-what a traced step of it did, lane by lane.
+"""A plan as one HTML page: memory use and reads from other devices at every call of a step, and a
+timeline of a traced step.
 
-Draws what `PlanPicture` says and decides nothing. No scripts, nothing loaded; every name goes through `text`. Drawings
-have at most `COLUMNS` columns however many calls there are (of those that fall into one, the highest is drawn), tables
-at most `MAX_ROWS` rows; beyond that the page says so.
+It draws the data of `PlanPicture`. The page has no scripts and loads nothing; every name is escaped
+by `text`. A drawing has at most `COLUMNS` columns (each shows the highest of its calls), and a
+table at most `MAX_ROWS` rows; the page says if something is left out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Counters and high-water marks of a runtime, and what they advise.
+"""Counters and high-water marks of a runtime, with advice on its options.
 
-Read by `Runtime.stats`; every figure is of the runtime's whole life.
+`Runtime.stats` reads them; every figure covers the whole life of the runtime.
 """
 
 from __future__ import annotations

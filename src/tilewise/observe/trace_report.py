@@ -1,7 +1,7 @@
-"""A traced run as one HTML page: what it did, what bounded it, and where its time went.
+"""A traced run as one HTML page: what it did, what limited it, and where the time went.
 
-Reads a `Trace`; the figures come from there, the drawings from `charts`. The page is one file without scripts that
-loads nothing, about a megabyte at most however many tasks ran.
+The figures come from a `Trace`, the drawings from `charts`. The page is one file without scripts,
+loads nothing, and is about a megabyte at most for any number of tasks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""What every optimizer is: states per parameter, hyper-parameters per step, an update; groups of parameters.
+"""`Optimizer`: the states per parameter, the hyper-parameters per step and the update that define
+an optimizer; parameter groups.
 
-A new optimizer is one file with one class (`lion.py`, say). Session and plan know none of them by name. Weights in bf16
-get fp32 masters; in fp32 the weight is its own master. All state has the weight's layout and storage.
+A new optimizer is one class in its own file (see `lion.py`). Session and plan know no optimizer by
+name. Weights in bf16 have fp32 master weights; fp32 weights are their own masters. All states have
+the layout and the storage of their weight.
 """
 
 from __future__ import annotations

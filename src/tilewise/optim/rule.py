@@ -1,8 +1,9 @@
-"""How an optimizer says what it does to one parameter: arithmetic on values, taken down as a program.
+"""Records an optimizer's arithmetic as a program of steps.
 
-`take_down` hands an optimizer's `update` symbolic values; what it computes with them becomes the `update` op's program
-(`graph.ops.update`), which native code runs in one pass over weight, states and gradient. All arithmetic is fp32, one
-rounding per operation; `fused(a, b, c)` is `a * b + c` with a single one.
+An optimizer's `update` is called with symbolic values, and its arithmetic on them is recorded. The
+result is the program of the `update` op (`graph.ops.update`), which native code runs in one pass
+over weight, states and gradient. All arithmetic is fp32 with one rounding per operation; `fused(a,
+b, c)` is `a * b + c` with one rounding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Deciding before running: tiles, memory, order, communication."""
+"""Everything that is decided before a run: tiles, memory, order and communication."""
 
 from tilewise.plan.lower.ahead import LoweredAhead
 from tilewise.plan.make import make_plan

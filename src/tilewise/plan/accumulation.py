@@ -1,8 +1,9 @@
-"""Which tensors are complete only after the last microbatch, and so which ops run once, behind it.
+"""Finds the tensors that are complete only after the last microbatch, and the ops that run once
+after it.
 
-Sums over the batch are added up microbatch by microbatch; what is computed from them (the sum of several totals of one
-weight, a loss made of several) waits for the last. An op that needs such a total and a part of the batch as well can
-only run when all of the batch is one microbatch.
+Sums over the batch are accumulated over microbatches. Whatever is computed from them (the sum of a
+weight's totals, a loss with several terms) waits for the last microbatch. An op that needs both
+such a total and a part of the batch can run only if the whole batch is one microbatch.
 """
 
 from __future__ import annotations

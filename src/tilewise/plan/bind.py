@@ -1,4 +1,4 @@
-"""From slots of templates to entries: which memory each use of a template works on."""
+"""Binds the slots of templates to entries: the memory that each use of a template works on."""
 
 from __future__ import annotations
 

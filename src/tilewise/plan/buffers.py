@@ -1,4 +1,6 @@
-"""What needs memory on a device: what lives through a run, results by the time they live, temporaries of templates."""
+"""The buffers of a device: tensors that exist for the whole run, results with their live intervals,
+and temporaries of templates.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""`Calls`: memory for all buffers of a plan, and every use of a template bound to it, as soon as it is lowered.
+"""`Calls`: places the buffers of a plan in memory, and binds every use of a template as soon as it
+is lowered.
 
-What lives on and results lie first, so where the temporaries of templates begin is known before these are lowered; on
-one device that runs all of the batch at once and keeps all in memory, each use is bound while others are still lowered.
+Persistent tensors and results come first in memory, so the address of the temporaries is known
+before templates are lowered. On one device without microbatches and offloading, uses are bound
+while other templates are still being lowered.
 """
 
 from __future__ import annotations

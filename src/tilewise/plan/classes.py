@@ -1,10 +1,11 @@
-"""Classes of devices, and the numbers in which the devices of one class differ.
+"""Classes of devices, and the numbers in which devices of one class differ.
 
-Devices share one lowered template when all that lowering asks of shapes is equal relative to first
-elements: the sizes of their parts, the inner cuts of these, and whether they come first on an axis
-(they gather, and hold what others copy). What is left differs in numbers alone: a coordinate, a
-first row, a peer's place in its device group. Instructions refer to such a number by its place in
-`DeviceBinding.numbers`; `DeviceNumbers` hands the places out.
+Devices share one lowered template if everything that lowering asks about shapes is equal relative
+to their first elements: the sizes of their parts, how these are divided further, and whether a
+device is the first on an axis (the first device gathers outputs, and holds what others copy). The
+remaining differences are numbers: a coordinate, a first row, a peer's place in its device group. An
+instruction refers to such a number by its index in `DeviceBinding.numbers`; `DeviceNumbers` assigns
+the indices.
 """
 
 from __future__ import annotations

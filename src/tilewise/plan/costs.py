@@ -1,8 +1,9 @@
-"""Counting, before anything runs, what a device computes and moves: FLOPs and bytes per kernel, and bytes from peers.
+"""Counts, before a run, what a device computes and moves: FLOPs and bytes per kernel, and bytes
+read from peers.
 
-The kernel table says what one call of a kernel costs; the operands of an instruction say how large its calls are. All
-tasks of a program are counted, with every symbol at its bound. Bytes are those that tasks read and write at least once:
-where a tile stays in a cache from one task to the next, memory moves less.
+The kernel table has the cost of one call of a kernel; the operands of an instruction give the
+sizes. All tasks of a program are counted, with every symbol at its bound. Bytes are those that
+tasks read and write at least once. Memory moves less if a tile stays in a cache between tasks.
 """
 
 from __future__ import annotations

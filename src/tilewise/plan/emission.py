@@ -1,9 +1,10 @@
-"""From what an op says to an instruction: operands, integers and floats by name, held to the kernel table.
+"""Turns what an op asks for into an instruction, and checks it against the kernel table.
 
-An op names a kernel and gives its operands, integers and floats by the table's names. Here they are put in the table's
-order, access is taken from the table's roles, what can be known is filled in, and everything that the table says is
-checked: a forgotten operand is an error when planning, never memory read at random. A task has one access to a tile;
-operands that view the same tile share it.
+An op names a kernel and gives operands, integers and floats by the table's names. This module puts
+them in the table's order, takes read or write access from the table's roles, fills in values that
+follow from others, and checks the rest. A missing operand is therefore an error when planning, and
+never a read of unrelated memory. A task has one access per tile, which operands on the same tile
+share.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The tensor table of every class of devices: an entry per way in which a program sees a buffer, and its handles."""
+"""The tensor table of every class of devices: one entry for each way in which a program views a
+buffer, and its handles.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A plan in words: what every device holds, runs and reads from others, template by template.
+"""A plan in words: what each device holds, runs and reads from others, template by template.
 
-Counts what the programs say with every symbol at its bound; decides nothing.
+It counts the instructions of the programs with every symbol at its bound.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a laid-out graph to a plan: segments and schedule, lowering, memory, tables, programs."""
+"""Makes a plan of a laid-out graph: segments and schedule, lowering, memory, tables, programs."""
 
 from __future__ import annotations
 

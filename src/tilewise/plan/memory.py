@@ -1,7 +1,8 @@
-"""Offsets of everything in one arena, the same on every device.
+"""Offsets of all buffers in one arena, equal on every device.
 
-Buffers whose lifetimes meet get disjoint ranges. Execution is out of order, so reuse of memory is also an order between
-tasks: buffers that share bytes are listed as aliases, and the instruction issuer adds the edges.
+Buffers whose live intervals overlap get disjoint ranges. Tasks run out of order, so a buffer that
+reuses memory must also wait for the earlier buffer's tasks. Buffers that share bytes are listed as
+aliases, and the instruction issuer adds the edges.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Outputs that a strategy shards are gathered on one device before anyone reads them."""
+"""Adds ops that gather sharded outputs on one device, where they are read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""What the page of a plan shows, from the plan's tables: which call does what, what lives meanwhile, what it reads.
+"""The data of a plan's page, from the plan's tables: what each call does and reads, and which
+memory is in use.
 
-The largest program is drawn. Which layer and microbatch a call stands for follows from the tensors that it is bound to,
-so it holds for any schedule. A traced run is laid next to the calls where its tasks are as many as the plan's.
+The page shows the program with the most calls. The layer and the microbatch of a call follow from
+the tensors that it is bound to, so this works for any schedule. A traced run is shown next to the
+calls if it has as many tasks as the plan.
 """
 
 from __future__ import annotations

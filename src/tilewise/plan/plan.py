@@ -1,4 +1,4 @@
-"""The plan: everything decided before running, and the words to explain it."""
+"""`Plan`: everything decided before a run, and its explanation in words."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Which earlier uses of memory a write must wait for, where templates reuse the same bytes one after the other.
+"""Finds the earlier uses of memory that a write must wait for when templates reuse the same bytes.
 
-The temporaries of all templates share one region, so a write must come after every earlier use of its bytes. If a
-template in between overwrites those bytes in every use, waiting for that template is enough. `find_conflicts` therefore
-goes through the uses of a step in order and remembers, byte range by byte range, the latest users. A template conflicts
-with those only, so a thousand different templates have a thousand times the conflicts of one, not a million times.
+The temporaries of all templates share one region, so a write must come after every earlier use of
+its bytes. If a template in between always overwrites those bytes, waiting for that template is
+enough. `find_conflicts` goes through the uses of a step in order and remembers the latest users of
+each range of bytes. A template conflicts only with those, so the number of conflicts grows linearly
+with the number of templates.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Rings: places that uses of a template take in turn, and the credits that say when one is free again.
+"""Rings: places that the uses of a template take in turn, and the credits that show when a place is
+free again.
 
-What a device writes for its peers in one use of a template they may still read in the next. So uses take `RING_DEPTH`
-places in turn, and who writes into a place waits for the credits of the use that had it before. How many credits, and
-of which use they are, belongs to the call: the first uses of a step wait for none, and the last one drains the ring, so
-that every step begins with free places and signals that all have been waited for.
+Peers may still read what a device wrote in one use of a template during the next use. So the uses
+take `RING_DEPTH` places in turn, and the writer of a place waits for the credits of the use that
+had it before. The number of credits, and the use that they belong to, is a property of the call.
+The first uses of a step wait for none. The last use drains the ring, so every step begins with free
+places and with all signals waited for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What a plan is made of: layer calls, and runs of root ops between them, each lowered like a template."""
+"""The segments of a plan: layer calls, and runs of root ops between them. Each is lowered like a
+template.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""From what was asked for to a plan's settings: checks of the layout, workers, the row tile."""
+"""Turns a user's settings into a plan's settings, after checking the layout, the workers and the
+row tile.
+"""
 
 from __future__ import annotations
 

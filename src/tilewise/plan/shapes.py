@@ -1,6 +1,8 @@
-"""Local sizes: what part of every tensor a device holds, and how its rows are cut into tiles.
+"""Local sizes: the part of every tensor that a device holds, and how its rows are divided into
+tiles.
 
-All the arithmetic that turns a layout into numbers stands here; nothing else divides by a mesh axis.
+All arithmetic that turns a layout into numbers is here; no other module divides by the size of a
+mesh axis.
 """
 
 from __future__ import annotations

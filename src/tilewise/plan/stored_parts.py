@@ -1,8 +1,10 @@
-"""Which device writes what into a checkpoint: the parts of all that training goes on from, each from one device.
+"""Decides which device writes which part into a checkpoint. Each part of the training state is
+written by one device.
 
-A part that one device holds alone is that device's. What several hold alike goes to the one of them that has the
-least so far, the largest first, so that devices write about as much as each other. A pure function of graph, layout
-and shapes, equal in every process that makes the plan; memory is counted with it, and copies are made by it.
+A part that one device holds is written by it. A part that several devices hold is assigned to the
+one with the least to write so far, largest parts first, so that devices write similar amounts. The
+function is pure, so it has the same result in every process. Memory is counted with it, and copies
+are made by it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A plan as frozen tables: everything decided before running, and nothing that decides.
+"""The frozen tables of a plan.
 
-Session, simulator, tests and other processes read these; what explains them in words is in `plan.explain`.
+The session, the simulator, tests and other processes read them. `plan.explain` describes them in
+words.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Counts, before anything runs, the elements that devices read from each other; the runtime must count the same.
+"""Counts, before a run, the elements that devices read from each other. The runtime must count the
+same.
 
-Devices of one class run the same instructions and differ in numbers alone. So a class is counted once, with a vector
-that has a place per device, and calls whose tensors have the same sizes are counted once.
+Devices of one class run the same instructions and differ only in numbers. So a class is counted
+once, as a vector over its devices, and calls whose tensors have the same sizes are counted once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What every plan is held to, made here or read from a file: the rules of `ir.validate` on its tables."""
+"""Validates a plan, whether made here or read from a file: applies the rules of `ir.validate` to
+its tables.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Lowering every distinct template once per class of devices and microbatch position that makes a difference."""
+"""Lowers every distinct template, once per class of devices and per position among the microbatches
+that differs.
+"""
 
 from __future__ import annotations
 

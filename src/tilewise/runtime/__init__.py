@@ -1,8 +1,9 @@
-"""The task runtime as Python sees it, in two layers.
+"""The Python interface of the task runtime, in two layers.
 
-`Runtime` is for people who submit tasks themselves: buffers, kernels and parameters go in, and tasks run when the data
-they touch is ready (docs/runtime.md). `Program` and `Executor` run what the planner has written: a tile program, built
-once, run on all devices; nothing there runs Python per task. Both refuse what is malformed before any work starts.
+`Runtime` is for users who submit their own tasks: buffers, kernels and parameters go in, and a task
+runs when its data is ready (docs/runtime.md). `Program` and `Executor` run the planner's tile
+programs on all devices, without Python code per task. Both reject invalid input before any work
+starts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Buffers of tasks: memory that the runtime knows, and boxes of it.
+"""`Buffer`: memory that is registered with a runtime, and `Region`: a box of it.
 
-Owns the way from an array to a handle, and what regions look like from Python; native/bind/tasks_regions.cc turns a
-NumPy index into a strided box in bytes. Refuses memory that is not contiguous, and boxes with more than four
-dimensions. The runtime orders tasks by what they do to buffers; see docs/runtime.md.
+It makes handles of arrays, and defines how regions look in Python; native/bind/tasks_regions.cc
+converts a NumPy index to a strided box in bytes. Memory that is not contiguous, and boxes of more
+than four dimensions, are rejected. The runtime orders tasks by their accesses to buffers; see
+docs/runtime.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Events: counters that tasks can wait for without holding a worker.
+"""`Event`: a counter that tasks can wait for without occupying a worker.
 
-Made by `Runtime.event`; posted by any thread: one of the program, a callback of a device, a kernel.
+`Runtime.event` creates it. Any thread may post it: a thread of the program, a device's callback, a
+kernel.
 """
 
 from __future__ import annotations

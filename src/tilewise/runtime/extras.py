@@ -1,7 +1,8 @@
-"""What a call names besides kernels and parameters: tasks, events, hints, a predicate; and whose they are.
+"""The arguments of a submission besides kernel and parameters (tasks, events, hints, a predicate),
+and the runtime that they belong to.
 
-Refuses what belongs to another runtime (ids of two runtimes may be equal, so the native side cannot always tell them
-apart), and what is no task, buffer or event at all.
+Objects of another runtime are rejected. Two runtimes may use the same ids, so native code cannot
+always distinguish them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What a failed call of the task runtime raises.
+"""The exceptions that failed calls of the task runtime raise.
 
-Owns the table from statuses to exceptions, and the Python exceptions of kernels until a thread waits for their task:
-the native side carries a number in its text, and the newest 64 exceptions are kept by it. Called by the binding.
+It has the table from statuses to exceptions. It also keeps the newest 64 exceptions of Python
+kernels until a thread waits for their task; the native side stores a number in the task's error
+text. The binding calls this module.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Groups of tasks: waiting for all or any of them, also on an asyncio loop.
+"""`TaskGroup`: waits for all or any of its tasks, also in an asyncio loop.
 
-Owns a list of handles under a lock, so that several threads may add and wait. Iterating gives the tasks in the order in
-which they were added, as often as asked; `wait_any`, `as_completed` and `async for` hand out each task once, when it
-has ended. Holds no native resource: dropping a group never blocks.
+It is a list of handles with a lock, so several threads may add and wait. Iterating returns the
+tasks in the order of addition, any number of times. `wait_any`, `as_completed` and `async for`
+return each task once, after it has ended. It has no native resources, so dropping a group never
+blocks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Handles of submitted tasks.
+"""`TaskHandle`: a submitted task: waiting for its end, its failure, its outputs.
 
-Owns what a program can ask of one task: its end, its failure, its outputs. Dropping a handle never blocks and never
-cancels; the runtime then forgets the task's error. Made by `Runtime.submit` only.
+Dropping a handle never blocks and never cancels the task; the runtime then forgets the task's
+error. Only `Runtime.submit` creates handles.
 """
 
 from __future__ import annotations

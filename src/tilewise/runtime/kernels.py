@@ -1,7 +1,8 @@
 """Kernels of the task runtime: native functions by name or address, and Python callables.
 
-Owns the way from what a user has (a name, a numba cfunc, a ctypes pointer, an address, a callable) to the runtime's
-id. Refuses, with two processes, everything but names: an address means nothing elsewhere.
+It turns what a user has (a name, a Numba cfunc, a ctypes pointer, an address, a callable) into the
+runtime's id of a kernel. A runtime in two processes accepts only names, because addresses are not
+valid in the other process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""How a task uses its buffers, and what it may ask of the scheduler.
+"""The parameters of a task: how it uses its buffers, and hints for the scheduler.
 
-`Input`, `Output`, `InOut` and `Commute` are native (they stand in the way of every submission); the others build on
-the same base. A parameter may be kept and used for many tasks. Refuses hints that cannot be honoured.
+`Input`, `Output`, `InOut` and `Commute` are native classes, because every submission uses them; the
+others derive from the same base. A parameter may be reused for many tasks. Hints that cannot be
+satisfied are rejected.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Python callables as kernels: what the runtime calls for such a task.
+"""Python callables as kernels: runs the callable of a task.
 
-Owns the record of one submitted Python task: the callable, its parameters and scalars, dropped as soon as it has run.
-The callable gets one array per parameter (inputs are read-only), then the scalars; it returns None or `LATER`. Whatever
-else it returns fails the task, as what it raises does: a number could be meant as a status, or as a result.
+It keeps the callable, its parameters and scalars of one submitted task until the task has run. The
+callable gets one array per parameter (inputs are read-only), then the scalars. It must return None
+or `LATER`; another value fails the task, as an exception does, because a number could be meant as a
+status or as a result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Recordings: a part of a program that runs again without its Python.
+"""`Recording`: a recorded sequence of tasks that can be submitted again without running Python
+code.
 
-Made by `Runtime.record`. A replay submits the recorded tasks with some buffers exchanged for others of the same size;
-two buffers must stay two. Refuses Python kernels while recording: the callable is not part of a recording.
+`Runtime.record` creates it. A replay submits the recorded tasks, optionally with other buffers of
+the same size; two different buffers must stay different. Python kernels are rejected while
+recording, because a recording does not contain the callable.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Registered memory: which arrays a runtime's tasks work on, and where they lie.
+"""Registered memory: the arrays that a runtime's tasks work on, and their address ranges.
 
-Owns what holds each registered array alive, and the ranges of their bytes. Refuses memory that is registered already:
-two handles of one memory would not see each other's tasks. Used by `Runtime`, under the GIL.
+It keeps each registered array alive. Memory that is already registered is rejected, because two
+handles of the same memory would not see each other's tasks. `Runtime` uses it while it holds the
+GIL.
 """
 
 from __future__ import annotations

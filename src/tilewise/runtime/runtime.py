@@ -1,8 +1,8 @@
-"""The task runtime: submit tasks on buffers, and it orders, runs and frees them.
+"""`Runtime`: accepts tasks on buffers, and orders and runs them.
 
-Owns one native runtime: its kernels, its registered buffers, its scopes. Tasks are ordered by the data they touch, in
-the order in which they are submitted. Refuses mistakes before anything is submitted. docs/runtime.md explains the
-model, lifetimes and sizes.
+It owns one native runtime with its kernels, registered buffers and scopes. Tasks are ordered by the
+data that they access, in the order of submission. Mistakes are reported before anything is
+submitted. docs/runtime.md explains the model, lifetimes and sizes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Blocks of a program that are traced or whose dependency graph is kept.
+"""`Runtime.trace` and `Runtime.graph`: record the tasks of a block, or their dependency graph.
 
-Owns when the runtime records and what becomes of the records: a `Trace` or a `DependencyGraph`, and the file asked
-for. Made by `Runtime.trace` and `Runtime.graph`. Both wait for this thread's tasks at the end of the block, without
-raising their failures; other threads must be quiet at both ends.
+The result is a `Trace` or a `DependencyGraph`, and a file if requested. At the end of the block
+both wait for this thread's tasks without raising their failures. Other threads must not submit
+tasks at either end of the block.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a native kernel with views sees of its parameters: shapes, strides and element types of NumPy.
+"""Views: shapes, strides and dtypes of a native kernel's parameters.
 
-Owns the table from dtypes to the element types of the C interface (`pto_type`). Made for every submission to a kernel
-with `views=True`, from the buffers and regions that it names; nothing is refused here.
+It has the table from NumPy dtypes to the element types of the C interface (`pto_type`). Views are
+created for every submission to a kernel with `views=True`, from its buffers and regions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The workers' process of a runtime in two processes: `python -m tilewise.runtime.workers PATH --library LIB`.
+"""The workers' process of a runtime in two processes: `python -m tilewise.runtime.workers PATH
+--library LIB`.
 
-Attaches to the file that `Runtime(shared_path=PATH)` made in another process and runs its tasks until that process
-closes the runtime (exit code 0) or dies (exit code 1). Kernels are found by name in the libraries given. What cannot
-be served, a file of another kind or a library that does not load, is one line on standard error and exit code 2.
+It opens the file that `Runtime(shared_path=PATH)` created in another process and runs its tasks
+until that process closes the runtime (exit code 0) or dies (exit code 1). Kernels are looked up by
+name in the given libraries. If the file is of another kind or a library cannot be loaded, one line
+is printed to standard error and the exit code is 2.
 """
 
 from __future__ import annotations

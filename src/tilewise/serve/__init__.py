@@ -1,7 +1,8 @@
-"""Serving: many requests at once over one model, each as if it were alone.
+"""Serving: runs many requests on one model at once. Each gets the text that it would get alone.
 
-Owns the engine: blocks of the KV cache and who shares them, which tokens go into the next call of the model, the calls,
-what their logits become. `LLM` answers lists of prompts, `Engine` callers that come and go.
+This package has the engine: the blocks of the KV cache and their sharing, the choice of tokens for
+the next model call, the calls, and sampling from their logits. `LLM` answers lists of prompts;
+`Engine` serves concurrent callers.
 """
 
 from tilewise.serve.engine import Engine

@@ -1,10 +1,12 @@
-"""How many prompt tokens a step may read while texts are written, from measured times of steps.
+"""Decides how many prompt tokens a step may read while texts are generated, from measured times of
+steps.
 
-A step with few tokens takes as long as reading the weights; a step with many takes as long as computing. Up to the
-number of tokens where both are equal, further tokens cost almost no time. A prompt that is read in chunks of that size
-is read at full speed, and texts that are written keep theirs. Where more texts are written than that, the same number
-of prompt tokens is read. Neither side takes more than twice as long as alone, even where reading weights and computing
-do not overlap. The size of chunks changes no bit of the output, so measured times may decide it.
+A step with few tokens takes as long as reading the weights, a step with many as long as the
+computation. Up to the number of tokens where both take equally long, further tokens cost almost no
+time. Chunks of that size read a prompt at full speed and hardly slow down the generation of other
+texts. If more texts than that are generated, the same number of prompt tokens is read. Neither side
+takes more than twice as long as alone, even if reading weights and computing do not overlap. The
+size of chunks changes no bit of the output, so measured times may decide it.
 """
 
 from __future__ import annotations

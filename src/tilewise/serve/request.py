@@ -1,4 +1,4 @@
-"""A request as the engine takes it: checked token ids, settings of sampling, and what is reported."""
+"""A request to the engine: checked token ids, sampling settings, and what to report."""
 
 from __future__ import annotations
 

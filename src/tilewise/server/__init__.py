@@ -1,7 +1,8 @@
-"""The server: one model over HTTP, as OpenAI's clients and vLLM's users expect it.
+"""The server: one model over HTTP, with OpenAI's API and vLLM's names.
 
-Owns the HTTP process and its link to the engine's process: bodies, answers, streams, who may ask and how much, and how
-both processes end. `answer_lines` answers files of the same bodies without HTTP.
+This package has the HTTP process and its link to the engine's process: bodies, answers, streams,
+access control, limits, and the shutdown of both processes. `answer_lines` answers files of the same
+bodies without HTTP.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The server's paths, and what answers each."""
+"""The paths of the server and their endpoints."""
 
 from __future__ import annotations
 

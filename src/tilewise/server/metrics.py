@@ -1,7 +1,7 @@
-"""Figures of a server in Prometheus' text format, under vLLM's names.
+"""Metrics of a server in Prometheus' text format, with vLLM's names.
 
-Times are those of the HTTP process, from the moment that a request has been read to the moment that a token is there
-to be sent; when a text left the queue, the engine's process says, on the machine's one clock.
+Times are those of the HTTP process, from the end of reading a request to the moment that a token
+can be sent. The engine's process reports when a text left the queue, on the machine's common clock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The description of the server for programs: OpenAPI, made from the models that bodies are checked with."""
+"""The OpenAPI description of the server, made from the models that validate bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How a server is run: where it listens, who may ask, what it refuses. Checked when made, before anything starts."""
+"""Settings of a server: its address, access control and limits. They are checked on creation,
+before anything starts.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Where all stages meet: a graph that can be planned and run, its running instance, and the comparison
-of a strategy with one device."""
+"""Graphs that can be planned and run, running instances, and the comparison of a strategy with one
+device.
+"""
 
 from tilewise.plan import Plan
 from tilewise.session.compute_graph import ComputeGraph

@@ -1,4 +1,4 @@
-"""From a plan's programs to native ones, and the executor that offers what they need."""
+"""Builds native programs from a plan's programs, and the executor that runs them."""
 
 from __future__ import annotations
 

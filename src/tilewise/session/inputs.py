@@ -1,6 +1,7 @@
-"""What a tensor may be given: the right shape and kind of numbers, and indices that lie in what they name.
+"""Checks values from outside before a tensor is written: shape, kind of numbers, and indices within
+range.
 
-Kernels trust their operands; this is the border where values from outside are checked, before anything is written.
+Kernels do not check their operands, so wrong values must be rejected here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""`GraphInstance`: a plan with memory, weights and workers. State really lives here.
+"""`GraphInstance`: a plan with memory, weights and workers. It holds the state of a model.
 
-One thread at a time (`session/one_call.py`): a second one is refused before it has changed anything. Tensors by name,
-and the checks of what is written to them, are in `session/tensors.py`.
+Only one thread may use it at a time (`session/one_call.py`); a second one gets an error, and
+nothing has changed. Access to tensors by name, and the checks of new values, are in
+`session/tensors.py`.
 """
 
 from __future__ import annotations

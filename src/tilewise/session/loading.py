@@ -1,12 +1,13 @@
-"""Weights into the devices' memory: which bytes of which files go where, and who reads them.
+"""Loads weights from files into the memory of devices: which bytes go where, and which device reads
+them.
 
-Each device reads the slices of its own parts, each part once: what several devices hold alike, the first of them
-reads, and the `broadcast` program copies it. No byte is read twice in one process, but those of files with checksums
-(of PyTorch), which are held to them before. A few threads of the machine's cores read pieces of some MiB in the order
-of the files, converting and packing them on the way (`kernels.loading`); no file is mapped. What goes to devices' files
-is brought together first, tensor by tensor. Names, shapes and element types of everything are checked before the first
-byte is read; numbers that are not finite are found on the way, and then the parts are of no use: the instance refuses
-to run until it is loaded again.
+Each device reads its own parts. A part that several devices hold is read by the first of them and
+copied by the `broadcast` program. So no byte is read twice in a process, except that PyTorch files
+with checksums are checked first. A few threads read pieces of some MiB in file order, and convert
+and pack them (`kernels.loading`). Files are not mapped. Data for offloaded tensors is collected
+tensor by tensor and written to the devices' files. All names, shapes and dtypes are checked before
+the first byte is read. If a value is not finite, the weights are unusable, and the instance rejects
+calls until they are loaded again.
 """
 
 from __future__ import annotations

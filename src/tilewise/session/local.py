@@ -1,4 +1,4 @@
-"""Reading and writing a tensor's parts in the devices' arenas: slices, panels, microbatches."""
+"""Reads and writes a tensor's parts in the arenas of devices: slices, panels, microbatches."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Whether a call may begin: one at a time, of the process that made the model, while it is open and its weights whole.
+"""Checks that a call may begin: it is the only one, it runs in the process that made the instance,
+the instance is open, and its weights are complete.
 
-Asked first by everything public of `GraphInstance`, so that a call that may not be has changed nothing.
+Every public method of `GraphInstance` checks this first, so a rejected call has changed nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Whether a plan is what planning makes of its graph and layout: the proof that a file's checks cannot give.
+"""Checks that a plan is the one that planning makes of its graph and layout. The checks of
+`Plan.load` cannot show this.
 
-`Plan.load` holds tables to rules; what every integer of a kernel means no rule says but lowering. So here a plan is
-made again from the graph, layout and settings that it holds, and the two must be one.
+`Plan.load` checks the tables against rules. No rule says what each integer of a kernel means; only
+lowering determines it. So the plan is made again from the graph, layout and settings that it
+contains, and compared.
 """
 
 from __future__ import annotations

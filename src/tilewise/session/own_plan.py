@@ -1,9 +1,8 @@
-"""Whether a plan is one of a graph: what a graph declares, held against what its plan runs.
+"""Checks that a plan belongs to a graph: compares the graph's declarations with what the plan runs.
 
-What comes from outside, what leaves, and what fixes the bits of a sum stay in a plan as they were
-declared, and are named where they differ. Passes rewrite ops, so of those a plan keeps a digest as
-the author defined them. A plan has more than its graph: what the backward pass and the optimizer
-have added.
+Inputs, outputs and everything that fixes the bits of sums must be as declared; the error names each
+difference. Passes rewrite ops, so a plan keeps a digest of the ops as the user defined them. A plan
+also contains the backward pass and the optimizer, which the graph does not have.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A model's tensors by name: reading, checking and writing them from outside.
+"""A model's tensors by name: reads, checks and writes them.
 
-Values are checked whole (`session/inputs.py`) before the first of them is written to the devices' parts
-(`session/local.py`). Who may call when is the instance's business.
+All values are checked (`session/inputs.py`) before the first one is written to the devices' parts
+(`session/local.py`). The instance decides who may call when.
 """
 
 from __future__ import annotations

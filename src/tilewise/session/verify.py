@@ -1,8 +1,10 @@
-"""A strategy put to the test: the same steps on one device and over a mesh, compared to the bit.
+"""Verifies a strategy: runs the same steps on one device and over a mesh, and compares the results
+to the bit.
 
-What is compared: loss and gradient norm of every step, every gradient of every step, and after the last step every
-parameter and optimizer state; and that devices which hold the same part hold the same bits. The report says equal, or
-names the first difference. It speaks of the sizes and steps that were run, on this machine's instruction set.
+It compares the loss, the gradient norm and every gradient of each step, and after the last step
+every parameter and optimizer state. It also checks that devices which hold the same part hold the
+same bits. The report says "equal", or names the first difference. It holds for the sizes and steps
+that ran, and for this machine's instruction-set level.
 """
 
 from __future__ import annotations

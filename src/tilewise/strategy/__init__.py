@@ -1,4 +1,4 @@
-"""How a model is spread: declared strategies and the layouts that follow from them."""
+"""Declared strategies, and the layouts that follow from them."""
 
 from tilewise.strategy.alone import lay_out_alone, lay_out_whole
 from tilewise.strategy.offload import OFFLOADS, check_offload, offload_tensors, prefetch_states

@@ -1,9 +1,10 @@
-"""One op's agreement: which axes share each of its factors, given what its operands have and its
-results should have.
+"""Chooses the axes that share each factor of one op, from the layouts of its operands and the
+layouts wanted for its results.
 
-Contracted factors are settled first and only where every operand that has them is labelled, and
-alike, and a partial value of the op covers them; else they are whole. Then the others follow the
-strongest choice. An axis shares one factor of an op. What is written on a state follows the state.
+Contracted factors come first. A contracted factor is shared only if all operands that have it are
+labelled, have the same layout, and the op declares a partial value for it; otherwise it is not
+shared. Then each other factor takes its strongest choice. An axis shares at most one factor of an
+op. A value that is written to a state has the state's layout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Layouts where there is one device and one microbatch: nothing is shared, so every tensor is whole."""
+"""Layouts for one device and one microbatch, where no tensor is sharded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What one dim's layout is, how strongly that is wanted, and why: the values that propagation weighs.
+"""`Choice`: a layout for one dim, how strongly it is wanted, and why. Propagation compares choices.
 
-Axes of several dims of a tensor must differ. A dim that counts the batch has time among its axes when a step has
-several microbatches.
+Different dims of a tensor must have different axes. A dim that counts the batch includes the time
+axis if a step has several microbatches.
 """
 
 from __future__ import annotations

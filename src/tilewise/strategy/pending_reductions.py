@@ -1,8 +1,10 @@
-"""From laid-out ops to pending reductions: what is partial, who holds which parts of its tree, where it must arrive.
+"""Derives the pending reductions of laid-out ops: what is partial, who holds which parts of the
+tree, and where the sum is delivered.
 
-A pending reduction is made of every value that an op declares as partial and whose factor is shared, in space
-or in time. Widths whose parts would be no nodes are refused with the k splits or batch splits that
-fit; `ir.validate.validate_pending_reductions` folds what pending reductions say, wherever they come from.
+There is a pending reduction for each value that an op declares as partial and whose factor is
+shared, over devices or over microbatches. Numbers of devices whose parts would not be nodes of the
+tree are rejected; the error names k splits or batch splits that fit.
+`ir.validate.validate_pending_reductions` checks the result, whatever made it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Weights brought to where they are used: what reads one reads what a call has brought beforehand.
+"""Groups sharded or offloaded weights into units, and adds the calls that gather each unit before
+it is used.
 
-Every layer is a unit whose weights come by one call, and so is every run of ops between layers, unless a user or a size
-puts several together. The calls are templates: equal layers get theirs by the same instructions. A call stands
-`prefetch` units before its reader, which is all that overlapping takes: tasks run when their tiles are there. Memory
-for what is brought comes from the planner, by the time that it lives.
+Each layer is a unit, and so is each run of ops between layers. A user or a minimum size may join
+several. The gathering calls are templates, so equal layers use the same instructions. A call is
+placed `prefetch` units before its first reader. This is enough for overlap, because tasks run as
+soon as their tiles are available. The planner assigns memory to gathered weights by their live
+intervals.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""From a graph, a mesh and a strategy to a layout of every tensor.
+"""Derives a layout of every tensor from a graph, a mesh and a strategy.
 
-What comes from outside has the layout that a hint, or a rule for its labels, gives it. Hints on results go backwards
-through ops that contract nothing; then ops are walked forwards, and each agrees on the axes of its factors
-(`strategy.agree`): hints first, then rules, then what passes through ops, then what comes out of contractions. An
-operand that has it otherwise is a reshard, and so is a result whose hint its op cannot meet. A hint that asks a sum to
-arrive in shards is met by the sum itself. Every template is laid out once per distinct layout of its arguments.
+An input, parameter or state takes its layout from a hint, or from the rule for its labels. Hints on
+results are propagated backwards through ops that contract nothing. Then ops are visited in order,
+and each chooses the axes of its factors (`strategy.agree`): first hints, then rules, then layouts
+that pass through ops, then those that result from contractions. A reshard is recorded where an
+operand has another layout, or where an op cannot deliver the hinted layout of its result. A sum can
+be delivered in shards directly. Every template is laid out once per distinct layout of its
+arguments.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Making every disagreement about a layout an op, behind which operands agree everywhere.
+"""Inserts an op for every recorded reshard, so that each op's operands have the layouts it needs.
 
-A dim that loses axes is gathered to what both layouts begin with, a dim that gains axes is sliced; a change takes at
-most one op of each kind. Readers in one phase that want the same share it. Templates whose layers need reshards get a
-copy per layout.
+A dim that loses axes is gathered up to the common prefix of both layouts; a dim that gains axes is
+sliced. A change needs at most one op of each kind. Readers in one phase that need the same layout
+share the op. A template whose layers need different reshards is copied per layout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Schedules: in which order a stage walks segments and microbatches."""
+"""Schedules: the order in which a stage executes segments and microbatches."""
 
 from __future__ import annotations
 

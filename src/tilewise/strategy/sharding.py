@@ -1,10 +1,11 @@
-"""Sharded state: weights, gradients and optimizer states cut over devices as stored, gathered where they are used.
+"""Sharded state (FSDP, ZeRO): weights, gradients and optimizer states are stored in shards and
+gathered for use.
 
-Propagation lays a graph out as if every device of a sharding axis had its weights whole: that is
-how ops *use* them. Here each weight gets a *storage shard*, which the sharding axes cut along dim 0
-in whole panels, and so do its gradient and its optimizer's states. What reads the weight reads what
-a call of `all_gather_parameters` has gathered from the storage shards beforehand; a sum that makes its gradient
-arrives in shards; its update works as stored. Nothing else changes, so no bit does.
+Propagation lays out the graph as if every device of a sharding axis had whole weights. That is the
+compute layout. This module gives each weight a *storage shard*, divided along dim 0 in whole
+panels, and the same to its gradient and optimizer states. Readers of the weight then read what
+`all_gather_parameters` has gathered. The sum that computes its gradient is delivered in shards, and
+the update works on shards. Nothing else changes, so the bits stay the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Declared strategies: which mesh axis shards what a tensor dim counts."""
+"""Declared strategies: which mesh axis shards the dims with which labels."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Gradients of tables: where devices share a batch, each takes all its tokens, for the rows of a table that it has.
+"""Gradients of embedding tables: devices that share a batch exchange token ids and rows instead of
+whole tables.
 
-A token adds to one row of a table, so a table's gradient is mostly zeros. Summed over devices as other gradients are,
-all of it crosses. The ids and the rows that are added cross instead, wherever those are fewer bytes. Each device then
-adds the rows of all tokens along the whole tree, as one device would, so no bit changes.
+A token adds to one row of a table, so most of the gradient is zero. Summing it over devices like
+other gradients would send the whole table. If the token ids and the added rows are fewer bytes,
+these are exchanged instead. Each device then adds the rows of all tokens, for its own part of the
+table, along the whole tree as one device would. So the bits stay the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Training: configuration, data preparation, the loop with its checkpoints, evaluation.
+"""Training: configuration, data preparation, the training loop with checkpoints, evaluation.
 
-Owns what a run leaves on disk. The computation itself is a graph with a strategy; this package calls its
-`step`.
+This package decides what a run writes to disk. The computation is a graph with a strategy, of which
+this package calls `step`.
 """
 
 from tilewise.train.alternatives import as_toml

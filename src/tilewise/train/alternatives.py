@@ -1,5 +1,5 @@
-"""The settings of a configuration that can change without changing a bit of its results: the mesh and its workers,
-microbatches, what is recomputed, the size of tiles. Configurations in, configurations out; nothing is planned here.
+"""The settings of a configuration that can change without changing a bit of the result: mesh,
+workers, microbatches, recomputation and tile sizes. It transforms configurations and plans nothing.
 """
 
 from __future__ import annotations

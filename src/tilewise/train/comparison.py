@@ -1,6 +1,7 @@
-"""A strategy put to the test for a configuration: its model, batch and optimizer on one device and over a mesh.
+"""Verifies the strategy of a training configuration: runs its model, batch and optimizer on one
+device and over a mesh.
 
-Tokens are drawn at random (`RandomBatches`).
+The tokens are random (`RandomBatches`).
 """
 
 from __future__ import annotations

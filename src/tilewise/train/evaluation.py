@@ -1,9 +1,10 @@
-"""How well a model predicts files it never saw, in bits per byte, next to what gzip and xz make of the same
-files.
+"""Evaluates how well a model predicts files that it was not trained on, in bits per byte, next to
+gzip and xz.
 
-A file is scored as a compressor would have to store it: every token and the end mark, each predicted from at
-most `context` tokens before it. Windows overlap by half, so all but the first tokens have half a context to
-look back on. Per-token losses come from the training graph's forward pass.
+A file is scored as a compressor would store it: every token and the end mark, each predicted from
+at most `context` preceding tokens. Windows overlap by half, so all tokens after the first window
+have at least half a context before them. The losses per token come from the forward pass of the
+training graph.
 """
 
 from __future__ import annotations

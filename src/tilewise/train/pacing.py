@@ -1,7 +1,8 @@
-"""How many steps fit into a given time: found out while the first tenth of it passes, and fixed from then on.
+"""Estimates how many steps fit into a given time. The estimate is fixed after a tenth of that time.
 
-The learning rate needs to know the length of the run, and a machine's speed is not known before it has worked: the
-median of the steps so far is corrected with each of them, so a burst of other work does not decide. Reads no clock.
+The learning rate depends on the length of the run, and the speed of a machine must be measured. The
+estimate uses the median time of the steps so far, so that a burst of other work has little effect.
+The module reads no clock.
 """
 
 from __future__ import annotations

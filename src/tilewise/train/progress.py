@@ -1,7 +1,7 @@
-"""The live line of a run: loss, tokens per second, time left.
+"""The progress line of a training run: loss, tokens per second, time left.
 
-On a terminal one line that moves; elsewhere a plain line now and then, so that a log stays readable. Shows
-what it is told and decides nothing.
+On a terminal it is one line that is updated in place. Elsewhere a line is printed now and then, so
+that a log stays readable.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Batches of random tokens for a configuration: what equality and speed are measured with, for neither depends on what
-tokens are; so no data is read. Lengths are drawn too, where documents are padded.
+"""Batches of random tokens for a configuration. Comparisons and timings use them, because neither
+depends on the tokens. If documents are padded, their lengths are random too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Settings that make a training run need less memory without changing a bit of its result, tried by planning.
+"""Searches for settings that need less memory without changing a bit of the result, by planning.
 
-`find_savings` changes a configuration in one way at a time, then in several, plans each, and says what each needs.
-Nothing is allocated and no data is read.
+`find_savings` changes one setting of a configuration at a time, then several, makes a plan of each,
+and reports the memory that each needs. It allocates nothing and reads no data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The learning rate of a step: a pure function, so that resuming needs the step number only."""
+"""The learning rate of a step. It is a pure function, so that resuming needs only the step number."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A model in training: its plan, its instance, its data, and the steps between them.
+"""`Trainer`: a model in training, with its plan, its instance and its data.
 
-The trainer owns the instance and closes it. The batch and the learning rate of a step follow from its
-number, so measuring, evaluating, interrupting and resuming do not change what is computed. Finished
+The trainer owns the instance and closes it. The batch and the learning rate of a step depend only
+on its number. So measuring, evaluating, interrupting and resuming do not change the result. Trained
 weights are written as a Hugging Face directory.
 """
 

@@ -1,9 +1,10 @@
-"""Which settings that change no bit of a run make it fastest on this machine: steps are run and timed.
+"""Searches for the fastest settings on this machine among those that change no bit of the result,
+by running and timing steps.
 
-Three searches, one after the other, each from the fastest so far: meshes, each with the least saving of memory that
-fits; microbatches; sizes of tiles. Then the fastest takes turns with the configuration as it is given. Tokens are
-random (`RandomBatches`), weights as at a start. Losses and gradients' norms of all trials must be equal to the bit: a
-setting that changed one would be no setting of speed.
+There are three searches, each starting from the fastest settings so far: meshes (each with the
+least memory saving that fits), microbatches, and tile sizes. Then the fastest settings and the
+given configuration are timed in turns. Tokens are random (`RandomBatches`), weights are initial.
+Losses and gradient norms of all trials must be equal to the bit; a difference is an error.
 """
 
 from __future__ import annotations

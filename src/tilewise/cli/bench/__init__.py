@@ -1,4 +1,6 @@
-"""`tilewise bench`: how quickly models write, here and behind servers; arguments and figures as vLLM names them."""
+"""`tilewise bench`: measures generation, in this process and of servers, with vLLM's arguments and
+figures.
+"""
 
 from tilewise.cli.bench.offline import bench
 

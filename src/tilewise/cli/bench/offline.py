@@ -1,6 +1,6 @@
-"""The command line's `tilewise bench latency | throughput | serve`: arguments and figures named as vLLM's.
+"""`tilewise bench latency` and `tilewise bench throughput`, with vLLM's arguments and figures.
 
-Owns arguments, help texts and output; `serve.measure` makes and times requests.
+This module has arguments, help texts and output; `serve.measure` makes and times the requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`tilewise bench serve`: any server of OpenAI's API under load, arguments and figures as of `vllm bench serve`."""
+"""`tilewise bench serve`: puts load on any server of OpenAI's API, with the arguments and figures
+of `vllm bench serve`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Commands with devices in several processes: of this machine, or of several by MPI; and started again after a loss."""
+"""Commands with devices in several processes, on this machine or by MPI on several, and restarts
+after a failure.
+"""
 
 from tilewise.cli.launch.command import launch
 

@@ -1,4 +1,4 @@
-"""`tilewise launch`: another command of this program, with its devices in several processes."""
+"""`tilewise launch`: runs another command of this program with its devices in several processes."""
 
 from __future__ import annotations
 

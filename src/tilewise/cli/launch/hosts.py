@@ -1,10 +1,11 @@
-"""The hosts of a launch: from what the command line or a file says to how many processes each runs.
+"""The hosts of a launch: reads from the command line or a file how many processes run on each host.
 
-A file has a host on each line, as files of MPI have them: `name`, `name:slots` (MPICH), or `name slots=2 max_slots=4`
-(Open MPI); a host that stands on several lines has the slots of all of them, one for a line without a number, as
-$PBS_NODEFILE and the output of `srun hostname` mean it. Names may be Slurm's lists (`node[01-03,07]`). Comments begin
-with `#`. Options of Hydra without effect here (binding, ifname, user, port) are ignored with a warning. Everything is
-checked before anything starts: names go to ssh, so they are names or addresses and nothing else.
+A file has one host per line, in MPI's formats: `name`, `name:slots` (MPICH), or `name slots=2
+max_slots=4` (Open MPI). A host on several lines has the sum of their slots; a line without a number
+counts as one slot, as in $PBS_NODEFILE and the output of `srun hostname`. Names may be Slurm's
+lists (`node[01-03,07]`). Comments begin with `#`. Options of Hydra without effect here (binding,
+ifname, user, port) are ignored with a warning. Everything is checked before anything starts. Names
+are passed to ssh, so only host names and addresses are accepted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""A command over several hosts: mpiexec, the stand-ins that it starts, and what they tell.
+"""Runs a command on several hosts: starts mpiexec, and reads the reports of the stand-ins that it
+starts.
 
-The command's standard output is mpiexec's, untouched. Its standard error passes through here, where what stand-ins
-tell is taken out. The launch ends when the first process has; others get a moment more, to report. What ends it then,
-or when this process is killed, is the end of mpiexec: its processes on all hosts end with it.
+The command's standard output is mpiexec's, unchanged. Its standard error passes through this
+module, which removes the stand-ins' reports. The launch ends when the first process has ended; the
+others get a moment to report. The launch then ends mpiexec, and with it the processes on all hosts.
+The same happens if this process is killed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A command that is started again when it ends by the loss of a process: who starts it, and what is started.
+"""Starts a command again when it ends because a process was lost.
 
-The command runs in a child process, so that it can be started again whatever ended it. The child is told its arguments
-through a socket, and the signals that this process is sent: it has a session of its own, so that each comes once. When
-the socket ends, because this process was killed, it stops as by Ctrl-C.
+The command runs in a child process, so it can be restarted however it ended. The child receives its
+arguments, and the signals that this process gets, through a socket; it has its own session, so that
+each signal arrives once. If the socket closes because this process was killed, the child stops as
+on Ctrl-C.
 """
 
 from __future__ import annotations

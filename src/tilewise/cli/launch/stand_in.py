@@ -1,12 +1,15 @@
-"""What mpiexec starts in place of a command: it starts the command, and tells the launch how that ended.
+"""The program that mpiexec starts instead of a command: it starts the command, and reports to the
+launch how it ended.
 
-MPICH's launcher kills all processes of a host when one of them ends by a signal, whatever it is told
-(`-disable-auto-cleanup` too), the same when one ends between MPI's beginning and its end, and waits for ever when one
-ends before. So it sees none of this: a stand-in outlives its command, with its connection to the launcher, until the
-launch has heard of all. Then all stand-ins end at a signal and the launcher with them, which removes its files.
+MPICH's launcher kills all processes of a host when one of them ends by a signal (even with
+`-disable-auto-cleanup`), or ends between MPI's start and its end; and it waits for ever when one
+ends before that. So it must not see how a command ends. A stand-in outlives its command and keeps
+its connection to the launcher until the launch has heard from all stand-ins. Then a signal ends all
+stand-ins, and the launcher ends and removes its files.
 
-Run as a file, by any Python, with the launch's word and the command as arguments. Writes a few bytes between two marks
-to its standard error. A launch's Ctrl-C and SIGTERM come as SIGALRM and SIGUSR1, and are for the first process alone.
+It runs as a file, with any Python, and gets the launch's key and the command as arguments. It
+writes a few bytes between two marks to its standard error. Ctrl-C and SIGTERM of a launch arrive as
+SIGALRM and SIGUSR1, and only the first process passes them on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A defined graph as a file of JSON (records as rows by `ir.file`), and all that is asked of one before it is used."""
+"""Graph files: a graph definition as JSON, and the checks that a file passes before it is used."""
 
 from tilewise.graph.file.content import Definition, decode_definition, encode_definition, read_content
 from tilewise.graph.file.fit import require_definition

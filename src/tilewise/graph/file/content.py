@@ -1,4 +1,4 @@
-"""The JSON of a graph file: what a user defined, before gradients and plans.
+"""The JSON of a graph file: the graph as the user defined it, before gradients and plans.
 
     {"tilewise graph": 1,
      "digest": the graph's own,
@@ -6,8 +6,9 @@
      "arrays": [[dtype, [size, ...], the elements in base64], ...],
      "rows": [[class, value, ...], ...]}
 
-Rows name earlier rows, and the last one is the `Definition`; a row stands on a line of its own, so that two files can
-be compared by any tool. Pure functions of bytes; equal graphs give equal bytes.
+A row refers to earlier rows only, and the last row is the `Definition`. Each row is on its own
+line, so that text tools can compare two files. The functions are pure; equal graphs give equal
+bytes.
 """
 
 from __future__ import annotations

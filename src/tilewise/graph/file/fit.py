@@ -1,8 +1,10 @@
-"""What is asked of a definition from a file before it is used: the calls of a builder could have made it.
+"""Checks of a graph definition from a file: a graph builder must be able to produce the same
+definition.
 
-Types of single fields are `ir.file`'s business, and so is that numbers name what is there. Here every tensor from
-outside is declared again on a builder, every op's results are inferred again, every call is held to its layer, and what
-comes out must be what the file says. Refuses in one sentence, whatever breaks.
+`ir.file` has checked the types of single fields and that each number refers to an existing row.
+This module declares every input tensor again on a builder, infers the results of every op again,
+and checks every call against its layer. The results must equal the file's. Every failure is
+reported in one sentence.
 """
 
 from __future__ import annotations

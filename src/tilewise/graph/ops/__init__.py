@@ -1,4 +1,6 @@
-"""Op families. Importing this package registers every op (ir.op.op_named finds them)."""
+"""All families of ops. Importing this package registers every op, so that `ir.op.op_named` finds
+it.
+"""
 
 from tilewise.graph.ops import (
     attention,

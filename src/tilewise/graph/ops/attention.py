@@ -1,7 +1,8 @@
-"""Attention and what belongs to it: RoPE, the KV cache, self-attention over whole sequences, paged attention.
+"""Attention and its parts: RoPE, the KV cache, self-attention over whole sequences, paged
+attention.
 
-Heads lie side by side in the last dim: `[..., heads * head_dim]`, labelled with the head size as atom, so a strategy
-shards heads and nothing has to be reshaped.
+Heads are adjacent in the last dim, `[..., heads * head_dim]`. Its label has the head size as atom,
+so a strategy can shard heads without a reshape.
 """
 
 from __future__ import annotations

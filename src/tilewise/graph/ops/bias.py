@@ -1,4 +1,4 @@
-"""A trained vector added to every row, and its gradient: a sum over rows."""
+"""Adding a trained vector to every row, and its gradient, which is a sum over rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the op families share: checks with both shapes in the message, names of leading dims."""
+"""Shared by all families of ops: checks whose messages contain both shapes, and names of leading
+dims.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Ops on elements or rows alone: sums, products, activations, gates (`activation(gate) * up`), softmax, casts."""
+"""Elementwise and row-wise ops: sums, products, activations, gates (`activation(gate) * up`),
+softmax and casts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embedding rows by id, and picking rows by index."""
+"""Looking up embedding rows by token id, and selecting rows by index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Bringing shards together for a reader: the op that planning puts behind a sharded output."""
+"""`gather`: collects the shards of an output on one device. The planner adds it after each sharded
+output.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Products with trained weights: `linear`, its weight gradient, and the plain `matmul` of two results.
+"""Products with trained weights: `linear`, its weight gradient, and `matmul` of two activations.
 
-A weight is resident in packed panels (native/kernels/microkernel.h). `linear` sums over terms `x_t · w_t`, so that the
-input gradient of q, k and v (or gate and up) is one contraction whatever the strategy (docs/numerics.md, rule 3).
-`transpose` says whether weights are used as `[n, k]` transposed (the usual forward use) or as they are (its input
-gradient): each is the other's gradient.
+Weights are stored in packed panels (native/kernels/microkernel.h). `linear` sums over terms `x_t ·
+w_t`, so that the input gradient of q, k and v (or of gate and up) is a single contraction under
+every strategy (docs/numerics.md, rule 3). `transpose` selects between `[n, k]` weights used
+transposed (the usual forward pass) and weights used as stored (their input gradient). Each of the
+two is the gradient of the other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Cross-entropy over a vocabulary that may be sharded: exact maximum, sums over k splits of exp, loss and gradient.
+"""Cross-entropy over a vocabulary that may be sharded: exact maximum, sums of exp over k splits,
+loss, gradient.
 
-Inputs logits, labels, inv_count. `inv_count` is one over the number of counted labels of the whole global batch, known
-before the backward pass; `GraphInstance.step` computes it from the labels.
+The inputs are logits, labels and `inv_count`. `inv_count` is one divided by the number of counted
+labels in the whole global batch. It must be known before the backward pass; `GraphInstance.step`
+computes it from the labels.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Root-mean-square norm over the last dim, or over every head of it, and layer norm, forward and backward.
+"""RMS norm over the last dim or over each head of it, and layer norm, forward and backward.
 
-Heads lie side by side in the last dim and share one gamma. Its gradient is a sum over rows, as of any norm, of every
-head on its own, and then over the heads: along the k splits of their label, since strategies share them.
+Heads are adjacent in the last dim and share one gamma. The gradient of gamma is a sum over rows for
+each head, and then a sum over the heads. The second sum follows the k splits of the heads' label,
+because strategies may shard heads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The global gradient norm with the scale that clips it.
+"""The global gradient norm, and the scale that clips gradients to it.
 
-It runs once per step, after all microbatches, and has no gradient. A step whose loss or norm is not finite changes
-nothing: the scale is NaN then, and the `update` op leaves every tensor as it is.
+The op runs once per step, after all microbatches, and has no gradient. If the loss or the norm is
+not finite, the scale is NaN. The `update` op then leaves every tensor unchanged.
 """
 
 from __future__ import annotations

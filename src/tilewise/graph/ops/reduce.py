@@ -1,7 +1,8 @@
-"""Sums over a whole tensor, to one number, and the way back: one number over a whole tensor.
+"""Sums of a whole tensor to one number, and the reverse: one number for every element of a tensor.
 
-A sum over a tensor with a batch adds rows batch split by batch split, as the loss does
-(docs/numerics.md, rule 5), so it is equal on every mesh and complete after the last microbatch.
+If the tensor has a batch dim, rows are added batch split by batch split, as in the loss
+(docs/numerics.md, rule 5). The sum is therefore equal on every mesh, and complete after the last
+microbatch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Changes of layout as ops: `strategy.insert_reshards` puts them between a tensor and who reads it otherwise.
+"""Changes of layout as ops. `strategy.insert_reshards` adds them where a reader needs another
+layout than the tensor has.
 
-Their layouts say what they do; values, shape and dtype stay. Layouts are decided behind differentiation, so they need
-no gradient. There is no third op for sums: a sum arrives in shards by its own pending reduction (a reduce-scatter).
+Values, shape and dtype do not change; the layouts of operand and result define the change. Layouts
+are chosen after differentiation, so these ops need no gradient. Sums need no reshard op: a pending
+reduction can deliver a sum in shards (a reduce-scatter).
 """
 
 from __future__ import annotations

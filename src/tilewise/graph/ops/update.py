@@ -1,8 +1,10 @@
-"""The update of one parameter by an optimizer, element by element, as a program of steps.
+"""The optimizer's update of one parameter, element by element, as a small program of arithmetic
+steps.
 
-`optim.rule` writes the program; the op and its kernel (native/kernels/update.cc) know no optimizer. It runs once per
-step, after all microbatches, writes weight and states in place and has no gradient. Where the clipping scale is NaN
-(`global_norm`), it leaves every tensor as it is.
+`optim.rule` writes the program. The op and its kernel (native/kernels/update.cc) do not know which
+optimizer it belongs to. The op runs once per step, after all microbatches. It writes the weight and
+the states in place and has no gradient. If the clipping scale is NaN (`global_norm`), it leaves
+every tensor unchanged.
 """
 
 from __future__ import annotations

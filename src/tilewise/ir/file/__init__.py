@@ -1,4 +1,6 @@
-"""Records in files: as rows of plain values, constants as bytes; what plan files and graph files have in common."""
+"""Records in files, for plan files and graph files: each record is a row of plain values, constants
+are bytes.
+"""
 
 from tilewise.ir.file.arrays import array_form, array_named
 from tilewise.ir.file.fields import fields_of

@@ -1,4 +1,4 @@
-"""Arrays in files: a name of an element type, sizes, and the elements' bytes, row-major. Nothing is compressed."""
+"""Arrays in files: dtype name, sizes, and the elements in row-major order, uncompressed."""
 
 from __future__ import annotations
 

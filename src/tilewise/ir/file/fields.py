@@ -1,7 +1,9 @@
-"""Which records a file of one class may hold, and what types their fields have: read off the classes themselves.
+"""The classes of records that a file of one kind may contain, and the types of their fields. Both
+are read from the classes.
 
-A record is a dataclass or a named tuple. The set is closed: what is reachable from the class by its fields' types, and
-what stands in attributes of ops. A file names records of that set; no name in a file is ever looked up elsewhere.
+A record is a dataclass or a named tuple. The set is closed: it contains the classes reachable
+through field types, and those in attributes of ops. A file names classes of this set only; names in
+a file are never imported.
 """
 
 from __future__ import annotations

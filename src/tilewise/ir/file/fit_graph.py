@@ -1,6 +1,8 @@
-"""What is asked of a graph from a file before anything reads it: ids lie in its tables, its layers end.
+"""Checks of a graph from a file before anything else reads it: ids refer to existing rows, and
+layers do not contain themselves.
 
-Types of single fields are `read_rows`' business. What a graph's rules are beyond its tables, `ir.validate` says.
+`read_rows` has checked the types of single fields. `ir.validate` checks the remaining rules of a
+graph.
 """
 
 from __future__ import annotations

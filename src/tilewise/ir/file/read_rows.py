@@ -1,7 +1,8 @@
-"""Rows back to records: nothing in them is believed.
+"""Turns rows of a file into records. It trusts nothing in them.
 
-A row names earlier rows only, so there are no cycles and one pass is enough. Every value is held to the type of its
-field, every record's own checks run as its class is called, and of kinds the class is one that this process has.
+A row refers to earlier rows only, so there are no cycles and one pass is enough. Every value must
+have the type of its field. Creating a record also runs the checks of its class. Objects of a kind
+must be of a class that this process has defined.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Frozen records to rows of plain values: the first half of a file.
+"""Turns frozen records into rows of plain values.
 
-Every record becomes one row, behind the rows that it names; equal records are one row, so what a plan says often is
-written once. A row is the number of its class and its fields: integers and texts as they are, truth values as 0 and 1,
-floats in hexadecimal (every bit, and no rounding of any reader), records by row number, mappings as pairs in order.
+Every record becomes one row after the rows that it refers to. Equal records share one row. A row
+has the number of its class and then the fields: integers and strings as they are, booleans as 0 and
+1, floats in hexadecimal (all bits, no rounding), records by row number, mappings as pairs in order.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The rules that frozen data keeps, checked between stages: `validate_*` returns nothing or raises.
+"""Rules of the frozen data, checked between stages. `validate_*` returns nothing or raises.
 
-*Verify* means something else here: comparing with one device (`session.verify`).
+`session.verify` is something else: it compares a strategy with one device.
 """
 
 from tilewise.ir.validate.batch import validate_batch_sums, validate_microbatches

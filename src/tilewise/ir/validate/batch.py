@@ -1,7 +1,8 @@
-"""The rules of a batch: what shares rows is cut alike, and what sums over the batch counts it.
+"""The rules of a batch: tensors that share rows are divided alike, and sums over the batch use the
+batch role.
 
-Microbatches cut the batch in time as devices cut it in space, so operands of one op must count the batch along the same
-dims, and gradients and losses must run along them.
+Microbatches divide the batch in time as devices divide it in space. So the operands of one op must
+count the batch along the same dims, and gradients and losses must sum along these dims.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Which tensors a call of a tile program means: those that the graph's ops name, and no others of their shapes.
+"""Checks that each call of a tile program is bound to the tensors that the graph's ops name, not to
+others of the same shape.
 
-The slots of a template name tensors of the graph that it was lowered from; a call binds them to entries, and the key of
-an entry says what lies there. Arguments and results of a layer are taken from the op that calls it, one after the
-other. So bindings that are exchanged, within a call or between layers, microbatches or devices, are found.
+The slots of a template refer to tensors of the graph that it was lowered from. A call binds slots
+to entries, and the key of an entry says which tensor it holds. Arguments and results of a layer are
+compared, in order, with those of the op that calls it. This finds bindings that are exchanged
+within a call, or between layers, microbatches or devices.
 
-Not shown: that entries with different keys lie apart (`validate_order`).
+It does not show that entries with different keys have different memory.
 """
 
 from __future__ import annotations

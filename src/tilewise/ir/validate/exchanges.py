@@ -1,9 +1,8 @@
-"""What devices confirm of each other's memory: that a device group reads the parts of all its
-members, in order, each once.
+"""Checks that a device group reads the parts of all its members, in order, each once.
 
-A template of one class names members of device groups and shares of rows by numbers of the device;
-here every device's own numbers are put in. Rows and columns that a device group cuts follow each
-other and are all there.
+A template is shared by a class of devices and refers to members and shares of rows by the device's
+numbers. This module inserts the numbers of every device. The rows or columns of a device group must
+be adjacent and complete.
 """
 
 from __future__ import annotations

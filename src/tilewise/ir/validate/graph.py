@@ -1,4 +1,4 @@
-"""The rules of a graph, checked between passes. A broken rule is a defect of the pass before it."""
+"""The rules of a graph, checked between passes. A violation is a defect of the pass that ran last."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""The rules of partial values: each has a pending reduction, and the parts of each pending
-reduction make up its tree.
+"""The rules of partial values: each has a pending reduction, whose parts make up the whole tree.
 
-A contraction over a dim that several devices or microbatches share gives each of them a part only.
-Which parts an op completes stands in its factors; everything else is refused here, whatever op,
-label or axis are called. The intervals of a pending reduction are folded up to the root: what is
-missing, held twice, out of order or no node of the tree is found, on all devices alike or on one.
+In a contraction over a dim that devices or microbatches share, each computes only a part. The op's
+factors say which parts it completes; all others need a pending reduction. The intervals of a
+pending reduction are combined up to the root. This finds parts that are missing, present twice, out
+of order, or not a node of the tree, on all devices or on one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""The rule of exchange in a tile program: a device that reads a peer's tile tells the peer when it is done.
+"""The rule of exchange in a tile program: a device that reads a peer's tile signals the peer when
+it has finished.
 
-Deadlock is checked natively (`Program.finish`); this is the other half, that memory is not written again too early.
+It prevents memory from being overwritten too early. `Program.finish` checks natively that the
+program cannot deadlock.
 """
 
 from __future__ import annotations

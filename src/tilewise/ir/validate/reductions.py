@@ -1,29 +1,25 @@
-"""What flows through a tile program: a shared value is completed once, in the order of its tree,
-and read afterwards.
+"""Checks the values that flow through a tile program: a shared value is completed once, in the
+order of its tree, and read only afterwards.
 
-A template says which slots hold a shared value before and after (`Reduction`); layouts say who
-holds which part of it (`PendingReduction`). Here the instructions are read in order, each slot's
-value being one device's part, this device's share of the rows, or complete:
+A template says which slots hold a shared value before and after a reduction (`Reduction`). Layouts
+say who holds which part of it (`PendingReduction`). The instructions are read in order, and each
+slot is in one of three states:
 
-    partial  written by producers; read by one reduction alone, of the parts of all members in the tree's order
-    share    what the reduction leaves: this member's rows; then one copy brings every other member's
-    complete anything may read it
+    partial   written by its producers; read only by one reduction, which reads the parts of all members in tree order
+    share     the result of the reduction: this member's rows; one copy per other member adds the rest
+    complete  any instruction may read it
 
-Where parts are combined per microbatch, the reduction leaves a stack on this member's share
-instead, and the result's share after the last; along the calls of a list every stack takes the
-microbatches in order, each once, to the last.
+If parts are combined in each microbatch, the reduction leaves a stack for this member's share, and
+the share itself after the last microbatch. Every stack must receive all microbatches in order, each
+once. A sum that is delivered in shards is complete after its reduction. Columns that a sum or a
+slice divides must be adjacent along the device group and complete.
 
-A sum that arrives in shards is complete after its reduction, of this member's columns. Columns that
-are cut, in a sum or a slice, follow each other along the device group and are all there.
+This finds reductions that are missing, duplicated, exchanged, of another device group or of other
+rows; readers that come too early or read a part as the whole; and copies of columns that do not
+name every member once. A slot that is read must have been written before or come from outside.
 
-So a reduction that is missing (on all devices alike, too), doubled, swapped, of another device
-group or other rows is found, and so is a reader that comes too early or takes a part for the whole.
-Copies of columns between layouts name every member once, side by side. Along the calls of a list,
-what is read has been given from outside or was written before.
-
-Not shown: that kernels compute what they say, and that what they update was begun (some begin it
-themselves); when tasks run (`validate_order`); which of several tensors of one shape a call means
-(`validate_bindings`); what a broadcast copies.
+It does not show that kernels compute what they declare, when tasks run, which of several tensors of
+one shape a call means (`validate_bindings`), or what a broadcast copies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""BERT encoders: what their configurations ask for, their graphs, what cuts them, their files' names."""
+"""BERT encoders: configuration, graphs, sharding of dims, names of tensors in files."""
 
 from tilewise.models.bert.config import BertConfig
 from tilewise.models.bert.model import encoding_parts, training_parts

@@ -1,4 +1,4 @@
-"""What a BERT's config.json may ask for: absolute positions, LayerNorm behind every block, an activation."""
+"""The configuration of BERT: absolute positions, LayerNorm after every block, an activation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """BERT as a graph: encoding of texts, and training by prediction of masked tokens.
 
-Shapes: B batch, S sequence, D hidden, N heads x head size, F MLP, V vocabulary. Texts shorter than S end in padding,
-which no token of theirs sees.
+Shapes: B batch, S sequence, D hidden, N heads x head size, F MLP, V vocabulary. Texts shorter than
+S are padded at the end; attention ignores padding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How BERT's files hold its parameters, with and without the head that predicts masked tokens."""
+"""The names of BERT's parameters in files, with and without the head that predicts masked tokens."""
 
 from __future__ import annotations
 

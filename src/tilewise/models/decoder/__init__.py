@@ -1,4 +1,6 @@
-"""What all families that write have in common: one description of what can be chosen, and the graphs of any choice."""
+"""What all decoder families share: one description of their choices, and the graphs of every
+combination.
+"""
 
 from tilewise.models.decoder.architecture import Decoder, LayerKind
 from tilewise.models.decoder.rope import Rope, rope_table

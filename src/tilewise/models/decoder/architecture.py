@@ -1,7 +1,7 @@
-"""What a decoder computes, in terms that no family owns: the one description that graphs are made from.
+"""The description of a decoder in terms that are common to all families. Graphs are made from it.
 
-A family's configuration (its `config.py`) says which of these choices a config.json asks for; `model.py` next to this
-file makes the graph of any combination. A family that chooses differently needs no model code.
+A family's configuration (its `config.py`) translates config.json to this description, and
+`model.py` makes the graph. A family with a new combination of choices needs no model code.
 """
 
 from __future__ import annotations

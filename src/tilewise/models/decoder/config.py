@@ -1,6 +1,7 @@
-"""What the configurations of decoders with rotary positions have in common; a family adds its own choices.
+"""The common part of the configurations of decoders with rotary positions. Families add their own
+choices.
 
-Reads both spellings of RoPE settings (`rope_theta` with `rope_scaling`, and `rope_parameters`).
+It reads both notations of RoPE settings (`rope_theta` with `rope_scaling`, and `rope_parameters`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Any decoder as a graph: one layer template per kind of layer, used by training and by generation.
+"""The graph of any decoder: one layer template per kind of layer, for training and for generation.
 
-Shapes: B batch, S sequence, T flattened tokens, D hidden, N heads x head size, K KV heads x head size, F MLP,
-V vocabulary. The model knows no devices; the labels of its dims (`sharding.py`) say what may be shared.
+Shapes: B batch, S sequence, T flattened tokens, D hidden, N heads x head size, K KV heads x head
+size, F MLP, V vocabulary. The model does not know devices; the labels of its dims (`sharding.py`)
+say what strategies may shard.
 """
 
 from __future__ import annotations

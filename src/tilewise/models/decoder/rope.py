@@ -1,10 +1,13 @@
-"""Rotary positions: frequencies of every scaling that models ask for, and their table of cosines and sines.
+"""Rotary positions (RoPE): the frequencies of every supported scaling, and the table of cosines and
+sines.
 
-A table belongs to a context limit, chosen when a graph is described: `dynamic` and `longrope` change their frequencies
-where the context grows beyond what a model was trained with, and a KV cache that holds keys turned by the old ones
-would be wrong. So the limit decides, never the length of a text, nor how many positions a table has.
+A table is made for a context limit, which is chosen when the graph is defined. With `dynamic` and
+`longrope`, the frequencies change if the context grows beyond the trained length. Keys in the KV
+cache that were rotated with the old frequencies would then be wrong. So the frequencies depend on
+the context limit, never on the length of a text or of the table.
 
-Source: Su et al. 2021; Peng et al. 2023 (YaRN); Ding et al. 2024 (LongRoPE); the Llama 3.1 release; `transformers`.
+Source: Su et al. 2021; Peng et al. 2023 (YaRN); Ding et al. 2024 (LongRoPE); the Llama 3.1 release;
+`transformers`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What a decoder's dims count: the declaration that strategies shard by. Model code only mentions these labels.
+"""The labels of a decoder's dims, by which strategies shard it. Model code only refers to these
+labels.
 
-`heads` and `kv_heads` stay whole per head, `vocab` moves in blocks of 64 rows, `mlp` in pairs.
+`heads` and `kv_heads` are cut between heads, `vocab` in blocks of 64 rows, `mlp` in pairs.
 """
 
 from __future__ import annotations

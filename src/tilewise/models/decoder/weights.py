@@ -1,7 +1,9 @@
-"""Names and shapes of a decoder's parameters in graphs, and how the Hugging Face files of most families hold them.
+"""Names and shapes of a decoder's parameters in graphs, and the table that maps them to files of
+most families.
 
-A graph says `layers.3.mlp.up_proj.weight`, a file says `model.layers.3.mlp.up_proj.weight`; only `lm_head.weight` is
-the same. Families whose files differ (fused projections, other names) have a table of their own in their `weights.py`.
+A graph has `layers.3.mlp.up_proj.weight`, a file has `model.layers.3.mlp.up_proj.weight`; only
+`lm_head.weight` is the same. Families with other files (fused projections, other names) have their
+own table in `weights.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gemma2: what its configurations ask for; its graph is the one of all decoders."""
+"""Gemma 2: its configuration. It uses the graph of all decoders."""
 
 from tilewise.models.family import decoder_family
 from tilewise.models.gemma2.config import Gemma2Config

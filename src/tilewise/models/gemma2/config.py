@@ -1,5 +1,6 @@
-"""What a Gemma 2's config.json may ask for: GeGLU, `1 + w` norms before and after, soft caps, windows in every other
-layer, an embedding that is scaled and is the head."""
+"""The configuration of Gemma 2: GeGLU, `1 + w` norms before and after blocks, soft caps, sliding
+windows in every other layer, and a scaled embedding that is also the head.
+"""
 
 from __future__ import annotations
 

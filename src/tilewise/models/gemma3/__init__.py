@@ -1,4 +1,4 @@
-"""Gemma3: what its configurations ask for; its graph is the one of all decoders."""
+"""Gemma 3 for text: its configuration. It uses the graph of all decoders."""
 
 from tilewise.models.family import decoder_family
 from tilewise.models.gemma3.config import Gemma3Config

@@ -1,5 +1,6 @@
-"""What the config.json of a Gemma 3 for text may ask for: as Gemma 2, with norms of queries and keys, five sliding
-layers to one that sees everything, and rotary positions of two bases."""
+"""The configuration of Gemma 3 for text: like Gemma 2, with norms of queries and keys, five
+sliding-window layers per full-attention layer, and rotary positions of two bases.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPT-2: what its configurations ask for, and its files' names; its graph is the one of all decoders."""
+"""GPT-2: its configuration and the names in its files. It uses the graph of all decoders."""
 
 from tilewise.models.family import decoder_family
 from tilewise.models.gpt2.config import GPT2Config

@@ -1,4 +1,4 @@
-"""What a GPT-2's config.json may ask for: learned positions, LayerNorm, biases everywhere, a tied head."""
+"""The configuration of GPT-2: learned positions, LayerNorm, biases, a tied head."""
 
 from __future__ import annotations
 

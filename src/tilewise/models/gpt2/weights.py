@@ -1,4 +1,6 @@
-"""How GPT-2's files hold its parameters: projections `[in, out]` (`Conv1D`), queries, keys and values in one tensor."""
+"""The names of GPT-2's parameters in files: projections are `[in, out]` (`Conv1D`), and queries,
+keys and values are one tensor.
+"""
 
 from __future__ import annotations
 

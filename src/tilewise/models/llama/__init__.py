@@ -1,4 +1,4 @@
-"""Llama: what its configurations ask for; its graph is the one of all decoders."""
+"""Llama: its configuration. It uses the graph of all decoders."""
 
 from tilewise.models.family import decoder_family
 from tilewise.models.llama.config import LlamaConfig

@@ -1,4 +1,4 @@
-"""What a Llama's config.json may ask for: Llama 2 and 3, with every RoPE scaling, with biases where they are set."""
+"""The configuration of Llama 2 and 3: every RoPE scaling, optional biases."""
 
 from __future__ import annotations
 

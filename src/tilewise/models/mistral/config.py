@@ -1,4 +1,4 @@
-"""What a Mistral's config.json may ask for: v0.1 with its sliding window, v0.2 and v0.3 without."""
+"""The configuration of Mistral: v0.1 with a sliding window, v0.2 and v0.3 without."""
 
 from __future__ import annotations
 

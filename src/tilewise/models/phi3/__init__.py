@@ -1,4 +1,4 @@
-"""Phi-3: what its configurations ask for, and its files' fused tensors; its graph is the one of all decoders."""
+"""Phi-3: its configuration and the fused tensors of its files. It uses the graph of all decoders."""
 
 from tilewise.models.family import decoder_family
 from tilewise.models.phi3.config import Phi3Config

@@ -1,4 +1,4 @@
-"""What a Phi-3's config.json may ask for: short and long contexts (`longrope`), a sliding window."""
+"""The configuration of Phi-3: short and long contexts (`longrope`), a sliding window."""
 
 from __future__ import annotations
 

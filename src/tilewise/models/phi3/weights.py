@@ -1,4 +1,6 @@
-"""How Phi-3's files hold its parameters: queries, keys and values in one tensor, gate and up projection in another."""
+"""The names of Phi-3's parameters in files: queries, keys and values are one tensor, gate and up
+projection another.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen2: what its configurations ask for; its graph is the one of all decoders."""
+"""Qwen2: its configuration. It uses the graph of all decoders."""
 
 from tilewise.models.family import decoder_family
 from tilewise.models.qwen2.config import Qwen2Config

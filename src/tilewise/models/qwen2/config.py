@@ -1,4 +1,6 @@
-"""What a Qwen2's config.json may ask for: biases of queries, keys and values; windows in the upper layers."""
+"""The configuration of Qwen2: biases of queries, keys and values; sliding windows in the upper
+layers.
+"""
 
 from __future__ import annotations
 

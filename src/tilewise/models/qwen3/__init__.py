@@ -1,4 +1,4 @@
-"""Qwen3: what its configurations ask for; its graph is the one of all decoders."""
+"""Qwen3: its configuration. It uses the graph of all decoders."""
 
 from tilewise.models.family import decoder_family
 from tilewise.models.qwen3.config import Qwen3Config

@@ -1,4 +1,4 @@
-"""What a Qwen3's config.json may ask for: norms of queries and keys, heads of a size of their own."""
+"""The configuration of Qwen3: norms of queries and keys, an independent head size."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Collectives as tile tasks, a free function and a file each, over what a lowering offers.
+"""Collectives as tile tasks. Each is a function in its own file, and emits instructions through a
+`Lowering`.
 
-Devices read each other's tiles in place. For every tile of a device group of n devices:
+Devices read tiles of their peers in place. For every tile of a device group of n devices:
 
     producer     writes its partial tile, then posts `ready` on every peer
     reduce       waits for `ready` of every peer; combines the n partial values of its own part of the rows along the
@@ -9,9 +10,9 @@ Devices read each other's tiles in place. For every tile of a device group of n 
     ack tasks    keep the partial value and the result as readers until all peers have read them, so that reuse of the
                  memory waits for peers as for any other reader
 
-Elements read per device: (n-1)/n of the tile in reduce and as much in gather, 2(n-1)/n in all.
-Signals count up and are never reset; one device posts each, and its tasks do so in the order of
-submission (native/programs/run/expand.cc). A peer is a place in a device group, so that one
+A device reads (n-1)/n of the tile in reduce and the same in gather, 2(n-1)/n in all. Signals count
+up and are never reset. Each signal is posted by one device, whose tasks post it in the order of
+submission (native/programs/run/expand.cc). A peer is named by its place in a device group, so one
 lowering serves all devices of a class.
 """
 

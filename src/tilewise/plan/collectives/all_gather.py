@@ -1,8 +1,9 @@
-"""All-gathers along rows: of what each device has made of every tile, or of what each has, one behind the other.
+"""All-gathers along rows, of each device's part of every tile or of each device's own run of rows.
 
-In the first every device copies what its peers have made once they post `done`. In the second a task `offer` holds
-a device's rows and posts `ready` on every peer, tile by tile; a copy per member waits for its `ready` and posts `ack`
-on it; an empty task holds the rows until all peers have read them.
+In the first kind, every device copies the parts of its peers once they post `done`. In the second,
+a task `offer` holds a device's rows and posts `ready` on every peer, tile by tile. One copy per
+member waits for `ready` and posts `ack`. An empty task holds the rows until all peers have read
+them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""All-reduce: every device combines its part of a tile's rows, then copies the parts that its peers have combined."""
+"""All-reduce: every device combines its part of a tile's rows, then copies the parts that its peers
+combined.
+"""
 
 from __future__ import annotations
 

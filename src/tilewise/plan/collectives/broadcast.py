@@ -1,6 +1,6 @@
-"""Broadcast: what the host has written on one device is copied to the others that hold the same part.
+"""Broadcast: copies what the host wrote on one device to the other devices that hold the same part.
 
-It needs no signals: no device writes what others read.
+No signals are needed, because no device writes what others read.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Exchanges along columns: row tiles gathered from peers on every device, sliced as stored, or summed in shards.
+"""Exchanges along columns: gathering row tiles from peers, slicing them as stored, or summing them
+in shards.
 
-`offer` holds a part and posts `ready` on every peer, the copy waits for `ready` of all and posts `ack`, and an empty
-task holds the part until all peers have read it. A slice moves nothing between devices. Elements read per device: what
-its result has and its own part has not. A sum that arrives in shards is combined by each device for its own columns,
-which reads (n - 1)/n of a tile: half of an all-reduce.
+A task `offer` holds a part and posts `ready` on every peer. The copy waits for `ready` of all peers
+and posts `ack`. An empty task holds the part until all peers have read it. A slice moves nothing
+between devices; a gather reads the part of its result that the device does not have. In a sum that
+is delivered in shards, each device combines its own columns. It reads (n - 1)/n of a tile, half as
+much as an all-reduce.
 """
 
 from __future__ import annotations

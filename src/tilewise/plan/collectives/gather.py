@@ -1,4 +1,4 @@
-"""Gather: the column shards of a tensor come together on the first device of the axes that shard it."""
+"""Gather: copies the column shards of a tensor to the first device of the axes that shard it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Signals, posts, waits and acknowledgements: what all collectives are built from.
+"""Signals, posts, waits and acknowledgements: the parts of all collectives.
 
-A *signal range* holds the signals of one half of an exchange, on every member of a device group: `tiles` consecutive
-signals for each member, and only that member posts them. In a loop of several tasks, tile i has its own signal
-(`per_index`). Arguments that several functions share:
+A *signal range* holds the signals of one half of an exchange on every member of a device group. It
+has `tiles` consecutive signals per member, and only that member posts them. In a loop of several
+tasks, tile i has its own signal (`per_index`). Several functions share these arguments:
 
     group       the device group that communicates, as one of its members sees it
     signals     where the signal range begins, as `ClassLowering.signals` returned it

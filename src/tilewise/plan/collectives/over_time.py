@@ -1,19 +1,21 @@
-"""Sums that devices complete in every microbatch: parts travel to their owners, who keep the tree's carries.
+"""Sums that devices complete in every microbatch: partial values are sent to their owners, which
+keep the tree's carries.
 
-Where the devices of a device group share each microbatch, what they hold in a step is no node of
-the tree over batch splits, but what they hold in one microbatch is. So in every microbatch the owner of
-some rows adds the parts of all members to the stack of a binary counter (`tree_resume`), kept on
-its own share, and after the last one everyone gathers the shares.
+If the devices of a group share each microbatch, the partial values of a device in a whole step are
+not a node of the tree over batch splits, but those of one microbatch are. So in every microbatch,
+the owner of some rows adds the parts of all members to the stack of a binary counter
+(`tree_resume`), which covers its own share only. After the last microbatch every device gathers the
+shares.
 
     producer     waits until what it wrote into this place of the ring two uses ago has been read; writes its part into
                  the ring, then posts `ready` on every peer
-    reduce       waits for `ready` of every peer; puts the n parts of ITS rows onto its stack, then posts `credit` on
-                 every peer; after the last microbatch it leaves the root in the result and posts `done`
+    reduce       waits for `ready` of every peer; adds the n parts of its own rows to its stack, then posts `credit` on
+                 every peer; after the last microbatch it writes the root to the result and posts `done`
     gather       as in an all-reduce
     drain        in the last use of a step: reads the ring until all credits of the step have come
 
-No task holds a part while peers read it: the next writer waits for credits. How many belongs to the call, because the
-first uses of a ring in a step have nothing to wait for.
+No task holds a part while peers read it; the next writer waits for credits. The number of credits
+belongs to the call, because the first uses of a ring in a step have nothing to wait for.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
-"""Between storage layout and compute layout: all-gathers of parameters, and sums that arrive in storage shards.
+"""Exchanges between storage layout and compute layout: all-gathers of parameters, and sums
+delivered in storage shards.
 
-A storage shard is a run of whole panels of dim 0, so the rows of a device group's members follow each other in the
-compute layout. Where panels are fewer than members, some storage shards are empty, and loops over them have no tasks,
-posts or waits.
+A storage shard is a run of whole panels of dim 0, so the rows of a group's members are adjacent in
+the compute layout. If there are fewer panels than members, some storage shards are empty; loops
+over them have no tasks, posts or waits.
 
     all_gather_parameters  copies the storage shards of all members (all_gather.py).
     reduce_to_shards       for each storage shard an empty task waits until this device has written its rows into its
                            part, and posts `ready` on the shard's owner. The owner adds the parts of its own rows along
                            the tree and posts `ack`. Empty tasks keep the part until all owners have read it.
 
-Elements read per device: all of the compute layout but its own shard in `all_gather_parameters`, and n - 1 storage
-shards in `reduce_to_shards`. Where several members of the device group have the same storage shard (hybrid sharding),
-each adds a share of every tile and gathers the others' shares.
+A device reads the whole compute layout except its own shard in `all_gather_parameters`, and n - 1
+storage shards in `reduce_to_shards`. If several members hold the same storage shard (hybrid
+sharding), each adds a share of every tile and gathers the shares of the others.
 """
 
 from __future__ import annotations

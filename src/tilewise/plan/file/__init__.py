@@ -1,4 +1,4 @@
-"""A plan as a file (records as rows by `ir.file`), and all that is asked of one before it is used."""
+"""Plan files (records as rows, see `ir.file`), and the checks that a file passes before it is used."""
 
 from tilewise.plan.file.content import decode_plan, digest_of, encode_plan, read_content
 from tilewise.plan.file.fit import require_fit

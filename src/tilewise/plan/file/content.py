@@ -1,11 +1,13 @@
-"""The bytes of a plan file: a line that names format and digest, JSON with all rows, then the arrays' bytes.
+"""The bytes of a plan file: one line with format and digest, JSON with all rows, then the bytes of
+the arrays.
 
     tilewise plan 1 SHA-256-of-all-that-follows
     length of the JSON, 8 bytes, little-endian
     {"records": [[name, [field, ...]], ...], "arrays": [[dtype, [size, ...]], ...], "rows": [[class, value, ...], ...]}
     the arrays, row-major, one after the other
 
-Nothing is compressed, so a small file cannot become a large one. Pure functions of bytes; equal plans give equal bytes.
+Nothing is compressed, so a small file cannot expand into a large one. The functions are pure; equal
+plans give equal bytes.
 """
 
 from __future__ import annotations

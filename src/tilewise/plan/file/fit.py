@@ -1,9 +1,11 @@
-"""What is asked of a plan from a file before it is used: its tables fit each other, and keep the rules of planning.
+"""Checks of a plan from a file before it is used: its tables are consistent and follow the rules of
+planning.
 
-Types and ranges of single fields are `read_rows`' business. Here numbers that name something are held to what they
-name, the settings and classes of devices to what planning would choose for this graph and layout, memory to the arena;
-then comes what made plans are held to as well (`ir.validate`). The native program checks the rest, signals and
-deadlock, when it is assembled. Refuses in one sentence, whatever breaks.
+`read_rows` has checked types and ranges of single fields. This module checks that numbers refer to
+existing objects, that settings and classes of devices are those that planning would choose for the
+graph and layout, and that memory lies in the arena. Then it runs the checks of new plans
+(`ir.validate`). The native program checks signals and deadlocks when it is assembled. Every failure
+is reported in one sentence.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Instructions of a plan from a file, held to the kernel table as planning holds those that it makes.
+"""Checks the instructions of a plan from a file against the kernel table, as planning checks its
+own.
 
-What an op would have said is read back from an instruction: operands, integers and floats by the table's names. Emitted
-again, over the tensors that its calls bind, it must be the same instruction.
+Operands, integers and floats are read back from an instruction by the table's names and emitted
+again over the tensors that its calls bind. The result must be the same instruction.
 """
 
 from __future__ import annotations

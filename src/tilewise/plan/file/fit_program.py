@@ -1,6 +1,7 @@
-"""The tile program of a plan from a file: numbers name what is there, memory lies in the arena, loops end.
+"""Checks the tile program of a plan from a file: numbers refer to existing objects, memory lies in
+the arena, loops end.
 
-Entries, calls and instructions are shared by classes and by calls, so each object is looked at once.
+Classes and calls share entries and instructions, so each object is checked once.
 """
 
 from __future__ import annotations

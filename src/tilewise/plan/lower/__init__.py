@@ -1,9 +1,9 @@
-"""Lowering one template for one class of devices: layers, each knowing the one before.
+"""Lowers one template for one class of devices, in four layers. Each layer uses only those before
+it.
 
-LocalView          what a device has of every tensor
-SlotTable          what operands stand for, and temporaries
-TemplateLowering   instructions, as ops and collectives ask for them
-lower_variant      all that for every class, from data to data
+LocalView          what a device has of every tensor SlotTable          what operands refer to, and
+temporaries TemplateLowering   instructions, as ops and collectives emit them lower_variant
+lowering for every class, as a pure function
 """
 
 from tilewise.plan.lower.aliases import alias_roots

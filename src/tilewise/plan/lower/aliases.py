@@ -1,4 +1,4 @@
-"""Which tensors share memory because an op may write its result over an operand."""
+"""Finds the tensors that share memory because an op may write its result over an operand."""
 
 from __future__ import annotations
 

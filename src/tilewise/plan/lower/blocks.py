@@ -1,11 +1,11 @@
-"""Instructions over tensors in files: a block after the other comes to memory, is worked on, and goes back.
+"""Instructions over tensors in files: each block is fetched into memory, processed, and stored.
 
-    fetch b        into place b mod depth of a temporary per tensor, once what was there is stored
+    fetch b        into place b mod depth of a temporary per tensor, after the block that was there is stored
     the kernel     over the block's rows
     store b        what the kernel has written
 
-Blocks come as far ahead as there are places, so the disk works while the kernel does. Memory is what `depth` blocks
-take, however large the tensors are.
+Fetches run ahead by as many blocks as there are places, so the disk works while the kernel
+computes. Memory use is that of `depth` blocks and does not depend on the size of the tensors.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What an op may ask about its tensors on one device: sizes, k splits, batch splits, pending
-reductions. Nothing is made here."""
+"""`LocalView`: what an op may ask about its tensors on one device, such as sizes, k splits, batch
+splits and pending reductions. It creates nothing.
+"""
 
 from __future__ import annotations
 

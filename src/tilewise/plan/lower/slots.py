@@ -1,6 +1,6 @@
-"""The slots of a template under construction: what its operands stand for, and its temporaries.
+"""The slots of a template that is being lowered: what its operands refer to, and its temporaries.
 
-Nothing here knows offsets: slots are bound to memory later, once per use of the template (`plan.bind`).
+Slots have no addresses. They are bound to memory later, once per use of the template (`plan.bind`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""From a template's ops to instructions, for one device.
+"""Lowers a template's ops to instructions for one device.
 
-`TemplateLowering` is what `Op.lower` writes to: instructions held to the kernel table, accumulation over microbatches.
-Collectives are in `plan.collectives`.
+`TemplateLowering` implements what `Op.lower` writes to: instructions checked against the kernel
+table, and accumulation over microbatches. Collectives are in `plan.collectives`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an op's instructions may read and write, by what the op says of itself."""
+"""Decides what an op's instructions may read and write, from the op's declaration."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Lowering one template, or one run of root ops, for all classes of devices: a function from data to data.
+"""Lowers one template, or one run of root ops, for all classes of devices: a pure function.
 
-What it is given and what it returns can be sent to another process and back. Numbers of devices and
-device groups count within the variant; `renumbered` gives them the places that they have in the
-plan.
+Its arguments and its result can be sent to another process. Numbers of devices and device groups
+count within the variant; `renumbered` replaces them by the plan's numbers.
 """
 
 from __future__ import annotations

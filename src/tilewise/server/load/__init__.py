@@ -1,6 +1,7 @@
-"""Asking a server of OpenAI's API as many clients would, and what its answers took.
+"""Puts load on a server of OpenAI's API, as many clients would, and measures its answers.
 
-Owns the client's side of HTTP, arrivals, and the figures that `vllm bench serve` prints. Any server will do.
+This package has the client side of HTTP, the arrival of requests, and the figures that `vllm bench
+serve` prints.
 """
 
 from tilewise.server.load.arrivals import Load, Played, Wanted, play

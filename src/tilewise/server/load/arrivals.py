@@ -1,4 +1,4 @@
-"""Requests that come one after the other, at a rate or as fast as they are answered, each with its times taken down."""
+"""Sends requests at a rate, or as fast as they are answered, and records the times of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `vllm bench serve` prints and writes, from the times of requests."""
+"""Computes the figures that `vllm bench serve` prints and writes, from the times of requests."""
 
 from __future__ import annotations
 

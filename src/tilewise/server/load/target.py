@@ -1,4 +1,4 @@
-"""A server, as a client reaches it: HTTP/1.1 over a connection for each request, answers as they come."""
+"""A client of a server: HTTP/1.1 with one connection per request; answers are read as they arrive."""
 
 from __future__ import annotations
 

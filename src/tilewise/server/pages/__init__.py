@@ -1,7 +1,8 @@
-"""The pages to look at: chat and status, as files next to this one, sent unchanged.
+"""The chat and status pages: files next to this one, sent unchanged.
 
-They load nothing from elsewhere and need no build. Their policy lets a browser run these scripts and no other, speak
-with this server alone, and show the page in no other's frame; what models and people write becomes text, never markup.
+They load nothing from elsewhere and need no build step. Their content security policy allows a
+browser to run only these scripts, to connect only to this server, and not to show the page in a
+frame of another. Text from models and users is inserted as text, never as markup.
 """
 
 from __future__ import annotations

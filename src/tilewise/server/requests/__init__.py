@@ -1,3 +1,5 @@
-"""What a request says, checked, and what it means for a model: settings, conversations, how texts are read."""
+"""Validates requests and converts them for the model: settings, conversations, and how generated
+text is read.
+"""
 
 __all__: list[str] = []
