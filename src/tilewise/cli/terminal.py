@@ -1,6 +1,6 @@
 """Makes text from models and servers safe to print on a terminal.
 
-Control characters could move the cursor, hide text or write to the clipboard. They are removed when
+Control characters could move the cursor, hide text or write to the clipboard. They are escaped when
 the output is a terminal; otherwise the text is data and unchanged.
 """
 

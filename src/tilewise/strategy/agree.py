@@ -28,7 +28,7 @@ _NONE = Choice((), FREE, "nothing that is shared")
 
 @dataclass(frozen=True)
 class OpDims:
-    """An op's factors by name: where each stands, in linear time however many operands there are.
+    """The factors of an op by name, with the dims in which each appears.
 
     Attributes:
         inputs: per factor, (position, tensor, dim) of the operands' dims that it names.
@@ -51,22 +51,22 @@ class OpDims:
                 self.outputs.setdefault(name, []).append((number, dim))
 
     def lacking(self, name: str) -> set[int]:
-        """Numbers of the results that do not have a factor: it is contracted there."""
+        """Indices of the results that do not have a factor. The op contracts it there."""
         return {*range(len(self.factors.outputs))} - {n for n, _ in self.outputs.get(name, ())}
 
     def places(self, name: str) -> Iterator[int]:
-        """Numbers of the tensors that have a factor: operands from 0, results from -1 down."""
+        """Indices of the tensors that have a factor: operands from 0 up, results from -1 down."""
         yield from (position for position, _, _ in self.inputs.get(name, ()))
         yield from (-1 - number for number, _ in self.outputs.get(name, ()))
 
 
 def agree(dims: OpDims, choices: Mapping[int, Choices], wishes: Mapping[int, Choices]) -> dict[str, Choice]:
-    """The choice for every factor of an op.
+    """Choose the axes of every factor of an op.
 
     Args:
-        dims: of the op.
-        choices: of the inputs, by tensor id.
-        wishes: what results should have, by tensor id, where a hint says so.
+        dims: factors of the op.
+        choices: choices of the operands, by tensor id.
+        wishes: layouts that hints ask of the results, by tensor id.
     """
     op, factors = dims.op, dims.factors
     pinned = _pinned(dims, choices)
@@ -98,14 +98,15 @@ def require_equal_cuts(
     relabelled: Mapping[int, Sequence[DimLabel | None]],
     mesh: DeviceMesh,
 ) -> None:
-    """Refuse dims of one factor that devices share alike, and whose labels cut them at other elements.
+    """Reject dims of one factor that are shared alike but whose labels cut them at different
+    elements.
 
     Args:
-        layouts: of operands as the op reads them, and of its results.
+        layouts: layouts of the operands as the op reads them, and of the results.
         relabelled: labels of operands that a reshard changes, by position.
 
     Raises:
-        LayoutError: names both labels.
+        LayoutError: two labels differ; the message names both.
     """
     seen: dict[tuple[str, Size, Axes], DimLabel | None] = {}
     operands = [
@@ -149,12 +150,12 @@ def _is_cut_at_the_same(
 
 
 def behind(factors: Factors) -> int:
-    """The rank of what comes out of an op."""
+    """The rank of a choice after an op."""
     return CONTRACTED if factors.partial_values else PASSED
 
 
 def label_for(dims: OpDims, choices: Mapping[int, Choices], name: str, size: Size) -> DimLabel | None:
-    """The label of the operand whose choice a factor follows, among dims of that size; None if it has none."""
+    """The label of the operand whose choice a factor follows, among dims of this size, or None."""
     ranked = [
         (choices[tensor][dim].rank, spec.labels[dim])
         for _, tensor, dim in dims.inputs[name]
@@ -170,8 +171,9 @@ def _strongest(
     name: str,
     is_contracted: bool,
 ) -> Choice:
-    """The best ranked of what operands have for a factor, in their order, and then of what results should have, if the
-    op contracts nothing."""
+    """The choice with the best rank among the operands, in order, and then, if the op contracts
+    nothing, among the hints on its results.
+    """
     found = [choices[tensor][dim] for _, tensor, dim in dims.inputs.get(name, ())]
     if wishes and not is_contracted and not dims.factors.partial_values and name not in dims.factors.moved:
         results = ((dims.op.outputs[number], dim) for number, dim in dims.outputs.get(name, ()))
@@ -180,8 +182,10 @@ def _strongest(
 
 
 def _pinned(dims: OpDims, choices: Mapping[int, Choices]) -> dict[str, Choice]:
-    """Factors of what stays where it is: states that the op writes on, weights whose gradient it makes, and weights in
-    panels, which no reshard cuts or brings together: rows of activations change their layout instead."""
+    """Factors whose layout is fixed: those of states that the op writes, of weights whose gradient
+    it computes, and of weights in panels. A reshard cannot change weights in panels, so rows of
+    activations change their layout instead.
+    """
     op, factors = dims.op, dims.factors
     rule, found = op_named(op.op), dict[str, Choice]()
     written = {i for _, i in rule.in_place} if rule.must_alias else set()
@@ -197,8 +201,9 @@ def _pinned(dims: OpDims, choices: Mapping[int, Choices]) -> dict[str, Choice]:
 
 
 def _may_share(dims: OpDims, name: str) -> bool:
-    """Whether a contraction may be shared: partial values cover every output, and what cuts their
-    trees is labelled, alike where sizes are."""
+    """Whether a contraction may be shared: the op declares partial values for every output, and the
+    labels of the contracted dims are equal.
+    """
     lacking = dims.lacking(name)
     for tree in (K_SPLITS, BATCH_SPLITS):
         partial_values = [p for p in dims.factors.partial_values if p.tree == tree and name in p.contracts]
@@ -224,6 +229,8 @@ def _is_cut_alike(dims: OpDims, name: str, partial: PartialValue) -> bool:
 
 
 def _without(axes: Axes, taken: set[str]) -> Axes:
-    """The major axes up to the first that is taken, since what follows would be cut out of order; and time."""
+    """The major axes up to the first one that is already used, and time. Axes after it would shard
+    in a wrong order.
+    """
     free = next((i for i, axis in enumerate(axes) if axis in taken and axis != MICRO), len(axes))
     return tuple(axis for i, axis in enumerate(axes) if i < free or axis == MICRO)

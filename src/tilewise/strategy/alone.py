@@ -13,12 +13,13 @@ __all__ = ["lay_out_alone", "lay_out_whole"]
 
 
 def lay_out_alone(graph: Graph, mesh: DeviceMesh, require_hints: Callable[[Graph], object]) -> GraphLayout:
-    """Layouts of a whole graph for a device that has no other next to it: what propagation would find, without looking.
+    """Layouts of a graph for a single device. They equal what propagation would compute.
 
     Args:
         graph: with its templates.
         mesh: of one device.
-        require_hints: holds what users ask of a graph's tensors to its rules; it is met, whatever it is.
+        require_hints: checks the layout hints of a graph's tensors. On one device every hint is
+            satisfied.
     """
     require_hints(graph)
     known: dict[str, GraphLayout] = {}
@@ -36,14 +37,16 @@ def lay_out_alone(graph: Graph, mesh: DeviceMesh, require_hints: Callable[[Graph
 
 
 def lay_out_whole(template: Template, mesh: DeviceMesh) -> GraphLayout:
-    """Layouts of one template there."""
+    """Layouts of one template on a single device."""
     return _laid_out(template.graph, mesh, template.arguments, {})
 
 
 def _laid_out(
     graph: Graph, mesh: DeviceMesh, outside: Iterable[int], calls: dict[int, GraphLayout]
 ) -> GraphLayout:
-    """A layout without axes for what comes from outside or is computed; what is neither has none."""
+    """A layout without axes for every input, parameter, state and result; other tensors have an
+    empty layout.
+    """
     whole: dict[int, TensorLayout] = {}  # by the number of dims
     layouts: list[TensorLayout] = [()] * len(graph.tensors)
     for tensor in (*outside, *(o for op in graph.ops for o in op.outputs)):

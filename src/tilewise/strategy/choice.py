@@ -36,8 +36,9 @@ ASKED, RULED, PASSED, CONTRACTED, FREE = range(5)
 
 @dataclass(frozen=True)
 class Choice:
-    """One dim's axes, the rank of who chose them, in words where they came from, and whether a hint is behind them,
-    through however many ops."""
+    """The axes of one dim, the rank and the origin (in words) of the choice, and whether it comes
+    from a hint, directly or through ops.
+    """
 
     axes: Axes
     rank: int
@@ -45,7 +46,7 @@ class Choice:
     is_asked: bool = False
 
     def through(self, rank: int) -> Choice:
-        """The same behind an op: no stronger than what passes through it."""
+        """The choice after an op, with a rank that is at most the given one."""
         return self if self.rank == FREE else replace(self, rank=max(self.rank, rank))
 
 
@@ -53,15 +54,15 @@ Choices = tuple[Choice, ...]
 
 
 def as_layout(choices: Sequence[Choice]) -> TensorLayout:
-    """The layout that choices make up."""
+    """The layout that consists of these choices."""
     return tuple(choice.axes for choice in choices)
 
 
 def require_unique(name: str, layout: TensorLayout) -> TensorLayout:
-    """A layout in which no axis stands twice.
+    """Reject a layout that uses an axis twice.
 
     Raises:
-        LayoutError: one does.
+        LayoutError: an axis appears twice.
     """
     used = [axis for axes in layout for axis in axes]
     if len(set(used)) != len(used):
@@ -75,11 +76,13 @@ def require_unique(name: str, layout: TensorLayout) -> TensorLayout:
 def place_time(
     label: DimLabel | None, axes: Axes, mesh: DeviceMesh, batch: BatchCut, inside: Axes = ()
 ) -> Axes:
-    """A dim's axes that have a device to share with and, where it counts the batch, microbatches among them.
+    """A dim's axes of more than one device, with microbatches among them if the dim counts the
+    batch.
 
-    Outside of time, so that sums are completed once per step, are as many axes as hold nodes of the
-    tree over batch splits: those whose devices the batch splits allow. The others share every
-    microbatch, and sums are completed once in each. Where one is wanted inside, all are.
+    Axes before `MICRO` complete sums once per step. An axis is placed there if the number of batch
+    splits lets its devices hold nodes of the tree over batch splits. The other axes share every
+    microbatch, and sums are completed once per microbatch. If a strategy asks for one axis inside,
+    all are inside.
     """
     axes = tuple(axis for axis in axes if mesh.size(axis) > 1)
     if label is None or not label.is_summed_by_batch_splits or batch.microbatches == 1:

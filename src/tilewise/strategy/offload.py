@@ -29,10 +29,10 @@ _validate = Validator("plan", PlanError)
 
 
 def check_offload(offload: str | Collection[str]) -> frozenset[str]:
-    """What lies in files, as a set.
+    """The kinds of tensors to offload, as a set.
 
     Raises:
-        PlanError: something that is none of `OFFLOADS`.
+        PlanError: a kind is not in `OFFLOADS`.
     """
     if isinstance(offload, str):
         _validate.choice("plan", "what is offloaded", offload, ("none", *OFFLOADS))
@@ -44,13 +44,13 @@ def check_offload(offload: str | Collection[str]) -> frozenset[str]:
 def offload_tensors(
     graph: Graph, layout: GraphLayout, kinds: Collection[str], batch: BatchCut
 ) -> tuple[Graph, GraphLayout]:
-    """A laid-out graph with tensors in files, calls that fetch them and calls that store them.
+    """Return a laid-out graph with tensors in files, and with calls that fetch and store them.
 
     Args:
-        kinds: of `OFFLOADS`.
+        kinds: members of `OFFLOADS`.
 
     Raises:
-        PlanError: no tensor of a kind is large enough to gain anything.
+        PlanError: no tensor of a kind is large enough to save memory.
     """
     return _Offloading(graph, layout, frozenset(kinds), batch).run() if kinds else (graph, layout)
 
@@ -58,11 +58,11 @@ def offload_tensors(
 def prefetch_states(
     graph: Graph, layout: GraphLayout, places: Mapping[int, int], batch: BatchCut
 ) -> tuple[Graph, GraphLayout]:
-    """A graph whose updates find some tensors of files in memory: calls bring them whole, earlier than the update
-    could, and put them back behind it.
+    """Return a graph whose updates find some offloaded states in memory: calls fetch them whole
+    before the update, and store them after it.
 
     Args:
-        places: per tensor, the op that it is brought before.
+        places: per tensor, the op before which it is fetched.
     """
     return _StatePrefetching(graph, layout, places, batch).run() if places else (graph, layout)
 
@@ -76,7 +76,7 @@ class _Offloading(Prefetching):
         self.stores: dict[object, tuple[Template, GraphLayout]] = {}
 
     def run(self) -> tuple[Graph, GraphLayout]:
-        """Marks first, then calls that store, then prefetch calls."""
+        """Marks offloaded tensors first, then adds calls that store, then calls that fetch."""
         prefetched: set[int] = set()
         for kind in sorted(self.kinds):
             found = {*self._of_kind(kind)}
@@ -119,7 +119,7 @@ class _Offloading(Prefetching):
         return elements * spec.dtype.itemsize // parts >= _LEAST_BYTES
 
     def _activations(self) -> Iterator[int]:
-        """Results of the forward pass that are read in the backward pass, and not soon."""
+        """Results of the forward pass that the backward pass reads much later."""
         made: dict[int, int] = {}  # result -> its unit
         read: dict[int, int] = {}  # -> the first unit of the backward pass that needs it
         for number, unit in enumerate(self._units(set())):
@@ -138,7 +138,9 @@ class _Offloading(Prefetching):
                 yield t
 
     def _store(self, results: Collection[int]) -> set[int]:
-        """Behind each unit a call that stores what it has made; the backward pass reads the file."""
+        """Adds a call after each unit that stores its activations. The backward pass reads them
+        from the file.
+        """
         stored: dict[int, int] = {}  # result -> what stands for it in the file
         ops: list[OpNode] = []
         calls: dict[int, GraphLayout] = {}
@@ -202,10 +204,10 @@ class _Offloading(Prefetching):
 
 
 class _StatePrefetching(Prefetching):
-    """Updates of what has been brought before, all or in part.
+    """Adds calls that fetch optimizer states before their updates, all or some of them.
 
     Args:
-        places: per tensor, the op that it is brought before.
+        places: per tensor, the op before which it is fetched.
     """
 
     def __init__(self, graph: Graph, layout: GraphLayout, places: Mapping[int, int], batch: BatchCut) -> None:
@@ -215,7 +217,7 @@ class _StatePrefetching(Prefetching):
         self.inner: dict[object, GraphLayout] = {}
 
     def run(self) -> tuple[Graph, GraphLayout]:
-        """A prefetch calls, one that puts back, for each update."""
+        """Adds a call that fetches and a call that stores for each update."""
         units = self._units(set())
         before: dict[int, list[OpNode]] = {}
         starts = {op: number for number, unit in enumerate(units) for op in range(unit.first, unit.last + 1)}

@@ -32,10 +32,11 @@ def make_pending_reductions(
     layouts: SeenLayouts,
     batch: BatchCut,
 ) -> dict[tuple[int, str], tuple[PendingReduction, ...]]:
-    """The pending reductions of one op.
+    """Derive the pending reductions of one op.
 
     Raises:
-        LayoutError: two dims of one sum are shared, or its parts would be no nodes: names the C or G that fits.
+        LayoutError: two dims of one sum are shared, or a device's part would not be a node of the
+            tree. The message names the `k_splits` or `batch_splits` that would fit.
     """
     pending_by_name: dict[tuple[int, str], list[PendingReduction]] = {}
     for contraction in find_contractions(graph, op, factors, layouts):
@@ -62,8 +63,9 @@ def make_pending_reductions(
 
 
 def _covers(one: PendingReduction, other: PendingReduction) -> bool:
-    """Whether what one pending reduction completes is complete for another: of the same device group, or of
-    values that have no tree."""
+    """Whether completing one pending reduction also completes another: both have the same device
+    group, or the other's values have no tree.
+    """
     return one.axes == other.axes or (one.combine == "or" and {*other.axes} <= {*one.axes})
 
 
@@ -118,7 +120,9 @@ def _pending(
 
 
 def _groups_in_words(heads: int, members: int, k_splits: int) -> str:
-    """How many devices may share groups of query heads; where one alone may, also the k splits with which more may."""
+    """How many devices may share groups of query heads. If only one may, also the `k_splits` with
+    which more may.
+    """
     widths_of_splits = [_widths_of_groups(heads, members, k_splits)]
     if widths_of_splits[0] == [1] and 1 < heads * members <= MAX_COUNT:
         widths_of_splits.append(_widths_of_groups(heads, members, heads * members))
@@ -127,7 +131,7 @@ def _groups_in_words(heads: int, members: int, k_splits: int) -> str:
 
 
 def _widths_of_groups(heads: int, members: int, k_splits: int) -> list[int]:
-    """Numbers of devices that heads fit, in groups of some members and so many k splits."""
+    """Numbers of devices that can share heads, for a group size and a number of k splits."""
     label = DimLabel("kv_heads", 1, members)
     widths = []
     for width in allowed_widths(k_splits):

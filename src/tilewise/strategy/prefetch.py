@@ -31,13 +31,14 @@ __all__ = ["Prefetching", "Unit", "UnitChoice", "template_of_moves"]
 
 @dataclass(frozen=True)
 class UnitChoice:
-    """How weights are brought.
+    """How weights are gathered or fetched.
 
     Attributes:
-        prefetch: units that a call stands ahead of its reader.
-        is_kept: what the forward pass has read stays for the backward pass.
-        patterns: of names of weights; layers whose weights all fit one are a unit.
-        elements: units are joined until they have so many.
+        prefetch: how many units before its first reader a call is placed.
+        is_kept: whether weights that the forward pass read stay in memory for the backward pass.
+        patterns: patterns of weight names; adjacent layers whose weights all match one pattern are
+            a unit.
+        elements: adjacent layers are joined to a unit until it has this many elements.
     """
 
     prefetch: int = 1
@@ -48,7 +49,9 @@ class UnitChoice:
 
 @dataclass
 class Unit:
-    """Consecutive ops of one phase, a layer's call or a run between layers, and the weights whose values they need."""
+    """Consecutive ops of one phase (a layer's call, or a run of ops between layers) and the weights
+    whose values they read.
+    """
 
     first: int
     last: int
@@ -58,11 +61,11 @@ class Unit:
 
 
 class Prefetching:
-    """A graph whose weights are brought.
+    """Adds calls that gather or fetch weights to a graph.
 
     Args:
-        graph, layout: what is used, and how.
-        batch: how its rows are cut.
+        graph, layout: the graph and its compute layout.
+        batch: how its rows are divided.
         choice: of units.
         fetch_op: name of the op that fetches a weight.
 
@@ -90,14 +93,14 @@ class Prefetching:
         self.needed: dict[str, frozenset[int]] = {}  # by template, arguments whose values it needs
 
     def insert_prefetches(self, weights: Iterable[int]) -> tuple[Graph, GraphLayout]:
-        """The graph with prefetch calls some weights, and its layout."""
+        """Return the graph with prefetch calls for some weights, and its layout."""
         units = self._units({*weights})
         return self._written(units, self._place_gathers(units))
 
     # ---- units --------------------------------------------------------------------------------------------
 
     def _units(self, weights: set[int]) -> list[Unit]:
-        """Layers and runs between them, with the weights that they need."""
+        """Layers and runs between them, with the weights that they read."""
         units: list[Unit] = []
         for op in self.graph.ops:
             is_run = units and op.op != "call" and self.graph.ops[op.id - 1].op != "call"
@@ -114,7 +117,9 @@ class Prefetching:
         return units
 
     def _needs_of(self, graph: Graph, op: OpNode) -> list[int]:
-        """Operands whose values an op needs, not their shapes alone."""
+        """Operands whose values an op reads. Operands of which it uses only the shape are not
+        included.
+        """
         if op.op != "call":
             rule = op_named(op.op)
             return [t for i, t in enumerate(op.inputs) if t is not None and i not in rule.shape_of]
@@ -127,7 +132,7 @@ class Prefetching:
         return [t for a, t in zip(template.arguments, op.inputs) if t is not None and a in needed]
 
     def _place_gathers(self, units: Sequence[Unit]) -> dict[int, list[OpNode]]:
-        """Calls that gather, by the number of the run or layer that they stand before."""
+        """The gathering calls, by the index of the run or layer before which they are placed."""
         before: dict[int, list[OpNode]] = {}
         in_memory: dict[
             int, tuple[int, int]
@@ -152,12 +157,13 @@ class Prefetching:
         return before
 
     def _is_kept(self, last: int, now: int) -> bool:
-        """Whether a weight that a unit has read is there for another one."""
+        """Whether a weight that one unit has read is still in memory for another."""
         return last == now - 1 or self.choice.is_kept
 
     def _groups(self, units: Sequence[Unit]) -> list[list[int]]:
-        """Runs and layers that are gathered together, in order: those that need weights, one by one, by the user's
-        patterns or by size."""
+        """Runs and layers that are gathered together, in order. Those that read weights are
+        separate, or joined by the user's patterns or by size.
+        """
         groups: list[list[int]] = []
         last: tuple[str, str | None] = ("", None)
         size = 0
@@ -183,7 +189,7 @@ class Prefetching:
         return groups
 
     def _pattern_of(self, unit: Unit) -> str | None:
-        """The user's pattern that all weights of a layer fit."""
+        """The user's pattern that all weights of a layer match."""
         names = [self.graph.spec(weight).name for weight in unit.needs]
         for pattern in self.choice.patterns:
             if all(fnmatchcase(name, pattern) for name in names):
@@ -195,7 +201,7 @@ class Prefetching:
         return prod(upper_bound(size) for size in self.graph.spec(weight).shape)
 
     def _gather(self, weights: Sequence[int], phase: str) -> OpNode:
-        """A call that gathers some weights; equal ones share a template."""
+        """A call that gathers some weights. Equal calls share a template."""
         template, _ = self._gather_template(weights)
         results = []
         for weight in weights:
@@ -229,7 +235,7 @@ class Prefetching:
         return self.gathers[forms]
 
     def _key(self, prefix: str) -> str:
-        """Of a new template."""
+        """The key of a new template."""
         keys = (f"{prefix}{number}" for number in count(len(self.gathers)))
         return next(key for key in keys if key not in self.templates)
 
@@ -271,18 +277,18 @@ class Prefetching:
     # ---- what differs -------------------------------------------------------------------------------------
 
     def _layout_of_gather(self, compute: tuple[TensorLayout, ...], count: int) -> GraphLayout:
-        """The layout of a call's template, with `count` weights and as many results."""
+        """The layout of a call's template with `count` weights and as many results."""
         return replace(
             self.layout, storage=compute, compute=compute, calls={}, pending_reductions={}, files=()
         )
 
     def _inside(self, op: OpNode, layout: GraphLayout) -> GraphLayout:
-        """A template's layout for what its call binds now."""
+        """A template's layout for the tensors that its call now binds."""
         return layout
 
 
 def template_of_moves(key: str, op: str, specs: Sequence[TensorSpec], of: Graph) -> Template:
-    """A template with one op per tensor, whose result is the same tensor elsewhere."""
+    """A template with one op per tensor. The op's result is the same tensor in another place."""
     count = len(specs)
     tensors = [TensorNode(i, spec, "parameter") for i, spec in enumerate(specs)]
     tensors += [TensorNode(count + i, replace(s, name=""), "result", i) for i, s in enumerate(specs)]
@@ -294,7 +300,7 @@ def template_of_moves(key: str, op: str, specs: Sequence[TensorSpec], of: Graph)
 
 
 def _common_path(names: Sequence[str]) -> str:
-    """The parts that dotted names begin with; of one name, all."""
+    """The common prefix of dotted names; for a single name, the name."""
     parts = [name.split(".") for name in names]
     least = min(len(p) for p in parts) - (len(names) > 1)
     count = next((i for i, column in enumerate(zip(*parts)) if len({*column}) > 1), least)

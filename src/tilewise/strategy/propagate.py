@@ -47,11 +47,12 @@ __all__ = ["lay_out_template", "propagate_layouts"]
 def propagate_layouts(
     graph: Graph, mesh: DeviceMesh, strategy: DistributionStrategy, batch: BatchCut
 ) -> GraphLayout:
-    """Layouts of a whole graph, with the reshards that make its ops agree.
+    """Derive the layouts of a whole graph, with the reshards that its ops need.
 
     Raises:
-        LayoutError: an axis shares two dims of a tensor, a sum has parts that are no nodes of its tree, operands are
-            shared alike but cut at other elements, or a layout by name fits nothing.
+        LayoutError: an axis shards two dims of a tensor, a device's part of a sum is not a node of
+            its tree, operands are shared alike but cut at different elements, or a layout by name
+            matches no tensor.
     """
     every = _Propagation(mesh, strategy, batch)
     if mesh.num_devices == 1 and batch.microbatches == 1:
@@ -73,9 +74,11 @@ def _share_updates(
     names: Mapping[int | None, int] | None = None,
     known: dict[tuple[int, int], Factors] | None = None,
 ) -> None:
-    """What an update writes on lies alike, in templates too: the strongest choice of a dim is that of all its states.
+    """Gives all states that an update writes the same layout, also in templates: the strongest
+    choice per dim.
 
-    `names` are the tensors of `outside` that those of a template stand for, `known` the factors of ops in templates.
+    `names` are the tensors of `outside` that those of a template stand for; `known` has the factors
+    of ops in templates.
     """
     known = {} if known is None else known
     names = {t: t for t in outside} if names is None else names
@@ -102,7 +105,7 @@ def _share_updates(
 
 @dataclass
 class _Propagation:
-    """What holds for all templates, and those that are laid out."""
+    """Data that all templates share, and the templates laid out so far."""
 
     mesh: DeviceMesh
     strategy: DistributionStrategy
@@ -118,7 +121,7 @@ class _Propagation:
     fitting: set[str] = field(default_factory=set)  # patterns of the strategy's layouts that fit some name
 
     def hints(self, graph: Graph) -> dict[int, Choices]:
-        """What a user asks of tensors: in the graph, or by name in the strategy."""
+        """The layout hints of tensors: those in the graph, and those by name in the strategy."""
         if not graph.hints and not self.strategy.layouts:
             return {}
         names = {t: n for n, t in graph.outputs.items()}
@@ -136,7 +139,7 @@ class _Propagation:
         return found
 
     def require_fits(self, graph: Graph) -> None:
-        """Refuse a layout by name that has been asked of no tensor."""
+        """Reject a layout by name that no tensor has matched."""
         for pattern in self.strategy.layouts:
             if pattern not in self.fitting:
                 raise LayoutError(
@@ -158,7 +161,7 @@ class _Propagation:
         return place_time(label, axes, self.mesh, self.batch, inside)
 
     def ruled(self, tensor: TensorNode) -> Choices:
-        """What the strategy's rules give a tensor from outside."""
+        """The choice that the strategy's rules make for an input, parameter or state."""
         if tensor.spec.labels in self.free:
             return self.free[tensor.spec.labels]
         found = tuple(self._rule(label, tensor.spec.name) for label in tensor.spec.labels)
@@ -181,7 +184,7 @@ class _Propagation:
     def lay_out(
         self, graph: Graph, outside: Mapping[int, Choices], hints: Mapping[int, Choices]
     ) -> tuple[GraphLayout, dict[int, Choices]]:
-        """Layout of one graph or template, and the choices of its tensors."""
+        """The layout of one graph or template, and the choices of its tensors."""
         choices: dict[int, Choices] = dict(outside)
         calls: dict[int, GraphLayout] = {}
         reshards: list[Reshard] = []
@@ -231,7 +234,7 @@ class _Propagation:
     def _template(
         self, template: Template, given: tuple[Choices, ...]
     ) -> tuple[GraphLayout, dict[int, Choices]]:
-        """The layout of a template for its arguments; of choices that differ in words alone, one."""
+        """The layout of a template for its arguments. Choices that differ only in words share one."""
         key = (template.key, tuple((c.axes, c.rank, c.is_asked) for tensor in given for c in tensor))
         if key not in self.cache:
             counts.sharded += 1
@@ -251,10 +254,10 @@ def lay_out_template(
     template: Template,
     given: Sequence[Choices],
 ) -> tuple[GraphLayout, dict[int, Choices], set[str]]:
-    """The layout of a template for its arguments' choices, from data to data.
+    """The layout of a template for its arguments' choices. A pure function.
 
     Returns:
-        The layout, the choices of its tensors, and the strategy's patterns that fit a name in it.
+        The layout, the choices of its tensors, and the strategy's patterns that match a name in it.
     """
     every = _Propagation(mesh, strategy, batch)
     hints = every.hints(template.graph)
@@ -264,8 +267,7 @@ def lay_out_template(
 
 
 def _backwards(graph: Graph, hints: Mapping[int, Choices]) -> dict[int, Choices]:
-    """What results should have: hints, and what they ask of the results before them, through ops that contract
-    nothing."""
+    """Layouts wanted for results: hints, propagated backwards through ops that contract nothing."""
     wishes = {t: hint for t, hint in hints.items() if graph.tensors[t].kind == "result"}
     if not wishes:
         return wishes
@@ -290,7 +292,7 @@ def _backwards(graph: Graph, hints: Mapping[int, Choices]) -> dict[int, Choices]
 def _through(
     graph: Graph, op: OpNode, choices: dict[int, Choices], wishes: Mapping[int, Choices]
 ) -> list[Reshard]:
-    """Settle an op: choices of its outputs, and the operands that have to be resharded for it."""
+    """Choose the layouts of an op's outputs, and find the operands that need a reshard."""
     factors = factors_of(graph, op)
     op_dims = OpDims(graph, op, factors)
     agreed = agree(op_dims, choices, wishes)
@@ -320,7 +322,7 @@ def _through(
 def _added_where_it_arrives(
     graph: Graph, op: OpNode, factors: Factors, choices: Mapping[int, Choices], arrived: Mapping[str, Choice]
 ) -> list[Reshard]:
-    """What is added behind a sum that arrives in shards, a residual or a bias, is cut as the sum is."""
+    """A tensor that is added to a sum (a residual or a bias) is sharded like the delivered sum."""
     summed = {f for partial in factors.partial_values for f in partial.factors}
     found = []
     for position, (tensor, dims) in enumerate(zip(op.inputs, factors.inputs)):
@@ -341,8 +343,9 @@ def _arrival(
     agreed: Mapping[str, Choice],
     wish: Choices | None,
 ) -> Choices:
-    """A sum along k splits may arrive in the shards that a wish asks for: those of its own device
-    group, on its last dim."""
+    """A sum over k splits may be delivered in the shards that a hint asks for, if they are those of
+    its own device group on its last dim.
+    """
     if wish is None:
         return natural
     number = op.outputs.index(tensor)
@@ -367,7 +370,7 @@ def _arrival(
 def _asked(
     graph: Graph, op: OpNode, tensor: int, choices: dict[int, Choices], hint: Choices
 ) -> list[Reshard]:
-    """Meet the hint on a result: with a reshard behind its producer, unless it already has the layout."""
+    """Satisfy the hint on a result, by a reshard after its producer if the layouts differ."""
     have = choices[tensor]
     choices[tensor] = hint
     if as_layout(have) == as_layout(hint):
@@ -390,7 +393,9 @@ def _reshard(
 
 
 def _as_read(op: OpNode, layouts: Sequence[TensorLayout], reshards: Sequence[Reshard]) -> SeenLayouts:
-    """Layouts of an op's operands behind its reshards, of its results before a hint's."""
+    """Layouts of an op's operands after reshards, and of its results before a reshard that a hint
+    requires.
+    """
     inputs = [None if t is None else layouts[t] for t in op.inputs]
     outputs = [layouts[t] for t in op.outputs]
     for reshard in reshards:

@@ -21,20 +21,22 @@ __all__ = ["insert_reshards"]
 
 
 def insert_reshards(graph: Graph, layout: GraphLayout, *, strict: bool = False) -> tuple[Graph, GraphLayout]:
-    """The graph with its reshards as ops `all_gather` and `slice`, and its layout.
+    """Return the graph with its reshards as ops `all_gather` and `slice`, and its layout.
 
     Args:
-        strict: refuse reshards that no hint asks for.
+        strict: reject reshards that no hint asks for.
 
     Raises:
-        LayoutError: the batch is shared in two ways, or a weight would have to change its layout; with `strict`,
-            an op's operands disagree.
+        LayoutError: the batch is shared in two ways, or a weight would have to change its layout;
+            with `strict`, an op's operands disagree.
     """
     return _Inserting(strict).insert(graph, layout)
 
 
 class _Resharded(NamedTuple):
-    """A template with its reshards, its layout, and which tensor stands for one that a hint has resharded."""
+    """A template with its reshards, its layout, and the tensors that replace those resharded for a
+    hint.
+    """
 
     template: Template
     layout: GraphLayout
@@ -47,7 +49,7 @@ class _Inserting:
     done: dict[tuple[str, int], _Resharded] = field(default_factory=dict)
 
     def insert(self, graph: Graph, layout: GraphLayout) -> tuple[Graph, GraphLayout]:
-        """One graph, and the templates that it calls."""
+        """Insert the reshards of one graph and of the templates that it calls."""
         if not _has_reshards(layout):
             return graph, layout
         for reshard in layout.reshards:
@@ -55,7 +57,7 @@ class _Inserting:
         return _Rewrite(self, graph, layout).run()
 
     def template(self, template: Template, layout: GraphLayout) -> _Resharded:
-        """A template with its reshards, under a name of its own where it has any."""
+        """A template with its reshards, under a new name if it has any."""
         key = template.key, id(layout)
         if key not in self.done:
             if not _has_reshards(layout):
@@ -115,7 +117,9 @@ def _has_reshards(layout: GraphLayout) -> bool:
 
 
 class _Rewrite:
-    """A graph as it is written anew, op by op; `now` says which tensor stands for one that a hint has resharded."""
+    """Writes a graph again, op by op. `now` maps each tensor that was resharded for a hint to the
+    tensor that replaces it.
+    """
 
     def __init__(self, owner: _Inserting, graph: Graph, layout: GraphLayout) -> None:
         self.owner, self.graph, self.layout = owner, graph, layout
@@ -127,7 +131,7 @@ class _Rewrite:
         self.made: dict[tuple[int, TensorLayout, tuple[DimLabel | None, ...], str], int] = {}
 
     def run(self) -> tuple[Graph, GraphLayout]:
-        """All ops, each behind the reshards of its operands and before those of its results."""
+        """Copy all ops, each after the reshards of its operands and before those of its results."""
         wanted: dict[tuple[int, int | None, int], Reshard] = {
             (r.op, r.position, r.tensor): r for r in self.layout.reshards
         }
@@ -153,14 +157,14 @@ class _Rewrite:
         return self._frozen(numbers), self._laid_out(calls, numbers)
 
     def _call(self, op: OpNode, new: OpNode) -> tuple[OpNode, GraphLayout]:
-        """A call, which yields as saved what is read behind it: in the layout that a hint asked for."""
+        """Copy a call. Results that are read later have the layout of their hint."""
         made = self.owner.template(self.graph.templates[op.attrs["template"]], self.layout.calls[op.id])
         self.templates[made.template.key] = made.template
         saved = tuple(made.now.get(tensor, tensor) for tensor in new.attrs["saved"])
         return replace(new, attrs={"template": made.template.key, "saved": saved}), made.layout
 
     def _reshard(self, source: int, reshard: Reshard, op: OpNode) -> int:
-        """The tensor in the layout that is wanted."""
+        """The tensor in the wanted layout."""
         spec = self.graph.spec(reshard.tensor)
         relabelled = (a is not b for a, b in zip(spec.labels, reshard.labels))
         shared = tuple(
@@ -203,6 +207,6 @@ class _Rewrite:
 
 
 def _common(a: Axes, b: Axes) -> Axes:
-    """What two dims' axes begin with."""
+    """The common prefix of two dims' axes."""
     count = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
     return a[:count]

@@ -10,11 +10,12 @@ __all__ = ["one_stage"]
 
 
 def one_stage(phases: Sequence[str], microbatches: int) -> Schedule:
-    """One microbatch after the other, each forward and backward; what belongs to the update stands in the last one.
+    """The schedule of one stage: for each microbatch, forward and then backward; the update runs in
+    the last one.
 
     Args:
-        phases: per segment, in the graph's order: `forward`, `backward` or `update`.
-        microbatches: parts of the batch.
+        phases: phase of each segment in graph order: `forward`, `backward` or `update`.
+        microbatches: number of microbatches.
     """
     last = microbatches - 1
     return tuple(

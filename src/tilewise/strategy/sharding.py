@@ -29,11 +29,12 @@ __all__ = ["shard_states"]
 def shard_states(
     graph: Graph, layout: GraphLayout, sharding: StateSharding, batch: BatchCut
 ) -> tuple[Graph, GraphLayout]:
-    """A graph laid out for use, with storage shards: gathers as calls, and the layouts of weights,
+    """Return a graph with storage shards: calls that gather weights, and layouts of weights,
     gradients and states.
 
     Raises:
-        LayoutError: there is no weight to cut, or a gradient is made by ops that cannot leave it in shards.
+        LayoutError: there is no weight to shard, or a gradient is computed by ops that cannot
+            deliver it in shards.
     """
     axes = tuple(axis for axis in sharding.axes if layout.mesh.size(axis) > 1)
     if not axes:
@@ -42,7 +43,7 @@ def shard_states(
 
 
 class _Sharding(Prefetching):
-    """A graph that is given storage shards."""
+    """Adds storage shards to a graph."""
 
     def __init__(self, graph: Graph, layout: GraphLayout, sharding: StateSharding, batch: BatchCut) -> None:
         choice = UnitChoice(
@@ -55,8 +56,9 @@ class _Sharding(Prefetching):
         self.inner: dict[object, GraphLayout] = {}  # by a template's layout and what changed in it
 
     def run(self) -> tuple[Graph, GraphLayout]:
-        """Storage shards first, then calls of `all_gather_parameters`, then layouts and pending
-        reductions of what has changed."""
+        """Sets storage shards, adds calls of `all_gather_parameters`, then updates layouts and
+        pending reductions.
+        """
         weights = [t.id for t in self.graph.of_kind("parameter") if self._is_cut(t.spec, self.compute[t.id])]
         if not weights:
             raise LayoutError(
@@ -69,8 +71,9 @@ class _Sharding(Prefetching):
     # ---- storage shards --------------------------------------------------------------------------------------------
 
     def _is_cut(self, spec: TensorSpec, compute: TensorLayout) -> bool:
-        """Whether it has panels: few of them leave some devices an empty storage shard. Vectors
-        have none and stay whole."""
+        """Whether a tensor is stored in panels. Tensors in panels are sharded; with few panels some
+        devices have an empty storage shard. Vectors have no panels and are not sharded.
+        """
         if spec.storage != "packed" or not isinstance(spec.shape[0], int):
             return False
         twice = [axis for axes in compute for axis in axes if axis in self.sharding.axes]
@@ -85,7 +88,9 @@ class _Sharding(Prefetching):
         return ((*compute[0], *self.sharding.axes), *compute[1:])
 
     def _set_storage(self, weights: Sequence[int]) -> None:
-        """A weight, what its update writes on next to it, and its gradient."""
+        """Set the storage layout of a weight, of the states that its update writes, and of its
+        gradient.
+        """
         shards = {weight: self._storage_of(self.compute[weight]) for weight in weights}
         pending: list[int] = []
         for op in self.graph.ops:
@@ -106,7 +111,7 @@ class _Sharding(Prefetching):
             self.compute[tensor] = storage
 
     def _written_alike(self, graph: Graph, op: OpNode) -> Iterator[list[int]]:
-        """Tensors of the root graph that an update's op writes on or takes element by element."""
+        """Tensors of the root graph that an update writes, or reads element by element."""
         if op.op == "call":
             template = graph.templates[op.attrs["template"]]
             bound = dict(zip(template.arguments, op.inputs))
@@ -119,7 +124,7 @@ class _Sharding(Prefetching):
             yield alike
 
     def _inside(self, op: OpNode, layout: GraphLayout) -> GraphLayout:
-        """A template's layout for what its call binds now; one for all calls that bind alike."""
+        """A template's layout for the tensors that its call now binds; calls that bind alike share it."""
         template = self.templates[op.attrs["template"]]
         seen = (*template.arguments, *template.results, *op.attrs["saved"])
         outside = (*op.inputs, *op.outputs)
@@ -158,7 +163,9 @@ class _Sharding(Prefetching):
 
 
 def _sources(graph: Graph, op: OpNode, gradient: int) -> list[int]:
-    """What a gradient is made of, up to the sums over the batch, which arrive in shards; and what they are added to."""
+    """The tensors that a gradient is computed from, up to the sums over the batch (which are
+    delivered in shards), and the tensors that these are added to.
+    """
     if op.op == "call":
         return []
     rule, output = op_named(op.op), op.outputs.index(gradient)

@@ -25,7 +25,7 @@ _TENSOR = {"heads": "tp", "kv_heads": "tp", "mlp": "tp", "vocab": "tp"}
 
 
 class ParallelismMode(enum.Enum):
-    """What a strategy spreads over the devices."""
+    """The kind of parallelism of a strategy."""
 
     SINGLE = "single"
     DDP = "ddp"
@@ -36,22 +36,27 @@ class ParallelismMode(enum.Enum):
 
 @dataclass(frozen=True)
 class StateSharding:
-    """How weights, their gradients and optimizer states are cut over devices that share the batch.
+    """How weights, gradients and optimizer states are sharded over the devices that share the
+    batch.
 
     Attributes:
-        axes: mesh axes that cut them as stored, along dim 0.
-        reshard_after_forward: whether gathered weights are given up behind the forward pass of a layer, and gathered
-            again for its backward pass: a transfer more, and the memory of two layers instead of all.
-        prefetch: how many layers ahead weights are gathered; each takes the memory of one more layer.
-        reduce: with several microbatches, whether gradients are summed over devices in each (`microbatch`: no more than
-            a share of them is kept), or once, behind the last (`step`, as PyTorch's `no_sync`: fewer transfers, and
-            every device keeps sums as large as its weights).
-        units: patterns of weights' names (`layers.[0-3].*`): layers that follow each other and whose weights all fit
-            one are gathered together, as a unit. Others are units of their own, or by size.
-        unit_elements: layers that follow each other are gathered together until they have so many elements.
+        axes: mesh axes that shard them in storage, along dim 0.
+        reshard_after_forward: whether the gathered weights of a layer are freed after its forward
+            pass and gathered again for its backward pass. This adds one transfer, and needs memory
+            for two layers instead of all.
+        prefetch: how many layers in advance weights are gathered. Each takes the memory of one more
+            layer.
+        reduce: when gradients are summed over devices if there are several microbatches.
+            `microbatch`: in each one, so that only a share of them is stored. `step`: once after
+            the last one, like PyTorch's `no_sync`, with fewer transfers and sums as large as the
+            weights on every device.
+        units: patterns of weight names (`layers.[0-3].*`). Adjacent layers whose weights all match
+            one pattern are gathered together, as a unit. Other layers are units of their own, or
+            are joined by size.
+        unit_elements: adjacent layers are gathered together until they have this many elements.
 
     Raises:
-        LayoutError: one of them is out of range.
+        LayoutError: a value is out of range.
     """
 
     axes: Axes
@@ -80,23 +85,25 @@ class StateSharding:
 
 @dataclass(frozen=True)
 class DistributionStrategy:
-    """How a model is spread.
+    """How a model is distributed over devices.
 
     Attributes:
         mode: its kind.
         axes: mesh axis -> size, in mesh order.
-        rules: label name -> the mesh axis that shards dims so labelled, or several, major first; everything else is
-            replicated.
-        layouts: name pattern (`layers.*.mlp.up_proj.weight`) -> layout (ir/hints.py) of the tensors from outside and of
-            the outputs so named, which goes before rules. The first pattern that fits decides; planning refuses one
-            that fits no name.
-        sharding: how state is cut over devices that share the batch; None where each has all of it.
+        rules: label name -> the mesh axis that shards dims with this label, or several axes, major
+            first. Other dims are replicated.
+        layouts: name pattern (`layers.*.mlp.up_proj.weight`) -> layout (ir/hints.py) of the inputs,
+            parameters, states and outputs with matching names. It takes precedence over rules. The
+            first matching pattern decides; a pattern that matches no name is an error when
+            planning.
+        sharding: how state is sharded over the devices that share the batch; None if each device
+            has all of it.
 
-    Which sizes fit is the graph's: its `k_splits` and the batch splits of its batch decide (docs/numerics.md, rules 2
-    and 5).
+    The graph decides which sizes are possible: its `k_splits`, and the batch splits of its batch
+    (docs/numerics.md, rules 2 and 5).
 
     Raises:
-        LayoutError: an axis has no size, or a rule or a layout names no axis, or one twice.
+        LayoutError: an axis has no size, or a rule or a layout names no axis, or one axis twice.
     """
 
     mode: ParallelismMode
@@ -135,7 +142,7 @@ class DistributionStrategy:
         self._check_sharding(mesh)
 
     def _check_sharding(self, mesh: DeviceMesh) -> None:
-        """State is cut over devices that share the batch and nothing else."""
+        """State may be sharded only over devices that share the batch."""
         if self.sharding is None:
             return
         _validate.instance(
@@ -160,10 +167,10 @@ class DistributionStrategy:
             )
 
     def axes_for(self, label: str) -> Axes:
-        """The axes that shard dims of that label.
+        """The axes that shard dims with this label.
 
         Raises:
-            LayoutError: it is no name.
+            LayoutError: the label is not a name.
         """
         if not isinstance(label, str):
             _validate.invalid(
@@ -173,18 +180,21 @@ class DistributionStrategy:
 
     @classmethod
     def single(cls) -> DistributionStrategy:
-        """One device."""
+        """A single device."""
         return cls(ParallelismMode.SINGLE, {})
 
     @classmethod
     def ddp(cls, world_size: int) -> DistributionStrategy:
-        """Batch sharded on `dp`, parameters replicated, gradient tiles reduced as they appear."""
+        """Data parallelism: the batch is sharded on `dp`, parameters are replicated, gradient tiles
+        are reduced as they become available.
+        """
         return cls(ParallelismMode.DDP, {"dp": world_size}, _DATA)
 
     @classmethod
     def tensor_parallel(cls, world_size: int) -> DistributionStrategy:
-        """Megatron's plan on `tp`: column and row weights, vocabulary-parallel embedding, head and loss; KV heads
-        replicated when there are more devices than heads."""
+        """Tensor parallelism on `tp` as in Megatron-LM: column and row weights, vocabulary-parallel
+        embedding, head and loss. KV heads are replicated if there are more devices than heads.
+        """
         return cls(ParallelismMode.TENSOR_PARALLEL, {"tp": world_size}, _TENSOR)
 
     @classmethod
@@ -199,20 +209,21 @@ class DistributionStrategy:
         units: Sequence[str] = (),
         unit_elements: int = 0,
     ) -> DistributionStrategy:
-        """Batch shared by all devices; weights, gradients and optimizer states cut over `shard_degree` of them (by
-        default all: ZeRO 3), and replicated among the groups (hybrid sharding).
+        """Fully sharded data parallelism. All devices share the batch. Weights, gradients and
+        optimizer states are sharded over `shard_degree` devices (by default all: ZeRO 3), and
+        replicated over the groups (hybrid sharding).
 
         Args:
-            world_size: devices.
-            shard_degree: of a group; it divides `world_size`.
-            reshard_after_forward: as in `StateSharding`, and so are all others.
-            prefetch: likewise.
-            reduce: likewise.
-            units: likewise.
-            unit_elements: likewise.
+            world_size: number of devices.
+            shard_degree: number of devices of a group; must divide `world_size`.
+            reshard_after_forward: as in `StateSharding`.
+            prefetch: as in `StateSharding`.
+            reduce: as in `StateSharding`.
+            units: as in `StateSharding`.
+            unit_elements: as in `StateSharding`.
 
         Raises:
-            LayoutError: groups would differ in size, or a setting is out of range.
+            LayoutError: groups would have different sizes, or a setting is out of range.
         """
         world = _validate.integer("fsdp", "world_size", world_size, 1, MAX_DEVICES)
         degree = world if shard_degree is None else shard_degree
@@ -237,25 +248,24 @@ class DistributionStrategy:
 
     @classmethod
     def shard_gradients(cls, world_size: int) -> DistributionStrategy:
-        """Gradients and optimizer states cut over all devices (ZeRO 2): weights are gathered once for both passes."""
+        """ZeRO 2: gradients and optimizer states are sharded over all devices. Weights are gathered
+        once for both passes.
+        """
         return cls.fsdp(world_size, reshard_after_forward=False)
 
     @classmethod
     def shard_optimizer_states(cls, world_size: int) -> DistributionStrategy:
-        """Optimizer states cut over all devices (ZeRO 1): as `shard_gradients`, with gradients summed once per step."""
+        """ZeRO 1: optimizer states are sharded over all devices. Like `shard_gradients`, with
+        gradients summed once per step.
+        """
         return cls.fsdp(world_size, reshard_after_forward=False, reduce="step")
 
     @classmethod
     def hybrid(
         cls, *, dp: int = 1, fsdp: int = 1, tp: int = 1, sharding: StateSharding | None = None
     ) -> DistributionStrategy:
-        """The product of data parallelism, sharded state and tensor parallelism, on a mesh of three axes.
-
-        Args:
-            dp: devices, or groups, that share the batch and hold the same.
-            fsdp: devices of a group, which share the batch and cut the state.
-            tp: devices that share the width of layers.
-            sharding: how `fsdp` cuts it; by default as in `StateSharding`.
+        """The product of data parallelism, sharded state and tensor parallelism, on a mesh of three
+        axes.
         """
         if sharding is None and _validate.integer("hybrid", "fsdp", fsdp, 1, MAX_DEVICES) == 1:
             return cls(ParallelismMode.HYBRID, {"dp": dp, "tp": tp}, {**_DATA, **_TENSOR})
