@@ -28,17 +28,18 @@ _Rows = tuple[int, int, Dim | None]
 
 @dataclass(frozen=True)
 class BatchCut:
-    """The batch of a step and its parts.
+    """The batch of a step and how it is divided.
 
     Attributes:
         size: sequences of a step over all devices and microbatches; 0 for graphs without a batch.
         rows: rows per sequence; with a symbolic length, at its bound.
-        batch_splits: the equal parts of the batch that are summed separately, then along a tree (docs/numerics.md,
-            rule 5).
-        microbatches: parts of a step that follow each other in time.
-        length: the symbolic length of sequences, which every step brings; None where they have a fixed one.
-        bound: the most rows per sequence where the graph has their number as a symbol, so that some may be padding,
-            also where a plan fixes it; 0 where the graph does.
+        batch_splits: number of equal parts of the batch that are summed separately, then along a
+            tree (docs/numerics.md, rule 5).
+        microbatches: number of parts of a step that run one after another.
+        length: the symbolic length of sequences, which is given for every step; None if sequences
+            have a fixed length.
+        bound: maximum rows per sequence if the graph has a symbolic length, even if a plan fixes
+            it, so that some rows may be padding; 0 if the graph has a fixed length.
     """
 
     size: int = 0
@@ -50,22 +51,24 @@ class BatchCut:
 
 
 def default_batch_splits(batch: int, most: int = MAX_DEFAULT_BATCH_SPLITS) -> int:
-    """The number of batch splits if the user sets none: the largest power of two up to `most` that divides the batch.
+    """The default number of batch splits: the largest power of two up to `most` that divides the
+    batch.
 
-    It is part of the bits, so it follows from the batch alone, never from the devices: 12 sequences
-    have 4 batch splits, for 1, 2 or 4 devices. Three devices need 3, 6 or 12 batch splits, which
-    exclude two and four; that choice is the user's.
+    It determines bits, so it depends only on the batch, never on the devices. 12 sequences have 4
+    batch splits, for 1, 2 or 4 devices. Three devices need 3, 6 or 12 batch splits, which exclude
+    two and four devices; the user must choose those.
     """
     return min(most, batch & -batch)
 
 
 def cut_batch(graph: Graph, microbatches: int = 1, batch_splits: int | None = None) -> BatchCut:
-    """Cut the batch that a graph's inputs have.
+    """Divide the batch of a graph's inputs.
 
     Raises:
-        PlanError: counts are out of range, batch splits do not divide the batch, or inputs disagree about it.
-        LayoutError: inputs count something and nothing counts the batch; there is none to cut into microbatches, or
-            an op's operands count it differently.
+        PlanError: counts are out of range, batch splits do not divide the batch, or inputs have
+            different batches.
+        LayoutError: inputs have labels but none has the batch role, so microbatches cannot divide
+            them; or an op's operands count the batch differently.
     """
     microbatches = _validate.integer("cut_batch", "accumulation", microbatches, 1, MAX_COUNT)
     found = _batch_and_rows(graph)
@@ -95,11 +98,11 @@ def cut_batch(graph: Graph, microbatches: int = 1, batch_splits: int | None = No
 
 
 def suggest_batch_splits(batch: BatchCut, blocks: int) -> str:
-    """Values that work where devices x microbatches do not fit the batch splits: of these two, of
-    the batch splits, of the batch.
+    """Values that would fit if devices x microbatches do not divide the batch splits: of devices x
+    microbatches, of batch splits, and of the batch.
 
     Args:
-        batch: as it was asked for.
+        batch: the requested batch.
         blocks: devices that share the batch, times microbatches.
     """
     widths = allowed_widths(batch.batch_splits)
@@ -127,8 +130,9 @@ def suggest_batch_splits(batch: BatchCut, blocks: int) -> str:
 
 
 def _require_role(graph: Graph) -> None:
-    """A graph whose inputs count something, and which sums over it, says that it is the batch. One whose inputs are not
-    labelled is one batch split."""
+    """Reject a graph with labelled inputs that sums over their batch without a label of the batch
+    role. Without labels, the batch is one batch split.
+    """
     counted = sorted({t.spec.labels[0].name for t in graph.of_kind("input") if t.spec.labels[0] is not None})
     summed = _summed_by_batch_splits(graph)
     if counted and summed is not None:
@@ -152,13 +156,15 @@ def _summed_by_batch_splits(graph: Graph) -> OpNode | None:
 
 
 def _batched(graph: Graph) -> list[TensorNode]:
-    """What comes from outside and has a part for every sequence of the step."""
+    """Inputs and states that have a part for every sequence of a step."""
     nodes = (*graph.of_kind("input"), *graph.of_kind("constant"))
     return [t for t in nodes if (label := t.spec.labels[0]) is not None and label.is_summed_by_batch_splits]
 
 
 def _batch_and_rows(graph: Graph) -> _Rows | None:
-    """Size of the batch, rows per element of it and their symbol, which all batched inputs share; None without any."""
+    """The size of the batch, rows per sequence and the symbol of the length, common to all batched
+    inputs; None without batched inputs.
+    """
     found: dict[str, _Rows] = {}
     for t in _batched(graph):
         lead = len(t.spec.shape) - (t.spec.storage == "rows" and len(t.spec.shape) > 1)
@@ -186,15 +192,19 @@ def _batch_and_rows(graph: Graph) -> _Rows | None:
 
 
 def _without_numbers(graph: Graph, found: dict[str, _Rows]) -> dict[str, _Rows]:
-    """Without inputs of one integer per sequence, such as its length, where others of that batch have its rows."""
+    """Inputs without those of one integer per sequence (such as its length), if other inputs of the
+    batch have rows per sequence.
+    """
     numbers = {t.spec.name for t in _batched(graph) if _is_number_of_sequences(graph, t.id)}
     batches = {batch for name, (batch, _, _) in found.items() if name not in numbers}
     return {n: rows for n, rows in found.items() if n not in numbers or {rows[0]} != batches}
 
 
 def _is_number_of_sequences(graph: Graph, tensor: int) -> bool:
-    """Whether it is one integer per sequence, and ops, in layers too, make whole sequences of it: then no row of a
-    result stands for a sequence, and sums over rows are cut by those of sequences."""
+    """Whether an input is one integer per sequence from which ops, in layers too, make whole
+    sequences. Then no row of a result stands for a sequence, and sums over rows are divided by
+    sequences.
+    """
     spec = graph.spec(tensor)
     if spec.dtype.name != "i32" or len(spec.shape) != 1:
         return False

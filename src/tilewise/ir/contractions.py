@@ -32,29 +32,31 @@ __all__ = [
 
 
 class SeenLayouts(NamedTuple):
-    """Layouts of an op's operands and results as it sees them. An operand that stands twice may have two."""
+    """Layouts of an op's operands and results as the op reads and writes them. An operand that
+    appears twice may have two layouts.
+    """
 
     inputs: tuple[TensorLayout | None, ...]
     outputs: tuple[TensorLayout, ...]
 
     @classmethod
     def of(cls, op: OpNode, layouts: Sequence[TensorLayout]) -> SeenLayouts:
-        """Those of a graph whose reshards are ops."""
+        """The layouts of an op in a graph whose reshards are ops."""
         inputs = tuple(None if t is None else layouts[t] for t in op.inputs)
         return cls(inputs, tuple(layouts[t] for t in op.outputs))
 
 
 @dataclass(frozen=True)
 class Contraction:
-    """One factor that is shared and contracted.
+    """A factor of an op that is shared and contracted.
 
     Attributes:
         factor: its name in the op's factors.
-        tensor, dim: an input's dim that it names.
-        axes: who shares it, time among them.
-        label: what the dim counts.
-        outputs: positions of the outputs that are partial.
-        tree: along which their parts are combined.
+        tensor, dim: an input's dim with this factor.
+        axes: axes that share it, including time.
+        label: label of the dim.
+        outputs: positions of the partial outputs.
+        tree: the tree along which parts are combined.
     """
 
     factor: str
@@ -67,7 +69,7 @@ class Contraction:
 
 
 def factors_of(graph: Graph, op: OpNode) -> Factors:
-    """What an op says of its dims. Every stage asks, so it is kept with the graph."""
+    """The factors that an op declares. They are cached on the graph, because every stage needs them."""
     cached = graph.kept.get(op.id)
     if cached is None or cached[0] is not op:
         tensors = graph.tensors
@@ -86,12 +88,12 @@ def factors_of(graph: Graph, op: OpNode) -> Factors:
 
 
 def tree_of(label: DimLabel | None) -> str:
-    """The tree along which sums over a dim are combined: its label's role decides."""
+    """The tree along which sums over a dim are combined, by the role of its label."""
     return BATCH_SPLITS if label is not None and label.is_summed_by_batch_splits else K_SPLITS
 
 
 def is_covered_by(contraction: Contraction, output: int, partial: PartialValue) -> bool:
-    """Whether a partial value that the op declares is that of a contraction, for one of its outputs."""
+    """Whether a partial value that the op declares belongs to a contraction, for at least one output."""
     return (
         contraction.factor in partial.contracts
         and contraction.tree == partial.tree
@@ -105,7 +107,7 @@ def find_contractions(
     factors: Factors,
     seen_layouts: SeenLayouts,
 ) -> Iterator[Contraction]:
-    """Every shared factor of an op's inputs over which some output is partial."""
+    """Every shared factor of an op's inputs that makes an output partial."""
     seen: set[tuple[str, Axes, str]] = set()
     for tensor, names, layout in zip(op.inputs, factors.inputs, seen_layouts.inputs):
         if tensor is None or names is None or layout is None:
@@ -123,7 +125,9 @@ def find_contractions(
 
 
 def group_of(graph: Graph, op: OpNode, contraction: Contraction) -> tuple[int, int]:
-    """Of a contraction within groups: how many groups there are (KV heads), and members of each (query heads)."""
+    """For a contraction within groups: the number of groups (KV heads) and the members of each
+    (query heads).
+    """
     spec = graph.spec(op.outputs[contraction.outputs[0]])
     for label, size in zip(spec.labels, spec.shape):
         if label is not None and label.group > 1:
@@ -134,7 +138,9 @@ def group_of(graph: Graph, op: OpNode, contraction: Contraction) -> tuple[int, i
 def _coarser_outputs(
     graph: Graph, op: OpNode, factors: Factors, factor: str, label: DimLabel | None
 ) -> tuple[int, ...]:
-    """Outputs that count whole groups of what an input counts one by one: gradients of KV heads, from query heads."""
+    """Outputs whose dim counts groups of the input's elements, such as gradients of KV heads from
+    query heads.
+    """
     found = []
     for position, (tensor, names) in enumerate(zip(op.outputs, factors.outputs)):
         own = graph.spec(tensor).labels[names.index(factor)] if factor in names else None

@@ -12,7 +12,7 @@ __all__ = ["TemplateCounts", "counts"]
 
 @dataclass
 class TemplateCounts:
-    """Work done per template, since the last `reset`."""
+    """The work done per template since the last `reset`."""
 
     traced: int = 0
     differentiated: int = 0
@@ -20,7 +20,7 @@ class TemplateCounts:
     lowered: int = 0
 
     def reset(self) -> None:
-        """Start counting anew."""
+        """Set all counts to zero."""
         self.traced = self.differentiated = self.sharded = self.lowered = 0
 
 

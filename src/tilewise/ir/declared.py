@@ -40,12 +40,13 @@ _validate = Validator("ir", InternalError)
 
 @dataclass(frozen=True)
 class Signature:
-    """How an op is called. What does not follow it is refused before the op's own code sees it.
+    """How an op is called. A call that does not match is rejected before the op's own code runs.
 
     Attributes:
-        operands: how many, or a function of the attributes; None for any number from one on.
+        operands: number of operands, or a function of the attributes; None for any number from one
+            on.
         absent: positions of operands that may be None.
-        attributes: type per attribute; all must be given. Integers lie in 32 bits, floats in fp32.
+        attributes: type per attribute; all are required. Integers have 32 bits, floats are fp32.
     """
 
     operands: int | Callable[[Mapping[str, Any]], int] | None
@@ -55,18 +56,19 @@ class Signature:
 
 @dataclass(frozen=True)
 class PartialValue:
-    """A value of which an op makes a part only, where one of its factors is shared: what the lowering completes.
+    """A value of which an op computes only a part if one of its factors is shared. The op's
+    lowering completes it.
 
     Attributes:
-        name: by which the lowering asks for its pending reduction (`Lowering.pending_reductions`).
-        factors: contracted factors that leave a part each on those who share them.
-        outputs: positions of the outputs that stand behind the complete value.
+        name: name by which the lowering gets its pending reduction (`Lowering.pending_reductions`).
+        factors: contracted factors; if one is shared, each device or microbatch has a part.
+        outputs: positions of the outputs that are computed from the complete value.
         combine: `sum`, `max`, or `or` (all but one holder have zeros).
-        tree: along which parts are combined: `K_SPLITS` of a labelled dim, `BATCH_SPLITS` of the
-            batch, or `GROUPS` of query heads. A dim is summed by batch splits or by k splits as its
-            label's role says, never its name.
-        cut_by: positions of the operands whose labels say where the tree is cut; what the others have may be sliced
-            to fit. None: all that have the factors.
+        tree: the tree along which parts are combined: `K_SPLITS` of a labelled dim, `BATCH_SPLITS`
+            of the batch, or `GROUPS` of query heads. The role of a dim's label decides between k
+            splits and batch splits, never its name.
+        cut_by: positions of the operands whose labels determine the cuts of the tree; the others
+            may be sliced to match. None: all operands that have the factors.
     """
 
     name: str
@@ -78,21 +80,22 @@ class PartialValue:
 
     @cached_property
     def contracts(self) -> frozenset[str]:
-        """Its factors, for asking: an op over all gradients has thousands."""
+        """Its factors as a set, for fast lookup: an op over all gradients has thousands."""
         return frozenset(self.factors)
 
 
 @dataclass(frozen=True)
 class Factors:
-    """Einsum-style names of the dims of every operand, for one mesh axis; expansion to a mesh is generic.
+    """Einsum-style names of the dims of every operand. One declaration serves all meshes.
 
-    A factor of the inputs that an output lacks is contracted there: sharing it leaves a partial value. `ir.validate`
-    refuses that unless a partial value says that the op's lowering completes it.
+    A factor of the inputs that an output does not have is contracted. If it is shared, the output
+    is a partial value. `ir.validate` rejects this unless the op declares a `PartialValue`, which
+    its lowering completes.
 
     Attributes:
         inputs, outputs: names per dim; None for an absent operand.
         whole: factors that cannot be sharded.
-        partial_values: values that are partial where their factors are shared.
+        partial_values: values that are partial if their factors are shared.
         moved: factors whose axes may differ between inputs and outputs: the op changes the layout.
     """
 
@@ -104,7 +107,7 @@ class Factors:
 
 
 def check_members(rule: Op) -> None:
-    """Hold what an op's class says to its rules, as far as they need no call of the op.
+    """Check the declarations of an op's class that can be checked without calling the op.
 
     Raises:
         InternalError: names the op and the member.
@@ -181,10 +184,11 @@ def _of_so_many(most: int | None) -> str:
 
 
 def outputs_of(rule: Op, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-    """The specs of an op's outputs, as `infer` says.
+    """The specs of an op's outputs, from `infer`.
 
     Raises:
-        InternalError: it says no list of specs, or fewer than the op's class speaks of.
+        InternalError: `infer` returned something other than a list of specs, or fewer than the
+            class declares.
         ShapeError: the operands do not fit.
     """
     specs = rule.infer(inputs, attrs)
@@ -205,7 +209,7 @@ def outputs_of(rule: Op, inputs: Sequence[TensorSpec | None], attrs: Mapping[str
 
 
 def _check_aliases(rule: Op, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec]) -> None:
-    """What must lie in an input's memory has its form."""
+    """An output that must share an input's memory has its form."""
     for output, given in rule.in_place:
         own, other = outputs[output], inputs[given]
         if other is not None and (own.shape, own.dtype, own.storage) != (
@@ -240,10 +244,10 @@ def _refuse_result(rule: Op, method: str, what: str, got: object) -> NoReturn:
 def check_factors(
     rule: Op, found: Factors, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec]
 ) -> None:
-    """Hold the names of an op's dims to its operands and outputs.
+    """Check the factors that an op declares against its operands and outputs.
 
     Raises:
-        InternalError: names the op and what does not fit.
+        InternalError: names the op and the mismatch.
     """
 
     def invalid(what: str, got: object) -> NoReturn:
@@ -303,7 +307,8 @@ def bounds_of(
     """The ranges of an op's operands that hold indices.
 
     Raises:
-        InternalError: they are no ranges, or of operands that the op does not have.
+        InternalError: the op returned something other than ranges, or ranges of operands that it
+            does not have.
     """
     found = rule.index_bounds(inputs, op.attrs)
     what = "(low, high, other allowed value or None) per position of an operand"

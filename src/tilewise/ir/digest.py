@@ -34,28 +34,29 @@ Line = tuple[object, ...]
 
 
 def digest_graph(graph: Graph, loss: int | None = None) -> str:
-    """SHA-256 of a graph, in hexadecimal; equal graphs have equal digests.
+    """SHA-256 of a graph, in hexadecimal. Equal graphs have equal digests.
 
     Args:
-        graph: all of it counts, its templates' insides too.
-        loss: the tensor that training is for, if there is one.
+        graph: all of it counts, including its templates.
+        loss: the tensor that training minimizes, if there is one.
     """
     return _digest(graph, (("loss", loss),), {})
 
 
 def digest_computation(graph: Graph, loss: int | None = None) -> str:
-    """SHA-256 of what a graph computes: of all but its name, and the layouts that it and its layers ask for.
+    """SHA-256 of what a graph computes: of everything except its name and its layout hints.
 
     Args:
-        graph: layers that differ in those layouts alone are one.
+        graph: layers that differ only in layout hints count as one.
         loss: as for `digest_graph`.
     """
     return _digest(_without_layouts(graph, {}), (("loss", loss),), {})
 
 
 def _without_layouts(graph: Graph, done: dict[int, Graph]) -> Graph:
-    """A graph without a name or hints, and its layers so, too; those that are then equal are one, under a key that
-    says what they are."""
+    """A graph without name and hints, and with its layers likewise. Layers that are then equal
+    become one, with a key derived from their content.
+    """
     if id(graph) in done:
         return done[id(graph)]
     keys, templates, known = {}, {}, dict[int, str]()
@@ -77,11 +78,11 @@ def _without_layouts(graph: Graph, done: dict[int, Graph]) -> Graph:
 
 
 def digest_template(template: Template, known: dict[int, str]) -> str:
-    """SHA-256 of a layer's structure; layers that were traced alike have one.
+    """SHA-256 of a layer's structure. Layers that were traced alike have the same digest.
 
     Args:
         template: all of it counts.
-        known: digests of graphs by identity, kept from call to call.
+        known: cache of digests, by identity of the graph.
     """
     (line,) = _template_lines([template], known)
     return hashlib.sha256(ascii(line).encode("ascii")).hexdigest()
@@ -118,7 +119,7 @@ def _template_lines(templates: Iterable[Template], known: dict[int, str]) -> Ite
 
 
 def _tensor_lines(tensors: Iterable[TensorNode]) -> Iterator[Line]:
-    """A line per tensor; what tensors have in common besides their names, calls of layers share as objects."""
+    """A line per tensor. The common part of specs that share an object is formatted once."""
     forms: dict[Line, int] = {}
     seen: dict[Line, int] = {}
     for t in tensors:
@@ -145,7 +146,7 @@ def _op_line(op: OpNode) -> Line:
 
 
 def _text(value: str) -> str:
-    """Exactly a `str`: classes that derive from it are spelled as they like."""
+    """A plain `str`: derived classes may format themselves differently."""
     return value if type(value) is str else str.__str__(value)
 
 
@@ -154,7 +155,9 @@ def _content(value: np.ndarray[Any, Any]) -> Line:
 
 
 def _plain(value: object) -> object:
-    """A value as numbers, texts and lists; a tuple is what has a class, which stands first in it."""
+    """A value as numbers, strings and lists. An object of a class becomes a tuple that begins with
+    the class.
+    """
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -174,7 +177,7 @@ def _plain(value: object) -> object:
 
 
 def _parts(value: object) -> Iterator[object]:
-    """What an object of a class is made of."""
+    """The values that an object consists of."""
     if isinstance(value, DType):
         yield value.name
     elif isinstance(value, np.ndarray):

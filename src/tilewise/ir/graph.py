@@ -47,12 +47,12 @@ _validate = Validator("ir", ShapeError)
 
 
 class TensorFamily:
-    """Tensors that differ in a part of their names alone: all else, which is stored once for as many as there are.
+    """Tensors that differ only in a part of their names. The rest is stored once.
 
     Attributes:
-        prefix, suffix: what their names begin and end with; the part between them is each tensor's own.
+        prefix, suffix: the common beginning and end of their names; the part in between differs.
 
-    All other attributes are those of `TensorSpec`, which has held them to its rules.
+    All other attributes are those of `TensorSpec`, which has checked them.
     """
 
     __slots__ = (
@@ -85,7 +85,7 @@ class TensorFamily:
         return TensorFamily, (self.form, self.init, self.init_scale, self.prefix, self.suffix)
 
     def member(self, stem: str) -> TensorSpec:
-        """The tensor whose name has that part of its own; together they are a name that has been held to the rules."""
+        """The tensor with this part of the name. The whole name has been checked."""
         spec = _new_spec(TensorSpec)
         _put(spec, "family", self)
         _put(spec, "stem", stem)
@@ -94,25 +94,28 @@ class TensorFamily:
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class TensorSpec:
-    """What a tensor is, without where it lies.
+    """The description of a tensor, without its location.
 
     Attributes:
         shape: sizes, row-major, last dim fastest.
         dtype: element type.
-        labels: per dim what it counts, or None; the distribution hint (`core.dims.DimLabel`).
+        labels: per dim what it counts (`core.dims.DimLabel`), or None. Strategies shard dims by
+            label.
         name: path such as `layers.3.mlp.up_proj.weight`; empty for intermediate results.
         tile_hint: rows per tile, or None for the planner's choice.
-        storage: how elements lie: `rows` (row-major, all dims but the last count rows), `scalars` (all dims count rows
-            of one element), `packed` (a weight's panels) or `vector` (one row).
-        init: a parameter's first values: `normal` for random ones, `ones` or `zeros`.
-        init_scale: the standard deviation of random ones, as a multiple of what `initialize` is given.
-        form: all of it that says how it lies and is cut: everything but its name and first values.
+        storage: how elements are stored: `rows` (row-major, all dims but the last count rows),
+            `scalars` (all dims count rows of one element), `packed` (a weight's panels) or `vector`
+            (one row).
+        init: initial values of a parameter: `normal` (random), `ones` or `zeros`.
+        init_scale: standard deviation of random values, as a multiple of the one given to
+            `initialize`.
+        form: everything that determines storage and cuts: all but the name and the initial values.
 
-    An object holds what it shares with others (`family`) and its own part of the name (`stem`): deep models have tens
-    of tensors a layer, and what is stored for each counts.
+    An object stores what it shares with others (`family`) and its own part of the name (`stem`),
+    because deep models have tens of tensors per layer.
 
     Raises:
-        ShapeError: something of it is of another type or out of range.
+        ShapeError: a value has the wrong type or is out of range.
     """
 
     __slots__ = ("family", "stem")
@@ -191,7 +194,7 @@ class TensorSpec:
 
     @classmethod
     def parameter(cls, shape: tuple[Size, ...], dtype: str | DType, name: str = "", **kw: Any) -> TensorSpec:
-        """A trained tensor: it has a name."""
+        """A trained tensor. It needs a name."""
         return cls(shape, _dtype(dtype), name=name, **kw)
 
     @classmethod
@@ -200,7 +203,7 @@ class TensorSpec:
         return cls(shape, _dtype(dtype), **kw)
 
     def renamed(self, name: str) -> TensorSpec:
-        """The same under another name."""
+        """The same spec with another name."""
         if type(name) is not str or not name or not name.isprintable():
             _validate.text("TensorSpec", "a name", name)
         if name == METADATA:
@@ -211,7 +214,7 @@ class TensorSpec:
         return family.member(name)
 
     def named(self, prefix: str, suffix: str) -> TensorFamily:
-        """Tensors that are the same but for their names, which begin and end so."""
+        """The family of tensors that equal this one except for a part of their names."""
         return TensorFamily(self.form, self.init, self.init_scale, prefix, suffix)
 
     def __eq__(self, other: object) -> bool:
@@ -227,7 +230,7 @@ class TensorSpec:
         return f"TensorSpec({', '.join(shown_fields)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In a pickle, what was checked is not checked again."""
+        """Pickles the fields; unpickling does not check them again."""
         return _member, (self.family, self.stem)
 
     def __str__(self) -> str:
@@ -261,13 +264,14 @@ def _refuse_metadata() -> NoReturn:
 
 
 def _size(size: object) -> Size:
-    """One entry of a shape: a positive integer, or a symbol."""
+    """One entry of a shape: a positive integer or a symbol."""
     return size if isinstance(size, Dim) else _validate.integer("TensorSpec", "a size", size, 1, MAX_SIZE)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorNode:
-    """A tensor of a graph. `producer` is the op that makes it, None for what comes from outside.
+    """A tensor of a graph. `producer` is the op that computes it; None for inputs, parameters,
+    states and constants.
 
     `kind` is one of `input`, `parameter`, `state`, `constant`, `result`.
     """
@@ -309,7 +313,7 @@ class OpNode:
 
     @property
     def given(self) -> tuple[int, ...]:
-        """The inputs of an op none of whose inputs may be absent."""
+        """The inputs of an op of which none may be absent."""
         return tuple(i for i in self.inputs if i is not None)
 
 
@@ -319,12 +323,15 @@ class Graph:
     """A frozen graph.
 
     Attributes:
-        inputs / parameters / states / constants: ids of tensors from outside, in the order they were declared.
+        inputs / parameters / states / constants: ids of the tensors of each kind, in the order of
+            declaration.
         outputs: name -> tensor id.
-        k_splits: parts that a contraction over a labelled dim is cut into (docs/numerics.md, rule 2).
-        constant_values: what constants hold (NumPy arrays), by tensor id.
+        k_splits: number of parts into which a contraction over a labelled dim is cut
+            (docs/numerics.md, rule 2).
+        constant_values: values of constants (NumPy arrays), by tensor id.
         templates: templates that `call` ops of this graph use, by key.
-        hints: layouts that users ask for, by tensor id: mesh axes per dim, major first. They change no bit.
+        hints: layouts that users ask for, by tensor id: mesh axes per dim, major first. They change
+            no bit.
     """
 
     name: str
@@ -368,7 +375,7 @@ class Graph:
         return _graph_of, (self.name, *([*zip(*rows)] for rows in (forms, tensors, ops)), rest)
 
     def _constant_bits(self) -> dict[int, tuple[object, ...]]:
-        """What constants hold, to compare: arrays have no single truth value."""
+        """The bytes of constants, for comparison; comparing arrays gives no single truth value."""
         return {t: (v.dtype, v.shape, v.tobytes()) for t, v in self.constant_values.items()}
 
     def of_kind(self, kind: str) -> list[TensorNode]:
@@ -376,12 +383,12 @@ class Graph:
         return [t for t in self.tensors if t.kind == kind]
 
     def spec(self, tensor: int) -> TensorSpec:
-        """The spec of a tensor id."""
+        """The spec of a tensor, by id."""
         return self.tensors[tensor].spec
 
 
 def _read_only(value: Any) -> Any:
-    """An array that nothing is written into; pickles and copies of one forget that."""
+    """A read-only array. Pickling or copying an array would make it writable again."""
     if isinstance(value, np.ndarray) and value.flags.writeable:
         value = value.view()
         value.flags.writeable = False
@@ -402,8 +409,8 @@ def _graph_of(name: str, forms: Any, tensors: Any, ops: Any, rest: tuple[Any, ..
 class Template:
     """The structure of a repeated layer: a graph with an ordered interface.
 
-    A `call` op binds `arguments` (tensor ids of `graph`: inputs, constants, parameters, states, in that order) to
-    tensors of the calling graph, and `results` to its outputs.
+    A `call` op binds `arguments` (tensor ids of `graph`: inputs, constants, parameters, states, in
+    this order) to tensors of the calling graph, and `results` to its outputs.
     """
 
     key: str

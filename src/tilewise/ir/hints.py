@@ -25,13 +25,13 @@ _ADVICE = 'write ("dp", None, "tp"), or {"dp": Shard(0), "tp": Replicate()}'
 
 @dataclass(frozen=True)
 class Shard:
-    """An axis shares the elements of one dim.
+    """A mesh axis shards one dim.
 
     Args:
-        dim: which, from 0.
+        dim: number of the dim, from 0.
 
     Raises:
-        LayoutError: it is no dim's number.
+        LayoutError: it is not a valid number of a dim.
     """
 
     dim: int
@@ -42,17 +42,18 @@ class Shard:
 
 @dataclass(frozen=True)
 class Replicate:
-    """Every device along an axis holds all of a tensor."""
+    """Every device along a mesh axis has the whole tensor."""
 
 
 Hint = Sequence[str | Axes | None] | Mapping[str, Shard | Replicate]
 
 
 def as_tensor_layout(call: str, hint: object, rank: int, name: str) -> tuple[Axes, ...]:
-    """A user's layout of a tensor with `rank` dims.
+    """A user's layout of a tensor with `rank` dims, in the internal form.
 
     Raises:
-        LayoutError: it has neither form, or names a dim that the tensor does not have, time, or an axis twice.
+        LayoutError: the layout has neither notation, names a dim that the tensor does not have,
+            names time, or names an axis twice.
     """
     dims = _by_axis(call, hint, name) if isinstance(hint, Mapping) else _by_dim(call, hint, name)
     if len(dims) > rank:
@@ -67,7 +68,7 @@ def as_tensor_layout(call: str, hint: object, rank: int, name: str) -> tuple[Axe
 
 
 def _check_axes(call: str, hint: object, dims: Sequence[Axes], name: str) -> list[str]:
-    """The axes of a layout, each of which stands in it once."""
+    """The axes of a layout, each of which appears once."""
     used = [axis for axes in dims for axis in axes]
     if MICRO in used:
         _validate.invalid(
@@ -87,10 +88,10 @@ def _check_axes(call: str, hint: object, dims: Sequence[Axes], name: str) -> lis
 
 
 def as_kept_hint(call: str, hint: Hint, name: str) -> tuple[Hint, set[str]]:
-    """A layout for tensors that are not known yet, and the axes that it names, kept as it is now.
+    """A copy of a layout for tensors that are not known yet, and the axes that it names.
 
     Raises:
-        LayoutError: it has neither form, or names time, or an axis twice.
+        LayoutError: the layout has neither notation, names time, or names an axis twice.
     """
     dims = _by_axis(call, hint, name) if isinstance(hint, Mapping) else _by_dim(call, hint, name)
     kept: Hint = FrozenMap(hint) if isinstance(hint, Mapping) else tuple(hint)

@@ -17,14 +17,16 @@ __all__ = ["Kind", "kind_named"]
 
 
 class Kind:
-    """Base of what a plan carries by name."""
+    """Base class of objects that a plan carries by name."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         _KINDS[cls.__name__] = cls
 
     def problems_in(self, graph: Graph) -> Sequence[str]:
-        """In words, what of this does not fit a graph that should have been made with it."""
+        """Describes, in words, how a graph contradicts this object that it should have been made
+        with; empty if it does not.
+        """
         return ()
 
 
@@ -32,5 +34,5 @@ _KINDS: WeakValueDictionary[str, type[Kind]] = WeakValueDictionary()
 
 
 def kind_named(name: str) -> type[Kind] | None:
-    """The class that has a name now; None if there is none."""
+    """The class registered under a name, or None."""
     return _KINDS.get(name)

@@ -24,20 +24,22 @@ _validate = Validator("ir", ShapeError)
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """A layer, or tensors that stand alone.
+    """One layer, or tensors outside of layers.
 
     Attributes:
-        path: its name in the model, such as `layers.17`. The layer's result is read by it, and its parameters' names
-            begin with it.
-        kind: what it is counted as: `layer`, `kv_cache`.
-        operands: names of what the layer reads, in order: tensors of the graph, or paths of layers before it.
-        function: the layer function (`tw.layer`); None where only tensors are declared.
+        path: name in the model, such as `layers.17`. Other layers read its result by this name, and
+            the names of its parameters begin with it.
+        kind: kind for progress reports: `layer`, `kv_cache`.
+        operands: names of what the layer reads, in order: tensors of the graph, or paths of earlier
+            layers.
+        function: the layer function (`tw.layer`); None if only tensors are declared.
         attrs: its attributes.
-        tensors: what is declared, `(kind, spec)` with kind `input`, `parameter` or `state`. Of a layer, it is what the
-            function declares, and may be left out.
+        tensors: declarations `(kind, spec)` with kind `input`, `parameter` or `state`. For a layer
+            they are those of its function, and may be omitted.
 
     Raises:
-        ShapeError: something of it is of another type, a name stands twice, or neither function nor tensors are given.
+        ShapeError: a value has the wrong type, a name appears twice, or there is neither a function
+            nor a tensor.
     """
 
     path: str

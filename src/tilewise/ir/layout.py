@@ -40,21 +40,21 @@ GROUPS = "groups"  # the query heads that share a KV head
 
 @dataclass(frozen=True)
 class PendingReduction:
-    """A value of which several devices, or several microbatches, hold a part each, and what becomes of it.
+    """A value of which several devices or microbatches each have a part, and how it is completed.
 
     Attributes:
-        op: id of the op that produces the parts.
-        partial: its name for the value (`Factors.partial_values`).
+        op: id of the op that computes the parts.
+        partial: name of the partial value (`Factors.partial_values`).
         combine: how parts are combined: `sum`, `max` or `or`.
-        outputs: positions of the op's outputs that stand behind the complete value.
+        outputs: positions of the op's outputs that are computed from the complete value.
         tree: what the tree's leaves are: `K_SPLITS`, `BATCH_SPLITS` or `GROUPS`.
-        count: how many.
-        axes: the device group's axes, major first, and `MICRO` where microbatches hold parts.
-        leaf_ranges: per device group that completes a value of its own, the leaves `[begin, end)` of the tree of each
-            member, in the order of `axes`. One device group holds all, except of groups: the
-            holders of one KV head are one.
-        arrives: layouts in which the outputs must arrive: without the device group's axes on every
-            member (an all-reduce), with them in shards (a reduce-scatter).
+        count: number of leaves.
+        axes: the device group's axes, major first, and `MICRO` if microbatches have parts.
+        leaf_ranges: per device group that completes a value, the leaves `[begin, end)` of each
+            member, in the order of `axes`. One device group has all leaves, except for `GROUPS`,
+            where the holders of one KV head are a device group.
+        arrives: layouts in which the outputs are delivered: whole on every member (an all-reduce),
+            or in shards over the device group's axes (a reduce-scatter).
     """
 
     op: int
@@ -69,33 +69,39 @@ class PendingReduction:
 
     @property
     def group(self) -> Axes:
-        """The mesh axes of those who complete the value together."""
+        """The mesh axes of the devices that complete the value together."""
         return in_space(self.axes)
 
     @property
     def arrives_in_shards(self) -> bool:
-        """Whether members keep a shard each of the complete value. Who shares a KV head has it whole."""
+        """Whether each member keeps a shard of the complete value. Devices that share a KV head all
+        have it whole.
+        """
         dims = [axes for layout in self.arrives for axes in layout]
         return self.tree != GROUPS and any(set(self.group) & set(axes) for axes in dims)
 
     @property
     def is_completed_per_microbatch(self) -> bool:
-        """Whether axes inside of time share each microbatch, so that parts are combined before the next one's."""
+        """Whether axes inside of time share each microbatch, so that parts are combined before the
+        next microbatch.
+        """
         return MICRO in self.axes[:-1]
 
 
 @dataclass(frozen=True)
 class Reshard:
-    """A disagreement between who makes a tensor and who reads it, until `strategy.insert_reshards` makes it ops.
+    """A tensor whose producer and reader need different layouts. `strategy.insert_reshards` turns
+    it into ops.
 
     Attributes:
-        op: id of the reader; for what a hint asks of a result, of its producer.
-        position: of the reader's operand; None for a result, which then all readers take resharded.
+        op: id of the reader; for a hint on a result, of its producer.
+        position: position of the reader's operand; None for a result, which all readers then read
+            resharded.
         tensor: its id.
         before, after: its layouts.
-        labels: what its dims count afterwards, as its reader has them cut.
-        origins: in words, where each of the layouts came from.
-        is_asked_for: a user's hint wants it.
+        labels: labels of its dims after the reshard, with the cuts that the reader needs.
+        origins: the origin of each layout, in words.
+        is_asked_for: whether a user's hint asks for it.
     """
 
     op: int
@@ -113,20 +119,22 @@ class GraphLayout:
     """Layouts of one graph or template on a mesh.
 
     Attributes:
-        storage: layout per tensor id between calls: where parameters, gradients and optimizer states
-            live, where they are updated, what checkpoints see.
+        storage: layout per tensor id between calls: how parameters, gradients and optimizer states
+            are stored and updated, and what checkpoints contain.
         compute: layout per tensor id as ops read and write it. No tensor is partial: an op that
-            contracts a sharded dim finishes the reduction itself, so partial values never meet
-            another op (docs/numerics.md, rule 3).
-        calls: layouts of the templates called, by the call's op id.
-        pending_reductions: what becomes of partial values, by op id and the partial value's name.
-            Several pending reductions of one name are of several device groups, completed one after
-            the other.
-        reshards: what producers and readers do not agree on; none once they are ops.
-        storage_axes: axes that cut weights, gradients and states as stored, the last ones of dim 0,
-            in whole panels. What reads a weight there reads what an op `all_gather_parameters` has gathered.
-        files: tensors that lie in the devices' files. What reads one reads what an op `fetch` has brought; an update
-            works on a block after the other.
+            contracts a sharded dim completes the reduction itself, so other ops never see partial
+            values (docs/numerics.md, rule 3).
+        calls: layouts of the called templates, by the call's op id.
+        pending_reductions: how partial values are completed, by op id and name of the partial
+            value. Several of one name belong to several device groups, and are completed one after
+            another.
+        reshards: tensors whose producers and readers need different layouts; empty once they are
+            ops.
+        storage_axes: axes that shard weights, gradients and states in storage. They are the last
+            axes of dim 0, in whole panels. Readers of such a weight read the result of an op
+            `all_gather_parameters`.
+        files: tensors in the devices' files. Their readers read the result of an op `fetch`; an
+            update works on one block after another.
     """
 
     mesh: DeviceMesh
@@ -153,5 +161,5 @@ def show_axes(axes: Axes) -> str:
 
 
 def show_layout(layout: TensorLayout) -> str:
-    """A layout in words: `(dp, -, tp)`."""
+    """A layout as text: `(dp, -, tp)`."""
     return f"({', '.join(show_axes(axes) for axes in layout)})"

@@ -16,7 +16,9 @@ ALL_ROWS = 1 << 40
 
 
 def has_rows(ref: Ref, operand: Operand) -> bool:
-    """Whether rows that do not depend on the loop lie in a tensor, as far as its rows are known when planning."""
+    """Whether rows that do not depend on the loop lie in a tensor, as far as its size is known when
+    planning.
+    """
     first, count = operand.part, operand.parts
     if type(first) is not int or type(count) is not int or first < 0 or count < 1:
         return False
@@ -24,7 +26,7 @@ def has_rows(ref: Ref, operand: Operand) -> bool:
 
 
 def is_divided(extent: Number, div: NumberLike, size: Number) -> bool:
-    """Whether a loop's rows, so many of them together, are as many as `size`, as far as that is known when planning."""
+    """Whether the rows of a loop add up to `size`, as far as that is known when planning."""
     div = plain(div)
     fixed, has_fixed_size = extent.source == Source.NOTHING, size.source == Source.NOTHING
     if isinstance(div, int):

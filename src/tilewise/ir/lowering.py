@@ -31,7 +31,7 @@ class Ref(NamedTuple):
         cols: its columns.
         dtype: name of its element type.
         tile_rows: rows per tile.
-        packed: lies in panels; the flat view of panels (`Lowering.flat`) does not.
+        packed: whether it is stored in panels; the flat view of panels (`Lowering.flat`) is not.
         tile_cols: columns per tile; 0 for all.
     """
 
@@ -45,14 +45,15 @@ class Ref(NamedTuple):
 
     @property
     def form(self) -> tuple[object, ...]:
-        """All but which tensor it is."""
+        """Everything except which tensor it is."""
         return self.extent, self.cols, self.dtype, self.tile_rows, self.packed, self.tile_cols
 
 
 @dataclass(frozen=True)
 class Accumulator:
-    """Where a sum over the batch goes in this microbatch: target, carries to fold in, and whether it is complete; and
-    what the reduction over devices adds behind the tree's root."""
+    """The target of a sum over the batch in this microbatch, the carries to add, whether the sum is
+    then complete, and what the reduction over devices adds after the tree's root.
+    """
 
     ref: Ref
     carries: tuple[Ref, ...]
@@ -63,11 +64,11 @@ class Accumulator:
 
 @dataclass
 class Draft:
-    """An instruction while its template is lowered: collectives add waits and posts to it.
+    """An instruction while its template is lowered. Collectives add waits and posts to it.
 
     Attributes:
-        instruction: all but those.
-        waits, notifies: so far.
+        instruction: the instruction without waits and posts.
+        waits, notifies: those added so far.
     """
 
     instruction: Instruction
@@ -80,21 +81,21 @@ class Draft:
         return self.instruction.step
 
     def freeze(self) -> Instruction:
-        """What the template will hold."""
+        """The finished instruction."""
         if not self.waits and not self.notifies:
             return self.instruction
         return replace(self.instruction, waits=tuple(self.waits), notifies=tuple(self.notifies))
 
 
 class Lowering(Protocol):
-    """One op's way to instructions on one device, in one microbatch."""
+    """The interface with which an op emits its instructions, for one device and one microbatch."""
 
     one: Number
     k_splits: int
 
     @property
     def num_splits(self) -> int:
-        """Batch splits that this device has in one microbatch."""
+        """Number of batch splits that this device has in one microbatch."""
 
     @property
     def split_rows(self) -> NumberLike:
@@ -102,50 +103,54 @@ class Lowering(Protocol):
 
     @property
     def split_cut(self) -> dict[str, NumberLike]:
-        """How rows fall on batch splits and sequence splits: the integers of kernels that add up
-        rows of a batch split."""
+        """How rows are divided into batch splits and sequence splits: the integer attributes of
+        kernels that sum the rows of a batch split.
+        """
 
     @property
     def padded_len(self) -> NumberLike:
-        """Rows per sequence where sequences may end in padding; 0 where they do not."""
+        """Rows per sequence if sequences may be padded; otherwise 0."""
 
     def split_temp(self, cols: int, name: str) -> Ref:
-        """A row per batch split: a partial value of so many columns for every sequence split that is not
-        empty, side by side."""
+        """A temporary with one row per batch split. A row has a partial value of `cols` columns for
+        every non-empty sequence split, side by side.
+        """
 
     def row_step(self, ref: Ref) -> NumberLike:
         """Rows per task of a loop over activation rows."""
 
     def size(self, size: Size) -> NumberLike:
-        """A size, which may be a symbol, as instructions say it."""
+        """A size, which may be a symbol, in the form that instructions use."""
 
     # ---- tensors ------------------------------------------------------------------------------------------
 
     def spec(self, tensor: int) -> TensorSpec:
-        """Spec of a tensor: its global shape."""
+        """The spec of a tensor, with its global shape."""
 
     def layout(self, tensor: int) -> TensorLayout:
-        """Layout of a tensor."""
+        """The layout of a tensor."""
 
     def first_element(self, tensor: int, dim: int) -> NumberLike:
-        """The first global element of a dim that this device holds."""
+        """The first global element of a dim on this device."""
 
     def local_splits(self, tensor: int, dim: int) -> list[NumberLike]:
-        """Of every k split of a labelled dim, the local elements that this device holds: begin and end, one after the
-        other."""
+        """For each k split of a labelled dim, the local elements on this device as begin and end,
+        in one flat list.
+        """
 
     def pending_reductions(self, op: OpNode, partial: str) -> tuple[PendingReduction, ...]:
-        """What becomes of a value of which this op makes parts: a pending reduction per device group, none
-        where it is not shared."""
+        """The pending reductions of a partial value of this op, one per device group; empty if it
+        is not shared.
+        """
 
     def pending_reduction(self, op: OpNode, partial: str) -> PendingReduction | None:
-        """The one pending reduction of a partial value; None where it is not shared."""
+        """The only pending reduction of a partial value; None if it is not shared."""
 
     def tensor(self, tensor: int | Ref) -> Ref:
         """The local view of a tensor."""
 
     def flat(self, tensor: int | Ref) -> Ref:
-        """The same memory as rows of plain elements: panels padded, a vector as a column."""
+        """The same memory as rows of plain elements: panels with their padding, a vector as a column."""
 
     def temp(
         self,
@@ -158,26 +163,26 @@ class Lowering(Protocol):
         packed: bool = False,
         max_bytes: int = 0,
     ) -> Ref:
-        """A temporary that lives while this op runs.
+        """A temporary that exists while this op runs.
 
         Args:
-            rows: of this device; of a symbol where they depend on a run.
+            rows: on this device; a symbol if they depend on the run.
             cols: elements per row.
             dtype: of the elements.
-            tile_rows: rows per tile, which is what tasks wait for.
-            name: in explanations.
-            packed: in panels, as weights are.
-            max_bytes: room for it; by default what rows and columns at their bounds take.
+            tile_rows: rows per tile; tasks wait for tiles.
+            name: for explanations.
+            packed: stored in panels, as weights are.
+            max_bytes: its size; by default that of rows and columns at their bounds.
         """
 
     def temp_like(self, ref: Ref, *, dtype: str, name: str, pending: PendingReduction | None = None) -> Ref:
-        """A temporary shaped as this device's part of a tensor.
+        """A temporary with the shape of this device's part of a tensor.
 
         Args:
-            ref: of the tensor.
+            ref: the tensor.
             dtype: of the elements.
-            name: in explanations.
-            pending: with one, as wide as the shards of all its device group together.
+            name: for explanations.
+            pending: if given, the temporary is as wide as the shards of the whole device group.
         """
 
     # ---- operands -----------------------------------------------------------------------------------------
@@ -189,11 +194,12 @@ class Lowering(Protocol):
         """All rows."""
 
     def col(self, tensor: int | Ref, div: NumberLike = 1) -> Operand:
-        """All rows, the columns of the loop's current range (divided by `div`); of a packed weight, undivided, those of
-        all its panels."""
+        """All rows, and the columns of the loop's current range (divided by `div`). For a packed
+        weight without `div`, the columns of all its panels.
+        """
 
     def rows_at(self, ref: Ref, first: int, count: int) -> Operand:
-        """Fixed rows, whatever the loop."""
+        """Fixed rows that do not depend on the loop."""
 
     # ---- instructions -------------------------------------------------------------------------------------
 
@@ -211,52 +217,56 @@ class Lowering(Protocol):
         priority: int = 0,
         label: str = "",
     ) -> Draft:
-        """Append an instruction: a kernel over the tiles of a loop, as the kernel table says.
+        """Append an instruction: a kernel over the tiles of a loop.
 
         Args:
-            kernel: base name in the table.
-            op: for whom; names the instruction.
+            kernel: base name in the kernel table.
+            op: the op that it belongs to; names the instruction.
             over: the rows of the loop.
-            tiles: operands by the table's names; lists for lists. Absent ones may be left out or None. How a task uses
-                them (reads, writes) stands in the table.
-            dtype: the kernel's element type, where it has several.
-            step: rows per task; by default those of a tile of activations; 0 for one task over all rows.
-            ints, floats: by the table's names. What the table fills in by itself (counts, whether an operand is f32 or
-                packed) is not given.
+            tiles: operands by the table's names, lists for lists. Absent ones may be omitted or
+                None. The table says whether a task reads or writes them.
+            dtype: the kernel's element type, if it has several.
+            step: rows per task; by default those of a tile of activations; 0 for one task over all
+                rows.
+            ints, floats: by the table's names. Values that the table derives (counts, whether an
+                operand is f32 or packed) are not given.
             priority: of the tasks.
-            label: the instruction's name, instead of the op's.
+            label: name of the instruction, instead of the op's.
 
         Raises:
-            InternalError: something is missing, unknown, or of another kind or size than the table says.
+            InternalError: something is missing, unknown, or of another kind or size than the table
+                says.
         """
 
     def repeat(self, like: Draft, tiles: Mapping[str, Operand]) -> Draft:
-        """Append an instruction like one that `emit` returned, on other tensors of the same form: thousands of equal
-        ones are held to the table once.
+        """Append an instruction like one that `emit` returned, with other tensors of the same form.
+        The kernel table is checked only once, so thousands of equal instructions are fast.
 
         Args:
-            like: of a kernel without lists of operands.
+            like: an instruction whose kernel has no lists of operands.
             tiles: the operands that differ, by the table's names.
 
         Raises:
-            InternalError: an operand is unknown, or its tensor has another form than the one that it replaces.
+            InternalError: an operand is unknown, or its tensor has another form than the one that
+                it replaces.
         """
 
     def hold(self, op: OpNode, over: Number, step: NumberLike, operand: Operand, label: str) -> Draft:
-        """Append an empty task per tile that reads the tile: it orders and acknowledges.
+        """Append an empty task per tile that reads the tile. It delays later writers, and can post
+        acknowledgements.
 
         Args:
-            op: for whom.
+            op: the op that it belongs to.
             over: the rows of the loop.
-            step: rows per task; 0 for one task over all.
+            step: rows per task; 0 for one task over all rows.
             operand: what a task reads.
-            label: the instruction's name.
+            label: name of the instruction.
         """
 
     def contraction_splits(
         self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], pending: PendingReduction | None
     ) -> list[list[tuple[int, int]]]:
-        """Per k split, per term, the local range of the contracted dim (`dim` of each weight)."""
+        """Per k split and term, the local range of the contracted dim (`dim` of each weight)."""
 
     def label_splits(
         self, label: DimLabel | None, size: int, pending: PendingReduction | None
@@ -264,18 +274,21 @@ class Lowering(Protocol):
         """Local ranges of the k splits of a labelled dim."""
 
     def accumulator(self, op: OpNode, output: int, added: int | None = None) -> Accumulator:
-        """Where output number `output` of `op`, a sum over the batch, goes in this microbatch. The complete sum may be
-        added to a tensor like it, `added`: the last of the carries on a device that has all batch splits."""
+        """The target of output number `output` of `op`, a sum over the batch, in this microbatch.
+        The complete sum may be added to `added`, a tensor of the same form: it is then the last
+        carry on a device that has all batch splits.
+        """
 
     def first_of_sum(self, op: OpNode, output: int) -> NumberLike:
-        """The first global row of what this device adds to a sum over the batch."""
+        """The first global row that this device adds to a sum over the batch."""
 
     def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
-        """After the last microbatch: the sum over the devices that share the batch."""
+        """After the last microbatch, sum over the devices that share the batch."""
 
     def split_tree(self, op: OpNode, output: int, batch_splits: Ref) -> None:
-        """Combine a row per batch split, of `split_temp`, and carries into output number `output`;
-        then over devices."""
+        """Combine the rows of `split_temp` (one per batch split) and the carries into output number
+        `output`, then combine over devices.
+        """
 
     # ---- collectives --------------------------------------------------------------------------------------
 
@@ -290,27 +303,32 @@ class Lowering(Protocol):
         step: NumberLike | None = None,
         producer: Draft | None = None,
     ) -> None:
-        """Combine `source` over a pending reduction's device group into `target`, tile by tile.
+        """Combine `source` over the device group of a pending reduction into `target`, tile by
+        tile.
 
         Args:
-            op: for whom.
+            op: the op that it belongs to.
             source: `[rows, cols]`, a partial value on every member.
-            target: the complete value; where the pending reduction arrives in shards, this device's columns of it.
-            residual: added behind the tree's root, shaped like `target`; or None.
-            pending: tree, device group and layout of arrival.
+            target: the complete value; if it is delivered in shards, this device's columns of it.
+            residual: added after the tree's root, with the shape of `target`; or None.
+            pending: tree, device group and layout of delivery.
             step: rows per task; by default those of a tile of `source`.
-            producer: the instruction that writes `source`, over the same tiles; by default the last one emitted.
+            producer: the instruction that writes `source`, over the same tiles; by default the last
+                one emitted.
         """
 
     def all_gather(self, op: OpNode, source: int, target: int) -> None:
-        """Bring the shards of `source` together on every device, along the axes that `target` lacks."""
+        """Gather the shards of `source` on every device, along the axes that `target` does not have."""
 
     def slice(self, op: OpNode, source: int, target: int) -> None:
-        """Keep this device's part of `source`, along the axes that `target` has more."""
+        """Keep this device's part of `source`, along the axes that only `target` has."""
 
     def all_gather_parameters(self, op: OpNode, source: int, target: int) -> None:
-        """Bring the parts of a weight together on every device, from the storage shards along the
-        axes that `target` lacks."""
+        """Gather the storage shards of a weight on every device, along the axes that `target` does
+        not have.
+        """
 
     def gather(self, op: OpNode, source: int, target: int) -> None:
-        """Bring the column shards of `source` together in `target` on the first device of the axes that shard it."""
+        """Gather the column shards of `source` in `target` on the first device of the axes that
+        shard it.
+        """

@@ -22,8 +22,9 @@ _ODD = re.compile(r"[^A-Za-z0-9 .,:/()\[\]_-]|^[^A-Za-z]|(?<![A-Za-z0-9])_|_(?![
 
 
 def to_mermaid(graph: Graph) -> str:
-    """One box per op, or per stretch of calls that repeat each other; one rounded box per tensor from outside that no
-    layer alone reads. Layers are subgraphs, each once."""
+    """The chart: a box per op or stretch of repeated calls, and a rounded box per input, parameter
+    or state that is not read by one layer only. Each layer is a subgraph, once.
+    """
     layers = layers_in(graph)
     lines = ["flowchart TD"]
     for number, (template, title) in enumerate(zip(layers.templates, layers.titles)):

@@ -41,31 +41,32 @@ _author = Validator("ir", InternalError)
 
 
 class Op(ABC):
-    """One op, one place: how it is called, shape rule, factors, lowering; gradient and more where it has them.
+    """Base class of ops. One class has everything about an op: signature, shape rule, factors,
+    lowering, and optional members.
 
-    What an op must say: `name`, `signature`, `infer`, `factors`, `lower`. All else is optional:
+    Required are `name`, `signature`, `infer`, `factors` and `lower`. The others are optional:
 
-    | member | what it says | without it |
-    |---|---|---|
-    | `gradient` | contributions to the gradients of the inputs | a loss that depends on the op is refused |
-    | `combine`, `combine_rank` | how terms that name this op become one gradient, and when | terms are refused |
-    | `takes_packed` | which operands may be weights in panels | none may |
-    | `index_bounds` | which operands hold indices, and their range | none does |
-    | `passes_indices` | which outputs hold indices that an input held | none does |
-    | `accumulates` | which outputs are sums over the whole batch | none is: each microbatch has its own |
-    | `in_place` | which outputs may lie in the memory of which input, if nothing reads that later | none may |
-    | `must_alias` | that they must | they need not |
-    | `shape_of` | of which operands it needs the shape alone | it reads them all |
-    | `is_costly` | that selective recomputation keeps its results | they are computed again |
+    | member | declares | default | |---|---|---| | `gradient` | contributions to the gradients of
+    the inputs | a loss that depends on the op is an error | | `combine`, `combine_rank` | how and
+    when terms that name this op become one gradient | terms are an error | | `takes_packed` |
+    operands that may be weights in panels | none | | `index_bounds` | operands that hold indices,
+    and their range | none | | `passes_indices` | outputs that hold indices taken from an input |
+    none | | `accumulates` | outputs that are sums over the whole batch | none: each microbatch has
+    its own | | `in_place` | outputs that may use the memory of an input that is not read later |
+    none | | `must_alias` | whether they must use it | they need not | | `shape_of` | operands of
+    which only the shape is used | all operands are read | | `is_costly` | whether selective
+    recomputation saves its results | they are recomputed |
 
     Attributes:
         name: the op's name in graphs and messages.
-        accumulates: numbers of outputs that `lower` writes through `low.accumulator` or `low.split_tree`.
+        accumulates: numbers of outputs that `lower` writes through `low.accumulator` or
+            `low.split_tree`.
         in_place: pairs (output, input).
-        must_alias: outputs in `in_place` always lie in their input's memory: the op writes on it.
-        passes_indices: pairs (output, input): whatever number the output has is one of the input's.
-        shape_of: positions of operands that say a shape and are not read.
-        is_costly: computing its results takes far longer than moving them, as that of products does.
+        must_alias: whether outputs in `in_place` always use their input's memory, because the op
+            updates it.
+        passes_indices: pairs (output, input): every number in the output is one of the input's.
+        shape_of: positions of operands that give a shape and are not read.
+        is_costly: whether computing the results takes far longer than moving them, as for products.
         combine_rank: terms of ops with a lower rank are combined first (ir/tape.py).
     """
 
@@ -81,7 +82,7 @@ class Op(ABC):
     @property
     @abstractmethod
     def signature(self) -> Signature:
-        """How it is called."""
+        """How the op is called."""
 
     @abstractmethod
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
@@ -89,14 +90,15 @@ class Op(ABC):
 
     @abstractmethod
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """Names of the operands' dims."""
+        """Names of the dims of operands and outputs."""
 
     @abstractmethod
     def lower(self, low: Lowering, op: OpNode) -> None:
         """Emit the instructions of this op."""
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
-        """One contribution per input, None where nothing flows; `grads` has one gradient per output or None.
+        """One contribution per input, or None for no gradient. `grads` has one gradient per output,
+        or None.
 
         Raises:
             PlanError: the op has no gradient.
@@ -107,7 +109,7 @@ class Op(ABC):
         )
 
     def combine(self, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
-        """The gradient of one tensor from all terms that name this op, plus `total`, what was summed before.
+        """The gradient of one tensor, from all terms that name this op and `total`, the sum so far.
 
         Raises:
             InternalError: the op combines no terms.
@@ -120,14 +122,15 @@ class Op(ABC):
         )
 
     def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
-        """Whether that operand may be a weight in panels."""
+        """Whether this operand may be a weight in panels."""
         return False
 
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
     ) -> dict[int, tuple[int, Size, Size | None]]:
-        """Position -> (low, high, other allowed value) of operands that hold indices or lengths: [low, high) is
-        allowed, and the other value, which is high where that itself is."""
+        """Position -> (low, high, other) of operands that hold indices or lengths. Values in [low,
+        high) and the value `other` are allowed; `other` is `high` if that value is allowed.
+        """
         return {}
 
 
@@ -137,11 +140,11 @@ AnyOp = TypeVar("AnyOp", bound=type)
 
 
 def register(cls: AnyOp) -> AnyOp:
-    """Class decorator: one instance of `cls` becomes the op of its name.
+    """Class decorator that registers an instance of `cls` under its name.
 
     Raises:
-        InternalError: it is no `Op`, lacks a name or a part that every op has, its name is taken, or what it says is
-            of another type or out of range.
+        InternalError: the class does not derive from `Op`, lacks a name or a required member, its
+            name is taken, or a declaration has the wrong type or is out of range.
     """
     title = shown(cls)
     if not isinstance(cls, type) or not issubclass(cls, Op):
@@ -173,7 +176,7 @@ def register(cls: AnyOp) -> AnyOp:
 
 
 def op_named(name: str) -> Op:
-    """The op of that name.
+    """The op with this name.
 
     Raises:
         InternalError: there is none.
@@ -191,25 +194,26 @@ def registered_ops() -> Mapping[str, Op]:
 
 
 def modules_of_ops(names: Iterable[str]) -> tuple[str, ...] | None:
-    """The modules whose import registers ops of these names; None where one of them is the main module's, which no
-    other process imports."""
+    """The modules whose import registers the ops of these names; None if one is the main module,
+    which other processes do not import.
+    """
     found = {type(op_named(name)).__module__ for name in names if name != "call"}
     return None if "__main__" in found else tuple(sorted(found))
 
 
 def import_ops(modules: Iterable[str]) -> None:
-    """Register the ops of modules, in a process that may not know them yet."""
+    """Import modules that register ops, in a process that may not have them yet."""
     for name in modules:
         import_module(name)
 
 
 def check_call(name: str, operands: Sequence[object | None], attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Hold a call to the op's signature; returns the attributes, each of its declared type.
+    """Check a call against the op's signature. Returns the attributes, each of its declared type.
 
     Raises:
-        ShapeError: no such op, another number of operands, one that is missing, an attribute that is missing, unknown
-            or of another type.
-        InternalError: the op's own count of its operands is invalid.
+        ShapeError: there is no such op, the number of operands is wrong, an operand is missing, or
+            an attribute is missing, unknown or of the wrong type.
+        InternalError: the op's own count of operands is invalid.
     """
     if not isinstance(name, str) or name not in _OPS:
         _validate.choice("op", "an op's name", name, sorted(_OPS))
@@ -233,7 +237,7 @@ def check_call(name: str, operands: Sequence[object | None], attrs: Mapping[str,
 
 
 def _count_operands(name: str, signature: Signature, attrs: Mapping[str, Any]) -> int | None:
-    """How many operands a call with these attributes takes; None for any number from one on."""
+    """The number of operands of a call with these attributes; None for any number from one on."""
     count = signature.operands
     if not callable(count):
         return count

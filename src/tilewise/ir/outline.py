@@ -23,13 +23,13 @@ _LONGEST_PERIOD = 16  # calls that are repeated as one
 
 
 class Stretch(NamedTuple):
-    """Ops that stand for themselves and those that repeat them.
+    """Ops and their repetitions.
 
     Attributes:
         ops: one op, or the calls that are repeated.
-        last: the last of their last repetition.
-        repeats: repetitions; 1 for what stands alone.
-        num_parameters: elements of the parameters that one repetition alone reads.
+        last: the last op of the last repetition.
+        repeats: number of repetitions; 1 for a single op.
+        num_parameters: elements of the parameters that only one repetition reads.
         num_state: elements of its states.
     """
 
@@ -46,7 +46,7 @@ class Outline(NamedTuple):
     Attributes:
         stretches: in order.
         of_op: number of the stretch, per op.
-        drawn: tensors from outside that belong to no call.
+        drawn: inputs, parameters and states that do not belong to one call.
         edges: from stretch to stretch, each once.
         feeds: from a drawn tensor to a stretch, each once.
     """
@@ -59,7 +59,7 @@ class Outline(NamedTuple):
 
 
 def outline_graph(graph: Graph) -> Outline:
-    """A graph's stretches and what leads from one to the next."""
+    """The stretches of a graph and the edges between them."""
     own = _own_tensors(graph)
     stretches: list[Stretch] = []
     of_op: list[int] = []
@@ -88,12 +88,13 @@ def outline_graph(graph: Graph) -> Outline:
 
 
 class Layers(NamedTuple):
-    """The layers that calls lead to, those of layers in layers too. Layers that were traced alike are one.
+    """All layers that calls refer to, including layers within layers. Layers that were traced alike
+    are one.
 
     Attributes:
-        templates: of each, the first that was found.
-        titles: what to call each: its function's name, with a number where two have one.
-        number: place in both, by the identity of any template.
+        templates: the first template of each.
+        titles: title of each: its function's name, with a number if several have the same.
+        number: index in both, by the identity of any template.
     """
 
     templates: tuple[Template, ...]
@@ -108,7 +109,7 @@ class Layers(NamedTuple):
 
 
 def layers_in(graph: Graph) -> Layers:
-    """The layers of a graph, then those of these."""
+    """The layers of a graph, then the layers within them."""
     first: dict[str, int] = {}
     number: dict[int, int] = {}
     found: list[Template] = []
@@ -134,7 +135,7 @@ def _titles(templates: Sequence[Template]) -> Iterator[str]:
 
 
 def stretch_title(graph: Graph, stretch: Stretch, layers: Layers) -> str:
-    """What a box says: op and label, or `layers.0 … layers.35: 36 × decoder_layer`."""
+    """The text of a box: op and label, or `layers.0 … layers.35: 36 × decoder_layer`."""
     first = stretch.ops[0]
     if first.op != "call":
         return (
@@ -154,7 +155,7 @@ def _elements(tensors: Sequence[TensorNode]) -> int:
 
 
 def _own_tensors(graph: Graph) -> set[int]:
-    """Parameters and states that calls alone read, and no output shows."""
+    """Parameters and states that only calls read and that are not outputs."""
     readers: Counter[int] = Counter()
     calls: Counter[int] = Counter()
     for op in graph.ops:
@@ -174,7 +175,9 @@ def _own_tensors(graph: Graph) -> set[int]:
 
 
 def _repetitions(graph: Graph, start: int) -> tuple[int, int]:
-    """Period and count of the longest stretch of calls that repeats from an op on; (1, 1) if none does."""
+    """Period and number of repetitions of the longest repeated stretch of calls that starts at an
+    op; (1, 1) if none.
+    """
     ops = graph.ops
     if ops[start].op != "call":
         return 1, 1
@@ -194,7 +197,7 @@ def _repetitions(graph: Graph, start: int) -> tuple[int, int]:
 
 
 def _repeats(graph: Graph, op: OpNode, before: OpNode, start: int) -> bool:
-    """Whether a call does again what the one a period before did, with what is its own."""
+    """Whether a call repeats the one a period earlier, with tensors of its own."""
     period = op.id - before.id
     entered = start if before.id - start < period else None
     same = op.op == before.op == "call" and op.attrs["template"] == before.attrs["template"]
@@ -209,7 +212,7 @@ def _repeats(graph: Graph, op: OpNode, before: OpNode, start: int) -> bool:
 def _bind_alike(
     graph: Graph, tensor: int | None, before: int | None, period: int, entered: int | None
 ) -> bool:
-    """Whether two repetitions read alike. What the first of all reads comes from before op `entered`."""
+    """Whether two repetitions read alike. The first repetition reads results from before op `entered`."""
     if tensor is None or before is None or tensor == before:
         return tensor == before
     a, b = graph.tensors[tensor], graph.tensors[before]

@@ -61,9 +61,10 @@ class Source(enum.IntEnum):
 
 
 class Number(NamedTuple):
-    """A number that is known late: `constant + multiple * value`, of what `source` says and `which` counts.
+    """A number that is known only later: `constant + multiple * value`, where `source` and `which`
+    select the value.
 
-    A plain `int` may stand wherever one is wanted. Not every field takes every source; each says which.
+    A plain `int` may be used instead. Each field says which sources it accepts.
     """
 
     constant: int
@@ -73,21 +74,21 @@ class Number(NamedTuple):
 
     @classmethod
     def of_symbol(cls, which: int, multiple: int = 1, constant: int = 0) -> Number:
-        """Of a symbol, whose value every run brings."""
+        """A number with a symbol, whose value is given for every run."""
         return cls(constant, multiple, Source.SYMBOL, which)
 
     @classmethod
     def of_device(cls, which: int, multiple: int = 1, constant: int = 0) -> Number:
-        """Of a number of the device, such as its first row."""
+        """A number with a device's number, such as its first row."""
         return cls(constant, multiple, Source.DEVICE, which)
 
     @classmethod
     def of_call(cls, which: int, multiple: int = 1, constant: int = 0) -> Number:
-        """Of a number of the call, such as its microbatch."""
+        """A number with a call's number, such as its microbatch."""
         return cls(constant, multiple, Source.CALL, which)
 
     def upper(self, bounds: tuple[int, ...]) -> int:
-        """Its value with every symbol at its bound, for a constant or one of a symbol."""
+        """The value with every symbol at its bound, for a constant or a number of a symbol."""
         assert self.source in (Source.NOTHING, Source.SYMBOL), self
         return self.constant + (self.multiple * bounds[self.which] if self.source == Source.SYMBOL else 0)
 
@@ -97,12 +98,12 @@ NumberLike = int | Number
 
 
 def upper(number: NumberLike, bounds: tuple[int, ...] = ()) -> int:
-    """The value of a constant or, with every symbol at its bound, of a number of a symbol."""
+    """The value of a constant, or of a number of a symbol with the symbol at its bound."""
     return number if isinstance(number, int) else number.upper(bounds)
 
 
 def is_size(number: object, least: int = 0) -> bool:
-    """Whether it says how many there are: an integer from `least` to `MAX_SIZE`, or a `Number` made of such."""
+    """Whether a value is a count: an integer from `least` to `MAX_SIZE`, or a `Number` of such values."""
     if not isinstance(number, Number):
         return type(number) is int and least <= number <= MAX_SIZE
     parts = (number.constant, number.multiple)
@@ -111,31 +112,31 @@ def is_size(number: object, least: int = 0) -> bool:
 
 
 def times(number: NumberLike, factor: int) -> NumberLike:
-    """So many times a number."""
+    """A multiple of a number."""
     if isinstance(number, int):
         return number * factor
     return number._replace(constant=number.constant * factor, multiple=number.multiple * factor)
 
 
 def plain(number: NumberLike) -> NumberLike:
-    """An integer, where nothing that a device, a call or a run brings changes it."""
+    """An integer, if the number does not depend on a device, call or run."""
     return number.constant if isinstance(number, Number) and number.source == Source.NOTHING else number
 
 
 def is_single(step: NumberLike) -> bool:
-    """Whether a loop with that many rows per task is one task over all rows."""
+    """Whether a loop with this number of rows per task is one task over all rows."""
     return isinstance(step, int) and step <= 0
 
 
 def known_part(number: NumberLike, bounds: tuple[int, ...] = ()) -> int:
-    """As `upper`; of a number of the device or of the call, what is known of it: its constant."""
+    """Like `upper`; for a number of the device or the call, its constant."""
     if isinstance(number, int) or number.source in (Source.NOTHING, Source.SYMBOL):
         return upper(number, bounds)
     return number.constant
 
 
 def value_on(number: NumberLike, device: DeviceBinding) -> int:
-    """The value on one device of a constant or a number of the device."""
+    """The value, on one device, of a constant or a number of the device."""
     if isinstance(number, int):
         return number
     assert number.source in (Source.NOTHING, Source.DEVICE), number
@@ -159,9 +160,10 @@ class Mode(enum.IntEnum):
 
 
 class Access(enum.IntEnum):
-    """How a task uses the tiles that an operand touches. Constants take NONE.
+    """How a task uses the tiles of an operand. Constants have NONE.
 
-    What may be a peer's takes at most IN, and none where it is a peer's: signals order that.
+    An operand that may be a peer's memory has at most IN, and has no access if it is a peer's,
+    because signals order it.
     """
 
     NONE = 0
@@ -172,15 +174,16 @@ class Access(enum.IntEnum):
 
 @cache
 def memory_kind(kind: str) -> str:
-    """The kind of the slot by which memory was made, from that of any slot that sees it; there are a dozen kinds."""
+    """The slot kind with which memory was created, from any slot kind that views it."""
     return "tensor" if kind == "flat" else kind.removesuffix("_flat")
 
 
 class Slot(NamedTuple):
-    """What a template operand stands for: `kind` is `tensor`, `carry`, `stack`, `ring` or `temp`; or `flat`,
-    `carry_flat`, `ring_flat`, `temp_flat`, the same memory as plain rows.
+    """What a template operand refers to. `kind` is `tensor`, `carry`, `stack`, `ring` or `temp`; or
+    `flat`, `carry_flat`, `ring_flat`, `temp_flat`, which view the same memory as plain rows.
 
-    A carry's `level` is that of the tree. A ring's is the age of a use: 0 for this one's place, 1 for the one before.
+    The `level` of a carry is its level in the tree. That of a ring is the age of a use: 0 for the
+    place of this use, 1 for the one before.
     """
 
     kind: str
@@ -189,7 +192,7 @@ class Slot(NamedTuple):
 
     @property
     def memory(self) -> Slot:
-        """The slot of the same memory as it was made, whatever this one sees it as."""
+        """The slot with which this slot's memory was created."""
         return Slot(memory_kind(self.kind), self.id, self.level)
 
 
@@ -197,10 +200,11 @@ class Operand(NamedTuple):
     """One tile operand of an instruction.
 
     A `group` >= 0 is one of the device's device groups: the operand is the memory of its member
-    number `member`, a constant or a number of the device; where the member is the device itself,
-    the operand is its own. `div`, `part`, `parts` and `offset` may be of symbols, of the device or
-    of the call. `null` passes an absent operand to the kernel. `role` is what the kernel does with
-    it where `access` does not say so (NONE: what `access` says, else it reads); no run looks at it.
+    number `member`, a constant or a number of the device; if the member is the device itself, the
+    operand is its own. `div`, `part`, `parts` and `offset` may be numbers of symbols, of the device
+    or of the call. `null` passes an absent operand to the kernel. `role` says what the kernel does
+    with it if `access` does not (NONE: follow `access`, otherwise it reads); it has no effect on a
+    run.
     """
 
     slot: int
@@ -217,16 +221,17 @@ class Operand(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """A task is not ready before a signal of its own device has counted `increment` further.
+    """A task may start only after a signal of its own device has increased by `increment` more.
 
-    Iteration i looks at signal `signal_base + i` if `per_index`, else at `signal_base` (of the device or of the call).
-    The device keeps count of what it expects of each signal, so repeated waits speak of successive epochs; an increment
-    of 0 (a constant or of the call) waits for the epoch that an earlier wait asked for. No worker is held meanwhile.
+    Iteration i waits for signal `signal_base + i` if `per_index`, otherwise for `signal_base` (a
+    number of the device or the call). The device counts what it expects of each signal, so repeated
+    waits refer to successive epochs. An increment of 0 (a constant or a number of the call) waits
+    for the epoch of an earlier wait. No worker is blocked meanwhile.
 
-    `group` and `member` name the device that posts the signal (device group -1: not said); a wait
-    for the device itself disappears. `slot` (-1: not said) and `use` (of the call) say which tensor
-    and which use of it the signal is about: `Program.finish` compares them with those of the post
-    that ends the wait.
+    `group` and `member` name the device that posts the signal (device group -1: not given); a wait
+    for the device itself is omitted. `slot` (-1: not given) and `use` (a number of the call) say
+    which tensor and which use of it the signal is about. `Program.finish` compares them with those
+    of the post that satisfies the wait.
     """
 
     signal_base: NumberLike
@@ -239,11 +244,11 @@ class Wait(NamedTuple):
 
 
 class Notify(NamedTuple):
-    """Add one to a signal of a member of a device group once the task is complete (or skipped: then
+    """Add one to a signal of a member of a device group once the task is complete (or skipped; then
     with the error's id).
 
-        A task that sees the new value also sees everything that this task and its predecessors wrote. One to the device
-        itself disappears. `slot` and `use` as in `Wait`.
+    A task that sees the new value also sees everything that this task and its predecessors wrote. A
+    post to the device itself is omitted. `slot` and `use` are as in `Wait`.
     """
 
     group: int
@@ -256,12 +261,13 @@ class Notify(NamedTuple):
 
 @dataclass(frozen=True)
 class Instruction:
-    """A kernel over the tiles of a loop. `kernel` may be empty: then it only orders and acknowledges.
+    """A kernel over the tiles of a loop. If `kernel` is empty, the instruction only orders tasks
+    and posts signals.
 
     Attributes:
-        extent: rows of the loop; of symbols or of the call.
+        extent: rows of the loop; may be a number of symbols or of the call.
         step: rows per task, likewise; a constant 0 makes one task of all rows.
-        ints: of anything.
+        ints: may be numbers of any source.
     """
 
     kernel: str
@@ -278,7 +284,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class TempSpec:
-    """A temporary of a template: its local shape and the op that makes and uses it."""
+    """A temporary of a template: its local shape, and the op that creates and uses it."""
 
     name: str
     extent: Number
@@ -291,13 +297,14 @@ class TempSpec:
 
 
 class Reduction(NamedTuple):
-    """What a template says of a value that devices hold parts of: slot `source` has this device's
-    part, slot `target` the whole afterwards, with slot `residual` (-1: none) added. The pending
-    reduction is number `number` of those of the op's `partial`. One slot for both is completed in
-    place. No run looks at it.
+    """What a template declares about a value of which devices have parts. Slot `source` has this
+    device's part; slot `target` has the whole value afterwards, with slot `residual` (-1: none)
+    added. If both are one slot, the value is completed in place. The pending reduction is number
+    `number` of those of the op's `partial`. It has no effect on a run.
 
-    Where parts are combined per microbatch, `microbatch` says which this is (-1: all in one): it goes onto the stack
-    that slot `stack` keeps on each owner's share, and `target` has the whole after the last.
+    If parts are combined per microbatch, `microbatch` is its number (otherwise -1). It is added to
+    the stack in slot `stack` on each owner's share, and `target` has the whole value after the last
+    one.
     """
 
     op: int
@@ -312,8 +319,10 @@ class Reduction(NamedTuple):
 
 @dataclass(frozen=True)
 class LoweredTemplate:
-    """Instructions of one template, its slots, its temporaries, and the shared values that it completes. Its signals
-    count from `first_signal` on; before them lie those of its rings, which all its variants share."""
+    """The instructions of one template, its slots, its temporaries, and the shared values that it
+    completes. Its signals start at `first_signal`; the signals before are those of its rings, which
+    all its variants share.
+    """
 
     name: str
     instructions: tuple[Instruction, ...]
@@ -326,19 +335,20 @@ class LoweredTemplate:
 
     @property
     def num_signals(self) -> int:
-        """Signals that one template needs."""
+        """The number of signals that one template needs."""
         return sum(self.signal_ranges)
 
 
 def tiles_across(cols: int, tile_cols: int) -> int:
-    """Tiles next to each other in a row of `cols` columns."""
+    """The number of adjacent tiles in a row of `cols` columns."""
     return max(1, -(-cols // tile_cols)) if tile_cols else 1
 
 
 class TensorEntry(NamedTuple):
-    """A tensor as the instruction issuer sees it: where it lies, how it is cut, which handles guard its tiles.
+    """A tensor as the instruction issuer sees it: its address, how it is divided into tiles, and
+    the handles of the tiles.
 
-    Rows and rows per tile may be of symbols. A tile has `tile_cols` columns, 0 for all.
+    Rows and rows per tile may be numbers of symbols. A tile has `tile_cols` columns, 0 for all.
     """
 
     key: tuple[object, ...]
@@ -353,13 +363,15 @@ class TensorEntry(NamedTuple):
 
     @property
     def tiles_across(self) -> int:
-        """Tiles next to each other."""
+        """The number of adjacent tiles."""
         return tiles_across(self.cols, self.tile_cols)
 
 
 @dataclass(frozen=True)
 class Call:
-    """One use of a lowered template: an entry per slot, and the numbers that its instructions ask for."""
+    """One use of a lowered template: an entry per slot, and the numbers that its instructions refer
+    to.
+    """
 
     template: int
     binding: tuple[int, ...]
@@ -368,9 +380,10 @@ class Call:
 
 @dataclass(frozen=True)
 class DeviceClass:
-    """What devices of one class share: templates, entries with those that share their bytes, calls under a name each.
+    """What devices of one class share: templates, entries with those that share their bytes, and
+    named lists of calls.
 
-    A run executes the calls of one name, in order.
+    A run executes the calls of one list, in order.
     """
 
     templates: tuple[LoweredTemplate, ...]
@@ -384,7 +397,9 @@ class DeviceClass:
 
 @dataclass(frozen=True)
 class DeviceBinding:
-    """One device: its class, the numbers that the class's instructions ask for, and its device groups."""
+    """One device: its class, the numbers that the class's instructions refer to, and its device
+    groups.
+    """
 
     class_id: int
     numbers: tuple[int, ...] = ()
@@ -393,7 +408,7 @@ class DeviceBinding:
 
 @dataclass(frozen=True)
 class TileProgram:
-    """Everything that the devices execute; a device's number is its place."""
+    """Everything that the devices execute. A device's number is its index."""
 
     classes: tuple[DeviceClass, ...]
     devices: tuple[DeviceBinding, ...]

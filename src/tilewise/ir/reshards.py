@@ -28,7 +28,9 @@ _CHANGES = ("all_gather", "slice")
 
 
 def explain_reshards(graph: Graph, layout: GraphLayout, microbatches: int) -> list[str]:
-    """A line per change of layout that a step makes, those that read most first; equal ones of layers are one."""
+    """A line per change of layout in a step, those that read most first. Equal changes of layers
+    are one line.
+    """
     found: dict[str, tuple[int, int]] = {}
     _collect(graph, layout, microbatches, found)
     lines = []
@@ -73,8 +75,9 @@ def _sum_in_shards(
 
 
 def explain_storage(graph: Graph, layout: GraphLayout) -> list[str]:
-    """Where state lives that is cut over devices, and what a device gathers of it per microbatch; no line where every
-    device has all of it."""
+    """How sharded state is stored, and how much of it a device gathers per microbatch; no lines if
+    no state is sharded.
+    """
     if not layout.storage_axes:
         return []
     cut = {*layout.storage_axes}
@@ -107,7 +110,7 @@ def explain_storage(graph: Graph, layout: GraphLayout) -> list[str]:
 
 
 def _panels(graph: Graph, layout: GraphLayout, weight: int) -> int:
-    """Of a weight, as the device with the smallest share uses it."""
+    """The panels of a weight on the device with the smallest share."""
     spec = graph.spec(weight)
     rows, label = upper_bound(spec.shape[0]), spec.labels[0] or UNLABELLED
     shards = layout.mesh.size(
@@ -120,20 +123,22 @@ def _panels(graph: Graph, layout: GraphLayout, weight: int) -> int:
 
 
 def _has_equal_shards(graph: Graph, layout: GraphLayout, weight: int) -> bool:
-    """Whether all devices keep the same number of whole panels of a weight."""
+    """Whether all devices store the same number of whole panels of a weight."""
     rows = upper_bound(graph.spec(weight).shape[0])
     return rows % (layout.mesh.size(*layout.compute[weight][0]) * PANEL_ROWS) == 0
 
 
 def is_prefetch(graph: Graph, op: OpNode, how: Sequence[str] = ("all_gather_parameters", "fetch")) -> bool:
-    """Whether an op is a call that gathers tensors from their storage shards, or fetches them from a file."""
+    """Whether an op is a call that gathers tensors from their storage shards, or fetches them from
+    a file.
+    """
     if op.op != "call":
         return False
     return all(inner.op in how for inner in graph.templates[op.attrs["template"]].graph.ops)
 
 
 def _elements(graph: Graph, layout: GraphLayout, op: OpNode) -> int:
-    """What a call's results have on a device."""
+    """Elements of a call's results on a device."""
     return sum(
         prod(upper_bound(s) for s in graph.spec(t).shape) // _parts(layout, layout.compute[t], 1)
         for t in op.outputs
@@ -141,6 +146,6 @@ def _elements(graph: Graph, layout: GraphLayout, op: OpNode) -> int:
 
 
 def _parts(layout: GraphLayout, shares: TensorLayout, microbatches: int) -> int:
-    """How many parts a layout cuts a tensor into, in space and time."""
+    """The number of parts into which a layout divides a tensor, in space and time."""
     axes = [axis for dim in shares for axis in dim]
     return layout.mesh.size(*axes) * (microbatches if MICRO in axes else 1)

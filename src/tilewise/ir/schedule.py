@@ -13,9 +13,9 @@ class Turn(NamedTuple):
     """One entry of a schedule.
 
     Attributes:
-        kind: what is done; also the program phase it belongs to.
-        segment: number of the layer call or run of ops it is done to.
-        microbatch: for which part of the batch; the update belongs to the last.
+        kind: the phase: `forward`, `backward` or `update`.
+        segment: number of the layer call or run of ops.
+        microbatch: the part of the batch; the update belongs to the last one.
     """
 
     kind: Literal["forward", "backward", "update"]

@@ -15,8 +15,9 @@ _PLAIN_NAME = re.compile(r"[\w.:/#<>-]+")
 
 
 def show_graph(graph: Graph) -> str:
-    """Templates first, then tensors from outside, ops in order, outputs, hints. Odd names are quoted, so that a line
-    is always one line and says one thing."""
+    """A graph as text: templates first, then inputs, parameters and states, ops in order, outputs,
+    hints. Unusual names are quoted, so that a name never looks like several lines.
+    """
     lines = [f"graph {_name(graph.name)} k_splits={graph.k_splits}"]
     for key, template in graph.templates.items():
         body = show_graph(template.graph).replace("\n", "\n  ")
@@ -50,7 +51,7 @@ def _labels(tensor: TensorNode) -> str:
 
 
 def _label(label: DimLabel | None) -> str:
-    """All of a label that decides where sums are cut."""
+    """The parts of a label that determine where sums are cut."""
     if label is None:
         return "-"
     group = f"/{label.group}" if label.group > 1 else ""
@@ -58,6 +59,6 @@ def _label(label: DimLabel | None) -> str:
 
 
 def _value(graph: Graph, tensor: TensorNode) -> str:
-    """A constant's content, as a hash."""
+    """A hash of a constant's content."""
     value = graph.constant_values.get(tensor.id)
     return "" if value is None else f" {hashlib.sha256(value.tobytes()).hexdigest()[:16]}"

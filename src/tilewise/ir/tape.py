@@ -21,7 +21,9 @@ __all__ = ["Gradient", "Later", "Tape", "Term", "terms_of"]
 
 @dataclass(frozen=True)
 class Later:
-    """The only output of an op that is appended when the gradient is asked for, behind what is needed sooner."""
+    """The only output of an op that is added when the gradient is needed, after ops that are needed
+    sooner.
+    """
 
     op: str
     inputs: tuple[int | None, ...]
@@ -29,7 +31,9 @@ class Later:
 
 
 class Term:
-    """A summand that is no tensor yet: the op named `combined_by` turns all of its terms for a tensor into one."""
+    """A summand that is not a tensor yet: the op named `combined_by` combines all of its terms for
+    a tensor into one.
+    """
 
     combined_by: ClassVar[str] = ""
 
@@ -39,19 +43,25 @@ Gradient = int | Later | Term | None
 
 
 class Tape(Protocol):
-    """The backward graph as gradient rules see it. Tensors are ids; every method appends at once unless it says so."""
+    """The backward graph as gradient rules see it. Tensors are ids. Methods append at once unless
+    they say otherwise.
+    """
 
     def use(self, tensor: int) -> int:
-        """A tensor of the forward graph, brought in; that is what makes it saved."""
+        """A tensor of the forward graph for use in the backward graph; this makes it a saved tensor."""
 
     def op(self, name: str, inputs: Sequence[int | None], **attrs: Any) -> list[int]:
-        """Append an op; the ids of its outputs."""
+        """Append an op; returns the ids of its outputs."""
 
     def later(self, name: str, inputs: Sequence[int | None], **attrs: Any) -> Later:
-        """A contribution whose op is appended once the sum is asked for: for what nothing else waits for."""
+        """A contribution whose op is appended when the sum is needed; for results that nothing else
+        waits for.
+        """
 
     def contribute(self, tensor: int, contribution: Gradient) -> None:
-        """A contribution to another tensor of the forward graph; for `Op.combine`, whose result belongs to one."""
+        """Add a contribution to another tensor of the forward graph; for `Op.combine`, whose result
+        belongs to one tensor.
+        """
 
     def add(self, a: int, b: int) -> int:
         """`a + b`."""
@@ -63,17 +73,17 @@ class Tape(Protocol):
         """`factor * x`."""
 
     def matmul(self, a: int, b: int, transpose_a: bool, transpose_b: bool) -> int:
-        """`a @ b`, with either transposed."""
+        """`a @ b`, with either operand transposed."""
 
 
 AnyTerm = TypeVar("AnyTerm", bound=Term)
 
 
 def terms_of(kind: type[AnyTerm], terms: Sequence[Term]) -> list[AnyTerm]:
-    """The terms, all of which must be of that kind.
+    """The terms, after checking that all have this type.
 
     Raises:
-        InternalError: one is of another kind, though it names the same op.
+        InternalError: a term that names the same op has another type.
     """
     found = [t for t in terms if isinstance(t, kind)]
     if len(found) != len(terms):

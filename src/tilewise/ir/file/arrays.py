@@ -19,32 +19,32 @@ _MAX_SIZE = 1 << 40
 
 
 class ArrayForm(NamedTuple):
-    """What a file says about an array besides its elements."""
+    """Dtype and sizes of an array in a file."""
 
     dtype: str
     shape: tuple[int, ...]
 
     @property
     def num_bytes(self) -> int:
-        """That its elements take."""
+        """Size of its elements in bytes."""
         return prod(self.shape) * DTYPES[self.dtype].itemsize
 
     def of(self, content: bytes) -> NDArray[Any]:
-        """The array whose elements these bytes are; it is read-only."""
+        """The read-only array with these bytes."""
         return np.frombuffer(content, DTYPES[self.dtype].numpy).reshape(self.shape)
 
 
 def array_named(array: NDArray[Any]) -> tuple[str, list[int]]:
-    """The name of an array's element type, and its sizes."""
+    """The dtype name and the sizes of an array."""
     name = next(name for name, kind in DTYPES.items() if kind.numpy == array.dtype)
     return name, list(array.shape)
 
 
 def array_form(name: object, shape: object) -> ArrayForm:
-    """What a file says an array is.
+    """The form that a file gives for an array.
 
     Raises:
-        Unreadable: it is no name of an element type, or no list of sizes.
+        Unreadable: the dtype name is unknown, or the sizes are not a list of integers.
     """
     sizes = shape if isinstance(shape, list) and len(shape) <= _MAX_DIMS else [-1]
     is_named = isinstance(name, str) and name in DTYPES

@@ -36,7 +36,9 @@ __all__ = [
 
 
 class SharedInts(NamedTuple):
-    """Integers that many records have: a row of their own, a plain tuple in the record."""
+    """Integers that many records share: they have a row of their own, and are a plain tuple in the
+    record.
+    """
 
     items: tuple[int, ...]
 
@@ -82,14 +84,14 @@ _SPECIAL: Mapping[tuple[type, str], Any] = {
 
 
 def is_record(hint: Any) -> bool:
-    """Whether a type is stored as rows. Element types are stored by name."""
+    """Whether a type is stored as rows. Dtypes are stored by name."""
     if not isinstance(hint, type) or hint is DType:
         return False
     return is_dataclass(hint) or (issubclass(hint, tuple) and hasattr(hint, "_fields"))
 
 
 def fields_of(record: type) -> Mapping[str, Any]:
-    """Type per field, in order."""
+    """The type of each field, in order."""
     known = _known.get(record)
     return known if known is not None else _known.setdefault(record, _fields_of(record))
 
@@ -105,13 +107,13 @@ def _fields_of(record: type) -> Mapping[str, Any]:
 
 
 def settings_of(kind: type[Kind]) -> list[str]:
-    """Names of what an object of a kind is made of. Their types are its own business: it checks its values."""
+    """The names of a kind's fields. The class checks their values itself."""
     return [f.name for f in fields(kind) if f.init] if is_dataclass(kind) else []
 
 
 @lru_cache(maxsize=8)
 def records_of(root: type) -> Mapping[str, type]:
-    """By name, all records that a file of one class may hold."""
+    """All records, by name, that a file of one class may contain."""
     found: dict[str, type] = {}
     open_ends: list[type] = [root, *IN_ATTRIBUTES]
     while open_ends:

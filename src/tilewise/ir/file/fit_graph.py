@@ -21,13 +21,13 @@ _DEEPEST = 64  # of layers in layers
 
 
 def hold(holds: bool, what: str, *values: object) -> None:
-    """Refuse what does not hold.
+    """Raise an error if a condition is false.
 
     Args:
-        what: the refusal, with a place for each of the values.
+        what: the message, with a placeholder for each of the values.
 
     Raises:
-        Unreadable: it does not hold.
+        Unreadable: the condition is false.
     """
     if not holds:
         words = [v if isinstance(v, str | int) else shown(v) for v in values]
@@ -35,7 +35,7 @@ def hold(holds: bool, what: str, *values: object) -> None:
 
 
 def require_graph(graph: Graph) -> None:
-    """Refuse a graph whose numbers lead out of its tables, in its layers too.
+    """Reject a graph with numbers outside of its tables, in its layers too.
 
     Raises:
         Unreadable: names the tensor, op or layer.
@@ -45,7 +45,9 @@ def require_graph(graph: Graph) -> None:
 
 
 def _require_graph(graph: Graph, walked: dict[int, int], depth: int) -> int:
-    """Hold a graph's ids to its tables, its templates' too; returns how many graphs a walk along calls meets."""
+    """Check a graph's ids against its tables, and its templates' too. Returns how many graphs a
+    walk along its calls visits.
+    """
     if id(graph) in walked:
         return walked[id(graph)]
     hold(depth <= _DEEPEST, "layers stand in layers more than {} deep", _DEEPEST)
@@ -122,7 +124,7 @@ def _require_op(graph: Graph, op: OpNode, walked: dict[int, int]) -> int:
 
 
 def _require_root(graph: Graph) -> None:
-    """What stands for the whole: values of all constants, and names that are one tensor's."""
+    """Check the root graph: every constant has a value, and every name belongs to one tensor."""
     hold(
         graph.constant_values.keys() == {t.id for t in graph.of_kind("constant")},
         "every constant has a value",

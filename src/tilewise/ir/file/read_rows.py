@@ -40,12 +40,12 @@ _INT64 = 1 << 63
 
 
 class RowReader:
-    """Records as they are read.
+    """Turns rows into records.
 
     Args:
-        root: the class that the file is of.
-        classes: name and names of fields, per class of rows.
-        arrays: what rows name by number.
+        root: the class of the whole file.
+        classes: name and field names of each class of rows.
+        arrays: arrays that rows refer to by number.
 
     Raises:
         Unreadable: a class is unknown, or has other fields here.
@@ -75,10 +75,10 @@ class RowReader:
         return lambda value: renamed.get(text := decode(value), text)
 
     def read(self, rows: object) -> Any:
-        """The last record; all others are parts of it, or of nothing.
+        """The last record, which is the whole file.
 
         Raises:
-            Unreadable: names the first row that is invalid.
+            Unreadable: names the first invalid row.
         """
         for number, row in enumerate(_list(rows)):
             try:

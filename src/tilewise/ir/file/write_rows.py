@@ -32,16 +32,16 @@ _STORED = {kind.numpy: name for name, kind in DTYPES.items()}
 
 
 class Unwritable(ValueError):
-    """A value that no file can hold; says which."""
+    """A value that a file cannot contain; the message names it."""
 
 
 class RowWriter:
-    """Rows under construction.
+    """The rows of a file under construction.
 
     Attributes:
         classes: number of each class that has rows.
-        rows: so far.
-        arrays: what rows name by number.
+        rows: rows so far.
+        arrays: arrays that rows refer to by number.
     """
 
     def __init__(self) -> None:
@@ -56,10 +56,10 @@ class RowWriter:
         self._array_numbers: dict[tuple[str, tuple[int, ...], bytes], int] = {}
 
     def add(self, record: object) -> int:
-        """The number of a record's row, which is written if there is none.
+        """The number of a record's row; the row is added if it does not exist.
 
         Raises:
-            Unwritable: something in it has no place in a file.
+            Unwritable: a value in the record cannot be stored.
         """
         return self._encoder(type(record))(record)  # type: ignore[no-any-return]
 
@@ -119,7 +119,9 @@ class RowWriter:
         return encode
 
     def _of_instruction(self) -> _Encode:
-        """Most instructions of a class of devices are equal to another's: they are compared before they are written."""
+        """Instructions of a class of devices are often equal, so they are compared before they are
+        written.
+        """
         encode, known = self._of_record(Instruction), self._known
         likely: dict[tuple[object, ...], list[Instruction]] = {}
 
@@ -156,7 +158,9 @@ class RowWriter:
         return lambda value: tuple(value) if _are_ints(value) else tuple(map(encode, value))
 
     def _of_union(self, members: tuple[Any, ...]) -> _Encode:
-        """One of None, an integer and a record; a record next to integers is the number of its row in a list."""
+        """A value that is None, an integer or a record. To distinguish it from an integer, a record
+        is its row number in a list.
+        """
         rest = [m for m in members if m is not NoneType]
         record = next((m for m in rest if is_record(m)), None)
         if record is None:
@@ -189,7 +193,7 @@ class RowWriter:
         return number
 
     def _anything(self, value: Any, depth: int = 0) -> Plain:
-        """A value whose field does not say its type: it is written with a mark."""
+        """A value of a field without a type: it is written with a mark of its type."""
         if value is None or type(value) is int:
             return value if value is None else _int(value)
         if isinstance(value, str):
@@ -221,7 +225,7 @@ class RowWriter:
 
 
 def _owner(value: Any) -> str:
-    """Where something stands, for those records that users know."""
+    """The place of a value, for messages, if it belongs to a record that users know."""
     name = type(value).__name__
     known = {"OpNode": "op", "TensorSpec": "name", "Instruction": "label"}
     return f", in {name} {getattr(value, known[name])!r}" if name in known else ""
@@ -256,7 +260,7 @@ def _ints(value: Any) -> Plain:
 
 
 def _are_ints(value: Any) -> bool:
-    """Whether nothing else is among them, in the time of three looks."""
+    """Whether all values are integers, tested quickly."""
     return {*map(type, value)} == {int} and min(value) >= -_INT64 and max(value) < _INT64
 
 

@@ -17,7 +17,7 @@ __all__ = ["validate_batch_sums", "validate_microbatches"]
 
 
 def validate_microbatches(graph: Graph) -> None:
-    """Operands that share a dim's factor all count the batch there, or none does; in layers too.
+    """Operands that share a dim's factor all count the batch there, or none does; also in layers.
 
     Raises:
         LayoutError: names the op and both operands.
@@ -42,7 +42,8 @@ def validate_microbatches(graph: Graph) -> None:
 
 
 def validate_batch_sums(graph: Graph) -> None:
-    """In a graph with a batch, every op that sums over the batch is given a dim that counts it; in layers too.
+    """In a graph with a batch, every op that sums over the batch sums a dim that counts it; also in
+    layers.
 
     Raises:
         LayoutError: names the op.

@@ -24,11 +24,12 @@ _Key = tuple[object, ...]
 
 
 class Work(NamedTuple):
-    """What a call of a list does: the template of that name, for a layer's op (None: for ops of the root graph).
+    """What a call of a list does: runs the template of this name, for a layer's op (None: for ops
+    of the root graph).
 
     Attributes:
         rings: the template whose rings it uses.
-        places: in them, of this use, of the one before, and so on.
+        places: its places in them: of this use, of the one before, and so on.
     """
 
     template: str
@@ -45,15 +46,15 @@ def validate_bindings(
     roots: Mapping[int, int],
     num_parts: Callable[[int], int],
 ) -> None:
-    """Every slot of every call is bound to what it stands for.
+    """Every slot of every call is bound to the tensor that it refers to.
 
     Args:
         work: of each list, call by call.
         roots: tensor of the root graph -> tensor whose memory it shares.
-        num_parts: of a tensor of the root graph, one per microbatch.
+        num_parts: number of parts of a tensor of the root graph, one per microbatch.
 
     Raises:
-        InternalError: names the call, and what its slot means and is bound to.
+        InternalError: names the call, what its slot refers to, and what it is bound to.
     """
     known: list[list[_Key]] = []  # the keys of entries, where classes differ in them
     seen: set[tuple[int, int, int]] = set()  # lists and classes share calls
@@ -82,7 +83,9 @@ def validate_bindings(
 
 
 class _Meaning:
-    """What the slots of a template stand for, in calls for layers that save the same."""
+    """The tensors that the slots of a template refer to, in calls for layers that save the same
+    tensors.
+    """
 
     def __init__(
         self,

@@ -35,7 +35,9 @@ Peer = tuple[int, NumberLike]  # device group and member
 
 
 class Columns(NamedTuple):
-    """Columns that devices cut out of what lies in a slot: the device group's axes, the first, how many."""
+    """Columns that devices take of a slot's value: the device group's axes, the first column, the
+    number of columns.
+    """
 
     axes: Axes
     source: int
@@ -44,9 +46,10 @@ class Columns(NamedTuple):
 
 
 class StorageShard(NamedTuple):
-    """Rows of what lies in a slot that are added for a device's storage shard: the axes that cut
-    storage shards, those along which devices have the same, the first row, how many, and which
-    share of them is added here."""
+    """Rows of a slot that are added for a device's storage shard: the axes of storage shards, the
+    axes along which devices have the same shard, the first row, the number of rows, and the share
+    that is added here.
+    """
 
     cut: Axes
     alike: Axes
@@ -58,8 +61,10 @@ class StorageShard(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """A slot made of storage shards, or of rows of a batch: the axes that cut them, their slot, the number
-    of their device group, the rows of each so far, and whether those are padded to whole panels."""
+    """A slot that is assembled from storage shards, or from rows of a batch: the axes that divide
+    them, their slot, the number of their device group, the rows of each so far, and whether they
+    are padded to whole panels.
+    """
 
     axes: Axes
     source: int
@@ -69,15 +74,17 @@ class Collected(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """What every device of a class confirms: whose memory an instruction reads, in order.
+    """What is checked on every device of a class: whose memory an instruction reads, in order.
 
     Attributes:
         axes: of the device group.
-        leaf_ranges: per device group of a pending reduction, the batch splits of each member; empty for copies.
+        leaf_ranges: per device group of a pending reduction, the batch splits of each member; empty
+            for copies.
         batch_splits: leaves of the tree.
-        mine: the share of the rows that this device combines; -1 where it combines columns of all.
-        peers: whose memory is read; of the copy, with the share of each.
-        shares: of how many members the rows are cut into.
+        mine: the share of the rows that this device combines; -1 if it combines columns of all
+            rows.
+        peers: whose memory is read; for a copy, with the share of each.
+        shares: number of members that share the rows.
     """
 
     axes: Axes
@@ -90,14 +97,14 @@ class Exchange(NamedTuple):
 
 
 class Flow(Protocol):
-    """What one template of one class reads and writes, as `validate_reductions` has followed it.
+    """What one template of one class reads and writes, as found by `validate_reductions`.
 
     Attributes:
-        template: that is read.
-        columns: what is cut into columns for the value of a slot.
+        template: the template.
+        columns: what is divided into columns for the value of a slot.
         storage shards: whose rows of a slot are added for the value of another.
-        collected: slots that are copied together from the storage shards of a device group, or from
-            its parts of a batch.
+        collected: slots that are assembled from the storage shards of a device group, or from its
+            parts of a batch.
     """
 
     template: LoweredTemplate
@@ -109,7 +116,9 @@ class Flow(Protocol):
 def confirm_exchanges(
     program: TileProgram, class_id: int, exchanges: Mapping[Exchange, str], mesh: DeviceMesh
 ) -> None:
-    """On every device of a class, the members are those of the device group, in order, with a share each."""
+    """On every device of a class, the peers are the members of the device group, in order, each
+    with a share.
+    """
     for device, own in enumerate(program.devices):
         if own.class_id != class_id:
             continue
@@ -137,8 +146,9 @@ def confirm_exchanges(
 
 
 def confirm_columns(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh: DeviceMesh) -> None:
-    """The columns of all members of a device group stand side by side, from the first of the value
-    to its last. Members that hold one KV head have the same ones."""
+    """The columns of all members of a device group are adjacent, from the first of the value to its
+    last. Members that hold one KV head have the same columns.
+    """
     cuts: dict[tuple[int, int], dict[int, Columns]] = {}  # per template and slot, by class
     for class_id, of in enumerate(flows):
         for number, flow in enumerate(of):
@@ -165,8 +175,9 @@ def confirm_columns(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh:
 
 
 def confirm_shards(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh: DeviceMesh) -> None:
-    """What is added for storage shards, and copied from them, are all rows: each device's own,
-    behind those before it."""
+    """The rows that are added for storage shards, or copied from them, are complete: each device's
+    own, after those of the devices before it.
+    """
     for device, own in enumerate(program.devices):
         for number, flow in enumerate(flows[own.class_id]):
             for slot, shard in flow.shards.items():
@@ -208,8 +219,9 @@ def _refuse_shards(flow: Flow, device: int, got: str) -> NoReturn:
 
 
 def _entry_rows(program: TileProgram, device: int, number: int, slot: int, unit: int = PANEL_ROWS) -> int:
-    """Rows in memory of what a template's slot is bound to on a device, padded to whole panels; 0 if nothing calls
-    it."""
+    """Rows in memory of the entry that a template's slot is bound to on a device, padded to whole
+    panels; 0 if no call uses the template.
+    """
     of = program.classes[program.devices[device].class_id]
     call = next((c for calls in of.calls.values() for c in calls if c.template == number), None)
     if call is None:
@@ -219,7 +231,7 @@ def _entry_rows(program: TileProgram, device: int, number: int, slot: int, unit:
 
 
 def _columns_of(program: TileProgram, class_id: int, number: int, slot: int) -> int | None:
-    """Columns of what a template's slot is bound to; None if nothing calls it."""
+    """Columns of the entry that a template's slot is bound to; None if no call uses the template."""
     of = program.classes[class_id]
     calls = (call for calls in of.calls.values() for call in calls if call.template == number)
     call = next(calls, None)
@@ -228,18 +240,18 @@ def _columns_of(program: TileProgram, class_id: int, number: int, slot: int) -> 
 
 @lru_cache(maxsize=256)
 def _fold(leaf_ranges: tuple[Interval, ...], count: int) -> str:
-    """`fold_intervals`; all device groups along some axes ask the same."""
+    """Cached `fold_intervals`; all device groups along the same axes have the same arguments."""
     return fold_intervals(leaf_ranges, count)
 
 
 def _per_device(leaf_ranges: Sequence[Interval], devices: int) -> list[Interval]:
-    """The batch splits of every device: those of its microbatches together, which follow each other."""
+    """The batch splits of every device: those of its microbatches together, which are adjacent."""
     width = len(leaf_ranges) // devices
     return [(leaf_ranges[i * width][0], leaf_ranges[(i + 1) * width - 1][1]) for i in range(devices)]
 
 
 def invalid(rule: str, got: str) -> NoReturn:
-    """Say which rule a plan breaks.
+    """Report the rule that a plan violates.
 
     Raises:
         InternalError: always.

@@ -11,15 +11,16 @@ __all__ = ["validate_graph"]
 
 
 def validate_graph(graph: Graph, seen: set[int] | None = None) -> None:
-    """Dense ids; every operand exists before its use; every result has one producer, which agrees; op outputs have the
-    specs their op infers; calls fit their templates; outputs exist.
+    """Check the rules of a graph: ids are dense; every operand exists before its use; every result
+    has one producer; outputs of ops have the specs that their op infers; calls fit their templates;
+    outputs exist.
 
     Args:
-        graph: its layers are looked at as well, each once, whatever leads to them.
-        seen: graphs of layers that have been looked at, by identity.
+        graph: its layers are checked too, each once.
+        seen: graphs of layers that have been checked, by identity.
 
     Raises:
-        InternalError: names the first rule that does not hold.
+        InternalError: names the first rule that is violated.
     """
     tensors = graph.tensors
     known: set[int | None] = {t.id for t in tensors if t.kind != "result"}
@@ -58,14 +59,16 @@ def validate_graph(graph: Graph, seen: set[int] | None = None) -> None:
 
 
 class _Forms:
-    """Numbers of shapes with a type: equal for equal ones; what specs share is compared once."""
+    """Numbers shapes with a dtype, so that equal ones have equal numbers. Specs that share an
+    object are compared once.
+    """
 
     def __init__(self) -> None:
         self._by_family: dict[TensorFamily, int] = {}
         self._by_value: dict[object, int] = {}
 
     def number(self, spec: TensorSpec) -> int:
-        """Of a tensor's shape and type."""
+        """The number of a tensor's shape and dtype."""
         number = self._by_family.get(spec.family)
         if number is None:
             number = self._by_value.setdefault((spec.shape, spec.dtype), len(self._by_value))

@@ -26,11 +26,11 @@ __all__ = ["validate_pending_reductions"]
 
 
 def validate_pending_reductions(graph: Graph, layout: GraphLayout) -> None:
-    """Every shared contraction has its pending reductions, in layers too, and every pending
-    reduction folds to the root of its tree.
+    """Every shared contraction has its pending reductions, also in layers, and every pending
+    reduction combines to the root of its tree.
 
-        Raises:
-            LayoutError: names the op, the dim and the axes, or the interval that breaks the tree.
+    Raises:
+        LayoutError: names the op, the dim and the axes, or the interval that is not a node.
     """
     seen: set[int] = set()
     _validate(graph, layout, seen)
@@ -79,8 +79,9 @@ def _require_pending(
 
 
 def _require_same_rows(graph: Graph, pending: PendingReduction) -> None:
-    """Parts of a sum over k splits, or what devices tell each other, are of the same rows on all of them. A sum may
-    arrive in shards of its last dim."""
+    """The parts of a sum over k splits, or other exchanged values, have the same rows on all
+    devices. A sum may be delivered in shards of its last dim.
+    """
     for layout in pending.arrives if pending.tree == K_SPLITS else ():
         dims = layout[:-1] if pending.combine == "sum" else layout
         twice = [axis for axes in dims for axis in axes if axis in pending.group]
@@ -94,8 +95,9 @@ def _require_same_rows(graph: Graph, pending: PendingReduction) -> None:
 
 
 def _is_pending_of(pending: PendingReduction, contraction: Contraction) -> bool:
-    """Whether a pending reduction completes a contraction. Without a tree (`or`), more devices than hold parts may "
-    "take part."""
+    """Whether a pending reduction completes a contraction. Without a tree (`or`), devices without
+    parts may take part too.
+    """
     same = pending.axes == contraction.axes
     return same or (pending.combine == "or" and {*contraction.axes} <= {*pending.axes})
 

@@ -26,11 +26,11 @@ _Waits = dict[Slot, list[Wait]]
 
 
 def validate_acknowledgements(program: TileProgram) -> None:
-    """In one template: every read of a peer's tensor posts a signal that a task of the peer waits for while it holds
-    the same tensor. So the tensor's next writer waits for the reader.
+    """In one template, every read of a peer's tensor posts a signal, and a task of the peer that
+    holds the same tensor waits for it. So the tensor's next writer waits for the reader.
 
-    One device of each class is asked, of each class of peers. What a broadcast copies is read without a signal: no
-    device writes it in that program.
+    One device of each class is checked against each class of peers. A broadcast reads without a
+    signal, because no device writes that tensor in its program.
 
     Raises:
         InternalError: names the reader, its device and the tensor.
@@ -74,7 +74,9 @@ def _validate_template(program: TileProgram, device: int, number: int) -> None:
 
 
 def _posted(reader: Instruction, own: DeviceBinding, peer: int) -> _Signals:
-    """Signals that an instruction of a device posts on a peer, and whether one per iteration."""
+    """The signals that an instruction of a device posts on a peer, and whether it posts one per
+    iteration.
+    """
     return {
         (value_on(n.signal_base, own), n.per_index)
         for n in reader.notifies
@@ -83,7 +85,7 @@ def _posted(reader: Instruction, own: DeviceBinding, peer: int) -> _Signals:
 
 
 def _waits_of(template: LoweredTemplate) -> _Waits:
-    """Per tensor, what the tasks wait for that hold or write it; they are few where a template is long."""
+    """Per tensor, the waits of the tasks that hold or write it."""
     found: _Waits = {}
     for task in template.instructions:
         waits = [w for w in task.waits if w.increment != 0]

@@ -70,15 +70,15 @@ _PARTIAL, _SHARE, _SPENT, _COMPLETE = (
 
 
 class Values(NamedTuple):
-    """Slots of a template whose values it reads from outside, and those that it writes."""
+    """Slots whose values a template reads from outside, and slots that it writes."""
 
     needs: frozenset[int]
     makes: frozenset[int]
 
 
 def values_of(template: LoweredTemplate, layout: GraphLayout) -> Values | None:
-    """What a template reads and writes, once its instructions are found right; None where other devices or other
-    microbatches have a part in that, which only a whole program shows.
+    """What a template reads and writes, after checking its instructions. None if other devices or
+    microbatches contribute, because that needs the whole program.
 
     Raises:
         InternalError: as `validate_reductions`.
@@ -97,13 +97,14 @@ def validate_reductions(
     behind: Mapping[str, Sequence[str]],
     values: Mapping[int, Values] | None = None,
 ) -> None:
-    """Every pending reduction is completed once and rightly, and every value is written before it is read.
+    """Every pending reduction is completed once and correctly, and every value is written before it
+    is read.
 
     Args:
-        layouts: of the graph that each template lowers; templates without come last.
-        given: entries that hold a value from outside before any list runs.
-        behind: lists that have run before a list.
-        values: `values_of` templates by number, in all classes alike, where that has been asked.
+        layouts: layouts of the graph that each template lowers; templates without come last.
+        given: entries that have a value from outside before any list runs.
+        behind: lists that run before a list.
+        values: cached `values_of` by number of the template, equal in all classes.
 
     Raises:
         InternalError: names the op or instruction, and what it reads.
@@ -134,7 +135,7 @@ def validate_reductions(
 
 
 def _require_all_pending(program: TileProgram, layouts: Sequence[GraphLayout]) -> None:
-    """Some template of a graph completes each of its pending reductions."""
+    """Each pending reduction of a graph is completed by a template."""
     own: dict[int, list[int]] = {}  # templates, by the layout that they lower
     for number, layout in enumerate(layouts):
         own.setdefault(id(layout), []).append(number)
@@ -153,16 +154,16 @@ def _require_all_pending(program: TileProgram, layouts: Sequence[GraphLayout]) -
 
 
 class _Flow:
-    """One template of one class, instruction by instruction.
+    """Follows the values through one template of one class, instruction by instruction.
 
     Attributes:
-        needs, makes: slots whose value is read from outside, and those that are written.
-        exchanges: what devices confirm, with the label of an instruction that wants it.
-        stacks: slots that take a microbatch: which, and of how many.
-        columns: what is cut into columns for the value of a slot.
+        needs, makes: slots whose value is read from outside, and slots that are written.
+        exchanges: exchanges to confirm, with the label of an instruction.
+        stacks: slots that take a microbatch: its number, and the number of all.
+        columns: what is divided into columns for the value of a slot.
         storage shards: whose rows of a slot are added for the value of another.
-        collected: slots that are copied together from the storage shards of a device group, or from
-            its parts of a batch.
+        collected: slots that are assembled from the storage shards of a device group, or from its
+            parts of a batch.
     """
 
     def __init__(self, template: LoweredTemplate, layout: GraphLayout | None) -> None:
@@ -180,10 +181,10 @@ class _Flow:
         self._halves: dict[int, Reduction] = {}  # combined, not copied yet
 
     def run(self) -> None:
-        """Read all instructions.
+        """Check all instructions.
 
         Raises:
-            InternalError: a value is read that is not complete, or stays so.
+            InternalError: a value is read before it is complete, or never completed.
         """
         first: dict[tuple[str, int, int], int] = {}
         self._same = [
@@ -257,8 +258,9 @@ class _Flow:
     def _reduces_to_shard(
         self, instruction: Instruction, reduction: Reduction, pending: PendingReduction
     ) -> bool:
-        """The parts of the rows that are this device's storage shard, or its share of them where
-        others have the same storage shard."""
+        """Whether an instruction combines the rows of this device's storage shard, or its share of
+        them if others have the same shard.
+        """
         assert self.layout is not None
         out, residual, *parts = instruction.operands
         source, target = self._same[reduction.source], self._same[reduction.target]
@@ -283,7 +285,9 @@ class _Flow:
         return True
 
     def _collects(self, instruction: Instruction) -> bool:
-        """One member's storage shard, or its rows of a batch, copied behind those of the members before it."""
+        """One member's storage shard, or its rows of a batch, is copied after those of the members
+        before it.
+        """
         pairs = _pairs(instruction)
         if len(pairs) != 1 or self.layout is None:
             return False
@@ -318,13 +322,13 @@ class _Flow:
         return True
 
     def _is_bias(self, operand: Operand) -> bool:
-        """Whether an operand is a vector as a whole, which is added to every row."""
+        """Whether an operand is a whole vector that is added to every row."""
         assert self.layout is not None
         slot = self.template.slots[operand.slot]
         return operand.mode == Mode.WHOLE and slot.kind == "tensor" and len(self.layout.compute[slot.id]) == 1
 
     def _resumes(self, instruction: Instruction) -> bool:
-        """The parts of one microbatch, onto the stack of this member's share."""
+        """The parts of one microbatch are added to the stack of this member's share."""
         left, carries, *parts = instruction.operands
         reduction = self._open.get(self._same[parts[0].slot]) if parts else None
         if reduction is None or self.layout is None or reduction.microbatch < 0:
@@ -371,7 +375,7 @@ class _Flow:
         source: int,
         parts: Sequence[Operand],
     ) -> None:
-        """The parts of all members, in order, of the rows that are this device's storage shard."""
+        """The parts of all members, in order, of the rows of this device's storage shard."""
         peers = tuple((o.group, o.member) for o in parts)
         leaf_ranges, count = pending.leaf_ranges, pending.count
         if pending.is_completed_per_microbatch:
@@ -387,7 +391,9 @@ class _Flow:
         )
 
     def _share(self, target: int, reduction: Reduction) -> None:
-        """A device has added its own rows: others have theirs, unless they are its storage shard alone."""
+        """A device has combined its own rows. Others have the rest, unless the rows are only its
+        storage shard.
+        """
         shard = self.shards.get(target)
         if shard is not None and not shard.alike:
             self._write(target)
@@ -461,7 +467,7 @@ class _Flow:
             self._write(slot)
 
     def _columns(self, instruction: Instruction, layout: GraphLayout) -> None:
-        """Columns of all members, one after the other."""
+        """Columns of all members, one after another."""
         pairs, end = _pairs(instruction), 0
         for dst, src in pairs:
             if (
@@ -481,7 +487,7 @@ class _Flow:
         self.exchanges.setdefault(exchange, instruction.label)
 
     def _slices(self, instruction: Instruction, layout: GraphLayout) -> None:
-        """This device's columns of a value that it has more of."""
+        """This device's columns of a value with more columns."""
         for dst, src in _pairs(instruction):
             if src.mode == Mode.ROWCOLS and {"tensor"} == {
                 self.template.slots[o.slot].kind for o in (dst, src)
@@ -513,7 +519,9 @@ def _follow_calls(
     given: frozenset[int],
     behind: Sequence[str],
 ) -> None:
-    """What calls read has been written by calls before; `same` is the first entry of each one's memory."""
+    """What a call reads was written by earlier calls. `same` is the first entry of each entry's
+    memory.
+    """
     known = bytearray(len(same))  # 1 where there is a value; a set of a million numbers misses the cache
     for e in given:
         known[same[e]] = 1
@@ -563,13 +571,14 @@ def _role(operand: Operand) -> int:
 
 
 def _kind(kind: str) -> str:
-    """Of a slot or entry, whatever it is seen as."""
+    """The kind of a slot or entry, without its view."""
     return "tensor" if kind == "flat" else kind.removesuffix("_flat")
 
 
 def _firsts(entries: Sequence[TensorEntry]) -> list[int]:
-    """Per entry, the first one of its memory. Tensors are distinguished by their numbers, which
-    follow each other: a dict of a million of them is quicker than one of keys."""
+    """Per entry, the first entry of its memory. Most keys are a tensor's
+    number; a dict of these numbers is faster than one of whole keys.
+    """
     numbers: dict[object, int] = {}
     keys: dict[object, int] = {}
     found = []
@@ -583,7 +592,7 @@ def _firsts(entries: Sequence[TensorEntry]) -> list[int]:
 
 
 def _memory(key: tuple[object, ...]) -> tuple[object, ...]:
-    """The key of the entry that sees the same memory as it was made."""
+    """The key of the entry with which the memory was created."""
     kind = str(key[0])
     if kind == "tensor":
         return key
