@@ -27,9 +27,9 @@ class BatchSums:
 
     Attributes:
         sums: tensors that are summed over the batch, with carries between microbatches.
-        late: tensors computed from those.
+        late: tensors computed from sums.
         late_ops: ids of the ops that compute them.
-        calls: the same for the templates that its calls use, by the call's op id.
+        calls: the same for the templates of its calls, by the call's op id.
     """
 
     sums: frozenset[int]
@@ -39,12 +39,14 @@ class BatchSums:
 
     @cached_property
     def complete_last(self) -> frozenset[int]:
-        """Tensors that no microbatch but the last completes."""
+        """Tensors that are complete only after the last microbatch."""
         return self.sums | self.late
 
 
 def find_batch_sums(graph: Graph, complete: frozenset[int] = frozenset()) -> BatchSums:
-    """The sums over the batch of a graph, and what depends on them; `complete` are tensors from outside that do."""
+    """Find the sums over the batch of a graph, and what depends on them. `complete` are arguments
+    that depend on such sums.
+    """
     known: dict[tuple[str, frozenset[int]], BatchSums] = {}
     sums: set[int] = set()
     late: set[int] = set()
@@ -78,7 +80,8 @@ def find_batch_sums(graph: Graph, complete: frozenset[int] = frozenset()) -> Bat
 
 
 def require_whole_batch(graph: Graph, found: BatchSums) -> None:
-    """Refuse, for several microbatches, ops that need a total of the batch before its last microbatch.
+    """With several microbatches, reject ops that need a total of the batch before the last
+    microbatch.
 
     Raises:
         PlanError: names the op.

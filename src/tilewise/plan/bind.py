@@ -33,8 +33,9 @@ _NOTHING = LiveInterval((), -1, 0, 0, 0)
 
 
 class _Binding(NamedTuple):
-    """What uses of a variant have in common: the entries that are its own, by position; and where the others are found,
-    in order: position, kind, number."""
+    """What all uses of a variant have in common: its own entries by position, and how the others
+    are found, in order: position, kind, number.
+    """
 
     own: dict[int, int]
     others: list[tuple[int, int, int]]
@@ -42,11 +43,11 @@ class _Binding(NamedTuple):
 
 
 class Binder:
-    """Fills an entry table and binds templates to it.
+    """Fills a table of entries and binds templates to them.
 
     Args:
-        tensors: the root graph's.
-        buffers: theirs, with offsets, as far as they are placed; `add` brings the others.
+        tensors: those of the root graph.
+        buffers: their buffers with offsets, as far as they are placed; `add` adds the others.
     """
 
     def __init__(self, tensors: RootTensors, buffers: Iterable[Buffer]) -> None:
@@ -68,12 +69,12 @@ class Binder:
                 self.buffers[b.key] = b
 
     def add(self, buffers: Iterable[Buffer], variants: Iterable[Variant] = ()) -> None:
-        """Buffers that are placed now, and the next templates, whose own are among them."""
+        """Add buffers that are now placed, and the next templates, whose temporaries are among them."""
         self.variants.extend(variants)
         self._note(buffers)
 
     def outside(self) -> dict[int, tuple[int, ...]]:
-        """Entries of all tensors that users read or write: one for each of their parts."""
+        """Entries of all tensors that users read or write, one for each of their parts."""
         tensors, roots, keep = self.tensors, self.tensors.roots, self.tensors.keep
         known, found = self._entries(0, False), dict[int, tuple[int, ...]]()
         for t in tensors.graph.tensors:
@@ -89,7 +90,7 @@ class Binder:
         return found
 
     def tensor(self, tensor: int, microbatch: int = 0, *, flat: bool = False) -> int:
-        """Entry of a root tensor; of its part for one microbatch, where it has parts."""
+        """The entry of a root tensor, or of its part for one microbatch if it has parts."""
         known = self._entries(microbatch, flat)
         number = known[tensor]
         if number < 0:
@@ -102,7 +103,7 @@ class Binder:
         return number
 
     def _entries(self, microbatch: int, flat: bool) -> list[int]:
-        """Entries of root tensors in a microbatch; -1 for those that have not been asked for."""
+        """Entries of root tensors in a microbatch; -1 for those not created yet."""
         known = self._known.get((microbatch, flat))
         if known is None:
             known = self._known[microbatch, flat] = [-1] * len(self._memory)
@@ -119,7 +120,7 @@ class Binder:
         return self.table.append(("flat" if flat else "tensor", root, part), buffer, cut, shift)
 
     def _cut(self, tensor: int, flat: bool) -> Cut:
-        """What every class sees of a tensor."""
+        """The view that each class has of a tensor."""
         node = self.tensors.graph.tensors[tensor]
         layout = self.tensors.layout.compute[tensor]
         is_vector = node.spec.storage == "vector"
@@ -132,7 +133,7 @@ class Binder:
         return self.table.cut(views, strides)
 
     def use(self, use: Use) -> Call:
-        """One use of a variant: the entry of each of its slots."""
+        """Bind one use of a variant: the entry of each of its slots."""
         call, microbatch = use.segment.call, use.microbatch
         common = self._bindings.get(use.variant)
         if common is None:
@@ -168,7 +169,9 @@ class Binder:
     def _place(
         self, variant: Variant, position: int, slot: Slot, outside: Mapping[int, int] | None
     ) -> tuple[int, int]:
-        """Where every use finds the entry of a slot; `outside` are the tensors that a layer's caller sees."""
+        """How every use finds the entry of a slot. `outside` are the tensors that a layer's caller
+        sees.
+        """
         if slot.kind == "temp" or slot.kind == "temp_flat":
             key = slot.kind, variant.number, slot.id
             return _OWN, self._own(variant, position, key, "temp", "rows")
@@ -183,21 +186,21 @@ class Binder:
         return _OWN, self._own(variant, position, key, "inner", storage)
 
     def _kept(self, variant: Variant, position: int, slot: Slot, use: Use) -> int:
-        """Entry of what is kept of a sum between microbatches, or of a place in a ring."""
+        """The entry of a carry or stack of a sum, or of a place in a ring."""
         key = kept_key(self.tensors.graph, variant, use, slot)
         storage = variant.graph.spec(slot.id).storage if slot.kind != "stack" else "rows"
         cut = self._cut_of_slot(variant, position, storage)
         return self.table.add((slot.kind, *key[1:]), self.buffers[key], cut)
 
     def _own(self, variant: Variant, position: int, key: Key, kind: str, storage: str) -> int:
-        """Entry of what lives inside a template."""
+        """The entry of a temporary of a template."""
         if key in self.table.numbers:
             return self.table.numbers[key]
         buffer = self.buffers[kind, variant.number, key[2]]
         return self.table.add(key, buffer, self._cut_of_slot(variant, position, storage))
 
     def live_intervals(self, use: Use, call: Call) -> list[LiveInterval]:
-        """The temporaries of the template that a call uses, in the order in which they come to life."""
+        """The temporaries of the template that a call uses, in the order in which they become live."""
         variant = self.variants[use.variant]
         own: dict[int, Buffer] = {}
         for position in self._bindings[use.variant].own:
@@ -236,7 +239,7 @@ class Binder:
         return self._slot_cuts[slot]
 
     def broadcast(self, numbers: DeviceNumbers) -> tuple[list[LoweredTemplate], Call]:
-        """Per class, copies of every parameter and optimizer state that an earlier device holds as well."""
+        """Per class, copies of every parameter and optimizer state that an earlier device also holds."""
         graph, layout, shapes = self.tensors.graph, self.tensors.layout, self.tensors.shapes
         lasting = [
             t
@@ -278,7 +281,7 @@ def _stride(view: Ref, storage: str) -> int:
 
 
 def _local_view(shapes: LocalShapes, spec: TensorSpec, layout: TensorLayout, kind: str, in_file: bool) -> Ref:
-    """A root tensor on one device."""
+    """The view of a root tensor on one device."""
     extent = shapes.extent(spec, layout) if spec.storage != "vector" else Number(1)
     tile = shapes.tile_rows(spec, kind, extent, in_file=in_file)
     cols = shapes.cols(spec, layout)

@@ -39,17 +39,18 @@ _KEPT = {"carry": "carries", "stack": "carries", "ring": "rings"}  # category by
 
 
 class RootTensors:
-    """The tensors of the root graph: whose memory each has, and what of them lives on.
+    """The tensors of the root graph: which share memory, and which exist for the whole run.
 
     Args:
         graph, layout, shapes: of the plan.
-        sums: what is complete only after the last microbatch.
+        sums: tensors that are complete only after the last microbatch.
         roots: tensor -> tensor whose memory it shares.
 
     Attributes:
         keep: outputs of the graph, which users read after a run.
         files: tensors in the devices' files.
-        gradients: those of `keep` that the backward pass makes: their memory is that of activations until then.
+        gradients: members of `keep` that the backward pass computes. Until then activations use
+            their memory.
     """
 
     def __init__(
@@ -73,11 +74,11 @@ class RootTensors:
         ]
 
     def form(self, tensor: int) -> int:
-        """A number that tensors share which differ in nothing but their names: shape, kind and layout."""
+        """A number that tensors with equal shape, kind and layout share."""
         return self._forms[tensor]
 
     def bytes(self, tensor: int) -> int:
-        """Of its part on the device that holds most; of one microbatch."""
+        """Bytes of its largest part on any device, in one microbatch."""
         form = self._forms[tensor]
         size = self._bytes.get(form)
         if size is None:
@@ -87,7 +88,9 @@ class RootTensors:
         return size
 
     def num_parts(self, tensor: int) -> int:
-        """Parts that others read or write on their own: one per microbatch, where it counts the batch."""
+        """Number of parts that are read or written separately: one per microbatch if the tensor
+        counts the batch.
+        """
         if self.shapes.settings.accumulation == 1:
             return 1
         node = self.graph.tensors[tensor]
@@ -100,17 +103,19 @@ class RootTensors:
         return self.shapes.settings.accumulation if lasting else 1
 
     def part_bytes(self, tensor: int) -> int:
-        """From the beginning of one part to that of the next."""
+        """Bytes from the beginning of one part to the beginning of the next."""
         return round_up(self.bytes(tensor), 64)
 
     def is_lasting(self, tensor: int) -> bool:
-        """Whether it has memory of its own through a run."""
+        """Whether it has its own memory for the whole run."""
         return self._is_lasting[tensor]
 
 
 def _gradients(graph: Graph, sums: BatchSums, files: frozenset[int]) -> frozenset[int]:
-    """Outputs that the backward pass completes, behind its last microbatch. Where states lie in files, none: what
-    activations leave then has room for those (`plan.prefetched_states`)."""
+    """Outputs that the backward pass completes after its last microbatch. None if states are in
+    files, because these are then prefetched into the memory that activations leave
+    (`plan.prefetched_states`).
+    """
     if any(t.id in files for t in graph.of_kind("state")):
         return frozenset()
     nodes = [graph.tensors[t] for t in graph.outputs.values() if t in sums.complete_last]
@@ -120,7 +125,7 @@ def _gradients(graph: Graph, sums: BatchSums, files: frozenset[int]) -> frozense
 
 
 def _numbers_of_forms(graph: Graph, layout: GraphLayout) -> list[int]:
-    """A number per tensor, equal for tensors that are alike; the same objects need no comparison."""
+    """A number per tensor, equal for equal forms. Specs that share an object are compared once."""
     numbers: dict[object, int] = {}
     alike: dict[tuple[int, str, int, int, bool], int] = {}
     found, files = [], frozenset(layout.files)
@@ -136,14 +141,16 @@ def _numbers_of_forms(graph: Graph, layout: GraphLayout) -> list[int]:
 
 
 def category_of(kind: str, name: str) -> str:
-    """Under which heading a tensor from outside is counted."""
+    """The category of memory use of an input, parameter, state or constant."""
     if kind == "state":
         return "optimizer" if name.startswith("optimizer.") else "state"
     return _CATEGORIES.get(kind, "activations")
 
 
 def lasting_buffers(tensors: RootTensors) -> list[Buffer]:
-    """Parameters, optimizer state, constants, inputs of all microbatches, outputs that no activation makes room for."""
+    """Buffers for the whole run: parameters, optimizer states, constants, inputs of all
+    microbatches, and outputs that do not reuse memory of activations.
+    """
     buffers = []
     for t in tensors.graph.tensors:
         number = t.id
@@ -162,18 +169,20 @@ def lasting_buffers(tensors: RootTensors) -> list[Buffer]:
 
 
 def apart(buffers: Sequence[Buffer]) -> tuple[list[Buffer], list[Buffer]]:
-    """What lies in memory, and what lies in the device's file."""
+    """Buffers in memory, and buffers in the device's file."""
     return [b for b in buffers if b.category != OFFLOADED], [b for b in buffers if b.category == OFFLOADED]
 
 
 def align_for_files(buffers: Sequence[Buffer]) -> None:
-    """Round sizes up to whole pages of a file: then every buffer begins at one, if the first does."""
+    """Round sizes up to whole pages of a file, so that every buffer begins at a page if the first
+    does.
+    """
     for buffer in buffers:
         buffer.bytes = round_up(buffer.bytes, FILE_PAGE)
 
 
 def kept_buffers(tensors: RootTensors, variants: Variants) -> list[Buffer]:
-    """What is kept of sums between microbatches, and rings, as the variants ask for it."""
+    """Carries and stacks of sums, and rings, as the variants need them."""
     bounds = tensors.shapes.bounds
     sizes: dict[Key, int] = {}
     kept = [
@@ -192,8 +201,9 @@ def kept_buffers(tensors: RootTensors, variants: Variants) -> list[Buffer]:
 
 
 def kept_key(graph: Graph, variant: Variant, use: Use, slot: Slot) -> Key:
-    """The buffer of a carry, a stack or a place in a ring. Calls share a ring; what is kept of a sum is of one tensor:
-    a root tensor, or one inside of a call."""
+    """The key of a carry, a stack or a place in a ring. Calls share a ring; a carry or a stack
+    belongs to one tensor, a root tensor or one inside of a call.
+    """
     kind, tensor, level = slot.memory
     if kind == "ring":
         return kind, variant.rings, tensor, place_of_use(use.ring_use, level)
@@ -207,7 +217,9 @@ def kept_key(graph: Graph, variant: Variant, use: Use, slot: Slot) -> Key:
 
 
 def result_buffers(tensors: RootTensors, segments: Sequence[Segment]) -> list[Buffer]:
-    """Results that travel between segments, with the segments in which they live; gradients live on to the end."""
+    """Results that are passed between segments, with the segments in which they are live. Gradients
+    are live until the end.
+    """
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     brief = {t.id for t in tensors.graph.tensors if not tensors.is_lasting(t.id)}
@@ -243,7 +255,8 @@ def template_buffers(variant: Variant, base: int, room: int = 0) -> list[Buffer]
     Args:
         variant: of the template.
         base: where they begin.
-        room: so many bytes are theirs, whether or not they need them: what other devices read lingers there.
+        room: bytes available to them. Temporaries that other devices read keep their bytes longer
+            if there is room.
     """
     placed = [replace(b) for b in variant.temporaries]
     read = _read_by_others(variant)
@@ -252,12 +265,12 @@ def template_buffers(variant: Variant, base: int, room: int = 0) -> list[Buffer]
 
 
 def _read_by_others(variant: Variant) -> set[Key]:
-    """Keys of what is read in other devices' memory."""
+    """Keys of the temporaries that are read in other devices' memory."""
     slots = {o.slot for t in variant.templates for i in t.instructions for o in i.operands if o.group >= 0}
     return {own_key(variant.slots[slot]) for slot in slots}
 
 
 def own_key(slot: Slot) -> Key:
-    """The key, within its variant, of the temporary that a slot of a template stands for."""
+    """The key, within its variant, of the temporary that a slot of a template refers to."""
     kind = memory_kind(slot.kind)
     return "inner" if kind == "tensor" else kind, slot.id

@@ -29,15 +29,15 @@ class Calls:
 
     Args:
         graph: the root graph.
-        tensors: its own.
-        lasting: what lives through a run, in order.
-        results: what travels between segments.
+        tensors: its tensors.
+        lasting: buffers for the whole run, in order.
+        results: buffers that are passed between segments.
 
     Attributes:
-        binder: that fills the table of entries.
-        calls: of each use, its phase and its call.
-        live intervals: by variant, the temporaries of its first use.
-        outside: entries of tensors that users read or write; filled in first.
+        binder: fills the table of entries.
+        calls: phase and call of each use.
+        live_intervals: by variant, the temporaries of its first use.
+        outside: entries of tensors that users read or write; created first.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class Calls:
             self.outside = self.binder.outside()
 
     def take(self, use: Use, variant: Variant) -> None:
-        """The next use, of a variant that has been taken or is the next one."""
+        """Bind the next use, of a variant that has been bound before or is the next one."""
         if variant.number == len(self.binder.variants):
             self._place(variant)
         self._bind(use)
 
     def take_all(self, variants: Variants) -> None:
-        """All uses at once."""
+        """Bind all uses at once."""
         room = max((b.end for variant in variants.variants for b in variant.temporaries), default=0)
         for variant in variants.variants:
             self._place(variant, room)
@@ -81,7 +81,7 @@ class Calls:
             self._bind(use)
 
     def placed(self) -> tuple[list[Buffer], Mapping[str, int]]:
-        """All buffers with their offsets, and bytes per region, when all has been taken."""
+        """All buffers with their offsets, and bytes per region, after all uses are bound."""
         regions = {
             "lasting": self._lasting_end,
             "activations": self._end - self._lasting_end,
@@ -92,8 +92,9 @@ class Calls:
         return [*self._lasting, *self._results, *self._temporaries, *self._kept, *self._stored], regions
 
     def _place(self, variant: Variant, room: int = 0) -> None:
-        """Templates run one after the other, so the temporaries of all lie at one place; `room` is that of the largest
-        of them, where it is known."""
+        """Place buffers. Templates run one after another, so the temporaries of all have the same
+        place. `room` is the size of the largest, if known.
+        """
         own = template_buffers(variant, self._end, room)
         self._workspace_end = max(self._workspace_end, *(b.end for b in own)) if own else self._workspace_end
         self._temporaries += own

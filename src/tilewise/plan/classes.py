@@ -30,7 +30,7 @@ _Cut = tuple[int, DimLabel | None, Axes]
 
 
 def classes_of(graph: Graph, layout: GraphLayout, shapes: LocalShapes) -> tuple[tuple[int, ...], ...]:
-    """The devices of every class, in order of their first."""
+    """The devices of every class, ordered by their first device."""
     if shapes.mesh.num_devices == 1:
         return ((0,),)
     cuts = sorted(set(_cuts(graph, layout)), key=repr)
@@ -50,8 +50,10 @@ def classes_of(graph: Graph, layout: GraphLayout, shapes: LocalShapes) -> tuple[
 def _in_lockstep(
     classes: Sequence[tuple[int, ...]], cuts: Sequence[_Cut], shapes: LocalShapes
 ) -> tuple[tuple[int, ...], ...]:
-    """Classes whose devices share what they hold with devices of the same classes: those who hold one KV head wait for
-    each other, so where one of them comes first on an axis, or has another inner cut, the others are distinguished."""
+    """Refines classes so that devices of a class share what they hold with devices of equal
+    classes. Devices that hold one KV head wait for each other, so if one of them is first on an
+    axis or has other inner cuts, the others are in other classes too.
+    """
     sharing = [groups for cut in cuts if (groups := _holders(cut, shapes))]
     while True:
         class_of = {device: c for c, devices in enumerate(classes) for device in devices}
@@ -65,7 +67,9 @@ def _in_lockstep(
 
 
 def _holders(cut: _Cut, shapes: LocalShapes) -> dict[int, list[int]]:
-    """Per device, those that hold the same part of a dim, where some part has several. What is empty has none."""
+    """Per device, the devices that hold the same part of a dim, if any part has several. Empty
+    parts have none.
+    """
     size, label, axes = cut
     spec = TensorSpec((size,), DTYPES["f32"], (label,))
     mesh = shapes.mesh
@@ -108,7 +112,9 @@ def _graphs(graph: Graph, layout: GraphLayout) -> Iterator[tuple[Graph, GraphLay
 
 
 def _relative(cut: _Cut, shapes: LocalShapes) -> object:
-    """What a device's part of a dim looks like from its first element; and whether another one before it has it too."""
+    """A device's part of a dim relative to its first element, and whether an earlier device has the
+    same part.
+    """
     size, label, axes = cut
     spec = TensorSpec((size,), DTYPES["f32"], (label,))
     begin, end = shapes.range(spec, (axes,), 0)
@@ -124,11 +130,13 @@ class DeviceGroup:
     """Devices that communicate, as one of them sees it.
 
     Attributes:
-        number: of the table of device groups.
-        size: how many communicate: all members of the device group's axes, or a run of them.
+        number: its number in the table of device groups.
+        size: how many devices communicate: all members of the device group's axes, or a run of
+            them.
         members: their places in the table, in order.
         me: this device's place among them.
-        peers: the places of all others among them, in order; `peer_members` their places in the table.
+        peers: the places of all others among them, in order; `peer_members` are their places in the
+            table.
     """
 
     number: int
@@ -140,7 +148,9 @@ class DeviceGroup:
 
 
 class NumberTable(NamedTuple):
-    """Numbers of devices as data: per place what it is, and its value on every device; and device groups' axes."""
+    """Numbers of devices as data: the meaning of each number and its value on every device; and the
+    axes of device groups.
+    """
 
     keys: tuple[object, ...]
     values: tuple[Sequence[int], ...]
@@ -148,11 +158,11 @@ class NumberTable(NamedTuple):
 
 
 class DeviceNumbers:
-    """Places of numbers and device groups in the bindings of a plan's devices, or in one variant.
+    """Assigns indices to numbers and device groups, for a plan's devices or for one variant.
 
     Args:
         shapes: of all devices.
-        known: values on every device that have been worked out, by what they are.
+        known: cached values on every device, by meaning.
     """
 
     def __init__(self, shapes: LocalShapes, known: Mapping[object, Sequence[int]] | None = None) -> None:
@@ -165,7 +175,7 @@ class DeviceNumbers:
         self._known: dict[tuple[Axes, int], DeviceGroup] = {}
 
     def place(self, key: object, value: Callable[[int], int]) -> Number:
-        """The number that `value` gives for each device; equal keys are one."""
+        """The number with the value that `value` returns for each device; equal keys share one."""
         if key not in self._places:
             values = self._worked_out.get(key)
             if values is None:
@@ -179,11 +189,11 @@ class DeviceNumbers:
         self.known[key] = values
 
     def table(self) -> NumberTable:
-        """All of it as data."""
+        """All numbers and device groups as data."""
         return NumberTable((*self._places,), (*self._values,), (*self._groups,))
 
     def take(self, table: NumberTable) -> tuple[list[int], list[int]]:
-        """Make room for all of a table; returns where each number and each device group of it stands here."""
+        """Add all entries of a table; returns the index here of each number and each device group."""
         for key, values in zip(table.keys, table.values):
             if key not in self._places:
                 self._add(key, values)
@@ -192,7 +202,7 @@ class DeviceNumbers:
         ]
 
     def first(self, spec: TensorSpec, layout: TensorLayout, dim: int) -> NumberLike:
-        """The first global element of a dim that the device holds."""
+        """The first global element of a dim on the device."""
         axes = in_space(layout[dim])
         if not axes:
             return 0
@@ -200,7 +210,9 @@ class DeviceNumbers:
         return self.place(key, lambda device: self.shapes.on(device).range(spec, layout, dim)[0])
 
     def group(self, axes: Axes, size: int = 0) -> DeviceGroup:
-        """The devices along some axes; with a size, the aligned run of so many among whom the device is."""
+        """The devices along some axes; with a size, the aligned run of this many that contains the
+        device.
+        """
         mesh = self.shapes.mesh
         whole = mesh.size(*axes)
         size = size or whole
@@ -232,11 +244,11 @@ class DeviceNumbers:
         return self._known[axes, size]
 
     def number_of_group(self, axes: Axes) -> int:
-        """The place of a device group in the tables."""
+        """The index of a device group in the tables."""
         return self._groups.setdefault(axes, len(self._groups))
 
     def bindings(self, class_of: Mapping[int, int]) -> tuple[DeviceBinding, ...]:
-        """All that is a device's own, of every device."""
+        """The numbers and device groups of every device."""
         mesh, devices = self.shapes.mesh, range(self.shapes.mesh.num_devices)
         numbers = zip(*self._values) if self._values else repeat(())
         columns = []

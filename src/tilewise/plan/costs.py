@@ -33,12 +33,12 @@ __all__ = ["DeviceCosts", "KernelCost", "count_costs"]
 
 
 class KernelCost(NamedTuple):
-    """What calls of a kernel cost on one device.
+    """The cost of all calls of a kernel on one device.
 
     Attributes:
         flops: floating-point operations.
-        num_bytes: read and written.
-        peer_bytes: of these, read from other devices' memory.
+        num_bytes: bytes read and written.
+        peer_bytes: the part of these that is read from other devices' memory.
     """
 
     flops: int
@@ -48,7 +48,7 @@ class KernelCost(NamedTuple):
 
 @dataclass(frozen=True)
 class DeviceCosts:
-    """What one run of a program costs on one device.
+    """The cost of one run of a program on one device.
 
     Attributes:
         kernels: by the kernel's full name, such as `matmul_bf16`.
@@ -73,7 +73,7 @@ class DeviceCosts:
 
 
 def count_costs(program: TileProgram, device: int, name: str, bounds: tuple[int, ...]) -> DeviceCosts:
-    """The costs of one run of a program's list of calls on one device; equal for all devices of its class."""
+    """The cost of one run of a list of calls on one device. It is equal for all devices of its class."""
     own = program.devices[device]
     of = program.classes[own.class_id]
     uses = Counter(call.template for call in of.calls[name])
@@ -96,7 +96,7 @@ def count_costs(program: TileProgram, device: int, name: str, bounds: tuple[int,
 
 
 class _Views(NamedTuple):
-    """What the operands of a call's instructions are on a device."""
+    """The operands of a call's instructions on a device."""
 
     of: DeviceClass
     own: DeviceBinding
@@ -104,7 +104,7 @@ class _Views(NamedTuple):
     bounds: tuple[int, ...]
 
     def value(self, number: NumberLike) -> int:
-        """A number, with every symbol at its bound."""
+        """The value of a number, with every symbol at its bound."""
         if isinstance(number, int):
             return number
         if number.source == Source.DEVICE:
@@ -114,7 +114,7 @@ class _Views(NamedTuple):
         return number.constant if number.source == Source.POSITION else upper(number, self.bounds)
 
     def tasks(self, instruction: Instruction) -> list[tuple[int, int]]:
-        """(rows of the loop, how many tasks have so many) of an instruction."""
+        """Pairs (rows of a task, number of such tasks) of an instruction."""
         rows, step = self.value(instruction.extent), self.value(instruction.step)
         if step <= 0:
             return [(rows, 1)]
@@ -122,7 +122,7 @@ class _Views(NamedTuple):
         return [(length, count) for length, count in ((step, full), (rest, 1)) if length and count]
 
     def shape(self, operand: Operand, length: int) -> tuple[int, int]:
-        """Rows and columns of an operand, in a task over so many rows of the loop."""
+        """Rows and columns of an operand, in a task over this many rows of the loop."""
         entry = self.of.entries[self.call.binding[operand.slot]]
         rows, cols = entry.extent.upper(self.bounds), entry.cols
         match operand.mode:
@@ -146,7 +146,7 @@ class _Views(NamedTuple):
 
 
 def _flops_and_bytes(instruction: Instruction, views: _Views) -> tuple[int, int]:
-    """What all tasks of an instruction cost."""
+    """The cost of all tasks of an instruction."""
     spec = kernel_spec(instruction.kernel)
     flops = num_bytes = 0
     # without dy, rows are added where ids say, and none is multiplied
@@ -159,9 +159,10 @@ def _flops_and_bytes(instruction: Instruction, views: _Views) -> tuple[int, int]
 
 
 def _sizes(spec: KernelSpec, instruction: Instruction, views: _Views, length: int) -> dict[str, int]:
-    """The dims that a kernel's costs are functions of, for one task.
+    """The dims on which a kernel's costs depend, for one task.
 
-    They are named by operands' sizes and by integers. What the table leaves unnamed is that of the largest operand.
+    Operands' sizes and integers give their values. A dim that the table does not name is that of
+    the largest operand.
     """
     named, num_members = _operands_by_name(spec, instruction.operands)
     sizes: dict[str, int] = {}
@@ -193,7 +194,7 @@ def _sizes(spec: KernelSpec, instruction: Instruction, views: _Views, length: in
 
 
 def _operands_by_name(spec: KernelSpec, operands: Sequence[Operand]) -> tuple[dict[str, list[Operand]], int]:
-    """An instruction's operands by the table's names, and how many members its lists have."""
+    """An instruction's operands by the table's names, and the length of its lists."""
     num_lists = sum(o.is_list for o in spec.operands)
     num_members = (len(operands) - len(spec.operands) + num_lists) // max(1, num_lists)
     found: dict[str, list[Operand]] = {o.name: [] for o in spec.operands}

@@ -45,7 +45,7 @@ Placed = tuple[OperandSpec, Operand | None]
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of a kernel under examination: who makes it, and the loop over which it runs."""
+    """A call of a kernel that is being checked: the op that makes it, and its loop."""
 
     spec: KernelSpec
     maker: str
@@ -75,17 +75,17 @@ def make_instruction(
     floats: Mapping[str, float | Sequence[float]] | None = None,
     priority: int = 0,
 ) -> Draft:
-    """One instruction, as the table says.
+    """Make one instruction and check it against the kernel table.
 
     Args:
         kernel: base name in the table.
-        maker: who asks, for messages.
+        maker: the op, for messages.
         label: its name in traces.
-        extent, step: rows of its loop, and rows per task (0: one task for all).
-        tiles: operands by name; lists for lists. Absent ones may be left out or None.
-        ref_of: the tensor behind a slot.
-        dtype: the kernel's, where it has several.
-        ints, floats: by name; those that the table fills in are not given.
+        extent, step: rows of its loop, and rows per task (0: one task for all rows).
+        tiles: operands by name; lists for lists. Absent ones may be omitted or None.
+        ref_of: returns the tensor of a slot.
+        dtype: the kernel's, if it has several.
+        ints, floats: by name; those that the table derives are not given.
         priority: of its tasks.
 
     Raises:
@@ -120,17 +120,18 @@ def make_instruction(
 def make_hold(
     maker: str, label: str, extent: Number, step: NumberLike, operand: Operand, ref_of: Callable[[int], Ref]
 ) -> Draft:
-    """An instruction without a kernel, whose tasks read a tile each: it orders and acknowledges.
+    """Make an instruction without a kernel. Its tasks read one tile each, delay later writers, and
+    can post acknowledgements.
 
     Args:
-        maker: who asks, for messages.
+        maker: the op, for messages.
         label: its name in traces.
-        extent, step: rows of its loop, and rows per task (0: one task for all).
+        extent, step: rows of its loop, and rows per task (0: one task for all rows).
         operand: what a task reads.
-        ref_of: the tensor behind a slot.
+        ref_of: returns the tensor of a slot.
 
     Raises:
-        InternalError: something is of another kind, or the operand is not cut as the loop is.
+        InternalError: something has the wrong kind, or the operand is not divided as the loop is.
     """
     call = _Call(_HOLD, maker, extent, step, ref_of)
     _check_loop(call, label, 0)
@@ -143,12 +144,14 @@ def make_hold(
 
 
 def repeat_instruction(like: Draft, tiles: Mapping[str, Operand], ref_of: Callable[[int], Ref]) -> Draft:
-    """An instruction like one that was held to the table, with other operands of the same form in some places.
+    """Make an instruction like one that was checked, with some operands replaced by others of the
+    same form.
 
     Args:
         like: made by `make_instruction`, of a kernel without lists of operands.
-        tiles: operands by name, each in the mode of the one that it replaces, on a tensor of the same form.
-        ref_of: the tensor behind a slot.
+        tiles: operands by name, each in the mode of the one that it replaces, on a tensor of the
+            same form.
+        ref_of: returns the tensor of a slot.
 
     Raises:
         InternalError: an operand is unknown, or has another form.
@@ -205,7 +208,7 @@ def repeat_instruction(like: Draft, tiles: Mapping[str, Operand], ref_of: Callab
 
 @cache
 def _operand_places(kernel: str) -> dict[str, int]:
-    """Places of a kernel's operands by name; there are some hundred kernels."""
+    """Positions of a kernel's operands by name."""
     return {spec.name: i for i, spec in enumerate(kernel_spec(kernel).operands)}
 
 
@@ -222,7 +225,7 @@ def _suffix(spec: KernelSpec, name: str) -> str:
 
 
 def _check_loop(call: _Call, label: object, priority: object) -> None:
-    """What a loop is made of: rows, rows per task, a name and a priority."""
+    """Check the parts of a loop: rows, rows per task, a name and a priority."""
     extent, step = call.extent, call.step
     if not isinstance(extent, Number) or not is_size(extent):
         call.invalid("a loop runs over rows, below 2^40: a Number, or in emit a tensor's Ref", shown(extent))
@@ -243,7 +246,7 @@ def _check_names(call: _Call, what: str, values: Mapping[str, object], names: fr
 
 
 def _place(call: _Call, tiles: Tiles) -> list[Placed]:
-    """Operands in the table's order; neighbouring lists take turns, so they are equally long."""
+    """Operands in the table's order. Adjacent lists alternate, so they must have equal lengths."""
     placed: list[Placed] = []
     for is_list, specs in call.spec.operand_groups:
         if not is_list:
@@ -279,7 +282,9 @@ def _several(call: _Call, spec: OperandSpec, value: object) -> Sequence[Operand]
 
 
 def _check_operand(call: _Call, spec: OperandSpec, operand: Operand, dtype: str) -> None:
-    """Element type, panels, and that tiles of the loop are tiles of what the loop runs over."""
+    """Check the dtype, the storage in panels, and that the loop's tiles are tiles of the operand
+    that the loop runs over.
+    """
     ref = call.ref_of(operand.slot)
     dtypes = [dtype if d == "dt" else d for d in spec.dtypes]
     if ref.dtype not in dtypes:
@@ -300,7 +305,9 @@ def _check_operand(call: _Call, spec: OperandSpec, operand: Operand, dtype: str)
 
 
 def _check_part(call: _Call, spec: OperandSpec, operand: Operand, ref: Ref) -> None:
-    """A part of the loop is that part of the operand: tasks together see all of it, and nothing else."""
+    """Check that a part of the loop is that part of the operand: the tasks together view all of it,
+    and nothing else.
+    """
     mode, div, extent = operand.mode, operand.div, call.extent
     if mode == Mode.ROWS and not has_rows(ref, operand):
         call.invalid(
@@ -335,7 +342,7 @@ _Size = str | int | Number
 
 
 def _check_sizes(call: _Call, placed: Sequence[Placed]) -> None:
-    """Rows and columns that bear one name in the table are equal, as far as they are known when planning."""
+    """Rows and columns with one name in the table are equal, as far as they are known when planning."""
     known: dict[object, tuple[_Size, str]] = {}
     number: dict[str, int] = {}
     for spec, operand in placed:
@@ -357,7 +364,9 @@ def _check_sizes(call: _Call, placed: Sequence[Placed]) -> None:
 
 
 def _sizes(call: _Call, operand: Operand) -> tuple[_Size | None, _Size | None]:
-    """Rows and columns of a task's view: a number, `a tile of the loop`, or None where the table cannot tell."""
+    """Rows and columns of a task's view: a number, `a tile of the loop`, or None if the table
+    cannot tell.
+    """
     ref = call.ref_of(operand.slot)
     loop: _Size = plain(call.extent) if is_single(call.step) else "a tile of the loop"
     match operand.mode:
@@ -378,9 +387,11 @@ def _sizes(call: _Call, operand: Operand) -> tuple[_Size | None, _Size | None]:
 
 
 def _with_access(call: _Call, placed: Sequence[Placed]) -> list[Operand]:
-    """The table's roles as access to tiles; among operands that view the same tile, the first that writes it, or the
-    first, speaks for all. A write to a part of a tile keeps the rest of it. Where access differs from what the kernel
-    does, the operand's role says that."""
+    """Turns the table's roles into accesses to tiles. If several operands view the same tile, the
+    first that writes it (or the first) has the access for all. A write to a part of a tile keeps
+    the rest of the tile. If the access differs from what the kernel does, the operand's role says
+    so.
+    """
     result: list[Operand] = []
     views: dict[tuple[object, ...], list[int]] = {}
     for i, (spec, operand) in enumerate(placed):
@@ -421,7 +432,9 @@ _ABSENT = Operand(0, null=True)
 
 
 def _touched(operand: Operand) -> NumberLike:
-    """The tiles of a tensor that an operand depends on: 0 all, -1 those of the iteration, else every so many rows."""
+    """The tiles of a tensor that an operand depends on: 0 for all, -1 for those of the iteration,
+    otherwise rows per step.
+    """
     if operand.mode in (Mode.WHOLE, Mode.COL, Mode.PANELCOLS):
         return 0
     return -1 if operand.div == 1 else operand.div

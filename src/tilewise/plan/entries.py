@@ -21,11 +21,12 @@ _new_entry = tuple.__new__  # what the class itself does, without its names
 
 @dataclass(frozen=True)
 class Cut:
-    """How a buffer is seen: per class rows, columns, stride, dtype, rows per tile and columns per tile.
+    """A view of a buffer: per class rows, columns, stride, dtype, rows per tile and columns per
+    tile.
 
     Attributes:
-        number: equal for equal ones.
-        num_handles: tiles, where there are most.
+        number: equal for equal views.
+        num_handles: number of tiles on the device with most.
     """
 
     number: int
@@ -34,13 +35,14 @@ class Cut:
 
 
 class EntryTable:
-    """Entries under construction. An entry has one number in all classes.
+    """A table of entries under construction. An entry has the same number in all classes.
 
-    Entries of one buffer share its handles. So do buffers that lie at one place and are cut alike in all classes: then
-    the order of their uses follows from the handles, and they need not know each other as aliases.
+    Entries of one buffer share its handles. So do buffers at the same address that are divided
+    alike in all classes: the order of their uses then follows from the handles, and they need not
+    be listed as aliases.
 
     Args:
-        num_classes: tables to fill.
+        num_classes: number of tables to fill.
         bounds: the upper bound of every symbol.
     """
 
@@ -69,14 +71,16 @@ class EntryTable:
         return self._cuts[seen]
 
     def add(self, key: Key, buffer: Buffer, cut: Cut) -> int:
-        """The number of the entry for `key`: all of `buffer`, seen as `cut` says."""
+        """The number of the entry for `key`: all of `buffer`, with the view `cut`."""
         number = self.numbers.get(key)
         if number is None:
             number = self.numbers[key] = self.append(key, buffer, cut)
         return number
 
     def append(self, key: Key, buffer: Buffer, cut: Cut, shift: int = 0) -> int:
-        """As `add`, of a key that has no entry yet, and of the part of `buffer` from byte `shift` on."""
+        """Like `add`, for a key that has no entry yet, and for the part of `buffer` from byte
+        `shift` on.
+        """
         offset = buffer.offset + shift if shift else buffer.offset  # the same object, of which there are many
         number, owner = len(self.tables[0]), buffer.key
         # numbers of tensors follow each other, so a million of them are found in a dict without missing the cache
@@ -101,12 +105,14 @@ class EntryTable:
     def aliases(
         self, results: Sequence[Buffer], runs: Iterable[Iterable[Sequence[LiveInterval]]]
     ) -> Mapping[int, tuple[int, ...]]:
-        """Per entry, entries that share memory with it without sharing its handles, one for each set of handles.
+        """Per entry, the entries that share its memory but not its handles, one for each set of
+        handles.
 
         Args:
-            results: buffers that live from one segment to another; all that share bytes are listed.
-            runs: for each order in which a run uses templates, the temporaries of each use: `plan.reuse` finds which of
-                them meet.
+            results: buffers that are live from one segment to another; all that share bytes are
+                listed.
+            runs: for each order in which a run uses templates, the temporaries of each use;
+                `plan.reuse` finds their conflicts.
         """
         table = self.tables[0]
         aliases_of: dict[int, tuple[int, ...]] = {}

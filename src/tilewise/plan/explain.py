@@ -22,7 +22,7 @@ _validate = Validator("plan", PlanError)
 
 
 def explain_plan(plan: PlanTables) -> str:
-    """Mesh, memory, tiles, tasks, traffic and templates."""
+    """Mesh, memory, tiles, tasks, traffic and templates as text."""
     settings = plan.settings
     lines = [
         f"plan of {plan.graph.name!r} on {plan.mesh} ({plan.mesh.num_devices} devices, "
@@ -47,7 +47,7 @@ def explain_plan(plan: PlanTables) -> str:
 
 
 def _files(plan: PlanTables) -> Iterator[str]:
-    """What lies in the devices' files, and what goes there and back."""
+    """What is stored in the devices' files, and what is written and read."""
     if not plan.file_bytes:
         return
     yield f"  offloaded: {plan.file_bytes / 2**20:.2f} MiB in a file of each device"
@@ -65,7 +65,7 @@ def _files(plan: PlanTables) -> Iterator[str]:
 
 
 def _saved(plan: PlanTables) -> Iterator[str]:
-    """What layers keep for the backward pass besides their arguments, and which template reads it."""
+    """What layers save for the backward pass besides their arguments, and which template reads it."""
     graph = plan.graph
     reads = {op.label: op.attrs["template"] for op in graph.ops if op.op == "call" and op.phase == "backward"}
     runs: list[tuple[list[str], tuple[int, str]]] = []
@@ -86,7 +86,7 @@ def _saved(plan: PlanTables) -> Iterator[str]:
 
 
 def _tiles(plan: PlanTables) -> Iterator[str]:
-    """How the tensors of every device are cut."""
+    """How the tensors of every device are divided into tiles."""
     bounds = plan.symbol_bounds
     symbols = ", ".join(f"{s} up to {s.max}" for s in plan.shapes.symbols)
     yield from [f"  sizes of a run: {symbols}; all figures are for the largest"] if symbols else []
@@ -103,7 +103,7 @@ def _tiles(plan: PlanTables) -> Iterator[str]:
 
 
 def _per_device(plan: PlanTables, said: Sequence[str]) -> Iterator[str]:
-    """A line for all devices of which the same is said; `said` is per class."""
+    """One line for all devices with the same text; `said` has the text per class."""
     devices: dict[str, list[int]] = {}
     for device, own in enumerate(plan.program.devices):
         devices.setdefault(said[own.class_id], []).append(device)
@@ -157,18 +157,18 @@ def _templates(plan: PlanTables) -> Iterator[str]:
 
 
 def _title(template: LoweredTemplate) -> str:
-    """What it lowers, in short."""
+    """A short title of what it lowers."""
     return short_name(template.name)
 
 
 def short_name(key: str) -> str:
-    """A layer's function without its module; `backward` where it is one."""
+    """A layer's function without its module; with `backward` for backward templates."""
     name, dot, backward = key.partition(".backward")
     return name.rpartition(".")[2] + dot + backward
 
 
 def num_tasks(template: LoweredTemplate, bounds: tuple[int, ...]) -> int:
-    """Of one use."""
+    """Number of tasks of one use."""
     return sum(_num_steps(instruction, bounds) for instruction in template.instructions)
 
 
@@ -182,7 +182,7 @@ def explain_tensor(plan: PlanTables, name: str) -> str:
     """Why a named tensor has its tile shape and its storage shard.
 
     Raises:
-        PlanError: no such tensor.
+        PlanError: there is no such tensor.
     """
     _validate.text("why", "a tensor's name", name)
     tensor = next((t for t in plan.graph.tensors if t.spec.name == name), None)

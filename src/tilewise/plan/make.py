@@ -128,7 +128,7 @@ def _work_of(graph: Graph, variants: Variants, use: Use) -> Work:
 
 
 def _validate_bindings(program: TileProgram, variants: Variants, tensors: RootTensors) -> None:
-    """Hold the calls to the graph's ops."""
+    """Check the calls against the graph's ops."""
     graph = tensors.graph
     bound = [(u, _work_of(graph, variants, u)) for u in variants.uses]
     work = {
@@ -140,10 +140,11 @@ def _validate_bindings(program: TileProgram, variants: Variants, tensors: RootTe
 
 
 def _lists(variants: Variants, shapes: LocalShapes) -> Mapping[str, tuple[str, ...]]:
-    """The programs of a graph, and the phases that each runs: `forward`, and with a loss `backward` and `step`.
+    """The programs of a graph, and the phases that each runs: `forward`, and with a loss `backward`
+    and `step`.
 
-    With several microbatches, a backward pass alone would have the activations of the last one only, so there is no
-    program `backward`.
+    With several microbatches, a separate backward pass would have only the activations of the last
+    one, so there is no program `backward`.
     """
     wanted: dict[str, tuple[str, ...]] = {"forward": ("forward",)}
     if any(use.segment.phase == "backward" for use in variants.uses):
@@ -160,7 +161,7 @@ def _program(
     classes: Sequence[Sequence[int]],
     buffers: Sequence[Buffer],
 ) -> TileProgram:
-    """The lists of calls; on several devices `broadcast` as well."""
+    """The lists of calls; on several devices also `broadcast`."""
     binder, shapes = bound.binder, bound.binder.tensors.shapes
     calls = {
         name: tuple(call for phase, call in bound.calls if phase in included)

@@ -38,10 +38,10 @@ class Buffer:
     Attributes:
         key: what it holds.
         bytes: its size, before alignment.
-        category: parameters, gradients, carries, rings, optimizer, gathered, activations, temporaries or inputs;
-            offloaded: in the device's file.
-        first, last: positions of the first and last use; buffers that live through a run have none.
-        offset: filled in by `place_buffers`.
+        category: parameters, gradients, carries, rings, optimizer, gathered, activations,
+            temporaries or inputs; offloaded: in the device's file.
+        first, last: positions of the first and last use; None for buffers of the whole run.
+        offset: set by `place_buffers`.
     """
 
     key: tuple[object, ...]
@@ -53,12 +53,12 @@ class Buffer:
 
     @property
     def end(self) -> int:
-        """One past its last byte, alignment included."""
+        """One past its last byte, with alignment."""
         return self.offset + round_up(self.bytes, ALIGNMENT)
 
 
 def place_in_sequence(buffers: Sequence[Buffer], base: int) -> int:
-    """Offsets one after another, for buffers that live through a run; returns the end of the region."""
+    """Place buffers of the whole run one after another; returns the end of the region."""
     for buffer in buffers:
         buffer.offset = base
         base += round_up(buffer.bytes, ALIGNMENT)
@@ -68,10 +68,11 @@ def place_in_sequence(buffers: Sequence[Buffer], base: int) -> int:
 def place_buffers(buffers: Sequence[Buffer], base: int) -> int:
     """Give every buffer an offset from `base` on; returns the end of the region.
 
-    Buffers share bytes where their lifetimes `[first, last]` do not meet. They are placed in the order in which they
-    come to life, each in the lowest gap that holds it; that is close to the largest sum of what lives at one time when
-    lifetimes nest, as those of saved activations do, and takes n log n steps. A few buffers are also placed by size,
-    and the tighter of the two counts.
+    Buffers may share bytes if their live intervals `[first, last]` do not overlap. They are placed
+    in the order in which they become live, each in the lowest gap that is large enough. This is
+    close to the largest sum of live sizes if intervals are nested, as those of saved activations
+    are, and takes n log n steps. If there are few buffers, they are also placed by size, and the
+    smaller region is used.
     """
     sizes = [round_up(b.bytes, ALIGNMENT) for b in buffers]
     offsets, end = _place_by_time(buffers, sizes)
@@ -86,16 +87,18 @@ def place_buffers(buffers: Sequence[Buffer], base: int) -> int:
 
 
 def place_lingering(buffers: Sequence[Buffer], lingering: Sequence[Buffer], room: int) -> None:
-    """Give buffers that are placed from 0 on other offsets, so that some keep their bytes beyond their last use.
+    """Change the offsets of buffers that are placed from 0 on, so that some keep their bytes beyond
+    their last use.
 
-    What other devices read is free when the slowest of them has read it. Where it is written anew right behind its last
-    use here, devices go in step, and each little delay of one is the others'. So it lingers for about as many
-    positions as there is room for; beyond the last position it does so into the next use of the same bytes.
+    Other devices may read a buffer after its last use here. If its bytes were overwritten
+    immediately, this device would wait for the slowest reader, and small delays would spread to all
+    devices. So such a buffer keeps its bytes for as many positions as there is room for; beyond the
+    last position, into the next use of the same bytes.
 
     Args:
         buffers: with offsets.
-        lingering: those of them that others read.
-        room: where the last of them may end.
+        lingering: those that other devices read.
+        room: the largest end of a buffer.
     """
     if not lingering:
         return
@@ -120,7 +123,9 @@ def place_lingering(buffers: Sequence[Buffer], lingering: Sequence[Buffer], room
 
 
 def gap_for(buffer: Buffer, placed: Sequence[Buffer], base: int) -> int:
-    """The lowest offset from `base` on where a buffer shares no byte with those that live while it does."""
+    """The lowest offset from `base` on at which a buffer overlaps no buffer that is live at the
+    same time.
+    """
     size = round_up(buffer.bytes, ALIGNMENT)
     offset = base
     busy = (b for b in placed if b.first <= buffer.last and buffer.first <= b.last and b.bytes)
@@ -132,7 +137,7 @@ def gap_for(buffer: Buffer, placed: Sequence[Buffer], base: int) -> int:
 
 
 def most_at_one_time(buffers: Sequence[Buffer]) -> int:
-    """The largest sum of sizes of buffers that live at one position: no placement takes less."""
+    """The largest sum of sizes of buffers that are live at one position. No placement needs less."""
     changes: dict[int, int] = {}
     for buffer in buffers:
         size = round_up(buffer.bytes, ALIGNMENT)
@@ -146,7 +151,7 @@ def most_at_one_time(buffers: Sequence[Buffer]) -> int:
 
 
 def _place_by_time(buffers: Sequence[Buffer], sizes: Sequence[int]) -> tuple[list[int], int]:
-    """First fit in the order of birth; of those born together, what lives longest first."""
+    """First fit in the order in which buffers become live; among those, the longest-lived first."""
     offsets = [0] * len(buffers)
     gaps = _Gaps()
     by_death = sorted(range(len(buffers)), key=lambda i: buffers[i].last)
@@ -160,7 +165,9 @@ def _place_by_time(buffers: Sequence[Buffer], sizes: Sequence[int]) -> tuple[lis
 
 
 class _Gaps:
-    """What is free below the end of a region, as disjoint ranges in order; the region grows when none is large."""
+    """The free ranges below the end of a region, disjoint and in order. The region grows if none is
+    large enough.
+    """
 
     def __init__(self) -> None:
         self.ranges: list[tuple[int, int]] = []
@@ -190,7 +197,9 @@ class _Gaps:
 
 
 def _place_by_size(buffers: Sequence[Buffer], sizes: Sequence[int]) -> tuple[list[int], int]:
-    """The largest first, each at the lowest offset that no placed one of its lifetime holds."""
+    """Largest first, each at the lowest offset that no placed buffer with an overlapping interval
+    uses.
+    """
     offsets = [0] * len(buffers)
     placed: list[int] = []
     for i in sorted(range(len(buffers)), key=lambda i: -sizes[i]):
@@ -208,7 +217,7 @@ def _place_by_size(buffers: Sequence[Buffer], sizes: Sequence[int]) -> tuple[lis
 
 
 def shared_bytes(buffers: Sequence[Buffer]) -> dict[int, list[int]]:
-    """For every buffer (by position in `buffers`) the others that share bytes with it."""
+    """For every buffer (by position in `buffers`), the others that share bytes with it."""
     order = sorted(range(len(buffers)), key=lambda i: buffers[i].offset)
     shared: dict[int, list[int]] = {}
     live: list[int] = []

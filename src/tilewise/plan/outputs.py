@@ -12,7 +12,9 @@ __all__ = ["gather_outputs"]
 
 
 def gather_outputs(graph: Graph, layout: GraphLayout) -> tuple[Graph, GraphLayout]:
-    """Put a `gather` behind every output whose last dim is sharded; sums over the batch stay as they are."""
+    """Add a `gather` after every output whose last dim is sharded. Sums over the batch are not
+    changed.
+    """
     tensors, ops, layouts = list(graph.tensors), list(graph.ops), list(layout.compute)
     outputs = dict(graph.outputs)
     for name, tensor in graph.outputs.items():

@@ -29,10 +29,10 @@ _TASK = (int, int, str, int, int, int, int, int)
 
 
 def read_timeline(plan: PlanTables, timeline: object) -> tuple[TaskRecord, ...]:
-    """What `GraphInstance.timeline()` gives, checked.
+    """The result of `GraphInstance.timeline()`, checked.
 
     Raises:
-        PlanError: an entry is no task of a device, a worker or an instruction of this plan.
+        PlanError: an entry is not a task of a device, a worker or an instruction of this plan.
     """
     templates = [template for of in plan.program.classes for template in of.templates]
     labels = {instruction.label for template in templates for instruction in template.instructions}
@@ -61,7 +61,7 @@ def draw_plan(plan: PlanTables, timeline: Sequence[TaskRecord] = ()) -> PlanPict
     """The picture of a plan's largest program.
 
     Args:
-        plan: any.
+        plan: any plan.
         timeline: tasks of a run of it.
     """
     of = plan.program.classes[0]
@@ -119,7 +119,9 @@ def _calls(plan: PlanTables, of: DeviceClass, program: str) -> Iterable[CallPict
 
 
 class _Segments:
-    """Which segment a call stands for: one of its template's, which uses all tensors that the call is bound to."""
+    """Finds the segment of a call: one of its template's that uses all tensors that the call is
+    bound to.
+    """
 
     def __init__(self, plan: PlanTables, segments: Sequence[Segment]) -> None:
         self.by_name: dict[str, list[int]] = {}
@@ -133,7 +135,7 @@ class _Segments:
                         self.users.setdefault(tensor, set()).add(segment.index)
 
     def segment(self, of: DeviceClass, call: Call) -> Segment:
-        """The first that fits."""
+        """The first segment that fits."""
         bound = {of.entries[number].key for number in call.binding}
         tensors = [key[1] for key in bound if key[0] in ("tensor", "flat")]
         named = self.by_name[of.templates[call.template].name]
@@ -148,7 +150,7 @@ class _Segments:
 
 
 class _Lives:
-    """Bytes that live while a segment runs, by category."""
+    """Bytes that are live while a segment runs, by category."""
 
     def __init__(self, plan: PlanTables) -> None:
         self.changes: list[tuple[int, str, int]] = []
@@ -174,14 +176,16 @@ class _Lives:
             self.at.append(dict(now))
 
     def alive(self, segment: int, template: int) -> dict[str, int]:
-        """While a template runs for a segment."""
+        """Live bytes while a template runs for a segment."""
         return {**self.at[segment], "temporaries": self.temporaries.get(template, 0)}
 
 
 def _spans(
     plan: PlanTables, program: str, timeline: Sequence[TaskRecord]
 ) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Per device, from when to when the tasks of each call ran; nothing where a run had other tasks than the plan."""
+    """Per device, the start and end of each call's tasks; empty if the run had other tasks than the
+    plan.
+    """
     found = []
     for device in range(plan.mesh.num_devices):
         own = sorted((r for r in timeline if r.device == device), key=lambda r: r.submit_ns)

@@ -30,13 +30,15 @@ _validate = Validator("plan", PlanError)
 
 @dataclass(frozen=True)
 class Plan(PlanTables):
-    """A plan's tables, and what can be asked of them before anything runs."""
+    """A plan's tables, with the questions that can be asked before a run."""
 
     def require_memory(self, limit_bytes: int = 0) -> None:
-        """Refuse a plan that cannot be allocated, before anything is; checkpoints count where they were planned.
+        """Reject a plan that does not fit in memory, before anything is allocated. Planned
+        checkpoints count.
 
         Args:
-            limit_bytes: over all devices; 0 for what is available now (`core.limits.available_memory`).
+            limit_bytes: over all devices; 0 for the memory that is available now
+                (`core.limits.available_memory`).
 
         Raises:
             ResourceError: the devices together need more.
@@ -59,14 +61,14 @@ class Plan(PlanTables):
             )
 
     def traffic(self, program: str = "step", sizes: Mapping[str, int] | None = None) -> dict[str, list[int]]:
-        """Elements each device reads from others' memory in one run of a program, per label.
+        """Elements that each device reads from others' memory in one run of a program, per label.
 
         Args:
             program: its name.
-            sizes: values of symbolic sizes by name; those that are left out stand at their bounds.
+            sizes: values of symbolic sizes by name; the others are at their bounds.
 
         Raises:
-            PlanError: no such program or symbol, or a value out of its bounds.
+            PlanError: there is no such program or symbol, or a value is out of its bounds.
         """
         _validate.choice("traffic", "program", program, list(self.programs))
         values = check_sizes("traffic", self.shapes.symbols, {} if sizes is None else sizes)
@@ -75,8 +77,8 @@ class Plan(PlanTables):
     def file_traffic(
         self, program: str = "step", sizes: Mapping[str, int] | None = None
     ) -> list[tuple[int, int]]:
-        """Bytes that each device reads from its file, and writes to it, in one run of a program; zeros where nothing
-        is offloaded.
+        """Bytes that each device reads from its file and writes to it in one run of a program;
+        zeros if nothing is offloaded.
 
         Args:
             program: its name.
@@ -111,28 +113,31 @@ class Plan(PlanTables):
         }
 
     def explain(self) -> str:
-        """Mesh, memory, tiles, tasks, traffic and templates in words, before anything runs."""
+        """Mesh, memory, tiles, tasks, traffic and templates as text, before anything runs."""
         return explain_plan(self)
 
     def why(self, name: str) -> str:
         """Why a named tensor has its tile shape and its storage shard.
 
         Raises:
-            PlanError: no such tensor.
+            PlanError: there is no such tensor.
         """
         return explain_tensor(self, name)
 
     def save_picture(self, path: str | Path, timeline: Sequence[Sequence[object]] = ()) -> None:
-        """Write the plan as one HTML page, which loads nothing: what memory holds at every call of a step, by category;
-        the calls by phase and microbatch, with what each reads from other devices, per class of devices.
+        """Write the plan as one HTML page that loads nothing: memory use at every call of a step by
+        category, and the calls by phase and microbatch with what each reads from other devices, per
+        class of devices.
 
         Args:
-            path: where it goes; what stood there is replaced whole, or kept.
-            timeline: of a traced run of this plan, as `GraphInstance.timeline()` gives it: adds a lane per worker with
-                its tasks by kind and, where it has as many as the plan, when each call ran and what memory held.
+            path: of the page. An existing file is replaced whole, or kept if there is an error.
+            timeline: of a traced run of this plan, from `GraphInstance.timeline()`: adds a lane per
+                worker with its tasks by kind and, if it has as many tasks as the plan, when each
+                call ran and how much memory was in use.
 
         Raises:
-            PlanError: the path is invalid, or the timeline has other devices, workers or tasks than this plan.
+            PlanError: the path is invalid, or the timeline has other devices, workers or tasks than
+                this plan.
             ResourceError: it cannot be written.
         """
         where = _validate.path("save_picture", "path", path)
@@ -142,13 +147,13 @@ class Plan(PlanTables):
     # ---- files ----------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write the plan to a file, whole or not at all. Equal plans give equal files; weights are not in it.
+        """Write the plan to a file, completely or not at all. Equal plans give equal files; weights
+        are not included.
 
         Raises:
-            PlanError: the path is invalid, or something in the plan has no place in a file: an
-                attribute of an op that is no plain data, an optimizer whose name another class has
-                taken.
-            ResourceError: it cannot be written; what stood there is kept.
+            PlanError: the path is invalid, or a value cannot be stored: an attribute of an op that
+                is not plain data, or an optimizer whose name another class has taken.
+            ResourceError: it cannot be written; an existing file is kept.
         """
         where = _validate.path("save", "path", path)
         try:
@@ -159,16 +164,17 @@ class Plan(PlanTables):
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read a plan that `save` wrote, here or in another process; it runs to the same bits.
+        """Read a plan that `save` wrote, in this or another process. It runs with the same bits.
 
-        Nothing in the file is believed: it is held to its digest, to the types of all its fields and to the rules that
-        planning ends with. Ops and optimizers of your own are looked up by name among those that this process has
-        defined; a file imports nothing. What kernels do with their integers, and which of several like tensors a call
-        names, is not proven; for files of authors you do not trust there is `tilewise.session.require_origin`.
+        The file is not trusted: its digest, the types of all fields and the rules of planning are
+        checked. Custom ops and optimizers are looked up by name among those that this process has
+        defined; a file imports nothing. It is not proven what kernels do with their integers, and
+        which of several similar tensors a call names. For files of untrusted authors, use
+        `tilewise.session.require_origin` as well.
 
         Raises:
-            PlanError: it is no plan, is damaged, was changed or written by another version, or names an op or optimizer
-                that is not defined here.
+            PlanError: it is not a plan, is damaged, was changed or written by another version, or
+                names an op or optimizer that is not defined here.
         """
         where = _validate.path("load", "path", path)
         try:
@@ -184,7 +190,7 @@ class Plan(PlanTables):
         return plan
 
     def digest(self) -> str:
-        """SHA-256 of all that the plan says: equal inputs have equal digests, in any process.
+        """SHA-256 of the whole plan. Equal inputs have equal digests, in any process.
 
         Raises:
             PlanError: as `save`.

@@ -26,8 +26,8 @@ __all__ = ["choose_prefetched", "place_prefetched", "prefetched_apart"]
 def choose_prefetched(graph: Graph, layout: GraphLayout, settings: PlanSettings) -> Mapping[int, int]:
     """The states in files to prefetch, each with the op before which its prefetch call is inserted.
 
-    Each state is prefetched at the first segment of the backward pass from which on a gap of its size stays free until
-    its update. Where several states fit, those that are needed first come first.
+    Each state is prefetched at the first segment of the backward pass from which on a gap of its
+    size stays free until its update. If several states fit, those that are needed first come first.
     """
     shapes = LocalShapes(layout.mesh, settings, graph.k_splits, symbols_of(graph))
     roots = alias_roots(graph, graph.ops, frozenset(graph.outputs.values()))
@@ -58,7 +58,7 @@ def choose_prefetched(graph: Graph, layout: GraphLayout, settings: PlanSettings)
 
 
 def _that_fit(waiting: Mapping[int, Buffer], placed: Sequence[Buffer], end: int, first: int) -> list[int]:
-    """States for which there is room from a position on until their update; they get their offsets."""
+    """States for which there is room from a position on until their update, with their offsets."""
     everything, found = [*placed], list[int]()
     least = end + 1  # what is as large does not fit: later ones would have to stay longer
     for t, buffer in waiting.items():
@@ -75,7 +75,9 @@ def _that_fit(waiting: Mapping[int, Buffer], placed: Sequence[Buffer], end: int,
 
 
 def prefetched_apart(graph: Graph, results: Sequence[Buffer]) -> tuple[list[Buffer], list[Buffer]]:
-    """Other results, and those that are held, in the order in which they were chosen: that of the calls."""
+    """Other results, and prefetched states in the order in which they were chosen, which is that of
+    the calls.
+    """
     updates = (op for op in graph.ops if op.phase == "update" and is_prefetch(graph, op, ("fetch",)))
     prefetched = dict.fromkeys(o for op in updates for o in op.outputs)
     by_tensor = {b.key[1]: b for b in results}
@@ -83,7 +85,9 @@ def prefetched_apart(graph: Graph, results: Sequence[Buffer]) -> tuple[list[Buff
 
 
 def place_prefetched(held: Sequence[Buffer], placed: Sequence[Buffer], base: int) -> None:
-    """Offsets of what is held, in the order in which it was chosen, among buffers that have theirs."""
+    """Offsets of prefetched states, in the order in which they were chosen, among buffers that are
+    already placed.
+    """
     everything = [*placed]
     for buffer in held:
         buffer.offset = gap_for(buffer, everything, base)

@@ -23,10 +23,12 @@ class LiveInterval(NamedTuple):
     """Memory of a template that stays live from one of its ops to another.
 
     Attributes:
-        entries: the tensor entries that lie in it.
-        handle: the first of the handles that order its uses; live intervals with the same handle order themselves.
+        entries: the tensor entries in it.
+        handle: the first of the handles that order its uses; live intervals with the same handle
+            order themselves.
         begin, end: its bytes.
-        written: end of the bytes, from `begin` on, that every use of the template writes, whatever the run's sizes.
+        written: end of the bytes, from `begin` on, that every use of the template writes, for any
+            sizes of a run.
     """
 
     entries: tuple[int, ...]
@@ -37,11 +39,12 @@ class LiveInterval(NamedTuple):
 
 
 def find_conflicts(uses: Iterable[Sequence[LiveInterval]]) -> dict[tuple[int, ...], set[int]]:
-    """For the entries of each live interval, entries of the others that may still use its bytes when it is written.
+    """For the entries of each live interval, entries of the others that may still use its bytes
+    when it is written.
 
     Args:
-        uses: the live intervals of each use of a template: uses in the order of a step, intervals in the order in which
-            they become live.
+        uses: the live intervals of each use of a template: uses in the order of a step, intervals
+            in the order in which they become live.
     """
     conflicts: dict[tuple[int, ...], set[int]] = {}
     last = _LastUsers()
@@ -67,7 +70,9 @@ class _LastUsers:
         self.users: list[dict[int, int]] = [{}]
 
     def follow(self, interval: LiveInterval) -> set[int]:
-        """The other users of the interval's bytes. It is then a user too, and the only one where it writes."""
+        """The other users of the interval's bytes. The interval then becomes a user too, and the
+        only one of the bytes that it writes.
+        """
         first, end = self._cut(interval.begin), self._cut(interval.end)
         own = {interval.handle: interval.entries[0]}
         conflicting = {
@@ -91,11 +96,12 @@ class _LastUsers:
 
 
 def written_slots(template: LoweredTemplate, extents: Sequence[Number]) -> frozenset[int]:
-    """The slots whose every row some instruction writes, in every use and with any sizes of a run.
+    """The slots whose every row is written by an instruction, in every use and for any sizes of a
+    run.
 
     Args:
-        template: whose instructions are looked at.
-        extents: rows of what each slot stands for.
+        template: whose instructions are examined.
+        extents: rows of what each slot refers to.
     """
     rows: dict[int, list[Interval]] = {}
     for instruction in template.instructions:
@@ -107,7 +113,7 @@ def written_slots(template: LoweredTemplate, extents: Sequence[Number]) -> froze
 
 
 def _rows_written(operand: Operand, extent: Number, rows: Number) -> Interval:
-    """Rows of a tensor that an instruction writes in every use; none where sizes come with the run."""
+    """Rows of a tensor that an instruction writes in every use; none if sizes depend on the run."""
     is_known = extent.source == rows.source == Source.NOTHING and extent.constant > 0
     if operand.null or operand.group >= 0 or not is_known:
         return 0, 0
@@ -123,7 +129,7 @@ def _rows_written(operand: Operand, extent: Number, rows: Number) -> Interval:
 
 
 def _reach(intervals: list[Interval]) -> int:
-    """How far from 0 on intervals leave no gap."""
+    """How far intervals reach from 0 without a gap."""
     reach = 0
     for begin, end in sorted(intervals):
         if begin > reach:

@@ -20,7 +20,7 @@ RING_DEPTH = 2  # one place is read while the next is written
 
 
 def place_of_use(use: int, age: int) -> int:
-    """The place that use number `use`, or the one `age` uses before it, has in its ring."""
+    """The place in its ring of use number `use`, or of the use `age` before it."""
     return (use - age) % RING_DEPTH
 
 
@@ -30,7 +30,7 @@ def credit_of_write() -> tuple[Number, Number]:
 
 
 def credit_of_drain(age: int) -> tuple[Number, Number]:
-    """The same for the end of a step, of the use that is `age` uses old."""
+    """The same at the end of a step, for the use that is `age` uses old."""
     return Number.of_call(2 + 2 * age), Number.of_call(3 + 2 * age)
 
 

@@ -25,14 +25,16 @@ class Segment:
         return self.ops[0] if self.ops[0].op == "call" else None
 
     def name(self, graph: Graph) -> str:
-        """Of the template that it is lowered to."""
+        """The name of the template that it is lowered to."""
         return (
             f"segment{self.index}" if self.call is None else graph.templates[self.call.attrs["template"]].key
         )
 
 
 def tensors_seen(graph: Graph, call: OpNode) -> dict[int, int]:
-    """Tensors of a layer that its caller sees, by their ids inside: which operand or result of the call each is."""
+    """Tensors of a layer that its caller sees, by their ids inside: the operand or result of the
+    call that each is.
+    """
     template = graph.templates[call.attrs["template"]]
     names = (*template.arguments, *template.results, *call.attrs["saved"])
     outside = (*call.inputs, *call.outputs)
@@ -40,7 +42,7 @@ def tensors_seen(graph: Graph, call: OpNode) -> dict[int, int]:
 
 
 def cut_segments(graph: Graph) -> tuple[Segment, ...]:
-    """Root ops in order, cut at calls and where the phase changes."""
+    """Root ops in order, divided at calls and where the phase changes."""
     runs: list[list[OpNode]] = []
     for op in graph.ops:
         fresh = not runs or op.op == "call" or runs[-1][-1].op == "call" or runs[-1][-1].phase != op.phase

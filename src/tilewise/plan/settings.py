@@ -34,14 +34,15 @@ def settings_for(
     is_checkpointed: bool = False,
     rows_per_tile: int | None = None,
 ) -> PlanSettings:
-    """Check what a layout says, and choose the row tile.
+    """Check a layout and choose the row tile.
 
     Args:
-        rows_per_tile: the most rows in a tile of activations of a batch, if they are whole sequences.
+        rows_per_tile: the maximum number of rows in a tile of activations of a batch, if they are
+            whole sequences.
 
     Raises:
-        PlanError: workers or rows are out of range, or the graph has no batch of which rows could be.
-        LayoutError: a value stays partial, or an axis has nothing to share.
+        PlanError: workers or rows are out of range, or rows are given but the graph has no batch.
+        LayoutError: a value stays partial, or an axis shards nothing.
     """
     mesh = layout.mesh
     workers = _workers(mesh, workers_per_device)
@@ -110,7 +111,7 @@ def _require_used_axes(graph: Graph, layout: GraphLayout, mesh: DeviceMesh) -> N
 
 
 def _batch_axes(graph: Graph, layout: GraphLayout) -> Axes:
-    """How axes and microbatches cut the batch."""
+    """How axes and microbatches divide the batch."""
     for t, use in zip(graph.tensors, layout.compute):
         for label, axes in zip(t.spec.labels, use) if any(use) else ():
             if axes and label is not None and label.is_summed_by_batch_splits:
@@ -119,7 +120,9 @@ def _batch_axes(graph: Graph, layout: GraphLayout) -> Axes:
 
 
 def _row_tile_unbatched(graph: Graph) -> int:
-    """Whole sequences for attention over [batch, seq, ...], in layers too; otherwise a fixed number of rows."""
+    """Whole sequences for attention over [batch, seq, ...], in layers too; otherwise a fixed number
+    of rows.
+    """
     lengths = {
         length for g in (graph, *(t.graph for t in graph.templates.values())) for length in _sequences(g)
     }
@@ -127,7 +130,7 @@ def _row_tile_unbatched(graph: Graph) -> int:
 
 
 def _sequences(graph: Graph) -> set[int]:
-    """Lengths of the sequences that attention ops see."""
+    """Lengths of the sequences of attention ops."""
     sizes = [
         graph.spec(op.inputs[0]).shape[1]
         for op in graph.ops

@@ -40,12 +40,12 @@ def round_up(value: int, multiple: int) -> int:
 
 @lru_cache(4096)
 def _number(constant: int) -> Number:
-    """One object for each, which pickles hold once."""
+    """Equal numbers as one object, which pickles store once."""
     return Number(constant)
 
 
 def bytes_of(ref: Ref, bounds: tuple[int, ...]) -> int:
-    """Bytes that a view takes with every symbol at its bound; panels are padded."""
+    """Bytes of a view with every symbol at its bound; panels are padded."""
     rows, cols = ref.extent.upper(bounds), ref.cols
     if ref.packed:
         rows, cols = round_up(rows, 32), round_up(cols, 2)
@@ -54,22 +54,25 @@ def bytes_of(ref: Ref, bounds: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """What a plan was asked for.
+    """The settings of a plan.
 
     Attributes:
         accumulation: microbatches per step.
-        batch_splits: equal parts of the global batch; sums over tokens add each part, then the parts along a tree.
-        batch: global batch of a step (what dims count whose label `is_summed_by_batch_splits`); 0
-            for graphs without one.
-        seq: rows per batch element; of a symbol where every step brings their number.
-        batch_axes: how axes and microbatches cut the batch.
-        row_tile: rows per tile of activations, likewise.
+        batch_splits: number of equal parts of the global batch; sums over tokens add each part,
+            then the parts along a tree.
+        batch: global batch of a step (the size of dims whose label `is_summed_by_batch_splits`); 0
+            for graphs without a batch.
+        seq: rows per batch element; a number of a symbol if every step gives it.
+        batch_axes: how axes and microbatches divide the batch.
+        row_tile: rows per tile of activations; may be a number of a symbol.
         workers_per_device: worker threads of every device.
-        padded_bound: the most rows per batch element where the graph has them as a symbol, so that
-            some may be padding; sequence splits are counted over it. 0 where the graph fixes their
+        padded_bound: maximum rows per batch element if the graph has a symbol for them, so that
+            some may be padding; sequence splits are counted over it. 0 if the graph fixes the
             number.
-        storage_axes: axes that cut weights, gradients and states as stored, in whole panels; the last ones of dim 0.
-        is_checkpointed: a copy of the training state is in memory next to the devices while a checkpoint is written.
+        storage_axes: axes that shard weights, gradients and states in storage, in whole panels; the
+            last ones of dim 0.
+        is_checkpointed: whether memory includes a copy of the training state, for writing
+            checkpoints.
     """
 
     accumulation: int = 1
@@ -86,8 +89,10 @@ class PlanSettings:
 
 @dataclass(frozen=True)
 class LocalShapes:
-    """Sizes on one device. Methods ending in `_max` give the largest over all devices: memory is planned with those,
-    so that every device has the same offsets. `kinds` are devices that stand for all others; empty: all are asked."""
+    """Sizes on one device. Methods ending in `_max` give the largest over all devices. Memory is
+    planned with these, so that every device has the same offsets. `kinds` are devices that
+    represent all others; if empty, all devices are asked.
+    """
 
     mesh: DeviceMesh
     settings: PlanSettings
@@ -113,7 +118,9 @@ class LocalShapes:
         return other
 
     def range(self, spec: TensorSpec, layout: TensorLayout, dim: int, microbatch: int = 0) -> tuple[int, int]:
-        """Global elements `[begin, end)` of a fixed dim that this device holds (of the batch: in one microbatch)."""
+        """Global elements `[begin, end)` of a fixed dim on this device (of the batch: in one
+        microbatch).
+        """
         size, label, axes = spec.shape[dim], spec.labels[dim], layout[dim]
         assert isinstance(size, int)
         if label is not None and label.is_summed_by_batch_splits:
@@ -138,7 +145,9 @@ class LocalShapes:
         return begin, end
 
     def split_axes(self, axes: Axes) -> tuple[Axes, Axes]:
-        """Axes that cut a dim where it is used, and those that cut it further as stored."""
+        """Axes that shard a dim in the compute layout, and axes that shard it further in the
+        storage layout.
+        """
         shard = tuple(axis for axis in axes if axis in self.settings.storage_axes)
         return axes[: len(axes) - len(shard)], shard
 
@@ -159,7 +168,9 @@ class LocalShapes:
         return device
 
     def block(self, axes: Axes, microbatch: int) -> int:
-        """Which of the batch's parts this device has in a microbatch: its axes' coordinates, time among them."""
+        """The index of this device's part of the batch in a microbatch: the coordinates on its
+        axes, including time.
+        """
         position = 0
         for axis in axes if MICRO in axes else (*axes, MICRO):
             is_time = axis == MICRO
@@ -168,7 +179,7 @@ class LocalShapes:
         return position
 
     def sizes(self, spec: TensorSpec, layout: TensorLayout) -> LocalSizes:
-        """Local sizes of all dims. Tensors of equal shape, labels and layout are asked once."""
+        """Local sizes of all dims, cached by shape, labels and layout."""
         key = spec.shape, spec.labels, layout
         found = self._known.get(key)
         if found is None:
@@ -198,12 +209,12 @@ class LocalShapes:
         return tuple(result)
 
     def sizes_max(self, spec: TensorSpec, layout: TensorLayout) -> list[int]:
-        """Largest local sizes over all devices, symbols at their bounds."""
+        """Largest local sizes over all devices, with symbols at their bounds."""
         every = [self.on(d).sizes(spec, layout) for d in self.kinds or range(self.mesh.num_devices)]
         return [max(upper_bound(s) for s in column) for column in zip(*every)]
 
     def split(self, spec: TensorSpec) -> tuple[int, int]:
-        """How many leading dims count rows, how many trailing dims count columns."""
+        """How many leading dims count rows, and how many trailing dims count columns."""
         n = len(spec.shape)
         return {
             "scalars": (n, 0),
@@ -246,15 +257,19 @@ class LocalShapes:
         return rows * cols * spec.dtype.itemsize
 
     def row_step(self, extent: Number) -> NumberLike:
-        """Rows per tile of activations with so many rows: whole sequences where both grow with their length."""
+        """Rows per tile of activations with this many rows: whole sequences if both grow with their
+        length.
+        """
         tile = self.settings.row_tile
         if isinstance(tile, Number) and extent[2:] != tile[2:]:
             return tile.upper(self.bounds)
         return tile
 
     def tile_rows(self, spec: TensorSpec, kind: str, extent: Number, *, in_file: bool = False) -> NumberLike:
-        """Rows per tile: weights by blocks of panels, states and constants whole, activations by the row tile. In a
-        file weights and states by blocks that are equal for all element types, since updates go through them."""
+        """Rows per tile: weights in blocks of panels, states and constants whole, activations in
+        row tiles. In a file, weights and states have blocks that are equal for all dtypes, because
+        updates process them together.
+        """
         if in_file and spec.storage == "packed":
             cols = upper_bound(spec.shape[1])
             return max(_FILE_BLOCK_BYTES // (4 * cols * PANEL_ROWS), 1) * PANEL_ROWS
@@ -268,8 +283,10 @@ class LocalShapes:
         return self.row_step(extent)
 
     def tile_cols(self, spec: TensorSpec, kind: str, extent: Number, cols: int) -> int:
-        """Columns per tile, 0 for all. Activations that may have fewer row tiles than a device has workers (decoding,
-        batches of few sequences) are cut in columns too, so that the workers share the product that makes them."""
+        """Columns per tile, 0 for all. Activations that may have fewer row tiles than a device has
+        workers (decoding, small batches) are also divided in columns, so that the workers share the
+        product that computes them.
+        """
         if spec.storage != "rows" or kind not in ("input", "result") or spec.dtype.name not in _PRODUCTS:
             return 0
         workers, row_tiles = self.settings.workers_per_device, self._fewest_row_tiles(extent)
@@ -287,7 +304,7 @@ class LocalShapes:
         return round_up(-(-cols // parts), PANEL_ROWS) if parts > max(row_tiles, 1) else 0
 
     def _fewest_row_tiles(self, extent: Number) -> int:
-        """Of activations with so many rows, for the fewest that a run may bring."""
+        """The smallest number of row tiles of activations with this many rows, for any sizes of a run."""
         tile = self.row_step(extent)
         if isinstance(tile, Number):  # rows and tile grow together
             return -(-extent.multiple // tile.multiple)
@@ -297,7 +314,7 @@ class LocalShapes:
         return -(-rows // tile)
 
     def owned_splits(self, spec: TensorSpec, layout: TensorLayout, dim: int) -> list[tuple[int, int]]:
-        """Of every k split of a labelled dim, the local elements that this device holds; (0, 0) for none."""
+        """For each k split of a labelled dim, the local elements on this device; (0, 0) for none."""
         size, label = spec.shape[dim], spec.labels[dim]
         assert isinstance(size, int) and label is not None
         begin, end = self.range(spec, layout, dim)
@@ -306,7 +323,9 @@ class LocalShapes:
         return [(b, e) if e > b else (0, 0) for b, e in local]
 
     def k_split_ranges(self, spec: TensorSpec, dim: int, axes: Axes) -> list[tuple[int, int]]:
-        """Local element ranges of the k splits of a labelled dim that this device sums: its aligned run of k splits."""
+        """Local element ranges of the k splits of a labelled dim that this device sums: its aligned
+        run of k splits.
+        """
         size, label = spec.shape[dim], spec.labels[dim]
         assert isinstance(size, int)
         if label is None or label.is_summed_by_batch_splits:  # not cut: all of it stands in the first k split
@@ -323,7 +342,7 @@ def symbols_of(graph: Graph) -> tuple[Dim, ...]:
     """The symbolic sizes of a graph, in order of appearance.
 
     Raises:
-        PlanError: one name stands for two pairs of bounds.
+        PlanError: one name has two pairs of bounds.
     """
     symbols: dict[str, Dim] = {}
     for family in dict.fromkeys(t.spec.family for t in graph.tensors):
@@ -336,10 +355,10 @@ def symbols_of(graph: Graph) -> tuple[Dim, ...]:
 
 
 def check_sizes(call: str, symbols: Sequence[Dim], sizes: Mapping[str, int]) -> dict[Dim, int]:
-    """The symbols that a user gives values for by name, with these.
+    """The symbols that a user gives values for, by name.
 
     Raises:
-        PlanError: there is no such symbol, or the value lies out of its bounds.
+        PlanError: there is no such symbol, or the value is out of its bounds.
     """
     by_name = {s.name: s for s in symbols}
     values = {}

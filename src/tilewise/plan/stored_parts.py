@@ -25,13 +25,13 @@ _PARAMETER_BYTES = 4  # checkpoints have parameters in fp32
 
 @dataclass(frozen=True)
 class StoredPart:
-    """A part of a tensor and the device whose file has it.
+    """A part of a tensor, and the device that writes it.
 
     Attributes:
-        device: holds it.
-        begin: of its first element in the whole, along each dim.
-        sizes: of it.
-        num_bytes: that its copy takes.
+        device: writes it to its file.
+        begin: position of its first element in the whole tensor, along each dim.
+        sizes: its sizes.
+        num_bytes: size of its copy.
     """
 
     device: int
@@ -42,7 +42,7 @@ class StoredPart:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part before it is decided who writes it: all devices that hold it."""
+    """A part with all devices that hold it, before its writer is chosen."""
 
     begin: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -52,7 +52,7 @@ class _Part:
 def assign_stored_parts(
     graph: Graph, layout: GraphLayout, shapes: LocalShapes
 ) -> dict[int, tuple[StoredPart, ...]]:
-    """The parts of every kept tensor by its id; each part once.
+    """The parts of every stored tensor by its id, each part once.
 
     Args:
         graph: with the optimizer's states, if it has an optimizer.
@@ -86,8 +86,9 @@ def assign_stored_parts(
 
 
 def _kept(graph: Graph) -> Iterator[tuple[int, TensorSpec, int]]:
-    """What training goes on from: parameters, or their masters in fp32, and the optimizer's states; with the bytes of
-    an element in a checkpoint."""
+    """What training resumes from: parameters, or their fp32 masters, and the optimizer's states;
+    with the bytes per element in a checkpoint.
+    """
     states = [t for t in graph.of_kind("state") if t.spec.name.startswith(_STATES)]
     masters = {t.spec.name for t in states}
     for node in graph.of_kind("parameter"):
@@ -98,7 +99,7 @@ def _kept(graph: Graph) -> Iterator[tuple[int, TensorSpec, int]]:
 
 
 def _parts(spec: TensorSpec, layout: TensorLayout, shapes: LocalShapes) -> Iterator[_Part]:
-    """The parts of a tensor, in order of the first device that holds each."""
+    """The parts of a tensor, ordered by the first device that holds each."""
     holders: dict[int, list[int]] = {}
     for device in range(shapes.mesh.num_devices):
         holders.setdefault(shapes.holder(spec, layout, device), []).append(device)

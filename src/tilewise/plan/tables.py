@@ -47,35 +47,39 @@ REGIONS = ("lasting", "activations", "temporaries", "files")
 
 
 def file_begin_of(regions: Mapping[str, int]) -> int:
-    """Where a device's file begins in its addresses: at the first page behind its memory."""
+    """The address at which a device's file begins: the first page after its memory."""
     return round_up(memory_of(regions), FILE_PAGE)
 
 
 def memory_of(regions: Mapping[str, int]) -> int:
-    """Bytes of the regions that lie in memory."""
+    """Bytes of the regions in memory."""
     return max(sum(size for name, size in regions.items() if name != "files"), 64)
 
 
 @dataclass(frozen=True)
 class PlanTables:
-    """A graph laid out on a mesh, cut into tiles, placed in memory and ordered.
+    """A graph laid out on a mesh, divided into tiles, placed in memory and ordered.
 
     Attributes:
         graph: the graph with backward pass and update.
         layout: layouts of all tensors.
-        settings: what was asked for.
+        settings: the plan's settings.
         kinds: a device of each class.
-        program: what the devices execute: templates, entries and calls per class, and each device's own numbers.
+        program: what the devices execute: templates, entries and calls per class, and each device's
+            own numbers.
         outside: per tensor that users read or write, its entries: one, or one per microbatch.
         buffers: ranges of the arena, equal on all devices.
-        regions: bytes of the arena's regions: what lasts, activations, temporaries; and of the device's file.
-        num_signals, num_handles: that every device needs.
-        scratch_bytes: working memory of every worker.
-        layouts: per template, from the first, the layout of the graph that it lowers; a last one of copies has none.
+        regions: bytes of the arena's regions (buffers of the whole run, activations, temporaries)
+            and of the device's file.
+        num_signals, num_handles: numbers that every device needs.
+        scratch_bytes: scratch memory of every worker.
+        layouts: per template, the layout of the graph that it lowers; a last template of copies has
+            none.
         optimizer: the optimizer whose update is in the graph, if any.
-        overhead: bytes per device besides its arena: `scratch` of the workers, `signals`, the task `engine`.
-        definition: the digest of what the graph's author defined, before any pass; empty where only a graph with all
-            passes was given.
+        overhead: bytes per device besides its arena: `scratch` of the workers, `signals`, the task
+            `engine`.
+        definition: the digest of the user's definition of the graph, before any pass; empty if only
+            a graph with all passes was given.
     """
 
     graph: Graph
@@ -129,28 +133,32 @@ class PlanTables:
 
     @property
     def file_begin(self) -> int:
-        """Where every device's file begins in its addresses."""
+        """The address at which every device's file begins."""
         return file_begin_of(self.regions)
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of every device's file; 0 where nothing is offloaded."""
+        """Bytes of every device's file; 0 if nothing is offloaded."""
         return self.regions["files"]
 
     @property
     def device_bytes(self) -> int:
-        """All that a device reserves: its arena, and what its workers and its task engine need."""
+        """All memory that a device reserves: its arena, and the memory of its workers and its task
+        engine.
+        """
         return self.arena_bytes + sum(self.overhead.values())
 
     @cached_property
     def stored_parts(self) -> Mapping[int, tuple[StoredPart, ...]]:
-        """The parts of every tensor that training goes on from, by its id, and which device writes each."""
+        """The parts of every tensor of the training state, by its id, and which device writes each."""
         return FrozenMap(assign_stored_parts(self.graph, self.layout, self.shapes))
 
     @cached_property
     def checkpoint_bytes(self) -> tuple[int, ...]:
-        """Each device's part of the copy from which checkpoints are written: of parameters in fp32 and of optimizer
-        states what it writes. It is next to the devices; all 0 where no checkpoints were planned."""
+        """The size of each device's part of the copy from which checkpoints are written: its parts
+        of fp32 parameters and of optimizer states. The copy is outside of the devices' memory. All
+        are 0 if no checkpoints were planned.
+        """
         each = [0] * self.mesh.num_devices
         for parts in self.stored_parts.values() if self.settings.is_checkpointed else ():
             for part in parts:
@@ -159,16 +167,16 @@ class PlanTables:
 
     @cached_property
     def gradients_in_passing(self) -> frozenset[int]:
-        """Gradients that have their memory from the backward pass on, until the next forward pass uses it."""
+        """Gradients that have memory only from the backward pass until the next forward pass uses it."""
         return frozenset(b.key[1] for b in self.buffers if b.category == "gradients" and b.first >= 0)  # type: ignore[misc]
 
     @property
     def programs(self) -> tuple[str, ...]:
-        """Names of what can be run."""
+        """Names of the programs that can be run."""
         return tuple(self.program.classes[0].calls)
 
     def class_of(self, device: int) -> DeviceClass:
-        """What a device shares with others of its kind.
+        """The class of a device.
 
         Raises:
             PlanError: there is no such device.
@@ -177,7 +185,8 @@ class PlanTables:
         return self.program.classes[self.program.devices[device].class_id]
 
     def entry(self, device: int, tensor: int, part: int = 0) -> TensorEntry:
-        """Where a tensor that users read or write lies on a device; its part for one microbatch.
+        """The entry, on a device, of a tensor that users read or write, or of its part for one
+        microbatch.
 
         Raises:
             PlanError: there is no such device or part, or users neither read nor write the tensor.
@@ -209,16 +218,14 @@ class PlanTables:
         return _validate.integer(call, "a tensor", tensor, 0, len(self.graph.tensors) - 1)
 
     def estimate_memory_usage(self) -> list[dict[str, int]]:
-        """Bytes per device and category; `total` is what a device reserves when instantiated, to
-        the byte, and its part of the copy from which checkpoints are written where that was
-        planned. Three share a region: `gradients` are all of them, `gathered` is what weights that
-        have been gathered from their storage shards take at most, as far as gradients leave it to
-        them, and `activations` has the rest: what they take beyond the gradients that take their
-        place. Devices differ in `checkpoints` alone. `offloaded` are bytes of the device's file,
-        which no total counts.
+        """Bytes per device and category. `total` is exactly what a device reserves when
+        instantiated, plus its part of the copy for checkpoints if planned. Three categories share a
+        region: `gradients` has all of them; `gathered` has the largest sum of weights gathered from
+        storage shards, as far as gradients leave room; `activations` has the rest. Devices differ
+        only in `checkpoints`. `offloaded` are bytes of the device's file and not part of the total.
 
         Pages that no task touches cost nothing, so a limit on resident memory sees at most this
-        much; the interpreter, its libraries and the plan itself come on top.
+        much. The interpreter, its libraries and the plan itself need additional memory.
         """
         usage = dict.fromkeys(CATEGORIES, 0)
         lasting = [b for b in self.buffers if b.first < 0 and b.category != "offloaded"]

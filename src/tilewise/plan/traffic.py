@@ -37,7 +37,7 @@ def count_traffic(program: TileProgram, name: str, bounds: tuple[int, ...]) -> T
 
     Args:
         program: of all devices.
-        name: of the program to run, such as `step`.
+        name: name of the program to run, such as `step`.
         bounds: of the symbols.
     """
     total: dict[str, _Vector] = {}
@@ -50,7 +50,7 @@ def count_traffic(program: TileProgram, name: str, bounds: tuple[int, ...]) -> T
 
 
 class TrafficCounter:
-    """Counts the elements that some devices of one class read from other devices.
+    """Counts the elements that devices of one class read from other devices.
 
     Args:
         program: of all devices.
@@ -113,7 +113,7 @@ class TrafficCounter:
         return self._sizes[entry]
 
     def _value(self, number: NumberLike) -> _Vector:
-        """A constant or a number of the device, on every device."""
+        """The value of a constant or a number of the device, on every device."""
         if isinstance(number, int) or not number.source:
             return np.full(len(self._devices), upper(number), np.int64)
         return number.constant + number.multiple * self._numbers[:, number.which]
@@ -121,7 +121,7 @@ class TrafficCounter:
     def _elements(
         self, instruction: Instruction, operand: Operand, sizes: tuple[tuple[int, int], ...]
     ) -> _Vector:
-        """What one operand reads; 0 on a device whose own memory it is."""
+        """Elements that one operand reads; 0 on a device that reads its own memory."""
         peers, places = self._peers(operand.group, operand.member)
         peer_rows, peer_cols = np.array(sizes, np.int64)[places].T
         extent = instruction.extent.upper(self._bounds)
@@ -133,7 +133,9 @@ class TrafficCounter:
         return np.where(peers == self._devices, 0, moved)
 
     def _peers(self, group: int, member: NumberLike) -> tuple[_Vector, _Vector]:
-        """The member of a device group, per device, and the place of its class among those of all peers."""
+        """The member of a device group, per device, and the index of its class among those of all
+        peers.
+        """
         key = group, member
         if key not in self._known_peers:
             peers = self._groups[group][np.arange(len(self._devices)), self._value(member)]
@@ -155,7 +157,7 @@ class TrafficCounter:
 def count_file_traffic(
     program: TileProgram, device: int, name: str, bounds: tuple[int, ...]
 ) -> tuple[int, int]:
-    """Bytes that a device reads from its file, and writes to it."""
+    """Bytes that a device reads from its file and writes to it."""
     of = program.classes[program.devices[device].class_id]
     moved = {"fetch": 0, "store": 0}
     for call in of.calls[name]:
@@ -169,7 +171,7 @@ def count_file_traffic(
 
 
 def peer_of(operand: Operand, own: DeviceBinding, device: int) -> int | None:
-    """The other device whose memory an operand is; None where it is the device's own."""
+    """The other device whose memory an operand is; None if it is the device's own."""
     if operand.group < 0:
         return None
     peer = own.groups[operand.group][value_on(operand.member, own)]

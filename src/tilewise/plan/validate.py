@@ -13,14 +13,16 @@ __all__ = ["validate_plan"]
 
 
 def validate_plan(plan: PlanTables, values: Mapping[int, Values] | None = None) -> None:
-    """Hold the program to the layouts' pending reductions; what users write, and what steps keep, is there beforehand.
+    """Check the program against the layouts' pending reductions. Inputs and persistent state count
+    as written before the run.
 
     Args:
-        plan: of any origin.
-        values: what templates read and write, by number, of those that were held to the rules where they were lowered.
+        plan: new, or read from a file.
+        values: what templates read and write, by number, for those that were checked when they were
+            lowered.
 
     Raises:
-        InternalError: names the op or instruction that breaks a rule.
+        InternalError: names the op or instruction that violates a rule.
     """
     validate_acknowledgements(plan.program)
     kinds = {t.id: t.kind for t in plan.graph.tensors}

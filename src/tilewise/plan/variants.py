@@ -31,18 +31,18 @@ __all__ = ["Use", "Variant", "Variants", "lower_variants"]
 
 @dataclass(frozen=True)
 class Variant:
-    """One template as it was lowered.
+    """One lowered template.
 
     Attributes:
-        number: its position among all variants; programs refer to it.
+        number: its index among all variants; programs refer to it.
         templates: instructions per class of devices.
-        views: per class, what every slot stands for, in the order of the slots.
-        inner: tensors of the template's graph that live inside it, with the positions of the ops that use them first
-            and last.
+        views: per class, what every slot refers to, in the order of the slots.
+        inner: tensors inside the template, with the positions of the ops that use them first and
+            last.
         graph, layout: the template's, or the whole graph's for a run of root ops.
         roots: tensor -> tensor whose memory it shares.
-        rings: number of the variant whose rings it uses too: the first of the same template.
-        temporaries, written, values: as its lowering says.
+        rings: number of the variant whose rings it shares: the first of the same template.
+        temporaries, written, values: as in `LoweredVariant`.
     """
 
     number: int
@@ -60,17 +60,17 @@ class Variant:
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """What the template's operands stand for, in all classes alike."""
+        """What the template's operands refer to, equal in all classes."""
         return self.templates[0].slots
 
 
 @dataclass(frozen=True)
 class Use:
-    """One entry of a schedule with the variant that does it.
+    """One entry of a schedule with its variant.
 
     Attributes:
-        ring_use: how many uses of its rings come before it in a step.
-        numbers: that the call's instructions ask for (`plan.rings`).
+        ring_use: how many uses of its rings precede it in a step.
+        numbers: numbers that the call's instructions refer to (`plan.rings`).
     """
 
     segment: Segment
@@ -88,21 +88,22 @@ class Variants:
     uses: tuple[Use, ...]
 
     def uses_alone(self, phase: str) -> tuple[Use, ...]:
-        """The uses of one phase, with the numbers of rings in a list of these uses alone.
+        """The uses of one phase, with ring numbers for a list of these uses only.
 
-        All uses of a ring are of one phase, so each use has the same place in its ring as in a step.
+        All uses of a ring are of one phase, so each use has the same place in its ring as in a
+        step.
         """
         return _with_credits(self.variants, [use for use in self.uses if use.segment.phase == phase])
 
     @property
     def num_signals(self) -> int:
-        """Signals of all templates together."""
+        """The number of signals of all templates."""
         last = self.variants[-1] if self.variants else None
         return 0 if last is None else last.templates[0].first_signal + last.templates[0].num_signals
 
     @property
     def scratch_bytes(self) -> int:
-        """Working memory of a worker: what the largest call of a kernel needs, on any device."""
+        """Scratch memory of a worker: that of the largest call of a kernel, on any device."""
         return max((v.scratch_bytes for v in self.variants), default=0)
 
 
@@ -209,8 +210,9 @@ def _numbered(
     numbers: DeviceNumbers,
     identities: Mapping[tuple[object, ...], tuple[object, ...]],
 ) -> Iterator[tuple[tuple[object, ...], Variant]]:
-    """Variants with the plan's signals and numbers of devices. `identities` are of their templates, whose rings all of
-    a template's variants share."""
+    """Variants with the plan's numbers of signals and devices. `identities` are those of their
+    templates, because all variants of a template share its rings.
+    """
     rings: dict[object, tuple[int, int]] = {}  # the first variant of a template, and its rings' signals
     num_signals = 0
     for number, (result, (key, task)) in enumerate(zip(lowered, tasks.items())):  # to the end of `lowered`

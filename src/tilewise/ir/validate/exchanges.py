@@ -102,7 +102,7 @@ class Flow(Protocol):
     Attributes:
         template: the template.
         columns: what is divided into columns for the value of a slot.
-        storage shards: whose rows of a slot are added for the value of another.
+        shards: the storage shards whose rows of a slot are added for the value of another.
         collected: slots that are assembled from the storage shards of a device group, or from its
             parts of a batch.
     """

@@ -161,7 +161,7 @@ class _Flow:
         exchanges: exchanges to confirm, with the label of an instruction.
         stacks: slots that take a microbatch: its number, and the number of all.
         columns: what is divided into columns for the value of a slot.
-        storage shards: whose rows of a slot are added for the value of another.
+        shards: the storage shards whose rows of a slot are added for the value of another.
         collected: slots that are assembled from the storage shards of a device group, or from its
             parts of a batch.
     """

@@ -29,7 +29,7 @@ __all__ = ["Rows", "all_gather_batch", "all_gather_rows", "collect_rows"]
 
 
 class Rows(NamedTuple):
-    """A member's rows of what is brought together: the first, how many, rows per tile."""
+    """A member's rows in an all-gather: the first row, the number of rows, rows per tile."""
 
     first: int
     rows: int
@@ -37,22 +37,23 @@ class Rows(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """Tasks of a loop over them."""
+        """Number of tasks of a loop over them."""
         return -(-self.rows // self.step)
 
 
 def all_gather_rows(
     low: ClassLowering, op: OpNode, dst: Ref, done: int, group: DeviceGroup, step: NumberLike
 ) -> None:
-    """Copy every peer's part of each tile, once its signal says that it is there.
+    """Copy every peer's part of each tile after the peer's signal.
 
     Args:
-        low: takes the instructions.
-        op: for whom.
-        dst: `[rows, cols]`; member k of the device group has made part k of the rows of every tile, on its own device.
-        done: the signal range that says so, one posted by each member.
-        device group: the members.
-        step: rows per task; 0 for one task over all.
+        low: receives the instructions.
+        op: the op that they belong to.
+        dst: `[rows, cols]`; member k of the device group has computed part k of the rows of every
+            tile, on its own device.
+        done: the signal range of the parts, one signal posted by each member.
+        group: the members.
+        step: rows per task; 0 for one task over all rows.
     """
     tiles, per_index = num_tiles(low, dst.extent, step), not is_single(step)
     ack = low.signals(group.size * tiles)
@@ -73,15 +74,15 @@ def all_gather_rows(
 def collect_rows(
     low: ClassLowering, op: OpNode, src: Ref, dst: Ref, axes: Axes, members: Sequence[Rows]
 ) -> None:
-    """Copy the rows of all members of a device group, one behind the other.
+    """Copy the rows of all members of a device group, one after another.
 
     Args:
-        low: takes the instructions.
-        op: for whom.
+        low: receives the instructions.
+        op: the op that they belong to.
         src: this device's rows.
-        dst: those of all.
+        dst: the rows of all members.
         axes: of the device group.
-        members: what each has.
+        members: the rows of each member.
     """
     group, most = low.numbers.group(axes), max(member.tiles for member in members)
     ready, ack = low.signals(group.size * most), low.signals(group.size * most)
@@ -110,7 +111,7 @@ def collect_rows(
 
 
 def all_gather_batch(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
-    """Copy the rows of all devices that share a batch of known size, in the order in which they do."""
+    """Copy the rows of all devices that share a batch of fixed size, in batch order."""
     src, axes = low.tensor(source), low.layout(source)[0]
     rows, step = src.extent.constant, upper(src.tile_rows)
     members = [Rows(place * rows, rows, step) for place in range(low.mesh.size(*axes))]

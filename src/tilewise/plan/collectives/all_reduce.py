@@ -27,19 +27,22 @@ def all_reduce(
     step: NumberLike | None = None,
     producer: Draft | None = None,
 ) -> None:
-    """Combine `source` over a pending reduction's device group into `target` (plus a residual), tile by tile.
+    """Combine `source` over the device group of a pending reduction into `target` (plus a
+    residual), tile by tile.
 
-    Where the sum arrives in shards, each device has its columns of it and nothing is gathered.
+    If the sum is delivered in shards, each device has its columns of it and nothing is gathered.
 
     Args:
-        low: takes the instructions.
-        op: for whom.
+        low: receives the instructions.
+        op: the op that they belong to.
         source: `[rows, cols]`, a partial value on every member.
         target: the complete value, or this device's columns of it.
-        residual: added behind the tree's root, shaped like `target` or one row for all; or None.
-        pending: tree, device group and layout of arrival.
+        residual: added after the tree's root, with the shape of `target` or one row for all; or
+            None.
+        pending: tree, device group and layout of delivery.
         step: rows per task; by default those of a tile of `source`.
-        producer: the instruction that writes `source`, over the same tiles; by default the last one emitted.
+        producer: the instruction that writes `source`, over the same tiles; by default the last one
+            emitted.
     """
     low.completed.add(pending)
     src, dst = low.tensor(source), low.tensor(target)
@@ -60,8 +63,9 @@ def all_reduce(
 
 
 def all_reduce_in_place(low: ClassLowering, op: OpNode, ref: Ref, pending: PendingReduction) -> None:
-    """Sum a gradient over a device group, in place: every device reduces its part into itself and
-    fetches the others'."""
+    """Sum a gradient over a device group in place: every device reduces its own part and copies the
+    parts of the others.
+    """
     flat = low.flat(ref)
     producer = low.instructions[-1]
     step = upper(producer.step) if ref.packed else 0

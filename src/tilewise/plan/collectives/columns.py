@@ -38,7 +38,7 @@ def slice_columns(low: ClassLowering, op: OpNode, source: int, target: int) -> N
     """Copy this device's columns of every row tile.
 
     Raises:
-        PlanError: more than columns of rows would change.
+        PlanError: the change is not one of columns only.
     """
     _columns(low, op, source, target)
     src, dst = low.tensor(source), low.tensor(target)
@@ -55,7 +55,7 @@ def all_gather_columns(low: ClassLowering, op: OpNode, source: int, target: int)
     """Copy the columns of all devices that share a row tile.
 
     Raises:
-        PlanError: more than columns of rows would change.
+        PlanError: the change is not one of columns only.
     """
     axes = _columns(low, op, source, target)
     src, dst = low.tensor(source), low.tensor(target)

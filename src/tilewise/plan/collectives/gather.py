@@ -11,7 +11,9 @@ __all__ = ["gather"]
 
 
 def gather(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
-    """Copy all shards on the first device; the others offer theirs and hold it until it has been read."""
+    """Copy all shards to the first device. The others post that their shard is ready, and hold it
+    until it has been read.
+    """
     src, dst = low.tensor(source), low.tensor(target)
     axes, step = low.layout(source)[-1], low.row_step(src)
     group = low.numbers.group(axes)

@@ -62,17 +62,17 @@ TREES = {"sum": "tree_add", "max": "tree_max", "or": "tree_or"}  # the kernel th
 
 
 class ClassLowering(Lowering, Protocol):
-    """A lowering as collectives see it: that of a class of devices.
+    """The interface of a lowering, for one class of devices, that collectives use.
 
     Attributes:
         graph: what is lowered.
         mesh: all devices.
-        shapes: local sizes, of any device.
-        numbers: in which the devices of the class differ.
-        instructions: what has been emitted.
-        completed: what the current op has combined.
-        reductions: where each shared value lies before and after.
-        microbatch: which part of the batch is lowered.
+        shapes: local sizes on any device.
+        numbers: the numbers in which devices of the class differ.
+        instructions: those emitted so far.
+        completed: values that the current op has combined.
+        reductions: the slots of each shared value before and after its reduction.
+        microbatch: the part of the batch that is lowered.
     """
 
     graph: Graph
@@ -85,47 +85,54 @@ class ClassLowering(Lowering, Protocol):
     microbatch: int
 
     def signals(self, count: int) -> int:
-        """Reserve signals; numbered within their range until `place_signals` knows every class's need."""
+        """Reserve signals. They are numbered within their range until `place_signals` knows how
+        many every class needs.
+        """
 
     def ring_signals(self, count: int) -> int:
-        """The same for a ring, whose signals all variants of the template share."""
+        """Reserve signals of a ring, which all variants of the template share."""
 
     def ring(self, tensor: int, age: int = 0) -> Ref:
-        """What has the shape of a tensor and lies in a ring: in this use's place, or that of the use `age` before."""
+        """A view with the shape of a tensor in a ring: in this use's place, or in that of the use
+        `age` before.
+        """
 
     def stack(self, tensor: int, rows: Number, cols: int, tile_rows: int) -> Ref:
-        """What an owner keeps of a sum between microbatches, in f32."""
+        """The stack of a sum that an owner keeps between microbatches, in f32."""
 
 
 def reduce_label(label: str) -> str:
-    """Label of the reduce-scatter half of a collective of the op with that label."""
+    """The label of the reduce-scatter half of a collective of the op with this label."""
     return f"{label}/reduce_scatter"
 
 
 def gather_label(label: str) -> str:
-    """Label of the all-gather half."""
+    """The label of the all-gather half."""
     return f"{label}/all_gather"
 
 
 def signal_range(number: int) -> int:
-    """Where the signals of a range begin until `place_signals` knows every class's need; below 0 are those of rings."""
+    """The provisional start of a range of signals, until `place_signals` knows how many every class
+    needs. Those of rings are below 0.
+    """
     return number << _SITE_SHIFT
 
 
 def ring_signal_range(number: int) -> int:
-    """The same of the signals of a ring."""
+    """The provisional start of a range of a ring's signals."""
     return signal_range(-1 - number)
 
 
 def place_signals(
     templates: Sequence[LoweredTemplate], first_signal: int, first_of_rings: int
 ) -> list[LoweredTemplate]:
-    """Number the signals of one template alike in all classes, though shards of unequal size need unequal counts.
+    """Number the signals of one template alike in all classes, although unequal shards need unequal
+    numbers.
 
     Args:
         templates: of all classes.
-        first_signal: where the template's own begin.
-        first_of_rings: where those of its rings begin, which all its variants share.
+        first_signal: the first signal of the template.
+        first_of_rings: the first signal of its rings, which all its variants share.
     """
     sizes, rings = (
         [max(column) for column in zip(*ranges)]
@@ -167,22 +174,23 @@ def group_of(low: ClassLowering, pending: PendingReduction) -> DeviceGroup:
 def note_reduction(
     low: ClassLowering, op: OpNode, pending: PendingReduction, src: Ref, dst: Ref, residual: Ref | None = None
 ) -> None:
-    """Say which slots hold a shared value before and after it is completed."""
+    """Record which slots hold a shared value before and after it is completed."""
     number = low.pending_reductions(op, pending.partial).index(pending)
     residual_slot = -1 if residual is None else residual.slot
     low.reductions.append(Reduction(op.id, pending.partial, number, src.slot, dst.slot, residual_slot))
 
 
 def residual_operand(residual: Ref, out: Ref, part: Operand) -> Operand:
-    """What is added behind a tree's root: the residual's part at the same place, or a bias, one row for all, whole. Of
-    a single row both are the same part."""
+    """What is added after a tree's root: the part of the residual at the same place, or the whole
+    of a bias of one row. For a single row both are the same.
+    """
     if residual.extent == Number(1) != out.extent:
         return Operand(residual.slot, Mode.WHOLE)
     return part._replace(slot=residual.slot)
 
 
 def num_tiles(low: ClassLowering, extent: Number, step: NumberLike) -> int:
-    """Iterations of a loop, symbols at their bounds."""
+    """Iterations of a loop, with symbols at their bounds."""
     bounds = low.shapes.bounds
     return 1 if is_single(step) else max(1, -(-extent.upper(bounds) // upper(step, bounds)))
 
@@ -190,15 +198,16 @@ def num_tiles(low: ClassLowering, extent: Number, step: NumberLike) -> int:
 def post_to_peers(
     task: Draft, group: DeviceGroup, signals: int, tiles: int, about: Ref, *, per_index: bool
 ) -> None:
-    """Let a task tell every peer, tile by tile or once.
+    """Let a task signal every peer, tile by tile or once.
 
     Args:
         task: posts when it is complete.
-        group: the devices that get the post; on each of them this device posts the signals of its own place.
+        group: the devices that get the post. On each of them this device posts the signals of its
+            own place.
         signals: where the signals begin.
         tiles: tasks of the loop.
         about: what can be read, or has been read.
-        per_index: a signal per tile; else one for all.
+        per_index: a signal per tile; otherwise one for all.
     """
     mine = Number(signals, tiles * group.me.multiple, group.me.source, group.me.which)
     task.notifies += [Notify(group.number, m, mine, per_index, about.slot) for m in group.peer_members]
@@ -218,14 +227,14 @@ def await_peers(
     """Let a task wait for every peer.
 
     Args:
-        task: becomes ready after the posts.
-        device group: who is waited for.
+        task: starts after the posts.
+        group: the devices that it waits for.
         signals: where the signals begin.
         tiles: tasks of the loop.
-        about: what the posts speak of.
-        per_index: a signal per tile; else one for all.
-        increment: of each signal; a number of the call where only some uses wait.
-        use: the call whose post is waited for.
+        about: what the posts are about.
+        per_index: a signal per tile; otherwise one for all.
+        increment: of each signal; a number of the call if only some uses wait.
+        use: the call whose post it waits for.
     """
     task.waits += [
         Wait(Number(signals, tiles, *p[2:]), per_index, increment, group.number, m, about.slot, use)
@@ -245,18 +254,19 @@ def acknowledge(
     increment: NumberLike = 1,
     use: NumberLike = POSITION,
 ) -> None:
-    """Append an empty task that reads each tile until all peers have: so who writes there next waits for them too.
+    """Append an empty task that reads each tile until all peers have read it, so that the next
+    writer waits for them too.
 
     Args:
-        low: takes the instruction.
-        op: for whom.
+        low: receives the instruction.
+        op: the op that it belongs to.
         about: what peers read.
-        device group: who reads it.
-        signals: where the range of the signals begins that say so.
+        group: the devices that read it.
+        signals: where the range of their signals begins.
         tiles: tasks of the loop.
         step: rows per task.
         increment: as in `await_peers`.
-        use: likewise.
+        use: as in `await_peers`.
     """
     mode = Mode.WHOLE if is_single(step) else Mode.ROW
     task = low.hold(op, about.extent, step, Operand(about.slot, mode), f"{op.label}/ack")

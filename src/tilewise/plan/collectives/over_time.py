@@ -40,15 +40,18 @@ __all__ = ["add_microbatch", "make_stack"]
 
 
 def add_microbatch(low: ClassLowering, op: OpNode, output: int, pending: PendingReduction) -> None:
-    """Add every member's part of one sum, for one microbatch, to the stacks of those who own its rows.
+    """Add every member's part of one sum, for one microbatch, to the stacks of the owners of its
+    rows.
 
-    The last instruction emitted is the one that writes the part, `[rows, cols]` in f32, into the ring.
+    The last emitted instruction must be the one that writes the part, `[rows, cols]` in f32, into
+    the ring.
 
     Args:
-        low: takes the instructions; its microbatch says which this is.
-        op: whose sum it is.
+        low: receives the instructions; its microbatch is the current one.
+        op: the op of the sum.
         output: number of the op's output.
-        pending: its device group, and a tree over batch splits of which a member holds one node per microbatch.
+        pending: its device group, and a tree over batch splits in which a member holds one node per
+            microbatch.
     """
     low.completed.add(pending)
     tensor = op.outputs[output]
@@ -105,12 +108,14 @@ def add_microbatch(low: ClassLowering, op: OpNode, output: int, pending: Pending
 def make_stack(
     low: ClassLowering, tensor: int, part: Ref, mine: Operand, step: int, added: int
 ) -> tuple[Ref, Operand]:
-    """The stack of a binary counter over this device's share, levels side by side, and a task's view of it.
+    """Create the stack of a binary counter over this device's share, levels side by side, and a
+    task's view of it.
 
-    Shares of tiles that the device group cuts evenly lie one behind the other; others lie where they lie in the result.
+    If the device group divides tiles evenly, shares are adjacent; otherwise a share has the same
+    place as in the result.
 
     Args:
-        low: makes it.
+        low: creates it.
         tensor: the sum.
         part: whose rows are shared.
         mine: a task's share of them.

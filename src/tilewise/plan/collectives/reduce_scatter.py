@@ -31,21 +31,22 @@ def reduce_scatter_rows(
     group: DeviceGroup,
     step: NumberLike,
 ) -> int:
-    """Combine this device's part of the rows of every tile, from the parts of all members in the device group's order.
+    """Combine this device's part of the rows of every tile, from the parts of all members in the
+    device group's order.
 
     Args:
-        low: takes the instructions.
-        op: for whom.
+        low: receives the instructions.
+        op: the op that they belong to.
         producer: the instruction that writes `src`, over the same tiles.
         src: `[rows, cols]`, a partial value on every member.
         dst: the same rows and columns, of which this device's part is written; may be `src`.
-        residual: added behind the tree's root, shaped like `dst` or one row for all; or None.
+        residual: added after the tree's root, with the shape of `dst` or one row for all; or None.
         combine: `sum`, `max` or `or`.
-        device group: the members.
-        step: rows per task; 0 for one task over all.
+        group: the members.
+        step: rows per task; 0 for one task over all rows.
 
     Returns:
-        Where the range of signals begins that say that a member's part is there.
+        The start of the range of signals that members post when their part is ready.
     """
     tiles, per_index = num_tiles(low, src.extent, step), not is_single(step)
     ready, done = low.signals(group.size * tiles), low.signals(group.size * tiles)

@@ -40,13 +40,13 @@ __all__ = ["all_gather_parameters", "reduce_to_shards"]
 
 
 def all_gather_parameters(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
-    """Copy the storage shards of all members of a device group, one behind the other.
+    """Copy the storage shards of all members of a device group, one after another.
 
     Args:
-        low: takes the instructions.
-        op: for whom.
-        source: a weight as stored.
-        target: the same weight without the axes that cut storage shards.
+        low: receives the instructions.
+        op: the op that they belong to.
+        source: a weight in storage layout.
+        target: the same weight in compute layout.
     """
     _, axes = low.shapes.split_axes(low.layout(source)[0])
     collect_rows(low, op, low.flat(source), low.flat(target), axes, _shards(low, source, axes))
@@ -60,15 +60,15 @@ def reduce_to_shards(
     pending: PendingReduction,
     residual: int | None = None,
 ) -> None:
-    """Add the parts of a sum over the batch for this device's storage shard of it.
+    """Add the parts of a sum over the batch for this device's storage shard.
 
     Args:
-        low: takes the instructions.
-        op: whose sum it is.
-        part: what this device has of the sum, for all storage shards of its device group.
-        target: the sum as stored.
-        pending: its device group, and the layout in which it arrives.
-        residual: as stored as `target`, added behind the tree's root; or None.
+        low: receives the instructions.
+        op: the op of the sum.
+        part: this device's part of the sum, for all storage shards of its device group.
+        target: the sum in storage layout.
+        pending: its device group, and the layout of delivery.
+        residual: in the layout of `target`, added after the tree's root; or None.
     """
     low.completed.add(pending)
     src, dst = low.flat(part), low.flat(target)
@@ -156,7 +156,7 @@ def _shards(low: ClassLowering, tensor: int, axes: Axes) -> list[Rows]:
 
 
 def _first_of_shard(low: ClassLowering, tensor: int, device: int) -> int:
-    """Where a device's storage shard begins in what it uses."""
+    """The first row of a device's storage shard in the compute layout."""
     spec, layout = low.spec(tensor), low.layout(tensor)
     shapes = low.shapes.on(device)
     whole: TensorLayout = (shapes.split_axes(layout[0])[0], *layout[1:])
@@ -169,7 +169,7 @@ def _key(low: ClassLowering, tensor: int, what: str) -> tuple[object, ...]:
 
 
 def _owners(low: ClassLowering, group: Axes, cut: Axes) -> list[list[int]]:
-    """For each storage shard the places in a device group of those that have it."""
+    """For each storage shard, the places of its owners in a device group."""
     devices = low.mesh.group(low.shapes.device, *group)
     owners: list[list[int]] = [[] for _ in range(low.mesh.size(*cut))]
     for place, device in enumerate(devices):

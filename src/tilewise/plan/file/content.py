@@ -40,10 +40,10 @@ T = TypeVar("T")
 
 
 def encode_plan(plan: object) -> bytes:
-    """The file of a plan.
+    """The bytes of a plan file.
 
     Raises:
-        Unwritable: something in it has no place in a file, or there is too much.
+        Unwritable: a value cannot be stored, or there is too much data.
     """
     body = _body(plan)
     content = f"tilewise plan {_VERSION} {hashlib.sha256(body).hexdigest()}\n".encode() + body
@@ -53,7 +53,7 @@ def encode_plan(plan: object) -> bytes:
 
 
 def digest_of(plan: object) -> str:
-    """SHA-256 of what a plan's file holds.
+    """SHA-256 of the content of a plan's file.
 
     Raises:
         Unwritable: as `encode_plan`.
@@ -72,11 +72,11 @@ def _body(plan: object) -> bytes:
 
 
 def decode_plan(content: bytes, root: type[T]) -> T:
-    """The plan in a file's bytes, of class `root`. Its records are whole; whether they fit each other is another
-    question (`require_fit`).
+    """The plan in a file's bytes, of class `root`. Its records are valid one by one; `require_fit`
+    checks that they are consistent.
 
     Raises:
-        Unreadable: it is no file of a plan, is damaged, or was written by another version.
+        Unreadable: the bytes are not a plan file, are damaged, or were written by another version.
     """
     line = _LINE.match(content[:_LONGEST_LINE])
     if line is None:
@@ -103,7 +103,7 @@ def read_content(path: Path) -> bytes:
     """All bytes of a plan's file.
 
     Raises:
-        Unreadable: it is no regular file, or is larger than a plan may be.
+        Unreadable: it is not a regular file, or is larger than a plan may be.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -111,7 +111,7 @@ def read_content(path: Path) -> bytes:
 
 
 def _arrays(described: object, content: bytes) -> list[NDArray[Any]]:
-    """The arrays; they are read-only."""
+    """The arrays, read-only."""
     found: list[NDArray[Any]] = []
     position = 0
     for entry in described if type(described) is list else [described]:

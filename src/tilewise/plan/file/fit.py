@@ -42,10 +42,10 @@ _MAX_COUNT = 1 << 40
 
 
 def require_fit(plan: PlanTables) -> None:
-    """Refuse a plan whose parts do not belong together.
+    """Reject a plan whose parts are inconsistent.
 
     Raises:
-        Unreadable: says what does not fit.
+        Unreadable: says what is inconsistent.
     """
     try:
         _require_counts(plan)
@@ -104,7 +104,7 @@ def _require_counts(plan: PlanTables) -> None:
 def _require_layout(
     graph: Graph, layout: GraphLayout, mesh: DeviceMesh, seen: dict[tuple[int, int], bool]
 ) -> None:
-    """A layout has a place for every tensor and call of its graph, on axes of the mesh."""
+    """A layout has an entry for every tensor and call of its graph, on axes of the mesh."""
     if seen.setdefault((id(graph), id(layout)), False):
         return
     seen[id(graph), id(layout)] = True
@@ -185,7 +185,9 @@ def _require_choices(plan: PlanTables) -> None:
 
 
 def _require_outside(plan: PlanTables) -> None:
-    """Every tensor that users read or write has an entry per part, as large as its part on every class of devices."""
+    """Every tensor that users read or write has an entry per part, as large as its part on every
+    class of devices.
+    """
     kept = set(plan.graph.outputs.values())
     wanted = {t.id for t in plan.graph.tensors if t.kind != "result" or t.id in kept}
     hold(plan.outside.keys() == wanted, "tensors from outside have entries, and no others")

@@ -38,11 +38,11 @@ _FLAT = ("flat", "temp_flat", "carry_flat", "ring_flat", "stack")
 
 
 def require_kernels(plan: PlanTables) -> None:
-    """Refuse instructions that no op could have emitted.
+    """Reject instructions that no op could have emitted.
 
     Raises:
         Unreadable: names the instruction.
-        InternalError: the same, in the words of planning.
+        InternalError: the same, with the message of planning.
     """
     seen: set[tuple[int, ...]] = set()
     for of in plan.program.classes:
@@ -65,7 +65,7 @@ def require_kernels(plan: PlanTables) -> None:
 
 
 def _bound(of: DeviceClass) -> dict[int, list[TensorEntry]]:
-    """Per template that is called, the entry of each slot; all calls bind entries that are cut alike."""
+    """Per called template, the entry of each slot. All calls must bind entries that are divided alike."""
     found: dict[int, list[TensorEntry]] = {}
     for calls in of.calls.values():
         for call in calls:
@@ -84,7 +84,7 @@ def _are_alike(first: TensorEntry, other: TensorEntry) -> bool:
 
 
 def _refs(root: Graph, template: LoweredTemplate, entries: Sequence[TensorEntry]) -> list[Ref]:
-    """What an op sees of each slot."""
+    """The view that an op has of each slot."""
     known = root.templates.get(template.name)
     graph = root if known is None else known.graph
     return [
@@ -123,7 +123,7 @@ def _require_emitted(maker: str, instruction: Instruction, refs: Sequence[Ref]) 
 
 
 def _require_scratch(plan: PlanTables, instruction: Instruction, refs: Sequence[Ref]) -> None:
-    """A kernel takes what it needs from its worker without asking how much there is."""
+    """A kernel takes scratch memory from its worker without checking how much there is."""
     bounds = plan.symbol_bounds
     shapes = [
         (0, 0) if o.null else (refs[o.slot].extent.upper(bounds), refs[o.slot].cols)
@@ -136,7 +136,9 @@ def _require_scratch(plan: PlanTables, instruction: Instruction, refs: Sequence[
 def _require_update(
     root: Graph, template: LoweredTemplate, instruction: Instruction, refs: Sequence[Ref]
 ) -> None:
-    """An update's integers are a program, and say whether its tensors lie in panels: the kernel asks neither."""
+    """An update's integers are a program, and say whether its tensors are stored in panels. The
+    kernel checks neither.
+    """
     given = dict(_integers(KERNELS["update"], instruction))
     arrays, hyper = instruction.operands[1:-2], instruction.operands[-2]
     num_given = len(arrays) + refs[hyper.slot].cols + len(instruction.floats)
@@ -159,7 +161,7 @@ def _require_update(
 def _operands(
     spec: KernelSpec, instruction: Instruction
 ) -> Iterator[tuple[str, Operand | list[Operand] | None]]:
-    """By name; one run of lists stands among single operands."""
+    """Operands by name. Lists alternate within one run between single operands."""
     given = [
         None if o.null else o._replace(access=Access.NONE, role=Access.NONE) for o in instruction.operands
     ]

@@ -39,7 +39,7 @@ _KNOWN = (Source.NOTHING, Source.SYMBOL)  # before a run
 
 
 def require_program(plan: PlanTables) -> None:
-    """Refuse a program whose numbers lead out of its tables.
+    """Reject a program with numbers outside of its tables.
 
     Raises:
         Unreadable: names the table and the number.
@@ -66,7 +66,7 @@ def require_program(plan: PlanTables) -> None:
 
 
 class _Checks:
-    """What has been looked at, and the values that numbers may take."""
+    """The objects checked so far, and the values that numbers may have."""
 
     def __init__(self, plan: PlanTables) -> None:
         self.plan = plan
@@ -75,14 +75,14 @@ class _Checks:
         self.most = _most_values(plan.program, self.bounds)
 
     def is_new(self, thing: object) -> bool:
-        """Whether a part of the plan, which lives as long as this, has not been looked at."""
+        """Whether a part of the plan has not been checked yet."""
         if id(thing) in self.seen:
             return False
         self.seen.add(id(thing))
         return True
 
     def require_class(self, of: DeviceClass) -> None:
-        """Entries, aliases, templates and calls of one class."""
+        """Check entries, aliases, templates and calls of one class."""
         for number, entry in enumerate(of.entries):
             if self.is_new(entry):
                 self._require_entry(number, entry)
@@ -102,7 +102,7 @@ class _Checks:
                 self._require_call(name, call, of)
 
     def require_devices(self, of: DeviceClass, devices: Sequence[DeviceBinding]) -> None:
-        """The device groups of a class's devices, and what its instructions make of their numbers."""
+        """Check the device groups of a class's devices, and how its instructions use their numbers."""
         numbers = range(len(self.plan.program.devices))
         sizes = {(len(d.numbers), *map(len, d.groups)) for d in devices}
         hold(len(sizes) == 1, "devices of one class have other numbers and device groups")
@@ -151,7 +151,7 @@ class _Checks:
         )
 
     def _symbolic(self, where: object, number: NumberLike) -> int:
-        """A number of symbols at their bounds."""
+        """The value of a number of symbols at their bounds."""
         if isinstance(number, int):
             return number
         is_known = number.source == Source.NOTHING or (
@@ -213,7 +213,7 @@ class _Checks:
             )
 
     def _most_tasks(self, extent: Number, step: NumberLike) -> int:
-        """Of a loop, whatever a run's sizes are."""
+        """The largest number of tasks of a loop, for any sizes of a run."""
         if step == 0:
             return 1
         alike = isinstance(step, Number) and (extent.source, extent.which) == (step.source, step.which)
@@ -227,7 +227,7 @@ class _Checks:
         )
 
     def _require_number(self, where: str, number: NumberLike, most: int) -> None:
-        """Constants and products stay where sums of them fit 64 bits."""
+        """Constants and products are small enough that their sums fit in 64 bits."""
         if isinstance(number, int):
             hold(abs(number) <= most, "{} has {}, out of range", where, number)
             return
@@ -236,7 +236,7 @@ class _Checks:
         hold(fits, "{} has {}, out of range", where, number)
 
     def _value(self, number: Number) -> int:
-        """The largest that what a number depends on can be."""
+        """The largest possible value of what a number depends on."""
         of = self.most[number.source]
         return of[number.which] if number.which < len(of) else 0
 
@@ -250,7 +250,9 @@ class _Checks:
 
 
 def _asked_of_devices(of: DeviceClass) -> tuple[set[tuple[int, NumberLike]], set[NumberLike]]:
-    """Peers, as device group and member, that a class's instructions name; and what they divide peers' rows by."""
+    """Peers, as device group and member, that a class's instructions refer to; and what they divide
+    peers' rows by.
+    """
     peers: set[tuple[int, NumberLike]] = set()
     positive: set[NumberLike] = set()
     for template in of.templates:
@@ -265,7 +267,7 @@ def _asked_of_devices(of: DeviceClass) -> tuple[set[tuple[int, NumberLike]], set
 
 
 def _range(number: NumberLike, ranges: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Least and greatest value of a number over the devices of a class, given those of their own numbers."""
+    """The smallest and largest value of a number over the devices of a class."""
     if isinstance(number, int) or number.source == Source.NOTHING:
         value = number if isinstance(number, int) else number.constant
         return value, value
@@ -276,7 +278,7 @@ def _range(number: NumberLike, ranges: Sequence[tuple[int, int]]) -> tuple[int, 
 
 
 def _most_values(program: TileProgram, bounds: Sequence[int]) -> list[list[int]]:
-    """Per source of numbers, and per number of it, the largest value on any device and in any call."""
+    """Per source of numbers and index, the largest value on any device and in any call."""
     calls = [call for of in program.classes for calls in of.calls.values() for call in calls]
     most = [
         [0],

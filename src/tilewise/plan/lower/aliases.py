@@ -12,15 +12,17 @@ __all__ = ["alias_roots"]
 
 
 def alias_roots(graph: Graph, ops: Sequence[OpNode], keep: frozenset[int]) -> dict[int, int]:
-    """Tensor -> tensor whose memory it shares, for ops that may write over an operand that no later op reads.
+    """Tensor -> tensor whose memory it shares, for ops that may write over an operand that no later
+    op reads.
 
-    An output lies in the memory of one operand at most, and an operand's memory goes to one output at most: of pairs
-    that exclude each other, the first that is possible counts. Memory from outside is written by `must_alias` alone.
+    An output shares the memory of at most one operand, and an operand's memory is given to at most
+    one output. If pairs exclude each other, the first possible one is used. Memory of arguments is
+    overwritten only by `must_alias`.
 
-    `keep` are tensors that others still read (results, saved tensors, outputs).
+    `keep` are tensors that are read after the ops (results, saved tensors, outputs).
 
     Raises:
-        InternalError: two outputs must lie in the memory of one operand.
+        InternalError: two outputs must share the memory of one operand.
     """
     last: dict[int, int] = {}
     made: dict[int, int] = {}

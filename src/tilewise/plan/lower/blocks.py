@@ -28,13 +28,13 @@ DEPTH = 6
 
 
 class _Emit(Protocol):
-    """`TemplateLowering.emit`, with the kernel's own settings filled in."""
+    """The type of `TemplateLowering.emit` with the kernel's own settings filled in."""
 
     def __call__(self, *, over: Number, tiles: Tiles) -> Draft: ...
 
 
 class _Host(Lowering, Protocol):
-    """What lowers the template."""
+    """The interface of the lowering that is used here."""
 
     views: list[Ref]
 
@@ -42,24 +42,24 @@ class _Host(Lowering, Protocol):
         """Whether a view is one of a tensor in the device's file."""
 
     def rows_max(self, ref: Ref) -> int:
-        """Rows of a tensor's flat view, on the device that has most."""
+        """Rows of a tensor's flat view on the device with most."""
 
 
 def emit_by_blocks(
     low: _Host, kernel: str, op: OpNode, over: Ref | Number, tiles: Tiles, emit: _Emit
 ) -> Draft:
-    """Append an instruction whose operands lie in files, in part.
+    """Append an instruction some of whose operands are in files.
 
     Args:
-        low: takes the instructions.
+        low: receives the instructions.
         kernel: base name in the table.
-        op: for whom.
+        op: the op that they belong to.
         over: the rows of the loop.
         tiles: operands; rows of the loop, or whole tensors in memory.
         emit: appends the kernel on one block.
 
     Raises:
-        InternalError: an operand in a file is no row of the loop.
+        InternalError: an operand in a file is not a row of the loop.
     """
     roles = {spec.name: spec.role for spec in KERNELS[kernel].operands}
     moved: dict[int, Ref] = {}  # by slot of a tensor in a file: its places in memory

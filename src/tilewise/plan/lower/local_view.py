@@ -26,15 +26,15 @@ __all__ = ["LocalView"]
 
 
 class LocalView:
-    """A graph or template as a device of a class has it.
+    """A graph or template on a device of a class.
 
     Args:
-        graph, layout: what is lowered, and where its tensors lie.
-        shapes: of a device that stands for its class.
-        numbers: in which the devices of a class differ.
+        graph, layout: what is lowered, and the layouts of its tensors.
+        shapes: of a device that represents its class.
+        numbers: the numbers in which devices of the class differ.
 
     Attributes:
-        op: that is lowered now, for messages.
+        op: the op that is lowered now, for messages.
     """
 
     op: OpNode | None = None
@@ -49,13 +49,13 @@ class LocalView:
         self.k_splits = graph.k_splits
 
     def invalid(self, rule: str, got: str) -> NoReturn:
-        """Raise an error that names the op that asks for what cannot be."""
+        """Raise an error that names the op with the invalid request."""
         maker = f" in op {self.op.op!r} ({self.op.label})" if self.op else ""
         raise InternalError(f"[plan.lower] {rule}; got {got}{maker}; correct its lowering")
 
     @property
     def num_splits(self) -> int:
-        """Batch splits that this device has in one microbatch."""
+        """Number of batch splits that this device has in one microbatch."""
         s = self.shapes.settings
         return s.batch_splits // (s.accumulation * self.mesh.size(*s.batch_axes))
 
@@ -67,7 +67,9 @@ class LocalView:
 
     @property
     def split_cut(self) -> dict[str, NumberLike]:
-        """How rows fall on batch splits and sequence splits; without a batch there is one of each."""
+        """How rows are divided into batch splits and sequence splits; without a batch there is one
+        of each.
+        """
         s = self.shapes.settings
         return {
             "split_rows": self.split_rows,
@@ -78,13 +80,15 @@ class LocalView:
 
     @property
     def split_len(self) -> int:
-        """Over how many positions a sequence's k splits are counted: padding moves no cut."""
+        """The number of positions over which a sequence's k splits are counted. Padding does not
+        change it.
+        """
         s = self.shapes.settings
         return s.padded_bound or (upper(s.seq) if s.batch else 1)
 
     @property
     def padded_len(self) -> NumberLike:
-        """Rows per sequence where sequences may end in padding; 0 where they do not."""
+        """Rows per sequence if sequences may be padded; otherwise 0."""
         s = self.shapes.settings
         return s.seq if s.padded_bound else 0
 
@@ -95,25 +99,25 @@ class LocalView:
         return self.shapes.row_step(ref.extent)
 
     def size(self, size: Size) -> NumberLike:
-        """A size as instructions say it: a number of its symbol where it is one."""
+        """A size in the form that instructions use: a number of its symbol, if it is one."""
         return Number.of_symbol(self.shapes.symbols.index(size)) if isinstance(size, Dim) else size
 
     def spec(self, tensor: int) -> TensorSpec:
-        """Spec of a tensor."""
+        """The spec of a tensor."""
         return self.graph.spec(self.known(tensor))
 
     def layout(self, tensor: int) -> TensorLayout:
-        """Layout of a tensor."""
+        """The layout of a tensor."""
         return self.graph_layout.compute[self.known(tensor)]
 
     def known(self, tensor: int) -> int:
-        """A tensor's id, which is one of the graph's."""
+        """A tensor's id, after checking that the graph has it."""
         if type(tensor) is not int or not 0 <= tensor < len(self.graph.tensors):
             self.invalid("a tensor is an id of the op's operands and outputs, or a Ref", shown(tensor))
         return tensor
 
     def _require_dim(self, tensor: int, dim: int, *, with_label: bool) -> None:
-        """Refuse a dim that the tensor does not have, or one whose k splits nothing counts."""
+        """Reject a dim that the tensor does not have, or that has no k splits."""
         spec = self.spec(tensor)
         if type(dim) is not int or not 0 <= dim < len(spec.shape):
             self.invalid(f"a dim is one of {spec}", shown(dim))
@@ -121,13 +125,14 @@ class LocalView:
             self.invalid("k splits are of a labelled dim of fixed size", f"dim {dim} of {spec}")
 
     def first_element(self, tensor: int, dim: int) -> NumberLike:
-        """The first global element of a dim that this device holds."""
+        """The first global element of a dim on this device."""
         self._require_dim(tensor, dim, with_label=False)
         return self.numbers.first(self.spec(tensor), self.layout(tensor), dim)
 
     def local_splits(self, tensor: int, dim: int) -> list[NumberLike]:
-        """Of every k split of a labelled dim, the local elements that this device holds: begin and end, one after the
-        other."""
+        """For each k split of a labelled dim, the local elements on this device as begin and end,
+        in one flat list.
+        """
         self._require_dim(tensor, dim, with_label=True)
         spec, layout = self.spec(tensor), self.layout(tensor)
         axes, k_splits = in_space(layout[dim]), self.k_splits
@@ -148,7 +153,7 @@ class LocalView:
     def contraction_splits(
         self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], pending: PendingReduction | None
     ) -> list[list[tuple[int, int]]]:
-        """Per k split, per term, the local range of the contracted dim (`dim` of each weight)."""
+        """Per k split and term, the local range of the contracted dim (`dim` of each weight)."""
         if not isinstance(terms, Sequence) or not all(
             isinstance(t, tuple)
             and len(t) == 3
@@ -180,8 +185,9 @@ class LocalView:
             )
 
     def pending_reductions(self, op: OpNode, partial: str) -> tuple[PendingReduction, ...]:
-        """What becomes of a value of which this op makes parts: a pending reduction per device group, none
-        where it is not shared."""
+        """The pending reductions of a partial value of this op, one per device group; empty if it
+        is not shared.
+        """
         if not isinstance(op, OpNode):
             self.invalid("a partial value is one of the op that is lowered", shown(op))
         names = [p.name for p in factors_of(self.graph, op).partial_values]
@@ -192,7 +198,7 @@ class LocalView:
         return self.graph_layout.pending_reductions.get((op.id, partial), ())
 
     def pending_reduction(self, op: OpNode, partial: str) -> PendingReduction | None:
-        """The one pending reduction of a partial value; None where it is not shared."""
+        """The only pending reduction of a partial value; None if it is not shared."""
         (pending,) = self.pending_reductions(op, partial) or (None,)
         return pending
 
@@ -201,7 +207,7 @@ class LocalView:
         return [pending for name in partial_values for pending in self.pending_reductions(op, name)]
 
     def pending_of_sum(self, op: OpNode, output: int) -> list[PendingReduction]:
-        """Those of an output that is summed over the batch."""
+        """The pending reductions of an output that is summed over the batch."""
         return [r for r in self.pending_reductions_of(op) if r.tree == BATCH_SPLITS and output in r.outputs]
 
 

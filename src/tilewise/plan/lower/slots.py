@@ -24,16 +24,16 @@ _SEQUENCE_ATOM = 64  # positions that no cut of a sequence separates (docs/numer
 
 
 class SlotTable(LocalView):
-    """Hands out views of tensors and temporaries, each with a slot of its own.
+    """Creates views of tensors and temporaries, each with a slot of its own.
 
     Args:
         roots: tensor -> tensor whose memory it shares.
 
     Attributes:
-        slots: numbers by what they stand for.
-        refs: views by the same; `views` and `keys` have both by number.
+        slots: numbers of slots, by what they refer to.
+        refs: views, by what they refer to; `views` and `keys` have both by number.
         temps: temporaries so far.
-        op_index: position of the op that is lowered; its temporaries live as long as it runs.
+        op_index: position of the op that is lowered; its temporaries are live while it runs.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SlotTable(LocalView):
         return self._keep(slot, ref)
 
     def local_ref(self, tensor: int, layout: TensorLayout, slot: int) -> Ref:
-        """The view of a tensor that is laid out so."""
+        """The view of a tensor in a layout."""
         spec = self.spec(tensor)
         extent = self.shapes.extent(spec, layout) if spec.storage != "vector" else Number(1)
         in_file = tensor in self.files
@@ -91,7 +91,7 @@ class SlotTable(LocalView):
         return key.kind in ("tensor", "flat") and key.id in self.files
 
     def flat(self, tensor: int | Ref) -> Ref:
-        """The same memory as rows of plain elements: panels padded, a vector as a column."""
+        """The same memory as rows of plain elements: panels with their padding, a vector as a column."""
         if isinstance(tensor, Ref):
             base = tensor
             key = self.keys[base.slot]
@@ -115,7 +115,7 @@ class SlotTable(LocalView):
         max_bytes: int = 0,
         tile_cols: int = 0,
     ) -> Ref:
-        """A temporary that lives while this op runs."""
+        """A temporary that exists while this op runs."""
         for what, given, least in (("rows", rows, 0), ("cols", cols, 1), ("tile_rows", tile_rows, 1)):
             if not is_size(given, least) or (what == "cols" and isinstance(given, Number)):
                 are = "a fixed number, " if what == "cols" else ""
@@ -135,8 +135,9 @@ class SlotTable(LocalView):
         return self._keep(Slot("temp", len(self.temps) - 1), form)
 
     def temp_like(self, ref: Ref, *, dtype: str, name: str, pending: PendingReduction | None = None) -> Ref:
-        """A temporary with the rows and columns of another tensor; with a pending reduction, of all
-        its device group's shards."""
+        """A temporary with the rows and columns of another tensor; with a pending reduction, as
+        wide as the shards of its whole device group.
+        """
         if not isinstance(ref, Ref) or memory_kind(self.keys[ref.slot].kind) == "temp":
             self.invalid("a temporary is shaped as a tensor, whose Ref low.tensor returns", shown(ref))
         self._require_pending(pending)
@@ -159,19 +160,22 @@ class SlotTable(LocalView):
         )
 
     def split_temp(self, cols: int, name: str) -> Ref:
-        """A row per batch split: a partial value of so many columns for every sequence split that is not
-        empty, side by side."""
+        """A temporary with one row per batch split. A row has a partial value of `cols` columns for
+        every non-empty sequence split, side by side.
+        """
         atoms = round_up(self.split_len, _SEQUENCE_ATOM) // _SEQUENCE_ATOM
         num_splits = min(atoms, self.k_splits)
         return self.temp(self.num_splits, num_splits * cols, "f32", tile_rows=1, name=name)
 
     def ring(self, tensor: int, age: int = 0) -> Ref:
-        """What has the shape of a tensor and lies in a ring: in this use's place, or that of the use `age` before."""
+        """A view with the shape of a tensor in a ring: in this use's place, or in that of the use
+        `age` before.
+        """
         base = self.tensor(tensor)
         return self.slot(Slot("ring", tensor, age), lambda slot: base._replace(slot=slot))
 
     def stack(self, tensor: int, rows: Number, cols: int, tile_rows: int) -> Ref:
-        """What an owner keeps of a sum between microbatches, in f32."""
+        """The stack of a sum that an owner keeps between microbatches, in f32."""
         return self.slot(Slot("stack", tensor), lambda slot: Ref(slot, rows, cols, "f32", tile_rows))
 
     def slot(self, slot: Slot, make: Callable[[int], Ref]) -> Ref:
@@ -194,12 +198,14 @@ class SlotTable(LocalView):
         return Operand(self.tensor(tensor).slot, Mode.WHOLE)
 
     def col(self, tensor: int | Ref, div: NumberLike = 1) -> Operand:
-        """All rows, the columns of the loop's current range (divided by `div`); of a packed weight, of all panels."""
+        """All rows, and the columns of the loop's current range (divided by `div`); for a packed
+        weight, of all panels.
+        """
         ref = self.tensor(tensor)
         return Operand(ref.slot, Mode.PANELCOLS if ref.packed else Mode.COL, div=div)
 
     def rows_at(self, ref: Ref, first: int, count: int) -> Operand:
-        """Fixed rows, whatever the loop."""
+        """Fixed rows that do not depend on the loop."""
         ref = self.tensor(ref)
         return Operand(ref.slot, Mode.ROWS, part=first, parts=count)
 

@@ -45,27 +45,30 @@ __all__ = ["TemplateLowering", "trailing_ones"]
 
 
 def trailing_ones(value: int) -> int:
-    """Set bits at the low end: how many carries microbatch number `value` folds in."""
+    """The number of set bits at the low end: how many carries microbatch number `value` adds."""
     return (value ^ (value + 1)).bit_length() - 1
 
 
 def _arrive_in_shards(pending_reductions: Sequence[PendingReduction]) -> bool:
-    """Whether a sum over the batch comes together at the storage shards of what it is a sum for."""
+    """Whether a sum over the batch is delivered in the storage shards of the tensor that it belongs
+    to.
+    """
     return any(pending.arrives_in_shards for pending in pending_reductions)
 
 
 class TemplateLowering(SlotTable):
-    """Lowers the ops of one template (or of a run of root ops) for one class of devices and one microbatch position.
+    """Lowers the ops of one template (or of a run of root ops) for one class of devices and one
+    microbatch position.
 
     Args:
-        shapes: of a device that stands for its class.
-        numbers: in which the devices of a class differ.
-        late: ops that run after the last microbatch only.
+        shapes: of a device that represents its class.
+        numbers: the numbers in which devices of the class differ.
+        late: ops that run only after the last microbatch.
 
     Attributes:
-        completed: what the current op has combined.
-        reductions: where each shared value lies before and after.
-        scratch_bytes: what the largest call of a kernel takes from its worker.
+        completed: values that the current op has combined.
+        reductions: the slots of each shared value before and after its reduction.
+        scratch_bytes: scratch memory of the largest call of a kernel.
     """
 
     def __init__(
@@ -104,7 +107,9 @@ class TemplateLowering(SlotTable):
         priority: int = 0,
         label: str = "",
     ) -> Draft:
-        """Append an instruction, held to the kernel table (see `ir.lowering.Lowering.emit`)."""
+        """Append an instruction after checking it against the kernel table (see
+        `ir.lowering.Lowering.emit`).
+        """
         maker = self._maker(op)
         if kernel not in ("fetch", "store") and self._is_any_in_file(tiles):
             emit = partial(
@@ -149,14 +154,14 @@ class TemplateLowering(SlotTable):
         return draft
 
     def _require(self, op: OpNode, *tensors: int) -> None:
-        """Refuse what is no op, and tensors that the graph does not have."""
+        """Reject values that are not ops, and tensors that the graph does not have."""
         if not isinstance(op, OpNode):
             self.invalid("an instruction is for the op that is lowered", shown(op))
         for tensor in tensors:
             self.known(tensor)
 
     def _maker(self, op: OpNode) -> str:
-        """An op's name in messages about what it emits."""
+        """An op's name in messages about its instructions."""
         self._require(op)
         return f"op {op.op!r} ({op.label})"
 
@@ -166,7 +171,7 @@ class TemplateLowering(SlotTable):
         )
 
     def rows_max(self, ref: Ref) -> int:
-        """Rows of a tensor's flat view, on the device that has most."""
+        """Rows of a tensor's flat view on the device with most."""
         tensor = self.keys[ref.slot].id
         return round_up(self.shapes.sizes_max(self.spec(tensor), self.layout(tensor))[0], PANEL_ROWS)
 
@@ -178,7 +183,9 @@ class TemplateLowering(SlotTable):
         return self.instructions[-1]
 
     def hold(self, op: OpNode, over: Number, step: NumberLike, operand: Operand, label: str) -> Draft:
-        """Append an empty task per tile that reads the tile: it orders and acknowledges."""
+        """Append an empty task per tile that reads the tile. It delays later writers, and can post
+        acknowledgements.
+        """
         made = make_hold(self._maker(op), label, over, step, operand, self.views.__getitem__)
         self.instructions.append(made)
         return made
@@ -186,16 +193,16 @@ class TemplateLowering(SlotTable):
     # ---- sums over the batch ------------------------------------------------------------------------------
 
     def accumulator(self, op: OpNode, output: int, added: int | None = None) -> Accumulator:
-        """Where output number `output` of `op` goes in this microbatch.
+        """The target of output number `output` of `op` in this microbatch.
 
-        Microbatch j folds in as many carries as j has trailing ones, lowest level first, and leaves its own at the
-        next level: the carries of a binary counter, so the tree over batch splits does not depend
-        on the accumulation. The last one folds in all that are left. Where devices share every
-        microbatch, what they make of it goes into a ring, and its owners keep the carries.
+        Microbatch j adds as many carries as j has trailing ones, lowest level first, and leaves its
+        own carry at the next level. These are the carries of a binary counter, so the tree over
+        batch splits does not depend on accumulation. The last microbatch adds all remaining
+        carries. If devices share every microbatch, their parts go into a ring, and the owners keep
+        the carries.
 
-        What the sum is added to, `added`, is one more carry where this device has all batch splits.
-        Where it has a part of them, that lies apart: the result may have the memory of `added`,
-        which the reduction over devices adds.
+        If this device has all batch splits, `added` is one more carry. Otherwise `added` stays
+        separate: the result may use its memory, and the reduction over devices adds it.
         """
         self._require(op)
         rule = op_named(op.op)
@@ -231,13 +238,14 @@ class TemplateLowering(SlotTable):
         return Accumulator(target, tuple(folded), output, last, added if is_shared else None)
 
     def _layout_of_sum(self, tensor: int) -> TensorLayout:
-        """The layout of what a device adds to a sum that arrives as stored: of all storage shards
-        of its device group."""
+        """The layout of a device's part of a sum that is delivered in storage shards: it covers all
+        storage shards of its device group.
+        """
         first, *others = self.layout(tensor)
         return (self.shapes.split_axes(first)[0], *others)
 
     def _part_of_sum(self, tensor: int, form: Ref) -> Ref:
-        """Memory for what this device adds to a sum that arrives as stored."""
+        """Memory for a device's part of a sum that is delivered in storage shards."""
         size = self.shapes.bytes_max(self.spec(tensor), self._layout_of_sum(tensor))
         extent, tile = form.extent, form.tile_rows
         return self.temp(
@@ -245,7 +253,7 @@ class TemplateLowering(SlotTable):
         )
 
     def first_of_sum(self, op: OpNode, output: int) -> NumberLike:
-        """The first global row of what this device adds to a sum over the batch."""
+        """The first global row that this device adds to a sum over the batch."""
         self._require(op)
         if type(output) is not int or not 0 <= output < len(op.outputs):
             self.invalid(f"an output is one of {len(op.outputs)}, from 0 on", shown(output))
@@ -255,7 +263,9 @@ class TemplateLowering(SlotTable):
         return self.numbers.first(self.spec(tensor), layout, 0)
 
     def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
-        """The sum over the devices that share the batch: after the last microbatch, or in each that they share."""
+        """Sum over the devices that share the batch: after the last microbatch, or in each
+        microbatch that they share.
+        """
         self._require(op)
         if not isinstance(target, Accumulator):
             self.invalid("a sum over the batch ends with what low.accumulator returned", shown(target))
@@ -274,8 +284,9 @@ class TemplateLowering(SlotTable):
                 collectives.all_reduce_in_place(self, op, target.ref, pending)
 
     def split_tree(self, op: OpNode, output: int, batch_splits: Ref) -> None:
-        """Combine a row per batch split, of `split_temp`, and carries into output number `output`;
-        then over devices."""
+        """Combine the rows of `split_temp` (one per batch split) and the carries into output number
+        `output`, then combine over devices.
+        """
         target = self.accumulator(op, output)
         tiles: Tiles = {
             "out": self.whole(target.ref),
@@ -293,12 +304,14 @@ class TemplateLowering(SlotTable):
     # ---- collectives --------------------------------------------------------------------------------------
 
     def signals(self, count: int) -> int:
-        """Reserve signals; numbered within their signals until every device's need is known."""
+        """Reserve signals. They are numbered within their range until it is known how many every
+        class needs.
+        """
         self.signal_ranges.append(count)
         return collectives.signal_range(len(self.signal_ranges) - 1)
 
     def ring_signals(self, count: int) -> int:
-        """The same for a ring, whose signals all variants of the template share."""
+        """Reserve signals of a ring, which all variants of the template share."""
         self.ring_signal_ranges.append(count)
         return collectives.ring_signal_range(len(self.ring_signal_ranges) - 1)
 
@@ -313,7 +326,9 @@ class TemplateLowering(SlotTable):
         step: NumberLike | None = None,
         producer: Draft | None = None,
     ) -> None:
-        """Combine `source` over a pending reduction's device group into `target` (plus a residual), tile by tile."""
+        """Combine `source` over the device group of a pending reduction into `target` (plus a
+        residual), tile by tile.
+        """
         if not isinstance(pending, PendingReduction):
             self.invalid(
                 "an all-reduce has a pending reduction: low.pending_reduction gives it, or None for a value that is "
@@ -323,8 +338,9 @@ class TemplateLowering(SlotTable):
         collectives.all_reduce(self, op, source, target, residual, pending, step=step, producer=producer)
 
     def all_gather(self, op: OpNode, source: int, target: int) -> None:
-        """Bring the shards of `source` together on every device, along the axes that `target` lacks: rows of a batch,
-        or columns."""
+        """Gather the shards of `source` on every device, along the axes that `target` does not
+        have: rows of a batch, or columns.
+        """
         self._require(op, source, target)
         label = self.spec(source).labels[0]
         counts_batch = label is not None and label.is_summed_by_batch_splits
@@ -334,18 +350,21 @@ class TemplateLowering(SlotTable):
             collectives.all_gather_columns(self, op, source, target)
 
     def slice(self, op: OpNode, source: int, target: int) -> None:
-        """Keep this device's part of `source`, along the axes that `target` has more."""
+        """Keep this device's part of `source`, along the axes that only `target` has."""
         self._require(op, source, target)
         collectives.slice_columns(self, op, source, target)
 
     def all_gather_parameters(self, op: OpNode, source: int, target: int) -> None:
-        """Bring the parts of a weight together on every device, from the storage shards along the
-        axes that `target` lacks."""
+        """Gather the storage shards of a weight on every device, along the axes that `target` does
+        not have.
+        """
         self._require(op, source, target)
         collectives.all_gather_parameters(self, op, source, target)
 
     def gather(self, op: OpNode, source: int, target: int) -> None:
-        """Bring the column shards of `source` together in `target` on the first device of the axes that shard it."""
+        """Gather the column shards of `source` in `target` on the first device of the axes that
+        shard it.
+        """
         self._require(op, source, target)
         collectives.gather(self, op, source, target)
 

@@ -18,11 +18,11 @@ _TENSORS = ("tensor", "flat")
 
 @dataclass
 class _Used:
-    """What instructions touch, by tensors whose memory it is.
+    """What instructions access, by the tensors whose memory it is.
 
     Attributes:
-        early: what is read before anything has written it.
-        rows: of what has been written by fixed rows alone so far, slot and rows of each write.
+        early: what is read before it is written.
+        rows: for tensors written only by fixed rows so far, slot and rows of each write.
     """
 
     touched: set[int] = field(default_factory=set)
@@ -32,15 +32,15 @@ class _Used:
 
 
 def check_use(low: SlotTable, op: OpNode, drafts: Sequence[Draft], rule: Op) -> None:
-    """Refuse instructions of an op, `drafts`, that are not what it says.
+    """Reject instructions of an op, `drafts`, that contradict its declaration.
 
-    They read its operands and outputs alone, and of operands only the shape where `shape_of` says
-    so. They write every row of every output that is not summed over the batch (on one device of a
-    device group, where they are collectives) before they read it, and of operands only what shares
-    memory with an output. Ops without outputs are made to write an operand.
+    They may read only its operands and outputs; of operands in `shape_of`, only the shape. Before
+    they read an output, they must write all its rows, unless it is summed over the batch (a
+    collective's rows count if a device of its group writes them). Of operands they may write only
+    what shares memory with an output. Ops without outputs must write an operand.
 
     Raises:
-        InternalError: they are not.
+        InternalError: they contradict it.
     """
     roots = low.roots
     outputs = {roots.get(o, o) for o in op.outputs}
@@ -95,7 +95,7 @@ def _is_empty(rows: Number) -> bool:
 
 
 def _check_outputs(low: SlotTable, op: OpNode, own: set[int], used: _Used, count: int) -> None:
-    """Whatever an op makes has been written, in all its rows, before it is read."""
+    """All rows of every result are written before it is read."""
     if not own <= used.written:
         spec = low.graph.spec(min(own - used.written))
         low.invalid("every output is written", f"none of {count} instructions that writes {spec}")
@@ -114,8 +114,9 @@ def _check_outputs(low: SlotTable, op: OpNode, own: set[int], used: _Used, count
 
 
 def _missing_rows(low: SlotTable, writes: Iterable[Operand]) -> list[tuple[int, int]]:
-    """Rows `[begin, end)` of a tensor on this device that no write of fixed rows is for; views that have other rows
-    than the tensor are looked at by themselves, and one that is whole is enough."""
+    """Rows `[begin, end)` of a tensor on this device that no write of fixed rows covers. Views with
+    other rows than the tensor are checked separately; one whole view is enough.
+    """
     left: list[tuple[int, int]] = []
     by_rows: dict[Number, list[tuple[int, int]]] = {}
     for operand in writes:

@@ -39,17 +39,17 @@ __all__ = ["LoweredVariant", "LoweringTask", "lower_variant", "renumbered"]
 
 @dataclass(frozen=True)
 class LoweringTask:
-    """What a variant depends on, besides the devices' shapes.
+    """Everything that a variant depends on besides the devices' shapes.
 
     Attributes:
         name: of the template.
         graph, layout: the template's, or the whole graph's for a run of root ops.
-        ops: that are lowered.
-        microbatch: in which.
-        late_ops: ids of ops that run after the last microbatch alone.
+        ops: the ops to lower.
+        microbatch: the microbatch position.
+        late_ops: ids of ops that run only after the last microbatch.
         kept: results and saved tensors of a template; None for root ops.
         arguments: of a template.
-        roots: of root ops, tensor -> tensor whose memory it shares.
+        roots: for root ops, tensor -> tensor whose memory it shares.
     """
 
     name: str
@@ -71,7 +71,7 @@ class LoweringTask:
         microbatch: int = 0,
         late_ops: frozenset[int] = frozenset(),
     ) -> LoweringTask:
-        """That of a layer; `saved` are tensors that its calls yield besides its results."""
+        """The task of a layer; `saved` are tensors that its calls return besides its results."""
         graph, kept = template.graph, frozenset((*template.results, *saved))
         arguments = frozenset(template.arguments)
         return cls(template.key, graph, layout, graph.ops, microbatch, late_ops, kept, arguments, {})
@@ -91,18 +91,20 @@ def _task_of(
 
 @dataclass(frozen=True)
 class LoweredVariant:
-    """What a task gives.
+    """The result of a task.
 
     Attributes:
         templates: instructions per class of devices; signals and numbers count within the variant.
-        views: per class, what every slot stands for, in the order of the slots.
-        inner: tensors that live inside a template, with the positions of the ops that use them first and last.
+        views: per class, what every slot refers to, in the order of the slots.
+        inner: tensors inside a template, with the positions of the ops that use them first and
+            last.
         roots: tensor -> tensor whose memory it shares.
-        scratch_bytes: what the largest call of a kernel needs.
-        numbers: in which devices differ, and their device groups.
+        scratch_bytes: scratch memory of the largest call of a kernel.
+        numbers: the numbers in which devices differ, and their device groups.
         temporaries: its own memory, placed from byte 0 on; keys are kind and number.
         written: per class, slots whose every row is written in each use.
-        values: what it reads and writes, on one device, where nothing else has a part in that.
+        values: what it reads and writes on one device, if no other device or microbatch
+            contributes.
     """
 
     templates: tuple[LoweredTemplate, ...]
@@ -192,10 +194,10 @@ def lower_variant(
 
     Args:
         shapes: of all devices.
-        known: numbers of devices that have been worked out.
+        known: cached numbers of devices.
 
     Raises:
-        InternalError: what an op was lowered to breaks a rule of values.
+        InternalError: the instructions of an op violate a rule of values.
     """
     numbers = DeviceNumbers(shapes, known)
     kept = task.kept
@@ -236,7 +238,7 @@ def _temporaries(
     inner: Mapping[int, tuple[int, int]],
     shapes: LocalShapes,
 ) -> tuple[Buffer, ...]:
-    """Inner results and what ops asked for, with the ops in which they live."""
+    """Inner results and temporaries of ops, with the ops during which they are live."""
     made = [
         Buffer(
             ("inner", t),
@@ -255,7 +257,7 @@ def _temporaries(
 
 
 def _lives(low: TemplateLowering, outside: frozenset[int]) -> dict[int, tuple[int, int]]:
-    """First and last op that uses each result which no caller sees."""
+    """The first and last op that uses each result that no caller sees."""
     lives: dict[int, tuple[int, int]] = {}
     for n, op in enumerate(low.ops):
         for t in (*op.inputs, *op.outputs):
@@ -266,8 +268,7 @@ def _lives(low: TemplateLowering, outside: frozenset[int]) -> dict[int, tuple[in
 
 
 def renumbered(template: LoweredTemplate, numbers: Sequence[int], groups: Sequence[int]) -> LoweredTemplate:
-    """A template whose numbers of devices and device groups are those of the plan: place by place,
-    where each stands there."""
+    """A template with the plan's numbers of devices and device groups instead of the variant's."""
     if [*numbers] == [*range(len(numbers))] and [*groups] == [*range(len(groups))]:
         return template
 
