@@ -97,11 +97,11 @@ def calls_of(llm: LLM, generate: Callable[[], object]) -> list[dict[str, Any]]:
     instance, calls = llm.engine.model.instance, []
     forward = instance.forward
 
-    def take_down(*given: Any, **inputs: Any) -> None:
+    def record_inputs(*given: Any, **inputs: Any) -> None:
         calls.append({name: np.array(value) for name, value in inputs.items()})
         forward(*given, **inputs)
 
-    instance.forward = take_down  # type: ignore[method-assign]
+    instance.forward = record_inputs  # type: ignore[method-assign]
     try:
         generate()
     finally:

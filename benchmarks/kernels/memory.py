@@ -38,7 +38,7 @@ from rest import Call, repeated
 
 from tilewise.kernels import kernel_spec
 from tilewise.kernels.isa import isa_in_use, run
-from tilewise.optim.rule import take_down
+from tilewise.optim.rule import record_update
 
 ROWS, WIDTH = 16_384, 1_024  # 64 MB in fp32
 MUST, GOAL = 75, 90  # percent of the triad
@@ -83,7 +83,7 @@ def kernels(dt: str) -> dict[str, tuple[Call, float]]:
     add("silu_gate_backward", [y, z, x, w, v])
     add("gelu_tanh", [y, x])
     add("add", [y, x, z])
-    program = take_down(ADAMW.update, ADAMW.states, ADAMW.per_step)
+    program = record_update(ADAMW.update, ADAMW.states, ADAMW.per_step)
     hyper, clip = np.array([ADAMW.values(STEP, RATE)], np.float32), np.array([[1.0, 0.5]], np.float32)
     copy = None if dt == "f32" else w
     tiles = [copy, *(array("f32") for _ in range(4)), hyper, clip]

@@ -33,7 +33,7 @@ from matmul import NUMPY, aligned, best_seconds
 from tilewise.kernels import UPDATE_STEPS
 from tilewise.kernels.isa import isa_in_use, run
 from tilewise.optim import AdamW
-from tilewise.optim.rule import Program, take_down
+from tilewise.optim.rule import Program, record_update
 
 SHAPES = {
     "norm (768)": (1, 768),
@@ -85,7 +85,7 @@ def theirs(shape: tuple[int, int], how: str) -> Call:
 def measure(name: str, dt: str, rounds: int, seconds: float) -> None:
     """One line."""
     shape = SHAPES[name]
-    known = take_down(ADAMW.update, ADAMW.states, ADAMW.per_step)
+    known = record_update(ADAMW.update, ADAMW.states, ADAMW.per_step)
     unread = (list(UPDATE_STEPS).index("negate"), 0, 0, 0)  # nothing reads it, but no known shape has it
     calls = {
         "loop": ours(shape, dt, known),

@@ -40,18 +40,18 @@ Labels = Sequence[DimLabel | None]
 
 
 class GraphBuilder(RowCalls):
-    """A graph under construction.
+    """Builds a graph.
 
     Args:
         name: for messages and pictures.
-        k_splits: the number of parts that contractions over labelled dims are cut into (as in
-            split-K). n devices may share such a dim if n is 1 or k_splits / n a power of two: with
-            8 k splits 1, 2, 4, 8; with 12 k splits 1, 3, 6, 12.
+        k_splits: number of parts into which contractions over labelled dims are cut (as in
+            split-K). n devices may share such a dim if n is 1 or k_splits / n is a power of two:
+            with 8 k splits 1, 2, 4, 8; with 12 k splits 1, 3, 6, 12.
 
-    Shapes: sizes are `int` or `Dim`; row-major, last dim fastest. Every operation raises ShapeError
-    at the call, with the operands' shapes, when they do not fit, are of another type, or belong to
-    another graph. One thread at a time describes a graph; several describe layers next to one
-    another with `ParallelGraphBuilder`.
+    Shapes: sizes are `int` or `Dim`; row-major, last dim fastest. Every call raises ShapeError,
+    with the operands' shapes, if they do not fit, have the wrong type, or belong to another graph.
+    Only one thread at a time may use a builder; `ParallelGraphBuilder` defines layers in several
+    threads.
     """
 
     def __init__(self, name: str = "graph", *, k_splits: int = 8) -> None:
@@ -60,7 +60,7 @@ class GraphBuilder(RowCalls):
         self.draft = GraphDraft()
 
     def all_or_nothing(self) -> AbstractContextManager[None]:
-        """A block whose declarations and ops stay together: when it raises, none of them has happened."""
+        """A `with` block whose declarations and ops are removed if it raises."""
         return self.draft.all_or_nothing()
 
     # ---- tensors from outside -----------------------------------------------------------------------------
@@ -75,9 +75,11 @@ class GraphBuilder(RowCalls):
         storage: str = "rows",
         layout: Hint | None = None,
     ) -> TensorNode:
-        """A tensor given at every call; `storage="scalars"` for one number per row (ids, labels, positions).
+        """Declare a tensor that is given at every call; `storage="scalars"` for one number per row
+        (ids, labels, positions).
 
-        `layout` is which mesh axes share its dims (ir/hints.py), where a strategy's rules shall not decide.
+        `layout` gives the mesh axes that shard its dims (ir/hints.py), if the strategy's rules
+        should not decide.
         """
         return self._declare("input", _spec("input", shape, dtype, labels, name, storage), layout)
 
@@ -92,17 +94,19 @@ class GraphBuilder(RowCalls):
         init_scale: float = 1.0,
         layout: Hint | None = None,
     ) -> TensorNode:
-        """A trained tensor: a vector, or a weight `[out, in]` or `[in, out]`, which is kept in packed panels.
+        """Declare a trained tensor: a vector, or a weight `[out, in]` or `[in, out]`, which is
+        stored in packed panels.
 
         Args:
             shape: one or two sizes.
             dtype: of its elements.
             name: its path.
             labels: per dim what it counts, or None.
-            init: what `initialize` makes of it, `normal`, `ones` or `zeros`; by default random weights, and ones for
-                vectors.
-            init_scale: how far random values spread, as a multiple of the other weights' spread.
-            layout: which mesh axes share its dims (ir/hints.py), where a strategy's rules shall not decide.
+            init: initial values: `normal`, `ones` or `zeros`; by default random weights, and ones
+                for vectors.
+            init_scale: standard deviation of random values, as a multiple of the other weights'.
+            layout: mesh axes that shard its dims (ir/hints.py), if the strategy's rules should not
+                decide.
         """
         spec = _spec("parameter", shape, dtype, labels, name, "rows")
         if len(spec.shape) > 2 or not all(isinstance(s, int) for s in spec.shape) or spec.dtype.name == "i32":
@@ -127,8 +131,9 @@ class GraphBuilder(RowCalls):
         storage: str = "rows",
         layout: Hint | None = None,
     ) -> TensorNode:
-        """A tensor that lives on between calls and is written in place (a KV cache, optimizer moments); `layout` as in
-        `input`."""
+        """Declare a tensor that persists between calls and is written in place (a KV cache,
+        optimizer moments); `layout` as in `input`.
+        """
         spec = _spec("state", shape, dtype, labels, name, storage)
         if not all(isinstance(s, int) for s in spec.shape):
             _validate.invalid(
@@ -139,7 +144,7 @@ class GraphBuilder(RowCalls):
     def constant(
         self, value: np.ndarray, *, name: str, labels: Labels = (), storage: str = "rows"
     ) -> TensorNode:
-        """A tensor whose value is known now: RoPE tables, positions."""
+        """Declare a tensor whose value is known now, such as RoPE tables."""
         known = {np.dtype(np.float32): "f32", np.dtype(np.int32): "i32"}
         if not isinstance(value, np.ndarray) or value.dtype not in known or np.ma.is_masked(value):
             _validate.invalid(
@@ -157,12 +162,15 @@ class GraphBuilder(RowCalls):
         return node
 
     def positions(self, tokens: TensorNode) -> TensorNode:
-        """Each row's place in its sequence, counted from 0: i32, of the shape `[batch, seq]` of the tokens.
+        """The position of each row in its sequence, from 0: i32, with the shape `[batch, seq]` of
+        the tokens.
 
-        With a fixed `seq` it is a constant; with a symbolic one the instance fills it in at every run.
+        With a fixed `seq` it is a constant; with a symbolic one the instance computes it at every
+        run.
 
         Raises:
-            ShapeError: the tokens are another graph's, or have another number of dims; the graph has positions already.
+            ShapeError: the tokens belong to another graph, or have another number of dims; or the
+                graph already has positions.
         """
         spec = self.draft.own("positions", tokens).spec
         batch, length = (*spec.shape, 1, 1)[:2]
@@ -183,15 +191,16 @@ class GraphBuilder(RowCalls):
         return self.draft.declare("input", own)
 
     def constrain(self, tensor: TensorNode, layout: Hint) -> TensorNode:
-        """Ask for a layout of a tensor; returns it. No result changes, only where it is computed and what moves.
+        """Ask for a layout of a tensor; returns the tensor. Results do not change, only where they
+        are computed and what moves.
 
         Args:
-            layout: `("dp", None, "tp")`, or `{"dp": Shard(0), "tp": Replicate()}` (ir/hints.py). Axes that a mesh does
-                not have share nothing.
+            layout: `("dp", None, "tp")`, or `{"dp": Shard(0), "tp": Replicate()}` (ir/hints.py).
+                Axes that a mesh does not have are ignored.
 
         Raises:
-            LayoutError: it is no layout of the tensor.
-            ShapeError: the tensor is another graph's.
+            LayoutError: it is not a layout of the tensor.
+            ShapeError: the tensor belongs to another graph.
         """
         self.draft.own("constrain", tensor)
         name = tensor.spec.name or f"result {tensor.id}"
@@ -218,10 +227,11 @@ class GraphBuilder(RowCalls):
     # ---- operations ---------------------------------------------------------------------------------------
 
     def op(self, name: str, inputs: Sequence[TensorNode | None], **attrs: Any) -> list[TensorNode]:
-        """Append an op by name; equal ops on equal operands are the same op.
+        """Append an op by name. Equal ops on equal operands are the same op.
 
         Raises:
-            ShapeError: the call does not follow the op's signature, or its operands do not fit together.
+            ShapeError: the call does not match the op's signature, or its operands do not fit
+                together.
         """
         operands = _validate.sequence("op", "operands", inputs, "tensors")
         checked = check_call(name, operands, attrs)
@@ -237,7 +247,8 @@ class GraphBuilder(RowCalls):
         transpose_b: bool = False,
         residual: TensorNode | None = None,
     ) -> TensorNode:
-        """`a @ b`, with either transposed. `b` may be a parameter (`a` then `[..., k]`, and `residual` is added).
+        """`a @ b`, with either operand transposed. `b` may be a parameter (`a` is then `[..., k]`,
+        and `residual` is added).
 
         Raises:
             ShapeError: inner sizes or dtypes differ.
@@ -269,7 +280,9 @@ class GraphBuilder(RowCalls):
         return self.op("embedding", [ids, table])[0]
 
     def rope(self, x: TensorNode, positions: TensorNode, table: TensorNode, *, head_dim: int) -> TensorNode:
-        """Rotary embedding of heads side by side in the last dim; `table` holds cosines and sines per position."""
+        """Rotary embedding of heads that are adjacent in the last dim; `table` has cosines and
+        sines per position.
+        """
         return self.op("rope", [x, positions, table], head_dim=head_dim, inverse=False)[0]
 
     def scaled_dot_product_attention(
@@ -285,19 +298,21 @@ class GraphBuilder(RowCalls):
         softcap: float | None = None,
         lengths: TensorNode | None = None,
     ) -> TensorNode:
-        """Self-attention on `[batch, seq, heads * head_dim]`; grouped when k and v have fewer heads.
+        """Self-attention on `[batch, seq, heads * head_dim]`; grouped if k and v have fewer heads.
 
         Args:
             q: queries.
             k: keys.
             v: values.
             head_dim: elements of a head.
-            causal: a token sees itself and what stands before it; otherwise every token of its sequence.
-            scale: of scores; by default one over the root of `head_dim`.
-            window: positions that a token sees at most, itself among them; needs `causal`.
+            causal: a token attends to itself and to earlier tokens; otherwise to every token of its
+                sequence.
+            scale: of scores; by default 1 / sqrt(head_dim).
+            window: maximum number of positions that a token attends to, including itself; needs
+                `causal`.
             softcap: scores s become `softcap * tanh(s / softcap)`.
-            lengths: i32 `[batch]` in [1, seq], without `causal`: positions from a length on are padding,
-                which no token of the sequence sees. The result there is 0.
+            lengths: i32 `[batch]` in [1, seq], without `causal`: positions from a length on are
+                padding, which no token of the sequence attends to. The result there is 0.
         """
         attrs = {
             "head_dim": head_dim,
@@ -321,8 +336,9 @@ class GraphBuilder(RowCalls):
         window: int | None = None,
         softcap: float | None = None,
     ) -> TensorNode:
-        """Causal attention of flattened tokens over a KV cache in blocks; all else as
-        `scaled_dot_product_attention` has it."""
+        """Causal attention of flattened tokens over a KV cache in blocks; the arguments are those
+        of `scaled_dot_product_attention`.
+        """
         for cache in (k_cache, v_cache):
             self._require_written_as("paged_attention", cache, head_dim, block_size)
         scores = _scores("paged_attention", scale, head_dim, window, softcap)
@@ -332,12 +348,14 @@ class GraphBuilder(RowCalls):
     def kv_write(
         self, cache: TensorNode, x: TensorNode, slots: TensorNode, *, head_dim: int, block_size: int = 64
     ) -> TensorNode:
-        """The cache with rows of `x` written at `slots` (in place); use the result from here on. In a block every head
-        has its rows to itself, as `paged_attention` with the same `head_dim` and `block_size` reads them."""
+        """The cache after writing rows of `x` at `slots`, in place; use the result from here on. In
+        a block, each head's rows are contiguous, as `paged_attention` with the same `head_dim` and
+        `block_size` reads them.
+        """
         return self.op("kv_write", [cache, x, slots], head_dim=head_dim, block_size=block_size)[0]
 
     def _require_written_as(self, function: str, cache: TensorNode, head_dim: int, block_size: int) -> None:
-        """What was written into a cache is where the reader looks for it."""
+        """A cache is read with the head and block sizes with which it was written."""
         written = self.draft.own(function, cache).id
         for op in reversed(self.draft.ops):
             if written in op.outputs:
@@ -352,20 +370,24 @@ class GraphBuilder(RowCalls):
                 return
 
     def gather_rows(self, x: TensorNode, index: TensorNode) -> TensorNode:
-        """Rows of `x` `[T, d]`, or its numbers where it is i32 `[T]`, at `index` `[S]`."""
+        """Rows of `x` `[T, d]`, or its numbers if it is i32 `[T]`, at `index` `[S]`."""
         return self.op("gather_rows", [x, index])[0]
 
     def cross_entropy(
         self, logits: TensorNode, labels: TensorNode, inv_count: TensorNode, *, ignore_index: int = -100
     ) -> tuple[TensorNode, TensorNode]:
-        """Mean cross-entropy `[1]` and every row's share of it; `inv_count` is 1 / number of counted labels."""
+        """Mean cross-entropy `[1]` and every row's share of it; `inv_count` is 1 / number of
+        counted labels.
+        """
         loss, rows, *_ = self.op("cross_entropy", [logits, labels, inv_count], ignore_index=ignore_index)
         return loss, rows
 
     def mean_cross_entropy(
         self, logits: TensorNode, labels: TensorNode, *, ignore_index: int = -100
     ) -> tuple[TensorNode, TensorNode]:
-        """`cross_entropy` whose `inv_count` is the input `loss.inv_count`, filled from the labels at every step."""
+        """`cross_entropy` whose `inv_count` is the input `loss.inv_count`, which is computed from
+        the labels at every step.
+        """
         self.draft.own("mean_cross_entropy", labels)
         if labels.kind != "input":
             _validate.invalid(
@@ -387,14 +409,15 @@ class GraphBuilder(RowCalls):
             return self.cross_entropy(logits, labels, inv_count, ignore_index=ignore_index)
 
     def sum(self, x: TensorNode) -> TensorNode:
-        """The sum of all elements, over the whole batch: `[1]` in f32, which may be scaled, added, and be a loss.
+        """The sum of all elements over the whole batch: `[1]` in f32, which may be scaled, added,
+        and be a loss.
 
-        It counts every row. Where sequences are padded, only cross-entropy leaves padding out.
+        It includes every row. If sequences are padded, only cross-entropy ignores padding.
         """
         return self.op("sum", [x])[0]
 
     def mean(self, x: TensorNode) -> TensorNode:
-        """The mean of all elements, over the whole batch: `[1]` in f32."""
+        """The mean of all elements over the whole batch: `[1]` in f32."""
         sizes = self.draft.own("mean", x).shape
         count = prod(s for s in sizes if isinstance(s, int))
         if not all(isinstance(s, int) for s in sizes):
@@ -402,10 +425,11 @@ class GraphBuilder(RowCalls):
         return self.scale(self.sum(x), 1.0 / count)
 
     def loss(self, tensor: TensorNode) -> TensorNode:
-        """Declare the loss, any result that is one f32; planning appends its backward pass. It is read as `loss`.
+        """Declare the loss, any result that is one f32. Planning appends its backward pass. Its
+        name is `loss`.
 
         Raises:
-            ShapeError: the tensor is no result, or not one f32; the graph has a loss already.
+            ShapeError: the tensor is not a result, or not one f32; or the graph already has a loss.
         """
         self.draft.own("loss", tensor)
         if self.draft.loss_id is not None:
@@ -424,7 +448,7 @@ class GraphBuilder(RowCalls):
     # ---- the finished thing -------------------------------------------------------------------------------
 
     def find(self, name: str) -> TensorNode:
-        """The input, parameter, state or constant of that name.
+        """The input, parameter, state or constant with this name.
 
         Raises:
             ShapeError: there is none.
@@ -438,7 +462,7 @@ class GraphBuilder(RowCalls):
         return self.draft.tensors[names[name]]
 
     def has(self, name: str) -> bool:
-        """Whether a tensor from outside has that name."""
+        """Whether an input, parameter, state or constant has this name."""
         return isinstance(name, str) and name in self.draft.names
 
     def freeze(self) -> Graph:
@@ -447,7 +471,7 @@ class GraphBuilder(RowCalls):
 
     @classmethod
     def thaw(cls, graph: Graph) -> GraphBuilder:
-        """A builder that continues a frozen graph; tensor ids stay."""
+        """A builder that continues a frozen graph; tensor ids do not change."""
         builder = cls(graph.name, k_splits=graph.k_splits)
         builder.draft = GraphDraft.of(graph)
         return builder
@@ -469,8 +493,9 @@ def _spec(
 def _scores(
     call: str, scale: float | None, head_dim: int, window: int | None, softcap: float | None
 ) -> dict[str, float]:
-    """What happens to scores, as attributes: scaled by one over the root of the head size unless something else is
-    asked for, capped, seen in a window; 0 for a cap or window that is not asked for."""
+    """The attributes of attention scores: scale (by default 1 / sqrt of the head size), softcap and
+    window; 0 for no cap or window.
+    """
     if scale is None:
         scale = float(_validate.integer(call, "head_dim", head_dim, 1, 1 << 20) ** -0.5)
     return {

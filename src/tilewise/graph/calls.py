@@ -20,18 +20,18 @@ _validate = Validator("graph", ShapeError)
 
 
 class RowCalls(ABC):
-    """A method per op; what takes the calls (`GraphBuilder`) says how an op is appended."""
+    """A method per op. `GraphBuilder` derives from this class and defines how an op is appended."""
 
     @abstractmethod
     def op(self, name: str, inputs: Sequence[TensorNode | None], **attrs: Any) -> list[TensorNode]:
-        """Append an op by name; its outputs."""
+        """Append an op by name; returns its outputs."""
 
     def add(self, a: TensorNode, b: TensorNode) -> TensorNode:
         """`a + b`."""
         return self.op("add", [a, b])[0]
 
     def add_bias(self, x: TensorNode, bias: TensorNode) -> TensorNode:
-        """`x + bias`, the vector `[n]` on every row of `x` `[..., n]`."""
+        """`x + bias`, with the vector `[n]` added to every row of `x` `[..., n]`."""
         return self.op("add_bias", [x, bias])[0]
 
     def multiply(self, a: TensorNode, b: TensorNode) -> TensorNode:
@@ -47,11 +47,13 @@ class RowCalls(ABC):
         return self.op("silu", [x])[0]
 
     def relu(self, x: TensorNode) -> TensorNode:
-        """`x` where it is above 0, else 0."""
+        """`max(x, 0)`."""
         return self.op("relu", [x])[0]
 
     def gelu(self, x: TensorNode, *, approximate: str = "none") -> TensorNode:
-        """`x` times the share of the normal distribution below it: by the error function (`none`), or by `tanh`."""
+        """`x` times the standard normal distribution function of `x`: exact (`none`), or
+        approximated by `tanh`.
+        """
         _validate.choice("gelu", "approximate", approximate, ("none", "tanh"))
         return self.op("gelu" if approximate == "none" else "gelu_tanh", [x])[0]
 
@@ -68,7 +70,7 @@ class RowCalls(ABC):
         return self.op("softmax", [x])[0]
 
     def cast(self, x: TensorNode, dtype: str) -> TensorNode:
-        """`x` as `f32` or `bf16`."""
+        """`x` converted to `f32` or `bf16`."""
         return self.op("cast", [x], dtype=dtype_named(dtype).name)[0]
 
     def rms_norm(
@@ -86,8 +88,9 @@ class RowCalls(ABC):
             x: `[..., n]`.
             gamma: `[n]`, or `[head_dim]`.
             eps: above 0.
-            offset: what is added to gamma; 1 in Gemma.
-            head_dim: the last dim holds heads of that size side by side. Each is normalised alone, with one gamma.
+            offset: added to gamma; 1 in Gemma.
+            head_dim: the last dim has adjacent heads of this size. Each is normalized separately,
+                with one gamma.
         """
         size = 0 if head_dim is None else _validate.integer("rms_norm", "head_dim", head_dim, 1, MAX_SIZE)
         return self.op("rms_norm", [x, gamma], eps=eps, offset=offset, head_dim=size)[0]

@@ -33,8 +33,9 @@ _READING_S = 10.0  # for which planning waits for another thread's
 
 
 class DraftedLayer(NamedTuple):
-    """A template of a layer: its key, the name of its function, how many templates came before it, and the attributes
-    of its calls."""
+    """A template of a layer: its key, the name of its function, the number of earlier templates,
+    and the attributes of its calls.
+    """
 
     key: str
     function: str
@@ -43,7 +44,7 @@ class DraftedLayer(NamedTuple):
 
 
 class _Turn:
-    """Which thread describes a graph: one at a time, another is refused. A copy is free."""
+    """Allows one thread at a time to write to a graph; another one gets an error. A copy has its own."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -52,7 +53,9 @@ class _Turn:
         return _Turn, ()
 
     def of(self, call: str, patience_s: float = 0.0) -> _Turn:
-        """The calling thread's turn, until the block ends; refused where another thread's lasts longer than that."""
+        """The calling thread's turn until the block ends; an error if another thread has a turn
+        that does not end in time.
+        """
         if not self._lock.acquire(timeout=patience_s):
             _validate.invalid(
                 call,
@@ -63,24 +66,25 @@ class _Turn:
         return self
 
     def __enter__(self) -> None:
-        """It has begun."""
+        """Begin the turn."""
 
     def __exit__(self, *raised: object) -> None:
         self._lock.release()
 
 
 class GraphDraft:
-    """What a graph consists of so far. Ids are positions: of `tensors`, of `ops`. One thread at a time: while one
-    writes, another that would is refused before it has changed anything.
+    """The content of a graph so far. Ids are indices of `tensors` and of `ops`. Only one thread at
+    a time may write; another one gets an error before it has changed anything.
 
     Attributes:
-        layers: templates of layers, by all that they depend on: function, operands and attributes (`values`).
-        values: numbers that stand for specs and attributes of layers.
-        outlined: attributes of calls of the templates that single ops share, by all that those depend on.
+        layers: templates of layers, by function, operands and attributes (`values`).
+        values: numbers of specs and attributes of layers.
+        outlined: attributes of calls of the templates that single ops share, by all that those
+            depend on.
         hints: layouts that users ask for, by tensor id.
-        phase: of the ops that are appended now: forward, backward or update.
-        names: ids of the tensors from outside, by name.
-        declared: by a layer's key its template, and what each use of that declares.
+        phase: phase of the ops that are appended now: forward, backward or update.
+        names: ids of inputs, parameters, states and constants, by name.
+        declared: by a layer's key its template, and what each use of it declares.
     """
 
     def __init__(self) -> None:
@@ -104,7 +108,7 @@ class GraphDraft:
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        """A block whose declarations and ops stay together: when it raises, none of them has happened."""
+        """A `with` block whose declarations and ops are removed if it raises."""
         with self._turn.of("all_or_nothing"):
             yield from self._kept_or_undone()
 
@@ -132,7 +136,7 @@ class GraphDraft:
             raise
 
     def declare(self, kind: str, spec: TensorSpec) -> TensorNode:
-        """A tensor from outside: input, parameter, state or constant, under a name of its own."""
+        """Declare an input, parameter, state or constant under a unique name."""
         if not spec.name or not spec.name.isprintable():
             _validate.text(kind, "a name", spec.name)
         for dim, label in enumerate(spec.labels):
@@ -150,7 +154,9 @@ class GraphDraft:
         return self.declare_renamed(kind, spec)
 
     def declare_renamed(self, kind: str, spec: TensorSpec) -> TensorNode:
-        """As `declare`, of what was held to all rules of a spec under another name, as a layer's parameters were."""
+        """Like `declare`, for a spec that was already checked under another name, as a layer's
+        parameters are.
+        """
         name = spec.name
         with self._turn.of(kind):
             if name in self.names or name in self.outputs:
@@ -165,14 +171,15 @@ class GraphDraft:
         return node
 
     def hint(self, tensor: int, layout: tuple[Axes, ...]) -> None:
-        """Ask for a layout of a tensor; the last one counts."""
+        """Ask for a layout of a tensor; the last hint counts."""
         with self._turn.of("constrain"):
             self._hints_before.append((tensor, self.hints.get(tensor)))
             self.hints[tensor] = layout
 
     def new_layer(self, signature: object, function: str) -> DraftedLayer:
-        """The next template of a layer: the function's own name; in one graph, every further signature gets a number
-        behind it, in order of first use, and so does another function of that name."""
+        """The key of a layer's next template: the function's name. Further signatures in the same
+        graph, and other functions with the same name, get a number, in order of first use.
+        """
         number = self._layers_named.get(function, 0)
         key = None
         while key is None or key in self.templates:  # those of a loaded graph are no function's
@@ -194,7 +201,9 @@ class GraphDraft:
             self.outputs[name] = tensor
 
     def own(self, call: str, tensor: TensorNode) -> TensorNode:
-        """A tensor of this graph; another graph's would stand for whatever has its number here."""
+        """Check that a tensor belongs to this graph. A tensor of another graph would be taken for
+        the one with the same id here.
+        """
         _validate.instance(
             call, "an operand", tensor, TensorNode, "pass tensors of the graph, as its methods return them"
         )
@@ -208,7 +217,9 @@ class GraphDraft:
         return tensor
 
     def op(self, name: str, ids: tuple[int | None, ...], attrs: Mapping[str, Any]) -> tuple[int, ...]:
-        """Append an op on tensor ids, with attributes that are known to follow its signature; equal ops are one."""
+        """Append an op on tensor ids, with attributes that were checked against its signature.
+        Equal ops are one.
+        """
         key = _key(name, ids, attrs, self.phase)
         if key in self._cache:
             return self._cache[key]
@@ -219,13 +230,13 @@ class GraphDraft:
     def specs_of(
         self, name: str, ids: tuple[int | None, ...], attrs: Mapping[str, Any]
     ) -> Sequence[TensorSpec]:
-        """What such an op would give."""
+        """The specs of the outputs that such an op would have."""
         given = [None if i is None else self.tensors[i].spec for i in ids]
         refuse_packed(name, given, attrs)
         return outputs_of(op_named(name), given, attrs)
 
     def share_ops(self) -> None:
-        """Let ops that follow be one with equal ops that are there, where these were not appended one by one."""
+        """Index the existing ops, so that later equal ops are merged with them."""
         for op in self.ops:
             if op.op != "call":
                 self._cache.setdefault(_key(op.op, op.inputs, op.attrs, op.phase), op.outputs)
@@ -239,7 +250,7 @@ class GraphDraft:
         *,
         label: str = "",
     ) -> tuple[int, ...]:
-        """Append an op whose output specs are known; the attributes are its own from now on, or those of many."""
+        """Append an op with known output specs. The draft takes over the attributes."""
         with self._turn.of(name):
             op_id, first = len(self.ops), len(self.tensors)
             outputs = tuple(range(first, first + len(specs)))
@@ -250,7 +261,7 @@ class GraphDraft:
         return outputs
 
     def _label(self, name: str, ids: tuple[int | None, ...]) -> str:
-        """The parameter an op works with is its best name in traces and messages."""
+        """The op's label in traces and messages: the name of its parameter, if it has one."""
         for i in ids:
             if i is not None and self.tensors[i].kind in ("parameter", "state"):
                 return f"{name}:{self.tensors[i].spec.name}"
@@ -272,7 +283,7 @@ class GraphDraft:
 
     @classmethod
     def of(cls, graph: Graph) -> GraphDraft:
-        """A draft that continues a frozen graph; tensor ids stay."""
+        """A draft that continues a frozen graph; tensor ids do not change."""
         draft = cls()
         draft.tensors, draft.ops = list(graph.tensors), list(graph.ops)
         draft.outputs, draft.constant_values = dict(graph.outputs), dict(graph.constant_values)
@@ -282,15 +293,15 @@ class GraphDraft:
 
 
 def _key(name: str, ids: tuple[int | None, ...], attrs: Mapping[str, Any], phase: str) -> tuple[object, ...]:
-    """All that makes two ops one."""
+    """Everything that must be equal for two ops to be one."""
     return name, ids, tuple(sorted(attrs.items())), phase
 
 
 def refuse_packed(name: str, given: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> None:
-    """Weights lie in panels; only ops that say so can read them.
+    """Reject a weight in panels as operand of an op that does not accept panels.
 
     Raises:
-        ShapeError: another op is given one.
+        ShapeError: the op does not accept it.
     """
     takes = op_named(name).takes_packed
     for position, spec in enumerate(given):

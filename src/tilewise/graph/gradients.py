@@ -54,7 +54,7 @@ class _Tape:
     """`ir.tape.Tape` over a draft of the backward graph.
 
     Attributes:
-        author: whose method is asked, and its name: what an error names.
+        author: the op's method that is being called, for error messages.
     """
 
     def __init__(self, graph: Graph, draft: GraphDraft, use: Callable[[int], int]) -> None:
@@ -81,21 +81,21 @@ class _Tape:
         return self.checked(name, inputs, attrs)
 
     def append(self, asked: Later) -> list[int]:
-        """Append what is checked; its outputs."""
+        """Append a checked op; returns its outputs."""
         try:
             return list(self.draft.op(asked.op, asked.inputs, asked.attrs))
         except ShapeError as error:
             self.invalid(_FITS, str(error))
 
     def result_of(self, asked: Later) -> TensorSpec:
-        """What it will be."""
+        """The spec of its result."""
         try:
             return self.draft.specs_of(asked.op, asked.inputs, asked.attrs)[0]
         except ShapeError as error:
             self.invalid(_FITS, str(error))
 
     def checked(self, name: str, inputs: object, attrs: object) -> Later:
-        """What is asked for, called as its op says."""
+        """The call, checked against the op's signature."""
         tensors = self.draft.tensors
         if not isinstance(inputs, list | tuple) or not all(i is None or _is_id(i, tensors) for i in inputs):
             self.invalid(f"operands of {shown(name)} are tensors' ids, in a list", shown(inputs))
@@ -126,7 +126,7 @@ class _Tape:
 
 
 class _Contributions:
-    """Gradient contributions per forward tensor, turned into one tensor when asked for."""
+    """Gradient contributions per forward tensor, summed to one tensor when the gradient is needed."""
 
     def __init__(self, graph: Graph, tape: _Tape) -> None:
         self.graph, self.tape = graph, tape
@@ -135,7 +135,7 @@ class _Contributions:
         self.done: dict[int, int | None] = {}
 
     def add(self, tensor: int, contribution: Gradient) -> None:
-        """One more contribution to the gradient of a tensor, which must not have been asked for yet."""
+        """Add a contribution to the gradient of a tensor, which must not have been summed yet."""
         if tensor in self.done:
             _author.invalid(
                 "gradients",
@@ -149,7 +149,7 @@ class _Contributions:
             self.waiting.append(given)
 
     def settle(self) -> None:
-        """Emit what could wait, now; the order in which contributions are added stays as it is."""
+        """Append delayed ops now; the order of contributions does not change."""
         for given in self.waiting:
             for i, c in enumerate(given):
                 if isinstance(c, Later):
@@ -160,14 +160,14 @@ class _Contributions:
         return self.tape.append(self.tape.checked(waiting.op, waiting.inputs, waiting.attrs))[0]
 
     def total(self, tensor: int) -> int | None:
-        """The gradient of a tensor; None when nothing flows there."""
+        """The gradient of a tensor; None if there is no contribution."""
         if tensor not in self.done:
             self.done[tensor] = None  # no contribution may come while its own terms are combined
             self.done[tensor] = self._sum(tensor, self.lists.get(tensor, []))
         return self.done[tensor]
 
     def _sum(self, tensor: int, given: list[Gradient]) -> int | None:
-        """Tensors in reverse order of use, then the terms, op by op."""
+        """The sum of tensors in reverse order of use, then of the terms, op by op."""
         total: int | None = None
         for i, c in enumerate(given):
             if isinstance(c, Later):
@@ -193,7 +193,7 @@ def _run_backward(
     tape: _Tape,
     on_call: Callable[[OpNode, list[int | None]], Sequence[Gradient]],
 ) -> None:
-    """Walk ops in reverse and collect what each contributes."""
+    """Visit ops in reverse order and collect the contributions of each."""
     for op in reversed(ops):
         grads = [tape.flow.total(o) for o in op.outputs]
         if all(g is None for g in grads):
@@ -215,7 +215,7 @@ def _is_id(given: object, tensors: Sequence[TensorNode]) -> TypeGuard[int]:
 
 
 def _check_contributions(tape: _Tape, op: OpNode, given: object) -> None:
-    """Hold what a gradient rule returned to the contract.
+    """Check what a gradient rule returned.
 
     Raises:
         InternalError: names the op and what its author must correct.
@@ -228,7 +228,7 @@ def _check_contributions(tape: _Tape, op: OpNode, given: object) -> None:
 
 
 def _check_contribution(tape: _Tape, tensor: int | None, c: object, place: str) -> None:
-    """Hold one contribution, to a tensor of the forward graph, to the same."""
+    """Check one contribution to a tensor of the forward graph."""
     if c is None or isinstance(c, Term):
         return
     known = tape.draft.tensors
@@ -245,14 +245,15 @@ def _check_contribution(tape: _Tape, tensor: int | None, c: object, place: str) 
 
 @dataclass(frozen=True)
 class BackwardTemplate:
-    """A template's gradient: forward tensors it takes (after the results' gradients), whose gradients it yields.
+    """A template's gradient. Its arguments are the results' gradients, then forward tensors; its
+    results are gradients of forward tensors.
 
     Attributes:
-        sources: where the gradient of each wanted tensor comes from: a place among the template's results or, counted
-            from -1 downwards, the gradient of one of the layer's results, which the layer hands on as it is.
-        saved: of the forward tensors those that the forward call must yield for it.
+        sources: the source of each wanted gradient: an index of the template's results or, counted
+            from -1 down, the gradient of one of the layer's results, which is passed on unchanged.
+        saved: the forward tensors that the forward call must save.
         recomputed: ids of the forward ops that it runs again.
-        forward_attrs, attrs: attributes of the forward calls from now on, and of its own.
+        forward_attrs, attrs: new attributes of the forward calls, and its own.
     """
 
     template: Template
@@ -265,7 +266,7 @@ class BackwardTemplate:
     attrs: Mapping[str, Any]
 
     def renamed(self, key: str) -> BackwardTemplate:
-        """The same, with another key for its template."""
+        """The same with another key for its template."""
         if key == self.template.key:
             return self
         return replace(
@@ -274,11 +275,11 @@ class BackwardTemplate:
 
 
 def differentiate_template(forward: Template, choice: Choice = NONE) -> BackwardTemplate:
-    """The gradient of a template, which depends on nothing else.
+    """The gradient of a template. A pure function.
 
     Args:
         forward: the layer.
-        choice: what of it the backward pass computes again.
+        choice: the ops that the backward pass recomputes.
     """
     saving = _backward_of(forward, frozenset())
     again = choose_ops(forward, saving.imports, choice)
@@ -286,7 +287,7 @@ def differentiate_template(forward: Template, choice: Choice = NONE) -> Backward
 
 
 class _Forward:
-    """Tensors of a layer as its backward graph has them: brought in as its arguments, or computed again."""
+    """Tensors of a layer inside its backward graph: passed as arguments, or recomputed."""
 
     def __init__(self, graph: Graph, draft: GraphDraft, again: frozenset[int]) -> None:
         self.graph, self.draft, self.again = graph, draft, again
@@ -294,7 +295,9 @@ class _Forward:
         self.recomputed: dict[int, int] = {}
 
     def use(self, tensor: int) -> int:
-        """A tensor; the ops behind it run right before its first use, so that what they make does not live longer."""
+        """A tensor. If it is recomputed, its ops are appended right before its first use, so that
+        results do not stay in memory longer than needed.
+        """
         if tensor in self.recomputed:
             return self.recomputed[tensor]
         if self.graph.tensors[tensor].producer not in self.again:
@@ -319,7 +322,7 @@ class _Forward:
         return self.imported[tensor]
 
     def _repeat(self, op: OpNode) -> None:
-        """The op as it was, on what its operands are here; a hint on a result of it counts here as well."""
+        """Append the op again, on the operands of the backward graph, with the hints of its results."""
         inputs = [
             None if i is None else self.recomputed[i] if i in self.recomputed else self._bring(i)
             for i in op.inputs
@@ -378,7 +381,7 @@ def _backward_of(forward: Template, again: frozenset[int]) -> BackwardTemplate:
 
 
 def calls_before(graph: Graph, tensor: int) -> list[OpNode]:
-    """The calls on which a tensor depends otherwise than by indices, the last first."""
+    """The calls on which a tensor depends (indices do not count), last first."""
     needed, found = {tensor}, list[OpNode]()
     for op in reversed(graph.ops):
         if not needed.isdisjoint(op.outputs):
@@ -418,7 +421,7 @@ def foresee_nothing() -> OnMade:
 
 
 def _validated_gradient(forward: Template, choice: Choice) -> BackwardTemplate:
-    """The gradient of a template; both are held to the rules of graphs."""
+    """The gradient of a template. Both are validated by the rules of graphs."""
     validate_graph(forward.graph)
     backward = differentiate_template(forward, choice)
     validate_graph(backward.template.graph)
@@ -432,7 +435,7 @@ def _differentiate_apart(modules: Sequence[str], forward: Template, choice: Choi
 
 
 def _with_own_keys(wanted: Sequence[_Wanted], made: Sequence[BackwardTemplate]) -> Iterator[BackwardTemplate]:
-    """One template where choices come to the same, and a key for each: `.backward`, and what was chosen behind it."""
+    """Merges equal backward templates, and gives each a key: `.backward` with the choice appended."""
     shared: dict[object, BackwardTemplate] = {}
     taken: set[str] = set()
     for (key, choice), backward in zip(wanted, made):
@@ -515,7 +518,7 @@ def _call_backward(
     backward: BackwardTemplate,
     grads: list[int | None],
 ) -> list[int | None]:
-    """Record the backward call of one layer; the forward call yields what it saves from now on."""
+    """Record the backward call of one layer; the forward call now also returns what it saves."""
     known = {**dict(zip(forward.arguments, op.inputs)), **dict(zip(forward.results, op.outputs))}
     first = len(draft.tensors)
     saved = tuple(range(first, first + len(backward.saved)))

@@ -10,10 +10,11 @@ __all__ = ["ValueNumbers", "is_equal"]
 
 
 class ValueNumbers:
-    """Values seen so far, and a number for each that differs from those before.
+    """Values seen so far, with one number for equal values.
 
-    What was seen is kept, so that the same object is known without looking into it: a model's description may have a
-    thousand entries. Values that cannot be hashed are copied, for their owner may change them, and compared one by one.
+    Values are kept, so that the same object is recognized without a comparison; a model's
+    configuration may have a thousand entries. Values that cannot be hashed are copied, because
+    their owner may change them, and compared one by one.
     """
 
     def __init__(self) -> None:
@@ -22,11 +23,11 @@ class ValueNumbers:
         self._others: list[tuple[object, int]] = []
 
     def is_known(self, value: object) -> bool:
-        """Whether this very object has a number."""
+        """Whether this object has a number."""
         return id(value) in self._by_object
 
     def number(self, value: object) -> int:
-        """Of a value that is equal to itself as a whole."""
+        """The number of a value that can be compared as a whole."""
         known = self._by_object.get(id(value))
         if known is not None:
             return known[1]
@@ -43,7 +44,9 @@ class ValueNumbers:
 
 
 def is_equal(a: object, b: object) -> bool:
-    """Whether two attributes are the same; False for what cannot be compared as a whole, as arrays cannot."""
+    """Whether two attributes are equal; False for values that cannot be compared as a whole, such
+    as arrays.
+    """
     try:
         return bool(a == b)
     except (TypeError, ValueError):

@@ -22,7 +22,7 @@ __all__ = [
 
 
 def simplify(graph: Graph) -> Graph:
-    """All passes in order."""
+    """Runs all passes in order."""
     return drop_dead_ops(fuse_into_products(fuse_gates(graph)))
 
 
@@ -33,9 +33,10 @@ def _uses(graph: Graph) -> Counter[int | None]:
 
 
 def _with_ops(graph: Graph, ops: list[OpNode], fused: Mapping[int | None, int] | None = None) -> Graph:
-    """The graph with these ops, renumbered, and producers brought up to date. `fused` are results that are no more, and
-    what has been made in one with each: a layout that was asked for the one is asked for the other, unless that has
-    its own."""
+    """The graph with these ops, renumbered, with updated producers. `fused` maps results that no
+    longer exist to the result that replaces each: a layout hint of the former applies to the
+    latter, unless it has its own.
+    """
     numbered = tuple(op if op.id == i else replace(op, id=i) for i, op in enumerate(ops))
     producer = {o: op.id for op in numbered for o in op.outputs}
     tensors = tuple(
@@ -53,7 +54,9 @@ _GATES = {"silu": "silu_gate", "gelu_tanh": "gelu_tanh_gate"}
 
 
 def fuse_gates(graph: Graph) -> Graph:
-    """`multiply(silu(g), u)` becomes `silu_gate(g, u)` where no other op reads `silu(g)`; likewise `gelu_tanh`."""
+    """`multiply(silu(g), u)` becomes `silu_gate(g, u)` if no other op reads `silu(g)`; likewise
+    `gelu_tanh`.
+    """
     uses, ops = _uses(graph), {op.id: op for op in graph.ops}
     result, gone = [], {}
     for op in graph.ops:
@@ -73,8 +76,10 @@ _ADDED = {"add": "residual", "add_bias": "bias"}
 
 
 def fuse_into_products(graph: Graph) -> Graph:
-    """`add(linear(...), r)` becomes a `linear` that adds `r` while its tile is in cache; so does `add_bias`, whose bias
-    is then added before the product is rounded. A product that adds a bias adds no residual besides."""
+    """`add(linear(...), r)` becomes a `linear` that adds `r` while its tile is in cache. So does
+    `add_bias`, whose bias is then added before the product is rounded. A product that adds a bias
+    does not also add a residual.
+    """
     uses = _uses(graph)
     result, moved, gone = [], set(), {}
     for op in graph.ops:
@@ -95,9 +100,10 @@ def fuse_into_products(graph: Graph) -> Graph:
 
 
 def fuse_into_table_gradients(graph: Graph) -> Graph:
-    """`add(g, embedding_dw(...))` becomes an `embedding_dw` that adds `g`, and writes over it: a tied table's second
-    gradient needs no memory then, or that of this device's part alone. For one microbatch: parts of the batch have
-    no whole `g`."""
+    """`add(g, embedding_dw(...))` becomes an `embedding_dw` that adds `g` and overwrites it. The
+    second gradient of a tied table then needs no memory, or only that of this device's part. For
+    one microbatch only, because `g` is not complete before the last.
+    """
     uses = _uses(graph)
     result, moved = [], set()
     for op in graph.ops:
@@ -115,7 +121,7 @@ def fuse_into_table_gradients(graph: Graph) -> Graph:
 
 
 def drop_dead_ops(graph: Graph) -> Graph:
-    """Ops whose results no op and no output reads go; ops without outputs write state and stay."""
+    """Removes ops whose results no op and no output reads. Ops without outputs write state and stay."""
     needed, kept = set(graph.outputs.values()), []
     for op in reversed(graph.ops):
         if not op.outputs or any(o in needed for o in op.outputs):
@@ -125,7 +131,7 @@ def drop_dead_ops(graph: Graph) -> Graph:
 
 
 def fix_sizes(graph: Graph, sizes: Mapping[Dim, int]) -> Graph:
-    """The graph with some of its symbolic sizes as numbers, in layers too."""
+    """The graph with some of its symbolic sizes replaced by numbers, in layers too."""
     if not sizes:
         return graph
 

@@ -39,12 +39,13 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class Recomputation:
-    """What a user asks for.
+    """What a user asks to recompute.
 
     Attributes:
-        mode: of all layers; `none` where there are names.
-        layers: patterns of the names of layers, which are computed again as with `full`.
-        ops: pairs of a pattern of layers and one of ops inside, which alone are computed again there.
+        mode: for all layers; `none` if there are names.
+        layers: patterns of names of layers, which are recomputed as with `full`.
+        ops: pairs of a pattern of layers and a pattern of ops in them; only these ops are
+            recomputed there.
     """
 
     mode: str = NONE
@@ -53,10 +54,10 @@ class Recomputation:
 
     @classmethod
     def of(cls, given: object) -> Recomputation:
-        """What `ComputeGraph.plan(recompute=...)` may be given.
+        """Parse the argument of `ComputeGraph.plan(recompute=...)`.
 
         Raises:
-            PlanError: it is none of the words and no list of patterns.
+            PlanError: it is neither one of the words nor a list of patterns.
         """
         if isinstance(given, str):
             if given not in MODES:
@@ -85,16 +86,16 @@ class Recomputation:
         return cls(layers=tuple(layers), ops=tuple(ops))
 
     def choice(self, layer: str) -> Choice:
-        """Of one layer, by its name. Equal choices are one backward template."""
+        """The choice for one layer, by its name. Equal choices share a backward template."""
         if any(fnmatchcase(layer, pattern) for pattern in self.layers):
             return FULL
         return tuple(dict.fromkeys(inside for of, inside in self.ops if fnmatchcase(layer, of))) or self.mode
 
     def require_fit(self, graph: Graph, calls: Sequence[OpNode]) -> None:
-        """Refuse what would do nothing, for a graph whose loss depends on these calls of layers.
+        """Reject a request without effect, for a graph whose loss depends on these calls of layers.
 
         Raises:
-            PlanError: there is no layer, or a pattern fits none; names it.
+            PlanError: there is no layer, or a pattern matches none; names it.
         """
         if self != SAVE_ALL and not calls:
             _validate.invalid(
@@ -130,15 +131,16 @@ SAVE_ALL = Recomputation()
 
 
 def choose_ops(template: Template, needed: Iterable[int], choice: Choice) -> frozenset[int]:
-    """The ops of a layer that its backward pass computes again.
+    """Choose the ops of a layer that its backward pass recomputes.
 
     Args:
         template: the layer.
-        needed: tensors of it that its gradient uses.
-        choice: what was asked for.
+        needed: its tensors that the gradient uses.
+        choice: the request.
 
     Returns:
-        Ids of ops that gradients or other ops of the set need; with none of them, what they make is saved.
+        Ids of ops whose results gradients or other chosen ops need. Results of all other ops are
+        saved if needed.
     """
     if choice == NONE:
         return frozenset()
@@ -152,13 +154,16 @@ def choose_ops(template: Template, needed: Iterable[int], choice: Choice) -> fro
 
 
 def _fits(op: OpNode, patterns: Iterable[str]) -> bool:
-    """By its label, `linear:mlp.up_proj.weight`, or by its name alone, `linear`."""
+    """Whether a pattern matches an op's label, such as `linear:mlp.up_proj.weight`, or its name,
+    such as `linear`.
+    """
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in (op.label, op.op))
 
 
 def _needed_ops(template: Template, needed: frozenset[int], may: Callable[[OpNode], bool]) -> frozenset[int]:
-    """Ops that make what is needed, or what other such ops need, of those that may be computed again. Arguments and
-    results of the layer are there in any case."""
+    """The candidate ops whose results are needed, directly or by other such ops. Arguments and
+    results of the layer always exist.
+    """
     outside, wanted = {*template.arguments, *template.results}, set(needed)
     again = set()
     for op in reversed(template.graph.ops):
@@ -169,7 +174,7 @@ def _needed_ops(template: Template, needed: frozenset[int], may: Callable[[OpNod
 
 
 def _is_repeatable(graph: Graph, op: OpNode) -> bool:
-    """Whether an op may run twice in a step, and makes the same of the same tensors then."""
+    """Whether an op may run twice in a step with the same result."""
     if op.op == "call":
         return False
     rule = op_named(op.op)
@@ -178,8 +183,9 @@ def _is_repeatable(graph: Graph, op: OpNode) -> bool:
 
 
 def _without_idle(graph: Graph, needed: frozenset[int], again: frozenset[int]) -> frozenset[int]:
-    """Without ops that save no memory: where what they make is no larger than what would be saved for them alone, such
-    as a rotation of queries, that is saved instead."""
+    """Removes ops that save no memory, because their result is no larger than what must be saved
+    only for them (such as rotated queries). Their results are saved instead.
+    """
     made = {o: op.id for op in graph.ops for o in op.outputs}
     left = set(again)
     for op in graph.ops:

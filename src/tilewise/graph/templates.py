@@ -28,10 +28,10 @@ _validate = Validator("graph", ShapeError)
 
 
 class LayerFunction:
-    """A function of a graph whose calls become `call` ops on a shared template.
+    """A layer function, whose calls become `call` ops on a shared template.
 
-    The function takes a `GraphBuilder`, tensors, and comparable keyword attributes; it declares its parameters and
-    states with names relative to the call's `path` and returns one tensor.
+    The function takes a `GraphBuilder`, tensors, and comparable keyword attributes. It declares its
+    parameters and states with names relative to the call's `path`, and returns one tensor.
     """
 
     def __init__(self, function: Callable[..., TensorNode]) -> None:
@@ -42,11 +42,12 @@ class LayerFunction:
         self.__module__ = function.__module__
 
     def __call__(self, graph: GraphBuilder, *operands: TensorNode, path: str, **static: Any) -> TensorNode:
-        """Record one use of the layer; its parameters are named `path + "." + name`.
+        """Record one use of the layer. Its parameters are named `path + "." + name`.
 
         Raises:
-            ShapeError: an operand belongs to another graph, a name is taken, an attribute is not comparable, or the
-                function returns no tensor of its graph; nothing is recorded then.
+            ShapeError: an operand belongs to another graph, a name is taken, an attribute is not
+                comparable, or the function does not return a tensor of its graph; nothing is
+                recorded then.
         """
         return self.record(graph, operands, path, static)
 
@@ -58,7 +59,7 @@ class LayerFunction:
         static: Mapping[str, Any],
         traced: Template | None = None,
     ) -> TensorNode:
-        """As a call; `traced` is what `trace_layer` has made of the same signature, if it has been asked."""
+        """Like a call; `traced` is the result of `trace_layer` for the same signature, if available."""
         _validate.instance("layer", "the first argument", graph, GraphBuilder, "pass the graph")
         _validate.text("layer", "the path of a layer", path)
         for t in operands:
@@ -78,7 +79,7 @@ class LayerFunction:
     def signature(
         self, draft: GraphDraft, operands: Sequence[TensorSpec], static: Mapping[str, Any]
     ) -> tuple[object, ...]:
-        """All that a template depends on, in numbers of one draft.
+        """Everything that a template depends on, as numbers of one draft.
 
         Raises:
             ShapeError: an attribute is not comparable.
@@ -86,18 +87,19 @@ class LayerFunction:
         return self, _forms(draft, operands), _numbers(draft, static)
 
     def __reduce__(self) -> str:
-        """By its name in its module, as functions are."""
+        """Pickles the function by its module and name."""
         return self.__qualname__
 
 
 def trace_layer(
     layer: LayerFunction, operands: Sequence[TensorSpec], attributes: Mapping[str, Any], k_splits: int
 ) -> Template:
-    """Describe a layer's function on operands of some specs: what depends on nothing else, in any process. Every graph
-    gives it a key of its own.
+    """Trace a layer's function on operands with these specs. The result depends on nothing else.
+    Every graph gives it a key of its own.
 
     Raises:
-        ShapeError: it declares an input or an output of its own, or returns no tensor of its graph.
+        ShapeError: it declares an input or an output of its own, or does not return a tensor of its
+            graph.
     """
     counts.traced += 1
     inner = GraphBuilder(layer.__name__, k_splits=k_splits)
@@ -122,12 +124,12 @@ def trace_layer(
 
 
 def _forms(draft: GraphDraft, operands: Iterable[TensorSpec | None]) -> tuple[int, ...]:
-    """What a template depends on, of its operands: their specs but for names, equal ones by one number."""
+    """The operands' specs without names, as numbers."""
     return tuple(-1 if spec is None else draft.values.number(spec.form) for spec in operands)
 
 
 def _numbers(draft: GraphDraft, attributes: Mapping[str, Any]) -> tuple[object, ...]:
-    """Attributes, equal ones by one number."""
+    """Attributes, as numbers."""
     for name, value in attributes.items():
         if not draft.values.is_known(value) and not is_equal(value, value):
             _validate.invalid(
@@ -163,7 +165,7 @@ def _record_call(
 
 
 def _declared(template: Template, num_operands: int) -> tuple[Declared, ...]:
-    """What every use of a layer declares, behind its operands."""
+    """What every use of a layer declares, after its operands."""
     formal = (template.graph.tensors[i] for i in template.arguments[num_operands:])
     return tuple(
         (t.kind, None if t.kind == "constant" else t.spec.named("", f".{t.spec.name}"), t.id) for t in formal
@@ -173,8 +175,9 @@ def _declared(template: Template, num_operands: int) -> tuple[Declared, ...]:
 def call_outlined(
     graph: GraphBuilder, op: str, operands: Sequence[TensorNode | None], attrs: Mapping[str, Any], label: str
 ) -> Mapping[str, Any]:
-    """Append an op without outputs as the call of a template, which equal ops on operands of equal specs share: it is
-    laid out and lowered once. Returns the attributes of all those calls."""
+    """Append an op without outputs as a call of a template, which equal ops on operands of equal
+    specs share, so that it is laid out and lowered once. Returns the attributes of all these calls.
+    """
     draft = graph.draft
     kinds = tuple(None if t is None else t.kind for t in operands)
     specs = [None if t is None else t.spec for t in operands]
@@ -204,10 +207,10 @@ def call_outlined(
 
 
 def layer(function: Callable[..., TensorNode]) -> LayerFunction:
-    """Mark `function(graph, *tensors, **attributes) -> tensor` as a layer template.
+    """Decorator that makes `function(graph, *tensors, **attributes) -> tensor` a layer template.
 
     Raises:
-        ShapeError: it is no function.
+        ShapeError: it is not a function.
     """
     if not hasattr(function, "__name__") or not callable(function):
         _validate.invalid(

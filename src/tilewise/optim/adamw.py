@@ -51,7 +51,7 @@ class AdamW(Optimizer):
             )
 
     def values(self, step: int, lr: float) -> Sequence[float]:
-        """The rate, and how far the moments are from their sums of weights."""
+        """The learning rate, and the bias corrections of the moments."""
         return lr, 1 - self.beta1**step, 1 - self.beta2**step
 
     def update(self, parameter: Parameter) -> None:

@@ -16,13 +16,14 @@ _validate = Validator("optim")
 
 @dataclass(frozen=True, kw_only=True)
 class Lion(Optimizer):
-    """Evolved sign momentum; half of AdamW's state.
+    """Evolved sign momentum (Lion), with half of AdamW's state.
 
     Args:
         beta1: share of the momentum in the direction of a step, in [0, 1).
         beta2: decay of the momentum, in [0, 1).
 
-    Settings of all optimizers: `Optimizer`. Rates are three to ten times smaller than AdamW's, decay as much larger.
+    Settings of all optimizers: `Optimizer`. Typical learning rates are three to ten times smaller
+    than AdamW's, and weight decay is as much larger.
 
     Raises:
         ConfigError: a value is out of range.

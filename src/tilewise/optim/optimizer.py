@@ -25,7 +25,7 @@ from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.templates import call_outlined
 from tilewise.ir.graph import Graph, TensorFamily, TensorNode, TensorSpec
 from tilewise.ir.kinds import Kind
-from tilewise.optim.rule import Parameter, Program, take_down
+from tilewise.optim.rule import Parameter, Program, record_update
 
 __all__ = ["HYPER", "Optimizer", "ParameterGroup", "is_hyper", "master_name", "state_name"]
 
@@ -45,22 +45,22 @@ def state_name(state: str, parameter: str) -> str:
 
 
 def is_hyper(name: str) -> bool:
-    """Whether an input of that name holds hyper-parameters, which the session fills in."""
+    """Whether an input with this name has hyper-parameters, which the session sets."""
     return name == HYPER or name.startswith(f"{HYPER}.")
 
 
 @dataclass(frozen=True)
 class ParameterGroup(Kind):
-    """Parameters with settings of their own.
+    """Parameters with their own settings.
 
     Args:
-        names: patterns of parameter names, for example `*norm.weight`; the first group that matches counts. A graph
-            without any such parameter is refused.
+        names: patterns of parameter names, such as `*norm.weight`; the first matching group counts.
+            A pattern that matches no parameter of the graph is an error.
         lr: factor on every step's learning rate.
-        changes: settings of the optimizer that differ here, for example `{"weight_decay": 0.0}`.
+        changes: settings of the optimizer that differ here, such as `{"weight_decay": 0.0}`.
 
     Raises:
-        ConfigError: no pattern, or a factor or setting that is no number.
+        ConfigError: there is no pattern, or a factor or setting is not a number.
     """
 
     names: str | tuple[str, ...]
@@ -90,18 +90,22 @@ class ParameterGroup(Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(Kind, ABC):
-    """Base of optimizers. A subclass is a frozen dataclass of its settings, with `states`, `per_step` and two methods;
-    states that are never negative, as means of squares, it names in `nonnegative`, too: others are refused there.
+    """Base class of optimizers. A subclass is a frozen dataclass of its settings, with `states`,
+    `per_step` and two methods. It lists states that are never negative, such as means of squares,
+    in `nonnegative` too; loading negative values into them is then an error.
 
     Args:
-        weight_decay: decoupled, for weights; vectors (norms, biases) are not decayed unless a group says so.
-        max_grad_norm: gradients are scaled down to this global norm; 0 leaves them as they are.
-        groups: parameters with settings of their own.
+        weight_decay: decoupled, for weights; vectors (norms, biases) are not decayed unless a group
+            says so.
+        max_grad_norm: gradients are scaled down to this global norm; 0 disables clipping.
+        groups: parameters with their own settings.
 
-    A step whose loss or gradient norm is not finite leaves weights and states as they were.
+    If the loss or the gradient norm of a step is not finite, the step does not change weights and
+    states.
 
     Raises:
-        ConfigError: a setting is out of range, or a group changes what the optimizer has not.
+        ConfigError: a setting is out of range, or a group changes a setting that the optimizer does
+            not have.
     """
 
     weight_decay: float = 0.0
@@ -147,7 +151,7 @@ class Optimizer(Kind, ABC):
             replace(self, groups=(), **dict[str, Any](group.changes))  # refuses values out of range
 
     def _settings(self) -> set[str]:
-        """The settings that are numbers, which groups may change."""
+        """The numeric settings, which groups may change."""
         return {f.name for f in fields(self)} - {"groups"}
 
     def values(self, step: int, lr: float) -> Sequence[float]:
@@ -156,15 +160,16 @@ class Optimizer(Kind, ABC):
 
     @abstractmethod
     def update(self, parameter: Parameter) -> None:
-        """What happens to one parameter: assign `weight` and every state."""
+        """The update of one parameter: assign `weight` and every state."""
 
     # ---- what plan and session ask ------------------------------------------------------------------------
 
     def add_to(self, graph: GraphBuilder, gradients: Mapping[str, int]) -> TensorNode:
-        """Append norm and update of every parameter; returns (norm, scale).
+        """Append norm and update of every parameter to a graph; returns (norm, scale).
 
         Raises:
-            ConfigError: there is no parameter, a group's patterns fit none, or `update` is invalid.
+            ConfigError: there is no parameter, a group's patterns match none, or `update` is
+                invalid.
         """
         for group in self.groups:
             if not any(group.matches(name) for name in gradients):
@@ -199,7 +204,7 @@ class Optimizer(Kind, ABC):
                     hyper = graph.input(
                         [len(self.per_step)], "f32", name=_hyper_name(len(known)), storage="vector"
                     )
-                    program = take_down(own.update, own.states, own.per_step)
+                    program = record_update(own.update, own.states, own.per_step)
                     known[setting] = (
                         hyper,
                         {
@@ -217,7 +222,7 @@ class Optimizer(Kind, ABC):
         return next((g for g in self.groups if g.matches(name)), None)
 
     def _setting_of(self, name: str, spec: TensorSpec) -> tuple[Optimizer, float]:
-        """The optimizer of one parameter, and its factor on the learning rate."""
+        """The optimizer settings of one parameter, and its factor on the learning rate."""
         return _setting(self, len(spec.shape) == 1, self._group_of(name))
 
     def inputs(
@@ -246,7 +251,9 @@ class Optimizer(Kind, ABC):
         return np.array([_validate.number(kind, "a value", v, -MAX_F32, MAX_F32) for v in values], np.float32)
 
     def problems_in(self, graph: Graph) -> Sequence[str]:
-        """What this optimizer would have added to a graph and is not there: inputs, states, updates, the norm."""
+        """Describes what this optimizer would have added to a graph and is missing: inputs, states,
+        updates, the norm.
+        """
         given = {t.spec.name: t.spec.shape for t in graph.tensors if t.kind in ("input", "state")}
         parameters = {t.spec.name: t.spec for t in graph.of_kind("parameter")}
         updates = _updates_in(graph)
@@ -259,7 +266,7 @@ class Optimizer(Kind, ABC):
         for name, spec in parameters.items():
             own, _ = setting = self._setting_of(name, spec)
             if setting not in programs:
-                programs[setting] = take_down(own.update, own.states, own.per_step)
+                programs[setting] = record_update(own.update, own.states, own.per_step)
             if updates.get(name) != programs[setting]:
                 found.append(f"another update of {name!r}")
         norms = [op.attrs["max_norm"] for op in graph.ops if op.op == "global_norm"]
@@ -267,7 +274,9 @@ class Optimizer(Kind, ABC):
 
 
 class _Updates:
-    """Updates of parameters with the same settings. Those of a form are calls of one template."""
+    """Updates of parameters with the same settings. Updates of parameters with equal specs are
+    calls of one template.
+    """
 
     def __init__(
         self,
@@ -298,14 +307,14 @@ class _Updates:
         draft.append("call", ids, (), call, label=name)
 
     def _states(self, weight: TensorSpec) -> list[TensorFamily]:
-        """What belongs to every weight of that form, each called by the weight's name."""
+        """The states of every weight of one form, named after the weight."""
         alike = TensorSpec(weight.shape, DTYPES["f32"], weight.labels, storage=weight.storage)
         names = [MASTER] if weight.dtype.name == "bf16" else []
         return [alike.named(state_name(name, ""), "") for name in (*names, *self.optimizer.states)]
 
 
 def _updates_in(graph: Graph) -> dict[str, Program]:
-    """What a graph's updates do, by the parameter's name."""
+    """The attributes of a graph's updates, by the parameter's name."""
     found = {}
     for op in graph.ops:
         done = graph.templates[op.attrs["template"]].graph.ops[-1] if op.op == "call" else op
@@ -317,7 +326,7 @@ def _updates_in(graph: Graph) -> dict[str, Program]:
 
 @lru_cache(maxsize=256)
 def _setting(optimizer: Optimizer, is_vector: bool, group: ParameterGroup | None) -> tuple[Optimizer, float]:
-    """An optimizer for the parameters of one group, and their factor on the learning rate."""
+    """The optimizer settings of one group, and its factor on the learning rate."""
     own: Optimizer = replace(optimizer, groups=())
     if is_vector:
         own = replace(own, weight_decay=0.0)

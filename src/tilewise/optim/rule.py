@@ -26,9 +26,9 @@ __all__ = [
     "fused",
     "maximum",
     "minimum",
+    "record_update",
     "sign",
     "sqrt",
-    "take_down",
 ]
 
 KINDS = (
@@ -57,12 +57,12 @@ _validate = Validator("optim")
 
 @dataclass(frozen=True)
 class Program:
-    """What happens to a parameter, as the `update` op takes it.
+    """The update of a parameter as the `update` op takes it.
 
     Attributes:
-        steps: four integers each: position in `kernels.UPDATE_STEPS`, three values.
-        constants: numbers that are the same in every step of training.
-        left: the value that the weight and each state is left with.
+        steps: four integers each: index in `kernels.UPDATE_STEPS`, three values.
+        constants: numbers that are equal in every step of training.
+        left: the final values of the weight and of each state.
     """
 
     steps: tuple[int, ...]
@@ -111,7 +111,7 @@ def _refuse_operation(what: str) -> NoReturn:
 
 
 def _refusal(what: str) -> Callable[..., NoReturn]:
-    """A method for an operator that no program has."""
+    """A method that raises, for an operator that programs do not support."""
 
     def invalid(*operands: object) -> NoReturn:
         _refuse_operation(what)
@@ -120,7 +120,9 @@ def _refusal(what: str) -> Callable[..., NoReturn]:
 
 
 class Value:
-    """A number per element of the parameter; operators and the functions of this module make new ones."""
+    """A symbolic number per element of the parameter. Operators and the functions of this module
+    make new ones.
+    """
 
     def __init__(self, tape: _Tape, place: tuple[str, int]) -> None:
         self.tape, self.place = tape, place
@@ -129,11 +131,11 @@ class Value:
         return "a value of an update"
 
     def __format__(self, how: str) -> str:
-        """As text, for messages; there are no digits to show."""
+        """A text for messages; a symbolic value has no digits."""
         return repr(self) if not how else _refuse_operation(f"a format, {how!r}")
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *operands: object, **options: object) -> Value:
-        """Operators with numbers of NumPy on their left; its functions are refused."""
+        """Supports operators with NumPy numbers on the left; NumPy's functions are rejected."""
         kind = _OF_NUMPY.get(function) if method == "__call__" and not options else None
         if kind is None:
             _refuse_operation(f"numpy.{function.__name__}")
@@ -201,7 +203,7 @@ for _what, _names in {
 
 
 def _append(kind: str, *operands: Value | float) -> Value:
-    """A step of the program that one of the operands belongs to."""
+    """Append a step to the program that an operand belongs to."""
     for operand in operands:
         if isinstance(operand, Value):
             return operand.tape.append(kind, *operands)
@@ -217,7 +219,7 @@ def fused(a: Value | float, b: Value | float, c: Value | float) -> Value:
     """`a * b + c`, rounded once.
 
     Raises:
-        ConfigError: none of them is a value; so for all functions here.
+        ConfigError: no argument is a symbolic value (the same for all functions here).
     """
     return _append("fused", a, b, c)
 
@@ -260,13 +262,13 @@ class _Named(dict[str, Value]):
 
 
 class Parameter:
-    """What an optimizer's `update` works on: one parameter with its gradient and states.
+    """The argument of an optimizer's `update`: one parameter with its gradient and states.
 
     Attributes:
-        weight: before the step; assign what it becomes.
+        weight: before the step; assign its new value.
         gradient: of the loss, scaled down by clipping.
-        states: by name; assign what each becomes.
-        hyper: what changes from step to step, by name.
+        states: by name; assign their new values.
+        hyper: values that change from step to step, by name.
     """
 
     def __init__(self, tape: _Tape, states: Sequence[str], hyper: Sequence[str]) -> None:
@@ -278,7 +280,7 @@ class Parameter:
 
 
 def _left(parameter: Parameter, states: Sequence[str]) -> list[Value]:
-    """What an update has left in the weight and the states, in their order."""
+    """The final values of the weight and of the states, in order."""
     weight, kept = (getattr(parameter, name, None) for name in ("weight", "states"))
     odd = f"states = {shown(kept)}"
     if isinstance(kept, dict) and list(kept) == list(states):
@@ -294,12 +296,14 @@ def _left(parameter: Parameter, states: Sequence[str]) -> list[Value]:
     )
 
 
-def take_down(update: Callable[[Parameter], None], states: Sequence[str], hyper: Sequence[str]) -> Program:
-    """The program of an update.
+def record_update(
+    update: Callable[[Parameter], None], states: Sequence[str], hyper: Sequence[str]
+) -> Program:
+    """Record the program of an update.
 
     Raises:
-        ConfigError: it does what no program can, or would change elements that are zero and have no gradient: padding
-            must stay zero.
+        ConfigError: it does what a program cannot express, or would change elements that are zero
+            and have no gradient, because padding must stay zero.
     """
     tape = _Tape(2 + len(states) + len(hyper))
     parameter = Parameter(tape, states, hyper)

@@ -9,14 +9,14 @@ import numpy as np
 from tilewise.kernels import UPDATE_STEPS
 from tilewise.kernels.isa import run
 from tilewise.optim import AdamW, Optimizer
-from tilewise.optim.rule import Program, take_down
+from tilewise.optim.rule import Program, record_update
 
 ADAMW = AdamW(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
 
 
 def program_of(optimizer: Optimizer) -> Program:
     """What an optimizer does to one parameter."""
-    return take_down(optimizer.update, optimizer.states, optimizer.per_step)
+    return record_update(optimizer.update, optimizer.states, optimizer.per_step)
 
 
 def ints_of(program: Program, states: int, *, packed: bool = False) -> list[int]:

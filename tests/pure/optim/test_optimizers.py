@@ -14,7 +14,7 @@ from tilewise.core.errors import ConfigError
 from tilewise.graph import GraphBuilder, differentiate
 from tilewise.nn import linear
 from tilewise.optim import SGD, AdamW, Optimizer, ParameterGroup
-from tilewise.optim.rule import fused, maximum, sqrt, take_down
+from tilewise.optim.rule import fused, maximum, record_update, sqrt
 from tilewise.plan import Plan
 
 
@@ -97,12 +97,12 @@ def test_functions_of_an_update_take_values_and_numbers():
     def update(parameter):
         parameter.weight = fused(0.5, parameter.weight, maximum(0.0, parameter.gradient))
 
-    assert len(take_down(update, (), ("lr",)).steps) == 8
+    assert len(record_update(update, (), ("lr",)).steps) == 8
     for odd in (1e39, -1e39, float("nan")):  # infinite in fp32, or none
         with pytest.raises(ConfigError, match=r"\[optim.rule\] a constant must"):
-            take_down(lambda parameter, odd=odd: parameter.weight * odd, (), ("lr",))
+            record_update(lambda parameter, odd=odd: parameter.weight * odd, (), ("lr",))
     with pytest.raises(ConfigError, match=r"sqrt takes a value .*; got 4.0"):
-        take_down(lambda parameter: sqrt(4.0), (), ())
+        record_update(lambda parameter: sqrt(4.0), (), ())
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_operations_that_no_program_has_are_refused(operation, got):
         rf"\[optim.rule\] an update computes with .* fused, .* and sqrt .*; got {got}; write it with these"
     )
     with pytest.raises(ConfigError, match=words):
-        take_down(lambda parameter: operation(parameter.weight), (), ())
+        record_update(lambda parameter: operation(parameter.weight), (), ())
 
 
 def test_numbers_of_numpy_are_numbers():
@@ -155,10 +155,10 @@ def test_numbers_of_numpy_are_numbers():
         assert len({w, parameter.gradient}) == 2 and w in (w,)
         parameter.weight = np.float32(1) * (np.float64(2) + w) - np.int64(2) - (w / np.float32(2)) * 0.0
 
-    assert len(take_down(update, (), ()).steps) == 24
+    assert len(record_update(update, (), ()).steps) == 24
     for wrong in (lambda w: np.ones(3) * w, lambda w: w * np.ones(3)):
         with pytest.raises(ConfigError, match="a constant must be a finite number; got array"):
-            take_down(lambda parameter, wrong=wrong: wrong(parameter.weight), (), ())
+            record_update(lambda parameter, wrong=wrong: wrong(parameter.weight), (), ())
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_numbers_of_numpy_are_numbers():
 def test_an_update_leaves_what_its_optimizer_names(update, words):
     """Whatever it does to the parameter that it is given; a state may have any name."""
     with pytest.raises(ConfigError, match=r"\[optim.rule\] an update .*" + words):
-        take_down(update, ("weight",), ("lr",))
+        record_update(update, ("weight",), ("lr",))
 
 
 def test_a_step_brings_a_number():

@@ -39,26 +39,26 @@ _KEYS = [_FORMAT, "digest", "records", "arrays", "rows"]
 
 
 class Definition(NamedTuple):
-    """What a graph file holds.
+    """The content of a graph file.
 
     Attributes:
         graph: tensors, ops and layers, outputs, hints and constants.
-        loss: the tensor that training is for, if there is one.
+        loss: the tensor that training minimizes, if there is one.
     """
 
     graph: Graph
     loss: int | None
 
     def digest(self) -> str:
-        """Of all of it; that of the `ComputeGraph`."""
+        """The digest of the whole definition, equal to that of the `ComputeGraph`."""
         return digest_graph(self.graph, self.loss)
 
 
 def encode_definition(definition: Definition) -> bytes:
-    """The file of a definition.
+    """The bytes of a graph file.
 
     Raises:
-        Unwritable: something in it has no place in a file, or there is too much.
+        Unwritable: a value cannot be stored, or there is too much data.
     """
     graph, loss = definition
     writer = RowWriter()
@@ -77,21 +77,21 @@ def encode_definition(definition: Definition) -> bytes:
 
 
 def _lines(items: list[Any]) -> str:
-    """A list in JSON, an item a line."""
+    """A list in JSON with one item per line."""
     return "[" + ",\n".join(json.dumps(item, separators=(",", ":")) for item in items) + "]"
 
 
 def _num_values(content: bytes) -> int:
-    """More than the lists and values in JSON, without reading it."""
+    """An upper bound of the number of lists and values in JSON text, without parsing it."""
     return sum(content.count(mark) for mark in (b",", b"[", b"{"))
 
 
 def decode_definition(content: bytes) -> tuple[Definition, str]:
-    """What a file's bytes define, and the digest that it says. The records are whole; whether they fit each other is
-    another question (`require_definition`).
+    """The definition in a file's bytes, and the digest that the file states. The records are valid
+    one by one; `require_definition` checks that they are consistent.
 
     Raises:
-        Unreadable: it is no file of a graph, or was written by another version.
+        Unreadable: it is not a graph file, or was written by another version.
     """
     if _num_values(content) > MAX_VALUES:
         raise Unreadable(f"it has more than {MAX_VALUES} values")
@@ -117,7 +117,7 @@ def read_content(path: Path) -> bytes:
     """All bytes of a graph's file.
 
     Raises:
-        Unreadable: it is no regular file, or is larger than a graph file may be.
+        Unreadable: it is not a regular file, or is larger than a graph file may be.
     """
     return read_whole(path, MAX_BYTES)
 
@@ -129,7 +129,7 @@ def _list(name: str, value: object) -> list[Any]:
 
 
 def _array(number: int, entry: object) -> NDArray[Any]:
-    """An array; it is read-only."""
+    """An array, read-only."""
     name, shape, text = entry if type(entry) is list and len(entry) == 3 else (entry, None, None)
     form = array_form(name, shape)
     try:

@@ -33,10 +33,10 @@ _OWN = (INV_COUNT, POSITIONS, SEED)
 
 
 def require_definition(definition: Definition) -> None:
-    """Refuse a definition that no calls of a builder make.
+    """Reject a definition that no calls of a builder produce.
 
     Raises:
-        Unreadable: says what does not fit.
+        Unreadable: says what is wrong.
     """
     graph, loss = definition
     try:
@@ -62,7 +62,7 @@ def require_definition(definition: Definition) -> None:
 
 
 def _templates_in(graph: Graph) -> Iterator[Template]:
-    """Each once, those of layers in layers too."""
+    """All templates of a graph, each once, including those of layers within layers."""
     seen: set[int] = set()
     ahead = list(graph.templates.values())
     while ahead:
@@ -77,7 +77,9 @@ def _templates_in(graph: Graph) -> Iterator[Template]:
 
 
 def _require_tensors(graph: Graph, is_layer: bool) -> None:
-    """Tensors from outside are what a builder declares, hints what it is asked for, results have a producer."""
+    """Inputs, parameters, states, constants and hints are valid on a builder, and results have a
+    producer.
+    """
     maker = GraphBuilder(graph.name, k_splits=graph.k_splits)
     known: set[object] = set()
     for node in graph.tensors:
@@ -131,7 +133,7 @@ def _declare(
 
 
 def _require_own(spec: TensorSpec) -> None:
-    """Inputs that graphs declare themselves have one form."""
+    """Inputs that the framework itself declares have a fixed form."""
     if spec.name == INV_COUNT:
         own = TensorSpec((1,), DTYPES["f32"], name=INV_COUNT, storage="vector")
         hold(spec == own, "{!r} is {}", spec.name, str(spec))
@@ -182,7 +184,9 @@ def _in_words(spec: TensorSpec) -> str:
 
 
 def _infer_call(graph: Graph, op: OpNode) -> list[TensorSpec]:
-    """A call binds a tensor of the same form to each of its layer's, and of the same kind but for inputs."""
+    """A call binds a tensor of equal form to each of its layer's arguments, and of equal kind
+    except for inputs.
+    """
     template = graph.templates[op.attrs["template"]]
     hold(op.attrs["saved"] == (), "op {!r} saves tensors; a definition has no backward pass", op.label)
     hold(len(op.given) == len(template.arguments), "op {!r} binds {} tensors", op.label, len(op.given))
@@ -202,7 +206,9 @@ def _infer_call(graph: Graph, op: OpNode) -> list[TensorSpec]:
 
 
 def _require_interface(template: Template) -> None:
-    """A layer takes its inputs, then all else from outside in order; it has one result, which is its output."""
+    """A layer's arguments are its inputs, then its other tensors from outside in order; it has one
+    result, which is its output.
+    """
     graph = template.graph
     inputs = [t.id for t in graph.tensors if t.kind == "input"]
     others = [t.id for t in graph.tensors if t.kind in ("parameter", "state", "constant")]
@@ -214,7 +220,9 @@ def _require_interface(template: Template) -> None:
 
 
 def _require_ends(graph: Graph, loss: int | None) -> None:
-    """Names of outputs are free or their tensor's own; a loss is what `GraphBuilder.loss` takes."""
+    """Names of outputs are not names of other tensors, and the loss is one that `GraphBuilder.loss`
+    accepts.
+    """
     names = {t.spec.name: t.id for t in graph.tensors if t.kind != "result"}
     for name, tensor in graph.outputs.items():
         hold(name != "" and names.get(name, tensor) == tensor, "the output's name {!r} is taken", name)

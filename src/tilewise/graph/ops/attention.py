@@ -54,7 +54,9 @@ def _heads(spec: TensorSpec, head_dim: int, op: str) -> int:
 
 @register
 class Rope(Op):
-    """Rotary embedding, halves paired: inputs x, positions, table (`[max, head_dim]`: cosines, then sines)."""
+    """Rotary embedding of paired halves: inputs x, positions, table (`[max, head_dim]`: cosines,
+    then sines).
+    """
 
     name = "rope"
     in_place = ((0, 0),)
@@ -63,12 +65,12 @@ class Rope(Op):
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
     ) -> dict[int, tuple[int, Size, Size | None]]:
-        """Positions name rows of the table."""
+        """Positions are rows of the table."""
         assert inputs[2] is not None
         return {1: (0, inputs[2].shape[0], None)}
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """As x."""
+        """The spec of x."""
         x, positions, table = inputs
         assert x is not None and positions is not None and table is not None
         _heads(x, attrs["head_dim"], "rope")
@@ -87,7 +89,7 @@ class Rope(Op):
         return [TensorSpec(x.shape, x.dtype, x.labels)]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """Heads may be sharded; positions follow the rows."""
+        """Heads may be sharded; positions are sharded like rows."""
         assert inputs[0] is not None
         rows = leading(inputs[0])
         return Factors(((*rows, "h"), rows, ("p", "e")), ((*rows, "h"),), whole=frozenset("pe"))
@@ -120,11 +122,11 @@ class Rope(Op):
 
 @register
 class Attention(Op):
-    """Self-attention with grouped heads on `[batch, seq, heads * head_dim]`; outputs the result and the logarithm of
-    each row's softmax sum (kept for the backward pass).
+    """Self-attention with grouped heads on `[batch, seq, heads * head_dim]`. Outputs are the result
+    and the logarithm of each row's softmax sum (saved for the backward pass).
 
-    Inputs q, k, v and, where it is not causal, the lengths of the sequences (i32, one each) or None. A window of 0 is
-    none, and so is a softcap of 0.
+    Inputs are q, k, v and, if it is not causal, the lengths of the sequences (i32, one each) or
+    None. A window or softcap of 0 means none.
     """
 
     name = "attention"
@@ -138,13 +140,13 @@ class Attention(Op):
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
     ) -> dict[int, tuple[int, Size, Size | None]]:
-        """A length lies in [1, seq], seq itself being the other value that it may have."""
+        """A length lies in [1, seq]."""
         q, lengths = inputs[0], inputs[3]
         assert q is not None
         return {3: (1, q.shape[1], q.shape[1])} if lengths is not None else {}
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """As q, and fp32 `[batch, seq, heads]`."""
+        """The spec of q, and fp32 `[batch, seq, heads]`."""
         q, k, v, lengths = inputs
         assert q is not None and k is not None and v is not None
         require(len(q.shape) == 3, "attention", "operands must be [batch, seq, heads * head_dim]", q, k, v)
@@ -184,18 +186,18 @@ class Attention(Op):
         ]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """Batch and heads; a KV head goes with its query heads."""
+        """Batch and heads may be sharded; a KV head is sharded with its query heads."""
         x = ("b", "s", "h")
         return Factors((x, x, x, ("b",) if inputs[3] is not None else None), (x, x), whole=frozenset("s"))
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
-        """One op for dq, dk and dv."""
+        """One op computes dq, dk and dv."""
         inputs = [None if i is None else tape.use(i) for i in op.inputs]
         out, lse = (tape.use(o) for o in op.outputs)
         return [*tape.op("attention_backward", [incoming(op, grads), out, lse, *inputs], **op.attrs), None]
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per block of whole sequences, or where these may be few, per share of the heads."""
+        """One task per block of whole sequences or, if there may be few, per share of the heads."""
         q, k, v = op.given[:3]
         _require_whole_sequences(low, op, q)
         out, lse = op.outputs
@@ -214,7 +216,7 @@ def _require_shaped_scores(op: str, attrs: Mapping[str, Any]) -> None:
 
 
 def _require_pages(op: str, cache: TensorSpec, attrs: Mapping[str, Any]) -> None:
-    """A cache consists of blocks, and these of heads."""
+    """A cache consists of whole blocks, and a block of whole heads."""
     size, rows = attrs["block_size"], cache.shape[0]
     require_positive(op, block_size=size)
     _heads(cache, attrs["head_dim"], op)
@@ -248,7 +250,9 @@ def _emit_by_heads(
     lengths: int | None,
     shares: int,
 ) -> Draft:
-    """Attention over whole sequences, forward or backward: a task per row tile, or per share of all rows' heads."""
+    """Attention over whole sequences, forward or backward: one task per row tile, or per share of
+    all rows' heads.
+    """
     t, ints, seq = low.tensor(q), _heads_of(low, op, q, k, shares), low.size(low.spec(q).shape[1])
     group = t.cols // low.tensor(k).cols
     per_column = {"lse": op.attrs["head_dim"], "k": group, "v": group, "dk": group, "dv": group}
@@ -271,14 +275,16 @@ def _emit_by_heads(
 
 
 def _head_shares(low: Lowering, op: OpNode, out: int, k: int) -> int:
-    """How many tasks share the heads: as many as the result has tiles across, if that divides the KV heads."""
+    """The number of tasks that share the heads: the number of tiles across the result, if it
+    divides the KV heads.
+    """
     ref = low.tensor(out)
     most, kv_heads = tiles_across(ref.cols, ref.tile_cols), low.tensor(k).cols // op.attrs["head_dim"]
     return max(n for n in range(1, most + 1) if kv_heads % n == 0)
 
 
 def _require_whole_sequences(low: Lowering, op: OpNode, q: int) -> None:
-    """A task sees whole sequences only if the row tile, which the batch's inputs decide, is made of them."""
+    """A task needs whole sequences, so the row tile must consist of them."""
     spec, step = low.spec(q), low.row_step(low.tensor(q))
     length = low.size(spec.shape[1])
     if not _is_multiple(step, length):
@@ -289,14 +295,14 @@ def _require_whole_sequences(low: Lowering, op: OpNode, q: int) -> None:
 
 
 def _is_multiple(step: NumberLike, length: NumberLike) -> bool:
-    """Whether so many rows are whole sequences; of a symbol, whatever its value."""
+    """Whether a number of rows is a number of whole sequences, for every value of a symbol."""
     if isinstance(step, int) or isinstance(length, int):
         return isinstance(step, int) and isinstance(length, int) and step % length == 0
     return step[2:] == length[2:] and step.multiple % length.multiple == 0
 
 
 def _heads_of(low: Lowering, op: OpNode, q: int, k: int, shares: int = 1) -> dict[str, int]:
-    """Local query heads, local KV heads, of a share where tasks share them; head size."""
+    """Local query heads, local KV heads (of a share if tasks share heads), and the head size."""
     size = op.attrs["head_dim"]
     columns = size * shares
     return {
@@ -308,26 +314,27 @@ def _heads_of(low: Lowering, op: OpNode, q: int, k: int, shares: int = 1) -> dic
 
 @register
 class AttentionBackward(Op):
-    """Inputs dout, out, lse, q, k, v, lengths; outputs dq, dk, dv. Where KV heads are replicated, dk and dv are summed
-    over the replicas in fp32 along the tree over the group's query heads before anything else happens to them."""
+    """Inputs dout, out, lse, q, k, v, lengths; outputs dq, dk, dv. If KV heads are replicated, dk
+    and dv are first summed over the replicas in fp32, along the tree over the group's query heads.
+    """
 
     name = "attention_backward"
     signature = Signature(7, absent=frozenset({6}), attributes=Attention.signature.attributes)
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """As q, k and v."""
+        """The specs of q, k and v."""
         specs = [s for s in inputs[3:6] if s is not None]
         return [TensorSpec(s.shape, s.dtype, s.labels) for s in specs]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """As forward."""
+        """As in the forward pass."""
         x = ("b", "s", "h")
         group = PartialValue("group", ("h",), (1, 2), tree=GROUPS)
         lengths = ("b",) if inputs[6] is not None else None
         return Factors((*(x,) * 6, lengths), (x,) * 3, whole=frozenset("s"), partial_values=(group,))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """As forward, then the sum over replicas of a KV head."""
+        """As in the forward pass, then the sum over replicas of a KV head."""
         q, k = op.given[3], op.given[4]
         spread = low.pending_reduction(op, "group")
         targets: list[int | Ref] = list(op.outputs)
@@ -344,9 +351,11 @@ class AttentionBackward(Op):
 
 @register
 class KvWrite(Op):
-    """Rows of x written into the cache at `slots`, in place: inputs cache, x, slots; the output is the cache after.
+    """Rows of x are written into the cache at `slots`, in place: inputs cache, x, slots; the output
+    is the cache afterwards.
 
-    In a block every head has its `block_size` rows of `head_dim` numbers to itself, as `attention_paged` reads them.
+    In a block, the `block_size` rows of `head_dim` numbers of a head are contiguous, as
+    `attention_paged` reads them.
     """
 
     name = "kv_write"
@@ -357,12 +366,12 @@ class KvWrite(Op):
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
     ) -> dict[int, tuple[int, Size, Size | None]]:
-        """Slots name rows of the cache; -1 writes nothing."""
+        """Slots are rows of the cache; -1 writes nothing."""
         assert inputs[0] is not None
         return {2: (0, inputs[0].shape[0], -1)}
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """As the cache."""
+        """The spec of the cache."""
         cache, x, slots = inputs
         assert cache is not None and x is not None and slots is not None
         require(
@@ -397,7 +406,8 @@ class KvWrite(Op):
 class AttentionPaged(Op):
     """Attention of flattened tokens over a paged cache.
 
-    Inputs q, k_cache, v_cache, positions, sequence, block_table. A window or softcap of 0 is none.
+    Inputs q, k_cache, v_cache, positions, sequence, block_table. A window or softcap of 0 means
+    none.
     """
 
     name = "attention_paged"
@@ -409,7 +419,9 @@ class AttentionPaged(Op):
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
     ) -> dict[int, tuple[int, Size, Size | None]]:
-        """Positions lie in the blocks a sequence may have, sequences in the table, blocks in the cache."""
+        """Positions lie in the blocks that a sequence may have, sequences in the table, blocks in
+        the cache.
+        """
         cache, table = inputs[1], inputs[5]
         assert cache is not None and table is not None
         rows, blocks = cache.shape[0], table.shape[1]
@@ -418,7 +430,7 @@ class AttentionPaged(Op):
         return {3: (0, blocks * size, None), 4: (0, table.shape[0], None), 5: (0, rows // size, None)}
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """As q."""
+        """The spec of q."""
         q, k, v, positions, sequence, table = (s for s in inputs if s is not None)
         heads, kv_heads = _heads(q, attrs["head_dim"], self.name), _heads(k, attrs["head_dim"], self.name)
         require(heads % kv_heads == 0, self.name, "query heads must divide by KV heads", q, k)
@@ -447,7 +459,7 @@ class AttentionPaged(Op):
         return Factors((("t", "h"), cache, cache, t, t, ("s", "m")), (("t", "h"),), whole=frozenset("ctsm"))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per row tile, or where rows may be few, per share of the heads."""
+        """One task per row tile or, if there may be few rows, per share of the heads."""
         q, k_cache, v_cache, positions, sequence, table = op.given
         t = low.tensor(q)
         tiles = {"out": op.outputs[0], "q": q}

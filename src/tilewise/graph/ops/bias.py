@@ -19,14 +19,14 @@ __all__: list[str] = []
 
 @register
 class AddBias(Op):
-    """`x + bias` with x `[..., n]`, bias `[n]`. Devices that share the columns of x share the bias."""
+    """`x + bias` with x `[..., n]`, bias `[n]`. If the columns of x are sharded, so is the bias."""
 
     name = "add_bias"
     in_place = ((0, 0),)
     signature = Signature(2)
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """As x."""
+        """The spec of x."""
         x, bias = inputs
         assert x is not None and bias is not None
         require_floats(self.name, x, bias)
@@ -35,7 +35,7 @@ class AddBias(Op):
         return [TensorSpec(x.shape, x.dtype, x.labels)]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """The bias lies as the columns do."""
+        """The bias is sharded like the columns."""
         assert inputs[0] is not None
         x = (*leading(inputs[0]), "d")
         return Factors((x, ("d",)), (x,))
@@ -55,14 +55,16 @@ class AddBias(Op):
 
 @register
 class BiasGradient(Op):
-    """The sum of dy over all rows, batch split by batch split, in fp32. Inputs: the bias (for its shape) and dy."""
+    """The sum of dy over all rows, batch split by batch split, in fp32. Inputs: the bias (for its
+    shape) and dy.
+    """
 
     name = "bias_gradient"
     accumulates = (0,)
     signature = Signature(2)
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """fp32 in the bias's shape."""
+        """fp32 with the bias's shape."""
         bias = inputs[0]
         assert bias is not None
         return [replace(bias, dtype=DTYPES["f32"], name="")]
@@ -78,7 +80,9 @@ class BiasGradient(Op):
         )
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """The batch split's partial per row tile; then the tree over batch splits and the reduction."""
+        """The batch split's partial value per row tile; then the tree over batch splits and the
+        reduction.
+        """
         t = low.tensor(op.given[1])
         split = low.split_temp(t.cols, "bias_splits")
         tiles = {"split": low.row(split, div=low.split_rows), "x": low.row(t)}

@@ -37,14 +37,14 @@ _validate = Validator("graph", ShapeError)
 def require(
     holds: bool, op: str, rule: str, *specs: TensorSpec | None, advice: str = "check the operands"
 ) -> None:
-    """Raise ShapeError naming op, rule and the specs unless `holds`."""
+    """Raise a ShapeError with the op, the rule and the specs unless `holds`."""
     if not holds:
         got = ", ".join(str(s) for s in specs) or "another"
         raise ShapeError(f"[graph.{op}] {rule}; got {got}; {advice}")
 
 
 def require_floats(op: str, *specs: TensorSpec | None) -> None:
-    """All given specs have one element type that kernels compute in."""
+    """All specs have the same dtype, one that kernels compute in."""
     given = [s for s in specs if s is not None]
     require(
         given[0].dtype.name in FLOATS,
@@ -63,7 +63,7 @@ def require_floats(op: str, *specs: TensorSpec | None) -> None:
 
 
 def require_indices(op: str, what: str, spec: TensorSpec, *specs: TensorSpec) -> None:
-    """A spec whose elements name rows: i32, one per row."""
+    """A spec of indices: i32, one per row."""
     is_i32 = spec.dtype.name == "i32"
     require(is_i32, op, f"{what} must be i32", spec, *specs, advice=f'declare the {what} with dtype "i32"')
     require(
@@ -89,7 +89,7 @@ def leading(spec: TensorSpec) -> tuple[str, ...]:
 
 
 def same_shape(op: str, *specs: TensorSpec | None) -> None:
-    """All given specs have one shape and dtype."""
+    """All specs have the same shape and dtype."""
     given = [s for s in specs if s is not None]
     has_one_shape = all(s.shape == given[0].shape for s in given)
     require(has_one_shape, op, "operands must have one shape", *given, advice="declare them with equal sizes")
@@ -103,16 +103,16 @@ def same_shape(op: str, *specs: TensorSpec | None) -> None:
 
 
 def fixed(size: Size) -> int:
-    """A size that `infer` has seen to be no symbol."""
+    """A size that `infer` has checked is not a symbol."""
     assert isinstance(size, int)
     return size
 
 
 def incoming(op: OpNode, grads: Sequence[int | None]) -> int:
-    """The gradient of an op's first output, for ops whose other outputs are by-products without a gradient.
+    """The gradient of an op's first output, for ops whose other outputs have no gradient.
 
     Raises:
-        PlanError: the loss depends on one of those.
+        PlanError: the loss depends on one of the others.
     """
     first, *others = grads
     if first is None or any(g is not None for g in others):
@@ -125,11 +125,12 @@ def incoming(op: OpNode, grads: Sequence[int | None]) -> int:
 
 
 class Elementwise(Op):
-    """Base of ops that treat every element alone: all operands share shape, dtype and factors.
+    """Base of elementwise ops: all operands share shape, dtype and factors.
 
-    The kernel of the op's name says all the rest (kernels/table.py): its `in` operands are the inputs, its `out`
-    operands the outputs, its floats the attributes. A subclass sets `name` and writes `gradient`. An op whose name is
-    no kernel's sets `num_inputs` and `attributes` itself and writes `lower`.
+    The kernel with the op's name defines the rest (kernels/table.py): its `in` operands are the
+    inputs, its `out` operands the outputs, its floats the attributes. A subclass sets `name` and
+    writes `gradient`. An op without a kernel of its name sets `num_inputs` and `attributes` itself
+    and writes `lower`.
     """
 
     num_inputs: ClassVar[int] = 1
@@ -146,7 +147,7 @@ class Elementwise(Op):
 
     @property
     def signature(self) -> Signature:
-        """So many operands, all of them there."""
+        """The number of operands, none of which may be absent."""
         return Signature(self.num_inputs, attributes=self.attributes)
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
@@ -158,7 +159,7 @@ class Elementwise(Op):
         return [TensorSpec(first.shape, first.dtype, first.labels, storage=first.storage)] * self.num_outputs
 
     def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
-        """Weights may be treated element by element, as they lie."""
+        """Weights in panels may be processed element by element."""
         return True
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
@@ -168,8 +169,9 @@ class Elementwise(Op):
         return Factors((dims,) * self.num_inputs, (dims,) * self.num_outputs)
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per row tile, per block of panels, or per tile of columns where rows may be few and an element needs
-        no others of its row."""
+        """One task per row tile, per block of panels, or per tile of columns if there may be few
+        rows and an element does not depend on others of its row.
+        """
         is_packed = low.spec(op.given[0]).storage == "packed"
         views = [low.flat(t) if is_packed else low.tensor(t) for t in (*op.outputs, *op.given)]
         x = views[-1]
@@ -186,7 +188,7 @@ class Elementwise(Op):
         )
 
     def _takes_rows(self, low: Lowering, op: OpNode) -> bool:
-        """Whether an element depends on its whole row: the last dim of some operand is one that no device cuts."""
+        """Whether an element depends on its whole row: the last dim of an operand is never sharded."""
         factors = self.factors([low.spec(t) for t in op.given], op.attrs)
         every = (*factors.inputs, *factors.outputs)
         return any(dims[-1] in factors.whole for dims in every if dims)

@@ -40,7 +40,7 @@ class Multiply(Elementwise):
     name = "multiply"
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
-        """dy times the other."""
+        """dy times the other operand."""
         dy = incoming(op, grads)
         a, b = (tape.use(i) for i in op.given)
         return [tape.multiply(dy, b), tape.multiply(dy, a)]
@@ -97,7 +97,7 @@ class SiluGateBackward(Elementwise):
 
 @register
 class Relu(Elementwise):
-    """`x` where it is above 0, else 0."""
+    """`max(x, 0)`."""
 
     name = "relu"
 
@@ -116,7 +116,7 @@ class ReluBackward(Elementwise):
 
 @register
 class Gelu(Elementwise):
-    """`x` times the share of the normal distribution below it, by the error function."""
+    """`x` times the standard normal distribution function of `x`, by the error function."""
 
     name = "gelu"
 
@@ -154,7 +154,7 @@ class GeluTanhBackward(Elementwise):
 
 @register
 class GeluTanhGate(Elementwise):
-    """`gelu_tanh(gate) * up` in one pass; made from both by `graph.passes.fuse_gates`."""
+    """`gelu_tanh(gate) * up` in one pass; made by `graph.passes.fuse_gates`."""
 
     name = "gelu_tanh_gate"
 
@@ -193,12 +193,12 @@ class TanhBackward(Elementwise):
 
 @register
 class Softcap(Elementwise):
-    """`cap * tanh(x / cap)`: x where it is small, and never beyond the cap."""
+    """`cap * tanh(x / cap)`."""
 
     name = "softcap"
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """As x."""
+        """The spec of x."""
         cap = attrs["cap"]
         low, high = _CAPS
         require(
@@ -220,7 +220,7 @@ class SoftcapBackward(Elementwise):
 
 
 class _Row(Elementwise):
-    """Base of ops that treat every row alone: the last dim stays whole."""
+    """Base of row-wise ops: the last dim is not sharded."""
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
         """As elementwise, with the last dim whole."""
@@ -228,7 +228,7 @@ class _Row(Elementwise):
         return Factors(every.inputs, every.outputs, whole=frozenset(every.outputs[0][-1:]))
 
     def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
-        """Rows of a weight do not lie together."""
+        """No: in panels, rows of a weight are not contiguous."""
         return False
 
 
@@ -252,7 +252,7 @@ class SoftmaxBackward(_Row):
 
 @register
 class Cast(Elementwise):
-    """Another element type, rounded to nearest even; attribute `dtype`."""
+    """Conversion to another dtype, rounded to nearest even; attribute `dtype`."""
 
     name = "cast"
     attributes = MappingProxyType({"dtype": str})
@@ -270,11 +270,11 @@ class Cast(Elementwise):
         return [TensorSpec(x.shape, dtype(attrs["dtype"]), x.labels, storage=x.storage)]
 
     def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
-        """Panels of the two types are interleaved differently."""
+        """No: panels of the two types are interleaved differently."""
         return False
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
-        """dy cast back."""
+        """dy, cast back."""
         back = "bf16" if op.attrs["dtype"] == "f32" else "f32"
         return list(tape.op("cast", [incoming(op, grads)], dtype=back))
 

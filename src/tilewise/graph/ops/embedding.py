@@ -20,7 +20,9 @@ __all__: list[str] = []
 
 @register
 class Embedding(Op):
-    """Rows of the table: inputs ids, table `[vocab, hidden]`. A sharded vocabulary selects rows, it never adds them."""
+    """Rows of the table: inputs ids, table `[vocab, hidden]`. With a sharded vocabulary, rows are
+    selected, never added.
+    """
 
     name = "embedding"
     signature = Signature(2)
@@ -32,7 +34,7 @@ class Embedding(Op):
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
     ) -> dict[int, tuple[int, Size, Size | None]]:
-        """Ids name rows of the table."""
+        """Ids are rows of the table."""
         assert inputs[1] is not None
         return {0: (0, inputs[1].shape[0], None)}
 
@@ -59,7 +61,7 @@ class Embedding(Op):
         return Factors((rows, ("v", "d")), ((*rows, "d"),), whole=frozenset("d"), partial_values=(selected,))
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
-        """Rows of dy added at the ids."""
+        """Rows of dy are added at the ids."""
         ids, table = (tape.use(i) for i in op.given)
         return [None, tape.later("embedding_dw", [table, ids, incoming(op, grads), None])]
 
@@ -84,11 +86,12 @@ class Embedding(Op):
 
 @register
 class EmbeddingWeightGradient(Op):
-    """Gradient of a table in fp32: rows scatter-added in token order within a batch split, then the
-    tree over batch splits.
+    """Gradient of a table in fp32: rows are added at their ids in token order within a batch split,
+    then along the tree over batch splits.
 
-    Inputs: the table (for its shape), ids, the rows' gradient `[..., hidden]`, and what it is added to, or None:
-    another gradient of the table, complete where there is one microbatch (`graph.passes.fuse_into_table_gradients`).
+    Inputs: the table (for its shape), ids, the rows' gradient `[..., hidden]`, and a tensor to add,
+    or None: another gradient of the table, complete if there is one microbatch
+    (`graph.passes.fuse_into_table_gradients`).
     """
 
     name = "embedding_dw"
@@ -98,17 +101,17 @@ class EmbeddingWeightGradient(Op):
     signature = Signature(4, absent=frozenset({3}))
 
     def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
-        """The table, and another gradient."""
+        """The table and the other gradient."""
         return position in (0, 3)
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """fp32 in the table's shape."""
+        """fp32 with the table's shape."""
         table = inputs[0]
         assert table is not None
         return [replace(table, dtype=DTYPES["f32"], name="")]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """Tokens are contracted; the table's dims stay."""
+        """Tokens are contracted; the table's dims are not."""
         assert inputs[2] is not None
         tokens = leading(inputs[2])
         names = (("n", "k"), tokens, (*tokens, "k"), None if inputs[3] is None else ("n", "k"))
@@ -117,8 +120,9 @@ class EmbeddingWeightGradient(Op):
         )
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per block of table rows over all batch splits at hand, then the reduction over
-        the batch's devices."""
+        """One task per block of table rows over all local batch splits, then the reduction over the
+        batch's devices.
+        """
         table, ids, grad, *added = op.given
         target = low.accumulator(op, 0, *added)
         begin = low.first_of_sum(op, 0)
@@ -142,7 +146,7 @@ class EmbeddingWeightGradient(Op):
 
 @register
 class GatherRows(Op):
-    """Rows of x by index: inputs x `[T, d]`, or i32 `[T]`, one number per row; index `[S]`."""
+    """Rows of x by index: inputs x `[T, d]`, or i32 `[T]` with one number per row; index `[S]`."""
 
     name = "gather_rows"
     signature = Signature(2)
@@ -151,7 +155,7 @@ class GatherRows(Op):
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
     ) -> dict[int, tuple[int, Size, Size | None]]:
-        """The index names rows of x."""
+        """Indices are rows of x."""
         assert inputs[0] is not None
         return {1: (0, inputs[0].shape[0], None)}
 
@@ -169,7 +173,7 @@ class GatherRows(Op):
         return [TensorSpec((*index.shape, x.shape[1]), x.dtype, (*index.labels, x.labels[1]))]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """Rows of x stay whole."""
+        """Rows of x are not sharded."""
         assert inputs[0] is not None
         rest = ("d",) * (len(inputs[0].shape) - 1)
         return Factors((("t", *rest), ("s",)), (("s", *rest),), whole=frozenset("t"))

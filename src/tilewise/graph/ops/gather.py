@@ -23,13 +23,13 @@ class Gather(Op):
     signature = Signature(1)
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """As x, with nothing left to shard in its last dim."""
+        """The spec of x, without a label of the last dim."""
         (x,) = inputs
         assert x is not None
         return [TensorSpec(x.shape, x.dtype, (*x.labels[:-1], None))]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """The last dim's parts come together."""
+        """The last dim is gathered."""
         (x,) = inputs
         assert x is not None
         rows = leading(x)

@@ -32,7 +32,7 @@ _FEWEST_BYTES = 1 << 16  # of weights per task, where tasks share a product by c
 
 @dataclass(frozen=True)
 class LinearTerm(Term):
-    """A summand `dy · w` of an input gradient; terms of one tensor become one `linear`."""
+    """A summand `dy · w` of an input gradient. All terms of a tensor become one `linear`."""
 
     combined_by = "linear"
 
@@ -42,14 +42,16 @@ class LinearTerm(Term):
 
 
 def contraction_label(weight: TensorSpec, transpose: bool) -> DimLabel | None:
-    """What the contracted dim of a weight counts."""
+    """The label of the contracted dim of a weight."""
     return weight.labels[1 if transpose else 0]
 
 
 @register
 class Linear(Op):
-    """`out = Σ_t x_t w_tᵀ (+ residual)`; inputs x_0, w_0, x_1, w_1, …, and the residual or the bias when there is one.
-    A bias is one vector for all rows. Either is added in fp32, before the result is rounded."""
+    """`out = Σ_t x_t w_tᵀ (+ residual)`; inputs x_0, w_0, x_1, w_1, …, and the residual or the bias
+    if there is one. A bias is one vector for all rows. Both are added in fp32, before the result is
+    rounded.
+    """
 
     name = "linear"
     is_costly = True
@@ -63,7 +65,7 @@ class Linear(Op):
         return position % 2 == 1 and position < 2 * attrs["num_terms"]
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """`[..., n]` in the dtype of x."""
+        """`[..., n]` with the dtype of x."""
         terms = attrs["num_terms"]
         require(
             1 <= terms <= MAX_TERMS,
@@ -112,7 +114,7 @@ class Linear(Op):
         return [out]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """Rows, the outer dim and one contracted factor for all terms."""
+        """Rows, the outer dim, and one contracted factor for all terms."""
         assert inputs[0] is not None
         rows = leading(inputs[0])
         weight = ("n", "k") if attrs["transpose"] else ("k", "n")
@@ -140,7 +142,7 @@ class Linear(Op):
         return [*result, dy] if op.attrs["residual"] else result
 
     def combine(self, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
-        """One contraction over all terms, with what was summed before as its residual."""
+        """One contraction over all terms, with the sum so far as its residual."""
         every = terms_of(LinearTerm, terms)
         for transpose in (False, True):
             alike = [t for t in every if t.transpose == transpose]
@@ -153,8 +155,9 @@ class Linear(Op):
         return total
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per row tile, or per tile of columns where rows may be few; over a sharded contraction the fp32
-        partial is reduced first."""
+        """One task per row tile, or per tile of columns if there may be few rows. Over a sharded
+        contraction, the fp32 partial value is reduced first.
+        """
         terms, transpose = op.attrs["num_terms"], op.attrs["transpose"]
         out = low.tensor(op.outputs[0])
         residual = op.given[2 * terms] if len(op.given) > 2 * terms else None
@@ -211,7 +214,8 @@ class Linear(Op):
 
 
 def _require_pairs(op: OpNode, weight: TensorSpec, label: DimLabel | None, dim: int, k_splits: int) -> None:
-    """K splits of what bf16 products sum begin at even elements: a word of a packed weight holds two of them.
+    """K splits of a bf16 product begin at even elements, because a word of a packed weight holds
+    two.
 
     Raises:
         PlanError: one does not.
@@ -230,7 +234,7 @@ def _require_pairs(op: OpNode, weight: TensorSpec, label: DimLabel | None, dim: 
 
 
 def _num_bytes(weights: Sequence[Ref], columns: int, transpose: bool) -> int:
-    """What a task reads of its weights if it makes so many columns."""
+    """Bytes of weights that a task reads if it computes this many columns."""
     contracted = (w.cols if transpose else w.extent.constant for w in weights)
     return sum(columns * k * DTYPES[w.dtype].itemsize for k, w in zip(contracted, weights))
 
@@ -242,7 +246,8 @@ def _rows_of(low: Lowering, residual: int, op: OpNode) -> Operand:
 
 @register
 class LinearWeightGradient(Op):
-    """Gradient of a weight in fp32, `rowsᵀ · cols`: contraction over tokens, batch split by batch split.
+    """Gradient of a weight in fp32, `rowsᵀ · cols`: a contraction over tokens, batch split by batch
+    split.
 
     Inputs: the weight (for its shape), rows (what its first dim counts) and cols.
     """
@@ -257,13 +262,13 @@ class LinearWeightGradient(Op):
         return position == 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """fp32 in the weight's shape."""
+        """fp32 with the weight's shape."""
         w = inputs[0]
         assert w is not None
         return [replace(w, dtype=DTYPES["f32"], name="")]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """Tokens are contracted; the weight's dims stay."""
+        """Tokens are contracted; the weight's dims are not."""
         assert inputs[1] is not None
         tokens = leading(inputs[1])
         names = (("n", "k"), (*tokens, "n"), (*tokens, "k"))
@@ -272,8 +277,9 @@ class LinearWeightGradient(Op):
         )
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per block of weight rows over all batch splits at hand, then the reduction over
-        the batch's devices."""
+        """One task per block of weight rows over all local batch splits, then the reduction over
+        the batch's devices.
+        """
         weight, rows, cols = op.given
         target = low.accumulator(op, 0)
         low.emit(
@@ -296,14 +302,14 @@ class LinearWeightGradient(Op):
 
 @register
 class Matmul(Op):
-    """Product of two 2-D results, with transposes; for graphs by hand. Weights go through `linear`."""
+    """Product of two 2-D results, with transposes, for users' graphs. Weights use `linear`."""
 
     name = "matmul"
     is_costly = True
     signature = Signature(2, attributes={"transpose_a": bool, "transpose_b": bool})
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """`[m, n]` in the operands' dtype."""
+        """`[m, n]` with the operands' dtype."""
         a, b = inputs
         assert a is not None and b is not None
         rows = all(s.storage == "rows" and len(s.shape) == 2 for s in (a, b))
@@ -322,7 +328,7 @@ class Matmul(Op):
         return Factors((a, b), (("m", "n"),), whole=frozenset("k"))
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
-        """Products of dy with the other operand, in the transpose form that fits."""
+        """Products of dy with the other operand, transposed as needed."""
         dy = incoming(op, grads)
         a, b = (tape.use(i) for i in op.given)
         ta, tb = op.attrs["transpose_a"], op.attrs["transpose_b"]
@@ -331,7 +337,7 @@ class Matmul(Op):
         return [da, db]
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per row tile; the whole when the first operand is transposed."""
+        """One task per row tile; one task for all if the first operand is transposed."""
         a, b = op.given
         out = low.tensor(op.outputs[0])
         transposed = op.attrs["transpose_a"]

@@ -25,7 +25,9 @@ __all__: list[str] = []
 
 @register
 class CrossEntropy(Op):
-    """Outputs the mean loss `[1]`, each row's share of it, and what the backward pass needs: (max, target) and sums."""
+    """Outputs are the mean loss `[1]`, each row's share of it, and what the backward pass needs:
+    (max, target) and sums.
+    """
 
     name = "cross_entropy"
     accumulates = (0,)
@@ -34,7 +36,7 @@ class CrossEntropy(Op):
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
     ) -> dict[int, tuple[int, Size, Size | None]]:
-        """Labels name columns of the logits, or are not counted."""
+        """Labels are columns of the logits, or the value of labels that are not counted."""
         assert inputs[0] is not None
         return {1: (0, inputs[0].shape[-1], attrs["ignore_index"])}
 
@@ -67,7 +69,7 @@ class CrossEntropy(Op):
         ]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """The vocabulary is contracted here, rows only by the loss."""
+        """The vocabulary is contracted in all outputs, rows only in the loss."""
         assert inputs[0] is not None
         rows = leading(inputs[0])
         return Factors(
@@ -81,7 +83,7 @@ class CrossEntropy(Op):
         )
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
-        """Every row's share, times dy."""
+        """Every row's share times dy."""
         logits, labels, inv_count = op.given
         factor = tape.multiply(tape.use(inv_count), incoming(op, grads))
         used = [*(tape.use(i) for i in (logits, labels, op.outputs[2], op.outputs[3])), factor]
@@ -142,15 +144,16 @@ class CrossEntropy(Op):
 
 @register
 class CrossEntropyBackward(Op):
-    """Inputs logits, labels, stats, sums, and the inverse count times the loss's gradient; the output is the gradient,
-    written over the logits."""
+    """Inputs logits, labels, stats, sums, and the inverse count times the loss's gradient. The
+    output is the gradient, which overwrites the logits.
+    """
 
     name = "cross_entropy_backward"
     in_place = ((0, 0),)
     signature = Signature(5, attributes={"ignore_index": int})
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """As the logits."""
+        """The spec of the logits."""
         logits = inputs[0]
         assert logits is not None
         return [TensorSpec(logits.shape, logits.dtype, logits.labels)]

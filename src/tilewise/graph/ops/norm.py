@@ -24,10 +24,11 @@ __all__ = ["LayerNormTerm", "NormTerm"]
 
 @dataclass(frozen=True)
 class NormTerm(Term):
-    """The input gradient of a norm, still to be emitted so that a residual's gradient can ride along.
+    """The input gradient of a norm. Its op is appended later, so that it can add a residual's
+    gradient.
 
-    `dy`, `x`, `rstd` and `gamma` are ids of the backward graph; `weight` is the gamma of the forward graph; `offset`
-    and `head_dim` are the norm's.
+    `dy`, `x`, `rstd` and `gamma` are ids of the backward graph; `weight` is the gamma of the
+    forward graph; `offset` and `head_dim` are the norm's.
     """
 
     dy: int
@@ -43,14 +44,16 @@ class NormTerm(Term):
 
 @register
 class RmsNorm(Op):
-    """`x * rstd * (gamma + offset)`; outputs y and rstd (kept for the backward pass). With a `head_dim` that is not 0
-    the last dim holds heads of that size, each normalised alone, and gamma is as wide as one."""
+    """`x * rstd * (gamma + offset)`. Outputs are y and rstd (saved for the backward pass). With a
+    `head_dim` other than 0, the last dim has adjacent heads of that size; each is normalized
+    separately, and gamma has the width of one.
+    """
 
     name = "rms_norm"
     signature = Signature(2, attributes={"eps": float, "offset": float, "head_dim": int})
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """y as x, rstd `[...]` in fp32, or `[..., heads]`."""
+        """The spec of x, and rstd `[...]` in fp32, or `[..., heads]`."""
         x, gamma = inputs
         assert x is not None and gamma is not None
         require_floats("rms_norm", x, gamma)
@@ -82,7 +85,7 @@ class RmsNorm(Op):
         return [y, TensorSpec((*x.shape[:-1], fixed(width) // size), f32, (*x.labels[:-1], count))]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """The normalised dim stays whole; heads may be shared."""
+        """The normalized dim is not sharded; heads may be."""
         assert inputs[0] is not None
         rows = leading(inputs[0])
         if attrs["head_dim"]:
@@ -91,7 +94,7 @@ class RmsNorm(Op):
         return Factors(((*rows, "d"), ("d",)), ((*rows, "d"), rows), whole=frozenset("d"))
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
-        """One fused op gives dx (plus what flows past the norm) and dgamma."""
+        """One fused op computes dx (plus the gradient of the residual) and dgamma."""
         x, gamma = op.given
         dy, rstd = incoming(op, grads), tape.use(op.outputs[1])
         offset, head_dim = op.attrs["offset"], op.attrs["head_dim"]
@@ -114,7 +117,9 @@ class RmsNorm(Op):
 
 @register
 class RmsNormBackward(Op):
-    """Inputs dy, x, rstd, gamma, dresidual (or None); outputs dx and dgamma (fp32), of every head on its own."""
+    """Inputs dy, x, rstd, gamma, dresidual (or None); outputs dx and dgamma (fp32), separately for
+    each head.
+    """
 
     name = "rms_norm_backward"
     combine_rank = 1  # behind the contractions: their sum is the residual that rides along
@@ -123,7 +128,7 @@ class RmsNormBackward(Op):
     signature = Signature(5, absent=frozenset({4}), attributes={"offset": float, "head_dim": int})
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """dx as x, dgamma in fp32: as gamma, or as wide as x."""
+        """dx has the spec of x; dgamma is fp32 with the shape of gamma, or as wide as x."""
         _, x, _, gamma, _ = inputs
         assert x is not None and gamma is not None
         dgamma = replace(gamma, dtype=DTYPES["f32"], name="")
@@ -145,7 +150,7 @@ class RmsNormBackward(Op):
         )
 
     def combine(self, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
-        """Norm by norm, each adding what was summed before it; gamma gets its gradient on the way."""
+        """One op per norm, each adding the sum so far; contributes the gradient of gamma too."""
         for t in terms_of(NormTerm, terms):
             attrs = {"offset": t.offset, "head_dim": t.head_dim}
             total, dgamma = tape.op(self.name, [t.dy, t.x, t.rstd, t.gamma, total], **attrs)
@@ -156,8 +161,9 @@ class RmsNormBackward(Op):
         return total
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """dx and the batch split's partial of dgamma per row tile; then the tree over batch splits
-        and the reduction."""
+        """dx and the batch split's partial value of dgamma per row tile; then the tree over batch
+        splits and the reduction.
+        """
         dy, x, rstd, gamma = op.given[:4]
         residual = op.inputs[4]
         t = low.tensor(x)
@@ -184,8 +190,9 @@ class RmsNormBackward(Op):
 
 @register
 class HeadSum(Op):
-    """The sum `[head_dim]` over the heads that lie side by side in a vector, in fp32, along the k
-    splits of its label."""
+    """The sum `[head_dim]` over the adjacent heads of a vector, in fp32, along the k splits of its
+    label.
+    """
 
     name = "head_sum"
     signature = Signature(1, attributes={"head_dim": int})
@@ -210,7 +217,7 @@ class HeadSum(Op):
         return Factors((("h",),), (("d",),), partial_values=(PartialValue("gain", ("h",), (0,)),))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task; over shared heads the partial is reduced."""
+        """One task; if heads are sharded, the partial value is reduced."""
         (x,) = op.given
         spec, out = low.spec(x), low.tensor(op.outputs[0])
         pending = low.pending_reduction(op, "gain")
@@ -231,7 +238,7 @@ class HeadSum(Op):
 
 @dataclass(frozen=True)
 class LayerNormTerm(Term):
-    """As `NormTerm`; `weights` are gamma and beta of the forward graph."""
+    """Like `NormTerm`; `weights` are gamma and beta of the forward graph."""
 
     dy: int
     x: int
@@ -244,13 +251,15 @@ class LayerNormTerm(Term):
 
 @register
 class LayerNorm(Op):
-    """`(x - mean) * rstd * gamma + beta`; outputs y, and mean and rstd of every row (kept for the backward pass)."""
+    """`(x - mean) * rstd * gamma + beta`. Outputs are y, and mean and rstd of every row (saved for
+    the backward pass).
+    """
 
     name = "layer_norm"
     signature = Signature(3, attributes={"eps": float})
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """y as x, statistics `[..., 2]` in fp32."""
+        """The spec of x, and statistics `[..., 2]` in fp32."""
         x, gamma, beta = inputs
         assert x is not None and gamma is not None and beta is not None
         require_floats(self.name, x, gamma, beta)
@@ -270,14 +279,14 @@ class LayerNorm(Op):
         ]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """The normalised dim stays whole."""
+        """The normalized dim is not sharded."""
         assert inputs[0] is not None
         rows = leading(inputs[0])
         x = (*rows, "d")
         return Factors((x, ("d",), ("d",)), (x, (*rows, "t")), whole=frozenset("dt"))
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
-        """One fused op gives dx (plus what flows past the norm), dgamma and dbeta."""
+        """One fused op computes dx (plus the gradient of the residual), dgamma and dbeta."""
         x, gamma, beta = op.given
         dy, stats = incoming(op, grads), tape.use(op.outputs[1])
         return [LayerNormTerm(dy, tape.use(x), stats, tape.use(gamma), (gamma, beta)), None, None]
@@ -308,7 +317,7 @@ class LayerNormBackward(Op):
     signature = Signature(5, absent=frozenset({4}))
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """dx as x, the others as gamma in fp32."""
+        """dx has the spec of x; the others are fp32 with the shape of gamma."""
         _, x, _, gamma, _ = inputs
         assert x is not None and gamma is not None
         return [
@@ -332,7 +341,9 @@ class LayerNormBackward(Op):
         )
 
     def combine(self, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
-        """Norm by norm, each adding what was summed before it; gamma and beta get their gradients on the way."""
+        """One op per norm, each adding the sum so far; contributes the gradients of gamma and beta
+        too.
+        """
         for t in terms_of(LayerNormTerm, terms):
             total, *gradients = tape.op(self.name, [t.dy, t.x, t.stats, t.gamma, total])
             for weight, gradient in zip(t.weights, gradients):

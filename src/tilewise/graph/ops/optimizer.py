@@ -27,19 +27,19 @@ _TASK_ROWS = 8192  # entries of one task, whole tiles
 
 @register
 class GlobalNorm(Op):
-    """Norm of all gradients and the scale that clips it: inputs the loss, then the gradients;
-    output `[2]` fp32 (norm, scale). The scale is NaN when loss or norm is not finite.
+    """The norm of all gradients, and the scale that clips it: inputs the loss, then the gradients;
+    output `[2]` fp32 (norm, scale). The scale is NaN if loss or norm is not finite.
 
-    A table in fp64 has an entry per row and column k split of every gradient (of a vector: per
-    element), wherever a shard begins. Every device fills in what it holds, devices exchange what
-    they lack, and all add one tree over the table.
+    A table in fp64 has an entry per row and column k split of every gradient (for a vector: per
+    element), wherever a shard begins. Every device computes the entries of its own parts, devices
+    exchange the rest, and all add the table along one tree.
     """
 
     name = "global_norm"
     signature = Signature(None, attributes={"max_norm": float})
 
     def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
-        """Gradients of weights lie as the weights do."""
+        """Gradients of weights are stored like the weights."""
         return position > 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
@@ -53,7 +53,9 @@ class GlobalNorm(Op):
         return [TensorSpec((2,), DTYPES["f32"], storage="vector")]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """A gradient may be sharded along its rows, and along its columns if a label cuts them in k splits."""
+        """A gradient may be sharded along its rows, and along its columns if a label cuts them into
+        k splits.
+        """
         names = tuple(_names(s, f"g{i}_") for i, s in enumerate(inputs))
         divisible = [
             d for s, dims in zip(inputs, names) if s is not None and dims for d in _divisible(s, dims)
@@ -112,7 +114,7 @@ def _names(spec: TensorSpec | None, prefix: str) -> tuple[str, ...] | None:
 
 
 def _column_dim(spec: TensorSpec) -> int | None:
-    """The dim that counts columns; None for vectors and the like, whose elements are entries."""
+    """The dim that counts columns; None for vectors, whose elements are entries."""
     return len(spec.shape) - 1 if spec.storage in ("packed", "rows") and len(spec.shape) > 1 else None
 
 
@@ -124,12 +126,12 @@ def _divisible(spec: TensorSpec, dims: tuple[str, ...]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Part:
-    """What gradients of one form have of the table.
+    """The part of the table that belongs to gradients of one form.
 
     Attributes:
-        is_flat: a vector, taken as a column.
+        is_flat: whether it is a vector, taken as a column.
         reserved: entries, up to a whole tile.
-        ints: where the entries stand that this device holds.
+        ints: the positions of this device's entries.
     """
 
     is_flat: bool
@@ -138,7 +140,7 @@ class _Part:
 
     @classmethod
     def of(cls, low: Lowering, grad: int) -> _Part:
-        """Of a gradient and all like it."""
+        """The part of a gradient and all gradients of its form."""
         spec = low.spec(grad)
         column = _column_dim(spec)
         inner = prod(fixed(size) for size in spec.shape[1:column])

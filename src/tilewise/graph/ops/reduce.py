@@ -29,8 +29,9 @@ def _dims(spec: TensorSpec) -> tuple[str, ...]:
 
 @register
 class Sum(Op):
-    """The sum of all elements, `[1]` in fp32: within a row first, then over the rows of a batch
-    split, then over batch splits."""
+    """The sum of all elements, `[1]` in fp32: first within a row, then over the rows of a batch
+    split, then over batch splits.
+    """
 
     name = "sum"
     accumulates = (0,)
@@ -45,7 +46,7 @@ class Sum(Op):
         return [TensorSpec((1,), DTYPES["f32"], storage="vector")]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """All is contracted, the batch along its batch splits; a row stays whole."""
+        """Everything is contracted, the batch along its batch splits; a row is not sharded."""
         assert inputs[0] is not None
         dims = _dims(inputs[0])
         rows = tuple(d for d in dims if d != "d")
@@ -55,11 +56,13 @@ class Sum(Op):
         )
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
-        """dy everywhere."""
+        """dy for every element."""
         return list(tape.op("spread", [incoming(op, grads), tape.use(op.given[0])]))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """Row sums per row tile, added up per batch split; then the tree over batch splits and the reduction."""
+        """Row sums per row tile, summed per batch split; then the tree over batch splits and the
+        reduction.
+        """
         x = low.tensor(op.given[0])
         rows = low.temp(x.extent, 1, "f32", tile_rows=x.tile_rows, name="row_sums")
         low.emit("row_sum", op, over=x, dtype=x.dtype, tiles={"out": low.row(rows), "x": low.row(x)})
@@ -71,14 +74,16 @@ class Sum(Op):
 
 @register
 class Spread(Op):
-    """One number everywhere: inputs the number `[1]` in fp32, and a tensor x for its shape; the output is as x."""
+    """One number for every element: inputs the number `[1]` in fp32, and a tensor x for its shape.
+    The output has the spec of x.
+    """
 
     name = "spread"
     in_place = ((0, 1),)
     signature = Signature(2)
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """As x."""
+        """The spec of x."""
         number, x = inputs
         assert number is not None and x is not None
         require_floats(self.name, x)
@@ -87,7 +92,7 @@ class Spread(Op):
         return [TensorSpec(x.shape, x.dtype, x.labels, storage=x.storage)]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """The output lies as x."""
+        """The output is sharded like x."""
         assert inputs[1] is not None
         dims = _dims(inputs[1])
         return Factors((("o",), dims), (dims,))

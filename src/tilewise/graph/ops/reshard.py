@@ -20,22 +20,22 @@ __all__: list[str] = []
 
 
 class Reshard(Op):
-    """Base of all: one operand, any storage, every dim under a name of its own whose axes may change."""
+    """Base of all: one operand of any storage; the axes of every dim may change."""
 
     signature = Signature(1)
 
     def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
-        """Weights are resharded as they lie."""
+        """Weights are resharded as they are stored."""
         return True
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """As x."""
+        """The spec of x."""
         (x,) = inputs
         assert x is not None
         return [TensorSpec(x.shape, x.dtype, x.labels, storage=x.storage)]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """All dims stay, all may move."""
+        """All dims are kept, and the axes of all may change."""
         (x,) = inputs
         assert x is not None
         dims = tuple(f"d{i}" for i in range(len(x.shape)))
@@ -44,18 +44,20 @@ class Reshard(Op):
 
 @register
 class AllGather(Reshard):
-    """The parts along the axes that the result's layout lacks come together on every device."""
+    """Gathers the parts along the axes that the result's layout does not have, on every device."""
 
     name = "all_gather"
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per row tile, once all peers have their parts."""
+        """One task per row tile, after all peers have their parts."""
         low.all_gather(op, op.given[0], op.outputs[0])
 
 
 @register
 class Slice(Reshard):
-    """Every device keeps its part along the axes that the result's layout has more; nothing moves between devices."""
+    """Every device keeps its part along the axes that only the result's layout has. Nothing moves
+    between devices.
+    """
 
     name = "slice"
 
@@ -66,7 +68,7 @@ class Slice(Reshard):
 
 @register
 class Fetch(Reshard):
-    """A tensor that lies in the devices' files comes to memory."""
+    """Fetches a tensor from the devices' files into memory."""
 
     name = "fetch"
 
@@ -77,7 +79,7 @@ class Fetch(Reshard):
 
 @register
 class Store(Reshard):
-    """A tensor goes to the devices' files, for `fetch` to bring again."""
+    """Stores a tensor in the devices' files, from where `Fetch` reads it."""
 
     name = "store"
 
@@ -88,17 +90,19 @@ class Store(Reshard):
 
 @register
 class PutBack(Op):
-    """What stands for a tensor of the devices' files goes back there: inputs the tensor and what stands for it."""
+    """Stores a prefetched copy of a tensor in the devices' files: inputs the tensor and its copy in
+    memory.
+    """
 
     name = "put_back"
     signature = Signature(2)
 
     def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
-        """Tensors go as they lie."""
+        """Tensors are stored as they are."""
         return True
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """Nothing: the tensor is written in place."""
+        """No output: the tensor is written in place."""
         tensor, values = inputs
         assert tensor is not None and values is not None
         require(
@@ -107,7 +111,7 @@ class PutBack(Op):
         return []
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """Both are laid out alike."""
+        """Both have the same layout."""
         (x, _) = inputs
         assert x is not None
         dims = tuple(f"d{i}" for i in range(len(x.shape)))
@@ -138,7 +142,7 @@ def _emit_move(low: Lowering, op: OpNode, kernel: str, source: Ref, target: Ref)
 
 @register
 class AllGatherParameters(Reshard):
-    """The parts of a weight come together on every device, from their storage shards: whole panels of dim 0."""
+    """Gathers the storage shards of a weight, whole panels of dim 0, on every device."""
 
     name = "all_gather_parameters"
 

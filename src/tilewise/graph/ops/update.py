@@ -27,11 +27,12 @@ def _num_operands(attrs: Mapping[str, Any]) -> int:
 
 @register
 class Update(Op):
-    """Inputs weight, master (None where the weight is fp32), states, gradient, hyper-parameters, clip; no output.
+    """Inputs weight, master (None if the weight is fp32), states, gradient, hyper-parameters, clip;
+    no output.
 
-    Attributes of a call: `steps`, four integers each (kind and three values); `constants`; `left`, the value that the
-    weight and each state is left with. Values are numbered: weight, states, gradient, hyper-parameters, constants,
-    results of steps.
+    Attributes of a call: `steps`, four integers each (kind and three values); `constants`; `left`,
+    the final values of the weight and of each state. Values are numbered: weight, states, gradient,
+    hyper-parameters, constants, results of steps.
     """
 
     name = "update"
@@ -42,11 +43,11 @@ class Update(Op):
     )
 
     def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
-        """All state lies as the weight does."""
+        """All states are stored like the weight."""
         return True
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """Nothing: weight and states are written in place."""
+        """No output: weight and states are written in place."""
         weight, master, *rest = inputs
         assert weight is not None
         states, gradient, hyper = rest[: attrs["num_states"]], rest[-3], rest[-2]
@@ -76,7 +77,7 @@ class Update(Op):
         return []
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """State is laid out as its weight."""
+        """States have the layout of their weight."""
         assert inputs[0] is not None
         names = tuple(f"w{i}" for i in range(len(inputs[0].shape)))
         every = tuple(names if spec is not None else None for spec in inputs[:-2])
