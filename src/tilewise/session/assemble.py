@@ -26,13 +26,15 @@ NO_FILE = (1 << 63) - 1  # no address lies behind it
 def make_executor(
     plan: Plan, memory_limit_bytes: int, deadline_s: float, offload_directory: str | Path | None = None
 ) -> Executor | GroupExecutor:
-    """Allocate every device of a plan and start its workers; of several devices, in all processes of the open group.
+    """Allocate every device of a plan and start its workers, in all processes of the open group if
+    there are several devices.
 
     Args:
-        offload_directory: of the devices' files; by default that of temporary files.
+        offload_directory: of the devices' files; by default the directory of temporary files.
 
     Raises:
-        ResourceError: the devices exceed the limit or the machine's memory, or the directory takes no file so large.
+        ResourceError: the devices exceed the limit or the machine's memory, or the directory cannot
+            hold the files.
     """
     devices, group = plan.mesh.num_devices, active_group()
     is_spread = group is not None and group.num_processes > 1 and devices > 1
@@ -65,20 +67,20 @@ class _Program:
 
 
 def _file_begin(plan: Plan) -> int:
-    """Where the devices' files begin in their addresses."""
+    """The address at which the devices' files begin."""
     return plan.file_begin if plan.file_bytes else NO_FILE
 
 
 def assemble_program(plan: Plan) -> Program:
-    """The native form of a plan's programs, each a list of calls under its name."""
+    """The native form of a plan's programs, each a named list of calls."""
     return native_program(plan.program, plan.symbol_bounds, _file_begin(plan))
 
 
 def read_program(content: bytes) -> Program:
-    """The native form of a plan's programs, from what `make_executor` has sent to another process.
+    """The native form of a plan's programs, from what `make_executor` sent to another process.
 
     Raises:
-        PlanError: it is damaged, or was written by another version, or as `native_program`.
+        PlanError: it is damaged, or was written by another version; or as `native_program`.
     """
     try:
         found = decode_plan(content, _Program)
@@ -91,10 +93,11 @@ def read_program(content: bytes) -> Program:
 
 
 def native_program(program: TileProgram, symbol_bounds: Sequence[int], file_begin: int = NO_FILE) -> Program:
-    """The native form of a tile program, checked for deadlock at the symbols' upper bounds.
+    """The native form of a tile program, checked for deadlock with the symbols at their upper
+    bounds.
 
     Args:
-        file_begin: where the devices' files begin in their addresses.
+        file_begin: the address at which the devices' files begin.
 
     Raises:
         PlanError: the program is malformed, or its devices would block each other.

@@ -74,7 +74,7 @@ _validate = Validator("session", PlanError)
 
 
 class ComputeGraph(GraphBuilder):
-    """A model as a graph, and the way from it to something that runs.
+    """A model as a graph, which can be planned and run.
 
     Examples:
         >>> graph = ComputeGraph("twice")
@@ -91,14 +91,14 @@ class ComputeGraph(GraphBuilder):
 
     @property
     def distribution(self) -> DistributionStrategy:
-        """How the graph is spread; `set_distribution` changes it."""
+        """The strategy of the graph; `set_distribution` changes it."""
         return self._strategy
 
     def set_distribution(self, strategy: DistributionStrategy) -> None:
-        """Choose how the graph is spread.
+        """Set the strategy of the graph.
 
         Raises:
-            PlanError: it is no strategy.
+            PlanError: it is not a strategy.
         """
         self._strategy = _validate.instance(
             "set_distribution",
@@ -297,7 +297,7 @@ class ComputeGraph(GraphBuilder):
     def estimate_memory_usage(
         self, mesh: DeviceMesh | Mapping[str, int] | None = None, **options: Any
     ) -> list[dict[str, int]]:
-        """Bytes per device and category; equal to what `instantiate` allocates."""
+        """Bytes per device and category, equal to what `instantiate` allocates."""
         return self.plan(mesh, **options).estimate_memory_usage()
 
     def instantiate(
@@ -308,18 +308,20 @@ class ComputeGraph(GraphBuilder):
         deadline_s: float = 60.0,
         offload_directory: str | Path | None = None,
     ) -> GraphInstance:
-        """Allocate a plan's devices and make its programs runnable; as `GraphInstance(plan)`.
+        """Allocate a plan's devices and make its programs runnable; the same as
+        `GraphInstance(plan)`.
 
         Args:
             plan: by default `self.plan()`.
             memory_limit_bytes: over all devices; 0 for the machine's own limit.
-            deadline_s: longest wait without progress before a run is given up.
-            offload_directory: of the devices' files; by default that of temporary files.
+            deadline_s: longest time without progress before a run is aborted.
+            offload_directory: of the devices' files; by default the directory of temporary files.
 
         Raises:
             ResourceError: not enough memory.
-            PlanError: no plan, that of another graph (other inputs, parameters, states, constants, ops, outputs, loss,
-                k splits, symbols or optimizer), or a limit or deadline that is invalid.
+            PlanError: it is not a plan, it is the plan of another graph (other inputs, parameters,
+                states, constants, ops, outputs, loss, k splits, symbols or optimizer), or a limit
+                or deadline is invalid.
         """
         if plan is None:
             plan = self.plan()
@@ -335,16 +337,17 @@ class ComputeGraph(GraphBuilder):
     # ---- files ----------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write what defines the graph as JSON, whole or not at all; equal graphs give equal files.
+        """Write the definition of the graph as JSON, completely or not at all. Equal graphs give
+        equal files.
 
-        The file holds tensors, ops, layers, outputs, hints, constants and the loss: all that
-        `digest` is of. Strategy, optimizer and the parameters' values are not in it.
+        The file has tensors, ops, layers, outputs, hints, constants and the loss, which are what
+        `digest` covers. Strategy, optimizer and parameter values are not included.
 
         Raises:
-            PlanError: the path is invalid, or something in the graph has no place in a file: an
-                attribute of an op that is no plain data, or what follows from a definition, such as
-                a backward pass.
-            ResourceError: it cannot be written; what stood there is kept.
+            PlanError: the path is invalid, or a value cannot be stored: an attribute of an op that
+                is not plain data, or something that is not part of a definition, such as a backward
+                pass.
+            ResourceError: it cannot be written; an existing file is kept.
         """
         where = _validate.path("save", "path", path)
         definition = Definition(self.freeze(), self.draft.loss_id)
@@ -362,16 +365,17 @@ class ComputeGraph(GraphBuilder):
 
     @classmethod
     def load(cls, path: str | Path) -> ComputeGraph:
-        """Read a graph that `save` wrote: it has the same digest and plans, and runs to the same bits.
+        """Read a graph that `save` wrote. It has the same digest and plans, and runs with the same
+        bits.
 
-        Nothing in the file is believed. Every field is held to its type; tensors are declared and results inferred
-        again; what does not follow from them is refused. Ops of your own are looked up by name among those that this
-        process has defined; a file imports nothing. Layers come back as they were traced: calling a layer's function on
-        a loaded graph traces it again.
+        The file is not trusted: the types of all fields are checked, tensors are declared and
+        results are inferred again, and differences are an error. Custom ops are looked up by name
+        among those that this process has defined; a file imports nothing. Layers are loaded as they
+        were traced; calling a layer's function on a loaded graph traces it again.
 
         Raises:
-            PlanError: it is no graph file, is damaged or written by another version, or names an op that is not
-                defined here.
+            PlanError: it is not a graph file, is damaged or written by another version, or names an
+                op that is not defined here.
         """
         where = _validate.path("load", "path", path)
         try:
@@ -393,15 +397,16 @@ class ComputeGraph(GraphBuilder):
         return graph
 
     def digest(self) -> str:
-        """SHA-256 of all that defines the graph: structure, shapes, names, hints, constants, loss, k splits.
+        """SHA-256 of the definition of the graph: structure, shapes, names, hints, constants, loss,
+        k splits.
 
-        Equal graphs have equal digests, in any process. Strategy and optimizer are not part of it. An op's attribute
-        that is no plain data counts as its `str`.
+        Equal graphs have equal digests, in any process. Strategy and optimizer are not part of it.
+        An op's attribute that is not plain data counts as its `str`.
         """
         return digest_graph(self.freeze(), self.draft.loss_id)
 
     def to_mermaid(self) -> str:
-        """The graph as a Mermaid flow chart, layers as subgraphs, calls that repeat each other as one box."""
+        """The graph as a Mermaid flow chart: layers are subgraphs, repeated calls are one box."""
         return to_mermaid(self.freeze())
 
     def __str__(self) -> str:

@@ -41,7 +41,7 @@ _validate = Validator("session", ShapeError)
 
 
 def index_bounds(graph: Graph) -> dict[str, Bounds]:
-    """Per tensor from outside by name, the ranges that ops using it as indices ask for, in layers too."""
+    """Per input, state or constant by name, the ranges that ops require of its indices, in layers too."""
     known: dict[str, dict[int, Bounds]] = {}  # by template
     asked = _indices_of(graph, known)
     found: dict[str, Bounds] = {}
@@ -52,7 +52,7 @@ def index_bounds(graph: Graph) -> dict[str, Bounds]:
 
 
 def _indices_of(graph: Graph, known: dict[str, dict[int, Bounds]]) -> dict[int, Bounds]:
-    """The ranges that ops ask of the tensors that they use as indices, by tensor; of templates once."""
+    """The ranges that ops require of tensors that they use as indices, by tensor; each template once."""
     found: dict[int, Bounds] = {}
 
     def add(tensor: int | None, bounds: Bounds) -> None:
@@ -90,7 +90,9 @@ def _indices_of(graph: Graph, known: dict[str, dict[int, Bounds]]) -> dict[int, 
 
 
 def counted_labels(graph: Graph) -> tuple[str, int] | None:
-    """The input whose elements the loss counts, and the one value that it does not; None without such a loss."""
+    """The input with the labels that the loss counts, and the label value that it ignores; None
+    without such a loss.
+    """
     for op in graph.ops:
         if op.op == "cross_entropy" and graph.spec(op.inputs[2] or 0).name == INV_COUNT:
             return graph.spec(op.inputs[1] or 0).name, op.attrs["ignore_index"]
@@ -98,10 +100,10 @@ def counted_labels(graph: Graph) -> tuple[str, int] | None:
 
 
 def check_constants(graph: Graph) -> None:
-    """Constants that are used as indices name what exists.
+    """Check that constants used as indices are in range.
 
     Raises:
-        ShapeError: one does not.
+        ShapeError: one is not.
     """
     bounds = index_bounds(graph)
     named = {graph.spec(tensor).name: value for tensor, value in graph.constant_values.items()}
@@ -120,17 +122,18 @@ def _smallest(size: Size) -> int:
 
 
 def inputs_of(graph: Graph) -> dict[str, TensorSpec]:
-    """What a caller gives a run, by name."""
+    """The inputs that a caller gives for a run, by name."""
     return {t.spec.name: t.spec for t in graph.of_kind("input") if not is_own_input(t.spec.name)}
 
 
 def check_inputs(
     specs: Mapping[str, TensorSpec], inputs: Mapping[str, object], bounds: Mapping[str, Bounds]
 ) -> tuple[dict[str, NDArray[np.generic]], dict[Dim, int]]:
-    """Everything about a run's inputs; returns them as arrays, and the symbols' values.
+    """Check a run's inputs; returns them as arrays, and the symbols' values.
 
     Raises:
-        ShapeError: an input is missing, unknown, of another shape or kind, or holds an index that names nothing.
+        ShapeError: an input is missing, unknown, of another shape or kind, or has an index out of
+            range.
     """
     _validate.mapping("run", "inputs", inputs, "arrays")
     odd = [*(n for n in specs if n not in inputs), *(n for n in inputs if n not in specs)]
@@ -147,12 +150,12 @@ def check_inputs(
 
 
 def is_own_input(name: str) -> bool:
-    """Whether the instance fills in an input itself."""
+    """Whether the instance computes an input itself."""
     return name in (INV_COUNT, POSITIONS) or is_hyper(name)
 
 
 def as_array(call: str, name: str, value: object) -> NDArray[np.generic]:
-    """Anything that NumPy takes for an array, all of whose elements are there."""
+    """Anything that NumPy accepts as an array, without masked elements."""
     _validate.without_mask(call, repr(name), value, *(value if isinstance(value, list | tuple) else ()))
     try:
         return np.asarray(value)
@@ -165,7 +168,7 @@ def as_array(call: str, name: str, value: object) -> NDArray[np.generic]:
 def _symbol_values(
     specs: Mapping[str, TensorSpec], arrays: Mapping[str, NDArray[np.generic]]
 ) -> dict[Dim, int]:
-    """The symbols' values that the inputs' shapes imply."""
+    """The symbols' values that follow from the inputs' shapes."""
     values: dict[Dim, int] = {}
     for name, value in arrays.items():
         for size, given in zip(specs[name].shape, value.shape):
@@ -182,11 +185,11 @@ def _symbol_values(
 def check_value(
     call: str, spec: TensorSpec, value: NDArray[np.generic], bounds: Bounds, symbols: Symbols
 ) -> None:
-    """A value for a tensor from outside.
+    """Check a value for an input, parameter, state or constant.
 
     Raises:
-        ShapeError: it has another shape, is of another kind, does not fit the dtype, or holds an index that names
-            nothing.
+        ShapeError: it has another shape or kind, does not fit the dtype, or has an index out of
+            range.
     """
     name = spec.name
     shape = tuple(symbols[s] if isinstance(s, Dim) else s for s in spec.shape)
@@ -224,7 +227,7 @@ def _is_kind(given: np.dtype[np.generic], wanted: DType) -> bool:
 
 
 def is_finite(value: NDArray[np.generic], target: DType | None) -> bool:
-    """Whether all numbers are finite, also once they are of the target type."""
+    """Whether all numbers are finite, also after conversion to the target type."""
     if value.dtype.kind in "iu":
         return True
     with np.errstate(over="ignore"):

@@ -52,12 +52,12 @@ _validate = Validator("session", PlanError)
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a training step reports.
+    """The result of a training step.
 
     Attributes:
         loss: mean over the counted labels.
         grad_norm: norm of all gradients before clipping.
-        is_skipped: the two were not finite numbers, and the step changed no weight.
+        is_skipped: one of the two was not finite, and the step changed no weight.
     """
 
     loss: float
@@ -68,22 +68,23 @@ class StepResult:
 class GraphInstance:
     """A running model; close it, or use it with `with`.
 
-    A plan is all it needs: `ComputeGraph.instantiate` makes one from the graph's own, `GraphInstance(Plan.load(path))`
-    from a file, in a process that has never seen the graph. It belongs to the process that made it, and takes one call
-    at a time: any other raises PlanError and changes nothing.
+    It needs only a plan: `ComputeGraph.instantiate` uses the graph's own,
+    `GraphInstance(Plan.load(path))` one from a file, in a process without the graph. It belongs to
+    the process that created it, and executes one call at a time: any other call raises PlanError
+    and changes nothing.
 
     Args:
         plan: what to run.
         memory_limit_bytes: over all devices; 0 for the machine's own limit.
-        deadline_s: longest wait without progress before a run is given up.
-        offload_directory: where the devices' files are made, which have no names; by default the system's directory of
-            temporary files. Used where the plan offloads something.
+        deadline_s: longest time without progress before a run is aborted.
+        offload_directory: directory of the devices' unnamed files; by default the system's
+            directory of temporary files. Used if the plan offloads something.
 
     Raises:
         ResourceError: not enough memory, or no room in the directory.
-        PlanError: no plan, a limit, deadline or directory that is invalid, or a program whose devices would block each
-            other.
-        ShapeError: a constant is used as an index and names nothing.
+        PlanError: it is not a plan; a limit, deadline or directory is invalid; or the program's
+            devices would block each other.
+        ShapeError: a constant used as an index is out of range.
     """
 
     def __init__(
@@ -116,43 +117,49 @@ class GraphInstance:
         return self._tensors.parameter_names()
 
     def lasting_names(self) -> list[str]:
-        """Names of everything a step updates: weights, masters, optimizer states."""
+        """Names of everything that a step updates: weights, masters, optimizer states."""
         return self._tensors.lasting_names()
 
     def differing_replicas(self, name: str) -> tuple[int, int] | None:
-        """Two devices whose copies of a tensor differ in a bit; None when all agree (or there are none)."""
+        """Two devices whose copies of a tensor differ in a bit; None if all agree or there are no
+        copies.
+        """
         with self._alone("differing_replicas"):
             return self._tensors.differing_replicas(name)
 
     def get_tensor(self, name: str, *, copy: bool = True) -> Array:
-        """A tensor as a whole: a parameter (its fp32 master in training), state, input, or an output of the last run.
+        """A whole tensor: a parameter (its fp32 master in training), state, input, or an output of
+        the last run.
 
         Args:
             name: of the tensor.
-            copy: False for an input or output that is read before the next run writes over it, where it lies if it lies
-                in one piece; a parameter's master is passed over.
+            copy: False to read an input or output without a copy if it is contiguous; it is valid
+                until the next run. For a parameter this reads the weight, not its master.
 
         Raises:
             ShapeError: no tensor has that name.
-            PlanError: a gradient behind another forward pass, whose activations have its memory.
+            PlanError: a gradient is read after another forward pass, whose activations have
+                overwritten it.
         """
         _validate.truth("get_tensor", "copy", copy)
         with self._alone("get_tensor"):
             return self._tensors.read(name) if copy else self._tensors.view(name)
 
     def set_tensor(self, name: str, value: Array) -> None:
-        """Write a whole tensor from outside: input, parameter (its master along with it) or state.
+        """Write a whole input, parameter (with its master) or state.
 
         Raises:
-            ShapeError: no such tensor, or a value of another shape or kind, beyond the dtype's range, with an index
-                that names nothing, or negative for a mean of squares.
+            ShapeError: there is no such tensor; or the value has another shape or kind, is beyond
+                the dtype's range, has an index out of range, or is negative for a mean of squares.
         """
         with self._alone("set_tensor"):
             self._tensors.set(name, value)
 
     def _write_all(self, values: Mapping[str, Tensor], on_progress: Progress | None = None) -> LoadReport:
-        """Many parameters and states: each part is laid out once and broadcast to the devices that share it. What ends
-        this midway leaves a model that only another call of its kind mends."""
+        """Write many parameters and states. Each part is converted once and broadcast to the
+        devices that share it. After an error in the middle, only another call of this kind makes
+        the model usable again.
+        """
         self._alone.is_torn = True
         report = load_tensors(self._tensors, values, on_progress)
         if "broadcast" in self.plan.programs:
@@ -161,15 +168,16 @@ class GraphInstance:
         return report
 
     def initialize(self, seed: int = 0, scale: float = 0.02) -> None:
-        """Random weights, ones or zeros for vectors (`GraphBuilder.parameter`); a function of seed and name alone.
+        """Set initial weights: random, ones or zeros (`GraphBuilder.parameter`). They depend only
+        on seed and name.
 
         Args:
             seed: of the generator.
-            scale: the weights' standard deviation, times each one's `init_scale` (`GraphBuilder.parameter`); so small
-                that every value is finite in fp32.
+            scale: the weights' standard deviation, times each one's `init_scale`
+                (`GraphBuilder.parameter`). All values must be finite in fp32.
 
         Raises:
-            PlanError: seed or scale is invalid; a call of another thread is under way.
+            PlanError: seed or scale is invalid, or another thread's call is in progress.
         """
         _validate.integer("initialize", "seed", seed, 0, (1 << 64) - 1)
         specs = self._tensors.parameter_specs().values()
@@ -191,24 +199,27 @@ class GraphInstance:
         *,
         on_progress: Progress | None = None,
     ) -> LoadReport:
-        """All parameters from a safetensors file, a Hugging Face directory, a state dict of `torch.save`, a distributed
-        checkpoint of PyTorch (a directory), or arrays or tensors of files by name (with or without the prefix
-        `model.`), for example `StoredWeights` or what `open_distributed(directory, "model")` returns.
+        """Load all parameters from a safetensors file, a Hugging Face directory, a state dict of
+        `torch.save`, a distributed checkpoint of PyTorch (a directory), or a mapping of names (with
+        or without the prefix `model.`) to arrays or tensors in files, such as `StoredWeights` or
+        the result of `open_distributed(directory, "model")`.
 
-        Names, shapes and element types of all are checked before anything is changed, and so are the numbers of arrays.
-        Those of files are looked at while they are read into place; where one is not finite, or reading fails, the
-        model refuses everything until its parameters are loaded or initialized again.
+        Names, shapes and dtypes of all are checked before anything is changed, and so are the
+        values of arrays. Values in files are checked while they are read into place. If one is not
+        finite, or reading fails, the model rejects all calls until its parameters are loaded or
+        initialized again.
 
         Args:
             source: fp32, bf16, fp16 or fp64; rounded to the parameter's dtype.
-            on_progress: called with the bytes read so far and in all.
+            on_progress: called with the bytes read so far and in total.
 
         Returns:
             The bytes that each device has read.
 
         Raises:
-            CheckpointError: a parameter is missing, has another shape, is no floating-point array or holds what is no
-                finite number in the parameter's dtype; or something is stored that the graph has no parameter for.
+            CheckpointError: a parameter is missing, has another shape, is not a floating-point
+                array, or has a value that is not finite in the parameter's dtype; or the source has
+                a tensor for which the graph has no parameter.
         """
         if not isinstance(source, (str, Path, Mapping)):
             _validate.invalid(
@@ -251,16 +262,18 @@ class GraphInstance:
         return self._write_all(_Renamed(stored, found), on_progress)
 
     def parameters(self) -> dict[str, LazyTensor]:
-        """All parameters (masters in fp32, in training) by name, each brought together when it is made an array: for
-        saving a model that no device could hold."""
+        """All parameters (fp32 masters, in training) by name. Each is assembled when it is
+        converted to an array, so that models larger than one device's memory can be saved.
+        """
         return {
             name: LazyTensor(_fixed_shape(spec), spec.dtype.numpy, partial(self.get_tensor, name))
             for name, spec in self._tensors.kept_specs().items()
         }
 
     def state_dict(self) -> dict[str, Array]:
-        """Parameters in fp32, optimizer states and the step count, by name: all that resuming needs. A copy: steps that
-        follow change nothing in it."""
+        """Parameters in fp32, optimizer states and the step count, by name: everything that
+        resuming needs. It is a copy; later steps do not change it.
+        """
         with self._alone("state_dict"):
             tensors = self._tensors
             names = tensors.parameter_names()
@@ -270,27 +283,29 @@ class GraphInstance:
             return state
 
     def copy_state(self, *, lazily: bool = False) -> dict[str, Array | PartedTensor]:
-        """What `state_dict` returns, each tensor in the parts that its devices own, for writing a training checkpoint.
+        """The content of `state_dict`, each tensor in the parts that its devices write, for a
+        training checkpoint.
 
-        A part that several devices hold is copied from one of them. All copies together take the memory that
-        `plan(checkpoints=True)` counts for them, on each device and in all.
+        A part that several devices hold is copied from one of them. The copies take the memory that
+        `plan(checkpoints=True)` counts for them, on each device and in total.
 
         Args:
-            lazily: copy each part when it is made an array, and keep no copy. The state is then valid until the next
-                call that changes weights or optimizer states.
+            lazily: copy each part only when it is converted to an array, and keep no copy. The
+                state is then valid until the next call that changes weights or optimizer states.
         """
         _validate.truth("copy_state", "lazily", lazily)
         with self._alone("copy_state"):
             return {**self._tensors.copy_state(lazily), _STEP: np.array([self.step_count], np.int64)}
 
     def load_state_dict(self, state: Mapping[str, Array | FileTensor | PartedTensor]) -> None:
-        """The inverse of `state_dict` and of `copy_state`; the two may have been on different meshes. Tensors of files
-        are read as `load_parameters` reads them, of tensors in parts each device its own region.
+        """The inverse of `state_dict` and of `copy_state`; the meshes may differ. Tensors in files
+        are read as `load_parameters` reads them; of tensors in parts, each device reads its own
+        region.
 
         Raises:
-            CheckpointError: an entry is missing, is of another model or optimizer, has another shape or kind, is not
-                finite, or is an array with negative means of squares. Nothing is changed then, but by what is not
-                finite in a file.
+            CheckpointError: an entry is missing, belongs to another model or optimizer, has another
+                shape or kind, is not finite, or is an array with negative means of squares. Nothing
+                is changed then, except if a value in a file is not finite.
         """
         _validate.mapping("load_state_dict", "a state", state, "arrays")
         with self._alone("load_state_dict"):
@@ -318,18 +333,21 @@ class GraphInstance:
     def step(self, batch: Mapping[str, Array], lr: float, *, on_nonfinite: str = "stop") -> StepResult:
         """One training step: all microbatches, reductions, clipping, update.
 
-        A step whose loss or gradient norm is not a finite number changes neither weights nor optimizer states.
+        If the loss or the gradient norm is not finite, the step changes neither weights nor
+        optimizer states.
 
         Args:
-            batch: inputs by name; the whole global batch. Symbolic sizes have any value within their bounds.
+            batch: inputs by name; the whole global batch. Symbolic sizes may have any value within
+                their bounds.
             lr: learning rate of this step; finite in fp32, at least 0.
-            on_nonfinite: what such a step does: `stop` raises, and the step does not count; `skip` counts it and says
-                so in the result.
+            on_nonfinite: what happens then: `stop` raises, and the step does not count; `skip`
+                counts it and sets `is_skipped` in the result.
 
         Raises:
-            PlanError: the rate is invalid; a call of another thread is under way.
-            ShapeError: an input has another shape, or names what does not exist.
-            NotFinite: loss or gradient norm is not finite; names the step and the first tensor that is not.
+            PlanError: the rate is invalid, or another thread's call is in progress.
+            ShapeError: an input has another shape, or its name is unknown.
+            NotFinite: loss or gradient norm is not finite; names the step and the first tensor that
+                is not.
             TaskFailed: a task failed; parameters may be partly updated.
         """
         _validate.choice("step", "on_nonfinite", on_nonfinite, ("stop", "skip"))
@@ -365,13 +383,15 @@ class GraphInstance:
         """Run the forward pass; read results with `get_tensor`.
 
         Args:
-            meanwhile: called once on this thread when the devices compute, unless inputs are refused; must not call
-                this model. What it raises is raised when they have done.
-            inputs: by name, the whole batch each. Symbolic sizes have any value within their bounds.
+            meanwhile: called once on this thread while the devices compute, unless inputs are
+                rejected. It must not call this model. An exception of it is raised after the
+                devices have finished.
+            inputs: by name, each for the whole batch. Symbolic sizes may have any value within
+                their bounds.
 
         Raises:
-            PlanError: a call of another thread is under way.
-            ShapeError: an input has another shape, or names what does not exist.
+            PlanError: another thread's call is in progress.
+            ShapeError: an input has another shape, or its name is unknown.
             TaskFailed: a task failed.
         """
         if meanwhile is not None and not callable(meanwhile):
@@ -387,8 +407,8 @@ class GraphInstance:
         """Run the backward pass of the last `forward`; read gradients as `<parameter>.grad`.
 
         Raises:
-            PlanError: there was no `forward` since the last `backward`, which writes over what it needs, or since a
-                tensor was written.
+            PlanError: there was no `forward` since the last `backward` (which overwrites what it
+                needs), or since a tensor was written.
         """
         with self._alone("backward"):
             _require_program(self.plan, "backward")
@@ -400,16 +420,18 @@ class GraphInstance:
             self._run("backward")
 
     def state_memory(self) -> list[NDArray[np.uint8]]:
-        """The bytes of every state on every device of this process, as they lie in memory; a device's rows follow one
-        another. The arrays stay valid when the model is closed."""
+        """The bytes of every state on every device of this process, without a copy; the rows of a
+        device are contiguous. The arrays stay valid after the model is closed.
+        """
         with self._alone("state_memory"):
             return [memory for state in self._tensors.states() for memory in state]
 
     # ---- looking inside -----------------------------------------------------------------------------------
 
     def memory_usage(self) -> list[dict[str, int]]:
-        """Bytes allocated per device; `total` is what the devices hold, with their share of the copy for checkpoints
-        where that was planned; the rest is how the plan fills it."""
+        """Bytes allocated per device. `total` is what the device holds, with its share of the copy
+        for checkpoints if planned; the other categories show how the plan uses it.
+        """
         with self._alone("memory_usage"):
             usage = self.plan.estimate_memory_usage()
             for device, allocated in zip(usage, self._executor.allocated_bytes()):
@@ -417,32 +439,37 @@ class GraphInstance:
             return usage
 
     def trace(self, enable: bool) -> None:
-        """Record the timeline of the following runs, or stop.
+        """Start or stop recording the timeline of the following runs.
 
         Raises:
-            PlanError: `enable` is neither True nor False; a call of another thread is under way.
+            PlanError: `enable` is neither True nor False, or another thread's call is in progress.
         """
         with self._alone("trace"):
             self._executor.trace(_validate.truth("trace", "enable", enable))
 
     def timeline(self) -> list[tuple[Any, ...]]:
-        """Tasks of the last run, when traced: (device, worker, label, row, submit, ready, start, end in ns)."""
+        """Tasks of the last run, if it was traced: (device, worker, label, row, submit, ready,
+        start, end in ns).
+        """
         with self._alone("timeline"):
             return list(self._executor.timeline())
 
     def transfers(self) -> dict[str, list[int]]:
-        """Elements read from other devices' memory since the start or `reset_transfers`, per label and device."""
+        """Elements read from other devices' memory since the start or `reset_transfers`, per label
+        and device.
+        """
         with self._alone("transfers"):
             return dict(self._executor.transfers())
 
     def reset_transfers(self) -> None:
-        """Count transfers anew."""
+        """Set the counts of `transfers` to zero."""
         with self._alone("reset_transfers"):
             self._executor.reset_transfers()
 
     def file_traffic(self) -> dict[str, int]:
-        """What has gone between memory and the devices' files: `bytes_read`, `bytes_written`, and `busy_ns`, for how
-        long something was under way. Zeros where nothing is offloaded."""
+        """The traffic between memory and the devices' files: `bytes_read`, `bytes_written`, and
+        `busy_ns`, the time with a transfer in progress. Zeros if nothing is offloaded.
+        """
         with self._alone("file_traffic"):
             return dict(self._executor.file_traffic())
 
@@ -466,10 +493,10 @@ class GraphInstance:
             self._executor.inject(kind, device, label, index)
 
     def close(self) -> None:
-        """Stop the workers and give the memory back; the model cannot be used afterwards.
+        """Stop the workers and free the memory; the model cannot be used afterwards.
 
         Raises:
-            PlanError: a call of another thread is under way; the model stays open.
+            PlanError: another thread's call is in progress; the model stays open.
         """
         if self._alone.is_closed:
             return
@@ -522,7 +549,7 @@ def _open(path: Path) -> Mapping[str, Tensor]:
 
 
 class _Renamed(Mapping[str, Any]):
-    """Stored values under the graph's names; each is fetched when it is asked for."""
+    """Stored values under the graph's names; each is fetched on request."""
 
     def __init__(self, stored: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
         self._stored, self._names = stored, names
@@ -538,7 +565,7 @@ class _Renamed(Mapping[str, Any]):
 
 
 def _random(spec: TensorSpec, seed: int, scale: float) -> np.ndarray:
-    """First value of a parameter: a function of seed, name and element, never of placement."""
+    """The initial value of a parameter: a function of seed, name and element, never of placement."""
     shape = _fixed_shape(spec)
     if spec.init != "normal":
         return np.full(shape, {"ones": 1, "zeros": 0}[spec.init], np.float32)

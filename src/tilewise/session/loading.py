@@ -58,10 +58,11 @@ _LARGE_SHARE = (
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What loading took.
+    """What loading read.
 
     Attributes:
-        bytes_read: from files, per device that read them; what is broadcast is read by the first device that holds it.
+        bytes_read: from files, per device that read them; the first device that holds a part reads
+            it for all.
     """
 
     bytes_read: tuple[int, ...]
@@ -69,16 +70,16 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class _Piece:
-    """What one thread reads at a time: a rectangle of a file for one device, or the columns of several; or, of a tensor
-    in parts, some rows of what one device holds.
+    """What a thread reads at a time: a rectangle of a file for one device, or the columns of
+    several devices; or, of a tensor in parts, some rows for one device.
 
     Attributes:
         name: in the graph.
-        sources: the tensors of files that it is of.
-        begin: where reading begins in the first one's file, in bytes.
-        dtype: of the parts that it goes to.
+        sources: the tensors in files that it belongs to.
+        begin: byte position of its start in the first one's file.
+        dtype: of the parts that it is written to.
         fill: reads it into them.
-        num_bytes: per device, what is read for it.
+        num_bytes: per device, the bytes read for it.
     """
 
     name: str
@@ -92,7 +93,7 @@ class _Piece:
         """Fill the parts.
 
         Raises:
-            CheckpointError: the file is no longer what it was, or holds what is not finite.
+            CheckpointError: the file has changed, or a value is not finite.
         """
         outcome = self.fill()
         if outcome.system_error:
@@ -109,7 +110,9 @@ class _Piece:
         assert outcome.bytes_read == sum(self.num_bytes.values())
 
     def _first_not_finite(self) -> FileTensor:
-        """The tensor of a file to name when a number is not finite; of several, they are read again."""
+        """The tensor to name in the error when a value is not finite; if there are several, they
+        are read again.
+        """
         if len(self.sources) == 1:
             return self.sources[0]
         kind = dtype_named(self.dtype)
@@ -121,16 +124,16 @@ def load_tensors(
     values: Mapping[str, Tensor],
     on_progress: Progress | None = None,
 ) -> LoadReport:
-    """Write parameters and states, which are known to fit, to the first device that holds each part.
+    """Write parameters and states, which were checked, to the first device that holds each part.
 
     Args:
         tensors: of the instance.
-        values: arrays, and tensors of files, whose elements are looked at only now.
-        on_progress: called with the bytes read so far and those of all pieces, after each piece, in
-            the caller's thread.
+        values: arrays, and tensors in files, whose elements are checked now.
+        on_progress: called in the caller's thread after each piece with the bytes read so far and
+            in total.
 
     Raises:
-        CheckpointError: a file is no longer what it was, or holds what is not finite; parts are then undefined.
+        CheckpointError: a file has changed, or a value is not finite; parts are then undefined.
     """
     pieces: list[_Piece] = []
     made: list[tuple[str, Tensor]] = []  # in memory, before they are written
@@ -155,12 +158,14 @@ def load_tensors(
 
 
 def _lies_in_file(tensors: NamedTensors, name: str) -> bool:
-    """Whether parts of a tensor, or of its master, lie in devices' files, which take whole parts."""
+    """Whether parts of a tensor, or of its master, are in devices' files, which accept only whole
+    parts.
+    """
     return any(place.memory is None for places in tensors.places(name) for place in places)
 
 
 def _require_finite(tensors: NamedTensors, name: str, value: Tensor, array: NDArray[Any]) -> int:
-    """Refuse numbers from files that are not finite; returns the bytes that were read, none of what lay in memory."""
+    """Reject values from files that are not finite; returns the bytes read from files."""
     if not isinstance(value, (FileTensor, PartedTensor)) or not is_read_in_place(tensors, name, value):
         return 0  # was looked at before
     for dtype in {place.spec.dtype for places in tensors.places(name) for place in places}:
@@ -173,8 +178,9 @@ def _require_finite(tensors: NamedTensors, name: str, value: Tensor, array: NDAr
 
 
 def _made_ahead(values: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Tensors as arrays, in order; while one is written, threads make the next: NumPy draws random numbers without
-    Python's lock."""
+    """Tensors as arrays, in order. While one is written, threads make the next ones; NumPy
+    generates random numbers without the GIL.
+    """
     count = min(_NUM_AHEAD, len(values))
     with ThreadPoolExecutor(max(1, count), thread_name_prefix="making weights") as pool:
         ahead = deque(pool.submit(np.asarray, value) for _, value in values[:count])
@@ -186,7 +192,7 @@ def _made_ahead(values: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, NDA
 
 
 def _say_what_half_becomes(tensors: NamedTensors, values: Mapping[str, Tensor]) -> None:
-    """No device computes in float16: files that hold it are another model by a little, which its user should know."""
+    """Log that fp16 weights are converted: no device computes in fp16, so the model changes slightly."""
     kinds_of_files = FileTensor, PartedTensor
     stored = {n for n, t in values.items() if isinstance(t, kinds_of_files) and t.dtype == np.float16}
     kinds = Counter(tensors.plan.graph.spec(tensors.ids[name]).dtype.name for name in stored)
@@ -196,8 +202,9 @@ def _say_what_half_becomes(tensors: NamedTensors, values: Mapping[str, Tensor]) 
 
 
 def is_read_in_place(tensors: NamedTensors, name: str, value: FileTensor | PartedTensor) -> bool:
-    """Whether a tensor is a vector or a matrix of types that are converted while they are read; others become arrays
-    first, and so do parts that lie in memory."""
+    """Whether a tensor is a vector or a matrix of a type that is converted while it is read. Others
+    become arrays first, and so do parts in memory.
+    """
     if isinstance(value, PartedTensor) and len(value.files) < len(value.parts):
         return False
     kinds = {place.spec.dtype.name for places in tensors.places(name) for place in places}
@@ -205,7 +212,7 @@ def is_read_in_place(tensors: NamedTensors, name: str, value: FileTensor | Parte
 
 
 def _pieces(tensors: NamedTensors, name: str, value: FileTensor) -> Iterator[_Piece]:
-    """All that is read of one tensor, cut at rows of the file."""
+    """The pieces of one tensor, divided at rows of the file."""
     dtype = stored_dtype(value.dtype)
     assert dtype is not None
     item, unit = value.dtype.itemsize, 2 if value.is_transposed else PANEL_ROWS
@@ -230,9 +237,10 @@ def _pieces(tensors: NamedTensors, name: str, value: FileTensor) -> Iterator[_Pi
 
 
 def _pieces_of_parts(tensors: NamedTensors, name: str, value: PartedTensor) -> Iterator[_Piece]:
-    """All that is read of a tensor in parts: of what each device holds, whole panels of rows. Parts begin where the
-    mesh that wrote them was cut, which may be within a panel of this one, so rows are brought together before they
-    are packed."""
+    """The pieces of a tensor in parts: whole panels of rows of what each device holds. The mesh
+    that wrote the parts may have divided the tensor within a panel of this mesh, so rows are
+    assembled before they are packed.
+    """
     for places in tensors.places(name):
         held = Box(tuple(s.start for s in places[0].slices), tuple(places[0].sizes))
         into = [_part(place) for place in places]
@@ -252,7 +260,7 @@ def _pieces_of_parts(tensors: NamedTensors, name: str, value: PartedTensor) -> I
 
 
 def _join(tensor: PartedTensor, box: Box, row: int, into: Sequence[Part]) -> Outcome:
-    """Bring a box of a tensor together, and store it from a row of the parts on."""
+    """Assemble a box of a tensor, and store it from a row of the parts on."""
     values = tensor.read_box(box)
     rows = values.reshape(1, -1) if values.ndim == 1 else values
     is_finite = store_rows(rows, [Destination(part, row, 0, 0, part.cols) for part in into])
@@ -261,13 +269,13 @@ def _join(tensor: PartedTensor, box: Box, row: int, into: Sequence[Part]) -> Out
 
 @dataclass(frozen=True)
 class _Strip:
-    """A device's part of a tensor as the file has it.
+    """A device's part of a tensor as stored in the file.
 
     Attributes:
         device: that reads it.
         rows: of the file, `[begin, end)`.
-        cols: the same.
-        parts: where they go: a weight, and its master.
+        cols: likewise.
+        parts: where they are written: a weight, and its master.
     """
 
     device: int
@@ -295,8 +303,9 @@ def _part(place: Place) -> Part:
 
 
 def _side_by_side(strips: Sequence[_Strip]) -> Iterator[list[_Strip]]:
-    """Strips of the same rows whose columns follow each other: devices of this process that share rows of a file read
-    them together, since a system call for every row of every device would cost more."""
+    """Strips of the same rows with adjacent columns. Devices of this process that share rows of a
+    file read them together, because a system call for every row of every device would cost more.
+    """
     run: list[_Strip] = []
     for strip in sorted(strips, key=lambda s: (s.rows, s.cols)):
         if run and (run[-1].rows, run[-1].cols[1]) != (strip.rows, strip.cols[0]):
@@ -330,7 +339,7 @@ def _read_all(pieces: Sequence[_Piece], num_devices: int, on_progress: Progress 
 
 
 class _Behind:
-    """Gives the page cache of what all devices have read back to the system."""
+    """Returns the page cache of tensors that all devices have read to the system."""
 
     def __init__(self, pieces: Sequence[_Piece]) -> None:
         self._left = Counter(self._key(tensor) for piece in pieces for tensor in piece.sources)
@@ -340,7 +349,7 @@ class _Behind:
         return tensor.file.descriptor, tensor.begin, tensor.begin + tensor.extent_bytes
 
     def drop(self, piece: _Piece) -> None:
-        """Count a piece that is read; after the last one of a tensor its pages go."""
+        """Count a piece as read; after the last one of a tensor, its pages are dropped."""
         for tensor in piece.sources:
             key = self._key(tensor)
             self._left[key] -= 1

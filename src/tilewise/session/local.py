@@ -32,9 +32,9 @@ class Place:
     Attributes:
         device: that holds it.
         sizes: of the part.
-        slices: of the whole that it covers.
-        memory: all its bytes; None where they lie in the device's file or on another host, and are written through the
-            store alone.
+        slices: its place in the whole tensor.
+        memory: all its bytes; None if they are in the device's file or on another host, and are
+            written through the store only.
         spec: of the tensor.
     """
 
@@ -46,10 +46,10 @@ class Place:
 
 
 class TensorStore:
-    """Whole tensors, as NumPy arrays, over the parts that devices hold.
+    """Whole tensors as NumPy arrays, assembled from the parts that devices hold.
 
     Args:
-        plan: says who holds what.
+        plan: says which device holds which part.
         executor: its memory.
     """
 
@@ -66,7 +66,7 @@ class TensorStore:
     def _local(
         self, shapes: LocalShapes, spec: TensorSpec, tensor: int, part: int
     ) -> tuple[list[int], Slices]:
-        """Local sizes now, and the slices of the whole that a device's part covers."""
+        """The current local sizes, and the place of a device's part in the whole."""
         layout = self.plan.layout.compute[tensor]
         sizes, slices = [], []
         for dim, size in enumerate(spec.shape):
@@ -81,23 +81,25 @@ class TensorStore:
     def _extent(
         self, device: int, tensor: int, part: int, sizes: list[int], spec: TensorSpec
     ) -> tuple[int, int]:
-        """Where a device's part begins, and how many bytes it has."""
+        """The address and the size in bytes of a device's part."""
         entry = self.plan.entry(device, tensor, part)
         count = packed_elements(*sizes) if spec.storage == "packed" else prod(sizes)
         return entry.offset, count * spec.dtype.itemsize
 
     def _is_moved(self, tensor: int, device: int) -> bool:
-        """Whether a device's part is read and written by copies: it lies in a file, or on another host."""
+        """Whether a device's part is read and written by copies, because it is in a file or on
+        another host.
+        """
         return tensor in self._in_files or not self.executor.reaches(device)
 
     def _bytes(
         self, device: int, tensor: int, part: int, sizes: list[int], spec: TensorSpec
     ) -> NDArray[np.uint8]:
-        """A device's part, as it lies in memory."""
+        """The bytes of a device's part in memory."""
         return np.asarray(self.executor.buffer(device, *self._extent(device, tensor, part, sizes, spec)))
 
     def _array(self, device: int, tensor: int, part: int, sizes: list[int], spec: TensorSpec) -> np.ndarray:
-        """The flat elements of a device's part, as they lie; of what lies in a file, a copy."""
+        """The flat elements of a device's part; a copy if they are in a file."""
         if self._is_moved(tensor, device):
             offset, num_bytes = self._extent(device, tensor, part, sizes, spec)
             memory = np.empty(num_bytes, np.uint8)
@@ -110,7 +112,9 @@ class TensorStore:
     def _writing(
         self, device: int, tensor: int, part: int, sizes: list[int], spec: TensorSpec
     ) -> Iterator[NDArray[np.uint8]]:
-        """The bytes of a device's part, to be written whole; those of a file go there at the end."""
+        """The bytes of a device's part, to be written whole; at the end they are written to the
+        file if there is one.
+        """
         if not self._is_moved(tensor, device):
             yield self._bytes(device, tensor, part, sizes, spec)
             return
@@ -120,7 +124,9 @@ class TensorStore:
         self.executor.move("write", device, offset, memory)
 
     def places(self, tensor: int) -> Iterator[Place]:
-        """Every part but empty ones, once: on the first device that holds it. What lies in files, on each that does."""
+        """Every non-empty part, once, on the first device that holds it. Parts in files are listed
+        on each device.
+        """
         spec = self.plan.graph.spec(tensor)
         for device in range(self.plan.mesh.num_devices):
             for part in self._parts(tensor) if self._is_first(tensor, device) else ():
@@ -132,7 +138,7 @@ class TensorStore:
                 yield Place(device, sizes, slices, memory, spec)
 
     def memory(self, tensor: int) -> list[NDArray[np.uint8]]:
-        """Every device's part as it lies in memory, of those that are here."""
+        """The memory of every device's part, of the devices in this process."""
         spec = self.plan.graph.spec(tensor)
         return [
             self._bytes(
@@ -144,7 +150,9 @@ class TensorStore:
         ]
 
     def write(self, tensor: int, value: np.ndarray, *, once: bool = False) -> None:
-        """Every device's part from the whole; with `once` only on the first device that holds a part."""
+        """Write every device's part from the whole; with `once`, only on the first device that
+        holds a part.
+        """
         direct = None if once else self._whole_on_each(tensor)
         if direct is not None:
             for memory in direct:
@@ -163,18 +171,20 @@ class TensorStore:
                         memory.view(spec.dtype.numpy)[:] = value[slices].reshape(-1)
 
     def _is_first(self, tensor: int, device: int) -> bool:
-        """Whether no earlier device hands its part on to this one."""
+        """Whether no earlier device holds the same part."""
         return tensor in self._in_files or self.plan.holder(tensor, device) == device
 
     def read(self, tensor: int) -> np.ndarray:
-        """The whole from the devices' parts; of replicas, the first device's."""
+        """The whole, from the devices' parts; of replicas, the first device's."""
         spec = self.plan.graph.spec(tensor)
         whole = np.zeros(self._shape(spec), spec.dtype.numpy)
         self._read_into(whole, spec, tensor)
         return whole
 
     def view(self, tensor: int) -> np.ndarray:
-        """The same without a copy where the first device holds the whole as it is; else in memory that is kept."""
+        """The whole without a copy if the first device holds it contiguously; otherwise in memory
+        that is reused.
+        """
         spec = self.plan.graph.spec(tensor)
         shape = self._shape(spec)
         direct = self._whole_on_each(tensor)
@@ -190,8 +200,9 @@ class TensorStore:
         return whole
 
     def _whole_on_each(self, tensor: int) -> list[np.ndarray] | None:
-        """The flat elements of a tensor that every device holds whole and as it is, for as many as it may have; None of
-        others. Found once: inputs are written and outputs read between any two runs."""
+        """The flat elements of a tensor that every device holds whole, for its maximum size; None
+        for others. Cached, because inputs and outputs are accessed in every run.
+        """
         if tensor not in self._direct:
             spec, devices = self.plan.graph.spec(tensor), range(self.plan.mesh.num_devices)
             now, self.symbols = self.symbols, [s.max for s in self.plan.shapes.symbols]
@@ -205,7 +216,7 @@ class TensorStore:
         return self._direct[tensor]
 
     def _shape(self, spec: TensorSpec) -> list[int]:
-        """Sizes of a whole tensor now."""
+        """The current sizes of a whole tensor."""
         return [
             self.symbols[self.plan.shapes.symbols.index(s)] if isinstance(s, Dim) else s for s in spec.shape
         ]
@@ -220,7 +231,7 @@ class TensorStore:
                 )
 
     def copy_stored_part(self, tensor: int, part: StoredPart) -> np.ndarray:
-        """A device's own part of a tensor; the copy shares no memory with it."""
+        """A copy of the part of a tensor that a device writes."""
         spec = self.plan.graph.spec(tensor)
         flat = self._array(part.device, tensor, 0, [*part.sizes], spec)
         copy = np.empty(part.sizes, spec.dtype.numpy)
@@ -228,7 +239,7 @@ class TensorStore:
         return copy
 
     def differing_replicas(self, tensor: int) -> tuple[int, int] | None:
-        """Two devices that should hold the same part and do not, to the bit; None when all agree."""
+        """Two devices that should hold the same part but differ in a bit; None if all agree."""
         spec = self.plan.graph.spec(tensor)
         for device in range(self.plan.mesh.num_devices):
             holder = self.plan.holder(tensor, device)

@@ -21,14 +21,16 @@ _validate = Validator("session", PlanError)
 
 
 class OneCall:
-    """Of one model; called with a public name, it is the context in which that runs.
+    """The state of one model's calls. Called with the name of a public method, it returns a context
+    in which that method runs.
 
     Attributes:
-        is_closed: nothing may be called any more.
-        is_torn: weights are being written, or were not to the end: what writes all of them may be called, no more.
+        is_closed: no call is allowed any more.
+        is_torn: weights are being written, or were not completely written; only calls that write
+            all of them are allowed.
 
     Raises:
-        PlanError: the call may not be.
+        PlanError: the call is not allowed.
     """
 
     def __init__(self) -> None:
@@ -38,7 +40,9 @@ class OneCall:
         self._process = os.getpid()
 
     def is_forked(self) -> bool:
-        """This is a child of the process that made the model, and has none of its workers."""
+        """Whether this process is a fork of the one that created the model, and so has none of its
+        workers.
+        """
         return os.getpid() != self._process
 
     @contextmanager

@@ -20,16 +20,17 @@ _validate = Validator("session", PlanError)
 
 
 def require_origin(plan: Plan) -> None:
-    """Refuse a plan whose program planning would not have made: for files of authors you do not trust.
+    """Reject a plan with a program that planning would not make; use it for files of untrusted
+    authors.
 
-    Takes as long as planning, less the gradients and the layout.
+    It takes as long as planning without gradients and layout.
 
     Args:
-        plan: as `Plan.load` gave it, for example.
+        plan: for example the result of `Plan.load`.
 
     Raises:
-        PlanError: no plan, another program than its graph, layout and settings lead to, or none that can be made of
-            them.
+        PlanError: it is not a plan, planning its graph, layout and settings gives another program,
+            or they cannot be planned.
     """
     _validate.instance("require_origin", "a plan", plan, Plan, "pass what Plan.load returned")
     rule, advice = "a plan must be what planning makes of its graph and layout", "plan the graph again"

@@ -36,16 +36,17 @@ Named = dict[str, tuple[str, TensorSpec]]  # kind and spec
 
 
 def definition_of(graph: GraphBuilder) -> str:
-    """The digest of what a graph computes: of all its definition but its name and the layouts that are asked for, which
-    change no bit."""
+    """The digest of what a graph computes: of its definition without its name and layout hints,
+    which change no bit.
+    """
     return digest_computation(graph.freeze(), graph.draft.loss_id)
 
 
 def require_own(graph: GraphBuilder, optimizer: object, plan: Plan) -> None:
-    """Refuse the plan of another graph; it would run as this one's.
+    """Reject the plan of another graph.
 
     Args:
-        graph: what the plan should be of.
+        graph: the graph that the plan should belong to.
         optimizer: the graph's, or None.
         plan: with any strategy, accumulation, sizes, recomputation and offload.
 
@@ -86,7 +87,7 @@ def _differences(graph: GraphBuilder, optimizer: object, plan: Plan) -> Iterator
 
 
 def _named(graph: GraphDraft | Graph) -> Named:
-    """What a graph takes and gives, by name, without the inputs that an instance fills in itself."""
+    """A graph's inputs and outputs by name, without the inputs that an instance computes itself."""
     given = {
         t.spec.name: (t.kind, t.spec)
         for t in graph.tensors
@@ -98,7 +99,7 @@ def _named(graph: GraphDraft | Graph) -> Named:
 def _of_tensor(
     name: str, mine: tuple[str, TensorSpec], theirs: tuple[str, TensorSpec], sizes: dict[Dim, Size]
 ) -> Iterator[str]:
-    """Differences of one tensor; `sizes` are those that the plan has for symbols, as far as they have been seen."""
+    """Differences of one tensor; `sizes` are the plan's sizes of symbols, as far as they are known."""
     (kind, own), (other_kind, other) = mine, theirs
     if kind != other_kind:
         yield f"{other_kind} {name!r}, which is {kind}"
@@ -112,14 +113,14 @@ def _of_tensor(
 
 
 def _is_size_of(own: Size, other: Size, sizes: dict[Dim, Size]) -> bool:
-    """Whether a plan may have a size for the graph's own: a symbol may have been given one number."""
+    """Whether the plan's size may stand for the graph's: a symbol may have been replaced by a number."""
     if isinstance(own, Dim) and own.min <= upper_bound(other) <= own.max:
         return sizes.setdefault(own, other) == other and (other == own or not isinstance(other, Dim))
     return own == other
 
 
 def _of_optimizer(mine: object, theirs: object) -> Iterator[str]:
-    """Differences of two optimizers, field by field where they are of one class; not every class compares them."""
+    """Differences of two optimizers, field by field if they have the same class."""
     if type(mine) is not type(theirs) or not is_dataclass(mine):
         if mine != theirs:
             yield f"optimizer {shown(theirs)}, which is {shown(mine)}"

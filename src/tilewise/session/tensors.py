@@ -45,15 +45,16 @@ _validate = Validator("session", PlanError)
 
 
 class NamedTensors:
-    """The tensors of a plan's graph. A parameter trained in bf16 has a master in fp32 that goes along with it.
+    """The tensors of a plan's graph by name. A parameter that is trained in bf16 is written
+    together with its fp32 master.
 
     Args:
-        plan: says which tensors there are; its constants are written at once.
+        plan: says which tensors exist; its constants are written at once.
         executor: the devices' memory.
 
     Attributes:
-        ids: of the tensors from outside, by name.
-        num_writes: so far; what was computed before the last of them does not belong to what lies there now.
+        ids: ids of inputs, parameters, states and constants, by name.
+        num_writes: number of writes so far; results computed before the last one are outdated.
     """
 
     def __init__(self, plan: Plan, executor: Executor | GroupExecutor) -> None:
@@ -73,7 +74,7 @@ class NamedTensors:
         return [t.spec.name for t in self.plan.graph.of_kind("parameter")]
 
     def lasting_names(self) -> list[str]:
-        """Names of everything a step updates: weights, masters, optimizer states."""
+        """Names of everything that a step updates: weights, masters, optimizer states."""
         names = [n for p in self.parameter_names() for n in (p, master_name(p), *self.state_names(p))]
         return [n for n in names if n in self.ids]
 
@@ -82,11 +83,11 @@ class NamedTensors:
         return [self.store.memory(t.id) for t in self.plan.graph.of_kind("state")]
 
     def parameter_specs(self) -> dict[str, TensorSpec]:
-        """Every parameter by name, in order of declaration."""
+        """The spec of every parameter by name, in order of declaration."""
         return {t.spec.name: t.spec for t in self.plan.graph.of_kind("parameter")}
 
     def kept_specs(self) -> dict[str, TensorSpec]:
-        """What `read` returns of every parameter: of its master, where there is one."""
+        """The spec of what `read` returns for every parameter: of its master, if it has one."""
         masters = {name: self.ids.get(master_name(name), self.ids[name]) for name in self.parameter_names()}
         return {name: self.plan.graph.spec(tensor) for name, tensor in masters.items()}
 
@@ -113,24 +114,25 @@ class NamedTensors:
         return found
 
     def differing_replicas(self, name: str) -> tuple[int, int] | None:
-        """Two devices whose copies of a tensor differ in a bit; None when all agree."""
+        """Two devices whose copies of a tensor differ in a bit; None if all agree."""
         return self.store.differing_replicas(self._id("differing_replicas", name))
 
     def read(self, name: str) -> Array:
-        """A tensor as a whole; of a parameter the master, where there is one."""
+        """A whole tensor; for a parameter the master, if it has one."""
         self._id("get_tensor", name)
         master = master_name(name)
         return self.store.read(self._id("get_tensor", master if master in self.ids else name))
 
     def view(self, name: str) -> Array:
-        """A tensor as `read` returns it, where it lies if that is in one piece; it changes with the next run."""
+        """A tensor like `read`, without a copy if it is contiguous; the next run changes it."""
         return self.store.view(self._id("get_tensor", name))
 
     def copy_state(self, lazily: bool) -> dict[str, PartedTensor]:
-        """Copies of parameters in fp32 and of optimizer states, each device's own part of every one
-        (`Plan.stored_parts`).
+        """Copies of parameters in fp32 and of optimizer states: of each, the part that the device
+        writes (`Plan.stored_parts`).
 
-                Several parts are copied at a time; with `lazily`, each is copied when it is made an array.
+        Several parts are copied at a time; with `lazily`, each is copied when it is converted to an
+        array.
         """
         names = self.parameter_names()
         state_ids = {name: self.ids.get(master_name(name), self.ids[name]) for name in names}
@@ -163,15 +165,18 @@ class NamedTensors:
         }
 
     def write(self, name: str, value: Array, *, once: bool = False) -> None:
-        """Write a whole tensor that is known to fit, and its master; `once`: to the first device that holds a part."""
+        """Write a whole tensor that was checked, and its master; with `once`, only to the first
+        device that holds a part.
+        """
         self.num_writes += 1
         self.store.write(self.ids[name], value, once=once)
         if master_name(name) in self.ids:
             self.store.write(self.ids[master_name(name)], value, once=once)
 
     def places(self, name: str) -> list[list[Place]]:
-        """The parts of a tensor, each on the first device that holds it; one of its master that covers the same goes
-        with it."""
+        """The parts of a tensor, each on the first device that holds it, with the part of its
+        master that covers the same.
+        """
         found = [[place] for place in self.store.places(self.ids[name])]
         master = self.ids.get(master_name(name))
         for place in () if master is None else self.store.places(master):
@@ -202,7 +207,7 @@ class NamedTensors:
         self.write(name, array)
 
     def feed(self, inputs: Mapping[str, object]) -> None:
-        """Check all inputs of a run, then write them, and what follows from them."""
+        """Check all inputs of a run, then write them, and the inputs that are computed from them."""
         arrays, symbols = check_inputs(self._inputs, inputs, self._bounds)
         for size, given in symbols.items():
             self.store.symbols[self.plan.shapes.symbols.index(size)] = given
@@ -224,11 +229,12 @@ class NamedTensors:
         )
 
     def check_stored(self, call: str, name: str, value: Array | FileTensor | PartedTensor) -> None:
-        """Whether a value from a file or a state fits its tensor; the elements of a file are looked at when it is read.
+        """Check a value from a file or a state dict against its tensor. Elements in a file are
+        checked when they are read.
 
         Raises:
-            CheckpointError: it has another shape or kind, is not finite, or is negative where its optimizer has no such
-                states.
+            CheckpointError: it has another shape or kind, is not finite, or is negative although
+                its optimizer has only nonnegative states.
         """
         spec = self.plan.graph.spec(self.ids[name])
         problem = ""
@@ -246,8 +252,9 @@ class NamedTensors:
             raise CheckpointError(f"[session.{call}] {problem}; nothing was changed")
 
     def _is_nonnegative_where_due(self, name: str, value: Array) -> bool:
-        """Whether a value for a state of which the optimizer takes roots has some: one below 0 would be no number in
-        the weight after a step, whose loss and gradients are as they should be."""
+        """Whether a state whose root the optimizer takes has no negative value. A negative one
+        would make the weight NaN after a step with correct loss and gradients.
+        """
         optimizer = self.plan.optimizer
         rooted = optimizer.nonnegative if isinstance(optimizer, Optimizer) else ()
         begins = [state_name(state, "") for state in rooted]
@@ -255,7 +262,9 @@ class NamedTensors:
         return not is_due or not value.size or bool(value.min() >= 0)  # not where one is no number
 
     def first_nonfinite(self) -> str:
-        """The first tensor that holds what is no finite number: weights, then the loss, then gradients, as declared."""
+        """The first tensor with a value that is not finite: weights, then the loss, then gradients,
+        in order of declaration.
+        """
         names = self.parameter_names()
         for name, words in (
             *((n, f"the weight {n!r}") for n in names),

@@ -33,14 +33,14 @@ Batch = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Whether two runs were equal to the bit, and in words what was compared or where they part."""
+    """Whether two runs were equal to the bit, and in words what was compared or the first difference."""
 
     equal: bool
     text: str
 
 
 def first_difference(name: str, expected: np.ndarray, found: np.ndarray) -> str | None:
-    """Where two arrays part, to the bit; None when they do not."""
+    """The first difference of two arrays, to the bit; None if they are equal."""
     a, b = np.ascontiguousarray(expected), np.ascontiguousarray(found)
     if a.shape != b.shape or a.dtype != b.dtype:
         return f"{name}: {a.dtype}{list(a.shape)} on one device, {b.dtype}{list(b.shape)} over the mesh"
@@ -73,22 +73,24 @@ def verify_strategy(
     """Run the same steps on one device and over `mesh`, and compare every bit.
 
     Args:
-        graph: with a loss and an optimizer; it keeps the strategy that it has.
+        graph: with a loss and an optimizer; its strategy is not changed.
         mesh: the devices to compare with one.
-        strategy: how they are used; by default what the mesh's axes stand for (`dp`, `fsdp`, `tp`).
+        strategy: how they are used; by default the strategy of the mesh's axis names (`dp`, `fsdp`,
+            `tp`).
         batches: inputs of one step each.
-        accumulation: microbatches per step over the mesh; one device always takes the batch whole.
+        accumulation: microbatches per step over the mesh; the single device always uses one.
         batch_splits: as in `ComputeGraph.plan`.
-        recompute: over the mesh, as in `ComputeGraph.plan`; one device saves everything.
-        offload: over the mesh, as in `ComputeGraph.plan`; one device has everything in memory.
+        recompute: over the mesh, as in `ComputeGraph.plan`; the single device saves everything.
+        offload: over the mesh, as in `ComputeGraph.plan`; the single device has everything in
+            memory.
         offload_directory: of the devices' files, as in `GraphInstance`.
         seed: of the weights.
         lr: of every step.
-        report: called with what is being done.
-        change: from the plan over the mesh to the one that runs; a test plants a fault with it.
+        report: called with a description of the current work.
+        change: applied to the plan over the mesh before it runs; tests plant a fault with it.
 
     Raises:
-        LayoutError, PlanError: the mesh cannot take this graph.
+        LayoutError, PlanError: the mesh is not possible for this graph.
     """
     _validate.instance(
         "verify", "a graph", graph, ComputeGraph, "pass a ComputeGraph with loss and optimizer"
@@ -154,7 +156,7 @@ def _run(model: GraphInstance, batch: Batch, lr: float) -> np.ndarray:
 
 
 def _replicas(model: GraphInstance, names: Sequence[str]) -> str | None:
-    """The first tensor whose copies on several devices are not the same bits."""
+    """The first tensor whose copies on several devices differ in a bit."""
     for name in names:
         pair = model.differing_replicas(name)
         if pair:

@@ -27,8 +27,10 @@ _MOST_TILE_ROWS = 4096
 
 
 def other_meshes(config: TrainConfig) -> Iterator[TrainConfig]:
-    """The same over every mesh of one axis on as many cores: those of the machine, or workers times devices where the
-    configuration counts workers. The configuration's own mesh comes first, and is the only one of several axes."""
+    """The configuration with every mesh of one axis on as many cores: those of the machine, or
+    workers times devices if the configuration sets workers. The configuration's own mesh comes
+    first, and is the only one with several axes.
+    """
     own = config.distribution
     yield config
     num_devices = prod(own.mesh.values())
@@ -55,8 +57,9 @@ def _over(config: TrainConfig, mesh: dict[str, int], workers: int) -> TrainConfi
 
 
 def memory_ladder(config: TrainConfig) -> Iterator[TrainConfig]:
-    """The same in ways that may take less memory, by microbatches and by recomputing, in the order of what that should
-    cost in time."""
+    """The configuration with changes that may need less memory, by microbatches and recomputation,
+    cheapest in time first.
+    """
     train = config.train
     words = ["none", "selective", "full"]
     recomputed = [*words, *([] if train.recompute in words else [train.recompute])]
@@ -75,12 +78,12 @@ def _cost(recompute: str | tuple[str, ...]) -> int:
 
 
 def with_more_microbatches(config: TrainConfig) -> TrainConfig:
-    """The same with twice as many, each half as large."""
+    """The configuration with twice as many microbatches, each half as large."""
     return _with_train(config, accumulation=2 * config.train.accumulation)
 
 
 def larger_and_smaller_tiles(config: TrainConfig) -> Iterator[TrainConfig]:
-    """The same with tiles of one sequence, two, four and so on, as long as a batch split has them."""
+    """The configuration with tiles of one sequence, two, four and so on, up to a batch split."""
     sequences, rows = 1, config.data.context
     while (
         sequences <= config.train.batch // config.train.batch_splits and sequences * rows <= _MOST_TILE_ROWS
@@ -94,7 +97,7 @@ def _with_train(config: TrainConfig, **settings: object) -> TrainConfig:
 
 
 def describe_settings(config: TrainConfig) -> str:
-    """What this module may change, in a few words."""
+    """The settings that this module may change, in a few words."""
     own, train = config.distribution, config.train
     mesh = ", ".join(f"{axis}={size}" for axis, size in own.mesh.items()) or "one device"
     recompute = train.recompute if isinstance(train.recompute, str) else " ".join(train.recompute)
@@ -107,7 +110,7 @@ def describe_settings(config: TrainConfig) -> str:
 
 
 def as_toml(config: TrainConfig) -> str:
-    """The same as keys of a configuration file."""
+    """The same settings as keys of a configuration file."""
     own, train = config.distribution, config.train
     recompute = train.recompute if isinstance(train.recompute, str) else list(train.recompute)
     mesh = ", ".join(f"{axis} = {size}" for axis, size in own.mesh.items())

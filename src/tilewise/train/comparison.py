@@ -31,10 +31,11 @@ def compare_strategy(
     """Compare some steps on one device with the same steps over `mesh`, to the bit.
 
     Args:
-        report: called with what is being done.
+        report: called with a description of the current work.
 
     Raises:
-        LayoutError, PlanError, ResourceError: the mesh cannot take this model; before any work.
+        LayoutError, PlanError, ResourceError: the mesh is not possible for this model; before any
+            work.
     """
     from tilewise.session.verify import verify_strategy
 

@@ -95,7 +95,7 @@ def _one_spelling(name: str) -> str:
 
 
 class _WrongValue(ValueError):
-    """A value that a validator refuses, with what to do about it."""
+    """A value that a validator rejects, with advice."""
 
     def __init__(self, rule: str, advice: str) -> None:
         super().__init__(rule)
@@ -107,13 +107,14 @@ class _Section(BaseModel):
 
 
 class ModelSection(_Section):
-    """`[model]`: what is trained. Other keys than these are the family's own, as in Hugging Face's config.json; without
-    them the model is small.
+    """`[model]`: the model to train. Other keys are those of the family, as in Hugging Face's
+    config.json; their defaults give a small model.
 
     Attributes:
         model_type: the family of a new model.
-        path: a model directory whose weights and tokenizer training starts from; it says everything else.
-        ignore_config_fields: fields of that directory's config.json that are left aside (`models.open`).
+        path: a model directory with weights and tokenizer to start training from; it determines all
+            other keys.
+        ignore_config_fields: fields of that directory's config.json to ignore (`models.open`).
     """
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
@@ -125,7 +126,7 @@ class ModelSection(_Section):
     @field_validator("ignore_config_fields", mode="before")
     @classmethod
     def _names(cls, given: object) -> object:
-        """TOML has lists."""
+        """Converts TOML's lists to tuples."""
         return tuple(given) if isinstance(given, list) else given
 
     @model_validator(mode="after")
@@ -139,10 +140,11 @@ class ModelSection(_Section):
 
 
 class DataSection(_Section):
-    """`[data]`: text to learn from. `path` is a file, a directory, or `stdlib` for this Python's own
-    sources. `documents` says how they become sequences: `packed` one after the other, so that every sequence has
-    `context` tokens, or `padded`, each in a sequence of its own, which is as long as the longest of its batch.
-    `masked_percent` is of the tokens that an encoder learns to predict."""
+    """`[data]`: the training text. `path` is a file, a directory, or `stdlib` for this Python's own
+    sources. `documents` says how documents become sequences: `packed` concatenates them, so that
+    every sequence has `context` tokens; `padded` puts each into its own sequence, as long as the
+    longest of its batch. `masked_percent` is the share of tokens that an encoder learns to predict.
+    """
 
     path: _Path = "stdlib"
     held_out_percent: float = Field(default=5.0, ge=0, lt=100)
@@ -152,7 +154,7 @@ class DataSection(_Section):
 
     @property
     def is_padded(self) -> bool:
-        """Whether sequences are of different lengths."""
+        """Whether sequences have different lengths."""
         return self.documents == "padded"
 
 
@@ -160,10 +162,12 @@ _MOST_DEFAULT_SPLITS = 8
 
 
 class TrainSection(_Section):
-    """`[train]`: length, batch and precision. One step sees `batch` sequences, whatever the devices. `recompute`,
-    `offload` and `rows_per_tile` are as in `ComputeGraph.plan`: one word, or patterns of names; one word, or several; a
-    number. The held-out text is evaluated after every `evaluate_every` steps; 0: only at the end. `batch_splits` must
-    divide `batch`; where it is not set, it is the largest power of two up to 8 that does."""
+    """`[train]`: length, batch and precision. One step processes `batch` sequences, on any number
+    of devices. `recompute` (a word, or patterns of names), `offload` (a word or several) and
+    `rows_per_tile` (a number) are as in `ComputeGraph.plan`. The held-out text is evaluated after
+    every `evaluate_every` steps; 0: only at the end. `batch_splits` must divide `batch`; the
+    default is the largest power of two up to 8 that does.
+    """
 
     steps: int = Field(default=500, ge=1, le=10**9)
     batch: int = Field(default=8, ge=1, le=1 << 16)
@@ -180,7 +184,7 @@ class TrainSection(_Section):
     @model_validator(mode="before")
     @classmethod
     def _splits_of_batch(cls, values: object) -> object:
-        """The default of `batch_splits`, which follows from the batch."""
+        """The default of `batch_splits`, which depends on the batch."""
         batch = values.get("batch") if isinstance(values, dict) else None
         if type(batch) is not int or batch < 1 or "batch_splits" in values:  # type: ignore[operator]  # a dict by now
             return values
@@ -189,7 +193,7 @@ class TrainSection(_Section):
     @field_validator("recompute", mode="before")
     @classmethod
     def _words_or_patterns(cls, given: object) -> object:
-        """What a plan takes; whether patterns fit a name, the plan says."""
+        """The types that a plan accepts; the plan checks whether patterns match a name."""
         try:
             Recomputation.of(given)
         except PlanError as error:
@@ -199,7 +203,7 @@ class TrainSection(_Section):
     @field_validator("offload", mode="before")
     @classmethod
     def _known_kinds(cls, given: object) -> object:
-        """What a plan takes."""
+        """The kinds that a plan accepts."""
         try:
             check_offload(given)  # type: ignore[arg-type]
         except PlanError as error:
@@ -209,7 +213,7 @@ class TrainSection(_Section):
     @field_validator("dtype")
     @classmethod
     def _known_dtype(cls, name: str) -> str:
-        """One spelling, so that another one is no other run."""
+        """One spelling per dtype, so that two spellings are the same run."""
         return _one_spelling(name)
 
 
@@ -222,11 +226,12 @@ class OptimizerSection(_Section):
 
     Attributes:
         name: the optimizer.
-        schedule: how the learning rate goes on after the linear warm-up: `constant`, or `linear` or `cosine` down to
-            `min_lr_ratio` times `lr` at the last step.
+        schedule: the learning rate after the linear warm-up: `constant`, or `linear` or `cosine`
+            down to `min_lr_ratio` times `lr` at the last step.
         lr: the highest learning rate. AdamW has a default; other optimizers need a value.
-        beta1, beta2, eps, momentum, nesterov, weight_decay, max_grad_norm: hyperparameters as in `tilewise.optim`; None
-            for the default of the optimizer's class. One that the optimizer does not have is refused.
+        beta1, beta2, eps, momentum, nesterov, weight_decay, max_grad_norm: hyperparameters as in
+            `tilewise.optim`; None for the default of the optimizer's class. A hyperparameter that
+            the optimizer does not have is an error.
     """
 
     name: Literal["adamw", "sgd", "lion"] = "adamw"
@@ -277,7 +282,7 @@ _ABOUT_SHARDING = ("reshard_after_forward", "prefetch", "reduce", "units", "unit
 
 
 class DistributionSection(_Section):
-    """`[distribution]`: the strategy, the mesh it spreads over, and how axis `fsdp` cuts state (`StateSharding`)."""
+    """`[distribution]`: the strategy, its mesh, and how axis `fsdp` shards state (`StateSharding`)."""
 
     strategy: Literal["single", "ddp", "fsdp", "tensor_parallel", "hybrid"] = "single"
     mesh: dict[str, int] = Field(default_factory=dict)
@@ -307,19 +312,19 @@ _F16 = ("f16", "fp16", "float16")  # spellings of a type that weights are stored
 
 
 class OutputSection(_Section):
-    """`[output]`: where checkpoints, metrics, the loss curve and the finished model go.
+    """`[output]`: where checkpoints, metrics, the loss curve and the finished model are written.
 
-    A relative directory in a file starts at the file's own directory.
+    A relative directory in a file is relative to the file's own directory.
 
     Attributes:
         directory: of the run.
-        dtype: the element type of the finished model's weights, `bf16`, `f32` or `f16`; None for that of the model that
-            training starts from, and for fp32 in a new model.
+        dtype: dtype of the finished model's weights, `bf16`, `f32` or `f16`; None for that of the
+            model that training starts from, and for fp32 in a new model.
         checkpoint_every: steps between two checkpoints.
-        keep_checkpoints: how many of the newest are kept.
-        checkpoint_in_background: copy the state and write it while training goes on. Without it training waits until
-            the checkpoint is written, and no memory is needed for the copy.
-        offload_directory: of the files that hold offloaded tensors while the run lasts; None: `directory`.
+        keep_checkpoints: number of newest checkpoints to keep.
+        checkpoint_in_background: copy the state and write it while training continues. Otherwise
+            training waits until the checkpoint is written, and no memory is needed for the copy.
+        offload_directory: of the files with offloaded tensors during the run; None: `directory`.
     """
 
     directory: _Path = "runs/train"
@@ -362,12 +367,12 @@ class TrainConfig(_Section):
         return self
 
     def what_must_match(self) -> dict[str, Any]:
-        """The settings that decide the result, by section.
+        """The settings that determine the result, by section.
 
-        Left out are settings that change no bit of it (output, distribution, accumulation, recomputation, offloading,
-        tile size, evaluation) and the data's path, because the data is compared by content. `optimizer.name` and
-        `optimizer.schedule` are left out at their defaults, because checkpoints that are older than these keys lack
-        them.
+        Settings that change no bit of it are left out (output, distribution, accumulation,
+        recomputation, offloading, tile size, evaluation), and so is the data's path, because the
+        data is compared by content. `optimizer.name` and `optimizer.schedule` are left out at their
+        defaults, because checkpoints that are older than these keys do not have them.
         """
         sections = self.model_dump(
             exclude={
@@ -390,12 +395,12 @@ _CHANGEABLE = ("train.steps", "train.on_nonfinite")
 
 
 def is_changeable(key: str) -> bool:
-    """Whether a resumed run may change a setting that decides its result.
+    """Whether a resumed run may change a setting that determines its result.
 
     Args:
-        key: `section.key`. The number of steps, what happens to a step that is not finite, and the settings of the
-            optimizer can be changed, but not the optimizer itself: these change neither the model and its state nor the
-            order of the data.
+        key: `section.key`. The number of steps, the handling of steps that are not finite, and the
+            settings of the optimizer can be changed, but not the optimizer itself. These change
+            neither the model and its state nor the order of the data.
     """
     return key in _CHANGEABLE or (key.startswith("optimizer.") and key != "optimizer.name")
 
@@ -404,12 +409,13 @@ def load_config(path: str | Path, settings: Sequence[str] = ()) -> TrainConfig:
     """Read and check a configuration file.
 
     Args:
-        path: a TOML file; relative paths in it start at its own directory.
-        settings: texts `SECTION.KEY=VALUE` that override the file. VALUE is TOML, or a string without quotes; relative
-            paths start at the file's directory, too.
+        path: a TOML file; relative paths in it are relative to its own directory.
+        settings: strings `SECTION.KEY=VALUE` that override the file. VALUE is TOML, or a string
+            without quotes; relative paths are relative to the file's directory, too.
 
     Raises:
-        ConfigError: there is no such file, it is not TOML, or a key or value is wrong; names its place.
+        ConfigError: there is no such file, it is not TOML, or a key or value is wrong; names its
+            place.
     """
     path = _validate.path("load_config", "a configuration", path)
     try:
@@ -434,7 +440,7 @@ _SETTING = re.compile(r"\s*(\w+\.\w+)\s*=(.*)", re.DOTALL)
 
 
 def setting_names(settings: Sequence[str]) -> frozenset[str]:
-    """The names `section.key` of settings of the command line; errors as of `load_config`."""
+    """The names `section.key` of settings from the command line; errors as of `load_config`."""
     return frozenset(name for name, _ in map(_split_setting, settings))
 
 
@@ -446,7 +452,7 @@ def _split_setting(text: str) -> tuple[str, str]:
 
 
 def _parse_value(text: str) -> object:
-    """A TOML value, or the text itself where it is not TOML."""
+    """A TOML value, or the text itself if it is not TOML."""
     try:
         found = _parse_toml(f"value = {text}")
     except Unreadable:
@@ -455,10 +461,10 @@ def _parse_value(text: str) -> object:
 
 
 def check_config(content: Mapping[str, Any], where: str) -> TrainConfig:
-    """The configuration that some sections describe.
+    """The configuration that sections describe.
 
     Args:
-        where: they stand, for messages.
+        where: the source of the sections, for messages.
 
     Raises:
         ConfigError: a wrong key or value; names its place.
@@ -472,7 +478,7 @@ def check_config(content: Mapping[str, Any], where: str) -> TrainConfig:
 
 
 def _advice(error: ErrorDetails) -> str:
-    """What to do about a problem that pydantic has found."""
+    """Advice about a problem that pydantic found."""
     near = None
     if error["type"] == "extra_forbidden":
         near = _nearest_key(*map(str, error["loc"]))
@@ -497,11 +503,12 @@ def _with_new_names(content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _nearest_key(section: str, key: str | None = None) -> str | None:
-    """The known section or key that is most like an unknown one: first in its own section, then in any.
+    """The known section or key that is most similar to an unknown one: first in its own section,
+    then in any.
 
     Args:
-        section: of the unknown key; or what is unknown at the top of the file.
-        key: None for what is unknown at the top of the file.
+        section: of the unknown key, or the unknown name at the top of the file.
+        key: None for an unknown name at the top of the file.
     """
     keys_of_section = {name: [*type(value).model_fields] for name, value in TrainConfig()}
     if key is None:
@@ -517,7 +524,7 @@ def _nearest_key(section: str, key: str | None = None) -> str | None:
 
 
 def _place_of_key(key: str) -> str | None:
-    """The name `section.key` of a key, whatever its section; None for an unknown one."""
+    """The name `section.key` of a key in any section; None for an unknown one."""
     return next(
         (f"{name}.{key}" for name, section in TrainConfig() if key in type(section).model_fields), None
     )
@@ -539,10 +546,12 @@ _SMALL = {
 
 
 def make_model_config(config: TrainConfig) -> ModelConfig:
-    """The model; in a new one `<|endoftext|>` has id 0 and both starts and ends a document.
+    """The model's configuration. In a new model, `<|endoftext|>` has id 0 and both starts and ends
+    a document.
 
     Raises:
-        ConfigError: sizes that do not fit together, an unknown key, or no model at `model.path`.
+        ConfigError: sizes do not fit together, a key is unknown, or there is no model at
+            `model.path`.
     """
     _validate.instance("config", "a configuration", config, TrainConfig, "pass what load_config returned")
     if config.model.path is not None:
@@ -597,7 +606,7 @@ def make_model_config(config: TrainConfig) -> ModelConfig:
 
 
 def make_optimizer(config: TrainConfig) -> Optimizer:
-    """The optimizer of `[optimizer]`, as the graph's `optimize` takes it.
+    """The optimizer of `[optimizer]`, for the graph's `optimize`.
 
     Raises:
         ConfigError: a value is beyond fp32.
@@ -637,7 +646,7 @@ def _parse_toml(text: str) -> dict[str, Any]:
 
 
 def _with_paths_from(config: TrainConfig, directory: Path) -> TrainConfig:
-    """Relative paths of a file, joined to its directory; an absolute one stays as it is."""
+    """Joins relative paths of a file to its directory; absolute paths do not change."""
     paths = {"directory": str(directory / config.output.directory)}
     if config.output.offload_directory is not None:
         paths["offload_directory"] = str(directory / config.output.offload_directory)

@@ -42,8 +42,8 @@ class CompressionReport:
     """Bits per byte of general compressors on some files.
 
     Attributes:
-        gzip_each, xz_each: file by file.
-        gzip_joined, xz_joined: all files one after the other, so that later ones profit from earlier ones.
+        gzip_each, xz_each: each file compressed separately.
+        gzip_joined, xz_joined: all files concatenated, so that later ones profit from earlier ones.
     """
 
     gzip_each: float
@@ -53,7 +53,7 @@ class CompressionReport:
 
 
 def compress_files(files: Sequence[TextFile]) -> CompressionReport:
-    """What gzip -9 and xz -9e make of the files."""
+    """Compress the files with gzip -9 and xz -9e."""
     contents = [file.text.encode("utf-8") for file in files]
     total = sum(len(content) for content in contents)
 
@@ -73,15 +73,16 @@ def compress_files(files: Sequence[TextFile]) -> CompressionReport:
 def sliding_windows(ids: Sequence[int], context: int, start: int) -> tuple[_Ids, _Ids]:
     """Tokens and labels `[W, context]` that score each of `ids` exactly once.
 
-    Windows begin half a context apart. Labels already scored by the window before, and padding, are -100.
+    Windows begin half a context apart. Labels that the previous window scores, and padding, are
+    -100.
 
     Args:
         ids: to score.
-        context: tokens that a window sees at most.
-        start: the id that stands before the first one (the end of the document before).
+        context: maximum number of tokens of a window.
+        start: the id before the first one (the end of the previous document).
 
     Raises:
-        ConfigError: no window has such a size.
+        ConfigError: a window cannot have this size.
     """
     context = _validate.integer("evaluation", "context", context, 1, _MOST_TOKENS)
     stream = np.array([start, *ids], np.int32)
@@ -102,8 +103,8 @@ class Score:
     """How well a model predicts some files.
 
     Attributes:
-        nats: the sum over tokens of minus the logarithm of each one's probability.
-        num_tokens: predicted.
+        nats: the sum over tokens of minus the logarithm of each token's probability.
+        num_tokens: number of predicted tokens.
         num_bytes: of the files, in UTF-8.
     """
 
@@ -113,13 +114,13 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """Per token; infinite where no double holds it."""
+        """Perplexity per token; infinite if it is beyond a double."""
         mean = self.nats / max(self.num_tokens, 1)
         return math.exp(mean) if mean < _LARGEST_EXPONENT else math.inf
 
     @property
     def bits_per_byte(self) -> float:
-        """What storing the files by the model's predictions would take."""
+        """The size of the files, compressed by the model's predictions."""
         return self.nats / math.log(2.0) / max(self.num_bytes, 1)
 
 
@@ -138,18 +139,20 @@ def score_files(
     """Predict every token of files.
 
     Args:
-        model: an instance of a training graph over `batch` sequences of any length up to the context.
-        tokenizer: of the model; its own additions to a text are left out.
+        model: an instance of a training graph over `batch` sequences of any length up to the
+            context.
+        tokenizer: of the model; special tokens that it adds to a text are left out.
         files: to score.
-        batch: windows of a call.
-        context: tokens that a window sees at most.
-        start: the id that stands before a file.
-        end: the id of a mark behind each file, which is predicted, too; None: there is none.
-        vocab_size: of the model, where its tokenizer may know tokens beyond it; None: it does not.
+        batch: windows per call.
+        context: maximum number of tokens of a window.
+        start: the id before a file.
+        end: the id of a mark after each file, which is predicted too; None: there is none.
+        vocab_size: of the model, if its tokenizer may have tokens beyond it; otherwise None.
         show: called with done and all windows after each forward pass.
 
     Raises:
-        ConfigError: no window has the size `context`, or a file uses a token that the model has no weights for.
+        ConfigError: a window cannot have the size `context`, or a file has a token without weights
+            in the model.
     """
     encoded = [e.ids for e in tokenizer.encode_batch([file.text for file in files], add_special_tokens=False)]
     for file, ids in zip(files, encoded):
@@ -170,13 +173,15 @@ def score_files(
 
 
 def _sum_of_losses(model: GraphInstance, tokens: _Ids, labels: _Ids) -> float:
-    """The loss is a mean over the scored labels; this is their sum."""
+    """The sum over the scored labels; the loss is their mean."""
     model.forward(tokens=tokens, labels=labels)
     return float(model.get_tensor("loss").reshape(())) * int((labels != IGNORED).sum())
 
 
 def _in_batches(tokens: _Ids, labels: _Ids, batch: int) -> Iterator[tuple[_Ids, _Ids]]:
-    """Batches of `batch` windows, as wide as what they score; the last is filled up with windows that score nothing."""
+    """Batches of `batch` windows, as wide as needed; the last one is filled with windows that score
+    nothing.
+    """
     for first in range(0, len(tokens), batch):
         part_tokens, part_labels = tokens[first : first + batch], labels[first : first + batch]
         width = np.flatnonzero((part_labels != IGNORED).any(0))[-1] + 1

@@ -26,7 +26,7 @@ _MAX_LINE_BYTES = 1 << 16
 
 
 class _Line(BaseModel):
-    """A step and its figures; a step that was skipped has no loss."""
+    """A step and its figures; a skipped step has no loss."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -36,7 +36,7 @@ class _Line(BaseModel):
 
 
 class MetricsFile:
-    """Appends a line per step to a JSONL file; each line is whole when it is visible.
+    """Appends a line per step to a JSONL file; each line is written in one piece.
 
     Args:
         path: of the file; its directory must exist.
@@ -54,7 +54,7 @@ class MetricsFile:
             self._file: IO[bytes] = path.open("ab", buffering=0)
 
     def add(self, **values: float | int | None) -> None:
-        """Write one line; every number must be finite, for JSON knows no others.
+        """Write one line; every number must be finite, as JSON requires.
 
         Raises:
             ResourceError: it cannot be written.
@@ -72,11 +72,12 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a metrics file; none when it does not exist. What follows a line that is no metric is left out
-    with a warning, but for half a line at the end, which a killed run may leave.
+    """All complete lines of a metrics file; none if it does not exist. Lines after an invalid one
+    are ignored with a warning; half a line at the end, which a killed run may leave, is ignored
+    silently.
 
     Raises:
-        ConfigError: it is no regular file, or may not be read.
+        ConfigError: it is not a regular file, or cannot be read.
     """
     found: list[dict[str, Any]] = []
     for number, line in enumerate(_lines(path), 1):
@@ -90,7 +91,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file; one that is too long comes without its end."""
+    """The lines of a file; a line that is too long is cut off."""
     if not path.exists():
         return
     try:
@@ -106,13 +107,13 @@ def _lines(path: Path) -> Iterator[bytes]:
 def draw_loss_curve(
     path: Path, losses: Sequence[float], title: str, held_out: Sequence[tuple[int, float]] = ()
 ) -> None:
-    """Save the loss per step, its running mean, and the held-out loss where it was evaluated, as a PNG.
+    """Save the loss per step, its running mean, and the held-out losses as a PNG file.
 
     Args:
         path: of the picture.
         losses: in nats per token.
         title: of the picture.
-        held_out: positions in `losses` of the steps that were evaluated, each with the loss of held-out text.
+        held_out: indices in `losses` of the evaluated steps, each with its held-out loss.
 
     Raises:
         ResourceError: it cannot be written.
@@ -140,7 +141,7 @@ def draw_loss_curve(
 
 
 def _running_mean(values: Sequence[float], keep: float) -> list[float]:
-    """Exponential mean, corrected for its start."""
+    """Exponential moving mean with bias correction."""
     means, total, weight = [], 0.0, 0.0
     for value in values:
         total = keep * total + (1 - keep) * value

@@ -16,11 +16,11 @@ _FIRST_STEPS = 2  # they touch memory for the first time
 
 
 class TimeBudget:
-    """Steps for a time.
+    """The number of steps that fit into a given time.
 
     Args:
         seconds: for all steps.
-        at_least: steps that are done also when they take longer: a slow machine gives more time, not less.
+        at_least: minimum number of steps; a slow machine takes more time for them.
     """
 
     def __init__(self, seconds: float, at_least: int = 0) -> None:
@@ -29,13 +29,14 @@ class TimeBudget:
         self._ends: list[float] = []
 
     def step_done(self, seconds: float) -> int | None:
-        """Take note of a step's end.
+        """Record the end of a step.
 
         Args:
             seconds: since the run began.
 
         Returns:
-            The steps of the whole run, as it looks now; None when that is fixed, or nothing can be said yet.
+            The estimated number of steps of the whole run; None if it is already fixed, or if there
+            are too few steps to estimate it.
         """
         is_open = not self._ends or self._ends[-1] < _SHARE * self._seconds
         self._ends.append(seconds)

@@ -19,12 +19,12 @@ _PLAIN_EVERY_S = 10.0
 
 
 class StepProgress:
-    """Progress over training steps; use with `with`.
+    """Progress over training steps; use it with `with`.
 
     Args:
-        console: where to write.
+        console: to write to.
         num_steps: of the whole run.
-        first_step: where this run starts.
+        first_step: of this run.
     """
 
     def __init__(self, console: Console, num_steps: int, first_step: int) -> None:
@@ -64,22 +64,22 @@ class StepProgress:
         self.stop()
 
     def stop(self) -> None:
-        """Leave the line as it is; another bar may follow."""
+        """Keep the line as it is; another progress bar may follow."""
         if self._bar is not None:
             self._bar.stop()
 
     def set_num_steps(self, num_steps: int) -> None:
-        """The run has another length than was thought."""
+        """Change the length of the run."""
         self._num_steps = num_steps
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, total=num_steps)
 
     def evaluated(self, loss: float) -> None:
-        """Show the loss of held-out text from the next step on."""
+        """Show the held-out loss from the next step on."""
         self._held_out = loss
 
     def step_done(self, step: int, loss: float, num_tokens: int) -> None:
-        """Show that `step` (0 for the first), of so many tokens, is done."""
+        """Show that `step` (0 for the first), with this many tokens, is done."""
         now = time.monotonic()
         done = step + 1 - self._first
         elapsed_s = now - self._started
@@ -107,7 +107,7 @@ def describe_step(
     left_s: float,
     held_out_loss: float | None = None,
 ) -> str:
-    """The text of the live line; with the loss of held-out text, once it was evaluated."""
+    """The text of the progress line, with the held-out loss if it was evaluated."""
     held_out = "" if held_out_loss is None else f"  held-out loss {held_out_loss:.3f}"
     return (
         f"step {step}/{num_steps}  loss {loss:.3f}{held_out}  {tokens_per_s:,.0f} tokens/s  "
@@ -123,7 +123,9 @@ def format_duration(seconds: float) -> str:
 
 
 def track_work(console: Console, label: str) -> _WorkProgress:
-    """A bar over pieces of work, for `with`; its `show(done, total)` moves it. Silent when not a terminal."""
+    """A progress bar over pieces of work, for `with`; its `show(done, total)` updates it. Silent if
+    the output is not a terminal.
+    """
     return _WorkProgress(console, label)
 
 
@@ -144,5 +146,5 @@ class _WorkProgress:
         self._bar.stop()
 
     def show(self, done: int, total: int) -> None:
-        """So much of all is done."""
+        """Update the bar."""
         self._bar.update(self._task, completed=done, total=total)

@@ -20,7 +20,7 @@ _Ids = NDArray[np.int32]
 
 
 class RandomBatches(Sequence[Mapping[str, NDArray[np.int32]]]):
-    """Batches of random tokens, drawn when they are asked for: a function of seed and step."""
+    """Batches of random tokens, generated on request: a function of seed and step."""
 
     def __init__(self, config: TrainConfig, num_steps: int) -> None:
         self._seed = config.train.seed

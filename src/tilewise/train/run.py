@@ -68,14 +68,15 @@ _CHECKPOINTS, _METRICS, _CURVE, _MODEL = "checkpoints", "metrics.jsonl", "loss.p
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run that was found possible; nothing is read, allocated or written yet.
+    """A run that has been checked and planned; nothing is read, allocated or written yet.
 
     Attributes:
         config: of the run.
         graph: of a step.
         plan: of the graph.
-        resume: whether the run goes on from the newest whole checkpoint.
-        may_change: names `section.key` of settings that a resumed run may change from what its checkpoint records.
+        resume: whether the run continues from the newest complete checkpoint.
+        may_change: names `section.key` of settings that a resumed run may change from those in its
+            checkpoint.
     """
 
     config: TrainConfig
@@ -85,7 +86,7 @@ class PlannedRun:
     may_change: frozenset[str] = frozenset()
 
     def describe(self) -> str:
-        """Four lines: parameters, mesh, memory per device against what is there, tokens per step."""
+        """Four lines: parameters, mesh, memory per device against what is available, tokens per step."""
         config, mesh = self.config, self.plan.mesh
         model = make_model_config(config)
         count = models.num_parameters(model)
@@ -113,12 +114,12 @@ def _counted(count: int, noun: str) -> str:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
-        num_steps: done in all, earlier runs included.
+        num_steps: steps done in all, including earlier runs.
         interrupted: whether Ctrl-C ended it; a checkpoint was written.
-        model_dir: the finished model; None when interrupted.
+        model_dir: the finished model; None if interrupted.
     """
 
     num_steps: int
@@ -135,8 +136,10 @@ class StopRequest:
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[StopRequest]:
-    """Turn the first Ctrl-C into a request, so that a step is never cut in two; the second raises as
-    usual. Python tells the main thread alone of signals, so in another there is no request."""
+    """Turn the first Ctrl-C into a request, so that a step always finishes; the second raises as
+    usual. Python delivers signals only to the main thread, so in another thread there is no
+    request.
+    """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -164,17 +167,17 @@ def plan_run(
 
     Args:
         config: of the run.
-        resume: go on from the newest checkpoint; None: if there is one.
+        resume: continue from the newest checkpoint; None: if there is one.
         progress: receives the plan's phases (`ComputeGraph.plan`).
-        may_change: names `section.key` of settings that a resumed run may change, for example `train.steps`; of those,
-            only what `is_changeable` allows.
+        may_change: names `section.key` of settings that a resumed run may change, for example
+            `train.steps`; only those that `is_changeable` allows.
 
     Raises:
-        LayoutError, PlanError: the strategy cannot spread this model.
+        LayoutError, PlanError: the strategy is not possible for this model.
         ResourceError: it needs more memory than the machine has.
-        ConfigError: the context is too long, or output cannot be written, would replace the model that training starts
-            from, or holds checkpoints or a model of an earlier run.
-        CheckpointError: there is no checkpoint to go on from, or its settings are others than these.
+        ConfigError: the context is too long; or the output cannot be written, would replace the
+            model that training starts from, or has checkpoints or a model of an earlier run.
+        CheckpointError: there is no checkpoint to resume from, or its settings differ from these.
     """
     graph, plan = make_plan(config, progress)
     output = Path(config.output.directory)
@@ -226,14 +229,15 @@ def run_training(run: PlannedRun, console: Console, explain: bool = False) -> Ru
 
     Args:
         run: from `plan_run`.
-        console: shows the run's four lines (`PlannedRun.describe`), progress, and what is left on disk.
+        console: shows the run's four lines (`PlannedRun.describe`), progress, and the files
+            written.
         explain: show the whole plan (`Plan.explain`), too.
 
     Raises:
-        ConfigError, CheckpointError: another run writes to the output directory, or the data or the checkpoint is not
-            what the configuration says.
-        NotFinite: numbers ceased to be finite; the last checkpoint is from before.
-        ResourceError, TaskFailed, CommError: while working; the last checkpoint is whole.
+        ConfigError, CheckpointError: another run writes to the output directory, or the data or the
+            checkpoint differs from what the configuration says.
+        NotFinite: values are no longer finite; the last checkpoint is from before.
+        ResourceError, TaskFailed, CommError: during the run; the last checkpoint is complete.
     """
     Validator("train").instance("run", "a run", run, PlannedRun, "pass what plan_run returned")
     output = Path(run.config.output.directory)
@@ -278,7 +282,9 @@ def _run_alone(run: PlannedRun, output: Path, console: Console, explain: bool) -
 
 
 def _restore(trainer: Trainer, checkpoints: Path, may_change: frozenset[str], console: Console) -> int:
-    """Go on from the newest whole checkpoint, naming damaged ones; returns the number of steps it had done."""
+    """Resume from the newest complete checkpoint, and report damaged ones; returns the number of
+    steps done.
+    """
     try:
         with track_work(console, "checking the checkpoint") as progress:
             path, state = load_latest(
@@ -300,7 +306,7 @@ def _restore(trainer: Trainer, checkpoints: Path, may_change: frozenset[str], co
 
 
 def _with_defaults(changes: Sequence[ConfigChange]) -> list[ConfigChange]:
-    """The changes with the values of settings that `what_must_match` leaves out at their defaults."""
+    """The changes, including settings that `what_must_match` leaves out at their defaults."""
     found = []
     for change in changes:
         section, _, key = change.key.partition(".")
@@ -314,7 +320,7 @@ def _with_defaults(changes: Sequence[ConfigChange]) -> list[ConfigChange]:
 
 
 def _refusal_of_changes(error: OtherConfiguration) -> CheckpointError:
-    """Says which of the settings that differ from a checkpoint's can be changed, and how."""
+    """Says which settings that differ from a checkpoint's can be changed, and how."""
     changes = _with_defaults(error.changes)
     fixed = [change.key for change in changes if not is_changeable(change.key)]
     if fixed:
@@ -337,7 +343,7 @@ def _toml(value: object) -> str:
 
 
 def _set_options(settings: Sequence[tuple[str, object]]) -> str:
-    """Settings as options of the command line, where a text needs no quotes."""
+    """Settings as options of the command line, where strings need no quotes."""
     return " ".join(f"--set {k}={bare(v) if isinstance(v, str) else _toml(v)}" for k, v in settings)
 
 
@@ -400,7 +406,9 @@ def train_steps(
 
 
 def _check_output(config: TrainConfig, resume: bool) -> None:
-    """Refuse to replace what a run does not own: the model that it starts from, and in a new run any model."""
+    """Reject an output directory in which the run would replace the model that it starts from, or,
+    for a new run, any model.
+    """
     model, source = Path(config.output.directory) / _MODEL, config.model.path
     if source is not None and model.resolve() in (Path(source).resolve(), *Path(source).resolve().parents):
         raise ConfigError(
@@ -416,7 +424,9 @@ def _check_output(config: TrainConfig, resume: bool) -> None:
 
 
 def _check_checkpoints(directory: Path, resume: bool) -> None:
-    """Refuse to resume from nothing, and to start where an earlier run has left checkpoints, damaged ones too."""
+    """Reject resuming without a checkpoint, and starting in a directory with checkpoints of an
+    earlier run, including damaged ones.
+    """
     if resume and latest_checkpoint(directory) is None:
         raise CheckpointError(
             f"[train.run] --resume needs a whole checkpoint; got none in {str(directory)!r}; "

@@ -25,7 +25,7 @@ class Saving:
     """A way to need less memory.
 
     Attributes:
-        settings: what it changes, as `--set` takes it.
+        settings: what it changes, in the notation of `--set`.
         need_bytes: what the run then needs.
         fits: whether that is within the limit.
     """
@@ -49,19 +49,19 @@ def find_savings(
     more_devices: bool,
     report: Callable[[str], None] = lambda text: None,
 ) -> list[Saving]:
-    """Try what makes a configuration fit.
+    """Search for changes that make a configuration fit in memory.
 
     Args:
-        config: that does not fit.
-        need_of: plans a configuration, and returns the bytes that are held against the limit; PlanError and LayoutError
-            of it say that the change is not possible here.
-        limit_bytes: to fit into.
-        more_devices: whether to try more devices, each with memory of its own.
+        config: a configuration that does not fit.
+        need_of: plans a configuration, and returns the bytes to compare with the limit. PlanError
+            and LayoutError mean that the change is not possible here.
+        limit_bytes: the limit.
+        more_devices: whether to try more devices, each with its own memory.
         report: called with the settings that are tried next.
 
     Returns:
-        For each kind of change the cheapest one that fits, or else the one that needs least; then, where none fits, the
-        fewest kinds together that fit, or else all of them.
+        For each kind of change the cheapest one that fits, or otherwise the one that needs least.
+        If none fits, also the smallest combination of kinds that fits, or otherwise all of them.
     """
     found: list[Saving] = []
     strongest: list[_Change] = []
@@ -95,7 +95,7 @@ def _try(
     limit_bytes: int,
     report: Callable[[str], None],
 ) -> Saving | None:
-    """What changes come to; None where they are not possible."""
+    """The need after changes; None if they are not possible."""
     settings = tuple(setting for change in changes for setting in change.settings)
     report(" ".join(settings))
     for change in changes:
@@ -120,7 +120,7 @@ def need_of_all(config: TrainConfig) -> int:
 
 
 def _kinds_of_changes(config: TrainConfig, more_devices: bool) -> Iterator[list[_Change]]:
-    """Changes by kind, each kind from the cheapest in time to the one that saves most."""
+    """Changes by kind; within a kind, from the cheapest in time to the one that saves most."""
     train, own = config.train, config.distribution
     if config.output.checkpoint_in_background:
         yield [_of("output", checkpoint_in_background=False)]
@@ -154,7 +154,9 @@ def _of(section: str, **values: object) -> _Change:
 
 
 def _sharded(width: int, tp: int) -> _Change:
-    """A change to state that is cut over so many devices, each of which is `tp` devices that share every layer."""
+    """A change that shards state over this many groups of devices; the `tp` devices of a group
+    share every layer.
+    """
     axes = {"fsdp": width} if tp == 1 else {"fsdp": width, "tp": tp}
     strategy = "fsdp" if tp == 1 else "hybrid"
     text = ", ".join(f"{axis} = {size}" for axis, size in axes.items())

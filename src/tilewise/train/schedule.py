@@ -10,7 +10,7 @@ __all__ = ["learning_rate"]
 def learning_rate(
     step: int, num_steps: int, top: float, warmup_steps: int, min_ratio: float, schedule: str = "cosine"
 ) -> float:
-    """The learning rate of a step: a linear warm-up to `top`, then what the schedule says.
+    """The learning rate of a step: a linear warm-up to `top`, then the schedule.
 
     Args:
         step: 0 for the first.
@@ -18,7 +18,8 @@ def learning_rate(
         top: the highest rate.
         warmup_steps: steps of the warm-up.
         min_ratio: the last step's rate is `min_ratio * top`; a constant schedule does not use it.
-        schedule: `constant`; `linear` or `cosine`, which decay from the end of the warm-up to the last step.
+        schedule: `constant`; or `linear` or `cosine`, which decay from the end of the warm-up to
+            the last step.
     """
     if step < warmup_steps:
         return top * (step + 1) / warmup_steps

@@ -79,7 +79,7 @@ MOST_SKIPPED = 10  # steps in a row: then the weights are lost, and skipping wou
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What training reads.
+    """The data of a training run.
 
     Attributes:
         corpus: the files.
@@ -87,7 +87,7 @@ class TrainingData:
         batches: of the training files, by step.
         end: the id that ends a file.
         digest: SHA-256 of the training files' token stream.
-        held_out: batches of the held-out files; None where training does not evaluate them.
+        held_out: batches of the held-out files; None if training does not evaluate them.
     """
 
     corpus: Corpus
@@ -99,15 +99,16 @@ class TrainingData:
 
 
 def prepare_data(config: TrainConfig, console: Console) -> TrainingData:
-    """Read the corpus, train its tokenizer or load that of the model that training starts from, and encode the texts.
+    """Read the corpus, train its tokenizer or load that of the model that training starts from, and
+    encode the texts.
 
     Args:
         config: of the run.
         console: shows progress.
 
     Raises:
-        ConfigError: there is no text where the configuration says, or too little.
-        CheckpointError: no tokenizer in the directory that training starts from.
+        ConfigError: there is no text at the configured path, or too little.
+        CheckpointError: there is no tokenizer in the directory that training starts from.
     """
     percent = config.data.held_out_percent
     is_stdlib = config.data.path == "stdlib"
@@ -152,10 +153,10 @@ def prepare_data(config: TrainConfig, console: Console) -> TrainingData:
 
 
 def make_graph(config: TrainConfig, *, is_padded: bool) -> ComputeGraph:
-    """The training graph, with its loss and without an optimizer or a strategy.
+    """The training graph with its loss, without optimizer and strategy.
 
     Args:
-        is_padded: whether a step brings its own length, up to the context.
+        is_padded: whether each step has its own length, up to the context.
     """
     model, train = make_model_config(config), config.train
     graph = tw.ComputeGraph(model.model_type)
@@ -168,16 +169,16 @@ def make_graph(config: TrainConfig, *, is_padded: bool) -> ComputeGraph:
 def make_plan(
     config: TrainConfig, progress: Progress | None = None, *, must_fit: bool = True
 ) -> tuple[ComputeGraph, Plan]:
-    """The training graph with optimizer and strategy, and its plan; nothing is allocated.
+    """The training graph with optimizer and strategy, and its plan. Nothing is allocated.
 
     Args:
         config: of the run.
         progress: receives the plan's phases (`ComputeGraph.plan`).
-        must_fit: refuse a plan that this machine has not the memory for.
+        must_fit: reject a plan that needs more memory than this machine has.
 
     Raises:
-        LayoutError, PlanError: the strategy cannot spread this model.
-        ResourceError: the plan needs more memory than there is; the copy that checkpoints are written from in the
+        LayoutError, PlanError: the strategy is not possible for this model.
+        ResourceError: the plan needs more memory than available; the copy for checkpoints in the
             background counts.
     """
     graph = make_graph(config, is_padded=config.data.is_padded)
@@ -203,10 +204,11 @@ def make_plan(
 
 
 def _check_batch_splits(config: TrainConfig, error: LayoutError) -> None:
-    """Say in the words of the configuration which settings of the batch fit the devices.
+    """Report, with the names of the configuration, which settings of the batch fit the devices.
 
     Raises:
-        LayoutError: devices that share the batch, times accumulation, do not fit `train.batch_splits`.
+        LayoutError: the devices that share the batch, times accumulation, do not fit
+            `train.batch_splits`.
     """
     train, mesh = config.train, config.distribution.mesh
     devices = mesh.get("dp", 1) * mesh.get("fsdp", 1)
@@ -228,10 +230,10 @@ def _check_batch_splits(config: TrainConfig, error: LayoutError) -> None:
 def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path, console: Console) -> float:
     """Bits per byte that a saved model needs for the held-out files, in the configuration's dtype.
 
-    The model is loaded from its directory, and evaluates batches of the size of one microbatch of training.
+    The model is loaded from its directory. Batches have the size of one microbatch of training.
 
     Raises:
-        CheckpointError: `model_dir` holds another model.
+        CheckpointError: `model_dir` has another model.
     """
     batch, context = config.train.batch // config.train.accumulation, config.data.context
     train = config.train.model_copy(update={"batch": batch})
@@ -250,20 +252,20 @@ def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path, con
 
 
 class Trainer:
-    """Use with `with`, or call `close`.
+    """A model in training. Use it with `with`, or call `close`.
 
     Args:
         config: of the run.
         data: from `prepare_data`.
         graph: from `make_plan`.
-        plan: the same.
+        plan: from `make_plan`.
 
     Attributes:
-        num_tokens: that the last step predicted, padding aside.
+        num_tokens: tokens that the last step predicted, without padding.
         changes: of the configuration since the run began, which checkpoints record.
 
     Raises:
-        ResourceError: the plan needs more memory than there is.
+        ResourceError: the plan needs more memory than available.
     """
 
     def __init__(self, config: TrainConfig, data: TrainingData, graph: ComputeGraph, plan: Plan) -> None:
@@ -305,7 +307,7 @@ class Trainer:
             get_logger("train").warning("%s", error)
 
     def close(self) -> None:
-        """Let the last checkpoint be written, stop the devices and free their memory.
+        """Wait until the last checkpoint is written, stop the devices and free their memory.
 
         Raises:
             ResourceError: a checkpoint could not be written; older ones are kept.
@@ -319,9 +321,11 @@ class Trainer:
         """Do step `number`.
 
         Raises:
-            NotFinite: loss or gradient is not finite and the configuration says `stop`, or it was so in ten steps one
-                after the other; names the first tensor that is not. Weights are as before the step.
-            ResourceError: a checkpoint could not be written meanwhile; older ones are kept, and no step was done.
+            NotFinite: loss or gradient is not finite and the configuration says `stop`, or this
+                happened in ten consecutive steps; names the first tensor that is not finite.
+                Weights are as before the step.
+            ResourceError: a checkpoint could not be written; older ones are kept, and no step was
+                done.
         """
         self._writer.check()
         is_last_chance = self._num_skipped + 1 >= MOST_SKIPPED
@@ -333,12 +337,14 @@ class Trainer:
         return result
 
     def set_num_steps(self, num_steps: int) -> None:
-        """Change how many steps the whole run has; the learning rate follows from the next step on."""
+        """Change the number of steps of the whole run; the learning rate changes from the next step
+        on.
+        """
         train = self.config.train.model_copy(update={"steps": num_steps})
         self.config = self.config.model_copy(update={"train": train})
 
     def run(self, first_step: int, on_step: Callable[[int, StepResult], bool]) -> int:
-        """Do steps from `first_step` to the last.
+        """Do the steps from `first_step` to the last.
 
         Args:
             on_step: called with number and result after each step; False ends the run.
@@ -354,16 +360,16 @@ class Trainer:
         return number
 
     def what_must_match(self) -> dict[str, Any]:
-        """Equal for runs that compute the same: configuration and data, but not strategy and places."""
+        """Equal for runs that compute the same: configuration and data, without strategy and paths."""
         settings = self.config.what_must_match()
         return {**settings, "data": {**settings["data"], "tokens": self.data.digest}}
 
     def evaluate(self) -> float:
         """The mean loss over the held-out windows, in nats per predicted token.
 
-        Runs the forward pass of this instance, so it needs no second copy of the weights. It changes neither weights
-        nor optimizer states. Windows are cut as those of training: the last tokens of packed text, too few for a
-        window, are left out.
+        It runs the forward pass of this instance, so it needs no second copy of the weights, and
+        changes neither weights nor optimizer states. Windows are those of training: the last tokens
+        of packed text are left out if they do not fill a window.
         """
         held_out = self.data.held_out
         assert held_out is not None  # read where the configuration evaluates
@@ -380,17 +386,20 @@ class Trainer:
         return nats / max(num_tokens, 1)
 
     def save(self, directory: Path, num_steps: int) -> Path:
-        """Write a checkpoint after `num_steps` steps, once the one before is written; a file for each device.
+        """Write a checkpoint after `num_steps` steps, with one file per device. It waits until the
+        previous one is written.
 
-        In the background (`output.checkpoint_in_background`), the state is copied now and written while training goes
-        on. Otherwise it is read from the devices while it is written, and this call returns when all is written.
+        In the background (`output.checkpoint_in_background`), the state is copied now and written
+        while training continues. Otherwise it is read from the devices while it is written, and
+        this call returns when everything is written.
 
         Returns:
-            The checkpoint's path; in the background, the checkpoint is there when `finish_saving` has returned.
+            The checkpoint's path; in the background, the checkpoint exists when `finish_saving` has
+            returned.
 
         Raises:
             NotFinite: a weight or moment is not finite; nothing is written then.
-            ResourceError: the checkpoint before could not be written.
+            ResourceError: the previous checkpoint could not be written.
         """
         self._writer.wait()  # so that there is one copy at a time, as planned
         output = self.config.output
