@@ -31,13 +31,13 @@ _SPACE = socket.CMSG_SPACE(_FILES_AT_ONCE * array.array("i").itemsize)
 
 
 class Channel:
-    """One end. One thread sends at a time, and one receives.
+    """One end of a channel. One thread at a time may send, and one may receive.
 
     Args:
-        link: the socket; closed with this.
-        peer: who is at the other end, in words.
-        ended: a descriptor that can be read when the other process has ended, for the case that another process still
-            holds its end; -1 for none. It stays the caller's.
+        link: the socket; closed with this object.
+        peer: description of the other end, for messages.
+        ended: a descriptor that becomes readable when the other process has ended, in case another
+            process still holds the socket's other end; -1 for none. The caller keeps it.
     """
 
     def __init__(self, link: socket.socket, peer: str, ended: int = -1) -> None:
@@ -47,25 +47,25 @@ class Channel:
 
     @classmethod
     def of(cls, descriptor: int, peer: str) -> Channel:
-        """An end whose socket another process has left open under this number."""
+        """An end whose socket another process left open under this descriptor number."""
         return cls(socket.socket(fileno=descriptor), peer)
 
     def watch(self, ended: int) -> None:
-        """Notice the end of the other process by a descriptor, too; it stays the caller's."""
+        """Also detect the end of the other process by this descriptor; the caller keeps it."""
         self._ended = ended
 
     def send(self, message: Message, files: Sequence[int] = (), patience_s: float = 60.0) -> None:
-        """One message.
+        """Send one message.
 
         Args:
             message: plain values.
-            files: descriptors for the other process, which stay this one's own.
+            files: descriptors for the other process; this process keeps its own.
             patience_s: how long the other side may take to make room for it.
 
         Raises:
-            PeerLost: the other process is gone.
-            CommTimeout: it takes nothing.
-            ResourceError: this process may have no more descriptors under way.
+            PeerLost: the other process has ended.
+            CommTimeout: it does not read.
+            ResourceError: too many descriptors of this process are in flight.
         """
         frame = memoryview(pack({**message, "files": len(files)} if files else message))
         self._link.settimeout(patience_s)
@@ -85,14 +85,14 @@ class Channel:
             ) from None
 
     def receive(self, patience_s: float | None = None) -> tuple[Message, list[int]]:
-        """The next message and its descriptors, which are the caller's to close.
+        """The next message and its descriptors, which the caller must close.
 
         Args:
             patience_s: how long it may take; None: for ever.
 
         Raises:
-            PeerLost: the other process is gone, or what came is no message.
-            CommTimeout: nothing came.
+            PeerLost: the other process has ended, or sent an invalid message.
+            CommTimeout: nothing arrived.
         """
         until = None if patience_s is None else time.monotonic() + patience_s
         while (body := self._frame()) is None:
@@ -112,11 +112,11 @@ class Channel:
 
     @property
     def is_between_messages(self) -> bool:
-        """Whether nothing of another message has come."""
+        """Whether no part of another message has arrived."""
         return not self._left
 
     def _frame(self) -> bytearray | None:
-        """The next frame's body, once it is whole."""
+        """The next frame's body, once it is complete."""
         if len(self._left) < HEAD.size:
             return None
         end = HEAD.size + HEAD.unpack_from(self._left)[0]
@@ -129,7 +129,7 @@ class Channel:
         return body
 
     def _wait(self, patience_s: float | None) -> bool:
-        """Whether something came in time."""
+        """Whether something arrived in time."""
         if self._link.fileno() < 0:
             raise self.lost()
         poll = select.poll()
@@ -161,7 +161,7 @@ class Channel:
         self._left += piece
 
     def lost(self) -> PeerLost:
-        """The error of a peer that is gone."""
+        """The error about a peer that has ended."""
         return PeerLost(
             f"[comm.channel] processes must live as long as their group; got the end of {self.peer}; see what it "
             "printed, and whether memory is short"
@@ -180,12 +180,12 @@ class Channel:
         )
 
     def shut(self) -> None:
-        """End the connection from any thread; one that waits in `receive` finds the peer lost."""
+        """End the connection from any thread; a thread that waits in `receive` gets PeerLost."""
         with suppress(OSError):  # the peer has ended it
             self._link.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let go of the socket, and of descriptors that belong to no message."""
+        """Close the socket, and descriptors that belong to no message."""
         self._link.close()
         while self._files:
             with suppress(OSError):

@@ -24,7 +24,9 @@ _REMEDY = "start them from one installation, with one environment"
 
 
 def own_facts() -> dict[str, str]:
-    """Of this process: Tilewise's version, the digest of its native module's file, the level of its kernels."""
+    """The facts of this process: Tilewise's version, the digest of its native module's file, the
+    level of its kernels.
+    """
     content = Path(str(_native.__file__)).read_bytes()
     return {
         "version": version("tilewise"),
@@ -34,24 +36,28 @@ def own_facts() -> dict[str, str]:
 
 
 def own_command() -> dict[str, str]:
-    """What a launcher has told this process to do. The leader alone does it, so that another configuration of a worker
-    would be passed over."""
+    """The command that a launcher gave this process. Only the leader executes it, so a worker's
+    different configuration would otherwise be ignored.
+    """
     program, *words = sys.argv or [""]
     return {"command": shlex.join([Path(program).name, *words])}
 
 
 def own_host() -> str:
-    """What processes have in common that can map each other's memory: the same system, and the same view of it."""
+    """A value that is equal for processes that can map each other's memory: those of one system
+    with the same view of it.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     views = [os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "ipc", "uts")]
     return " ".join([boot, *views])
 
 
 def require_equal(own: Mapping[str, str], other: Mapping[str, object], peer: str) -> None:
-    """Refuse a worker that would compute something else.
+    """Reject a worker that would compute something else.
 
     Raises:
-        ConfigError: a fact differs; names it and both values, of long ones the parts where they begin to differ.
+        ConfigError: a fact differs; names it and both values, shortened to where they begin to
+            differ.
     """
     for name, value in own.items():
         if (found := other.get(name)) != value:
@@ -63,14 +69,14 @@ def require_equal(own: Mapping[str, str], other: Mapping[str, object], peer: str
 
 
 def _common_length(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+    """The length of the common prefix of two strings."""
     return next(
         (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
 
 
 def _shown(value: object, num_same: int) -> str:
-    """A value as a message shows it: around the place from which on it differs from another."""
+    """A value for a message: the part around the first difference."""
     if not isinstance(value, str) or len(value) <= _SHOWN:
         return repr(value)
     begin = max(0, num_same - _SHOWN_BEFORE)

@@ -55,22 +55,24 @@ def active_group() -> Group | None:
 
 
 class Group:
-    """Processes; close it, or use it with `with`. A process has one at a time.
+    """Processes that run plans together; close it, or use it with `with`. A process has one at a
+    time.
 
-    Plans over several devices are spread over its processes from now on, device d of D over N processes on process
-    `d * N // D`. The processes start with the first such plan, or with `start`.
+    While it is open, plans over several devices are distributed over its processes: device d of D
+    over N processes is on process `d * N // D`. The processes start with the first such plan, or
+    with `start`.
 
     Args:
-        num_processes: this one among them.
-        worker: the module whose `main` a worker runs that this process starts.
-        world: of the processes, where a launcher has started them; this one leads it.
+        num_processes: including this one.
+        worker: the module whose `main` runs in a worker that this process starts.
+        world: the processes, if a launcher started them; this one is the leader.
 
     Attributes:
         num_processes: as given.
-        hosts: per process, a number for its host, the leader's 0; once they have started.
+        hosts: per process, a number of its host, 0 for the leader's; available after the start.
 
     Raises:
-        ConfigError: not between 1 and 1024, or another group is open.
+        ConfigError: the number is not between 1 and 1024, or another group is open.
     """
 
     def __init__(self, num_processes: int, worker: str, world: World | None = None) -> None:
@@ -101,7 +103,7 @@ class Group:
 
     @property
     def is_own(self) -> bool:
-        """Whether this process has opened it; a forked copy has not."""
+        """Whether this process opened it; False in a fork."""
         return os.getpid() == self._owner
 
     @property
@@ -111,15 +113,15 @@ class Group:
 
     @property
     def pids(self) -> list[int]:
-        """Of its processes, this one first; of those alone that have started."""
+        """The process ids, this one first; only of processes that have started."""
         return [self._owner, *(peer.pid for peer in self._peers)]
 
     def start(self) -> None:
         """Start the other processes now, and wait until they are ready.
 
         Raises:
-            ConfigError: one of them would not compute the same: its version, native module or instruction set
-            differs, or the command that a launcher has given it.
+            ConfigError: one of them would not compute the same: its version, native module,
+                instruction set or command differs.
             PeerLost: one has ended.
             CommTimeout: one does not answer.
         """
@@ -147,7 +149,7 @@ class Group:
                     peer.channel.send(begin, () if self._world else self._ends)
 
     def _meet(self) -> list[str]:
-        """The host of each process, after they have said who they are and that they compute the same."""
+        """Compare the facts of all processes; returns the host of each."""
         own, names = own_facts(), [own_host()]
         if self._world is not None:
             own |= own_command()
@@ -163,7 +165,7 @@ class Group:
         return names
 
     def _let_go(self) -> None:
-        """Processes of a launcher end as this one does, with MPI."""
+        """Processes of a launcher end together with this one, by MPI."""
         if self._world is not None:
             for peer in self._peers:
                 if isinstance(peer, JoinedPeer):
@@ -178,7 +180,7 @@ class Group:
         return JoinedPeer(number, self._world.native)
 
     def close(self) -> None:
-        """End the workers. What runs over several processes is closed first; arrays of it stay."""
+        """End the workers. Executors over several processes are closed first; their arrays stay valid."""
         global _active
         if not self.is_own:
             return
@@ -196,11 +198,11 @@ class Group:
     # ---- executors ----------------------------------------------------------------------------------------
 
     def processes_of(self, num_devices: int) -> list[int]:
-        """The process of each device: blocks of neighbours, as equal as can be.
+        """The process of each device: blocks of adjacent devices of nearly equal size.
 
         Raises:
-            ConfigError: it is no number of devices.
-            PlanError: a process would have none.
+            ConfigError: it is not a number of devices.
+            PlanError: a process would have no device.
         """
         num_devices = _validate.integer("ProcessGroup", "num_devices", num_devices, 0, MAX_DEVICES)
         if num_devices < self.num_processes:
@@ -213,7 +215,7 @@ class Group:
     def open_executor(
         self, content: bytes, options: Mapping[str, Any], file_directory: str = ""
     ) -> GroupExecutor:
-        """Memory and workers for a plan's devices, in all processes.
+        """Allocate memory and start workers for a plan's devices, in all processes.
 
         Args:
             content: the plan's program, as the workers read it.
@@ -221,9 +223,9 @@ class Group:
             file_directory: of the devices' files, on every host.
 
         Raises:
-            PlanError: fewer devices than processes.
+            PlanError: there are fewer devices than processes.
             ResourceError: not enough memory or descriptors.
-            PeerLost, CommTimeout: a process is gone, or does not answer.
+            PeerLost, CommTimeout: a process has ended, or does not answer.
         """
         from tilewise.comm.group_executor import DeviceGroup, GroupExecutor
 
@@ -255,22 +257,22 @@ class Group:
         then: Callable[[], object] = lambda: None,
         only: Sequence[int] | None = None,
     ) -> list[Any]:
-        """Have every worker answer a question about an executor.
+        """Send a request about an executor to every worker, and collect the answers.
 
         Args:
             executor: its number.
-            what: the question.
-            given: plain values that belong to it.
-            files: what a process is handed: descriptors, paths, or -1 for what it has no part in.
-            then: called when all have been asked, before their answers are waited for.
-            only: the processes to ask, rather than all.
+            what: the request.
+            given: its plain arguments.
+            files: what each process receives: descriptors, paths, or -1 for none.
+            then: called after all requests were sent, before waiting for answers.
+            only: the processes to ask; by default all.
 
         Returns:
-            What each has answered.
+            The answer of each.
 
         Raises:
-            TilewiseError: what the first of them has raised.
-            PeerLost, CommTimeout: one is gone, or does not answer. The group is over then.
+            TilewiseError: the first error that a worker reported.
+            PeerLost, CommTimeout: one has ended, or does not answer. The group has then ended.
         """
         with self._lock, self._over_after(CommError):
             self.require_open()
@@ -292,10 +294,12 @@ class Group:
         return answers
 
     def measure_links(self) -> list[Link]:
-        """How fast the leader reaches every worker that a launcher has started; none where there is no launcher.
+        """Measure the speed of the connection to every worker that a launcher started; empty
+        without a launcher.
 
         Raises:
-            PeerLost, CommTimeout: a process is gone, or does not answer. The group is over then.
+            PeerLost, CommTimeout: a process has ended, or does not answer. The group has then
+                ended.
         """
         found: list[Link] = []
         if self._world is None:
@@ -313,15 +317,16 @@ class Group:
         return found
 
     def clock_offset(self, process: int) -> int:
-        """Nanoseconds that a worker's clock is ahead of the leader's, measured now: clocks drift.
+        """Nanoseconds by which a worker's clock is ahead of the leader's, measured now, because
+        clocks drift.
 
         Raises:
-            PeerLost, CommTimeout: it is gone, or does not answer. The group is over then.
+            PeerLost, CommTimeout: it has ended, or does not answer. The group has then ended.
         """
         return clock_offset(lambda: int(self.ask(0, "clock", only=[process])[0]))
 
     def lost(self, error: CommError) -> CommError:
-        """The group is over because of an error: the same one, with how processes have ended that are gone."""
+        """End the group because of an error; returns the error, with how the ended processes ended."""
         with self._lock:
             until = time.monotonic() + _SEEN_S
             while (
@@ -335,7 +340,7 @@ class Group:
 
     @contextmanager
     def _over_after(self, kind: type[BaseException]) -> Iterator[None]:
-        """A block after whose failure the workers cannot be relied on."""
+        """A block after whose failure the group ends, because the workers' state is unknown."""
         try:
             yield
         except kind as error:
@@ -347,16 +352,16 @@ class Group:
             raise
 
     def require_open(self) -> None:
-        """Refuse what comes after the end.
+        """Reject calls after the end of the group.
 
         Raises:
-            PeerLost: the group is closed, or a process of it is lost; says why.
+            PeerLost: the group is closed, or a process is lost; says why.
         """
         if self._cause is not None:
             raise PeerLost(self._cause)
 
     def _end(self, cause: str, patience_s: float) -> None:
-        """The end of all workers, for a reason that later calls are told."""
+        """End all workers, for a reason that later errors name."""
         if self._cause is not None:
             return
         self._cause = cause

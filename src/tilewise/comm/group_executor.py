@@ -32,25 +32,26 @@ __all__ = ["DeviceGroup", "GroupExecutor"]
 
 
 class DeviceGroup:
-    """What a plan has in several processes: its native executor here, and the same number in each worker.
+    """The executor of a plan in several processes: the native executor here, and its counterpart in
+    each worker.
 
     Args:
-        group: whose processes have the devices.
-        number: by which workers know it.
+        group: the processes.
+        number: by which workers identify it.
         processes: of each device.
-        ends: per process, a descriptor that can be read when it has ended.
+        ends: per process, a descriptor that becomes readable when it has ended.
         content: the plan's program, as the workers read it.
         options: of the native executor, as in one process.
         file_directory: of the devices' files, on every host.
-        connection: to processes of other hosts; None where there are none.
+        connection: to processes of other hosts; None if there are none.
 
     Attributes:
         native: the executor of this process.
-        is_closed: whether it is.
+        is_closed: whether it is closed.
 
     Raises:
         ResourceError: not enough memory or descriptors.
-        PeerLost, CommTimeout: a process is gone, or does not answer.
+        PeerLost, CommTimeout: a process has ended, or does not answer.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class DeviceGroup:
                 raise
 
     def _heads(self) -> list[int]:
-        """The first process of every host but the leader's."""
+        """The first process of every host except the leader's."""
         hosts = self.group.hosts
         return [process for process, host in enumerate(hosts) if host != 0 and hosts.index(host) == process]
 
@@ -117,11 +118,11 @@ class DeviceGroup:
         return not self._is_remote[self.processes[device]]
 
     def ask(self, what: str, *given: object) -> list[Any]:
-        """What the workers say of it."""
+        """Send a request about it to the workers."""
         return self.group.ask(self._number, what, *given, then=self.native.call_peers)
 
     def clock_offsets(self) -> list[int]:
-        """Of each worker: nanoseconds that the clock of its host is ahead of this one's."""
+        """For each worker, nanoseconds by which the clock of its host is ahead of this one's."""
         hosts = self.group.hosts
         ahead = {0: 0, **{hosts[head]: self.group.clock_offset(head) for head in self._heads()}}
         return [ahead[host] for host in hosts[1:]]
@@ -144,10 +145,10 @@ class DeviceGroup:
 
 
 class GroupExecutor:
-    """Made by `Group.open_executor`. One thread at a time.
+    """The executor that `Group.open_executor` returns. One thread at a time may use it.
 
     Args:
-        device_group: what it asks.
+        device_group: the executor's processes.
     """
 
     def __init__(self, device_group: DeviceGroup) -> None:
@@ -156,15 +157,15 @@ class GroupExecutor:
     # ---- memory -------------------------------------------------------------------------------------------
 
     def buffer(self, device: int, offset: int, bytes: int) -> Any:
-        """Writable uint8 array on a device's memory; keeps that memory alive."""
+        """Writable uint8 array over a device's memory; it keeps that memory alive."""
         return self._native.buffer(device, offset, bytes)
 
     def reaches(self, device: int) -> bool:
-        """Whether `buffer` has a device's memory; that of another host goes through `move`."""
+        """Whether `buffer` works for a device; memory on another host is accessed by `move`."""
         return self._device_group.reaches(device)
 
     def move(self, way: str, device: int, offset: int, memory: NDArray[np.uint8]) -> None:
-        """As of one process for a device's file; for all bytes of a device of another host."""
+        """As in one process for a device's file; for a device on another host, for all its bytes."""
         try:
             self._native.move(way, device, offset, memory)
         except CommError as error:  # no later answer may land in that memory
@@ -183,17 +184,19 @@ class GroupExecutor:
         name: str = "",
         meanwhile: Callable[[], object] | None = None,
     ) -> None:
-        """Run a list of calls of that name on all devices, in all processes, and wait for its end.
+        """Run a list of calls on all devices, in all processes, and wait for its end.
 
         Args:
-            program: the native form of what the workers were given.
+            program: the native form of the program that the workers have.
             symbols: a value for each.
             name: of the list.
-            meanwhile: called once, on this thread, while the devices run; what it raises is raised at the end.
+            meanwhile: called once, on this thread, while the devices run; its exception is raised
+                at the end.
 
         Raises:
             TaskFailed: a task of any process failed.
-            PeerLost, CommTimeout: a process is gone or late; says which one and what it was doing. The group is over.
+            PeerLost, CommTimeout: a process has ended or is late; says which one and what it was
+                doing. The group has then ended.
         """
         self._device_group.group.require_open()
         try:
@@ -214,7 +217,7 @@ class GroupExecutor:
         self._device_group.ask("trace", enable)
 
     def timeline(self) -> list[tuple[Any, ...]]:
-        """Tasks of the last traced run, by start; all times are by this process's clock."""
+        """Tasks of the last traced run, ordered by start; all times are by this process's clock."""
         rows = self._native.timeline()
         for part, clock_offset in zip(
             self._device_group.ask("timeline"), self._device_group.clock_offsets(), strict=True
@@ -233,12 +236,12 @@ class GroupExecutor:
         return found
 
     def reset_transfers(self) -> None:
-        """Forget the counted transfers."""
+        """Set the counts of transfers to zero."""
         self._native.reset_transfers()
         self._device_group.ask("reset_transfers")
 
     def file_traffic(self) -> dict[str, int]:
-        """What has gone between memory and files: bytes_read, bytes_written, and busy_ns."""
+        """The traffic between memory and files: bytes_read, bytes_written, and busy_ns."""
         return _added([self._native.file_traffic(), *self._device_group.ask("file_traffic")])
 
     def stats(self) -> dict[str, int]:

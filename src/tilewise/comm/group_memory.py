@@ -22,11 +22,11 @@ __all__ = ["executor_files", "make_memory", "needed_memory"]
 
 
 def needed_memory(options: Mapping[str, Any], file_directory: str, num_processes: int) -> dict[str, Any]:
-    """What has to be made, in plain values.
+    """The memory to allocate, as plain values.
 
     Args:
         options: of the native executor.
-        file_directory: of the devices' files, as Python spells it: each host finds it by itself.
+        file_directory: of the devices' files, as a Python string; each host resolves it.
         num_processes: of all hosts.
     """
     sizes = {name: options[name] for name in ("arena_bytes", "file_bytes")}
@@ -34,18 +34,18 @@ def needed_memory(options: Mapping[str, Any], file_directory: str, num_processes
 
 
 def make_memory(needed: Mapping[str, Any], is_own: Sequence[bool], own: Callable[[int], int]) -> list[int]:
-    """Descriptors of memory for the processes of this host.
+    """Allocate memory for the processes of this host; returns descriptors.
 
     Args:
-        needed: by `needed_memory`.
-        is_own: per device, whether this host has it.
-        own: takes every descriptor as it is made, to close it later.
+        needed: from `needed_memory`.
+        is_own: per device, whether it is on this host.
+        own: receives every descriptor when it is created, to close it later.
 
     Returns:
-        Of the device group, of every device, of every device's file.
+        Descriptors of the device group's memory, of every device's, and of every device's file.
 
     Raises:
-        ResourceError: the system gives none; names the host where there may be several.
+        ResourceError: the system has none; names the host if there may be several.
     """
     named = name_in_utf8(Path(needed["file_directory"])) if needed["file_bytes"] else nullcontext("")
     with named as directory, _naming_host():
@@ -71,7 +71,7 @@ def _naming_host() -> Iterator[None]:
 
 
 def executor_files(made: Sequence[int], num_devices: int) -> dict[str, Any]:
-    """The options of a native executor that say which descriptor is what."""
+    """The options of a native executor that assign the descriptors."""
     device_group, *memory = made
     return {
         "group_file": device_group,

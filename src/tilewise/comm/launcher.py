@@ -39,12 +39,12 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launcher says of this process.
+    """What a launcher says about this process.
 
     Attributes:
-        launcher: its name, in words.
-        rank: which process this is.
-        size: how many it has started; None where it does not say.
+        launcher: its name.
+        rank: the number of this process.
+        size: the number of processes that it started; None if unknown.
     """
 
     launcher: str
@@ -53,7 +53,7 @@ class Launched:
 
     @property
     def has_several(self) -> bool:
-        """Whether there may be other processes: MPI must join them."""
+        """Whether there may be other processes, which MPI must connect."""
         return self.size != 1
 
     def __str__(self) -> str:
@@ -61,13 +61,13 @@ class Launched:
 
 
 def launched() -> Launched | None:
-    """What started this process as one of several, or of one; None where no launcher did.
+    """The launcher that started this process; None if there is none.
 
-    A launcher inside another inherits its variables (mpiexec in a job of Slurm starts its own helpers with srun), so
-    the inner ones are asked first.
+    A launcher inside another inherits its variables (mpiexec in a Slurm job starts its helpers with
+    srun), so the inner ones are checked first.
 
     Raises:
-        ConfigError: a variable of a launcher is no such number, or one of a pair is missing.
+        ConfigError: a variable of a launcher is not a valid number, or one of a pair is missing.
     """
     for launcher, rank, size in (
         (_OPEN_MPI, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -87,7 +87,7 @@ def launched() -> Launched | None:
 
 
 def refuse_several(where: str, rule: str, remedy: str) -> None:
-    """Refuse what cannot be done by one of several processes that a launcher has started.
+    """Reject an operation that one of several processes of a launcher cannot do.
 
     Args:
         where: the function, for the message.
@@ -95,7 +95,7 @@ def refuse_several(where: str, rule: str, remedy: str) -> None:
         remedy: what to do.
 
     Raises:
-        ConfigError: this is one of several.
+        ConfigError: this is one of several processes.
     """
     found = launched()
     if found is not None and found.has_several:
@@ -103,7 +103,7 @@ def refuse_several(where: str, rule: str, remedy: str) -> None:
 
 
 def require_mpi(found: Launched) -> MpiLibrary:
-    """The MPI that joins what a launcher has started.
+    """The MPI library that connects the processes of a launcher.
 
     Raises:
         ConfigError: there is none.
@@ -118,12 +118,12 @@ def require_mpi(found: Launched) -> MpiLibrary:
 
 
 def ending_by_mpi(found: Launched, library: str) -> str:
-    """What is to be said where MPI does not start and ends the process, in words of its own: it does not know the
-    launcher.
+    """The message for the case that MPI does not know the launcher: it does not start, prints its
+    own message and ends the process.
 
     Args:
         found: what the launcher says.
-        library: which MPI it is, in words.
+        library: description of the MPI library.
     """
     return (
         f"[comm.launcher] MPI must start where its launcher has started processes; got {found} by {found.launcher}, "
@@ -132,17 +132,17 @@ def ending_by_mpi(found: Launched, library: str) -> str:
 
 
 def require_world(found: Launched, rank: int, size: int, library: str) -> None:
-    """Refuse a process that its launcher and its MPI place differently.
+    """Reject a process whose launcher and MPI disagree about its rank or the number of processes.
 
     Args:
         found: what the launcher says.
-        rank: which process of MPI's world this is.
-        size: how many that world has.
-        library: which MPI it is, in words.
+        rank: number of this process in MPI's world.
+        size: number of processes in MPI's world.
+        library: description of the MPI library.
 
     Raises:
-        ConfigError: they differ; a world of one where the launcher does not say how many it started is refused as well,
-            since it may have started several.
+        ConfigError: they disagree; or MPI's world has one process and the launcher does not say how
+            many it started, because it may have started several.
     """
     is_same = (rank, size) == (found.rank, found.size)
     is_likely = found.size is None and rank == found.rank and size > 1
@@ -165,7 +165,7 @@ def _checked(launcher: str, rank_name: str, size_name: str) -> Launched:
 
 
 def _number(name: str, end: int) -> int | None:
-    """A variable's value below `end`; None where it is not set."""
+    """A variable's value below `end`; None if it is not set."""
     text = read(name, "")
     if not text:
         return None

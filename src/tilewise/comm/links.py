@@ -28,14 +28,14 @@ _SIDE = 512  # of matrices that keep a core busy
 
 @dataclass(frozen=True)
 class Link:
-    """Between the leader and a worker. Medians.
+    """The connection between the leader and a worker, as medians.
 
     Attributes:
         process: the worker's number.
-        host: its host's number; the leader's is 0.
-        round_trip_s: until eight bytes have come that were asked for.
-        bytes_per_s: of 16 MiB at a time.
-        busy_bytes_per_s: the same while a core of the worker's computes.
+        host: its host's number; 0 for the leader's.
+        round_trip_s: time to request and receive eight bytes.
+        bytes_per_s: with 16 MiB at a time.
+        busy_bytes_per_s: the same while one of the worker's cores computes.
     """
 
     process: int
@@ -46,7 +46,7 @@ class Link:
 
 
 def round_trip(world: World, process: int) -> float:
-    """Seconds until eight bytes have come from a process.
+    """Seconds to request and receive eight bytes from a process.
 
     Raises:
         PeerLost: it does not answer.
@@ -55,7 +55,7 @@ def round_trip(world: World, process: int) -> float:
 
 
 def bandwidth(world: World, process: int) -> float:
-    """Bytes a second from a process.
+    """Bytes per second from a process.
 
     Raises:
         PeerLost: it does not answer.
@@ -74,10 +74,11 @@ def _median_s(world: World, process: int, num_bytes: int, times: int) -> float:
 
 
 def clock_offset(ask: Callable[[], int]) -> int:
-    """Nanoseconds that another clock is ahead of this process's; off by half a round trip at most, of the quickest.
+    """Nanoseconds by which another clock is ahead of this process's. The error is at most half of
+    the fastest round trip.
 
     Args:
-        ask: the other side, for its `time.monotonic_ns`.
+        ask: requests the other side's `time.monotonic_ns`.
     """
     found: list[tuple[int, int]] = []
     for _ in range(_QUESTIONS):
@@ -89,7 +90,7 @@ def clock_offset(ask: Callable[[], int]) -> int:
 
 
 def compute(seconds: float) -> int:
-    """Keep a core busy; how many products that were."""
+    """Keep a core busy; returns the number of products."""
     matrix = np.ones((_SIDE, _SIDE), np.float32)
     until, count = time.monotonic() + seconds, 0
     while time.monotonic() < until:

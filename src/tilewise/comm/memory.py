@@ -27,7 +27,7 @@ _PAGE = 4096  # what native code maps
 
 
 def round_to_pages(num_bytes: int) -> int:
-    """The bytes that memory for so many takes."""
+    """A size rounded up to whole pages."""
     return -(-max(num_bytes, 1) // _PAGE) * _PAGE
 
 
@@ -35,20 +35,20 @@ def shared_memory(num_bytes: int, name: str) -> int:
     """A descriptor of zeroed memory of a size, in whole pages; the caller closes it.
 
     Args:
-        num_bytes: at least; memory is taken when it is first written.
-        name: for those who look at the processes' files.
+        num_bytes: minimum size; pages are allocated when they are first written.
+        name: shown in lists of the processes' files.
 
     Raises:
-        ResourceError: the system gives none.
+        ResourceError: the system has none.
     """
     return _sealed(round_to_pages(num_bytes), name, _SEALS)
 
 
 def shared_content(content: bytes, name: str) -> int:
-    """A descriptor of memory that holds bytes which never change; the caller closes it.
+    """A descriptor of memory with bytes that never change; the caller closes it.
 
     Raises:
-        ResourceError: the system gives none.
+        ResourceError: the system has none.
     """
     return _sealed(len(content), name, _SEALS | fcntl.F_SEAL_WRITE, content)
 
@@ -74,12 +74,12 @@ def _sealed(num_bytes: int, name: str, seals: int, content: bytes = b"") -> int:
 
 
 def require_memory(descriptor: int, num_bytes: int, *, is_constant: bool = False) -> None:
-    """Refuse a descriptor from another process that is not sealed memory of a size.
+    """Reject a descriptor from another process that is not sealed memory of this size.
 
     Args:
-        descriptor: of it.
-        num_bytes: that it must have, in whole pages unless it is constant.
-        is_constant: whether nothing in it may ever change.
+        descriptor: to check.
+        num_bytes: required size, in whole pages unless it is constant.
+        is_constant: whether its content must be unchangeable.
 
     Raises:
         ResourceError: it is something else.

@@ -31,12 +31,12 @@ _PATH = re.compile(r"/proc/[0-9]{1,10}/fd/[0-9]{1,10}")
 
 
 class MpiChannel:
-    """One end. One thread sends at a time, and one receives.
+    """One end of a channel. One thread at a time may send, and one may receive.
 
     Args:
         world: of all processes.
         number: of the process at the other end.
-        peer: who that is, in words.
+        peer: its description, for messages.
 
     Attributes:
         is_local: whether it is on this host.
@@ -47,21 +47,23 @@ class MpiChannel:
         self._world, self._number, self._ended = world, number, -1
 
     def watch(self, ended: int) -> None:
-        """Notice the end of the other process by a descriptor; it stays the caller's. -1: by its silence."""
+        """Detect the end of the other process by this descriptor, which the caller keeps. -1: only
+        by its silence.
+        """
         self._ended = ended
         self.is_local = ended >= 0
 
     def send(self, message: Message, files: Sequence[int | str] = (), patience_s: float = 60.0) -> None:
-        """One message.
+        """Send one message.
 
         Args:
             message: plain values.
             files: descriptors of this process, paths of others, or -1 for none.
-            patience_s: how long the other side may take to take it.
+            patience_s: how long the other side may take to receive it.
 
         Raises:
-            PeerLost: the other process is gone.
-            CommTimeout: it takes nothing.
+            PeerLost: the other process has ended.
+            CommTimeout: it does not receive.
         """
         copies, paths = list[bytes](), list[str | int]()
         for file in files:
@@ -82,15 +84,15 @@ class MpiChannel:
             raise self.lost() if self._is_gone() else self._late(patience_s)
 
     def receive(self, patience_s: float | None = None) -> tuple[Message, list[int]]:
-        """The next message and its descriptors, which are the caller's to close; -1 stands for none.
+        """The next message and its descriptors, which the caller must close; -1 stands for none.
 
         Args:
             patience_s: how long it may take; None: for ever.
 
         Raises:
-            PeerLost: the other process is gone, or what came is no message.
-            CommTimeout: nothing came.
-            ResourceError: what it names cannot be opened.
+            PeerLost: the other process has ended, or sent an invalid message.
+            CommTimeout: nothing arrived.
+            ResourceError: a file that it names cannot be opened.
         """
         frame = self._receive(patience_s)
         message: Any = None
@@ -112,7 +114,7 @@ class MpiChannel:
         return message, files
 
     def _copy(self, num_bytes: int) -> int:
-        """Memory with what the other process sends next."""
+        """Memory with the content that the other process sends next."""
         found = bytearray()
         while len(found) < num_bytes and (piece := self._receive(_QUIET_S)):
             found += piece
@@ -141,7 +143,7 @@ class MpiChannel:
         return bool(poll.poll(0))
 
     def lost(self) -> PeerLost:
-        """The error of a peer that is gone."""
+        """The error about a peer that has ended."""
         how = self._world.cause or ("its end" if self._ended >= 0 else f"nothing of it for {_QUIET_S:g} s")
         return PeerLost(
             f"[comm.channel] processes must live as long as their group; got {how} ({self.peer}); see what it printed, "
@@ -161,7 +163,7 @@ class MpiChannel:
         )
 
     def close(self) -> None:
-        """Nothing: the world stays."""
+        """Does nothing, because the world stays open."""
 
 
 def _opened(path: str, peer: str) -> int:

@@ -28,13 +28,13 @@ _ABI_LIBRARY = "libmpi_abi.so.1"
 
 @dataclass(frozen=True)
 class MpiLibrary:
-    """An MPI to use.
+    """An MPI library to use.
 
     Attributes:
-        table: the built file that has `tilewise_mpi`.
-        library: what is loaded before it, its names for all (RTLD_GLOBAL); a name without a folder is the loader's to
-            find. None where the table is linked to its library.
-        name: which it is, in words.
+        table: the built file with `tilewise_mpi`.
+        library: loaded before the table, with global symbols (RTLD_GLOBAL); the loader searches for
+            a name without a folder. None if the table is linked to its library.
+        name: its description.
     """
 
     table: Path
@@ -48,15 +48,16 @@ def packaged_table() -> Path:
 
 
 def site_table() -> Path:
-    """Where `tilewise build-mpi` puts a table for the MPI of this machine."""
+    """The path where `tilewise build-mpi` puts a table for the MPI of this machine."""
     return _folder() / "libtilewise_mpi_site.so"
 
 
 def find_mpi() -> MpiLibrary:
-    """The MPI to use: that of TILEWISE_MPI, else that of `tilewise build-mpi`, else one with the standard interface.
+    """The MPI to use: that of TILEWISE_MPI, otherwise that of `tilewise build-mpi`, otherwise one
+    with the standard interface.
 
     Raises:
-        ConfigError: there is none, or TILEWISE_MPI names no file.
+        ConfigError: there is none, or TILEWISE_MPI does not name a file.
     """
     if named := read("TILEWISE_MPI", ""):
         if not os.path.isfile(named):  # which no length is too much for
@@ -92,7 +93,9 @@ def _abi_library() -> Path | None:
 
 
 def _library_folders() -> Iterator[Path]:
-    """Of this Python's environment, and of the MPI whose mpiexec stands on the path."""
+    """Library folders of this Python's environment, and of the MPI whose mpiexec is on the search
+    path.
+    """
     yield Path(sys.prefix) / "lib"
     if (mpiexec := shutil.which("mpiexec")) is not None:
         for program in (Path(mpiexec), Path(mpiexec).resolve()):

@@ -21,7 +21,7 @@ _Int32, _Int64 = POINTER(c_int32), POINTER(c_int64)
 
 
 class MpiTable(ctypes.Structure):
-    """What Tilewise needs of MPI: functions, and what each of them is handed first."""
+    """What Tilewise needs of MPI: functions, and the first argument of each."""
 
     _fields_ = (
         ("version", c_int32),
@@ -42,10 +42,10 @@ class MpiTable(ctypes.Structure):
 
 
 def load_table(table: Path, library: Path | None) -> MpiTable:
-    """Load a built table, behind the MPI library that it is to find its names in (None: it is linked to one).
+    """Load a built table after its MPI library (None: it is linked to one).
 
     Raises:
-        ConfigError: a file cannot be loaded, is no such table, or is one of another version.
+        ConfigError: a file cannot be loaded, is not a table, or is one of another version.
     """
     try:
         if library is not None:
@@ -69,7 +69,7 @@ def load_table(table: Path, library: Path | None) -> MpiTable:
 
 
 def name_of_library(table: MpiTable) -> str:
-    """Which MPI a table calls, as that says itself; MPI need not be started."""
+    """The MPI library that a table calls, as the library describes itself; MPI need not be started."""
     text = ctypes.create_string_buffer(_TEXT_BYTES)
     table.library(table.self, text, _TEXT_BYTES)
     return text.value.decode(errors="replace").strip()

@@ -33,10 +33,10 @@ _world: World | None = None
 
 
 class World:
-    """Made by `join_world`.
+    """The processes that `join_world` has connected.
 
     Attributes:
-        native: what carries messages to the others.
+        native: sends and receives messages.
     """
 
     def __init__(self, native: Native) -> None:
@@ -45,36 +45,39 @@ class World:
 
     @property
     def is_own(self) -> bool:
-        """Whether this process has joined it; a forked copy has not, and would take messages that are not for it."""
+        """Whether this process joined it; False in a fork, which would receive messages that are
+        not for it.
+        """
         return os.getpid() == self._owner
 
     @property
     def rank(self) -> int:
-        """Which process this is; 0 leads."""
+        """The number of this process; 0 is the leader."""
         return self.native.rank
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of processes."""
         return self.native.size
 
     def leave(self) -> None:
-        """End MPI with all the others, unless one is lost: then nothing is handed to MPI any more."""
+        """End MPI together with all others. If a process is lost, MPI is not used any more."""
         if not self.native.cause:
             self.native.leave()
 
     def give_up(self, cause: str) -> None:
-        """A process is lost: nothing is handed to MPI from now on."""
+        """Note that a process is lost; MPI is not used any more."""
         self.native.fail(cause)
 
 
 def join_world() -> World | None:
-    """The processes that were started together with this one; None where it was started alone. Where others do not
-    join in time, as after a failure before they could, this process says so and leaves with the code of a loss.
+    """Connect to the processes that were started together with this one; None if it was started
+    alone. If others do not join in time, for example after an earlier failure, this process reports
+    it and exits with the code of a loss.
 
     Raises:
-        ConfigError: there is no MPI, it does not start, it knows of other processes than the launcher has started,
-            this process is a forked copy, or it has left its world already.
+        ConfigError: there is no MPI, it does not start, it disagrees with the launcher about the
+            processes, this process is a fork, or it has already left its world.
     """
     global _world
     if _world is not None:
@@ -113,7 +116,7 @@ def join_world() -> World | None:
 
 @contextmanager
 def _in_time(found: Launched) -> Iterator[None]:
-    """A block in which MPI waits for all processes without end, also for those that have ended; nothing stops it."""
+    """Limits the time of a block in which MPI waits for all processes; MPI itself would wait for ever."""
 
     def give_up() -> None:
         print(
@@ -135,8 +138,9 @@ def _in_time(found: Launched) -> Iterator[None]:
 
 
 def _unlink_segments() -> None:
-    """Take the names of MPI's shared memory away, which would outlive a process that is killed; all that share it have
-    joined."""
+    """Remove the names of MPI's shared memory, which would remain after a process is killed. All
+    processes that share it have joined.
+    """
     for path in set(_SEGMENT.findall(Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"))):
         with suppress(OSError):
             os.unlink(path)

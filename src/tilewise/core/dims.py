@@ -35,10 +35,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Dim:
-    """A size that is bound at run time, for example `Dim("seq", min=1, max=4096)`.
+    """A size that is set at run time, for example `Dim("seq", min=1, max=4096)`.
 
     Raises:
-        ShapeError: the name is no text, or the bounds are not 0 <= min <= max.
+        ShapeError: the name is not a string, or the bounds are not 0 <= min <= max.
     """
 
     name: str
@@ -65,16 +65,17 @@ class DimLabel:
 
     Attributes:
         name: for example `heads`, `kv_heads`, `mlp`, `vocab`; strategies map names to mesh axes.
-        atom: elements that stay together (the head size, 64 rows of a vocabulary, 2 otherwise).
+        atom: number of elements that stay together (the head size, 64 rows of a vocabulary, 2
+            otherwise).
         group: for `kv_heads`: query heads per KV head. A KV head belongs to the k split of its
-            group's first query head and lives on every device that holds one of the group's query
-            heads.
-        is_summed_by_batch_splits: the dim counts the sequences of a step: losses and gradients are
-            sums over it, along the tree over the batch splits (docs/numerics.md, rule 5), and
-            microbatches cut it. `BATCH` is such a label.
+            group's first query head, and every device with one of the group's query heads has it.
+        is_summed_by_batch_splits: the dim counts the sequences of a step. Losses and gradients are
+            sums over it along the tree over batch splits (docs/numerics.md, rule 5), and
+            microbatches divide it. `BATCH` is such a label.
 
     Raises:
-        ShapeError: the name is no text, atom or group are no positive integers, or the role is no truth value.
+        ShapeError: the name is not a string, atom or group is not a positive integer, or the role
+            is not a boolean.
     """
 
     name: str
@@ -109,20 +110,22 @@ UNLABELLED = DimLabel("an unlabelled dim", 2)  # how a dim that only a hint shar
 
 
 def upper_bound(size: Size) -> int:
-    """The largest value a size can take."""
+    """The largest value of a size."""
     return size if isinstance(size, int) else size.max
 
 
 def num_atoms(label: DimLabel, size: int) -> int:
-    """Atoms of a dim of `size` elements; of KV heads, those of their query heads."""
+    """The number of atoms of a dim of `size` elements; for KV heads, that of their query heads."""
     return -(-size // label.atom) * label.group
 
 
 @lru_cache(maxsize=1 << 16)
 def k_split_range(label: DimLabel, size: int, k_splits: int, k_split: int) -> tuple[int, int]:
-    """Elements `[begin, end)` of a dim of `size` elements that k split number `k_split` of `k_splits` holds.
+    """Elements `[begin, end)` of k split number `k_split` of `k_splits`, of a dim of `size`
+    elements.
 
-    K split c holds atoms ⌊cA/C⌋ to ⌊(c+1)A/C⌋; with a group, atoms are query heads and a KV head goes with its first.
+    K split c has atoms ⌊cA/C⌋ to ⌊(c+1)A/C⌋. With a group, atoms are query heads, and a KV head
+    belongs to its first.
     """
     atoms = num_atoms(label, size)
     first, last = k_split * atoms // k_splits, (k_split + 1) * atoms // k_splits
@@ -131,14 +134,16 @@ def k_split_range(label: DimLabel, size: int, k_splits: int, k_split: int) -> tu
 
 
 def _atom_cuts(atoms: int, k_splits: int, shards: int) -> list[int]:
-    """Where the atoms of a dim are cut between devices."""
+    """The atoms at which devices divide a dim."""
     return [share_of(k_splits, shards, s)[0] * atoms // k_splits for s in range(1, shards)]
 
 
 def _keeps_groups(atoms: int, group: int, k_splits: int, shards: int) -> bool:
-    """Whether the sum over a group's query heads is one tree however it is spread (docs/numerics.md, rule 4).
+    """Whether the sum over a group's query heads follows one tree for every sharding
+    (docs/numerics.md, rule 4).
 
-    Every group lies on one device, or every one on r devices with a power of two of its query heads each.
+    Either each group is on one device, or each is on r devices with a power of two of its query
+    heads each.
     """
     if all(cut % group == 0 for cut in _atom_cuts(atoms, k_splits, shards)):
         return True
@@ -148,13 +153,15 @@ def _keeps_groups(atoms: int, group: int, k_splits: int, shards: int) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def shard_range(label: DimLabel, size: int, k_splits: int, shards: int, shard: int) -> tuple[int, int]:
-    """Elements `[begin, end)` of a dim of `size` elements that device `shard` of `shards` holds.
+    """Elements `[begin, end)` of device `shard` of `shards`, of a dim of `size` elements.
 
-    A device holds an aligned run of k splits, also where atoms do not divide: 8 heads in 12 k splits over 3 devices are
-    2, 3 and 3. KV heads are replicated where their group's query heads are spread.
+    A device has an aligned run of k splits, even if atoms do not divide evenly: 8 heads in 12 k
+    splits over 3 devices are 2, 3 and 3. KV heads are replicated if their group's query heads are
+    on several devices.
 
     Raises:
-        LayoutError: runs of k splits would be no nodes of their tree, or KV heads would straddle devices unevenly.
+        LayoutError: a run of k splits is not a node of their tree, or KV heads would be shared
+            unevenly.
     """
     if shards not in allowed_widths(k_splits):
         raise LayoutError(

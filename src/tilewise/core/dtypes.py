@@ -19,7 +19,7 @@ class DType:
 
     Attributes:
         name: `f32`, `bf16`, `i32` or `f64`.
-        numpy: the NumPy dtype that holds it.
+        numpy: the corresponding NumPy dtype.
     """
 
     name: str
@@ -59,7 +59,8 @@ _SPELLINGS = {
 
 
 def dtype(name: str | DType) -> DType:
-    """The element type of that name; `float32`, `fp32`, `bfloat16`, `int32` and `float64` are accepted too.
+    """The element type with this name; `float32`, `fp32`, `bfloat16`, `int32` and `float64` are
+    accepted too.
 
     Raises:
         ShapeError: there is none.
@@ -80,22 +81,23 @@ MODEL_DTYPES = (*_COMPUTED, *(name for name, means in _SPELLINGS.items() if mean
 
 
 def model_dtype(name: str) -> str:
-    """`bf16` or `f32` for any spelling of the two.
+    """`bf16` or `f32`, from any spelling.
 
     Raises:
-        ConfigError: models do not compute in that type.
+        ConfigError: models do not compute in this type.
     """
     return _computed(name, MODEL_DTYPES)
 
 
 def choose_dtype(name: str, stored: str | None) -> str:
-    """As `model_dtype`; `auto` is the type that a model's weights are stored in, or bf16 when that is another one.
+    """Like `model_dtype`; `auto` is the type in which a model's weights are stored, or bf16 if
+    models do not compute in it.
 
     Args:
-        stored: what the model's config.json says; None when it does not.
+        stored: the type in the model's config.json; None if missing.
 
     Raises:
-        ConfigError: models do not compute in that type.
+        ConfigError: models do not compute in this type.
     """
     auto = stored if stored in MODEL_DTYPES else "bf16"
     return _computed(auto if isinstance(name, str) and name == "auto" else name, ("auto", *MODEL_DTYPES))
@@ -110,5 +112,5 @@ def _computed(name: str, allowed: tuple[str, ...]) -> str:
 
 
 def is_float(dtype: np.dtype) -> bool:
-    """Whether weights may be stored as that: any floating type, no integers and no flags."""
+    """Whether weights may have this dtype: any floating-point type."""
     return bool(np.issubdtype(dtype, np.floating)) or dtype == DTYPES["bf16"].numpy

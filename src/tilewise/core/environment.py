@@ -43,12 +43,15 @@ def read(name: str, default: str) -> str:
 
 
 def is_launched() -> bool:
-    """Whether a launcher of several processes may have started this one; `comm.launcher` says which, and how many."""
+    """Whether a launcher of several processes may have started this one; `comm.launcher` finds out
+    which, and how many.
+    """
     names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_STEP_ID")
     return any(read(name, "") for name in names)
 
 
 def on_host() -> str:
-    """` on NAME`, for messages about this host's files and memory where a launcher may have started processes on others
-    too; else nothing."""
+    """` on NAME`, for messages about this host's files and memory if a launcher may have started
+    processes on other hosts; otherwise an empty string.
+    """
     return f" on {os.uname().nodename}" if is_launched() else ""

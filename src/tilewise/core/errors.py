@@ -39,7 +39,7 @@ LOST = 75
 
 
 class TilewiseError(Exception):
-    """Root of every error that Tilewise raises on purpose."""
+    """Base class of all errors that Tilewise raises on purpose."""
 
 
 class ShapeError(TilewiseError, ValueError):
@@ -47,15 +47,15 @@ class ShapeError(TilewiseError, ValueError):
 
 
 class LayoutError(TilewiseError, ValueError):
-    """A strategy cannot spread this tensor over this mesh."""
+    """A strategy is not possible for this tensor and mesh."""
 
 
 class PlanError(TilewiseError, ValueError):
-    """A graph cannot be planned or run as asked."""
+    """A graph cannot be planned or run as requested."""
 
 
 class ConfigError(TilewiseError, ValueError):
-    """A configuration file or model description is wrong or asks for something unsupported."""
+    """A configuration file or model description is wrong, or requests something unsupported."""
 
 
 class CheckpointError(TilewiseError, ValueError):
@@ -63,11 +63,11 @@ class CheckpointError(TilewiseError, ValueError):
 
 
 class ResourceError(TilewiseError, MemoryError):
-    """Memory or another bounded resource is not enough."""
+    """There is not enough memory or another bounded resource."""
 
 
 class CommError(TilewiseError):
-    """Devices could not exchange what they owe each other."""
+    """Communication between devices failed."""
 
 
 class CommTimeout(CommError):
@@ -75,7 +75,7 @@ class CommTimeout(CommError):
 
 
 class PeerLost(CommError):
-    """Another device or process is gone."""
+    """Another device or process has ended."""
 
 
 class TaskFailed(TilewiseError):
@@ -99,8 +99,8 @@ class TaskFailed(TilewiseError):
 
 
 class NotFinite(TilewiseError):
-    """Loss, gradients, weights or logits are no finite numbers; what was saved before is whole."""
+    """Loss, gradients, weights or logits are not finite; earlier saved state is complete."""
 
 
 class InternalError(TilewiseError):
-    """A broken invariant of Tilewise itself; please report it with `plan.explain()`."""
+    """A defect of Tilewise; please report it with `plan.explain()`."""

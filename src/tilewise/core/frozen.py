@@ -20,10 +20,11 @@ _validate = Validator("core")
 
 
 class FrozenMap(dict[K, V]):
-    """A mapping of a frozen record. Equal to any dictionary of the same keys and values.
+    """A read-only mapping of a frozen record. It equals any dictionary with the same keys and
+    values.
 
     Raises:
-        ConfigError: something is put into it or taken out of it.
+        ConfigError: an attempt to change it.
     """
 
     __slots__ = ()
@@ -44,7 +45,7 @@ class FrozenMap(dict[K, V]):
 
 
 def freeze_maps(record: object, *names: str) -> None:
-    """Where a frozen dataclass is made: put read-only mappings in place of those that its fields were given."""
+    """For `__post_init__` of a frozen dataclass: replace mappings in its fields by read-only ones."""
     for name in names:
         given: Mapping[Any, Any] = getattr(record, name)
         if type(given) is not FrozenMap:

@@ -34,19 +34,20 @@ _LEAST_QUOTA = 0.01  # of a core, where a file says less
 
 
 def num_cores(root: Path = _ROOT) -> int:
-    """Threads that can compute at a time: cores that the process may run on, or fewer where its group may use fewer.
+    """The number of threads that can compute at a time: cores that the process may run on, or fewer
+    if its control group limits it.
 
     Args:
-        root: where the system's files are.
+        root: root of the system's files.
     """
     return max(1, math.ceil(min(len(os.sched_getaffinity(0)), core_quota(root))))
 
 
 def core_quota(root: Path = _ROOT) -> float:
-    """Cores' time that the process's group may use, infinity where nothing says.
+    """The number of cores' time that the process's control group may use; infinity without a limit.
 
     Args:
-        root: where the system's files are.
+        root: root of the system's files.
     """
     least = math.inf
     for folder in _groups(root):
@@ -63,10 +64,10 @@ def core_quota(root: Path = _ROOT) -> float:
 
 
 def memory_of_machine(root: Path = _ROOT) -> int:
-    """Bytes of physical memory, or what the process's group may have if that is less.
+    """Bytes of physical memory, or the limit of the process's control group if that is less.
 
     Args:
-        root: where the system's files are.
+        root: root of the system's files.
     """
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for folder in _groups(root):
@@ -77,11 +78,11 @@ def memory_of_machine(root: Path = _ROOT) -> int:
 
 
 def available_memory(root: Path = _ROOT) -> int:
-    """Bytes that this process can allocate now without swapping: what the system calls available, or what is left of
-    the limit of a control group if that is less. Page cache counts as available.
+    """Bytes that this process can allocate now without swapping: the system's available memory, or
+    the rest of the control group's limit if that is less. Page cache counts as available.
 
     Args:
-        root: where the system's files are.
+        root: root of the system's files.
     """
     found = memory_of_machine(root)
     with suppress(*_UNSAID):
@@ -100,7 +101,7 @@ def available_memory(root: Path = _ROOT) -> int:
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """The folder of the process's control group and of each group around it, as far as they can be seen."""
+    """The folders of the process's control group and of its parents, as far as they are visible."""
     top = root / "sys/fs/cgroup"
     yield top
     with suppress(*_UNSAID):

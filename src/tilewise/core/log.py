@@ -30,7 +30,7 @@ _WARNED: set[tuple[str, str]] = set()
 
 
 def warn_once(package: str, text: str) -> None:
-    """Log a warning, unless this process has logged it before: a model's files are read several times."""
+    """Log a warning once per process, because a model's files are read several times."""
     if (package, text) not in _WARNED:
         _WARNED.add((package, text))
         get_logger(package).warning("%s", text)

@@ -27,14 +27,14 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True, init=False)
 class DeviceMesh:
-    """Devices arranged on named axes, row-major: the last axis varies fastest.
+    """Devices on named axes, row-major: the last axis varies fastest.
 
     Args:
         axes: size per axis name, in order, for example `{"dp": 2, "tp": 4}`.
 
     Raises:
-        LayoutError: an axis has no name, that of time or no size of at least one, or there are more than 1,024
-            devices.
+        LayoutError: an axis has no name, the name of time, or a size below one; or there are more
+            than 1,024 devices.
     """
 
     names: tuple[str, ...]
@@ -74,19 +74,19 @@ class DeviceMesh:
 
     @cached_property
     def num_devices(self) -> int:
-        """Product of all axis sizes."""
+        """The product of all axis sizes."""
         return prod(self.sizes)
 
     @cached_property
     def _axes(self) -> dict[str, tuple[int, int]]:
-        """Per axis its size, and the devices between neighbours on it."""
+        """Per axis, its size and its stride in devices."""
         return {
             name: (size, prod(self.sizes[i + 1 :]))
             for i, (name, size) in enumerate(zip(self.names, self.sizes))
         }
 
     def _known(self, axes: tuple[str, ...]) -> list[tuple[int, int]]:
-        """Size, and devices between neighbours, of each of these axes that the mesh has."""
+        """Size and stride of each of these axes that the mesh has."""
         known = []
         for axis in axes:
             if not isinstance(axis, str):
@@ -96,10 +96,11 @@ class DeviceMesh:
         return known
 
     def size(self, *axes: str) -> int:
-        """Devices along the product of some axes; an axis the mesh does not have has one.
+        """Number of devices along the product of some axes; an axis that the mesh does not have
+        counts as one.
 
         Raises:
-            LayoutError: an axis is no name.
+            LayoutError: an axis is not a name.
         """
         return prod(size for size, _ in self._known(axes))
 
@@ -107,7 +108,7 @@ class DeviceMesh:
         """Position of `device` on the product of some axes, the first of them major.
 
         Raises:
-            LayoutError: there is no such device, or an axis is no name.
+            LayoutError: there is no such device, or an axis is not a name.
         """
         _validate.integer("mesh", "a device", device, 0, self.num_devices - 1)
         position = 0
@@ -116,19 +117,21 @@ class DeviceMesh:
         return position
 
     def first(self, device: int, *axes: str) -> int:
-        """The device at the beginning of these axes that differs from `device` on them only.
+        """The device with coordinate 0 on these axes that otherwise has the coordinates of
+        `device`.
 
         Raises:
-            LayoutError: there is no such device, or an axis is no name.
+            LayoutError: there is no such device, or an axis is not a name.
         """
         _validate.integer("mesh", "a device", device, 0, self.num_devices - 1)
         return device - sum(device // stride % size * stride for size, stride in self._known(axes))
 
     def group(self, device: int, *axes: str) -> list[int]:
-        """The devices that differ from `device` on these axes only (`device` among them), by their `coordinate`.
+        """The devices that differ from `device` only on these axes, including `device`, ordered by
+        their `coordinate`.
 
         Raises:
-            LayoutError: there is no such device, or an axis is no name.
+            LayoutError: there is no such device, or an axis is not a name.
         """
         found = [self.first(device, *axes)]
         for size, stride in self._known(axes):

@@ -58,20 +58,20 @@ Model = TypeVar("Model", bound="BaseModel")
 
 
 class Unreadable(ValueError):
-    """Content from outside that is refused; the text continues `got FILE: `."""
+    """Input that is rejected; the text continues `got FILE: `."""
 
 
 class Forbidden(Unreadable):
-    """The system does not let this process read it, which says nothing of its content."""
+    """The system does not allow this process to read it; its content is unknown."""
 
 
 def open_regular(path: str | Path) -> BinaryIO:
-    """Open a regular file for reading; never waits.
+    """Open a regular file for reading; never blocks.
 
     Raises:
-        Unreadable: it is not there or is no regular file.
-        Forbidden: it may not be read.
-        ResourceError: this process may open no further file, which says nothing of this one.
+        Unreadable: it does not exist or is not a regular file.
+        Forbidden: this process may not read it.
+        ResourceError: this process cannot open more files.
     """
     try:
         # O_NONBLOCK: opening a pipe returns at once instead of waiting for a writer
@@ -100,7 +100,7 @@ def read_whole(path: str | Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """All bytes of a regular file.
 
     Raises:
-        Unreadable: as `open_regular`, or it holds more than `max_bytes`.
+        Unreadable: as `open_regular`, or it has more than `max_bytes`.
     """
     with open_regular(path) as file:
         try:
@@ -128,10 +128,11 @@ def decode_text(content: bytes) -> str:
 
 
 def validate_json(content: bytes, model: type[Model]) -> Model:
-    """JSON as a model reads it; nesting is limited (to some 200 levels), texts are UTF-8.
+    """Validate JSON against a model; nesting is limited to about 200 levels, and strings must be
+    UTF-8.
 
     Raises:
-        Unreadable: it is not JSON, or holds something else than the model says.
+        Unreadable: it is not JSON, or does not match the model.
     """
     from pydantic import ValidationError
 
@@ -143,10 +144,11 @@ def validate_json(content: bytes, model: type[Model]) -> Model:
 
 
 def parse_json(content: bytes, model: type[Model]) -> Model:
-    """As `validate_json`, and every reader would read the same: no key stands twice, all numbers are finite.
+    """Like `validate_json`, for JSON that every reader interprets alike: keys are unique and
+    numbers are finite.
 
     Raises:
-        Unreadable: see there.
+        Unreadable: as `validate_json`, or a key appears twice, or a number is not finite.
     """
     found = validate_json(content, model)
     plain_json(content)
@@ -154,7 +156,7 @@ def parse_json(content: bytes, model: type[Model]) -> Model:
 
 
 def plain_json(content: bytes) -> Any:
-    """JSON as lists, dictionaries and plain values: no key stands twice, all numbers are finite.
+    """JSON as lists, dictionaries and plain values; keys must be unique and numbers finite.
 
     Raises:
         Unreadable: it is not such JSON.
@@ -176,8 +178,9 @@ def plain_json(content: bytes) -> Any:
 
 @contextmanager
 def refusals_of(library: str) -> Iterator[None]:
-    """What a library raises over content from outside is `Unreadable`: bare Exceptions too, and panics of Rust, which
-    are not even those."""
+    """Turns exceptions that a library raises about input into `Unreadable`, including bare
+    Exceptions and panics of Rust, which do not derive from Exception.
+    """
     try:
         yield
     except BaseException as error:
@@ -187,7 +190,7 @@ def refusals_of(library: str) -> Iterator[None]:
 
 
 def read_json(path: str | Path, model: type[Model], max_bytes: int = MAX_JSON_BYTES) -> Model:
-    """A JSON file as a model.
+    """Read and validate a JSON file.
 
     Raises:
         Unreadable: as `read_whole` and `parse_json`.
@@ -196,7 +199,7 @@ def read_json(path: str | Path, model: type[Model], max_bytes: int = MAX_JSON_BY
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first of a model's problems in one line: its place, what is wrong, what was given."""
+    """A model's first validation error in one line: its place, what is wrong, the value."""
     loc, (first, *others) = first_fault(error)
     place = ".".join(bare(str(part)) for part in loc)  # keys are foreign text: one line
     kind, message = first["type"], first["msg"]
@@ -213,11 +216,11 @@ def first_problem(error: ValidationError) -> str:
 
 
 def first_fault(error: ValidationError) -> tuple[tuple[int | str, ...], list[ErrorDetails]]:
-    """The place of a model's first problem, and what is wrong there.
+    """The place of a model's first validation error, and what is wrong there.
 
-    A field that may be of several types has a problem for each of them. The type that was meant is the one that the
-    value is of, though out of its range; else the one whose problem lies deepest within the value, or at the last entry
-    of a list. So where one entry is wrong, it is named.
+    A field of several possible types has an error for each of them. The one reported is the error
+    of the type that the value has although it is out of range; otherwise the one deepest within the
+    value, or at the last entry of a list. So if one entry is wrong, it is named.
     """
     problems = [(_place_of(one), one) for one in error.errors(include_url=False)]
     start = problems[0][0]
@@ -235,13 +238,13 @@ def first_fault(error: ValidationError) -> tuple[tuple[int | str, ...], list[Err
 
 
 def joined_rules(problems: Sequence[ErrorDetails]) -> str:
-    """What a value must be that may be of several types."""
+    """The rule of a value of several possible types."""
     first, *others = dict.fromkeys(one["msg"] for one in problems)
     return " or ".join([first, *(rule.removeprefix("Input should be ") for rule in others)])
 
 
 def _place_of(problem: ErrorDetails) -> tuple[int | str, ...]:
-    """Fields and entries that lead to a problem, without the names of types that pydantic writes between them."""
+    """The fields and entries that lead to an error, without the names of types that pydantic inserts."""
     loc = problem["loc"]
     if problem["type"] == "model_type" and loc[-1:] == (problem["ctx"]["class_name"],):
         loc = loc[:-1]

@@ -21,15 +21,15 @@ _POLL_S = 0.1
 
 
 class BackgroundThread(threading.Thread):
-    """A thread that is asked to stop and joined when the program ends, if not before.
+    """A thread that is asked to stop, and joined, when the program ends at the latest.
 
     Args:
         target: the function to run.
         args: its arguments.
         name: of the thread.
         stop: asks `target` to return soon; called at the end of the program, from another thread.
-        patience_s: how long the end of the program waits for it at most; finite only where `target` waits for files or
-            other processes, never inside native code of ours.
+        patience_s: maximum time that the end of the program waits for it. Finite only if `target`
+            waits for files or other processes, never if it runs native code of ours.
     """
 
     def __init__(
@@ -71,8 +71,9 @@ class BackgroundThread(threading.Thread):
             self._has_ended.set()
 
     def stop(self) -> None:
-        """Ask the target to return, and wait until it has, or until the patience is over. In a forked child, which
-        lacks the thread, does nothing."""
+        """Ask the target to return, and wait until it has, or until `patience_s` is over. Does
+        nothing in a forked child, which does not have the thread.
+        """
         if os.getpid() == self._process:
             self._stop_target()
             until = time.monotonic() + self._patience_s
@@ -81,12 +82,12 @@ class BackgroundThread(threading.Thread):
         atexit.unregister(self.stop)
 
     def wait_briefly(self) -> bool:
-        """Wait a tenth of a second at most; whether the thread has ended, or has never begun."""
+        """Wait at most a tenth of a second; returns whether the thread has ended, or never began."""
         return self._has_ended.wait(_POLL_S) or self.ident is None
 
     def wait(self) -> None:
-        """Wait until the thread has ended. Unlike `join`, it can be called again after Ctrl-C has interrupted it: in
-        Python 3.11 an interrupted `join` takes the thread for ended.
+        """Wait until the thread has ended. Unlike `join`, it can be called again after Ctrl-C
+        interrupted it; in Python 3.11 an interrupted `join` treats the thread as ended.
 
         Raises:
             RuntimeError: called by the thread itself.

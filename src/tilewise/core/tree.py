@@ -34,12 +34,12 @@ def is_power_of_two(value: int) -> bool:
 
 
 def _span(leaves: int) -> int:
-    """Leaves below a full node that covers so many: the next power of two."""
+    """The number of leaves below a full node that covers this many: the next power of two."""
     return 1 << (leaves - 1).bit_length()
 
 
 def is_node(interval: Interval, count: int) -> bool:
-    """Whether leaves `[begin, end)` are all the leaves of one node of the tree over `count`."""
+    """Whether leaves `[begin, end)` are exactly the leaves of one node of the tree over `count`."""
     begin, end = interval
     if not 0 <= begin < end <= count:
         return False
@@ -48,7 +48,7 @@ def is_node(interval: Interval, count: int) -> bool:
 
 
 def join_nodes(left: Interval, right: Interval, count: int) -> Interval | None:
-    """The node whose two children are these; None if no node has them."""
+    """The node with these two children; None if there is none."""
     both = (left[0], right[1])
     span = _span(max(left[1] - left[0], 1))
     is_pair = left[1] == right[0] and left[1] - left[0] == span and left[0] % (2 * span) == 0

@@ -31,13 +31,13 @@ HIDDEN = ".tilewise-tmp-"
 
 
 def sync_file(path: Path) -> None:
-    """Force a file's content to the disk."""
+    """Flush a file's content to the disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_directory(path: Path) -> None:
-    """Force a directory's entries to the disk."""
+    """Flush a directory's entries to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -47,10 +47,10 @@ def sync_directory(path: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What the system refuses while `path` is written becomes one kind of error.
+    """Turns system errors while `path` is written into one kind of error.
 
     Raises:
-        ResourceError: names the path, the host where there may be several, and what the system said.
+        ResourceError: names the path, the host if there may be several, and the system's message.
     """
     try:
         yield
@@ -63,7 +63,8 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def name_in_utf8(directory: Path) -> Iterator[str]:
-    """A name of a directory that native code takes, which is UTF-8; names of files are bytes. In this process alone.
+    """A UTF-8 name for a directory whose name may be any bytes, for native code, which takes UTF-8.
+    Valid in this process only.
 
     Raises:
         ResourceError: it cannot be opened.
@@ -84,7 +85,8 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file, then put it at `path` in one step.
 
     Raises:
-        ResourceError: it cannot be written, or is a directory, a device or no name at all; what stood there is kept.
+        ResourceError: it cannot be written, or `path` is a directory, a device or not a valid name;
+            an existing file is kept.
     """
     if not path.name or (os.path.lexists(path) and not path.is_file()):
         raise ResourceError(

@@ -37,7 +37,7 @@ class Batches:
         seed: of the order.
 
     Raises:
-        ConfigError: the stream is shorter than one window, or holds an id that int32 cannot.
+        ConfigError: the stream is shorter than one window, or has an id beyond int32.
     """
 
     stream: NDArray[np.int32]
@@ -62,7 +62,7 @@ class Batches:
 
     @property
     def _least(self) -> str:
-        """How much text makes a window, in words."""
+        """The amount of text needed for a window, in words."""
         return f"context + 1 = {self.context + 1} tokens"
 
     @property
@@ -91,16 +91,18 @@ class Batches:
 
 @dataclass(frozen=True)
 class PaddedBatches(Batches):
-    """Training batches of documents, one per sequence: as wide as the longest of a batch, shorter ones padded.
+    """Training batches with one document per sequence. A batch is as wide as its longest document;
+    shorter ones are padded.
 
-    Every token of a document is predicted once per epoch, the first one from the mark that ends the document before.
+    Every token of a document is predicted once per epoch, the first one from the end mark of the
+    previous document.
 
     Args:
         stream: ids, `[N]`; a mark ends each document.
         batch: sequences per step.
-        context: the most tokens per sequence; longer documents are cut.
+        context: maximum tokens per sequence; longer documents are divided.
         seed: of the order.
-        end: the id of the mark, which also stands where padding does; its label there is `IGNORED`.
+        end: the id of the mark. It is also the padding id, with label `IGNORED`.
 
     Raises:
         ConfigError: the stream is empty.
@@ -118,7 +120,7 @@ class PaddedBatches(Batches):
 
     @cached_property
     def _cuts(self) -> NDArray[np.int64]:
-        """Where windows begin, and the end of the last."""
+        """The beginnings of windows, and the end of the last."""
         behind = np.flatnonzero(self.stream == self.end) + 1
         borders = np.unique([0, *behind, len(self.stream)])
         windows = [np.arange(a, b, self.context) for a, b in pairwise(borders)]
@@ -145,7 +147,7 @@ _ORDERS: dict[tuple[int, int, int], NDArray[np.int64]] = {}
 
 
 def _epoch_order(num_windows: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The order of an epoch's windows; the last two are kept, for a batch may straddle epochs."""
+    """The order of an epoch's windows. The last two are cached, because a batch may span two epochs."""
     key = (num_windows, seed, epoch)
     if key not in _ORDERS:
         while len(_ORDERS) >= 2:

@@ -53,7 +53,7 @@ class TextFile:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Files to train on and files to judge by; both sorted by name."""
+    """Training files and held-out files, both sorted by name."""
 
     train: tuple[TextFile, ...]
     held_out: tuple[TextFile, ...]
@@ -65,7 +65,7 @@ class Corpus:
 
 
 def is_held_out(name: str, percent: float = 5.0) -> bool:
-    """Whether the file of that relative path is held out: `percent` of all names, by SHA-256."""
+    """Whether the file with this relative path is held out: `percent` of all names, by SHA-256."""
     _validate.instance("corpus", "a name", name, str, "pass a relative path")
     percent = _validate.number("corpus", "the held-out share in percent", percent, 0.0, 100.0)
     # the system's own bytes where a name is not UTF-8
@@ -85,16 +85,18 @@ def load_standard_library(held_out_percent: float = 5.0) -> Corpus:
 
 
 def load_corpus(path: str | Path, held_out_percent: float = 5.0) -> Corpus:
-    """The text files at `path`: one file, or every readable UTF-8 file of a directory without hidden ones.
+    """The text files at `path`: one file, or every readable UTF-8 file of a directory except hidden
+    ones.
 
-    A single file, and a file of more than 16 MiB in a directory, is cut at blank lines into pieces of about 8 KiB that
-    stand for files, so that some can be held out. Where the hash would hold out all of a few texts, the first is
-    trained on. A warning names files that look like JSON lines. What is left out of a directory (structured data by its
-    ending, binary, not UTF-8, unreadable) is named in one warning.
+    A single file, and a file of more than 16 MiB in a directory, is divided at blank lines into
+    pieces of about 8 KiB, which are treated as files so that some can be held out. If the hash
+    would hold out all of a few texts, the first one is used for training. A warning names files
+    that look like JSON lines. One warning names what was skipped in a directory (structured data by
+    its suffix, binary, not UTF-8, unreadable).
 
     Raises:
-        ConfigError: there is no such path, it is a structured or compressed file, there is no text in it, or more than
-            memory can hold.
+        ConfigError: there is no such path, it is a structured or compressed file, it has no text,
+            or more than fits in memory.
     """
     root = _validate.path("load_corpus", "data", path)
     if os.path.isfile(root):
@@ -108,7 +110,9 @@ def load_corpus(path: str | Path, held_out_percent: float = 5.0) -> Corpus:
 
 
 def _is_structured(name: str) -> bool:
-    """Whether a file holds records by its ending, compressed or not: `chat.jsonl`, `chat.jsonl.gz`."""
+    """Whether a file's suffix is one of structured data, compressed or not: `chat.jsonl`,
+    `chat.jsonl.gz`.
+    """
     endings = [ending.lower() for ending in Path(name).suffixes]
     while endings and endings[-1] in _COMPRESSED:
         endings.pop()
@@ -116,10 +120,10 @@ def _is_structured(name: str) -> bool:
 
 
 def _require_plain_text(path: Path) -> None:
-    """Refuse a file whose bytes are not the text to learn from.
+    """Reject a file that is not plain text by its suffix.
 
     Raises:
-        ConfigError: the file is structured or compressed by its ending.
+        ConfigError: the file is structured or compressed.
     """
     if _is_structured(path.name):
         raise ConfigError(
@@ -133,7 +137,9 @@ def _require_plain_text(path: Path) -> None:
 
 
 def _visible_files(root: Path) -> Iterator[Path]:
-    """All regular files below `root` but hidden ones; folders that may not be read come as they are, to be said."""
+    """All regular files below `root` except hidden ones. Unreadable folders are included, so that
+    they can be reported.
+    """
     unreadable: list[str] = []
     for folder, folders, files in os.walk(root, onerror=lambda error: unreadable.append(error.filename)):
         folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
@@ -179,7 +185,9 @@ def _load(root: Path, files: Iterable[Path], percent: float) -> Corpus:
 
 
 def _warn_of_json_lines(texts: Sequence[TextFile]) -> None:
-    """One warning about plain files that hold a JSON object on every line: text to learn from seldom looks so."""
+    """One warning about plain files with a JSON object on every line, because training text seldom
+    looks like this.
+    """
     names = list(dict.fromkeys(file.name.partition("#")[0] for file in texts if _is_json_lines(file.text)))
     if names:
         more = ", …" if len(names) > _NAMES_SHOWN else ""
@@ -211,7 +219,7 @@ def _size(path: Path) -> int:
 
 
 def _check_memory(num_bytes: int, root: Path) -> None:
-    """A corpus is held in memory while it is encoded."""
+    """Check that a corpus fits in memory, which holds it while it is encoded."""
     limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if num_bytes > limit:
         raise ConfigError(
@@ -221,7 +229,7 @@ def _check_memory(num_bytes: int, root: Path) -> None:
 
 
 def _texts_of(name: str, path: Path, in_pieces: bool) -> list[TextFile]:
-    """A file as a whole or in pieces; none when it is empty."""
+    """A file as a whole or in pieces; none if it is empty."""
     if in_pieces:
         return [TextFile(f"{name}#{i:06d}", piece) for i, piece in enumerate(read_pieces(path))]
     text = read_text(path)
@@ -229,7 +237,7 @@ def _texts_of(name: str, path: Path, in_pieces: bool) -> list[TextFile]:
 
 
 def _summary(skipped: list[tuple[str, str]]) -> str:
-    """Reasons with their numbers, and some names each."""
+    """Reasons with their counts, and some names each."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in skipped:
         by_reason.setdefault(reason, []).append(name)

@@ -22,13 +22,13 @@ _validate = Validator("data")
 
 @dataclass(frozen=True)
 class MaskedBatches:
-    """Training batches of an encoder.
+    """Training batches for an encoder.
 
     Args:
         batches: windows of text, packed or padded.
-        mask: id of the token that stands for a hidden one.
-        vocab_size: tokens that another one is drawn from.
-        percent: of the tokens, how many are predicted.
+        mask: id of the mask token.
+        vocab_size: number of tokens from which random ones are drawn.
+        percent: share of tokens that are predicted.
     """
 
     batches: Batches

@@ -27,13 +27,13 @@ def read_text(path: Path) -> str:
     """The text of a file.
 
     Raises:
-        Unreadable: a word for why it is invalid: `binary`, `not UTF-8`, `unreadable`.
+        Unreadable: with one word: `binary`, `not UTF-8`, `unreadable`.
     """
     return "".join(_blocks(path))
 
 
 def read_pieces(path: Path) -> list[str]:
-    """The text of a file in pieces of some 8 KiB, none of them blank, which joined are the text.
+    """The text of a file in pieces of about 8 KiB, none of them blank. Joined they are the text.
 
     Raises:
         Unreadable: as `read_text`; one invalid place makes the whole file invalid.
@@ -56,7 +56,9 @@ def read_pieces(path: Path) -> list[str]:
 
 
 def _cut(text: str, begin: int) -> int:
-    """Where the piece that starts at `begin` ends; `text` reaches beyond the longest piece, or to the end."""
+    """The end of the piece that starts at `begin`; `text` reaches beyond the longest piece, or to
+    the end.
+    """
     limit = begin + _LONGEST_PIECE_CHARS
     blank = _BLANK_LINE.search(text, begin + _PIECE_CHARS - 2, limit)
     if blank is not None:
@@ -68,7 +70,7 @@ def _cut(text: str, begin: int) -> int:
 
 
 def _join_blank(pieces: list[str]) -> list[str]:
-    """Blank pieces go with the one before them; a text that is blank as a whole has none."""
+    """Joins blank pieces to the piece before; a blank text has no pieces."""
     joined: list[str] = []
     for piece in pieces:
         if joined and not piece.strip():

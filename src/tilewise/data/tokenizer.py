@@ -32,15 +32,16 @@ _validate = Validator("data")
 def train_tokenizer(
     texts: Iterable[str], vocab_size: int = 4096, *, special_tokens: Sequence[str] = (END_OF_TEXT,)
 ) -> Tokenizer:
-    """A byte-level BPE tokenizer with `<|endoftext|>` as id 0.
+    """Train a byte-level BPE tokenizer with `<|endoftext|>` as id 0.
 
     Args:
-        texts: to learn from.
-        vocab_size: most ids.
-        special_tokens: from id 0 on.
+        texts: training texts.
+        vocab_size: maximum number of ids.
+        special_tokens: with ids from 0 on.
 
     Raises:
-        ConfigError: a vocabulary too small for all bytes and the special tokens, or larger than any; what is no text.
+        ConfigError: the vocabulary is too small for all bytes and the special tokens, or too large;
+            or a text is not a string.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -68,7 +69,7 @@ def train_tokenizer(
 
 
 def _each_text(texts: Iterable[str]) -> Iterator[str]:
-    """The texts, held to be some; what refuses one in the library's hands comes out of it as it is."""
+    """The texts, checked one by one. An exception raised inside of the library is passed on unchanged."""
     for text in texts:
         _validate.instance("tokenizer", "a text", text, str, "decode it")
         try:
@@ -81,10 +82,10 @@ def _each_text(texts: Iterable[str]) -> Iterator[str]:
 
 
 def special_id(tokenizer: Tokenizer, *tokens: str) -> int:
-    """The id of the first of some special tokens that a tokenizer knows.
+    """The id of the first of some special tokens that a tokenizer has.
 
     Raises:
-        ConfigError: it knows none.
+        ConfigError: it has none of them.
     """
     found = next((i for i in map(tokenizer.token_to_id, tokens) if i is not None), None)
     if found is None:
@@ -100,16 +101,16 @@ def encode_files(
     end: int,
     show: Callable[[int, int], None] = lambda done, total: None,
 ) -> NDArray[np.int32]:
-    """All texts as one stream of ids, each followed by one that ends it.
+    """Encode all texts as one stream of ids, each followed by an end id.
 
     Args:
-        tokenizer: makes ids; its own additions (an id that begins a text) are left out.
+        tokenizer: special tokens that it adds (such as one that begins a text) are left out.
         texts: to encode.
-        end: id behind each.
+        end: id after each.
         show: called with the files done and all files, now and then.
 
     Raises:
-        ConfigError: an end that is no id, what is no text.
+        ConfigError: `end` is not an id, or a text is not a string.
     """
     texts = _validate.sequence("tokenizer", "texts", texts, "texts")
     end = _validate.integer("tokenizer", "end", end, 0, (1 << 31) - 1)

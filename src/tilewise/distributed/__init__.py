@@ -18,19 +18,19 @@ _WORKER = "tilewise.distributed.worker"
 
 
 class ProcessGroup(Group):
-    """This process and workers. Models over several devices have them in all of these processes while it is open;
-    nothing else in a program changes, and no bit of a result.
+    """This process and workers. While it is open, models over several devices use all of these
+    processes. Nothing else in a program changes, and no bit of a result.
 
-    Alone, this process starts `num_processes - 1` workers next to it, on this host. Of processes that a launcher has
-    started (mpiexec, srun), on one host or several, the first goes on, and all others serve it from here to their ends;
-    one alone is a group of one.
+    Without a launcher, this process starts `num_processes - 1` workers on this host. If a launcher
+    (mpiexec, srun) started several processes, on one host or several, the first one continues, and
+    all others serve it from here until they end. A single process is a group of one.
 
     Args:
-        num_processes: this one among them; not needed where a launcher has started them.
+        num_processes: including this one; not needed with a launcher.
 
     Raises:
-        ConfigError: not between 1 and 1024, another number than a launcher has started, another group is open, or MPI
-            is missing or does not agree with the launcher.
+        ConfigError: the number is not between 1 and 1024, or differs from the launcher's; another
+            group is open; or MPI is missing or disagrees with the launcher.
 
     Examples:
         >>> with ProcessGroup(2) as group:
@@ -60,9 +60,10 @@ class ProcessGroup(Group):
 
 
 def launched_group() -> AbstractContextManager[object]:
-    """A group of the processes that a launcher has started together with this one, which does nothing where it has
-    started one alone. In all but the first it serves, and does not return. In the first all have met: what cannot be
-    one run is refused before any work.
+    """A group of the processes that a launcher started together with this one; for a single process
+    it does nothing. In all but the first process it serves and does not return. In the first, all
+    processes have been compared when it returns, so processes that cannot form one run are rejected
+    before any work.
 
     Raises:
         ConfigError: as `ProcessGroup` and its `start`.

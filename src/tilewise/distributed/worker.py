@@ -44,11 +44,11 @@ _BEAT_S = 1.0
 
 
 class Worker:
-    """This process.
+    """A worker process.
 
     Args:
         channel: to the leader.
-        world: that a launcher has made; None where the leader has started this one.
+        world: of a launcher; None if the leader started this process.
     """
 
     def __init__(self, channel: Channel | MpiChannel, world: World | None = None) -> None:
@@ -61,10 +61,10 @@ class Worker:
         self._made: dict[int, list[int]] = {}
 
     def run(self) -> None:
-        """Until the leader says that all is done.
+        """Serve until the leader says that all work is done.
 
         Raises:
-            PeerLost: it is gone.
+            PeerLost: the leader has ended.
         """
         self._send(_own_hello())
         begin, self._ends = self._channel.receive()
@@ -106,7 +106,7 @@ class Worker:
             self._channel.send(message)
 
     def _answer(self, message: Message, made: Callable[[], Any]) -> bool:
-        """Answer a question; whether there was no error."""
+        """Answer a request; returns whether there was no error."""
         try:
             answer: Message = {"answer": made()}
         except Exception as error:
@@ -116,7 +116,7 @@ class Worker:
         return "answer" in answer
 
     def _serve(self, message: Message, files: Sequence[int], box: queue.SimpleQueue[Message]) -> None:
-        """One executor, from its opening to its end."""
+        """Serve one executor, until it is closed."""
         try:
             opened: list[tuple[Executor, Program]] = []
             if not self._answer(message, partial(self._open, message, files, opened)):
@@ -137,7 +137,9 @@ class Worker:
             os._exit(1)  # the leader notices that
 
     def leave(self, error: CommError) -> NoReturn:
-        """The leader is gone, or what leads to others. Who was started by a launcher says so itself."""
+        """Exit because the leader, or the connection, is lost. A process of a launcher prints the
+        reason itself.
+        """
         self._leaving.acquire()  # several threads hear of it; the first says so
         if self._world is None:
             os._exit(0)
@@ -146,7 +148,7 @@ class Worker:
         os._exit(LOST)
 
     def say(self, error: BaseException) -> None:
-        """A line, and where it was where it is a defect."""
+        """Print a line, with a traceback for a defect."""
         if not isinstance(error, TilewiseError):
             traceback.print_exception(error)
         whose = "a worker" if self._process < 0 else f"process {self._process}"
@@ -184,7 +186,9 @@ class Worker:
                     os.close(file)
 
     def _make(self, message: Message) -> list[str]:
-        """The memory of this host's devices, as paths; it is this process's until the executor is closed."""
+        """Allocate the memory of this host's devices; returns paths. This process keeps it until
+        the executor is closed.
+        """
         needed, is_own = message["given"]
         kept = self._made.setdefault(message["executor"], [])
 
@@ -196,13 +200,13 @@ class Worker:
         return [f"/proc/{os.getpid()}/fd/{file}" if file >= 0 else "" for file in made]
 
     def _drop(self, executor: object) -> None:
-        """Close what was made for an executor."""
+        """Close the memory of an executor."""
         for file in self._made.pop(executor, ()):  # type: ignore[call-overload]
             os.close(file)
 
 
 def _own_hello() -> Message:
-    """What the leader compares, or why this process cannot say it."""
+    """The facts that the leader compares, or why this process cannot determine them."""
     try:
         return {**own_facts(), **own_command(), "pid": os.getpid(), "host": own_host()}
     except Exception as error:
@@ -216,7 +220,7 @@ def _refuse(executor: object) -> NoReturn:
 
 
 def _questions_for(executor: Executor) -> dict[str, Callable[..., Any]]:
-    """What a leader may ask, and what answers it."""
+    """The requests that a leader may send, and their handlers."""
     return {
         "allocated_bytes": executor.allocated_bytes,
         "close": executor.close,
@@ -231,7 +235,7 @@ def _questions_for(executor: Executor) -> dict[str, Callable[..., Any]]:
 
 
 def main(descriptor: int) -> None:
-    """A worker's process, from its start to the leader's end.
+    """The main function of a worker.
 
     Args:
         descriptor: of its socket.
@@ -241,10 +245,10 @@ def main(descriptor: int) -> None:
 
 
 def serve_world(world: World) -> NoReturn:
-    """A process that a launcher has started next to the leader, to its end.
+    """Serve as a process that a launcher started, until the end.
 
     Args:
-        world: of all of them.
+        world: of all processes.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # they are for the leader, whose end ends this process
         signal.signal(number, signal.SIG_IGN)
@@ -261,7 +265,7 @@ def serve_world(world: World) -> NoReturn:
 
 
 def _run(worker: Worker) -> bool:
-    """Whether the leader has said that all is done."""
+    """Serve; returns whether the leader said that all work is done."""
     configure_logging()
     try:
         worker.run()

@@ -31,21 +31,24 @@ _validate = Validator("encode")
 
 
 class Encoder:
-    """Encodes with a model. Use with `with`, or call `close`.
+    """Computes vectors of texts with a model. Use it with `with`, or call `close`.
 
     Args:
-        model_dir: a Hugging Face directory of an encoder (config.json, weights, tokenizer.json); sentence-transformers'
-            files next to it say how tokens are pooled, and how many a text has at most.
-        tp: devices that share every layer.
-        dtype: `bf16` or `f32` in any spelling of `core.dtypes`, or `auto`: as config.json says, else bf16.
-        pooling: None for what the directory says, else the mean.
+        model_dir: a Hugging Face directory of an encoder (config.json, weights, tokenizer.json).
+            Files of sentence-transformers next to it determine the pooling and the maximum number
+            of tokens.
+        tp: number of devices that share every layer.
+        dtype: `bf16` or `f32` in any spelling of `core.dtypes`, or `auto`: as in config.json,
+            otherwise bf16.
+        pooling: None for the directory's, otherwise the mean.
         batch: texts of a call.
-        truncate: cut longer texts instead of refusing them.
-        ignore_config_fields: fields of config.json that are left aside although they are unknown (`models.open`).
+        truncate: truncate longer texts instead of rejecting them.
+        ignore_config_fields: unknown fields of config.json to ignore (`models.open`).
 
     Raises:
-        ConfigError, CheckpointError: the directory is not an encoder that we can run, or a setting has no such value.
-        LayoutError: the model cannot be cut over `tp` devices.
+        ConfigError, CheckpointError: the directory is not a supported encoder, or a setting is
+            invalid.
+        LayoutError: the model cannot be sharded over `tp` devices.
     """
 
     def __init__(
@@ -99,15 +102,17 @@ class Encoder:
         texts: Sequence[str | Sequence[int]],
         show: Callable[[int, int], None] = lambda done, total: None,
     ) -> NDArray[np.float32]:
-        """A vector per text, `[N, D]`, in the texts' order.
+        """One vector per text, `[N, D]`, in the texts' order.
 
         Args:
-            texts: to encode, or their token ids; similar lengths go together, so that little is padded.
+            texts: strings or token ids. Texts of similar lengths are batched together, to limit
+                padding.
             show: called with the texts done and all texts after each call of the model.
 
         Raises:
-            ConfigError: a text is invalid, has no tokens, or is longer than the context; before anything is encoded.
-            NotFinite: the model makes no finite numbers of a text.
+            ConfigError: a text is invalid, has no tokens, or is longer than the context; before
+                anything is encoded.
+            NotFinite: the model's result for a text is not finite.
         """
         sequence = _validate.sequence("encoder", "texts", texts, "texts")
         ids = [self.ids(text, i) for i, text in enumerate(sequence)]
@@ -130,7 +135,7 @@ class Encoder:
         """A text's tokens, as they are encoded.
 
         Args:
-            text: or token ids.
+            text: a string or token ids.
             index: of the text, for errors.
 
         Raises:
@@ -156,7 +161,7 @@ class Encoder:
         return ids
 
     def _forward(self, ids: list[list[int]]) -> NDArray[np.float32]:
-        """Vectors of all tokens `[B, S, D]`; a batch that is not full ends in texts of one token."""
+        """Vectors of all tokens `[B, S, D]`; a batch is filled up with texts of one token."""
         longest = max(map(len, ids))
         tokens = np.zeros((self._batch, longest), np.int32)
         lengths = np.ones(self._batch, np.int32)

@@ -70,14 +70,14 @@ class _SentenceFile(BaseModel):
 
 @dataclass(frozen=True)
 class Pooling:
-    """How one vector is made of many.
+    """How the vectors of tokens become one.
 
     Attributes:
-        mode: `mean` of all tokens, or the first one's (`cls`).
-        normalize: the result has length one.
+        mode: `mean` of all tokens, or the first token's (`cls`).
+        normalize: whether the result is scaled to length one.
 
     Raises:
-        ConfigError: no such mode.
+        ConfigError: there is no such mode.
     """
 
     mode: str = "mean"
@@ -91,7 +91,7 @@ class Pooling:
         """The vector `[D]` of a text from those of its tokens `[S, D]`, in fp32.
 
         Raises:
-            ConfigError: there are no tokens, or they are no matrix of numbers.
+            ConfigError: there are no tokens, or the vectors are not a matrix of numbers.
         """
         is_matrix = isinstance(hidden_SD, np.ndarray) and hidden_SD.ndim == 2 and is_float(hidden_SD.dtype)
         if not is_matrix or not len(hidden_SD):
@@ -109,10 +109,10 @@ class Pooling:
 
 
 def load_pooling(model_dir: str | Path) -> Pooling:
-    """What a model directory says; the mean where it says nothing.
+    """The pooling of a model directory; by default the mean.
 
     Raises:
-        ConfigError: its files cannot be read, or ask for what is not computed here; names the file.
+        ConfigError: its files cannot be read, or ask for something unsupported; names the file.
     """
     root = _validate.path("pooling", "a model directory", model_dir)
     if not os.path.lexists(root / "modules.json"):
@@ -146,10 +146,12 @@ def load_pooling(model_dir: str | Path) -> Pooling:
 
 
 def load_max_length(model_dir: str | Path) -> int | None:
-    """How many tokens sentence-transformers' files say a text has at most; None where they say nothing.
+    """The maximum number of tokens according to files of sentence-transformers; None if they do not
+    say.
 
     Raises:
-        ConfigError: the file cannot be read, or wants texts changed in a way that the tokenizer does not say.
+        ConfigError: the file cannot be read, or asks for a change of texts that the tokenizer does
+            not make.
     """
     path = _validate.path("pooling", "a model directory", model_dir) / "sentence_bert_config.json"
     if not os.path.lexists(path):

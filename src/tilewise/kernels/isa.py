@@ -42,7 +42,7 @@ def isa_missing() -> list[str]:
 
 
 def isa_in_use() -> str:
-    """The level that the runtime uses: the best one, or what `TILEWISE_ISA` names."""
+    """The level that the runtime uses: the best one, or that of `TILEWISE_ISA`."""
     return str(_native.kernels.isa_in_use())
 
 
@@ -71,17 +71,17 @@ def run(
 
     Args:
         name: a kernel of `kernel_names()`.
-        tiles: operands in the table's order: 2-D arrays whose columns are contiguous, `(flat, rows, cols)` for
-            packed weights, None where absent.
+        tiles: operands in the table's order: 2-D arrays with contiguous columns, `(flat, rows,
+            cols)` for packed weights, None for absent ones.
         ints: attributes in the table's order.
         floats: attributes in the table's order.
         row_begin: first row of the loop that this call covers.
         isa: a level of `isa_levels()`; empty: the one in use.
-        repeat: runs so often without coming back to Python.
-        scratch_bytes: working memory that the kernel may take.
+        repeat: number of runs without returning to Python.
+        scratch_bytes: scratch memory that the kernel may use.
 
     Raises:
-        ValueError: an unknown kernel, an absent level, or an operand that cannot be a tile.
+        ValueError: the kernel is unknown, the level is missing, or an operand cannot be a tile.
     """
     operands = [_operand(tile) for tile in tiles]
     _native.kernels.run(

@@ -41,10 +41,10 @@ class Rectangle(NamedTuple):
 
     Attributes:
         file: a descriptor.
-        begin: of the first element, in bytes from the file's start.
-        row_bytes: from one row to the next.
-        rows: how many.
-        cols: elements of each.
+        begin: position of the first element in the file, in bytes.
+        row_bytes: bytes from one row to the next.
+        rows: number of rows.
+        cols: elements per row.
         dtype: `f32`, `bf16`, `f16` or `f64`.
         is_transposed: the file's rows are columns of the parts.
     """
@@ -62,11 +62,11 @@ class Part(NamedTuple):
     """A device's part of a weight.
 
     Attributes:
-        memory: its bytes, all of them and no more.
+        memory: exactly its bytes.
         dtype: `f32` or `bf16`.
-        is_packed: lies in panels (`kernels.packing`), else row by row.
-        rows: how many.
-        cols: elements of each.
+        is_packed: stored in panels (`kernels.packing`), otherwise row by row.
+        rows: number of rows.
+        cols: elements per row.
     """
 
     memory: NDArray[np.uint8]
@@ -77,14 +77,14 @@ class Part(NamedTuple):
 
 
 class Destination(NamedTuple):
-    """Some columns of a rectangle's rows and where they go.
+    """Some columns of a rectangle's rows, and where they are written.
 
     Attributes:
         part: of a device.
-        row: where they begin in the part; a multiple of 32 where it is packed.
-        col: the same; even where it is packed.
-        first_col: of the rectangle's.
-        num_cols: how many.
+        row: first row in the part; a multiple of 32 if it is packed.
+        col: first column in the part; even if it is packed.
+        first_col: first column of the rectangle.
+        num_cols: number of columns.
     """
 
     part: Part
@@ -95,13 +95,13 @@ class Destination(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a rectangle; reading ends at the first fault.
+    """The result of reading a rectangle; reading ends at the first fault.
 
     Attributes:
         bytes_read: from the file.
-        is_finite: all numbers are, also as the parts hold them.
-        is_whole: the file had all of it.
-        system_error: the number of the system's error, or 0.
+        is_finite: all values are finite, also after conversion.
+        is_whole: the file contained the whole rectangle.
+        system_error: the system's error number, or 0.
     """
 
     bytes_read: int
@@ -111,12 +111,12 @@ class Outcome(NamedTuple):
 
 
 def stored_dtype(dtype: np.dtype[Any]) -> str | None:
-    """How a rectangle names an element type; None for one that cannot be read."""
+    """The name of a dtype for rectangles; None if it cannot be read."""
     return _STORED.get(dtype)
 
 
 def read_weights(rectangle: Rectangle, into: Sequence[Destination], *, isa: str = "") -> Outcome:
-    """Read a rectangle once for all its destinations; other Python threads run meanwhile.
+    """Read a rectangle once for all its destinations. The GIL is released meanwhile.
 
     Args:
         rectangle: of the file.
@@ -130,10 +130,10 @@ def read_weights(rectangle: Rectangle, into: Sequence[Destination], *, isa: str 
 
 
 def store_rows(matrix: NDArray[Any], into: Sequence[Destination], *, isa: str = "") -> bool:
-    """Convert and pack rows of an array into parts; returns whether all numbers are finite there.
+    """Convert and pack rows of an array into parts; returns whether all values are finite there.
 
     Args:
-        matrix: 2-D; of another type than files have, it is converted to the first part's before.
+        matrix: 2-D. A dtype that files do not have is converted to the first part's.
         into: a weight and its master, for example.
         isa: a level of `isa_levels()`; empty: the one in use.
 
@@ -148,10 +148,11 @@ def store_rows(matrix: NDArray[Any], into: Sequence[Destination], *, isa: str = 
 
 
 def store_weight(matrix: NDArray[Any], part: Part, *, isa: str = "") -> bool:
-    """Convert and pack an array into a part of its shape; returns whether all numbers are finite there.
+    """Convert and pack an array into a part of its shape; returns whether all values are finite
+    there.
 
     Args:
-        matrix: 2-D; of another type than files have, it is converted to the part's first.
+        matrix: 2-D. A dtype that files do not have is converted to the part's.
         part: of a device.
         isa: a level of `isa_levels()`; empty: the one in use.
 

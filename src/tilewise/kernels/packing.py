@@ -20,12 +20,12 @@ __all__ = ["PANEL_ROWS", "pack_weight", "packed_elements", "padded_columns", "un
 
 
 def padded_columns(k: int) -> int:
-    """`k` rounded up to even."""
+    """`k` rounded up to an even number."""
     return k + k % 2
 
 
 def packed_elements(n: int, k: int) -> int:
-    """Elements of the packed form of an `n` x `k` weight."""
+    """Number of elements of the packed form of an `n` x `k` weight."""
     return -(-n // PANEL_ROWS) * PANEL_ROWS * padded_columns(k)
 
 

@@ -26,12 +26,13 @@ Shape = tuple[int, int]
 
 
 def scratch_bytes(kernel: str, ints: Sequence[int], shapes: Sequence[Shape]) -> int:
-    """Bytes that one call needs at most; 0 for kernels that need none.
+    """The maximum scratch memory of one call, in bytes; 0 for kernels that need none.
 
     Args:
         kernel: its full name, for example `attention_backward_bf16`.
         ints: its integer attributes.
-        shapes: rows and columns of every operand, the largest that a task may see; (0, 0) for absent ones.
+        shapes: rows and columns of every operand, the largest that a task may see; (0, 0) for
+            absent ones.
     """
     base = kernel.rpartition("_")[0]
     if base in ("matmul", "matmul_dx"):
@@ -66,7 +67,9 @@ def _panels(dim: int) -> int:
 
 
 def _row_blocks(dim: int, rows: int) -> int:
-    """Words of a block of rows, packed along the head size: of one word an element, or of two for two elements."""
+    """Words of a block of rows, packed along the head size: one word per element, or one per two
+    elements.
+    """
     return 2 * -(-dim // (2 * _BLOCK_STEPS)) * rows * _ROW_STRIDE
 
 

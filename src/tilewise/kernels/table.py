@@ -42,10 +42,10 @@ class OperandSpec:
     """One operand.
 
     Attributes:
-        name: as the native source calls it.
+        name: as in the native source.
         role: `in`, `out` or `inout`.
-        dtypes: the element types it may have; `dt` is the kernel's.
-        packed: lies in panels; None where it may.
+        dtypes: its possible element types; `dt` is the kernel's.
+        packed: stored in panels; None if it may be.
         optional: may be absent.
         is_list: any number of operands.
         sizes: names of rows and columns, or empty.
@@ -65,10 +65,10 @@ class IntSpec:
     """One integer attribute.
 
     Attributes:
-        name: as the native source calls it.
-        source: (`count`, `f32` or `packed`, operand) for what is filled in.
+        name: as in the native source.
+        source: (`count`, `f32` or `packed`, operand) for a derived value.
         is_list: any number of integers.
-        length: what the length of a list is the product of: numbers and names of integers.
+        length: factors of the length of a list: numbers and names of integers.
     """
 
     name: str
@@ -86,10 +86,10 @@ class KernelSpec:
         names: full names, one per dtype.
         operands: in order.
         ints: integer attributes in order.
-        floats: floating attributes in order; a trailing `...` marks a list of any length.
-        dims: dims that `flops` and `bytes` read from their argument.
+        floats: floating-point attributes in order; a trailing `...` marks a list of any length.
+        dims: dims on which `flops` and `bytes` depend.
         flops: operations of one call.
-        bytes: bytes read and written at least once by one call.
+        bytes: bytes that one call reads and writes at least once.
     """
 
     base: str
@@ -103,7 +103,9 @@ class KernelSpec:
 
     @cached_property
     def operand_groups(self) -> tuple[tuple[bool, tuple[OperandSpec, ...]], ...]:
-        """Consecutive operands by whether they are lists: consecutive lists are interleaved in a call."""
+        """Consecutive operands, grouped by whether they are lists. Consecutive lists alternate in a
+        call.
+        """
         groups = groupby(self.operands, key=lambda o: o.is_list)
         return tuple((is_list, tuple(group)) for is_list, group in groups)
 
@@ -195,14 +197,14 @@ def _product(s: Sizes) -> int:
 
 
 def _attended(s: Sizes) -> int:
-    """Pairs of query and visible position over all heads; a window of 0 is none."""
+    """Pairs of query and attended position over all heads; a window of 0 means none."""
     seq, window = s["seq"], min(s["window"] or s["seq"], s["seq"])
     pairs = seq * window - window * (window - 1) // 2 if s["causal"] else seq**2
     return s["m"] // seq * pairs * s["heads"]
 
 
 def _paged_length(s: Sizes) -> int:
-    """Positions that a token sees."""
+    """Positions that a token attends to."""
     return min(s["length"], s["window"] or s["length"])
 
 

@@ -17,13 +17,14 @@ __all__ = ["find_update_problem"]
 def find_update_problem(
     num_given: int, num_arrays: int, steps: Sequence[object], left: Sequence[object]
 ) -> str:
-    """What is wrong with a program, in words; nothing if it is one.
+    """Describes what is wrong with a program; empty if it is valid.
 
     Args:
-        num_given: values before the first step: weight, states, gradient, hyper-parameters, constants.
+        num_given: values before the first step: weight, states, gradient, hyper-parameters,
+            constants.
         num_arrays: weight and states.
         steps: four integers each: kind and three values.
-        left: the value that each array is left with.
+        left: the final value of each array.
     """
     if not all(type(number) is int for number in (*steps, *left)):
         return "it is not of integers"

@@ -38,13 +38,13 @@ _DRIVERS_THAT_SCALE = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing about the machine.
+    """One finding about the machine.
 
     Attributes:
-        name: what it is about.
-        state: `ok`; `note`: to be known; `warning`: it costs speed, or work will fail.
-        found: how it is.
-        advice: what to change; empty where nothing is to be.
+        name: its subject.
+        state: `ok`; `note`: worth knowing; `warning`: it costs speed, or work will fail.
+        found: what was found.
+        advice: what to change; empty if nothing.
     """
 
     name: str
@@ -54,10 +54,10 @@ class Finding:
 
 
 def check_machine(root: str | Path = "/") -> list[Finding]:
-    """All that is found about this machine, in a fixed order.
+    """All findings about this machine, in a fixed order.
 
     Args:
-        root: where the system's files (`proc`, `sys`) are.
+        root: root of the system's files (`proc`, `sys`).
     """
     base = Path(root)
     questions = (
@@ -174,7 +174,7 @@ def _pages(root: Path) -> Iterator[Finding]:
 
 
 def _chosen(path: Path) -> str | None:
-    """Of words of which one stands in brackets, that one."""
+    """The word in brackets among several words."""
     words = _read(path)
     return None if words is None or "[" not in words else words.partition("[")[2].partition("]")[0]
 
@@ -249,7 +249,9 @@ def _mpi(_: Path) -> Iterator[Finding]:
 
 
 def _is_of(mpiexec: str, library: Path | None) -> bool:
-    """Whether a launcher lies next to a library's folder; a library that the loader finds may lie anywhere."""
+    """Whether a launcher is next to a library's folder; a library that the loader finds may be
+    anywhere.
+    """
     if library is None or not library.is_absolute():
         return True
     prefixes = {Path(mpiexec).parent.parent, Path(mpiexec).resolve().parent.parent}
@@ -257,7 +259,7 @@ def _is_of(mpiexec: str, library: Path | None) -> bool:
 
 
 def _read(path: Path) -> str | None:
-    """A small file of the system without its last newline, None where there is none."""
+    """A small file of the system without its last newline; None if it does not exist."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -19,8 +19,9 @@ _PROBE_ROUNDS = 3
 
 
 def measure_flops(dtype: str) -> float:
-    """Operations per second of multiply-adds that touch no memory, of one core times their number; the best of some
-    rounds."""
+    """Multiply-add operations per second without memory access, of one core times the number of
+    cores; the best of some rounds.
+    """
     out = np.zeros((1, 1), np.float32)
     run(f"peak_{dtype}", [out], [1])
     flops, best = float(out[0, 0]) * _PROBE_STEPS, 0.0

@@ -24,18 +24,19 @@ def linear(
     init_scale: float = 1.0,
     bias: bool = False,
 ) -> TensorNode:
-    """`x · wᵀ`, or `x · wᵀ + b`, with a new weight `[out_features, last dim of x]` in the dtype of x.
+    """`x · wᵀ`, or `x · wᵀ + b`, with a new weight `[out_features, last dim of x]` with the dtype
+    of x.
 
     Args:
-        in_label: what the weight's input dim counts, for strategies.
-        out_label: what its output dim counts.
+        in_label: label of the weight's input dim, for strategies.
+        out_label: label of its output dim.
         init_scale: see `GraphBuilder.parameter`.
-        bias: add a new vector `[out_features]`, of zeros at first, whose name ends in `.bias` where that of the weight
-            ends in `.weight`.
+        bias: add a new vector `[out_features]`, initially zeros. Its name ends in `.bias` where the
+            weight's ends in `.weight`.
 
     Raises:
-        ShapeError: the last dim of x has no fixed size, x cannot be multiplied, or the weight's name does not end so;
-            nothing is declared then.
+        ShapeError: the last dim of x has no fixed size, x cannot be multiplied, or the weight's
+            name does not end in `.weight`; nothing is declared then.
     """
     _validate.truth("linear", "bias", bias)
     inner = _operand("linear", graph, x).shape[-1]
@@ -69,12 +70,12 @@ def rms_norm(
     offset: float = 0.0,
     head_dim: int | None = None,
 ) -> TensorNode:
-    """Root-mean-square norm over the last dim, or every head of it, with a new vector of that size as its gain.
+    """RMS norm over the last dim, or over each head of it, with a new vector as gain.
 
     Args:
         eps: see `GraphBuilder.rms_norm`.
-        offset: likewise; the vector is ones at first, or zeros where there is an offset.
-        head_dim: likewise.
+        offset: see `GraphBuilder.rms_norm`; the vector is initially ones, or zeros with an offset.
+        head_dim: see `GraphBuilder.rms_norm`.
     """
     width = _operand("rms_norm", graph, x).shape[-1]
     if head_dim is not None:
@@ -86,10 +87,10 @@ def rms_norm(
 
 
 def layer_norm(graph: GraphBuilder, x: TensorNode, name: str, *, eps: float) -> TensorNode:
-    """Layer norm over the last dim with two new vectors of that size: ones, and zeros at first.
+    """Layer norm over the last dim with two new vectors, initially ones and zeros.
 
     Args:
-        name: what the vectors' names begin with; they end in `.weight` and `.bias`.
+        name: prefix of the vectors' names, which end in `.weight` and `.bias`.
         eps: see `GraphBuilder.layer_norm`.
     """
     width = _operand("layer_norm", graph, x).shape[-1]
@@ -101,7 +102,7 @@ def layer_norm(graph: GraphBuilder, x: TensorNode, name: str, *, eps: float) -> 
 
 
 def _bias_of(call: str, name: str) -> str:
-    """The name of the vector that goes with a weight."""
+    """The name of the bias that belongs to a weight."""
     if not name.endswith(".weight"):
         _validate.invalid(
             call, "a weight with a bias is named so", f"{name!r} without '.weight' at its end", "append it"

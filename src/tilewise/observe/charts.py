@@ -24,7 +24,7 @@ MAX_SHAPES = 4000
 
 
 class Bar(NamedTuple):
-    """Something on the timeline, with the class that colours it and the words that show when one points at it."""
+    """A bar of the timeline, with its CSS class and its tooltip."""
 
     begin_ns: int
     end_ns: int
@@ -33,7 +33,7 @@ class Bar(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A line of the timeline: bars, thin bars above them (stalls), and the marked ones among them."""
+    """A row of the timeline: bars, thin bars above them (stalls), and the marked ones."""
 
     label: str
     bars: Sequence[Bar]
@@ -47,7 +47,7 @@ class _Group(NamedTuple):
 
 
 def merge_bars(bars: Sequence[Bar], cell_ns: float) -> list[Bar]:
-    """Draw as one what begins in the same cell and is narrower than a cell; order by begin."""
+    """Merge bars that begin in the same cell and are narrower than a cell; ordered by begin."""
     groups: list[_Group] = []
     cell = -1
     for bar in sorted(bars, key=lambda b: (b.begin_ns, -b.end_ns)):
@@ -113,7 +113,7 @@ def _rect(bar: Bar, top: int, height: int, scale: _Scale) -> str:
 
 
 def _axis(scale: _Scale, height: int) -> str:
-    """Lines at round times since the beginning, some eight of them."""
+    """About eight lines at round times since the beginning."""
     step = 10 ** np.floor(np.log10(scale.span_ns / 8))
     step *= min((1, 2, 5, 10), key=lambda factor: abs(scale.span_ns / (step * factor) - 8))
     parts = []
@@ -126,7 +126,9 @@ def _axis(scale: _Scale, height: int) -> str:
 
 
 def stacked_bars(rows: Sequence[tuple[str, Sequence[Bar]]], whole: int) -> str:
-    """A bar per row from parts side by side; parts give their lengths as `begin_ns` to `end_ns`, `whole` fills it."""
+    """One bar per row, of adjacent parts whose lengths are `begin_ns` to `end_ns`; `whole` is the
+    full width.
+    """
     scale = _Scale(0, max(1, whole))
     parts = []
     for place, (label, bars) in enumerate(rows):
@@ -137,7 +139,9 @@ def stacked_bars(rows: Sequence[tuple[str, Sequence[Bar]]], whole: int) -> str:
 
 
 def area_chart(label: str, curve: Curve, begin_ns: int, end_ns: int, style: str, peak_text: str) -> str:
-    """A step function over the run; where it changes faster than the drawing can show, its highest values."""
+    """A step function over the run; where it changes faster than the drawing can show, its highest
+    values.
+    """
     columns, height = 600, 64
     scale = _Scale(begin_ns, max(1, end_ns - begin_ns))
     edges = begin_ns + np.arange(columns, dtype=np.int64) * scale.span_ns // columns

@@ -51,16 +51,17 @@ class GraphTask:
     Attributes:
         id: its id; never 0.
         kernel: name of the kernel.
-        name: of the task; empty: it has none.
+        name: of the task; may be empty.
         submitter: the submitter that submitted it.
-        scope: id of the scope that it belongs to.
-        depth: how deep that scope lies.
-        domain: the task that submitted it; 0 outside any task. Rules apply between tasks of one domain.
-        params: what it accesses.
-        after: tasks that it was told to come after.
-        producers: tasks that the runtime made it wait for, or looked at and found complete.
+        scope: id of its scope.
+        depth: nesting depth of that scope.
+        domain: the task that submitted it; 0 outside of any task. Rules apply between tasks of one
+            domain.
+        params: its accesses.
+        after: tasks that the user declared as predecessors.
+        producers: tasks that the runtime made it wait for, or found complete.
         submit_ns: when it was submitted.
-        end_ns: when it ended; 0 when that is not known.
+        end_ns: when it ended; 0 if unknown.
     """
 
     id: int
@@ -79,7 +80,7 @@ class GraphTask:
 
 @dataclass(frozen=True)
 class DependencyGraph:
-    """Tasks in order of submission within each domain."""
+    """Tasks in the order of submission within each domain."""
 
     tasks: tuple[GraphTask, ...]
 

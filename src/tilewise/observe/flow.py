@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Of boxes, and of the gaps between them."""
+    """Sizes of boxes, and of the gaps between them."""
 
     width: int
     height: int
@@ -40,9 +40,10 @@ class Sizes(NamedTuple):
 
 
 def order_levels(num_boxes: int, edges: Sequence[Edge]) -> list[list[int]]:
-    """Boxes line by line: by the longest path to them, then by the mean place of their neighbours, to avoid crossings.
+    """Boxes level by level: by the longest path to them, then by the mean place of their
+    neighbours, to avoid crossings.
 
-    Edges against the order of numbers do not count for the levels.
+    Edges from a higher to a lower number do not count for the levels.
     """
     level = [0] * num_boxes
     neighbours: defaultdict[int, list[int]] = defaultdict(list)
@@ -63,7 +64,7 @@ def order_levels(num_boxes: int, edges: Sequence[Edge]) -> list[list[int]]:
 
 
 def place_boxes(lines: Sequence[Sequence[int]], sizes: Sizes) -> dict[int, Place]:
-    """The place of every box, lines centred below each other."""
+    """The place of every box; levels are centred below each other."""
     widest = max(map(len, lines), default=0)
     step_x, step_y = sizes.width + sizes.gap_x, sizes.height + sizes.gap_y
     return {
@@ -74,7 +75,9 @@ def place_boxes(lines: Sequence[Sequence[int]], sizes: Sizes) -> dict[int, Place
 
 
 def draw_curve(places: Mapping[int, Place], edge: Edge, style: str, sizes: Sizes, aside: float = 0.0) -> str:
-    """An SVG path from the foot of a box to the head of another; `aside` leads it past what stands between them."""
+    """An SVG path from the bottom of a box to the top of another; `aside` moves it past boxes in
+    between.
+    """
     a, b = places[edge[0]], places[edge[1]]
     x1, y1, x2, y2 = a.x + sizes.width / 2, a.y + sizes.height, b.x + sizes.width / 2, b.y
     bend = max(sizes.gap_y / 2, abs(y2 - y1) / 2)

@@ -38,7 +38,7 @@ class RegionRow(_Row):
 
     @property
     def end(self) -> int:
-        """The byte after its last one."""
+        """The end of its bytes (exclusive)."""
         if 0 in self.size:
             return self.offset
         return self.offset + sum((size - 1) * stride for size, stride in zip(self.size, self.stride)) + 1
@@ -62,7 +62,7 @@ class ParamRow(_Row):
 
 
 class TaskRow(_Row):
-    """One submitted task; only its `name` may be left out."""
+    """One submitted task; only its `name` may be omitted."""
 
     id: _Id
     kernel: str

@@ -42,12 +42,12 @@ details > summary {{ cursor: pointer; font-weight: 600; }} td.wide {{ white-spac
 
 
 def render_graph(graph: Graph, title: str, note: str = "") -> str:
-    """The page, as text.
+    """The page as text.
 
     Args:
         graph: of any size.
         title: of the page.
-        note: a sentence below it: what the graph is of.
+        note: a sentence below the title, about the origin of the graph.
     """
     layers = layers_in(graph)
     uses = _uses(graph, layers)
@@ -94,7 +94,7 @@ def _counts(graph: Graph, layers: Layers, uses: Sequence[int]) -> str:
 
 
 def _uses(graph: Graph, layers: Layers) -> list[int]:
-    """How often each layer is computed in one run; a layer is counted when all that call it are."""
+    """How often each layer is computed in one run. A layer is counted after all layers that call it."""
     graphs = [graph, *(t.graph for t in layers.templates)]
     calls = [_calls(of, layers) for of in graphs]
     callers = Counter(layer for of in calls for layer in of)
@@ -158,7 +158,7 @@ def _ops(graph: Graph, outline: Outline, layers: Layers) -> str:
 
 
 def _title(graph: Graph, stretch: Stretch, layers: Layers) -> str:
-    """What a row is of; the layers that it calls are links."""
+    """The title of a row, with links to the layers that it calls."""
     words = text(_short(stretch_title(graph, stretch, layers)))
     called = dict.fromkeys(layers.called(graph, stretch))
     links = (f"<a href='#layer-{number}'>{text(_short(layers.titles[number]))}</a>" for number in called)
@@ -166,7 +166,9 @@ def _title(graph: Graph, stretch: Stretch, layers: Layers) -> str:
 
 
 def _operands(graph: Graph, outline: Outline, op: OpNode) -> Iterator[str]:
-    """Names of what comes from outside, numbers of results; what is a layer's own is counted."""
+    """Names of inputs, parameters and states, and numbers of results; a layer's own tensors are
+    only counted.
+    """
     drawn = {t.id for t in outline.drawn} if op.op == "call" else set(op.given)
     num_own = 0
     for i in op.inputs:
@@ -193,7 +195,7 @@ def _attributes(op: OpNode) -> Iterator[str]:
 
 
 def _picture(graph: Graph, outline: Outline, titles: Sequence[str]) -> str:
-    """Boxes from above: inputs, ops, outputs."""
+    """Boxes from top to bottom: inputs, ops, outputs."""
     inputs = [t for t in outline.drawn if t.kind == "input"]
     first, last = len(inputs), len(inputs) + len(outline.stretches)
     if last + len(graph.outputs) > MAX_DRAWN:

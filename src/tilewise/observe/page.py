@@ -57,7 +57,7 @@ def text(value: object) -> str:
 
 
 def duration(ns: float) -> str:
-    """A time with three digits and the unit that fits."""
+    """A time with three digits and a suitable unit."""
     for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
         if abs(ns) >= size:
             return f"{ns / size:.3g} {unit}" if abs(ns) < 1000 * size else f"{ns / size:,.0f} {unit}"
@@ -65,7 +65,7 @@ def duration(ns: float) -> str:
 
 
 def kernel_classes(kernels: Iterable[str]) -> dict[str, str]:
-    """A colour for each kernel, the most important first; those that come late share one."""
+    """A colour for each kernel, most important first; the last ones share one."""
     return {kernel: f"c{i}" if i < NUM_COLOURS else "cx" for i, kernel in enumerate(dict.fromkeys(kernels))}
 
 

@@ -37,11 +37,11 @@ class CallPicture(NamedTuple):
 
     Attributes:
         name: of the layer, or of the run of ops.
-        template: by which it is lowered.
+        template: its lowered template.
         phase: forward, backward or update.
-        microbatch: for which part of the batch.
-        alive: bytes by category of what lives while it runs, besides what lasts.
-        reads: per class of devices the elements that it reads from other devices, by label.
+        microbatch: the part of the batch.
+        alive: live bytes by category while it runs, without buffers of the whole run.
+        reads: per class of devices, the elements that it reads from other devices, by label.
     """
 
     name: str
@@ -54,16 +54,17 @@ class CallPicture(NamedTuple):
 
 @dataclass(frozen=True)
 class PlanPicture:
-    """What a page of a plan shows.
+    """The data of a plan's page.
 
     Attributes:
-        title, note: of the page, and sentences below.
-        program: the name of what is drawn.
-        lasting: bytes by category of what lives through a run.
+        title, note: of the page, and sentences below it.
+        program: the name of the program that is drawn.
+        lasting: bytes by category of buffers of the whole run.
         usage: bytes by category of all that a device reserves, with their total.
         classes: of devices, in words.
         calls: in order.
-        spans: where a run was traced and its tasks are those of the plan: per device, in which a call ran, in ns.
+        spans: if a run was traced and has the plan's tasks: per device, start and end of each call,
+            in ns.
     """
 
     title: str
@@ -77,7 +78,7 @@ class PlanPicture:
 
 
 def render_plan(picture: PlanPicture, timeline: Sequence[TaskRecord] = ()) -> str:
-    """The page, as text.
+    """The page as text.
 
     Args:
         picture: of a plan.
@@ -94,7 +95,7 @@ def render_plan(picture: PlanPicture, timeline: Sequence[TaskRecord] = ()) -> st
 
 
 def _memory(picture: PlanPicture) -> str:
-    """Categories on each other over the calls of a step, and their bytes."""
+    """Stacked categories over the calls of a step, and their bytes."""
     styles, places = _categories(picture), _columns(picture.calls)
     columns = [_fullest(picture, of) for of in places]
     drawing = _stack(columns, styles, _marks(places, HEIGHT))
@@ -109,13 +110,13 @@ def _memory(picture: PlanPicture) -> str:
 
 
 def _categories(picture: PlanPicture) -> dict[str, str]:
-    """What lasts first; with their colours."""
+    """Categories with their colours, those of the whole run first."""
     names = [name for name, count in picture.lasting.items() if count]
     return kernel_classes([*names, *(name for call in picture.calls for name in call.alive)])
 
 
 def _fullest(picture: PlanPicture, calls: Sequence[CallPicture]) -> dict[str, int]:
-    """Bytes by category while the call of some runs that has most alive."""
+    """Bytes by category during the call with most live bytes."""
     most = max(calls, key=lambda call: sum(call.alive.values()), default=None)
     found = dict(picture.lasting)
     for name, count in most.alive.items() if most is not None else ():
@@ -124,7 +125,7 @@ def _fullest(picture: PlanPicture, calls: Sequence[CallPicture]) -> dict[str, in
 
 
 def _stack(columns: Sequence[Mapping[str, int]], styles: Mapping[str, str], behind: Sequence[str]) -> str:
-    """Areas on each other, with the highest sum as the scale."""
+    """Stacked areas, scaled by the highest sum."""
     whole = max((sum(of.values()) for of in columns), default=0)
     parts, below = [], [0] * len(columns)
     for name, style in styles.items():
@@ -136,7 +137,9 @@ def _stack(columns: Sequence[Mapping[str, int]], styles: Mapping[str, str], behi
 
 
 def _columns(calls: Sequence[CallPicture]) -> list[Sequence[CallPicture]]:
-    """Calls by the column of a drawing into which they fall; updates, which are many and short, share some."""
+    """Calls by the column of a drawing that they belong to; updates, which are many and short,
+    share some columns.
+    """
     work = [[call] for call in calls if call.phase != "update"]
     updates = [call for call in calls if call.phase == "update"]
     places = max(1, len(work) // UPDATE_SHARE) if updates else 0
@@ -145,7 +148,7 @@ def _columns(calls: Sequence[CallPicture]) -> list[Sequence[CallPicture]]:
 
 
 def _shared(items: Sequence[Any], count: int) -> list[Sequence[Any]]:
-    """Items in so many parts of neighbours."""
+    """Items divided into this many runs of neighbours."""
     return [items[i * len(items) // count : (i + 1) * len(items) // count] for i in range(count)]
 
 
@@ -165,7 +168,7 @@ def _band(below: Sequence[int], above: Sequence[int], whole: int, style: str, la
 
 
 def _marks(columns: Sequence[Sequence[CallPicture]], height: int) -> list[str]:
-    """A line where a microbatch begins, and where the update does."""
+    """A line where a microbatch begins, and where the update begins."""
     parts, starts = [], list[tuple[int, str]]()
     for place, (call, *_) in enumerate(columns):
         words = "update" if call.phase == "update" else f"microbatch {call.microbatch}"
@@ -223,7 +226,7 @@ def _schedule(picture: PlanPicture, of: int) -> str:
 
 
 def _move(label: str) -> str:
-    """The collective that a label of instructions ends in."""
+    """The collective at the end of an instruction's label."""
     return label.rpartition("/")[2] if "/" in label else "copies"
 
 
@@ -254,7 +257,7 @@ def _cell(x: float, y: float, width: float, height: float, style: str, words: st
 
 
 def _calls(picture: PlanPicture) -> str:
-    """Every call with its figures."""
+    """A table of every call with its figures."""
     rows = [
         (
             number,
@@ -282,7 +285,9 @@ def _calls(picture: PlanPicture) -> str:
 
 
 def _lanes(picture: PlanPicture, timeline: Sequence[TaskRecord]) -> str:
-    """Workers' tasks by kind; where they are those of the plan, calls by phase above them, and times by phase."""
+    """Workers' tasks by kind and, if they are those of the plan, calls by phase above them, and
+    times by phase.
+    """
     begin, end = min(r.start_ns for r in timeline), max(r.end_ns for r in timeline)
     time: Counter[str] = Counter()
     for record in timeline:
@@ -334,7 +339,7 @@ def _lanes(picture: PlanPicture, timeline: Sequence[TaskRecord]) -> str:
 
 
 def _over_time(picture: PlanPicture, begin: int, length: int) -> list[dict[str, int]]:
-    """Bytes by category of the first device, cell by cell of the run's time."""
+    """Bytes by category of the first device over the run's time."""
     running: list[list[CallPicture]] = [[] for _ in range(COLUMNS)]
     for call, (first, last) in zip(picture.calls, picture.spans[0]):
         low, high = ((moment - begin) * COLUMNS // length for moment in (first, last))
@@ -344,7 +349,7 @@ def _over_time(picture: PlanPicture, begin: int, length: int) -> list[dict[str, 
 
 
 def _kind(label: str) -> str:
-    """A task's op without the parameter that it works with; the collective where it is one."""
+    """A task's op without its parameter; the collective if it is one."""
     return f"/{_move(label)}" if "/" in label else label.partition(":")[0]
 
 

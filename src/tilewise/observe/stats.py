@@ -15,17 +15,22 @@ FULL = 0.95
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeStats:
-    """What a runtime has done and how full it has been.
+    """Counters of a runtime, and its high-water marks.
 
     Attributes:
-        num_submitted, num_completed, num_failed: tasks; those that were poisoned or cancelled count as failed.
+        num_submitted, num_completed, num_failed: tasks; poisoned and cancelled tasks count as
+            failed.
         num_helped: tasks that waiting submitters ran themselves.
-        num_stalls, stall_ns: how often and how long submitters lacked window, heap, handles or regions.
-        window, window_high: tasks of a thread between submission and completion: room, and the most seen, by a look at
-            every 256th submission as long as nothing was recorded, and when a thread found no room.
-        heap_bytes, heap_high_bytes: bytes for outputs of the runtime's own: room, and the most seen.
-        handles, handles_high, regions, regions_high: buffers and boxes known now, and the most seen.
-        metadata_bytes: memory of the runtime itself, heap apart.
+        num_stalls, stall_ns: how often and how long submitters waited for window, heap, handles or
+            regions.
+        window, window_high: tasks of a thread between submission and completion: the capacity, and
+            the highest number seen. It is sampled at every 256th submission while nothing is
+            recorded, and when a thread finds the window full.
+        heap_bytes, heap_high_bytes: bytes for outputs that the runtime allocates: capacity, and the
+            highest use seen.
+        handles, handles_high, regions, regions_high: registered buffers and regions now, and the
+            highest numbers seen.
+        metadata_bytes: memory of the runtime itself, without the heap.
     """
 
     num_submitted: int
@@ -45,7 +50,7 @@ class RuntimeStats:
     metadata_bytes: int
 
     def advice(self) -> list[str]:
-        """Sentences on how to size the runtime for what it has run; empty when nothing is to be said."""
+        """Sentences on how to size the runtime for the work so far; empty if no option needs a change."""
         said = []
         if self.num_stalls > 0 and self.window_high >= self.window:
             said.append(

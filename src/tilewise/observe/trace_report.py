@@ -188,7 +188,7 @@ def _idle(trace: Trace) -> str:
 
 
 def _kernels(trace: Trace) -> str:
-    """The kernels that took longest: bars and a table."""
+    """The kernels with the longest total time: bars and a table."""
     rows = trace.kernels()
     classes = kernel_classes(row.kernel for row in rows)
     shown = rows[:MAX_KERNELS]

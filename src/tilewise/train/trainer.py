@@ -418,7 +418,7 @@ class Trainer:
         return write(directory, state, self.what_must_match(), output.keep_checkpoints)
 
     def finish_saving(self, console: Console) -> None:
-        """Wait until the last checkpoint is written; says so on the console when that takes time.
+        """Wait until the last checkpoint is written; shows this on the console if it takes time.
 
         Raises:
             ResourceError: it could not be written; older ones are kept.
@@ -430,7 +430,7 @@ class Trainer:
         self._writer.wait()
 
     def restore(self, state: TrainingState) -> None:
-        """Go on from what a checkpoint of this configuration holds.
+        """Load the state of a checkpoint of this configuration.
 
         Raises:
             CheckpointError: it lacks a tensor, or has one of another shape.
@@ -439,8 +439,9 @@ class Trainer:
         self.changes = state.changes
 
     def save_model(self, directory: Path) -> None:
-        """Write the weights as a Hugging Face directory, with tokenizer, chat templates and generation settings; those
-        of the model that training started from, unchanged."""
+        """Write the weights as a Hugging Face directory, with tokenizer, chat templates and
+        generation settings. Those of the model that training started from are copied unchanged.
+        """
         parameters = cast_tensors(self.instance.parameters(), self._finished.dtypes)
         tensors = models.stored_tensors(make_model_config(self.config), parameters)
         save_model_directory(directory, self._finished.files, tensors)
@@ -454,13 +455,13 @@ _NAMES = {
 
 
 def finished_model(config: TrainConfig, tokenizer: Tokenizer, weights: StoredWeights | None) -> FinishedModel:
-    """What a run's finished model has besides its parameters.
+    """The files of a run's finished model besides its parameters.
 
     Args:
         config: of the run.
         tokenizer: of a new model; a model that training starts from keeps its own files.
-        weights: of the model that training starts from, whose element types the finished ones have unless
-            `output.dtype` says otherwise; None for a new model.
+        weights: of the model that training starts from; the finished weights have their dtypes
+            unless `output.dtype` is set. None for a new model.
 
     Raises:
         CheckpointError: a file of the model that training starts from cannot be read.
@@ -489,6 +490,6 @@ def rate_of(config: TrainConfig, number: int) -> float:
 
 
 def _is_finite(tensor: NDArray[Any] | PartedTensor) -> bool:
-    """Whether all numbers are; parts are read one at a time."""
+    """Whether all values are finite; parts are read one at a time."""
     arrays = (part.values for part in tensor.parts) if isinstance(tensor, PartedTensor) else [tensor]
     return all(bool(np.isfinite(np.asarray(array)).all()) for array in arrays)

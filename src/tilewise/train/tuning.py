@@ -45,12 +45,12 @@ _validate = Validator("train")
 
 @dataclass(frozen=True)
 class Trial:
-    """Some steps that were run.
+    """Steps that were run and timed under some settings.
 
     Attributes:
-        config: how.
+        config: the settings.
         memory_bytes: planned, over all devices.
-        tokens_per_s: over the steps, the first one aside.
+        tokens_per_s: over the steps except the first.
         losses: of all steps, each with the norm of all gradients.
     """
 
@@ -62,13 +62,15 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was found.
+    """The result of tuning.
 
     Attributes:
-        best: the fastest; the configuration as it was given, unless another one was faster in turns with it.
-        gain: how many times as fast it is as the given one, the median over turns; None where that cannot run here.
-        trials: all, in the order in which they ran.
-        num_left: settings that were left out when the time was up.
+        best: the fastest settings; the given configuration, unless another one was faster when
+            timed in turns with it.
+        gain: the speed of the best relative to the given configuration, the median over turns; None
+            if the latter cannot run here.
+        trials: all trials in the order in which they ran.
+        num_left: number of settings that were not tried because the time was over.
     """
 
     best: Trial
@@ -78,15 +80,15 @@ class Tuning:
 
 
 def tune_run(config: TrainConfig, num_steps: int, seconds: float, report: Callable[[str], None]) -> Tuning:
-    """Run some steps of a configuration under settings that change no bit, and find the fastest.
+    """Run steps of a configuration under settings that change no bit, and find the fastest.
 
     Args:
-        num_steps: timed in every trial, behind one that is not.
-        seconds: after which no other settings are begun.
-        report: called with what was found, a line a trial.
+        num_steps: timed steps of every trial, after one that is not timed.
+        seconds: no further settings are tried after this time.
+        report: called with one line per trial.
 
     Raises:
-        PlanError, LayoutError: the strategy cannot spread this model, nor can another.
+        PlanError, LayoutError: no strategy that was tried is possible for this model.
         ResourceError: nothing fits into this machine's memory.
         NotFinite: a loss is not finite.
     """
@@ -97,7 +99,7 @@ def tune_run(config: TrainConfig, num_steps: int, seconds: float, report: Callab
 
 
 class _Search:
-    """Trials so far, and what is left of the time."""
+    """The trials so far, and the remaining time."""
 
     def __init__(
         self, config: TrainConfig, num_steps: int, seconds: float, report: Callable[[str], None]
@@ -129,7 +131,9 @@ class _Search:
         return max(self._trials.values(), key=lambda trial: trial.tokens_per_s)
 
     def _try(self, configs: Iterable[TrainConfig], must_run: bool = False) -> Trial | None:
-        """Run the first that can be planned, unless that was run before; None where there is none, or no time."""
+        """Run the first settings that can be planned, unless they ran before; None if there are
+        none, or no time.
+        """
         refusals: list[tuple[TrainConfig, TilewiseError]] = []
         for config in configs:
             if not must_run and time.monotonic() >= self._end:
@@ -160,10 +164,10 @@ class _Search:
         return self._trials[key]
 
     def _run(self, config: TrainConfig, graph: ComputeGraph, plan: Plan) -> Trial:
-        """Some steps from fresh weights.
+        """Run some steps from initial weights.
 
         Raises:
-            InternalError: their losses or norms are not those of other trials.
+            InternalError: their losses or norms differ from those of other trials.
         """
         where = config.output.offload_directory
         if where is not None and plan.file_bytes:
@@ -191,7 +195,7 @@ class _Search:
         return trial
 
     def _times_as_fast(self, best: Trial, given: Trial) -> float:
-        """The median over turns of both, which a machine that is busy for a while treats alike."""
+        """The median over turns of both, so that a busy machine affects both alike."""
         if best is given:
             return 1.0
         self._report("the fastest and the given settings take turns")
