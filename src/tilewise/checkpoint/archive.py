@@ -33,9 +33,9 @@ class Part:
     """A part of an archive, as a range of its file.
 
     Attributes:
-        begin: of it, in bytes.
-        size: the same.
-        crc: CRC-32 of its bytes; None where the archive was written without checksums.
+        begin: first byte.
+        size: in bytes.
+        crc: CRC-32 of its bytes; None if the archive was written without checksums.
     """
 
     begin: int
@@ -52,19 +52,20 @@ class _Entry:
 
 
 def read_archive(file: OpenFile, begin: int, size: int, max_bytes: int) -> Mapping[str, Part]:
-    """The parts of the archive that fills a range of a file, by name.
+    """The parts, by name, of the archive that fills a range of a file.
 
-    A zip archive has the CRC-32 of every part. PyTorch can be told to leave them out (`set_crc32_options(False)`) and
-    then writes 0 for all of them: an archive in which each is 0 has none, in any other 0 is a checksum like others.
+    A zip archive has the CRC-32 of every part. PyTorch can omit them (`set_crc32_options(False)`)
+    and then writes 0 for all. So an archive in which each is 0 has no checksums; otherwise 0 is a
+    checksum like others.
 
     Args:
         file: open.
-        begin: of the archive, in bytes.
-        size: the same.
-        max_bytes: of its directory.
+        begin: first byte of the archive.
+        size: of the archive, in bytes.
+        max_bytes: maximum size of its directory.
 
     Raises:
-        Unreadable: it is no such archive.
+        Unreadable: it is not such an archive.
         CheckpointError: the file has become shorter.
     """
     directory, count, where = _directory(file, begin, size, max_bytes)
@@ -88,7 +89,7 @@ def read_part(file: OpenFile, part: Part, max_bytes: int) -> bytes:
     """The bytes of a part.
 
     Raises:
-        Unreadable: there are too many of them, or they do not have their checksum.
+        Unreadable: it is too large, or its checksum is wrong.
         CheckpointError: the file has become shorter.
     """
     if part.size > max_bytes:
@@ -106,7 +107,7 @@ def _read(file: OpenFile, begin: int, size: int) -> bytes:
 
 
 def _directory(file: OpenFile, begin: int, size: int, max_bytes: int) -> tuple[bytes, int, int]:
-    """The directory, how many entries it has, and where in the archive it begins; what precedes it are parts."""
+    """The directory, its number of entries, and its first byte in the archive."""
     if size < _END.size:
         raise Unreadable("it is no whole archive of torch.save")
     # torch.save leaves no comment, so the end stands at the end
@@ -161,7 +162,7 @@ def _entries(directory: bytes, count: int) -> Iterator[_Entry]:
 
 
 def _large(extra: bytes, numbers: list[int]) -> list[int]:
-    """Numbers of which those that do not fit 32 bits stand in the extra field."""
+    """Numbers of an entry; those beyond 32 bits are in the extra field."""
     at = 0
     while _FULL_32 in numbers and at + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, at)

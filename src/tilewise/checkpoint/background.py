@@ -25,11 +25,11 @@ _validate = Validator("checkpoint", CheckpointError)
 
 
 class _Given(BaseException):
-    """Up: nothing is to be written any more."""
+    """Ends the writing of an abandoned checkpoint."""
 
 
 class CheckpointWriter:
-    """Writes checkpoints of one run; used from one thread."""
+    """Writes checkpoints of one run; only one thread may use it."""
 
     def __init__(self) -> None:
         self._thread: BackgroundThread | None = None
@@ -45,19 +45,20 @@ class CheckpointWriter:
     def write(
         self, directory: str | Path, state: TrainingState, config: Mapping[str, Any], keep_last: int
     ) -> Path:
-        """Begin to write a checkpoint, once the one before is written.
+        """Begin to write a checkpoint, after the previous one is written.
 
         Args:
             directory: as for `save_checkpoint`.
-            state: belongs to the writer from now on.
+            state: must not be changed by the caller any more.
             config: as for `save_checkpoint`.
-            keep_last: the same.
+            keep_last: as for `save_checkpoint`.
 
         Returns:
-            Where it will stand.
+            The future path of the checkpoint.
 
         Raises:
-            ResourceError, CheckpointError: the one before could not be written, or `state` is invalid.
+            ResourceError, CheckpointError: the previous one could not be written, or `state` is
+                invalid.
         """
         _validate.instance("write", "a state", state, TrainingState, "pass TrainingState(step, tensors)")
         self.wait()
@@ -74,7 +75,7 @@ class CheckpointWriter:
         return path
 
     def check(self) -> None:
-        """Raise what went wrong with the last checkpoint, once; does not wait.
+        """Raise the error of the last checkpoint, once; does not wait.
 
         Raises:
             ResourceError, CheckpointError: it could not be written; older ones are kept.
@@ -87,7 +88,7 @@ class CheckpointWriter:
         """Wait until the last checkpoint is written.
 
         Args:
-            on_progress: called now and then with the bytes done and in all.
+            on_progress: called now and then with the bytes done and in total.
 
         Raises:
             ResourceError, CheckpointError: as `check`.
@@ -102,7 +103,7 @@ class CheckpointWriter:
         self.check()
 
     def give_up(self) -> None:
-        """Leave what is being written unwritten; returns when nothing is being written any more."""
+        """Abandon the checkpoint that is being written; returns when nothing is written any more."""
         self._ask_to_stop()
         if self._thread is not None:
             self._thread.wait()

@@ -25,11 +25,11 @@ _validate = Validator("checkpoint", CheckpointError)
 
 @dataclass(frozen=True)
 class Box:
-    """Neighbouring elements of a tensor.
+    """A box of a tensor: a range along each dim.
 
     Attributes:
-        begin: index of the first one.
-        sizes: how many along each dim.
+        begin: index of the first element.
+        sizes: number of elements along each dim.
     """
 
     begin: tuple[int, ...]
@@ -42,32 +42,32 @@ class Box:
 
     @staticmethod
     def whole(shape: tuple[int, ...]) -> Box:
-        """All of a tensor."""
+        """The box of a whole tensor."""
         return Box((0,) * len(shape), shape)
 
     @property
     def end(self) -> tuple[int, ...]:
-        """The index behind the last element, along each dim."""
+        """The end index (exclusive) along each dim."""
         return tuple(b + s for b, s in zip(self.begin, self.sizes))
 
     @property
     def num_elements(self) -> int:
-        """Elements in it."""
+        """Number of elements."""
         return prod(self.sizes)
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """What picks its elements from the whole."""
+        """Slices that select its elements from the whole tensor."""
         return tuple(slice(b, e) for b, e in zip(self.begin, self.end))
 
     def meet(self, other: Box) -> Box | None:
-        """The elements that both have; None when there are none."""
+        """The intersection; None if it is empty."""
         begin = tuple(max(a, b) for a, b in zip(self.begin, other.begin))
         sizes = tuple(min(a, b) - c for a, b, c in zip(self.end, other.end, begin))
         return None if any(size <= 0 for size in sizes) else Box(begin, sizes)
 
     def inside(self, outer: Box) -> Box:
-        """The same elements, counted from the first one of a box that holds them."""
+        """The same elements, relative to a box that contains them."""
         return Box(tuple(b - o for b, o in zip(self.begin, outer.begin)), self.sizes)
 
 
@@ -75,7 +75,7 @@ class Misfit(NamedTuple):
     """Why boxes do not make a tensor.
 
     Attributes:
-        boxes: which of them, by position; none where elements are missing.
+        boxes: the positions of the wrong boxes; empty if elements are missing.
         words: what is wrong with them.
     """
 
@@ -84,11 +84,11 @@ class Misfit(NamedTuple):
 
 
 def misfit(shape: Sequence[int], boxes: Sequence[Box]) -> Misfit | None:
-    """Why boxes do not hold every element of a tensor once; None when they do.
+    """Why boxes do not contain every element of a tensor exactly once; None if they do.
 
     Args:
         shape: of the tensor.
-        boxes: with as many numbers each as there are dims, or not: that is looked at too.
+        boxes: their numbers of dims are checked too.
     """
     for place, box in enumerate(boxes):
         has_dims = len(box.begin) == len(box.sizes) == len(shape)
@@ -102,7 +102,7 @@ def misfit(shape: Sequence[int], boxes: Sequence[Box]) -> Misfit | None:
 
 
 def _overlapping(boxes: Sequence[Box]) -> tuple[int, int] | None:
-    """The first two boxes that have an element in common."""
+    """The first two boxes that overlap."""
     begins = np.array([box.begin for box in boxes], np.int64)
     ends = np.array([box.end for box in boxes], np.int64)
     for i in range(len(boxes) - 1):

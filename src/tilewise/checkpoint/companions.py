@@ -48,11 +48,11 @@ _MAX_FILES = 100  # of one pattern
 
 
 def read_companions(directory: Path, patterns: Sequence[str]) -> dict[str, bytes]:
-    """The content of the files of a directory that have one of these names, by name.
+    """The content of the files of a directory with matching names, by name.
 
     Args:
         directory: of a model.
-        patterns: of the names above; one without a file is fine.
+        patterns: of the names above; a pattern may match no file.
 
     Raises:
         CheckpointError: one cannot be read.

@@ -19,11 +19,13 @@ EXIT_PATIENCE_S = 2.0
 
 
 def run_concurrently(work: Sequence[Callable[[], object]]) -> None:
-    """Do all of it, on as many threads as there are cores at most, each piece on one; returns when all is done.
-    Where the system gives fewer threads, they do it; where it gives none, the caller's does.
+    """Run all pieces of work, each on one thread, with at most one thread per core; returns when
+    all are done. If the system provides fewer threads, these do all pieces; if it provides none,
+    the caller's thread does.
 
     Raises:
-        BaseException: what the first piece that failed raised; pieces that were not begun are left undone.
+        BaseException: the exception of the first piece that failed; pieces that have not started
+            are dropped.
     """
     crew = _Crew(work)
     cores = num_cores()
@@ -50,7 +52,7 @@ def run_concurrently(work: Sequence[Callable[[], object]]) -> None:
 
 
 class _Crew:
-    """What threads share: the work that is left, and what went wrong."""
+    """State that the threads share: the remaining work, and the first exception."""
 
     def __init__(self, work: Sequence[Callable[[], object]]) -> None:
         self._left: Iterator[Callable[[], object]] = iter(work)
@@ -62,12 +64,12 @@ class _Crew:
             return next(self._left, None)
 
     def stop(self) -> None:
-        """Leave undone what is not begun."""
+        """Drop the work that has not started."""
         with self._lock:
             self._left = iter(())
 
     def work(self) -> None:
-        """One thread's life."""
+        """The function of one thread."""
         try:
             while (piece := self._next()) is not None:
                 piece()

@@ -34,22 +34,23 @@ _validate = Validator("checkpoint", CheckpointError)
 
 
 def is_distributed(directory: str | Path) -> bool:
-    """Whether a directory is meant to be a distributed checkpoint."""
+    """Whether a directory is a distributed checkpoint, by its files."""
     return os.path.lexists(os.path.join(directory, _METADATA))
 
 
 def open_distributed(
     directory: str | Path, part: str | None = None
 ) -> Mapping[str, FileTensor | PartedTensor]:
-    """The tensors of a distributed checkpoint; nothing is read until it is used, and nothing is run.
+    """The tensors of a distributed checkpoint. They are read on use, and nothing in the files is
+    executed.
 
     Args:
         directory: with `.metadata`.
-        part: what names of the tensors that are wanted begin with, such as `model`; it is left off, and others are left
-            aside. Without it there must be tensors alone.
+        part: prefix of the names of the wanted tensors, such as `model`. It is removed, and other
+            entries are ignored. Without it, all entries must be tensors.
 
     Raises:
-        CheckpointError: it is no such checkpoint, or is damaged.
+        CheckpointError: it is not such a checkpoint, or is damaged.
     """
     root = _validate.path("open_distributed", "a directory", directory)
     if part is not None:
@@ -64,7 +65,7 @@ def open_distributed(
 
 
 class _Directory:
-    """What `.metadata` says, and the files next to it."""
+    """The content of `.metadata`, and the files next to it."""
 
     def __init__(self, root: Path, metadata: Any) -> None:
         said = _state(metadata, "Metadata")
@@ -143,7 +144,7 @@ class _Directory:
 
 
 def _state(record: Any, name: str, module: str = _MODULE) -> dict[str, Any]:
-    """The fields of a record of that name."""
+    """The fields of a record with this name."""
     if (
         not isinstance(record, Record)
         or record.name != Name(module, name)
@@ -154,7 +155,7 @@ def _state(record: Any, name: str, module: str = _MODULE) -> dict[str, Any]:
 
 
 def _places(stored: Mapping[Any, Any]) -> Iterator[tuple[tuple[str, tuple[int, ...]], Any]]:
-    """Where chunks lie, by tensor and offsets."""
+    """The places of chunks, by tensor and offsets."""
     for key, place in stored.items():
         said = _state(key, "MetadataIndex")
         name, offset = said.get("fqn"), said.get("offset")

@@ -41,12 +41,12 @@ Count = Callable[[int], object]
 
 @dataclass(frozen=True)
 class DeviceFile:
-    """A device's file, its header held to the manifest.
+    """A device's file, whose header matches the manifest.
 
     Attributes:
         name: in the checkpoint.
         parts: by the tensors' names.
-        records: what the manifest says of them.
+        records: the manifest's records of them.
     """
 
     name: str
@@ -60,7 +60,7 @@ class DeviceFile:
 
 
 def _by_device(tensors: Mapping[str, PartedTensor], num_devices: int) -> list[dict[str, TensorPart]]:
-    """What each device has, by the tensors' names."""
+    """The parts of each device, by the tensors' names."""
     found: list[dict[str, TensorPart]] = [{} for _ in range(num_devices)]
     for name, tensor in tensors.items():
         for part in tensor.parts:
@@ -71,12 +71,12 @@ def _by_device(tensors: Mapping[str, PartedTensor], num_devices: int) -> list[di
 def describe(
     tensors: Mapping[str, PartedTensor], num_devices: int, count: Count
 ) -> Mapping[str, TensorRecord]:
-    """What a manifest says of tensors; every byte is read.
+    """The manifest's records of tensors; reads every byte.
 
     Args:
         tensors: by name.
-        num_devices: that hold them.
-        count: called with how many bytes more were read; what it raises ends the work.
+        num_devices: number of devices.
+        count: called with the number of additional bytes read; an exception of it ends the work.
     """
     checksums: dict[tuple[str, int], str] = {}
 
@@ -108,13 +108,13 @@ def describe(
 def write_device_files(
     directory: Path, tensors: Mapping[str, PartedTensor], num_devices: int, count: Count
 ) -> None:
-    """Write each device's file, and force it to the disk; several at a time.
+    """Write each device's file and flush it to the disk, several at a time.
 
     Args:
-        directory: that is there.
+        directory: must exist.
         tensors: by name.
-        num_devices: that hold them; one that has nothing has a file without tensors.
-        count: called with how many bytes more are written; what it raises ends the work.
+        num_devices: number of devices; a device without parts has a file without tensors.
+        count: called with the number of additional bytes written; an exception of it ends the work.
 
     Raises:
         OSError: one cannot be written.
@@ -136,11 +136,12 @@ def write_device_files(
 
 
 def open_device_files(directory: Path, manifest: Manifest) -> tuple[DeviceFile, ...]:
-    """The files of a checkpoint, in order of devices; their headers alone are read.
+    """The files of a checkpoint, in order of devices; only their headers are read.
 
     Raises:
-        Unreadable: some are missing, are no whole safetensors or hold other parts than the manifest says; names them.
-        Forbidden: one may not be read, so whether it is whole cannot be seen; names it.
+        Unreadable: files are missing, are not complete safetensors, or have other parts than the
+            manifest; names them.
+        Forbidden: a file may not be read, so it cannot be checked; names it.
     """
     wanted = manifest.parts_by_device()
     found: list[DeviceFile] = []
@@ -165,7 +166,7 @@ def open_device_files(directory: Path, manifest: Manifest) -> tuple[DeviceFile, 
 
 
 def _first_odd(file: WeightsFile, records: Mapping[str, PartRecord], manifest: Manifest) -> str | None:
-    """How a file differs from what the manifest says of it."""
+    """The first difference between a file and the manifest."""
     for name in {**records, **file.entries}:
         entry = file.entries.get(name)
         if entry is None:
@@ -180,11 +181,11 @@ def _first_odd(file: WeightsFile, records: Mapping[str, PartRecord], manifest: M
 
 
 def assemble(files: Sequence[DeviceFile], manifest: Manifest) -> dict[str, FileTensor | PartedTensor]:
-    """The whole tensors by name, in the manifest's order; nothing is read before it is used.
+    """The whole tensors by name, in the manifest's order; they are read on use.
 
     Args:
         files: of all devices, in order.
-        manifest: of the same checkpoint, whose parts make their tensors.
+        manifest: of the same checkpoint; its parts must cover their tensors.
     """
     found: dict[str, FileTensor | PartedTensor] = {}
     for name, tensor in manifest.tensors.items():
@@ -197,11 +198,12 @@ def assemble(files: Sequence[DeviceFile], manifest: Manifest) -> dict[str, FileT
 
 
 def damages(files: Sequence[DeviceFile], count: Count) -> str | None:
-    """What is wrong with the bytes of files: of each damaged one its first wrong tensor; None when nothing is.
+    """Damage in the bytes of files: for each damaged file its first wrong tensor; None if there is
+    none.
 
     Args:
-        files: whose every byte is read, several at a time.
-        count: called with how many bytes more were read; what it raises ends the work.
+        files: every byte is read, several files at a time.
+        count: called with the number of additional bytes read; an exception of it ends the work.
     """
     wrong: dict[str, str] = {}
 
@@ -223,7 +225,7 @@ def damages(files: Sequence[DeviceFile], count: Count) -> str | None:
 
 
 def _checksum(part: FileTensor) -> str:
-    """Of the bytes of a tensor that lies in its file in one piece."""
+    """The checksum of a tensor that is contiguous in its file."""
     found, buffer = hashlib.sha256(), memoryview(bytearray(min(part.nbytes, _CHUNK_BYTES)))
     for first in range(0, part.nbytes, _CHUNK_BYTES):
         chunk = buffer[: min(_CHUNK_BYTES, part.nbytes - first)]
@@ -233,6 +235,6 @@ def _checksum(part: FileTensor) -> str:
 
 
 def _joined(texts: Sequence[str]) -> str:
-    """The first few of some texts."""
+    """The first few of some strings."""
     more = f"; and {len(texts) - 3} more files" if len(texts) > 3 else ""
     return "; ".join(texts[:3]) + more

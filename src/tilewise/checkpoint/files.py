@@ -29,10 +29,10 @@ __all__ = [
 
 
 def check_writable(directory: Path) -> None:
-    """Refuse a directory that cannot be made or written to; leaves nothing behind.
+    """Reject a directory that cannot be created or written; leaves nothing behind.
 
     Raises:
-        ConfigError: a file or a link that leads nowhere is in the way, or there is no permission.
+        ConfigError: a file or a dangling link has its name, or there is no permission.
     """
     try:
         with tempfile.TemporaryFile(dir=_nearest_existing(directory)):
@@ -46,10 +46,11 @@ def check_writable(directory: Path) -> None:
 
 
 def check_replaceable(path: Path, *, is_directory: bool) -> None:
-    """Refuse a name that something of another kind has; what is to be written there replaces its own kind only.
+    """Reject a path at which something of another kind exists, because a file replaces only a file
+    and a directory only a directory.
 
     Raises:
-        ConfigError: a directory stands where a file shall be, or the reverse.
+        ConfigError: there is a directory where a file is to be written, or the reverse.
     """
     fits = os.path.isdir(path) if is_directory else os.path.isfile(path)
     if os.path.lexists(path) and not fits:
@@ -61,10 +62,10 @@ def check_replaceable(path: Path, *, is_directory: bool) -> None:
 
 
 def _nearest_existing(path: Path) -> Path:
-    """The path itself, or the closest directory above it that is there.
+    """The path itself, or its closest existing parent directory.
 
     Raises:
-        OSError: it cannot be looked at, or a link on the way leads nowhere.
+        OSError: it cannot be accessed, or a link on the way is dangling.
     """
     for candidate in (path, *path.parents):
         try:
@@ -80,10 +81,10 @@ def _nearest_existing(path: Path) -> Path:
 def replace_directory(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary directory, then put it at `path` in one step.
 
-    A directory that stands there is moved aside first and removed afterwards.
+    An existing directory is first renamed and finally removed.
 
     Raises:
-        ResourceError: it cannot be written; what stood there is kept.
+        ResourceError: it cannot be written; the existing directory is kept.
     """
     temporary = path.with_name(f"{HIDDEN}{path.name}-{os.getpid()}")
     with writing(path):
@@ -100,7 +101,7 @@ def replace_directory(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def _put_in_place(temporary: Path, path: Path) -> None:
-    """Rename a finished directory; one that stood there comes back when that fails."""
+    """Rename a finished directory; if this fails, the existing one gets its name back."""
     aside = path.with_name(f"{HIDDEN}{path.name}-old-{os.getpid()}")
     stood_there = path.exists()
     if stood_there:
@@ -116,8 +117,9 @@ def _put_in_place(temporary: Path, path: Path) -> None:
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a directory; what has its name is whole until it is gone, also when the process is killed meanwhile. One
-    that the system keeps stays."""
+    """Remove a directory. It disappears in one step, even if the process is killed meanwhile. If
+    the system does not allow it, the directory stays.
+    """
     aside = path.with_name(f"{HIDDEN}{path.name}-old-{os.getpid()}")
     with suppress(OSError):
         os.rename(path, aside)
@@ -125,7 +127,7 @@ def remove_directory(path: Path) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove what killed writers left in `directory`.
+    """Remove temporary files of killed writers from `directory`.
 
     Raises:
         ResourceError: it cannot be listed or written to.
@@ -136,7 +138,7 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def _discard(path: Path) -> None:
-    """Remove a directory, a file or a link, whose target stays; what is not there is no error."""
+    """Remove a directory, a file or a link (not its target); a missing one is not an error."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

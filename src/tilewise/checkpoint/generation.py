@@ -76,7 +76,7 @@ _Settings: Any = create_model("_Settings", __config__=ConfigDict(strict=True, ex
 
 
 class _GenerationConfig(_Settings):  # type: ignore[misc]
-    """What generation uses of generation_config.json: settings of sampling, and fields with names of their own."""
+    """The used fields of generation_config.json: settings of sampling, and others."""
 
     bos_token_id: _Token | None = None
     eos_token_id: _Token | list[_Token] | None = None
@@ -94,18 +94,21 @@ class _GenerationConfig(_Settings):  # type: ignore[misc]
 
 
 def load_generation_config(directory: str | Path, vocab_size: int) -> dict[str, Any]:
-    """What generation uses of generation_config.json, by the file's names; empty when there is no file.
+    """The settings of generation_config.json by the file's names; empty if there is no file.
 
-    Warnings in the log, one line each: a setting that changes the text and is not supported, all unknown fields
-    together, and token ids that the model does not have. A file is read several times, and warned about once.
+    It logs one warning for each setting that changes the text and is not supported, one for all
+    unknown fields, and one for token ids that the model does not have. Each warning is logged once,
+    although the file is read several times.
 
     Args:
         directory: of the model.
-        vocab_size: of the model. Token ids at or beyond it are never generated, so `bos_token_id` and `eos_token_id`
-            are returned without them, and `bad_words_ids` without the words that contain one.
+        vocab_size: of the model. Token ids at or beyond it are never generated, so `bos_token_id`
+            and `eos_token_id` are returned without them, and `bad_words_ids` without the words that
+            contain one.
 
     Raises:
-        CheckpointError: the file is not a JSON object, a field cannot have such a value, or a token id is negative.
+        CheckpointError: the file is not a JSON object, a field cannot have such a value, or a token
+            id is negative.
     """
     path = _validate.path("load_generation_config", "a model directory", directory) / "generation_config.json"
     vocab_size = _validate.integer("load_generation_config", "vocab_size", vocab_size, 1, _MAX_VOCABULARY)
@@ -131,7 +134,7 @@ def _parse(content: bytes) -> tuple[_GenerationConfig, list[str]]:
     """The supported settings of a file, and a warning for each setting that is not supported.
 
     Raises:
-        Unreadable: it holds no such settings.
+        Unreadable: its content is not a generation configuration.
     """
     data = plain_json(content)
     if not isinstance(data, dict):
@@ -154,7 +157,7 @@ def _parse(content: bytes) -> tuple[_GenerationConfig, list[str]]:
 
 
 def _is_same(value: object, allowed: object) -> bool:
-    """Equal, and not a truth value for a number."""
+    """Whether values are equal and of the same kind; True is not 1 here."""
     return isinstance(value, bool) == isinstance(allowed, bool) and value == allowed
 
 

@@ -16,13 +16,14 @@ _LFS_POINTER = b"vers"  # of b"version https://git-lfs.github.com/spec/v1"
 
 
 def refuse_gguf(path: Path) -> None:
-    """Refuse a GGUF file, and a directory whose weights are GGUF files alone.
+    """Reject a GGUF file, and a directory with GGUF files as its only weights.
 
     Args:
-        path: what was given as a model, or as a file of weights.
+        path: given as a model, or as a file of weights.
 
     Raises:
-        ConfigError: it is one, and the message says how to convert it; or it is named .gguf and has another format.
+        ConfigError: it is one, and the message says how to convert it; or it is named .gguf and has
+            another format.
     """
     file = _gguf_file(path)
     if file is None:
@@ -54,7 +55,9 @@ def refuse_gguf(path: Path) -> None:
 
 
 def _gguf_file(path: Path) -> Path | None:
-    """A file with GGUF's first bytes or name, or the first one of a directory without other weights."""
+    """A file with GGUF's magic number or suffix, or the first one of a directory without other
+    weights.
+    """
     if not os.path.isdir(path):
         is_named = path.suffix.lower() == ".gguf" and os.path.lexists(path)
         return path if is_named or _first_bytes(path) == _MAGIC else None
@@ -66,7 +69,7 @@ def _gguf_file(path: Path) -> Path | None:
 
 
 def _first_bytes(path: Path) -> bytes | None:
-    """As many bytes as the magic number has; None where the file cannot be read."""
+    """The bytes at the place of the magic number; None if the file cannot be read."""
     with suppress(Unreadable, OSError), open_regular(path) as stream:
         return stream.read(len(_MAGIC))
     return None

@@ -54,7 +54,7 @@ _Count = Annotated[int, Field(ge=0, lt=MAX_SIZE)]
 
 
 class _StoredTensor(BaseModel):
-    """A tensor as the header spells it."""
+    """A tensor in the header's notation."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -64,7 +64,7 @@ class _StoredTensor(BaseModel):
 
 
 class _Header(BaseModel):
-    """Every key but `__metadata__` is a tensor's name."""
+    """The header; every key except `__metadata__` is a tensor's name."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -77,7 +77,7 @@ class TensorEntry:
     """A tensor of a file.
 
     Attributes:
-        begin, end: its bytes, counted from the file's start.
+        begin, end: its bytes, from the file's start.
     """
 
     dtype: np.dtype[Any]
@@ -87,29 +87,29 @@ class TensorEntry:
 
 
 def is_storable(dtype: np.dtype[Any]) -> bool:
-    """Whether a header can spell an element type."""
+    """Whether the format has a name for a dtype."""
     return any(np.dtype(kind) == dtype for kind in _DTYPES.values())
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """How a header spells an element type."""
+    """The format's name of a dtype."""
     return next(name for name, kind in _DTYPES.items() if np.dtype(kind) == dtype)
 
 
 def dtype_of_name(name: str) -> np.dtype[Any] | None:
-    """The element type that a header spells so; None where there is none."""
+    """The dtype with this name in the format; None if there is none."""
     return np.dtype(_DTYPES[name]) if name in _DTYPES else None
 
 
 def header_end(data: bytes, size: int) -> int:
-    """Where a header ends and tensors begin, counted from the file's start.
+    """The byte at which a header ends and tensors begin.
 
     Args:
-        data: the file's first bytes, eight at least if it has so many.
+        data: the file's first bytes, at least eight if it has as many.
         size: of the whole file.
 
     Raises:
-        Unreadable: there is no room for a header of that length.
+        Unreadable: the file is shorter than its header.
     """
     if size < _LENGTH_BYTES or len(data) < _LENGTH_BYTES:
         raise Unreadable(f"it has {size} bytes, less than the length of a header takes")
@@ -123,7 +123,7 @@ def parse_header(data: bytes, size: int | None = None) -> dict[str, TensorEntry]
     """All tensors of a safetensors file, by name.
 
     Args:
-        data: the file's first bytes, its header at least.
+        data: the file's first bytes, at least its header.
         size: of the whole file; None: `data` is the whole file.
 
     Raises:
@@ -156,7 +156,7 @@ def _entry(name: str, stored: _StoredTensor, start: int) -> TensorEntry:
 
 
 def _check_covering(entries: dict[str, TensorEntry], start: int, file_bytes: int) -> None:
-    """The tensors' bytes follow each other from the header to the end of the file."""
+    """The tensors' bytes are contiguous from the header to the end of the file."""
     position = start
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin < position:

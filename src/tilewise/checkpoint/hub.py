@@ -36,15 +36,17 @@ _SMALL = (
 
 
 def find_model(name: str | Path, revision: str | None = None) -> Path:
-    """The directory of a model: `name` itself where it is one, else the hub's repository `owner/name`.
+    """The directory of a model: `name` itself if it is a directory, otherwise the hub's repository
+    `owner/name`.
 
     Args:
-        name: a directory, or a repository on the hub; a directory goes first.
+        name: a directory, or a repository on the hub; an existing directory takes precedence.
         revision: a branch, tag or commit of the repository; None for its main branch.
 
     Raises:
-        ConfigError: neither a directory nor such a repository, or a revision of a directory; the hub cannot be reached
-            and its cache has no copy; the repository has no safetensors files; a GGUF file.
+        ConfigError: it is neither a directory nor a repository; a revision is given for a
+            directory; the hub cannot be reached and its cache has no copy; the repository has no
+            safetensors files; or it is a GGUF file.
     """
     path = _validate.path("find_model", "a model", name)
     text = os.fsdecode(name)  # as it was given: ./owner/name is a path
@@ -64,7 +66,7 @@ def find_model(name: str | Path, revision: str | None = None) -> Path:
 
 
 def _download(repository: str, revision: str | None) -> Path:
-    """Small files first: they say which files hold the weights."""
+    """Download a repository's files, small ones first, because they name the files with weights."""
     directory = _snapshot(repository, revision, list(_SMALL))
     if not (directory / "config.json").exists():
         raise ConfigError(
@@ -84,7 +86,7 @@ def _download(repository: str, revision: str | None) -> Path:
 
 
 def _snapshot(repository: str, revision: str | None, files: list[str]) -> Path:
-    """Those files of a repository that it has, in the hub's cache."""
+    """Those of these files that a repository has, in the hub's cache."""
     from huggingface_hub import snapshot_download
 
     try:

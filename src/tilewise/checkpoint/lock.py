@@ -26,10 +26,11 @@ _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 @contextmanager
 def lock_directory(directory: Path) -> Iterator[None]:
-    """Hold `directory` for one run; it is made when it is not there, and removed again when it stays empty.
+    """Lock `directory` for one run. It is created if it does not exist, and removed again if it
+    stays empty.
 
     Raises:
-        ConfigError: another run holds it; names the process if it is known. Or it is no path.
+        ConfigError: another run has locked it (names the process if known), or it is not a path.
         ResourceError: the lock file cannot be written.
     """
     directory = _validate.path("lock_directory", "a directory", directory)
@@ -75,7 +76,7 @@ def _acquire(path: Path) -> int:
 
 
 def _open(path: Path) -> int:
-    """The file at `path`, in a directory that is made if need be."""
+    """The open file at `path`; its directory is created if needed."""
     for _ in range(_ATTEMPTS):
         # a run that ends may remove the directory meanwhile, also between `mkdir` finding it and looking what it is
         with suppress(FileNotFoundError, FileExistsError):

@@ -71,7 +71,7 @@ class PartRecord(BaseModel):
 
     @property
     def box(self) -> Box:
-        """Where it lies in the whole."""
+        """Its place in the whole tensor."""
         return Box(tuple(self.begin), tuple(self.shape))
 
 
@@ -79,9 +79,9 @@ class TensorRecord(BaseModel):
     """A tensor.
 
     Attributes:
-        dtype: as safetensors spells it.
+        dtype: its name in safetensors.
         shape: of the whole.
-        parts: of it; a device has one at most.
+        parts: of it; at most one per device.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -98,7 +98,7 @@ class ConfigChange(BaseModel):
         step: optimizer steps done before the change.
         key: of the setting, as `section.key`.
         old: its value before.
-        new: its value from then on.
+        new: its new value.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -110,11 +110,11 @@ class ConfigChange(BaseModel):
 
 
 class ModelRecord(BaseModel):
-    """What makes a model directory of a checkpoint, besides its parameters.
+    """The other files of a model directory that can be made of a checkpoint.
 
     Attributes:
-        files: names of the directory's files, which lie in `model/`, and the SHA-256 of each.
-        dtypes: by parameter, the element type that the directory's weights have, as safetensors spells it.
+        files: names of the directory's files, which are in `model/`, and the SHA-256 of each.
+        dtypes: by parameter, the dtype of the directory's weights, as named in safetensors.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -143,19 +143,19 @@ class ModelRecord(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What checkpoint.json holds.
+    """The content of checkpoint.json.
 
     Attributes:
         version: of the format.
         step: optimizer steps done.
-        config: everything that must be equal when training goes on.
-        devices: how many there were; each has a file.
-        mesh: their axes, for people: a checkpoint goes on on any other.
+        config: everything that must be equal when training resumes.
+        devices: number of devices; each has a file.
+        mesh: their axes, for people; training can resume on any other mesh.
         tensors: by name.
-        model: what makes a model directory of it; None where it was saved without.
-        tokenizer: checksum of the tokenizer.json next to it, in checkpoints from before `model`.
-        changes: of the configuration since the run began, in order. The file has this key only if there are some, so
-            that files of runs without changes are those of earlier versions.
+        model: the other files of a model directory; None if it was saved without.
+        tokenizer: checksum of the tokenizer.json next to it, in checkpoints older than `model`.
+        changes: of the configuration since the run began, in order. The file has this key only if
+            there are some, so that files of runs without changes equal those of earlier versions.
         digest: SHA-256 of everything else in it.
     """
 
@@ -195,13 +195,13 @@ class Manifest(BaseModel):
         """A manifest with its digest.
 
         Args:
-            step: as in the attributes.
-            config: the same.
-            mesh: the same.
-            num_devices: the same.
-            tensors: the same.
-            model: the same.
-            changes: as in the attributes.
+            step: as in the attributes, and so are all others.
+            config: see above.
+            mesh: see above.
+            num_devices: see above.
+            tensors: see above.
+            model: see above.
+            changes: see above.
         """
         return Manifest(
             version=_VERSION,
@@ -215,7 +215,7 @@ class Manifest(BaseModel):
         ).signed()
 
     def signed(self) -> Manifest:
-        """The same with the digest that belongs to it."""
+        """The same with its digest."""
         dumped = self._dump()
         del dumped["digest"]
         content = json.dumps(dumped, sort_keys=True, separators=(",", ":"))
@@ -226,12 +226,12 @@ class Manifest(BaseModel):
         return json.dumps(self._dump()) + "\n"
 
     def _dump(self) -> dict[str, Any]:
-        """The fields; without `model` and `changes`, those of checkpoints from before there were any."""
+        """The fields; `model` and `changes` are left out if empty, as in older checkpoints."""
         absent = {name for name in ("model", "changes") if not getattr(self, name)}
         return self.model_dump(exclude=absent)
 
     def parts_by_device(self) -> dict[int, dict[str, PartRecord]]:
-        """What each device's file holds, by the tensors' names."""
+        """The content of each device's file, by the tensors' names."""
         found: dict[int, dict[str, PartRecord]] = defaultdict(dict)
         for name, tensor in self.tensors.items():
             for part in tensor.parts:
@@ -239,10 +239,11 @@ class Manifest(BaseModel):
         return found
 
     def require_whole(self) -> None:
-        """Hold every tensor's parts to its shape.
+        """Check that each tensor's parts cover its shape.
 
         Raises:
-            Unreadable: a tensor has holes, or parts that overlap, lie outside, or are of no device; names the files.
+            Unreadable: a tensor has missing parts, or parts that overlap, lie outside, or belong to
+                no device; names the files.
         """
         known: dict[object, Misfit | None] = {}
         for name, tensor in self.tensors.items():
@@ -269,16 +270,16 @@ class Manifest(BaseModel):
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a checkpoint, whole by its own word.
+    """The manifest of a checkpoint, with valid digest and complete tensors.
 
     Raises:
-        Unreadable: it is invalid, does not have its own checksum, or names parts that do not make their tensor.
+        Unreadable: it is invalid, its digest is wrong, or a tensor's parts do not cover it.
     """
     return parse_manifest(read_whole(directory / MANIFEST, _MAX_BYTES))
 
 
 def parse_manifest(content: bytes) -> Manifest:
-    """The manifest that a file's content is; errors as of `read_manifest`."""
+    """The manifest in a file's content; errors as of `read_manifest`."""
     if len(content) > _MAX_BYTES:
         raise Unreadable(f"it is larger than {format_bytes(_MAX_BYTES)}")
     manifest = parse_json(content, Manifest)

@@ -28,11 +28,12 @@ _validate = Validator("checkpoint", CheckpointError)
 def make_parts(
     tensors: Mapping[str, NDArray[Any] | FileTensor | PartedTensor], num_devices: int
 ) -> dict[str, PartedTensor]:
-    """Tensors as files can hold them, in parts; one that is given whole is the first device's.
+    """Tensors in parts, as files can hold them; a whole tensor becomes one part of the first
+    device.
 
     Raises:
-        CheckpointError: something else than tensors by name, of a name, a type or a shape that safetensors lacks, or
-            parts that do not make their tensor.
+        CheckpointError: the argument is not a mapping of names to tensors; a name, dtype or shape
+            cannot be stored in safetensors; or parts do not cover their tensor.
     """
     found: dict[str, PartedTensor] = {}
     for name, array in _validate.mapping("save_checkpoint", "tensors", tensors, "arrays").items():
@@ -74,7 +75,7 @@ def _check_name(name: str) -> None:
 
 
 def _is_of_parts(tensor: object) -> TypeGuard[PartedTensor]:
-    """Whether it is a tensor in parts, and has in it what its class says."""
+    """Whether it is a valid tensor in parts."""
     return (
         isinstance(tensor, PartedTensor)
         and isinstance(tensor.dtype, np.dtype)
@@ -92,7 +93,7 @@ def _is_of_parts(tensor: object) -> TypeGuard[PartedTensor]:
 
 
 def _is_small(tensor: PartedTensor) -> bool:
-    """Whether a header takes its shape, also where it has no elements."""
+    """Whether its shape fits a header, even if it has no elements."""
     places = prod(max(1, int(size)) for size in tensor.shape)
     return len(tensor.shape) <= MAX_DIMS and places * tensor.dtype.itemsize < MAX_SIZE
 

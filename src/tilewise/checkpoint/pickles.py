@@ -56,7 +56,7 @@ _NAMES: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class Name:
-    """A name in a pickle, `torch FloatStorage`; not the thing itself."""
+    """A name in a pickle, such as `torch FloatStorage`; not the object with that name."""
 
     module: str
     name: str
@@ -64,12 +64,12 @@ class Name:
 
 @dataclass(eq=False)
 class Record:
-    """What a pickle would have called or made.
+    """A call or an object of a pickle, as data.
 
     Attributes:
-        name: of what; None for a reference to something outside the pickle.
-        arguments: it was to be called with.
-        state: it was to be given afterwards.
+        name: of the callable; None for a reference to something outside of the pickle.
+        arguments: of the call.
+        state: that the result would be given.
     """
 
     name: Name | None
@@ -78,23 +78,25 @@ class Record:
 
 
 def worded(value: object) -> str:
-    """What a pickle says, for a message. The words of a container could be without end: it may hold itself, or hold
-    another twice that does the same."""
+    """A pickle's value for a message, with limited length: a container may contain itself, or
+    nested copies that grow exponentially.
+    """
     return shown(value) if isinstance(value, (str, bytes, int, float, Name)) else f"a {type(value).__name__}"
 
 
 class _Mark:
-    """Where the items of a container begin, on the stack."""
+    """Marks the beginning of a container's items on the stack."""
 
 
 _MARK = _Mark()
 
 
 def parse_pickle(content: bytes) -> Any:
-    """What a pickle says, as plain values, lists, tuples, dictionaries, `Name` and `Record`.
+    """The content of a pickle, as plain values, lists, tuples, dictionaries, `Name` and `Record`.
 
     Raises:
-        Unreadable: it is no pickle, too large, or names what no file of tensors needs.
+        Unreadable: it is not a pickle, is too large, or names something that tensor files do not
+            need.
     """
     if len(content) > MAX_PICKLE_BYTES:
         raise Unreadable(f"its pickle has {len(content)} bytes, more than {MAX_PICKLE_BYTES}")
@@ -109,7 +111,7 @@ def parse_pickle(content: bytes) -> Any:
 
 
 class _Machine:
-    """One run over one pickle."""
+    """The interpretation of one pickle."""
 
     def __init__(self, content: bytes) -> None:
         self.content, self.at = content, 0
@@ -143,7 +145,7 @@ class _Machine:
         return value
 
     def items(self) -> list[Any]:
-        """What stands above the last mark, which goes."""
+        """Remove and return the items above the last mark."""
         for place in range(len(self.stack) - 1, -1, -1):
             if self.stack[place] is _MARK:
                 found = self.stack[place + 1 :]

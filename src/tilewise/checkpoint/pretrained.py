@@ -45,20 +45,21 @@ def save_pretrained(
     copy_from: str | Path | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write a model so that `transformers` and Tilewise can open it; an older directory of that name is
+    """Write a model so that `transformers` and Tilewise can open it; an existing directory is
     replaced.
 
     Args:
         config: content of config.json.
-        tensors: names as files spell them, and arrays; lazy ones (`store_parameters`) are fetched one after the other.
+        tensors: arrays by the files' names; lazy ones (`store_parameters`) are fetched one by one.
         tokenizer: written as tokenizer.json with a tokenizer_config.json.
         generation_config: defaults of generation, for example `{"eos_token_id": 0}`.
-        copy_from: a model directory whose other files are copied as they are: see `model_files`.
-        max_shard_bytes: of a file of weights; more are spread over several with an index.
+        copy_from: a model directory whose other files are copied unchanged: see `model_files`.
+        max_shard_bytes: maximum size of a file of weights; more weights are written to several
+            files with an index.
 
     Raises:
         CheckpointError: a file of `copy_from` cannot be read.
-        ResourceError: it cannot be written; what stood there is kept.
+        ResourceError: it cannot be written; an existing directory is kept.
     """
     path = _validate.path("save_pretrained", "a directory", directory)
     config = _validate.json("save_pretrained", "config", config)
@@ -76,13 +77,13 @@ def save_model_directory(
     """Write a model from the content of its files and its weights, as `save_pretrained` does.
 
     Args:
-        directory: written, or replaced.
+        directory: created or replaced.
         files: content by name, from `model_files`.
         tensors: as for `save_pretrained`.
-        max_shard_bytes: the same.
+        max_shard_bytes: as for `save_pretrained`.
 
     Raises:
-        ResourceError: it cannot be written; what stood there is kept.
+        ResourceError: it cannot be written; an existing directory is kept.
     """
 
     def write(temporary: Path) -> None:
@@ -103,17 +104,18 @@ def model_files(
     *,
     copy_from: str | Path | None = None,
 ) -> dict[str, bytes]:
-    """Everything that a Hugging Face directory holds next to its weights, by name.
+    """The content of all files of a Hugging Face directory except weights, by name.
 
     Args:
         config: content of config.json; None: that of `copy_from`.
-        tokenizer: becomes tokenizer.json with a tokenizer_config.json; None: the files of `copy_from`.
+        tokenizer: becomes tokenizer.json with a tokenizer_config.json; None: the files of
+            `copy_from`.
         generation_config: content of generation_config.json; None: that of `copy_from`.
-        copy_from: a model directory whose other files are taken byte by byte: tokenizer, chat templates, how an
-            encoder pools, code that config.json names.
+        copy_from: a model directory whose other files are copied byte by byte: tokenizer, chat
+            templates, pooling of an encoder, code that config.json names.
 
     Raises:
-        CheckpointError: a file of `copy_from` cannot be read, or an argument is of another type.
+        CheckpointError: a file of `copy_from` cannot be read, or an argument has the wrong type.
     """
     call, made = "save_pretrained", dict[str, bytes]()
     if config is not None:

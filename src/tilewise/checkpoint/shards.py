@@ -33,19 +33,21 @@ _validate = Validator("checkpoint", CheckpointError)
 def write_weights(
     directory: str | Path, tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> None:
-    """Write tensors as `model.safetensors`, or as numbered files with an index when they exceed one shard.
+    """Write tensors as `model.safetensors`, or as numbered files with an index if they exceed one
+    shard.
 
-    Each file is replaced atomically, several when all of them are written; the index comes last. Of lazy tensors one is
-    in memory at a time.
+    Each file is replaced atomically; several are replaced after all of them are written, the index
+    last. One lazy tensor is in memory at a time.
 
     Args:
-        directory: that is there.
-        tensors: names and arrays, or what is fetched when its turn comes (`LazyTensor`, tensors of files).
-        max_shard_bytes: of the tensors in a file; a larger tensor has one to itself.
+        directory: must exist.
+        tensors: by name: arrays, or tensors that are fetched one by one (`LazyTensor`, tensors in
+            files).
+        max_shard_bytes: maximum size of the tensors in a file; a larger tensor has its own file.
 
     Raises:
-        CheckpointError: what is given are no arrays by name.
-        ResourceError: a file cannot be written; what stood there is kept.
+        CheckpointError: the argument is not a mapping of names to arrays.
+        ResourceError: a file cannot be written; existing files are kept.
     """
     directory = _validate.path("write_weights", "a directory", directory)
     max_shard_bytes = _validate.integer("write_weights", "max_shard_bytes", max_shard_bytes, 1, 1 << 62)
@@ -79,7 +81,7 @@ def write_weights(
 
 
 def _cut(tensors: Sequence[tuple[str, Tensor]], max_bytes: int) -> list[list[tuple[str, Tensor]]]:
-    """Neighbours share a file as long as they fit; there is one file at least."""
+    """Divides tensors, in order, into files up to the maximum size; at least one file."""
     shards: list[list[tuple[str, Tensor]]] = [[]]
     size = 0
     for name, tensor in tensors:
@@ -92,10 +94,10 @@ def _cut(tensors: Sequence[tuple[str, Tensor]], max_bytes: int) -> list[list[tup
 
 
 def _named(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-    """Names and tensors, each held to what a file can store.
+    """Names and tensors, checked against what a file can store.
 
     Raises:
-        CheckpointError: something else, or a name that comes twice.
+        CheckpointError: one cannot be stored, or a name appears twice.
     """
     if isinstance(tensors, (str, Mapping, np.ndarray)) or not isinstance(tensors, Iterable):
         _validate.invalid(
@@ -125,11 +127,12 @@ def _named(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
 def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write one safetensors file; each tensor is fetched when its turn comes.
+    """Write one safetensors file; tensors are fetched one by one.
 
     Raises:
         OSError: it cannot be written, for example because the disk is full.
-        CheckpointError: a lazy tensor is not what it said, or the names are longer than a header takes.
+        CheckpointError: a lazy tensor differs from its description, or the names are longer than a
+            header allows.
     """
     order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)  # so that all are aligned
     header: dict[str, object] = {} if metadata is None else {METADATA: dict(metadata)}

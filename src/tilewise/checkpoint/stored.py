@@ -30,12 +30,13 @@ Stored = NDArray[Any] | FileTensor
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a file and the parameters that it holds.
+    """A tensor of a file and the parameters in it.
 
     Attributes:
         name: in files.
-        parameters: names in the graph and rows (features out; of a vector, elements) of each, in order of the rows.
-        is_transposed: the file has features in by features out.
+        parameters: names in the graph and number of rows (output features; for a vector, elements)
+            of each, in order of the rows.
+        is_transposed: the file has input features by output features.
     """
 
     name: str
@@ -49,19 +50,21 @@ class StoredTensor:
 
 
 class StoredWeights(Mapping[str, Stored]):
-    """Files under the graph's names; every value is read when it is indexed or made an array.
+    """Tensors of files under the graph's names; a value is read when it is indexed or converted to
+    an array.
 
     Args:
-        files: what they hold by name, from `open_weights`, or arrays.
-        table: what they should hold.
-        prefix: what files may leave off the names of the table (`model.`), all of them or some.
-        copies: names of tensors that files may hold besides, and of the table's tensors that they must equal: the head
-            of a model that ties it to its embedding.
-        is_ignored: of what else files may hold: what follows from the configuration.
+        files: by name, from `open_weights`, or arrays.
+        table: the required tensors.
+        prefix: prefix of the table's names (`model.`) that some or all names in files may lack.
+        copies: names of additional tensors, and of the table's tensors that they must equal: the
+            head of a model that ties it to its embedding.
+        is_ignored: whether another tensor may be ignored, because it follows from the
+            configuration.
 
     Raises:
-        CheckpointError: the files hold less or more than the table, a tensor has other rows or is stored as
-            integers, or a copy is invalid; names the tensor.
+        CheckpointError: the files have fewer or more tensors than the table, a tensor has other
+            rows or an integer dtype, or a copy differs; names the tensor.
     """
 
     def __init__(
@@ -101,7 +104,7 @@ class StoredWeights(Mapping[str, Stored]):
             )
 
     def _add(self, entry: StoredTensor, tensor: Stored) -> None:
-        """Cut a file's tensor into its parameters."""
+        """Divide a file's tensor into its parameters."""
         out_dim = 1 if entry.is_transposed else 0
         is_shape = tensor.ndim == 2 or (tensor.ndim == 1 and not entry.is_transposed)
         if not is_shape or tensor.shape[out_dim] != entry.num_rows:
@@ -127,13 +130,13 @@ class StoredWeights(Mapping[str, Stored]):
             first += count
 
     def require_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Hold every parameter to its whole shape; the table knows rows alone.
+        """Check every parameter's whole shape; the table has only the rows.
 
         Args:
             shapes: by name in the graph.
 
         Raises:
-            CheckpointError: one has another; names the tensor and its file.
+            CheckpointError: one differs; names the tensor and its file.
         """
         for name, tensor in self._parameters.items():
             if tuple(tensor.shape) != tuple(shapes[name]):
@@ -155,7 +158,7 @@ class StoredWeights(Mapping[str, Stored]):
 
 
 def _spelling(files: Mapping[str, Stored], name: str, prefix: str) -> str | None:
-    """How files call a tensor: as the table does, or without the prefix."""
+    """The name of a tensor in files: as in the table, or without the prefix."""
     return next((key for key in (name, name.removeprefix(prefix)) if key in files), None)
 
 
@@ -176,7 +179,7 @@ def _require_copy(copy: Stored, original: Stored, name: str, of: str) -> None:
 
 
 def _place(*tensors: Stored) -> str:
-    """The file that a tensor lies in, or the first of the files of several; nothing for arrays."""
+    """The file of a tensor, or the first of several; nothing for arrays."""
     paths = sorted({str(tensor.file.path) for tensor in tensors if isinstance(tensor, FileTensor)})
     more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
     return f" in {paths[0]!r}{more}" if paths else ""
@@ -192,7 +195,9 @@ def _error(rule: str, got: str, advice: str) -> CheckpointError:
 def store_parameters(
     table: Sequence[StoredTensor], parameters: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, LazyTensor]]:
-    """A graph's parameters as files spell them, in the table's order; each is fetched when it is written."""
+    """A graph's parameters under the files' names, in the table's order; each is fetched when it is
+    written.
+    """
     for entry in table:
         parts = [parameters[name] for name, _ in entry.parameters]
         shape = (entry.num_rows, *parts[0].shape[1:])

@@ -52,11 +52,11 @@ _FOREIGN = {
 
 @dataclass(frozen=True)
 class OpenFile:
-    """A file that is open for reading as long as a tensor of it is in use.
+    """A file that is open for reading while one of its tensors is in use.
 
     Attributes:
-        path: where it was opened.
-        stream: what keeps it open; its position is not used.
+        path: of the file when it was opened.
+        stream: keeps it open; its position is not used.
     """
 
     path: Path
@@ -64,14 +64,14 @@ class OpenFile:
 
     @property
     def descriptor(self) -> int:
-        """The system's number of it."""
+        """Its file descriptor."""
         return self.stream.fileno()
 
     def read_into(self, buffer: memoryview, begin: int) -> None:
         """Fill a buffer with the bytes from `begin` on.
 
         Raises:
-            CheckpointError: the file ends before, or cannot be read.
+            CheckpointError: the file ends earlier, or cannot be read.
         """
         filled = 0
         while filled < len(buffer):
@@ -84,7 +84,7 @@ class OpenFile:
             filled += got
 
     def unreadable(self, reason: str) -> CheckpointError:
-        """The error of a file that was whole when it was opened."""
+        """The error about a file that was complete when it was opened."""
         return CheckpointError(
             f"[checkpoint.read] a file of weights must stay as it is while it is read; got {str(self.path)!r}: "
             f"{reason}; load it again when it is whole"
@@ -92,13 +92,14 @@ class OpenFile:
 
 
 class Checksum:
-    """The CRC-32 of a range of a file in which tensors lie. The range is read once, by the first tensor that is.
+    """The CRC-32 of a range of a file that contains tensors. It is verified once, before the first
+    of them is read.
 
     Args:
         file: open.
-        begin: of the range, in bytes.
-        size: the same.
-        crc: what its bytes must have.
+        begin: first byte of the range.
+        size: of the range, in bytes.
+        crc: the expected value.
     """
 
     def __init__(self, file: OpenFile, begin: int, size: int, crc: int) -> None:
@@ -107,13 +108,13 @@ class Checksum:
         self._lock = threading.Lock()
 
     def verify(self, name: str) -> None:
-        """Hold the range to its checksum.
+        """Compare the range with its checksum.
 
         Args:
             name: of a tensor in it, for the message.
 
         Raises:
-            CheckpointError: it has another, or is no longer there.
+            CheckpointError: the checksum differs, or the range no longer exists.
         """
         with self._lock:
             if self._is_right:
@@ -135,17 +136,19 @@ class Checksum:
 
 @dataclass(frozen=True)
 class FileTensor:
-    """A tensor of a file, some of its rows, or its transpose; nothing is read until it is indexed or made an array.
+    """A tensor of a file, some of its rows, or its transpose. It is read when it is indexed or
+    converted to an array.
 
     Attributes:
-        file: where it lies.
+        file: that contains it.
         name: in the file.
         dtype: of its elements there.
-        shape: as it is seen here.
+        shape: as seen here.
         begin: of its first element, in bytes from the file's start.
-        row_bytes: between rows in the file, which are columns here when it is transposed.
+        row_bytes: between rows in the file, which are columns here if it is transposed.
         is_transposed: the file has the transpose.
-        checksum: of the bytes that it is a part of, where the file has one; they are held to it before any is used.
+        checksum: of the bytes that it is a part of, if the file has one; verified before the first
+            use.
     """
 
     file: OpenFile
@@ -191,29 +194,29 @@ class FileTensor:
         return replace(self, shape=self.shape[::-1], is_transposed=not self.is_transposed)
 
     def rows(self, first: int, count: int) -> FileTensor:
-        """Some neighbouring rows (or, of a vector, elements)."""
+        """A range of rows (of a vector, elements)."""
         assert 0 <= first <= first + count <= self.shape[0]
         step = self.dtype.itemsize if self.is_transposed else self.row_bytes
         return replace(self, shape=(count, *self.shape[1:]), begin=self.begin + first * step)
 
     def columns(self, first: int, count: int) -> FileTensor:
-        """Some neighbouring columns of a matrix."""
+        """A range of columns of a matrix."""
         return self.transpose().rows(first, count).transpose()
 
     def verify(self) -> None:
-        """Hold the bytes that it is a part of to their checksum, where the file has one.
+        """Verify the checksum of the bytes that it is a part of, if the file has one.
 
         Raises:
-            CheckpointError: they have another.
+            CheckpointError: it differs.
         """
         if self.checksum is not None:
             self.checksum.verify(self.name)
 
     def read(self) -> NDArray[Any]:
-        """All of it, as an array of its own.
+        """All of it, as a new array.
 
         Raises:
-            CheckpointError: the file is not what it was when it was opened, or is damaged.
+            CheckpointError: the file has changed since it was opened, or is damaged.
         """
         self.verify()
         shape = self.shape[::-1] if self.is_transposed else self.shape
@@ -246,7 +249,7 @@ class TensorPart:
     """A box of a tensor: in memory, in a file, or fetched when it is read.
 
     Attributes:
-        box: where it lies in the whole.
+        box: its place in the whole tensor.
         values: its elements.
         device: that holds it.
     """
@@ -256,10 +259,10 @@ class TensorPart:
     device: int = 0
 
     def read(self, box: Box) -> NDArray[Any]:
-        """Some of its elements; no others are read but those that lie between them in a file of more than two dims.
+        """Some of its elements. Of a file of more than two dims, elements in between are read too.
 
         Args:
-            box: of the whole; all of it in this part.
+            box: of the whole tensor; it must lie in this part.
         """
         inside, values = box.inside(self.box), self.values
         if isinstance(values, FileTensor) and values.ndim:
@@ -273,7 +276,8 @@ class TensorPart:
 
 @dataclass(frozen=True)
 class PartedTensor:
-    """A tensor in several parts that hold each of its elements once; parts are read when it is made an array.
+    """A tensor in parts that contain each element once. Parts are read when it is converted to an
+    array.
 
     Attributes:
         shape: of the whole.
@@ -297,26 +301,27 @@ class PartedTensor:
 
     @property
     def files(self) -> list[FileTensor]:
-        """The parts that lie in files."""
+        """The parts in files."""
         return [part.values for part in self.parts if isinstance(part.values, FileTensor)]
 
     def verify(self) -> None:
-        """Hold the bytes of its parts to their checksums, where files have some.
+        """Verify the checksums of its parts, if files have them.
 
         Raises:
-            CheckpointError: they have others.
+            CheckpointError: one differs.
         """
         for tensor in self.files:
             tensor.verify()
 
     def read_box(self, box: Box) -> NDArray[Any]:
-        """Some of its elements, from the parts that hold them; of one part alone, without a copy.
+        """Some of its elements, from the parts that contain them; without a copy if it is one part
+        in memory.
 
         Args:
-            box: of the whole.
+            box: of the whole tensor.
 
         Raises:
-            CheckpointError: a file is not what it was when it was opened, or is damaged.
+            CheckpointError: a file has changed since it was opened, or is damaged.
         """
         met = [(part, part.box.meet(box)) for part in self.parts]
         found = [(part, common) for part, common in met if common is not None]
@@ -339,12 +344,13 @@ class PartedTensor:
 
 @dataclass(frozen=True)
 class LazyTensor:
-    """A tensor of known shape that is fetched when it is made an array.
+    """A tensor of known shape that is fetched when it is converted to an array.
 
     Attributes:
-        shape: of it.
+        shape: its shape.
         dtype: of its elements.
-        fetch: returns the array; called whenever it is needed, so that it is in memory no longer than that.
+        fetch: returns the array. It is called for every use, so that the array stays in memory no
+            longer than needed.
     """
 
     shape: tuple[int, ...]
@@ -367,7 +373,7 @@ def read_array(tensor: Tensor) -> NDArray[Any]:
     """A tensor's elements in memory.
 
     Raises:
-        CheckpointError: it does not have the shape or dtype that it said, or has a mask.
+        CheckpointError: its shape or dtype differs from its description, or it has masked elements.
     """
     if isinstance(tensor, (FileTensor, PartedTensor)):
         return tensor.read()
@@ -382,14 +388,15 @@ def read_array(tensor: Tensor) -> NDArray[Any]:
 
 
 def cast_tensors(tensors: Mapping[str, Tensor], dtypes: Mapping[str, str]) -> dict[str, Tensor]:
-    """Tensors in other element types; each is rounded to the nearest, ties to even, when it is fetched.
+    """Tensors in other dtypes; each is rounded to nearest, ties to even, when it is fetched.
 
     Args:
         tensors: by name.
-        dtypes: by name, as safetensors spells them; tensors without one keep theirs.
+        dtypes: by name, as named in safetensors; tensors without one keep theirs.
 
     Returns:
-        The tensors; making an array of one raises CheckpointError where a finite number is beyond its new type.
+        The tensors. Converting one to an array raises CheckpointError if a finite value is beyond
+        its new dtype.
     """
     found = dict(tensors)
     for name, tensor in tensors.items():
@@ -413,13 +420,13 @@ def _cast(name: str, tensor: Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 class WeightsFile(Mapping[str, FileTensor]):
-    """One safetensors file; open as long as one of its tensors is in use.
+    """One safetensors file; it is open while one of its tensors is in use.
 
     Attributes:
-        entries: what its header says, by name.
+        entries: of its header, by name.
 
     Raises:
-        CheckpointError: it is not whole safetensors; names the rule it breaks.
+        CheckpointError: it is not a complete safetensors file; names the rule it breaks.
     """
 
     def __init__(self, path: Path) -> None:
@@ -449,7 +456,7 @@ def _read_header(stream: BinaryIO) -> dict[str, TensorEntry]:
     """All tensors that a file's header lists.
 
     Raises:
-        Unreadable: it is no header, or the system cannot read it.
+        Unreadable: it is not a header, or the system cannot read it.
     """
     content = b""
     try:

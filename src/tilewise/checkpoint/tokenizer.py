@@ -57,7 +57,7 @@ _KINDS = {
 
 
 class _Subwords(BaseModel):
-    """What the tokens of a model begin with that stand inside a word; some models have it."""
+    """The prefix of tokens inside of a word, for models that have one."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -65,7 +65,7 @@ class _Subwords(BaseModel):
 
 
 class _Added(BaseModel):
-    """A token that the model does not make, and the id that the file gives it."""
+    """An added token, with its id in the file."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -74,7 +74,9 @@ class _Added(BaseModel):
 
 
 class _TokenizerFile(BaseModel):
-    """tokenizer.json is the library's to read; here it is held to be a JSON object that does not nest without end."""
+    """tokenizer.json, which the library reads; this model checks that it is a JSON object of
+    limited depth.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -83,7 +85,9 @@ class _TokenizerFile(BaseModel):
 
 
 class _Merges(_Subwords):
-    """Pairs of tokens that become one: lists of two, or texts with a space between, as older files have them."""
+    """Pairs of tokens that are merged: lists of two, or strings with a space in between, as in
+    older files.
+    """
 
     merges: list[tuple[str, str] | str] = Field(default_factory=list)
 
@@ -101,7 +105,7 @@ class _Vocabulary(RootModel[dict[str, Annotated[int, Field(ge=0, lt=_MAX_VOCABUL
 
 
 class _ModelKind(BaseModel):
-    """What config.json says of the tokenizer's kind."""
+    """The fields of config.json that determine the tokenizer's kind."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -112,15 +116,18 @@ class _ModelKind(BaseModel):
 def load_tokenizer(directory: str | Path, vocab_size: int) -> Tokenizer:
     """The tokenizer of a model directory.
 
-    What its file says of truncation and padding is left aside, as transformers does: a prompt is encoded as it is.
+    Truncation and padding in its file are ignored, as in transformers: a prompt is encoded as it
+    is.
 
     Args:
         directory: of the model.
-        vocab_size: of the model. A tokenizer may know fewer tokens, or added ones beyond it: see `check_token_ids`.
-            Where its own vocabulary has more, a warning says so, since the files may not belong together.
+        vocab_size: of the model. A tokenizer may have fewer tokens, or added ones beyond it: see
+            `check_token_ids`. If its own vocabulary has more, a warning is logged, because the
+            files may not belong together.
 
     Raises:
-        CheckpointError: there is no tokenizer.json and no vocab.json with merges.txt, or they cannot be read.
+        CheckpointError: there is neither tokenizer.json nor vocab.json with merges.txt, or they
+            cannot be read.
     """
     place = _validate.path("load_tokenizer", "a model directory", directory)
     vocab_size = _validate.integer("load_tokenizer", "vocab_size", vocab_size, 1, _MAX_VOCABULARY)
@@ -149,16 +156,16 @@ def load_tokenizer(directory: str | Path, vocab_size: int) -> Tokenizer:
 
 
 def check_token_ids(tokenizer: Tokenizer, ids: Sequence[int], vocab_size: int, what: str) -> None:
-    """Refuse tokens that the tokenizer knows and the model has no weights for.
+    """Reject tokens for which the model has no weights.
 
     Args:
-        tokenizer: of the model; its texts of tokens go into the message.
+        tokenizer: of the model, for the token's text in the message.
         ids: to check; 0 or more.
         vocab_size: of the model.
-        what: the ids are, for the message: `a prompt`, `logit_bias`.
+        what: the source of the ids, for the message: `a prompt`, `logit_bias`.
 
     Raises:
-        ConfigError: an id lies at or beyond `vocab_size`; names the first one and its text.
+        ConfigError: an id is at or beyond `vocab_size`; names the first one and its text.
     """
     if max(ids, default=-1) < vocab_size:
         return
@@ -174,11 +181,12 @@ def check_token_ids(tokenizer: Tokenizer, ids: Sequence[int], vocab_size: int, w
 def _parse_tokenizer(content: bytes, vocab_size: int) -> Tokenizer:
     """A tokenizer that encodes whole texts as they are.
 
-    The library gives an added token another id, without a word, where the file's is in use or leaves a gap: the next
-    free one, or that of the vocabulary. The model would read another token, unless it has weights for neither.
+    The library silently gives an added token another id if the file's id is in use or leaves a gap:
+    the next free one, or that of the vocabulary. The model would then read another token, so this
+    is rejected unless the model has weights for neither.
 
     Raises:
-        Unreadable: the library refuses the content, or comes to grief over it.
+        Unreadable: the library rejects the content, or fails on it.
     """
     from tokenizers import Tokenizer
 
@@ -200,8 +208,9 @@ def _parse_tokenizer(content: bytes, vocab_size: int) -> Tokenizer:
 
 
 def _check_merges(content: bytes) -> None:
-    """The right side of every merge begins with the prefix: the library cuts off as many bytes without looking, in the
-    middle of a character too, and then ends the whole process over text that is not UTF-8.
+    """The right side of every merge must begin with the prefix. The library removes as many bytes
+    without checking, even in the middle of a character, and then aborts the process because the
+    text is not UTF-8.
 
     Raises:
         Unreadable: one does not.
@@ -215,7 +224,7 @@ def _check_merges(content: bytes) -> None:
 
 
 def _missing(place: Path) -> CheckpointError:
-    """The refusal of a directory without a tokenizer that we read."""
+    """The error about a directory without a supported tokenizer."""
     has_pieces = os.path.lexists(place / "tokenizer.model")
     got = f"{str(place)!r}" + (" with tokenizer.model (SentencePiece) alone" if has_pieces else "")
     convert = "convert it: transformers' AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes tokenizer.json"
@@ -230,10 +239,10 @@ def _from_json(place: Path, vocab_size: int) -> Tokenizer:
 
 
 def _from_merges(place: Path, config: TokenizerConfig) -> Tokenizer:
-    """A byte-level tokenizer of vocab.json, merges.txt, and the tokens that stand next to them.
+    """A byte-level tokenizer from vocab.json, merges.txt, and the files of added tokens.
 
     Raises:
-        Unreadable: the files are not as GPT-2 or Qwen2 have them.
+        Unreadable: the files are not of the kind of GPT-2 or Qwen2.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models
 
@@ -281,7 +290,7 @@ def _added(token: AddedTokenFile) -> AddedToken:
 
 
 def _cut_texts(tokenizer: Tokenizer, kind: str, add_prefix_space: bool) -> None:
-    """How texts are cut before merges apply."""
+    """How texts are divided before merges apply."""
     from tokenizers import Regex, normalizers, pre_tokenizers
 
     if kind == "gpt2":
@@ -297,10 +306,10 @@ def _cut_texts(tokenizer: Tokenizer, kind: str, add_prefix_space: bool) -> None:
 
 
 def _kind(place: Path, config: TokenizerConfig) -> str:
-    """Which of the kinds of vocab.json and merges.txt these are.
+    """The kind of vocab.json and merges.txt.
 
     Raises:
-        Unreadable: no file says, or it is another.
+        Unreadable: no file says, or it is not supported.
     """
     model = _ModelKind()
     if os.path.lexists(place / "config.json"):
@@ -342,7 +351,9 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
 
 
 def _put_ends(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
-    """Begin and end of texts as tokenizer_config.json says; a tokenizer.json says it itself."""
+    """Add the tokens at the beginning and end of texts that tokenizer_config.json asks for; a
+    tokenizer.json has them itself.
+    """
     from tokenizers import processors
 
     bos = config.special_tokens.get("bos_token") if config.add_bos_token else None

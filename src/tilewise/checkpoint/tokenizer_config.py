@@ -27,7 +27,7 @@ _Text = Annotated[str, Field(min_length=1, max_length=1 << 12)]
 
 
 class AddedTokenFile(BaseModel):
-    """A token with its properties, as the files spell them."""
+    """A token with its properties, in the files' notation."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -40,7 +40,9 @@ class AddedTokenFile(BaseModel):
 
 
 def _none_of_empty(token: object) -> object:
-    """None for an empty text, which says that there is no such token (first conversions of Llama 1)."""
+    """None for an empty string, which means that there is no such token (first conversions of Llama
+    1).
+    """
     content = token.get("content") if isinstance(token, dict) else token
     return None if content == "" else token
 
@@ -56,7 +58,7 @@ class _Template(BaseModel):
 
 
 class _File(BaseModel):
-    """What is used of tokenizer_config.json; the rest of it concerns other programs."""
+    """The used fields of tokenizer_config.json."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -76,16 +78,17 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """What stands next to a tokenizer.
+    """The content of tokenizer_config.json and of the template files.
 
     Attributes:
-        special_tokens: texts of `bos_token`, `eos_token`, `unk_token` and `pad_token`, of those that there are.
-        add_bos_token: texts begin with `bos_token`, where a tokenizer.json does not say it.
-        add_eos_token: texts end with `eos_token`, the same.
-        add_prefix_space: texts are read as if a space stood before them.
+        special_tokens: texts of `bos_token`, `eos_token`, `unk_token` and `pad_token`, if they
+            exist.
+        add_bos_token: texts begin with `bos_token`; used if there is no tokenizer.json.
+        add_eos_token: texts end with `eos_token`; likewise.
+        add_prefix_space: texts are encoded as if a space preceded them.
         tokenizer_class: of transformers.
         added_tokens: by id.
-        chat_templates: by name; the one that needs no name is `default`.
+        chat_templates: by name; the unnamed one is `default`.
     """
 
     special_tokens: Mapping[str, str]
@@ -98,10 +101,11 @@ class TokenizerConfig:
 
 
 def load_tokenizer_config(directory: str | Path) -> TokenizerConfig:
-    """What tokenizer_config.json says, and chat_template.jinja, which comes before it; empty where they are not there.
+    """The content of tokenizer_config.json, and of chat_template.jinja, which takes precedence;
+    empty without these files.
 
     Raises:
-        CheckpointError: a file cannot be read, or a field is of another type.
+        CheckpointError: a file cannot be read, or a field has the wrong type.
     """
     place = _validate.path("load_tokenizer_config", "a model directory", directory)
     path = place / "tokenizer_config.json"

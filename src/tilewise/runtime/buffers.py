@@ -48,11 +48,12 @@ def array_of(source: object) -> Array:
 
 
 class Buffer(BufferBase):
-    """Memory that tasks work on; made by `Runtime.register`, `Runtime.alloc` or as the output of a task.
+    """Memory that tasks work on; made by `Runtime.register`, `Runtime.alloc` or as the output of a
+    task.
 
-    `buffer[0:32, 32:64]` is a box of it, indexed like the array; tasks on boxes that do not overlap run in parallel.
-    Registered memory is held until `Runtime.unregister`. Memory of the runtime's own lives as long as its scope:
-    afterwards its use is an error.
+    `buffer[0:32, 32:64]` is a region of it, indexed like the array; tasks on regions that do not
+    overlap run in parallel. Registered memory is kept alive until `Runtime.unregister`. Memory
+    allocated by the runtime is valid until its scope ends; using it later is an error.
     """
 
     def __init__(
@@ -77,14 +78,17 @@ class Buffer(BufferBase):
         return self.view_at(native.address(self.handle))
 
     def view_at(self, address: int) -> Array:
-        """An array of this shape elsewhere: where the runtime put an output or a partial of a reduction."""
+        """An array of this shape at another address: where the runtime allocated an output or a
+        partial value of a reduction.
+        """
         native: Any = self.native
         flat: Any = native.view(address, self.num_bytes)
         array: Array = flat.view(self.dtype).reshape(self.shape)
         return array
 
     def region(self, offset: int, size: tuple[int, ...], stride: tuple[int, ...] | None = None) -> Region:
-        """A box in bytes: `size` steps of `stride` bytes from byte `offset`; the last dimension is contiguous.
+        """A region in bytes: `size` steps of `stride` bytes from byte `offset`; the last dimension
+        is contiguous.
 
         Args:
             offset: bytes from the start of the buffer.
@@ -92,7 +96,7 @@ class Buffer(BufferBase):
             stride: bytes from step to step, the largest first, the last one 1; None: one dimension.
 
         Raises:
-            ConfigError: the box does not lie inside the buffer, or is invalid.
+            ConfigError: the region does not lie inside the buffer, or is invalid.
         """
         offset = checks.integer("region", "offset", offset, 0, checks.MAX_BYTES)
         sizes = _whole_numbers("size", size)
@@ -110,14 +114,14 @@ class Buffer(BufferBase):
         return self.byte_region(offset, sizes, strides)
 
     def tiles(self, *sizes: int) -> TileGrid:
-        """The buffer cut into tiles; `grid[i, j]` is the region of one.
+        """The buffer divided into tiles; `grid[i, j]` is the region of one.
 
-        The grid is made once for the same sizes, and each of its regions once: in a loop over tiles, naming one costs a
-        fraction of submitting a task.
+        The grid is cached per sizes, and so is each of its regions. In a loop over tiles, getting a
+        region costs a fraction of submitting a task.
 
         Args:
-            sizes: elements of a tile per dimension, of the first dimensions at least one; the others are taken whole.
-                Tiles at the end are smaller when a size does not divide.
+            sizes: elements of a tile per dimension, for at least the first dimension; the others
+                are not divided. Tiles at the end are smaller if a size does not divide.
 
         Raises:
             ConfigError: more sizes than dimensions, or more than 2**24 tiles.
@@ -130,14 +134,14 @@ class Buffer(BufferBase):
 
 
 def array_of_region(region: Region) -> Array:
-    """What `Region.array` is; called by the native class."""
+    """Implements `Region.array`; called by the native class."""
     buffer: Any = region.buffer
     flat = np.asarray(buffer.array).reshape(-1).view(np.uint8)
     return np.ndarray(region.shape, region.dtype, flat, region.offset, region.strides)
 
 
 def text_of_region(region: Region) -> str:
-    """What `repr(region)` is: the buffer and the box, as they would be written."""
+    """Implements `repr(region)`: the buffer and the index expression."""
     buffer: Any = region.buffer
     if region.index is None:
         box = f".region({region.offset}, {region.shape}, {region.strides})"
@@ -148,7 +152,7 @@ def text_of_region(region: Region) -> str:
 
 
 def iterate_grid(grid: TileGrid) -> Iterator[Region]:
-    """What `iter(grid)` is: its tiles, the last index fastest."""
+    """Implements `iter(grid)`: its tiles, the last index fastest."""
     return (grid[place] for place in np.ndindex(grid.shape))
 
 

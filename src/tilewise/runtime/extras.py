@@ -25,7 +25,7 @@ Extras = tuple[list[int], list[tuple[int, int]], int, int, int, str, float, View
 def own_buffer(
     native: OpenRuntime, buffer: object, call: str, kinds: tuple[type[Buffer | Region], ...] = (Buffer,)
 ) -> None:
-    """Refuse what is no buffer of this runtime."""
+    """Reject an object that is not a buffer of this runtime."""
     if not isinstance(buffer, kinds):
         names = " or a ".join(kind.__name__ for kind in kinds)
         checks.invalid(call, f"memory must be given as a {names}", checks.shown(buffer), "register it first")
@@ -33,7 +33,7 @@ def own_buffer(
 
 
 def own_task(native: OpenRuntime, task: object, call: str) -> None:
-    """Refuse what is no task of this runtime."""
+    """Reject an object that is not a task of this runtime."""
     handle = checks.instance(call, "a task", task, TaskHandle, "pass what submit returned")
     _check_owner(native, handle, handle.native, call)
 
@@ -48,9 +48,10 @@ def extras_of(
     deadline: float | None,
     views: Views,
 ) -> Extras:
-    """What the native side takes.
+    """The arguments of the native side.
 
-    Ids of tasks, of events with values, priority, 1 + worker or 0, predicate or 0, name or "", deadline or 0, views.
+    Ids of tasks, of events with values, priority, 1 + worker or 0, predicate or 0, name or "",
+    deadline or 0, views.
     """
     tasks = checks.sequence("submit", "after", () if after is None else after, "tasks", in_any_order=True)
     for task in tasks:

@@ -36,7 +36,7 @@ _exceptions: OrderedDict[int, BaseException] = OrderedDict()
 
 
 def describe_exception(error: BaseException) -> str:
-    """Keep a kernel's exception; returns the text by which `error_of` finds it again."""
+    """Store a kernel's exception; returns the text with which `error_of` finds it again."""
     number = next(_numbers)
     if error.__traceback__ is not None:  # its lines stay; what its frames hold, arrays above all, is let go
         error.__traceback__ = error.__traceback__.tb_next
@@ -48,7 +48,7 @@ def describe_exception(error: BaseException) -> str:
 
 
 def _text_of(error: BaseException) -> str:
-    """What an exception says, as the native side can carry it: without lone surrogates and zeros."""
+    """The text of an exception for the native side: without lone surrogates and zeros."""
     try:
         text = str(error)
     except Exception as failure:  # an exception's own mistake must not hide it
@@ -57,12 +57,12 @@ def _text_of(error: BaseException) -> str:
 
 
 def forget_exceptions() -> None:
-    """Drop the kept exceptions, and with them what their tracebacks hold."""
+    """Drop the stored exceptions and the objects in their tracebacks."""
     _exceptions.clear()
 
 
 def error_of(status: int, text: str) -> BaseException:
-    """The exception for a status of the C interface and its sentence."""
+    """The exception for a status of the C interface and its message."""
     if status == TASK_FAILED:
         return _task_failed(text)
     if status == INTERRUPTED:

@@ -27,10 +27,12 @@ SLICE_S = 0.05  # how long a wait with a deadline may miss tasks that another th
 
 
 class TaskGroup:
-    """Tasks that are waited for together. `len` counts all that were added, and iterating gives them in that order.
+    """Tasks that are waited for together. `len` counts all that were added, and iterating returns
+    them in that order.
 
-    `with group:` waits for all at the end of the block, and cancels what has not started when the block raises.
-    `async with group:` does the same without holding the thread, also when the asyncio task is cancelled there.
+    `with group:` waits for all at the end of the block, and cancels tasks that have not started if
+    the block raises. `async with group:` does the same without blocking the thread, also if the
+    asyncio task is cancelled there.
     """
 
     def __init__(self, tasks: Iterable[TaskHandle] = ()) -> None:
@@ -54,7 +56,7 @@ class TaskGroup:
         return task
 
     def wait_all(self, timeout: float | None = None) -> None:
-        """Wait for all tasks, then raise the first failure in order of adding.
+        """Wait for all tasks, then raise the first failure in the order of addition.
 
         Args:
             timeout: seconds for all together; None: for ever.
@@ -78,14 +80,14 @@ class TaskGroup:
             raise first
 
     def wait_any(self, timeout: float | None = None) -> TaskHandle:
-        """The next task that has ended, well or not; each is handed out once.
+        """The next task that has ended, successfully or not; each is returned once.
 
-        Without a timeout the caller helps to run tasks; what other threads add meanwhile is then looked at when one of
-        the tasks added before has ended.
+        Without a timeout the caller helps to run tasks. Tasks that other threads add meanwhile are
+        considered only after one of the earlier tasks has ended.
 
         Raises:
             TimeoutError: none has ended within `timeout` seconds.
-            ConfigError: all have been handed out.
+            ConfigError: all have been returned.
         """
         task = self._next(_deadline(timeout), timeout)
         if task is None:
@@ -95,7 +97,8 @@ class TaskGroup:
         return task
 
     def as_completed(self, timeout: float | None = None) -> Iterator[TaskHandle]:
-        """The tasks in the order in which they end, each once; `timeout` in seconds for all together.
+        """The tasks in the order in which they end, each once; `timeout` in seconds for all
+        together.
 
         Raises:
             TimeoutError: some have not ended after `timeout` seconds.
@@ -113,11 +116,11 @@ class TaskGroup:
         return len(self._tasks)
 
     def __iter__(self) -> Iterator[TaskHandle]:
-        """The tasks in the order in which they were added, ended or not; see `as_completed` for the other order."""
+        """The tasks in the order of addition, ended or not; `as_completed` has the other order."""
         return iter(self._snapshot())
 
     async def __aiter__(self) -> AsyncIterator[TaskHandle]:
-        """The tasks in the order in which they end, each once, without holding a thread."""
+        """The tasks in the order in which they end, each once, without blocking a thread."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Queue[TaskHandle] = asyncio.Queue()
         with self._lock:
@@ -160,7 +163,7 @@ class TaskGroup:
             await self._ended()
 
     async def _ended(self) -> None:
-        """Waits until all tasks have ended, well or not, without holding the thread."""
+        """Waits until all tasks have ended, successfully or not, without blocking the thread."""
         loop = asyncio.get_running_loop()
         for task in self._snapshot():
             if not task.is_complete():
@@ -182,7 +185,7 @@ class TaskGroup:
             return list(self._tasks)
 
     def _next(self, deadline: float | None, timeout: float | None) -> TaskHandle | None:
-        """The next task that has ended; None when all have been handed out."""
+        """The next task that has ended; None if all have been returned."""
         while True:
             with self._lock:
                 tasks = list(self._pending.values())

@@ -26,15 +26,16 @@ __all__ = ["TaskHandle"]
 class TaskHandle(Task):
     """A submitted task.
 
-    Usable from several threads. `with handle:` waits at the end of the block, and cancels the task first if the block
-    raises. `await handle` waits without holding a thread, and cancels the task when the wait is cancelled. A cancelled
-    task raises `concurrent.futures.CancelledError`; a failed one, and one whose predecessor failed, `TaskFailed`.
+    Several threads may use it. `with handle:` waits at the end of the block, and cancels the task
+    first if the block raises. `await handle` waits without blocking a thread, and cancels the task
+    if the wait is cancelled. A cancelled task raises `concurrent.futures.CancelledError`; a failed
+    one, and one whose predecessor failed, `TaskFailed`.
     """
 
     _buffers: tuple[Buffer, ...] = ()
 
     def _take_outputs(self, params: Sequence[Param]) -> None:
-        """Called by `submit` when the runtime has made some: they become buffers of the shapes that were asked for."""
+        """Called by `submit` if the runtime allocated outputs: makes buffers of the requested shapes."""
         looks = [param.target for param in params if isinstance(param.target, NewOutput)]
         native: Any = self.native
         handles: Any = self.output_handles
@@ -44,18 +45,20 @@ class TaskHandle(Task):
 
     @property
     def outputs(self) -> tuple[Buffer, ...]:
-        """The outputs that the runtime allocated, in order of the parameters. They live as long as their scope."""
+        """The outputs that the runtime allocated, in order of the parameters. They are valid until
+        their scope ends.
+        """
         return self._buffers
 
     def result(self, timeout: float | None = None) -> NDArray[Any] | tuple[NDArray[Any], ...] | None:
-        """Wait, then the outputs that the runtime allocated.
+        """Wait, then return the outputs that the runtime allocated.
 
         Args:
             timeout: seconds; None: for ever.
 
         Returns:
-            A read-only array, a tuple of several, or None without any. They hold the task's values until the scope of
-            the task ends; copy them to keep them.
+            A read-only array, a tuple of several, or None without any. They hold the task's values
+            until the scope of the task ends; copy them to keep them.
 
         Raises:
             TaskFailed, CancelledError, TimeoutError: see `wait`.
@@ -67,7 +70,7 @@ class TaskHandle(Task):
         return arrays if len(arrays) > 1 else arrays[0] if arrays else None
 
     def exception(self, timeout: float | None = None) -> TaskFailed | CancelledError | None:
-        """Wait, then why the task failed; None when it did not.
+        """Wait, then return why the task failed; None if it did not.
 
         Raises:
             TimeoutError: it still runs or waits.
@@ -109,6 +112,6 @@ class TaskHandle(Task):
 
 
 def wake_loop(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
-    """Called by whichever thread completed the task."""
+    """Called by the thread that completed the task."""
     with suppress(RuntimeError):  # the loop has been closed: no coroutine waits any more
         loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(None))

@@ -38,7 +38,9 @@ LATER = Later.LATER
 
 
 class WorkerType(IntEnum):
-    """What kind of worker a task needs; `Runtime(worker_types=...)` says which worker serves which."""
+    """The type of worker that a task needs; `Runtime(worker_types=...)` says which worker serves
+    which.
+    """
 
     CUBE = 0
     VECTOR = 1
@@ -47,7 +49,7 @@ class WorkerType(IntEnum):
 
 
 def type_masks(worker_types: object) -> list[int]:
-    """Per worker a bit for each type that it serves, of what `Runtime(worker_types=...)` got."""
+    """Per worker, a bit for each type that it serves, from `Runtime(worker_types=...)`."""
     masks = []
     for types in checks.sequence("Runtime", "worker_types", worker_types, "lists of WorkerType"):
         if not isinstance(types, Iterable) or isinstance(types, (str, bytes)):
@@ -63,7 +65,9 @@ def type_masks(worker_types: object) -> list[int]:
 
 
 class Kernel:
-    """A kernel that a runtime knows. `function` is the Python callable, or what keeps native code loaded."""
+    """A kernel of a runtime. `function` is the Python callable, or the object that keeps native
+    code loaded.
+    """
 
     __slots__ = ("function", "has_views", "id", "is_python", "name", "native")
 
@@ -172,7 +176,9 @@ def _shortened(name: str) -> str:
 
 
 def _check_signature(kernel: Any) -> None:
-    """Refuse compiled functions whose result is no status: its task would end, or not, by chance."""
+    """Reject compiled functions that do not return a status, because whether their tasks fail would
+    be arbitrary.
+    """
     signature = getattr(kernel, "_sig", None)  # numba.cfunc
     if isinstance(kernel, _FunctionPointer):
         function: Any = kernel
@@ -194,7 +200,7 @@ def _check_signature(kernel: Any) -> None:
 
 
 def _address_of(kernel: Any) -> int | None:
-    """Where native code begins; None for everything else."""
+    """The address of native code; None for everything else."""
     if isinstance(kernel, int):
         return -1 if isinstance(kernel, bool) else kernel
     if isinstance(kernel, _FunctionPointer):

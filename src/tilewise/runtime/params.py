@@ -45,7 +45,7 @@ class Mode:
 
 @dataclass(frozen=True)
 class NewOutput:
-    """What an output of the runtime's own looks like."""
+    """The shape of an output that the runtime allocates."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -59,7 +59,9 @@ class NewOutput:
 def describe_output(
     x: object, bytes: int | None, shape: Sequence[int] | int | None, dtype: DTypeLike
 ) -> NewOutput:
-    """What `Output(bytes=...)` or `Output(shape=..., dtype=...)` asks for; called by the native class."""
+    """The output that `Output(bytes=...)` or `Output(shape=..., dtype=...)` asks for; called by the
+    native class.
+    """
     if (bytes is None) == (shape is None) or x is not None or (bytes is not None and dtype is not None):
         checks.invalid(
             "Output",
@@ -85,16 +87,18 @@ def _named(*given: object) -> list[tuple[str, object]]:
 
 
 class Reduce(Param):
-    """The task overwrites a partial of its own; the partials are added to `x` in order of submission.
+    """The task overwrites a partial value of its own; the partial values are added to `x` in order
+    of submission.
 
     Args:
         x: a whole buffer.
-        combine: name of the kernel that adds a partial ("sum_f32", "sum_f64", "sum_i64", "max_f32", "min_f32"), or a
-            native kernel of the buffer's runtime: kernel(buffers = {target, partial}, scalars = {bytes}). None: the sum
-            of the buffer's dtype, which must be float32, float64 or int64.
+        combine: name of the kernel that adds a partial value ("sum_f32", "sum_f64", "sum_i64",
+            "max_f32", "min_f32"), or a native kernel of the buffer's runtime: kernel(buffers =
+            {target, partial}, scalars = {bytes}). None: the sum of the buffer's dtype, which must
+            be float32, float64 or int64.
 
     Raises:
-        ConfigError: `x` is no whole buffer, or there is no sum of its dtype.
+        ConfigError: `x` is not a whole buffer, or there is no sum for its dtype.
     """
 
     def __init__(self, x: Buffer, combine: Any = None) -> None:
@@ -130,10 +134,11 @@ def _combine_id(x: Buffer, combine: Any) -> int:
 
 
 class NoDep(Param):
-    """The kernel gets the address and the runtime sees no access: the caller answers for the order.
+    """The kernel gets the address, but the runtime records no access: the caller is responsible for
+    the order.
 
     Args:
-        x: buffer or region; the runtime still keeps its memory for as long as it is registered.
+        x: buffer or region; the runtime keeps its memory alive while it is registered.
         address: an address instead.
     """
 
@@ -154,15 +159,15 @@ class NoDep(Param):
 
 @dataclass(frozen=True)
 class TaskExecutionHints:
-    """What a task asks of the scheduler. A hint that cannot be honoured is an error, never silently dropped.
+    """Hints for the scheduler. A hint that cannot be satisfied is an error, never silently ignored.
 
     Attributes:
         target_node: the device; a runtime is one device, so None or 0.
         target_worker: the worker that must run the task; None: any of its type.
         priority: higher first; 0 is the fast path.
-        prefetch_inputs: bring the inputs to the device before the task runs. All memory of this device is where its
-            workers read it, so this holds already.
-        prefetch_handles: the same for further buffers; they must be alive.
+        prefetch_inputs: move the inputs to the device before the task runs. Workers read all memory
+            of this device in place, so this has no effect.
+        prefetch_handles: the same for further buffers, which must be valid.
     """
 
     target_node: int | None = None
@@ -192,7 +197,7 @@ class TaskExecutionHints:
                 checks.operand("hints", buffer)
 
     def check_handles(self, native: OpenRuntime) -> None:
-        """Raise ConfigError when a buffer to prefetch is another runtime's, or no longer alive."""
+        """Raise ConfigError if a buffer to prefetch belongs to another runtime, or is no longer valid."""
         for buffer in self.prefetch_handles:
             if buffer.native is not native:
                 checks.invalid(

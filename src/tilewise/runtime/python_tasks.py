@@ -40,7 +40,9 @@ class PythonTask:
         self._scalars = tuple(scalars)
 
     def run(self, buffers: int) -> int | str:
-        """Called by the runtime with the table of addresses; returns a status, or why the task failed."""
+        """Called by the runtime with the addresses of the parameters; returns a status, or why the
+        task failed.
+        """
         function, params, scalars = self._function, self._params, self._scalars
         self._function, self._params, self._scalars = None, (), ()
         assert function is not None

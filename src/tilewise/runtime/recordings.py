@@ -18,7 +18,7 @@ __all__ = ["Recording"]
 
 
 class Recording:
-    """Recorded tasks. It can be replayed once the `with rt.record()` block has ended."""
+    """Recorded tasks. They can be replayed after the `with rt.record()` block has ended."""
 
     def __init__(self, native: OpenRuntime) -> None:
         self._native = native
@@ -28,10 +28,10 @@ class Recording:
         """Submit the recorded tasks again.
 
         Args:
-            bind: recorded buffer -> the buffer that takes its place; the others stay.
+            bind: recorded buffer -> the buffer that replaces it; the others stay.
 
         Raises:
-            ConfigError: sizes differ, two buffers became one, or a buffer is no longer alive.
+            ConfigError: sizes differ, two buffers became one, or a buffer is no longer valid.
         """
         if self._id == 0:
             checks.invalid(

@@ -28,7 +28,7 @@ class Registry:
         self._ranges: list[tuple[int, int]] = []  # first and last byte of registered memory, ascending
 
     def add(self, source: object) -> Buffer:
-        """Make an array known; a read-only one is frozen."""
+        """Register an array; a read-only one is frozen."""
         array = array_of(source)
         address = array.__array_interface__["data"][0]
         at = bisect_left(self._ranges, (address, address))
@@ -51,7 +51,7 @@ class Registry:
         return Buffer(self._native, handle, array)
 
     def remove(self, buffer: Buffer, timeout: float | None) -> None:
-        """Wait for the buffer's tasks, then forget it and let go of its memory."""
+        """Wait for the buffer's tasks, then unregister it and release its memory."""
         if buffer._array is None:
             checks.invalid(
                 "unregister",

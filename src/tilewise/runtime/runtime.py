@@ -53,25 +53,28 @@ _open: set[Runtime] = set()  # closed at exit: threads of a forgotten runtime mu
 class Runtime:
     """A task runtime with its workers.
 
-    `with Runtime() as rt:` closes it. The end of the block raises the first failure of this thread's tasks if the
-    program has heard of none; when the block raises, what has not started is cancelled.
+    `with Runtime() as rt:` closes it. The end of the block raises the first failure of this
+    thread's tasks that was not reported yet; if the block raises, tasks that have not started are
+    cancelled.
 
     Args:
-        num_workers: threads that run tasks; None: processors - 1, at least 1 (submitters help while they wait); 0: only
-            waiting threads run tasks.
+        num_workers: threads that run tasks; None: processors - 1, at least 1 (submitters help while
+            they wait); 0: only waiting threads run tasks.
         window: tasks of one thread between submission and completion; a power of two.
-        heap_bytes: memory for outputs of the runtime's own; pages cost nothing until used.
+        heap_bytes: memory for outputs that the runtime allocates; pages cost nothing until they are
+            used.
         max_submitters: threads that may submit at once.
-        max_handles: buffers known at once.
-        max_regions: distinct boxes of buffers known at once.
-        max_events: events known at once.
+        max_handles: maximum number of buffers at a time.
+        max_regions: maximum number of distinct regions of buffers at a time.
+        max_events: maximum number of events at a time.
         worker_types: per worker the types it serves; None: every worker serves every type.
-        pin: keep worker w on processor w + 1.
-        shared_path: a file to make: the workers are another process, see `tilewise.runtime.workers`.
+        pin: pin worker w to processor w + 1.
+        shared_path: a file to create: the workers are another process, see
+            `tilewise.runtime.workers`.
         peer_timeout_s: seconds to wait for that process.
 
-    Any thread may submit and wait; each submitting thread has slots and scopes of its own. An open runtime lives
-    until it is closed, at the latest when the interpreter ends.
+    Any thread may submit and wait; each submitting thread has its own slots and scopes. A runtime
+    stays open until it is closed, at the latest when the interpreter ends.
     """
 
     def __init__(
@@ -129,10 +132,12 @@ class Runtime:
         _open.add(self)
 
     def close(self) -> None:
-        """Wait for every task and stop the workers. Failures of tasks without a wait are not raised here.
+        """Wait for every task and stop the workers. Failures of tasks that nothing waited for are
+        not raised here.
 
-        Arrays on the runtime's own memory stay readable (their values are over with their scope): the last of them
-        ends the workers then. Must not be called from inside a task.
+        Arrays in the runtime's own memory stay readable, although their values are only valid until
+        their scope ends; the workers end with the last of these arrays. Must not be called from
+        inside a task.
         """
         self._close(cancels=False)
 
@@ -169,13 +174,14 @@ class Runtime:
         """A kernel of this runtime; also a decorator: `@rt.kernel`.
 
         Args:
-            kernel: a built-in ("copy", "fill", "sum_f32", ...) or exported name of a loaded library; a numba `cfunc`; a
-                ctypes function pointer; an address; or a Python callable (slower, in turns: docs/runtime_numba.md).
-                Native ones have the type int (*)(void* const* buffers, const uint64_t* scalars).
+            kernel: a built-in ("copy", "fill", "sum_f32", ...) or exported name of a loaded
+                library; a numba `cfunc`; a ctypes function pointer; an address; or a Python
+                callable (slower, one at a time: docs/runtime_numba.md). Native ones have the type
+                int (*)(void* const* buffers, const uint64_t* scalars).
             submits: the kernel submits or waits. Python callables always may.
-            name: what traces call it.
-            views: native kernels only: `buffers[p]` is the address of a `pto_view` (data, shape, strides, element type)
-                instead of the data's; see docs/runtime_native.md.
+            name: its name in traces.
+            views: native kernels only: `buffers[p]` is the address of a `pto_view` (data, shape,
+                strides, element type) instead of the data's; see docs/runtime_native.md.
 
         Returns:
             The kernel for `submit`.
@@ -191,30 +197,30 @@ class Runtime:
     # Buffers.
 
     def register(self, source: object) -> Buffer:
-        """Make an array, or anything with the buffer protocol, known as a buffer.
+        """Register an array, or any object with the buffer protocol, as a buffer.
 
         Args:
-            source: contiguous memory; tasks work on it in place. Read-only memory can only be read by tasks. It is held
-                until `unregister`.
+            source: contiguous memory; tasks work on it in place. Tasks can only read read-only
+                memory. It is kept alive until `unregister`.
 
         Raises:
-            ConfigError: it is not contiguous, empty, or registered already (two handles of one memory would not see
-                each other's tasks).
+            ConfigError: it is not contiguous, is empty, or is already registered (two handles of
+                one memory would not see each other's tasks).
         """
         return self._registry.add(source)
 
     def unregister(self, buffer: Buffer, timeout: float | None = None) -> None:
-        """Wait for the buffer's tasks, then forget it and let go of its memory.
+        """Wait for the buffer's tasks, then unregister it and release its memory.
 
         Raises:
-            TimeoutError: its tasks still run after `timeout` seconds; the buffer is still known and held.
+            TimeoutError: its tasks still run after `timeout` seconds; the buffer stays registered.
         """
         own_buffer(self._native, buffer, "unregister")
         self._registry.remove(buffer, timeout)
 
     @contextmanager
     def registered(self, *sources: object) -> Iterator[tuple[Buffer, ...]]:
-        """Buffers for the length of a `with` block, unregistered at its end."""
+        """Registers buffers for a `with` block, and unregisters them at its end."""
         buffers: list[Buffer] = []
         try:
             for source in sources:
@@ -228,23 +234,29 @@ class Runtime:
                 self.unregister(buffer)
 
     def alloc(self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8) -> Buffer:
-        """A buffer in the runtime's own memory; lives as long as the scope. Its first value is arbitrary."""
+        """A buffer in the runtime's own memory, valid until the scope ends. Its initial values are
+        arbitrary.
+        """
         sizes = checks.shape("alloc", shape)
         kind = checks.dtype("alloc", dtype, sizes)
         handle = self._native.alloc(math.prod(sizes) * kind.itemsize)
         return Buffer(self._native, handle, None, sizes, kind)
 
     def freeze(self, buffer: Buffer, frozen: bool = True) -> None:
-        """Frozen: the buffer is only read and its readers are not tracked (weights). Waits for its writers."""
+        """Freeze a buffer: it is only read from now on, and its readers are not tracked (for
+        weights). Waits for its writers.
+        """
         own_buffer(self._native, buffer, "freeze")
         if not checks.truth("freeze", "frozen", frozen):
             _check_writeable(buffer, "freeze")
         self._native.freeze(buffer.handle, bool(frozen))
 
     def read(self, buffer: Buffer | Region, timeout: float | None = None) -> Array:
-        """Wait for the writers of a buffer or of a region, then its value as a read-only array that shares its memory.
+        """Wait for the writers of a buffer or of a region, then return its value as a read-only
+        array that shares its memory.
 
-        Of a region, only tasks that write some of its bytes are waited for, and only their failures count.
+        For a region, only tasks that write some of its bytes are waited for, and only their
+        failures are raised.
 
         Raises:
             TaskFailed: the task that should have written it failed.
@@ -257,10 +269,11 @@ class Runtime:
         return array
 
     def write(self, buffer: Buffer | Region, timeout: float | None = None) -> Array:
-        """Wait for the readers and writers of a buffer or of a region, then its array, to be written until the next
-        submission on it.
+        """Wait for the readers and writers of a buffer or of a region, then return its array, which
+        the caller may write until the next submission on it.
 
-        What is written counts as all of the buffer or region: failures of earlier writers of these bytes end here.
+        The whole buffer or region counts as written: failures of earlier writers of these bytes
+        have no further effect.
         """
         own_buffer(self._native, buffer, "write", (Buffer, Region))
         _check_writeable(buffer, "write")
@@ -270,11 +283,15 @@ class Runtime:
     # Tasks.
 
     def scope_begin(self) -> None:
-        """Begin a scope of this thread: what the runtime allocates in it lives until its end."""
+        """Begin a scope of this thread: memory that the runtime allocates in it is valid until its
+        end.
+        """
         self._native.scope_begin()
 
     def scope_end(self) -> None:
-        """End this thread's innermost scope. Does not wait; memory is freed when its last task is done."""
+        """End this thread's innermost scope. Does not wait; memory is freed when its last task is
+        done.
+        """
         self._native.scope_end()
 
     @contextmanager
@@ -301,28 +318,31 @@ class Runtime:
         name: str | None = None,
         deadline: float | None = None,
     ) -> TaskHandle:
-        """Submit a task: it runs when the tasks before it that touch its data have ended.
+        """Submit a task. It runs when the earlier tasks that access its data have ended.
 
         Args:
-            kernel: what `Runtime.kernel` returned, or anything it takes; None: an empty task, for its order alone.
+            kernel: the result of `Runtime.kernel`, or any of its arguments; None: an empty task,
+                which only orders others.
             params: `Input`, `Output`, `InOut`, `Commute`, `Reduce`, `NoDep`; at most 24.
-            scalars: native kernels get at most 16 of 64 bits each: integers in two's complement, floats as the bits of
-                a double. Python kernels get any objects, as they are.
+            scalars: native kernels get at most 16 of 64 bits each: integers in two's complement,
+                floats as the bits of a double. Python kernels get any objects unchanged.
             worker_type: which workers may run it (default: `WorkerType.VECTOR`).
-            after: tasks that must end first, beyond those that the data tells.
+            after: tasks that must end first, in addition to those that follow from the data.
             wait_for: events and the values that they must have reached.
             hints: priority, worker and so on.
-            predicate: a buffer that begins with a uint32; 0 when the task's turn comes: the kernel is skipped.
+            predicate: a buffer that begins with a uint32. If it is 0 when the task is due, the
+                kernel is skipped.
             name: of at most 63 bytes, for traces, graphs and errors.
-            deadline: seconds from now; a task that has not started by then fails, and its heirs with it. A kernel that
-                runs longer can ask `should_stop`.
+            deadline: seconds from now; a task that has not started by then fails, and so do tasks
+                that depend on it. A kernel that runs longer can ask `should_stop`.
 
         Returns:
             The task's handle. Blocks while the window is full; other Python threads run meanwhile.
 
         Raises:
-            ConfigError: something is wrong with the arguments; nothing was submitted.
-            ResourceError: no task can ever free what this one needs; names the resource and the knob.
+            ConfigError: an argument is invalid; nothing was submitted.
+            ResourceError: no running task can free what this one needs; names the resource and the
+                option.
         """
         if type(kernel) is not Kernel or kernel.native is not self._native:
             kernel = self._empty if kernel is None else self._kernels.find(kernel, False, None)
@@ -336,7 +356,9 @@ class Runtime:
         return self._native_submit(kernel.id, worker_type, params, scalars, extras)
 
     def task_complete(self, task: TaskHandle, status: int = 0) -> None:
-        """End a task whose kernel returned `LATER`: 0: it succeeded; anything else: it failed. Once, any thread."""
+        """End a task whose kernel returned `LATER`; 0: it succeeded, anything else: it failed. May
+        be called once, from any thread.
+        """
         own_task(self._native, task, "task_complete")
         self._native.task_complete(
             task.id, checks.integer("task_complete", "status", status, -(1 << 31), (1 << 31) - 1)
@@ -352,7 +374,7 @@ class Runtime:
         self._native.wait_all(timeout)
 
     def cancel_all(self) -> None:
-        """Cancel everything that was submitted so far and has not started; it waits for no event any more."""
+        """Cancel all submitted tasks that have not started, including those that wait for events."""
         self._native.cancel_all()
 
     def event(self) -> Event:
@@ -404,18 +426,22 @@ class Runtime:
         graph: str | Path | None = None,
         max_records_per_thread: int = 100_000,
     ) -> Tracing:
-        """A `with` block whose tasks are traced; `.trace` afterwards, and the files of the paths given.
+        """A `with` block whose tasks are traced; `.trace` afterwards, and the files of the given
+        paths.
 
         Args:
-            paths: `.html` for the report on one page, anything else for Perfetto's JSON; any number of them.
-            graph: a file for the dependency graph of the same run, as `Runtime.graph` writes it. The trace then knows
-                what each task waited for, and its critical path follows that.
+            paths: `.html` for the report on one page, anything else for Perfetto's JSON; any number
+                of them.
+            graph: a file for the dependency graph of the same run, as `Runtime.graph` writes it.
+                The trace then has the predecessors of each task, and its critical path follows
+                them.
             max_records_per_thread: the newest are kept.
         """
         return Tracing(self._native, self.num_workers, paths, max_records_per_thread, graph)
 
     def graph(self, *paths: str | Path) -> GraphLog:
-        """A `with` block whose tasks' dependency graph is kept; `.graph` afterwards, and the files of the paths given.
+        """A `with` block whose tasks' dependency graph is recorded; `.graph` afterwards, and the
+        files of the given paths.
 
         Args:
             paths: `.html` for a picture, anything else for JSON; any number of them.

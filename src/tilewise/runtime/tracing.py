@@ -34,7 +34,7 @@ class Tracing:
 
     Attributes:
         trace: the records; empty until the block has ended.
-        graph: the dependency graph of the same run, when it was asked for.
+        graph: the dependency graph of the same run, if it was requested.
     """
 
     def __init__(
@@ -127,19 +127,23 @@ class GraphLog:
 
 
 def _with_producers(trace: Trace, graph: DependencyGraph) -> Trace:
-    """The trace with what each task waited for: its critical path follows edges, not times."""
+    """The trace with the predecessors of each task, so that its critical path follows edges, not
+    times.
+    """
     producers = {task.id: task.producers for task in graph.tasks}
     tasks = (replace(task, producers=producers.get(task.task, ())) for task in trace.tasks)
     return replace(trace, tasks=tuple(tasks))
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Ctrl-C: the block must not wait for its tasks once more, and without that there is nothing whole to write."""
+    """Whether it is Ctrl-C: the block must then not wait for its tasks again, and without waiting
+    there is nothing complete to write.
+    """
     return error is not None and not isinstance(error, Exception)
 
 
 def _settle(native: OpenRuntime) -> None:
-    """Records are read and switched while nothing runs."""
+    """Wait until nothing runs, so that records can be read and recording can be switched."""
     with suppress(TaskFailed, CancelledError):  # told by their handles
         native.wait_all(None)
 
