@@ -73,7 +73,9 @@ _PARAMETER = Name("torch._utils", "_rebuild_parameter")
 
 
 def is_torch_file(path: Path) -> bool:
-    """Whether a file begins as those of `torch.save` do; so may the length of a header, which ends in zeros."""
+    """Whether a file begins like those of `torch.save`. The length of a safetensors header may
+    begin alike, but it ends in zeros.
+    """
     try:
         with open_regular(path) as stream:
             start = stream.read(8)
@@ -83,14 +85,15 @@ def is_torch_file(path: Path) -> bool:
 
 
 def open_state_dict(path: str | Path, part: str | None = None) -> Mapping[str, FileTensor]:
-    """The tensors of a state dict that `torch.save` wrote; nothing is read until it is used, and nothing is run.
+    """The tensors of a state dict that `torch.save` wrote. They are read on use, and nothing in the
+    file is executed.
 
     Args:
         path: of the file.
-        part: where it holds more than a state dict, the key of the state dict, such as `model`.
+        part: key of the state dict, such as `model`, if the file has more than a state dict.
 
     Raises:
-        CheckpointError: it is no such file, is damaged, or names anything but tensors.
+        CheckpointError: it is not such a file, is damaged, or names anything but tensors.
     """
     path = _validate.path("open_state_dict", "a file", path)
     if part is not None:
@@ -108,13 +111,15 @@ def open_state_dict(path: str | Path, part: str | None = None) -> Mapping[str, F
 
 
 def open_torch_directory(directory: str | Path) -> Mapping[str, FileTensor]:
-    """The tensors of a Hugging Face directory from before safetensors: pytorch_model.bin, or numbered files of it.
+    """The tensors of a Hugging Face directory from before safetensors: pytorch_model.bin, or
+    several numbered files.
 
     Args:
         directory: of the model.
 
     Raises:
-        CheckpointError: there is none, a number is missing, or a tensor stands in two files; else as `open_state_dict`.
+        CheckpointError: there are no such files, a number is missing, or a tensor is in two files;
+            otherwise as `open_state_dict`.
     """
     root = _validate.path("open_torch_directory", "a directory", directory)
     names = sorted(name for name in os.listdir(root) if _SHARD.fullmatch(name)) if root.is_dir() else []
@@ -142,7 +147,7 @@ def _shard(number: int, count: int) -> str:
 
 
 def has_torch_weights(directory: Path) -> bool:
-    """Whether a directory has weights that `open_torch_directory` is for."""
+    """Whether a directory has weights for `open_torch_directory`."""
     return any(_SHARD.fullmatch(name) for name in os.listdir(directory))
 
 
@@ -151,7 +156,7 @@ def _size(file: OpenFile) -> int:
 
 
 def choose_part(content: Any, part: str | None) -> Mapping[str, Any]:
-    """The dictionary of tensors in what a file holds.
+    """The dictionary of tensors in a file's content.
 
     Raises:
         Unreadable: it is invalid.
@@ -180,19 +185,19 @@ def _is_tensor(value: Any) -> bool:
 
 
 class Storages:
-    """One archive of `torch.save`: what its pickle says, and its tensors.
+    """One archive of `torch.save`: the content of its pickle, and its tensors.
 
     Args:
         file: open.
-        begin: of the archive in the file, in bytes.
-        size: the same.
-        max_bytes: of its directory, and of its pickle.
+        begin: first byte of the archive in the file.
+        size: of the archive, in bytes.
+        max_bytes: maximum size of its directory, and of its pickle.
 
     Attributes:
         content: of the pickle.
 
     Raises:
-        Unreadable: it is no such archive.
+        Unreadable: it is not such an archive.
     """
 
     def __init__(self, file: OpenFile, begin: int, size: int, max_bytes: int = MAX_PICKLE_BYTES) -> None:
@@ -209,10 +214,10 @@ class Storages:
         self.content = parse_pickle(read_part(file, self._parts[pickles[0]], max_bytes))
 
     def tensor(self, name: str, value: Any) -> FileTensor:
-        """A tensor of the pickle, as it lies in the file.
+        """A tensor of the pickle, in the file.
 
         Args:
-            name: for messages, and of the result.
+            name: of the result, and for messages.
             value: the pickle's record of it.
 
         Raises:
@@ -243,14 +248,14 @@ class Storages:
         )
 
     def _checksum(self, part: Part) -> Checksum | None:
-        """Of a storage; the tensors in it have the same one, which is looked at once."""
+        """The checksum of a storage, which all tensors in it share."""
         if part.crc is None:
             return None
         new = Checksum(self._file, part.begin, part.size, part.crc)
         return self._checksums.setdefault(part, new)
 
     def _storage(self, name: str, record: Any) -> tuple[np.dtype[Any], Part]:
-        """Element type and place of a storage."""
+        """Dtype and place of a storage."""
         if not isinstance(record, Record) or record.name is not None or len(record.arguments) != 5:
             raise Unreadable(f"{shown(name)} has no storage")
         kind, stored, key, _, count = record.arguments
@@ -265,10 +270,10 @@ class Storages:
 
 
 def dtype_of(name: Any) -> np.dtype[Any]:
-    """The element type that a pickle calls `torch float32`.
+    """The dtype that a pickle names, such as `torch float32`.
 
     Raises:
-        Unreadable: it is invalid.
+        Unreadable: it is unknown.
     """
     if not isinstance(name, Name) or name.module != "torch" or name.name not in _DTYPES:
         raise Unreadable("it has an element type that is not supported")
@@ -281,7 +286,7 @@ def _is_count(value: Any) -> bool:
 
 
 def sizes_of(value: Any) -> tuple[int, ...]:
-    """Sizes, offsets or strides, as a tuple or as a `torch.Size`.
+    """Sizes, offsets or strides, from a tuple or a `torch.Size`.
 
     Raises:
         Unreadable: an array cannot have them.
@@ -295,7 +300,9 @@ def sizes_of(value: Any) -> tuple[int, ...]:
 
 
 def _are_plain(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether elements of a row follow each other, and rows do not overlap; of more than two dims, all without gaps."""
+    """Whether the elements of a row are contiguous and rows do not overlap; with more than two
+    dims, everything must be contiguous.
+    """
     if 0 in shape:
         return True
     wanted = 1
@@ -309,7 +316,7 @@ def _are_plain(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def _is_transposed(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether a matrix lies in the file as its transpose."""
+    """Whether the file has the transpose of a matrix."""
     if len(shape) != 2 or 0 in shape or _are_plain(shape, strides):
         return False
     return _are_plain(shape[::-1], strides[::-1])

@@ -83,10 +83,10 @@ _validate = Validator("checkpoint", CheckpointError)
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A checkpoint that is not whole; an older one may be.
+    """A checkpoint that is incomplete or changed; an older one may be valid.
 
     Attributes:
-        reason: what is wrong, without where.
+        reason: what is wrong, without the path.
     """
 
     def __init__(self, path: Path, reason: str) -> None:
@@ -114,7 +114,7 @@ class OtherConfiguration(CheckpointError):
 
 
 def describe_changes(changes: Sequence[ConfigChange]) -> str:
-    """`optimizer.lr = 0.1 instead of 0.2`, one after the other."""
+    """Changes as text: `optimizer.lr = 0.1 instead of 0.2`, one after another."""
     return ", ".join(
         f"{bare(c.key)} = {_value_in_words(c.new)} instead of {_value_in_words(c.old)}" for c in changes
     )
@@ -126,11 +126,11 @@ def _value_in_words(value: object) -> str:
 
 @dataclass(frozen=True)
 class FinishedModel:
-    """What makes a model directory of a checkpoint, besides its parameters.
+    """The other files of a model directory that can be made of a checkpoint.
 
     Attributes:
-        files: content by name of everything that the directory holds next to its weights (`model_files`).
-        dtypes: by parameter, the element type that the directory's weights have, as safetensors spells it (`F32`,
+        files: content by name of all files of the directory except weights (`model_files`).
+        dtypes: by parameter, the dtype of the directory's weights, as named in safetensors (`F32`,
             `BF16`).
     """
 
@@ -140,14 +140,14 @@ class FinishedModel:
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a checkpoint holds.
+    """The content of a checkpoint.
 
     Attributes:
         step: optimizer steps done.
-        tensors: as `GraphInstance.copy_state` returns them, each device its parts; whole ones are the first device's.
-            Read lazily after loading.
-        model: what makes a model directory of the checkpoint alone; not read by loading.
-        mesh: axes of the devices; none for one device.
+        tensors: from `GraphInstance.copy_state`, each device with its parts; whole ones belong to
+            the first device. After loading, they are read lazily.
+        model: the other files of a model directory; loading does not read them.
+        mesh: axes of the devices; empty for one device.
         changes: of the configuration since the run began, in order.
     """
 
@@ -160,18 +160,18 @@ class TrainingState:
 
 @dataclass(frozen=True)
 class OpenCheckpoint:
-    """A checkpoint whose metadata, names and sizes are whole; its tensors are read when they are asked for.
+    """A checkpoint whose metadata, names and sizes are valid; its tensors are read on use.
 
     Attributes:
-        path: of it.
+        path: of the checkpoint.
         step: optimizer steps done.
-        config: everything that must be equal when training goes on.
+        config: everything that must be equal when training resumes.
         mesh: axes of the devices that wrote it.
         tensors: by name.
         files: of the devices.
-        model: checksums of the finished model's files, and the element types of its weights; None where it was saved
-            without.
-        tokenizer: checksum of the tokenizer.json next to them, in checkpoints from before `model`.
+        model: checksums of the finished model's files, and the dtypes of its weights; None if it
+            was saved without.
+        tokenizer: checksum of the tokenizer.json next to them, in checkpoints older than `model`.
         changes: of the configuration since the run began, in order.
     """
 
@@ -191,14 +191,15 @@ class OpenCheckpoint:
         return sum(file.nbytes for file in self.files)
 
     def verify(self, on_progress: Progress | None = None) -> None:
-        """Read every byte, of several files at a time.
+        """Read every byte, several files at a time.
 
         Args:
-            on_progress: called with the bytes read, and those of all tensors; from other threads, one at a time.
+            on_progress: called with the bytes read and those of all tensors, from other threads,
+                one call at a time.
 
         Raises:
-            DamagedCheckpoint: some files do not hold what was saved; names them, and of each a tensor.
-            CheckpointError: `on_progress` is no function.
+            DamagedCheckpoint: files differ from what was saved; names them, and a tensor of each.
+            CheckpointError: `on_progress` is not a function.
         """
         _validate.function("verify", "on_progress", on_progress)
         found = damages(self.files, _Work(self.nbytes, on_progress).add)
@@ -209,10 +210,10 @@ class OpenCheckpoint:
         self.read_model()
 
     def read_model(self) -> FinishedModel | None:
-        """What makes a model directory of the checkpoint; None where it was saved without.
+        """The other files of a model directory of the checkpoint; None if it was saved without.
 
         Raises:
-            DamagedCheckpoint: a file is missing or does not hold what was saved; names it.
+            DamagedCheckpoint: a file is missing or differs from what was saved; names it.
         """
         if self.model is None:
             return None
@@ -222,7 +223,7 @@ class OpenCheckpoint:
         return FinishedModel(files, self.model.dtypes)
 
     def _read_file(self, name: str, checksum: str) -> bytes:
-        """The content of a file of the checkpoint, which has that checksum."""
+        """The content of a file of the checkpoint, after comparing its checksum."""
         try:
             content = read_whole(self.path / name, _MAX_FILE_BYTES)
         except Unreadable as error:
@@ -233,7 +234,7 @@ class OpenCheckpoint:
 
 
 def checkpoint_path(directory: str | Path, step: int) -> Path:
-    """Where the checkpoint of a step stands."""
+    """The path of the checkpoint of a step."""
     root = _validate.path("checkpoint_path", "a directory", directory)
     return root / f"step-{_validate.integer('checkpoint_path', 'a step', step, 0, _LAST_STEP):08d}"
 
@@ -245,23 +246,23 @@ def save_checkpoint(
     keep_last: int = 2,
     on_progress: Progress | None = None,
 ) -> Path:
-    """Write `step-N` into `directory`, remove all but the newest `keep_last`.
+    """Write `step-N` into `directory`, and remove all but the newest `keep_last`.
 
-    Files of several devices are hashed and written at a time, on threads of their own. A whole
-    `step-N` with the same content is kept as it is, so that none is missing while it would be
-    replaced.
+    Files of several devices are hashed and written at a time, in threads. A complete `step-N` with
+    the same content is kept as it is, so that there is never a moment without it.
 
     Args:
-        config: everything that must be equal when training goes on, as JSON can hold it.
-        on_progress: called with the bytes done and in all, each of which is read for its checksum
-            and written, from other threads, one at a time; what it raises leaves nothing behind.
+        config: everything that must be equal when training resumes, as JSON values.
+        on_progress: called with the bytes done and in total, from other threads, one call at a
+            time. Each byte counts twice, for its checksum and for writing. If it raises, no
+            checkpoint is left behind.
 
     Returns:
         The new checkpoint's path.
 
     Raises:
-        CheckpointError: the state counts other steps than `state.step`, or holds what could not be
-            read again: names, shapes, configurations; older checkpoints are kept.
+        CheckpointError: the state's step count differs from `state.step`, or a name, shape or
+            configuration could not be read again; older checkpoints are kept.
         ResourceError: it cannot be written; older checkpoints are kept.
     """
     root = _validate.path("save_checkpoint", "a directory", directory)
@@ -309,7 +310,7 @@ def save_checkpoint(
 
 
 def _record_of(model: FinishedModel) -> ModelRecord:
-    """What a manifest says of a finished model's files."""
+    """The manifest's record of a finished model's files."""
     call, advice = "save_checkpoint", "pass FinishedModel(files, dtypes)"
     _validate.instance(call, "a model", model, FinishedModel, advice)
     files = _validate.mapping(call, "files of a model", model.files, "bytes")
@@ -326,7 +327,9 @@ def _record_of(model: FinishedModel) -> ModelRecord:
 
 
 def _require_readable(meta: Manifest) -> None:
-    """Read what is to be written as its readers will: no older checkpoint goes for one that nothing can read."""
+    """Parse what is to be written as its readers will, so that no older checkpoint is removed for
+    an unreadable one.
+    """
     try:
         parse_manifest(meta.content().encode("utf-8"))
     except Unreadable as error:
@@ -339,10 +342,10 @@ def _require_readable(meta: Manifest) -> None:
 
 
 class _Work:
-    """How far a checkpoint is; counted by several threads.
+    """The progress of a checkpoint, counted by several threads.
 
     Args:
-        total: bytes to be worked on.
+        total: bytes to process.
         show: called with it, by one thread at a time.
     """
 
@@ -351,7 +354,7 @@ class _Work:
         self._lock = threading.Lock()
 
     def add(self, num_bytes: int) -> None:
-        """So many more are done."""
+        """Count more bytes as done."""
         with self._lock:
             self._done += num_bytes
             if self._show is not None:
@@ -359,7 +362,9 @@ class _Work:
 
 
 def _remove_older(root: Path, newest: Path, num_kept: int) -> None:
-    """Remove what is older than `newest`, but for some whole ones; what is newer is another matter."""
+    """Remove checkpoints older than `newest`, except for some complete ones. Newer ones are not
+    touched.
+    """
     for old in reversed(_steps(root)[: _steps(root).index(newest)]):
         try:
             is_kept = num_kept > 0 and _is_listed(old)
@@ -372,12 +377,13 @@ def _remove_older(root: Path, newest: Path, num_kept: int) -> None:
 
 
 def has_checkpoints(directory: str | Path) -> bool:
-    """Whether there are checkpoints, whole or not; errors as of `checkpoint_paths`."""
+    """Whether there are checkpoints, complete or not; errors as of `checkpoint_paths`."""
     return bool(_steps(_validate.path("has_checkpoints", "a directory", directory)))
 
 
 def checkpoint_paths(directory: str | Path) -> list[Path]:
-    """All checkpoints in a directory, whole or not, oldest first; none where there is no directory.
+    """All checkpoints in a directory, complete or not, oldest first; none if the directory does not
+    exist.
 
     Raises:
         ResourceError: it cannot be listed.
@@ -386,18 +392,21 @@ def checkpoint_paths(directory: str | Path) -> list[Path]:
 
 
 def latest_checkpoint(directory: str | Path) -> Path | None:
-    """The newest checkpoint whose metadata, names and sizes are whole; its content is looked at when it is loaded.
-    Errors as of `checkpoint_paths`, and ResourceError as of `open_checkpoint`."""
+    """The newest checkpoint whose metadata, names and sizes are valid; its content is checked when
+    it is loaded. Errors as of `checkpoint_paths`, and ResourceError as of `open_checkpoint`.
+    """
     root = _validate.path("latest_checkpoint", "a directory", directory)
     return next((path for path in reversed(_steps(root)) if _is_listed(path)), None)
 
 
 def open_checkpoint(path: str | Path) -> OpenCheckpoint:
-    """A checkpoint of whatever configuration; everything is checked but the tensors' bytes (`verify`).
+    """A checkpoint of any configuration. Everything is checked except the tensors' bytes
+    (`verify`).
 
     Raises:
-        DamagedCheckpoint: missing, truncated or changed files; names what is wrong.
-        ResourceError: a file may not be read, or no further one opened; it may be whole.
+        DamagedCheckpoint: files are missing, truncated or changed; names what is wrong.
+        ResourceError: a file may not be read, or no more files can be opened; the checkpoint may be
+            valid.
     """
     path = _validate.path("open_checkpoint", "a checkpoint", path)
     try:
@@ -434,14 +443,14 @@ def load_checkpoint(
     """Read a checkpoint after checking every byte of it, and that it belongs to this configuration.
 
     Args:
-        config: of the run that goes on.
+        config: of the run that resumes.
         on_progress: called with the bytes checked, and those of all tensors.
-        may_change: names `section.key` of settings that may differ from the checkpoint's; the state's `changes` then
-            end with those that do.
+        may_change: names `section.key` of settings that may differ from the checkpoint's; the
+            state's `changes` then end with those that do.
 
     Raises:
-        DamagedCheckpoint: missing, truncated or changed files; names what is wrong.
-        OtherConfiguration: another configuration; names what differs.
+        DamagedCheckpoint: files are missing, truncated or changed; names what is wrong.
+        OtherConfiguration: it belongs to another configuration; names the differences.
         ResourceError: as `open_checkpoint`.
     """
     path = _validate.path("load_checkpoint", "a checkpoint", path)
@@ -460,10 +469,10 @@ def load_latest(
     on_progress: Progress | None = None,
     may_change: Collection[str] = (),
 ) -> tuple[Path, TrainingState]:
-    """Load the newest checkpoint that is whole.
+    """Load the newest valid checkpoint.
 
     Args:
-        report: called with every newer one that is not, and what is used instead.
+        report: called with every newer one that is damaged, and with the one that is used instead.
         on_progress: as for `load_checkpoint`.
         may_change: as for `load_checkpoint`.
 
@@ -471,8 +480,8 @@ def load_latest(
         The checkpoint's path and content.
 
     Raises:
-        CheckpointError: none is whole, or the newest one that is belongs to another configuration.
-        ResourceError: as `open_checkpoint`; what may be whole is not passed over.
+        CheckpointError: none is valid, or the newest valid one belongs to another configuration.
+        ResourceError: as `open_checkpoint`; a checkpoint that may be valid is not skipped.
     """
     damaged: list[str] = []
     if not callable(report):
@@ -494,7 +503,9 @@ def load_latest(
 
 
 def _error_of(path: Path, error: Unreadable, where: str = "") -> DamagedCheckpoint | ResourceError:
-    """What to raise where a file of a checkpoint was refused: one that may not be read may be whole."""
+    """The error to raise for a rejected file of a checkpoint; one that may not be read may still be
+    valid.
+    """
     if isinstance(error, Forbidden):
         return ResourceError(
             "[checkpoint.open] a checkpoint must be readable before it is judged; got "
@@ -504,7 +515,7 @@ def _error_of(path: Path, error: Unreadable, where: str = "") -> DamagedCheckpoi
 
 
 def _wrong_step(meta: Manifest, path: Path, tensors: Mapping[str, FileTensor | PartedTensor]) -> str | None:
-    """How directory, metadata and state disagree about the step; None when they do not."""
+    """How directory, metadata and state disagree about the step; None if they agree."""
     held = tensors.get(_STEP_TENSOR)
     if held is not None and held.shape != (1,):  # said of a file, which could say that it is all of memory
         return f"{path.name}, whose state counts steps in a tensor of {shown(list(held.shape))}"
@@ -523,7 +534,7 @@ def _is_listed(path: Path) -> bool:
 
 
 def _holds(path: Path, meta: Manifest) -> bool:
-    """Whether a whole checkpoint with this content stands there."""
+    """Whether a complete checkpoint with this content exists at this path."""
     try:
         if read_manifest(path).digest != meta.digest:
             return False
@@ -540,7 +551,8 @@ RENAMED_SETTINGS: Mapping[str, str] = {"train.leaves": "train.batch_splits"}
 def config_changes(
     opened: OpenCheckpoint, config: Mapping[str, Any], may_change: Collection[str] = ()
 ) -> list[ConfigChange]:
-    """The settings in which a configuration differs from a checkpoint's; None stands for a value that one leaves out.
+    """The settings in which a configuration differs from a checkpoint's; None stands for a missing
+    value.
 
     Raises:
         OtherConfiguration: a setting differs that is not in `may_change`.
@@ -558,7 +570,7 @@ def config_changes(
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings under dotted names; a mapping is taken apart, everything else is a value."""
+    """Settings under dotted names; nested mappings are flattened."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
@@ -570,7 +582,7 @@ def _steps(root: Path) -> list[Path]:
     """All `step-N` directories, oldest first.
 
     Raises:
-        ResourceError: the directory cannot be listed, so whether there are some cannot be seen.
+        ResourceError: the directory cannot be listed, so it is unknown whether there are any.
     """
     try:
         names = os.listdir(root)

@@ -33,7 +33,7 @@ _PICKLED = re.compile(r".*\.(bin|pt|pth|pkl|ckpt)")
 
 
 class _Index(BaseModel):
-    """`model.safetensors.index.json`; what else it holds (a total size) is not used."""
+    """`model.safetensors.index.json`; its other content (a total size) is not used."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -41,15 +41,16 @@ class _Index(BaseModel):
 
 
 def open_weights(path: str | Path) -> Mapping[str, FileTensor]:
-    """The tensors of a safetensors file, of a Hugging Face directory with one or several of them, or of a file with a
-    state dict that `torch.save` wrote.
+    """The tensors of a safetensors file, of a Hugging Face directory with one or several of them,
+    or of a file with a state dict that `torch.save` wrote.
 
     Returns:
-        A mapping from name to what NumPy takes for an array; nothing is read until it is used.
+        A mapping from names to objects that NumPy accepts as arrays; they are read on use.
 
     Raises:
-        CheckpointError: no such file, a broken header, an index that names absent tensors, pickled weights alone.
-        ConfigError: GGUF files alone.
+        CheckpointError: there is no such file, a header is invalid, an index names missing tensors,
+            or there are only pickled weights.
+        ConfigError: there are only GGUF files.
     """
     path = _validate.path("open_weights", "weights", path)
     if not os.path.isdir(path):
@@ -64,7 +65,7 @@ def open_weights(path: str | Path) -> Mapping[str, FileTensor]:
 
 
 def _refuse_pickled(directory: Path) -> None:
-    """Say what is wrong with a directory whose weights are pickled.
+    """Report what is wrong with a directory whose weights are pickled.
 
     Raises:
         CheckpointError: there are such files.
@@ -81,7 +82,7 @@ def _refuse_pickled(directory: Path) -> None:
 
 
 def _open_indexed(directory: Path) -> Mapping[str, FileTensor]:
-    """The files that an index names, each tensor from the file that it says."""
+    """The tensors of the files that an index names, each from its file."""
     weight_map = _read_index(directory)
     names = sorted(set(weight_map.values()))
     if SINGLE not in names and os.path.lexists(directory / SINGLE):
@@ -100,7 +101,7 @@ def _open_indexed(directory: Path) -> Mapping[str, FileTensor]:
 
 
 def _read_index(directory: Path) -> Mapping[str, str]:
-    """Which file holds which tensor; the files lie next to the index."""
+    """The file of each tensor; the files are next to the index."""
     try:
         weight_map = read_json(directory / INDEX, _Index).weight_map
     except Unreadable as error:
@@ -112,7 +113,7 @@ def _read_index(directory: Path) -> Mapping[str, str]:
 
 
 def files_of_index(directory: Path) -> frozenset[str]:
-    """Names of the files that a directory's index says the weights are in.
+    """Names of the files with weights that a directory's index lists.
 
     Raises:
         CheckpointError: the index is invalid; names what is wrong.

@@ -51,10 +51,11 @@ def read_config_file(
         model_dir: the directory.
         read: makes a configuration of the file's content; also takes `ignore` and `where`, as
             `ModelConfig.from_dict` does.
-        ignore: fields that are left aside.
+        ignore: fields to ignore.
 
     Raises:
-        ConfigError: the file is missing, is not a JSON object, or `read` refuses it; names the file.
+        ConfigError: the file is missing, is not a JSON object, or `read` rejects it; names the
+            file.
     """
     data = config_content(model_dir)
     place = repr(str(Path(model_dir) / "config.json"))
@@ -68,8 +69,8 @@ def config_content(model_dir: str | Path) -> dict[str, Any]:
     """The parsed config.json of a Hugging Face directory, of any model.
 
     Raises:
-        ConfigError: the file is missing or is not a JSON object; names it. Another file given as the directory is
-            refused with what to give instead, or with the way to convert it.
+        ConfigError: the file is missing or is not a JSON object; names it. If the path is another
+            kind of file, the message says what to give instead, or how to convert it.
     """
     directory = _validate.path("open", "a model directory", model_dir)
     path = directory / "config.json"
@@ -104,23 +105,23 @@ def _not_a_model(path: Path) -> str:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and constants that every family has.
+    """The sizes and settings that every family has.
 
     Attributes:
-        vocab_size: tokens.
+        vocab_size: number of tokens.
         hidden_size: width of the residual stream.
-        intermediate_size: width inside the MLP.
-        num_hidden_layers: layers.
-        num_attention_heads: query heads.
-        max_position_embeddings: positions that the model was made for.
+        intermediate_size: width inside of the MLP.
+        num_hidden_layers: number of layers.
+        num_attention_heads: number of query heads.
+        max_position_embeddings: number of positions that the model was trained for.
         tie_word_embeddings: the head is the embedding.
-        bos_token_id: begins a text; None when nothing does.
+        bos_token_id: the token at the beginning of a text; None if there is none.
         eos_token_ids: generation stops at any of them.
-        pad_token_id: fills up shorter texts in other programs; decides nothing here.
-        dtype: what the weights are stored in, as config.json spells it; None when it does not say.
+        pad_token_id: padding in other programs; has no effect here.
+        dtype: dtype of the stored weights, as in config.json; None if missing.
 
     Raises:
-        ConfigError: values that no model has, or that do not fit together; names the field.
+        ConfigError: a value is impossible, or values do not fit together; names the field.
     """
 
     vocab_size: int
@@ -167,7 +168,7 @@ class ModelConfig:
 
     @classmethod
     def limits(cls) -> Mapping[str, int]:
-        """The largest values of a family's further sizes, which are at least 1."""
+        """The largest values of a family's other sizes, which are at least 1."""
         return {}
 
     @classmethod
@@ -177,12 +178,12 @@ class ModelConfig:
 
     @classmethod
     def spelled(cls, field: str) -> str:
-        """A field as the family's files spell it."""
+        """The name of a field in the family's files."""
         return cls.spellings.get(field, field)
 
     @classmethod
     def one_answer(cls, older: str, theirs: Any, name: str, ours: Any) -> Any:
-        """What two keys of one meaning say; None where neither says anything.
+        """The common value of two keys with the same meaning; None if both are missing.
 
         Args:
             older: one of the keys.
@@ -191,7 +192,7 @@ class ModelConfig:
             ours: its value.
 
         Raises:
-            ConfigError: they say different things.
+            ConfigError: they differ.
         """
         agree = theirs is None or ours is None or theirs == ours
         got = f"{shown(theirs)} and {shown(ours)}"
@@ -206,10 +207,11 @@ class ModelConfig:
 
         Args:
             model_dir: the directory.
-            ignore: fields that are left aside, as in `from_dict`.
+            ignore: fields to ignore, as in `from_dict`.
 
         Raises:
-            ConfigError: no config.json, broken JSON, or not a model of this family that we compute.
+            ConfigError: there is no config.json, its JSON is invalid, or it is not a supported
+                model of this family.
         """
         return read_config_file(model_dir, cls.from_dict, ignore)
 
@@ -224,20 +226,21 @@ class ModelConfig:
     ) -> _Config:
         """The configuration that a parsed config.json describes.
 
-        An unknown field that decides nothing by its name and value (`fields.decides_nothing`) is left aside, with one
-        warning in the log for all of them. End tokens at or beyond `vocab_size` are left out, with one warning.
+        Unknown fields that have no effect, by name and value (`fields.decides_nothing`), are
+        ignored with one warning for all of them. End tokens at or beyond `vocab_size` are left out,
+        with one warning.
 
         Args:
             data: the parsed file.
-            ignore: fields that are left aside although the family does not know them, or refuses their value. A field
-                inside `rope_scaling` is named `rope_scaling.NAME`.
-            where: what the warning calls the file.
-            only_known: refuse every unknown field and every end token outside the vocabulary: for a configuration
-                that is written by hand.
+            ignore: fields to ignore although the family does not know them, or does not support
+                their value. A field in `rope_scaling` is named `rope_scaling.NAME`.
+            where: name of the file in the warning.
+            only_known: reject every unknown field and every end token outside of the vocabulary,
+                for a configuration that is written by hand.
 
         Raises:
-            ConfigError: a field is missing, unknown or of another type, or asks for something that is not computed;
-                or `ignore` names a field that the model is computed by.
+            ConfigError: a field is missing, unknown or of another type, or asks for something
+                unsupported; or `ignore` names a field that the computation needs.
         """
         from pydantic import ValidationError
 
@@ -288,12 +291,12 @@ class ModelConfig:
 
     @classmethod
     def _each(cls, table: str) -> list[Any]:
-        """A class attribute as this class and each of its bases declares it, bases first."""
+        """A class attribute of this class and of each of its bases, bases first."""
         return [vars(base)[table] for base in reversed(cls.__mro__) if table in vars(base)]
 
     @classmethod
     def _gathered(cls, table: str) -> dict[str, tuple[object, ...]]:
-        """A mapping of this class and its bases as one; the class's own entries win."""
+        """A mapping of this class and its bases, merged; the class's own entries take precedence."""
         return {key: value for one in cls._each(table) for key, value in one.items()}
 
     @classmethod
@@ -307,15 +310,17 @@ class ModelConfig:
     def _without_unknown_nested(
         cls, given: dict[str, Any], ignore: Collection[str]
     ) -> tuple[dict[str, Any], dict[str, object]]:
-        """Fields without what nested ones (`rope_scaling`) hold that is ignored or unknown; and the unknown ones, under
-        dotted names."""
+        """Fields without ignored or unknown entries of nested ones (`rope_scaling`); and the
+        unknown entries, under dotted names.
+        """
         return given, {}
 
     @classmethod
     def _adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """The keys of a file in this class's spelling; what a family's files say in several ways is said in one.
+        """The content of a file under this class's names, with alternative notations converted.
 
-        A missing key has the field's default; null is a value where the field has one, and missing where not.
+        A missing key has the field's default. null is a value if the field may be None, and
+        otherwise counts as missing.
         """
         ends = given.pop("eos_token_id", None)
         if ends is not None:
@@ -335,7 +340,7 @@ class ModelConfig:
 
     @classmethod
     def _without_absent_ends(cls, values: dict[str, Any], where: str) -> dict[str, Any]:
-        """Adapted fields without end tokens at or beyond the vocabulary, which the model never generates."""
+        """Fields without end tokens at or beyond the vocabulary, which the model never generates."""
         size, ends = values.get(cls.spelled("vocab_size")), values.get("eos_token_ids", ())
         absent = [token for token in ends if type(token) is type(size) is int and token >= size > 0]
         if not absent:
@@ -346,7 +351,7 @@ class ModelConfig:
         return {**values, "eos_token_ids": tuple(token for token in ends if token not in absent)}
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as Hugging Face's config.json."""
+        """The content of Hugging Face's config.json."""
         ends = list(self.eos_token_ids)
         written = {
             f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("eos_token_ids", "dtype")
@@ -368,7 +373,7 @@ class ModelConfig:
 
 
 def _say_left_aside(family: str, where: str, left_aside: Mapping[str, object]) -> None:
-    """Log one line about the unknown fields of a file that are left aside."""
+    """Log one line about the ignored unknown fields of a file."""
     named = [f"{bare(name)} = {shown(value, 40)}" for name, value in left_aside.items()]
     more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
     text = f"unknown fields that decide nothing are ignored: {', '.join(named[:_MOST_NAMED])}{more}"
@@ -376,7 +381,7 @@ def _say_left_aside(family: str, where: str, left_aside: Mapping[str, object]) -
 
 
 def _plain(value: Any) -> Any:
-    """A field's value as JSON gives it back."""
+    """A field's value as JSON returns it."""
     if isinstance(value, Mapping):
         return dict(value)
     return list(value) if isinstance(value, tuple) else value
@@ -386,7 +391,7 @@ _TYPES: dict[type, type[BaseModel]] = {}
 
 
 def _types(cls: type[ModelConfig]) -> type[BaseModel]:
-    """The types of a family's fields, for pydantic to hold a file to; made once."""
+    """The types of a family's fields as a pydantic model, cached."""
     if cls not in _TYPES:
         _TYPES[cls] = _make_types(cls)
     return _TYPES[cls]

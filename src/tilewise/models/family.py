@@ -52,7 +52,7 @@ class Family:
 
     @property
     def name(self) -> str:
-        """As config.json's `model_type` has it."""
+        """The `model_type` in config.json."""
         return self.config.model_type
 
 
@@ -64,14 +64,15 @@ def decoder_family(
     derived: str | None = None,
     embedding: str = "model.embed_tokens.weight",
 ) -> Family:
-    """A family whose models are decoders (`models/decoder/`).
+    """A family of decoders (`models/decoder/`).
 
     Args:
-        config: its configurations, which have a `decoder`.
-        stored: how files hold the parameters, where not one by one under the graph's names.
+        config: class of its configurations, which have a `decoder`.
+        stored: returns the table of tensors in files, if they are not one per parameter under the
+            graph's names.
         prefix: of names in files.
-        derived: see `FileLayout`; by default older files' buffers of RoPE.
-        embedding: in files, of which a tied head may be a copy.
+        derived: see `FileLayout`; by default RoPE buffers of older files.
+        embedding: name in files, of which a tied head may be a copy.
     """
 
     def layout(given: Any, *, with_head: bool) -> FileLayout:

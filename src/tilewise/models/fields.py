@@ -73,12 +73,13 @@ _MAX_LABEL = 4096
 
 
 def decides_nothing(name: str, value: object) -> bool:
-    """Whether an unknown field can be left aside, judged by its name and value alone.
+    """Whether an unknown field can be ignored, by its name and value alone.
 
-    null and false switch off what the family does not have. A text that is a name, a path or a version identifies
-    something; it is one by the last word of the field's name, or because it has a slash or looks like `4.41.2`. A
-    number is a version only where the field's name ends in `version`. Texts and numbers of fields that name a part of
-    the computation (attention, norm, rope, ...) are never left aside.
+    null and false disable something that the family does not have. A string that is a name, a path
+    or a version only identifies something. It is one by the last word of the field's name, or
+    because it contains a slash or looks like `4.41.2`. A number is a version only if the field's
+    name ends in `version`. Strings and numbers of fields that name a part of the computation
+    (attention, norm, rope, ...) are never ignored.
     """
     if value is None or value is False:
         return True
@@ -94,7 +95,7 @@ def decides_nothing(name: str, value: object) -> bool:
 
 
 def ignore_advice(name: str) -> str:
-    """What to do about an unknown field, for every caller that reads configurations."""
+    """The advice about an unknown field, for every caller that reads configurations."""
     return (
         f"if it decides nothing of what the model computes, ignore it by name: --ignore-config-field {name}, "
         f"ignore_config_fields=[{name!r}] in Python, or model.ignore_config_fields of a training configuration"

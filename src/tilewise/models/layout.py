@@ -27,10 +27,11 @@ _NUM_AVERAGED = "n_averaged"  # a counter in state dicts of AveragedModel
 
 
 def without_wrappers(files: Mapping[str, T]) -> Mapping[str, T]:
-    """A state dict under the names that the model has without PyTorch's wrappers.
+    """A state dict under the names of the model without PyTorch's wrappers.
 
     Args:
-        files: tensors by name. `module` is a wrapper's where every name begins with it, in any nesting with others.
+        files: tensors by name. `module` belongs to a wrapper if every name begins with it, also
+            nested with others.
     """
     names = {name: _parts(name, _WRAPPERS) for name in files if name != _NUM_AVERAGED}
     while names and all(len(parts) > 1 and parts[0] == "module" for parts in names.values()):
@@ -43,22 +44,22 @@ def _parts(name: str, wrappers: Collection[str]) -> list[str]:
 
 
 def _renamed(files: Mapping[str, T], names: Mapping[str, list[str]]) -> Mapping[str, T]:
-    """Tensors under new names; as they are where two would have the same name."""
+    """Tensors under new names; unchanged if two would have the same name."""
     found = {".".join(parts): files[name] for name, parts in names.items()}
     return found if len(found) == len(names) else files
 
 
 @dataclass(frozen=True)
 class FileLayout:
-    """How the files of one model hold its parameters.
+    """How the files of one model store its parameters.
 
     Attributes:
-        table: every tensor that is needed, as files are written.
-        prefix: of names, which files may leave out.
-        derived: of tensors that follow from config.json or belong to other tasks: a regular expression for whole names
-            without the prefix.
-        copies: names that may hold a copy of another tensor: a head that is tied to the embedding.
-        older: ends of names, and how older files spell them.
+        table: every required tensor, in the order in which files are written.
+        prefix: of names, which files may omit.
+        derived: tensors that follow from config.json or belong to other tasks: a regular expression
+            for whole names without the prefix.
+        copies: names that may be a copy of another tensor: a head that is tied to the embedding.
+        older: suffixes of names, and their spelling in older files.
     """
 
     table: tuple[StoredTensor, ...]
@@ -73,17 +74,17 @@ class FileLayout:
         return frozenset(tensor.name for tensor in self.table)
 
     def unwrapped(self, files: Mapping[str, T]) -> Mapping[str, T]:
-        """Files under names of this layout, where they have those of a compiled or wrapped model.
+        """Files under the names of this layout, if they have names of a compiled or wrapped model.
 
-        Leaves out the parts of names that PyTorch's wrappers have put (`_orig_mod.`, `module.`), and then leading parts
-        that every name has, until the table's first tensor is found: a model inside another has `model.model.` or any
-        attribute's name before its own names.
+        Removes the parts of names that PyTorch's wrappers added (`_orig_mod.`, `module.`), and then
+        leading parts that every name has, until the table's first tensor is found. A model inside
+        of another has `model.model.` or the name of any attribute before its own names.
 
         Args:
             files: tensors by name.
 
         Returns:
-            The same tensors; the same mapping where no name is wrapped, or none of this fits.
+            The same tensors; the same mapping if no name is wrapped, or nothing fits.
         """
         wrappers = {*_WRAPPERS, "module"}
         is_wrapped = any(not wrappers.isdisjoint(name.split(".")) for name in files)
@@ -98,18 +99,20 @@ class FileLayout:
         return _renamed(files, names)
 
     def _has_first(self, names: Collection[str]) -> bool:
-        """Whether files hold the table's first tensor, with its prefix or without."""
+        """Whether files have the table's first tensor, with its prefix or without."""
         first = self._spelled(self.table[0].name, names)
         return first in names or first.removeprefix(self.prefix) in names
 
     def weights(self, files: Mapping[str, NDArray[Any] | FileTensor]) -> StoredWeights:
-        """Files under the graph's names. Nothing is read yet but tied copies, which must equal their original.
+        """Files under the graph's names. Only tied copies are read at once, because they must equal
+        their original.
 
         Args:
             files: tensors by name, from `open_weights`.
 
         Raises:
-            CheckpointError: they hold less or more than the table, or a tensor of another size or kind.
+            CheckpointError: they have fewer or more tensors than the table, or a tensor of another
+                size or dtype.
         """
         files = self.unwrapped(files)
         names = {t.name: self._spelled(t.name, files) for t in self.table}

@@ -25,12 +25,12 @@ Named = Mapping[str, TensorNode]
 
 @dataclass(frozen=True)
 class LayerUse:
-    """One layer, which reads the stream and what is there before all layers.
+    """One layer, which reads the stream and tensors from before all layers.
 
     Attributes:
         function: the layer function.
         path: its name in the model.
-        operands: what it reads behind the stream, by name among the tensors before the layers.
+        operands: what it reads besides the stream, by name among the tensors before the layers.
         attrs: its attributes.
     """
 
@@ -45,11 +45,13 @@ class ModelParts:
     """A model for one purpose.
 
     Attributes:
-        before: writes inputs and embedding; returns the stream, as `STREAM`, and what layers and head read.
-        num_layers: how many there are.
-        layer: the layer of a number; touches no graph.
-        after: writes norm, head and outputs behind the last layer's result.
-        caches: the KV cache of the layer of a number, by full names; None for models that have none.
+        before: adds inputs and embedding; returns the stream, as `STREAM`, and what layers and head
+            read.
+        num_layers: number of layers.
+        layer: returns the layer with a number; does not change a graph.
+        after: adds norm, head and outputs after the last layer.
+        caches: returns the KV cache of the layer with a number, by full names; None for models
+            without.
     """
 
     before: Callable[[GraphBuilder], Named]
@@ -59,7 +61,7 @@ class ModelParts:
     caches: Callable[[int], tuple[TensorSpec, ...]] | None = None
 
     def build(self, graph: GraphBuilder) -> None:
-        """Write the model into an empty graph, layer by layer; all of it or nothing."""
+        """Add the model to an empty graph, layer by layer; completely or not at all."""
         _validate.instance("build", "the first argument", graph, GraphBuilder, "pass the graph")
         with collector_paused(), graph.all_or_nothing():
             named = self.before(graph)

@@ -61,10 +61,10 @@ def open(model_dir: str | Path, *, ignore: Collection[str] = ()) -> ModelConfig:
 
     Args:
         model_dir: the directory.
-        ignore: fields of config.json that are left aside, as in `config_from_dict`.
+        ignore: fields of config.json to ignore, as in `config_from_dict`.
 
     Raises:
-        ConfigError: no config.json, none of the families, or a model of one that we do not compute.
+        ConfigError: there is no config.json, or the model's family or the model is not supported.
     """
     return read_config_file(model_dir, config_from_dict, ignore)
 
@@ -78,19 +78,19 @@ def config_from_dict(
 ) -> ModelConfig:
     """The configuration that a parsed config.json describes.
 
-    An unknown field that decides nothing by its name and value (null, false, a name, a path, a version; docs/models.md
-    has the rule) is left aside, with one warning in the log for all of them.
+    Unknown fields that have no effect, by name and value (null, false, a name, a path, a version;
+    docs/models.md has the rule), are ignored with one warning for all of them.
 
     Args:
         data: the parsed file.
-        ignore: fields that are left aside although the family does not know them, or refuses their value. A field
-            inside `rope_scaling` is named `rope_scaling.NAME`.
-        where: what the warning calls the file.
-        only_known: refuse every unknown field: for a configuration that is written by hand.
+        ignore: fields to ignore although the family does not know them, or does not support their
+            value. A field in `rope_scaling` is named `rope_scaling.NAME`.
+        where: name of the file in the warning.
+        only_known: reject every unknown field, for a configuration that is written by hand.
 
     Raises:
-        ConfigError: none of the families, or a model of one that we do not compute; or `ignore` names a field that the
-            model is computed by.
+        ConfigError: the model's family or the model is not supported; or `ignore` names a field
+            that the computation needs.
     """
     values = _validate.mapping("open", "a configuration", data, "values")
     kind, names = values.get("model_type"), values.get("architectures")
@@ -116,18 +116,19 @@ def _family_of(call: str, config: ModelConfig) -> Family:
 
 
 def file_layout(config: ModelConfig, *, with_head: bool = True) -> FileLayout:
-    """How files hold a model's parameters.
+    """How files store a model's parameters.
 
     Args:
         config: the model.
-        with_head: False leaves aside what vectors do not need: a decoder's head, or the head that an encoder is
-            trained by. Files may hold it or not.
+        with_head: False omits what vectors do not need: a decoder's head, or the head that an
+            encoder is trained with. Files may have it or not.
     """
     return _family_of("file_layout", config).layout(config, with_head=with_head)
 
 
 def open_weights(model_dir: str | Path, config: ModelConfig, *, with_head: bool = True) -> StoredWeights:
-    """The weights of a Hugging Face directory under the graph's names, for `GraphInstance.load_parameters`.
+    """The weights of a Hugging Face directory under the graph's names, for
+    `GraphInstance.load_parameters`.
 
     Args:
         model_dir: with safetensors files.
@@ -135,7 +136,8 @@ def open_weights(model_dir: str | Path, config: ModelConfig, *, with_head: bool 
         with_head: see `file_layout`.
 
     Raises:
-        CheckpointError: no weights, or others than the configuration describes; names the tensor.
+        CheckpointError: there are no weights, or they differ from the configuration; names the
+            tensor.
     """
     files, layout = open_files(model_dir), file_layout(config, with_head=with_head)
     if HEAD in layout.names and HEAD not in layout.unwrapped(files):
@@ -153,7 +155,8 @@ def open_weights(model_dir: str | Path, config: ModelConfig, *, with_head: bool 
 def stored_tensors(
     config: ModelConfig, parameters: Mapping[str, Tensor], *, with_head: bool = True
 ) -> Iterator[tuple[str, Tensor]]:
-    """A graph's parameters as the family's files spell them, for `save_pretrained`; each is fetched when it is written.
+    """A graph's parameters under the names of the family's files, for `save_pretrained`; each is
+    fetched when it is written.
 
     Args:
         config: of the model.
@@ -164,42 +167,45 @@ def stored_tensors(
 
 
 def parameter_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every parameter's name in the training graph and its shape, in the order of the forward pass; a tied head has no
-    entry of its own."""
+    """Every parameter's name in the training graph and its shape, in the order of the forward pass;
+    a tied head has no entry of its own.
+    """
     return _family_of("parameter_shapes", config).shapes(config)
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Elements of all parameters; a tied head counts once."""
+    """The number of elements of all parameters; a tied head counts once."""
     return sum(prod(shape) for _, shape in parameter_shapes(config))
 
 
 def max_context(config: ModelConfig) -> int:
-    """The longest sequence that a model is meant for."""
+    """The longest sequence that a model supports."""
     return _family_of("max_context", config).max_context(config)
 
 
 def default_context(config: ModelConfig) -> int:
-    """The context limit of a model where none is asked for: its `max_position_embeddings`, stretched where its RoPE is
-    so for texts of every length. Only `dynamic` ones can be asked for more, up to `max_context`."""
+    """The default context limit of a model: its `max_position_embeddings`, extended if its RoPE
+    scaling applies to texts of every length. Only models with `dynamic` scaling support more, up to
+    `max_context`.
+    """
     return _family_of("default_context", config).default_context(config)
 
 
 def kv_elements_per_token(config: ModelConfig) -> int:
-    """Elements of the KV cache that one token of a text takes; 0 for models that do not write."""
+    """Elements of the KV cache for one token; 0 for encoders."""
     return _family_of("kv_elements_per_token", config).kv_elements(config)
 
 
 def is_encoder(config: ModelConfig) -> bool:
-    """Whether a model turns texts into vectors, and does not write."""
+    """Whether a model encodes texts as vectors and does not generate."""
     return _family_of("is_encoder", config).encoding is not None
 
 
 def maker_of(config: ModelConfig, purpose: str) -> Callable[..., ModelParts]:
-    """What makes a model's parts for a purpose.
+    """The function that makes a model's parts for a purpose.
 
     Raises:
-        ConfigError: the model does not serve that purpose.
+        ConfigError: the model does not support this purpose.
     """
     _validate.choice("model_parts", "a purpose", purpose, PURPOSES)
     family = _family_of(f"build_{purpose}_graph", config)
@@ -214,18 +220,18 @@ def maker_of(config: ModelConfig, purpose: str) -> Callable[..., ModelParts]:
 
 
 def model_parts(config: ModelConfig, purpose: str, *sizes: Any, **named: Any) -> ModelParts:
-    """A model cut where its layers begin and end, for `training`, `decoding` or `encoding`.
+    """A model divided at its layers, for `training`, `decoding` or `encoding`.
 
     Args:
         config: the model.
         purpose: one of `PURPOSES`.
-        sizes: what `build_training_graph`, `build_decoding_graph` or `build_encoding_graph` takes behind the
-            configuration.
+        sizes: the arguments of `build_training_graph`, `build_decoding_graph` or
+            `build_encoding_graph` after the configuration.
         named: the same, by name.
 
     Raises:
-        ConfigError: the model does not serve that purpose, or the sizes are not what it takes.
-        ShapeError: a size that no graph has.
+        ConfigError: the model does not support this purpose, or the sizes are not its arguments.
+        ShapeError: a size is invalid.
     """
     make = maker_of(config, purpose)
     try:
@@ -241,23 +247,24 @@ def model_parts(config: ModelConfig, purpose: str, *sizes: Any, **named: Any) ->
 def build_training_graph(
     graph: GraphBuilder, config: ModelConfig, batch: int, seq: Size, dtype: str = "bf16"
 ) -> None:
-    """Describe one training step in an empty graph: prediction of the next token, or of masked ones for encoders.
+    """Define one training step in an empty graph: prediction of the next token, or of masked ones
+    for encoders.
 
     Args:
-        graph: written to.
+        graph: to define it in.
         config: the model.
         batch: sequences per step, over all devices and microbatches.
-        seq: tokens per sequence; a `Dim("seq", 1, 512)` for batches of any length up to its bound, whose shorter
-            sequences end in padding: any token, with a label that is not counted. The bound is the context limit that
-            RoPE's frequencies are chosen by.
-        dtype: of weights and activations, `bf16` or `f32`; sums, gradients and optimizer state are fp32.
+        seq: tokens per sequence; a `Dim("seq", 1, 512)` for batches of any length up to its bound.
+            Shorter sequences are padded at the end with any token, whose label is not counted. The
+            bound is the context limit that determines RoPE's frequencies.
+        dtype: of weights and activations, `bf16` or `f32`; sums, gradients and optimizer states are
+            fp32.
 
-    Inputs: tokens and labels `[B, S]` i32 (-100 is not counted); for encoders token_types `[B, S]`
-    and lengths `[B]`, too.
-    Outputs: loss `[1]`, loss_rows `[B, S]`.
+    Inputs: tokens and labels `[B, S]` i32 (-100 is not counted); for encoders also token_types `[B,
+    S]` and lengths `[B]`. Outputs: loss `[1]`, loss_rows `[B, S]`.
 
     Raises:
-        ShapeError: a size that no graph has, or `seq` exceeds the model's positions.
+        ShapeError: a size is invalid, or `seq` exceeds the model's positions.
     """
     model_parts(config, "training", batch, seq, dtype).build(graph)
 
@@ -275,27 +282,27 @@ def build_decoding_graph(
     max_rows: int | None = None,
     with_head: bool = True,
 ) -> None:
-    """Describe prefill and decoding over flattened tokens in an empty graph.
+    """Define prefill and decoding over flattened tokens in an empty graph.
 
     Args:
-        graph: written to.
+        graph: to define it in.
         config: the model.
         max_tokens: largest number of tokens in one call.
         max_sequences: largest number of rows of the block table.
         num_blocks: KV blocks of 64 positions.
         dtype: of weights, activations and cache.
-        context: the limit of positions per sequence, by which RoPE's frequencies are chosen; by default
-            `default_context`.
-        num_positions: how many of these one sequence takes at most; by default all.
-        max_rows: largest number of tokens whose logits are wanted; by default `max_sequences`.
-        with_head: False: the graph ends before the head, in what it would read.
+        context: the limit of positions per sequence, which determines RoPE's frequencies; by
+            default `default_context`.
+        num_positions: maximum number of positions that one sequence uses; by default all.
+        max_rows: largest number of tokens with logits; by default `max_sequences`.
+        with_head: False: the graph ends before the head.
 
-    Inputs, all i32: tokens, positions, slots, sequence `[T]`; block_table `[S, blocks]`; rows `[R]`.
-    Output: logits `[R, V]`; without a head, hidden `[R, D]`.
+    Inputs, all i32: tokens, positions, slots, sequence `[T]`; block_table `[S, blocks]`; rows
+    `[R]`. Output: logits `[R, V]`; without a head, hidden `[R, D]`.
 
     Raises:
-        ConfigError: the model does not write.
-        ShapeError: a size that no graph has, or a context beyond the model's.
+        ConfigError: the model does not generate.
+        ShapeError: a size is invalid, or the context exceeds the model's.
     """
     sizes = (max_tokens, max_sequences, num_blocks, dtype)
     bounds = {"context": context, "num_positions": num_positions, "max_rows": max_rows}
@@ -305,19 +312,19 @@ def build_decoding_graph(
 def build_encoding_graph(
     graph: GraphBuilder, config: ModelConfig, batch: int, seq: Size, dtype: str = "bf16"
 ) -> None:
-    """Describe the encoding of texts in an empty graph.
+    """Define the encoding of texts in an empty graph.
 
     Args:
-        graph: written to.
+        graph: to define it in.
         config: the model.
         batch: texts of one call.
-        seq: tokens of each, or a `Dim` with a bound; shorter texts end in padding.
+        seq: tokens of each, or a `Dim` with a bound; shorter texts are padded at the end.
         dtype: of weights and activations.
 
     Inputs, i32: tokens and token_types `[B, S]`, lengths `[B]`. Output: hidden `[B, S, D]`.
 
     Raises:
-        ConfigError: the model writes, and does not encode.
-        ShapeError: a size that no graph has, or `seq` exceeds the model's positions.
+        ConfigError: the model generates and does not encode.
+        ShapeError: a size is invalid, or `seq` exceeds the model's positions.
     """
     model_parts(config, "encoding", batch, seq, dtype).build(graph)

@@ -15,10 +15,10 @@ __all__ = ["BertConfig"]
 
 @dataclass(frozen=True)
 class BertConfig(ModelConfig):
-    """Sizes and constants of a BERT encoder; the names are those of Hugging Face's config.json.
+    """Settings of a BERT encoder, with the names of Hugging Face's config.json.
 
     Attributes:
-        type_vocab_size: kinds of segments.
+        type_vocab_size: number of segment types.
         hidden_act: the MLP's activation.
         layer_norm_eps: of all norms.
     """

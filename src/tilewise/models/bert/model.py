@@ -28,7 +28,7 @@ _validate = Validator("models", ShapeError)
 def encoder_layer(
     graph: GraphBuilder, x_BSD: TensorNode, lengths: TensorNode, *, config: BertConfig
 ) -> TensorNode:
-    """One layer over whole texts `[B, S, D]`; norms stand behind the residuals."""
+    """One layer over whole texts `[B, S, D]`; norms come after the residuals."""
     d, f, heads, eps = (
         config.hidden_size,
         config.intermediate_size,
@@ -56,7 +56,7 @@ def _parts(
     dtype: str,
     after: Callable[[GraphBuilder, TensorNode, Mapping[str, TensorNode]], None],
 ) -> ModelParts:
-    """Embedding and layers, with what comes behind them."""
+    """Embedding, layers, and the parts after them."""
     batch, seq = sizes
     _validate.integer(call, "batch", batch, 1, MAX_SIZE)
     longest = upper_bound(seq) if isinstance(seq, Dim) else seq
@@ -85,10 +85,10 @@ def _parts(
 
 
 def encoding_parts(config: BertConfig, batch: int, seq: Size, dtype: str = "bf16") -> ModelParts:
-    """The encoding of texts, as `models.build_encoding_graph` describes it.
+    """The encoding of texts, as `models.build_encoding_graph` defines it.
 
     Raises:
-        ShapeError: a size that no graph has, or `seq` exceeds the model's positions.
+        ShapeError: a size is invalid, or `seq` exceeds the model's positions.
     """
 
     def after(graph: GraphBuilder, x: TensorNode, named: Mapping[str, TensorNode]) -> None:
@@ -98,10 +98,10 @@ def encoding_parts(config: BertConfig, batch: int, seq: Size, dtype: str = "bf16
 
 
 def training_parts(config: BertConfig, batch: int, seq: Size, dtype: str = "bf16") -> ModelParts:
-    """One step of masked-language training, as `models.build_training_graph` describes it.
+    """One step of masked-language training, as `models.build_training_graph` defines it.
 
     Raises:
-        ShapeError: a size that no graph has, or `seq` exceeds the model's positions.
+        ShapeError: a size is invalid, or `seq` exceeds the model's positions.
     """
 
     def after(graph: GraphBuilder, x: TensorNode, named: Mapping[str, TensorNode]) -> None:

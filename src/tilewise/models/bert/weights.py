@@ -22,7 +22,7 @@ def file_layout(config: BertConfig, *, with_head: bool) -> FileLayout:
 
     Args:
         config: the model.
-        with_head: training needs the head that predicts masked tokens; encoding leaves it aside.
+        with_head: training needs the head that predicts masked tokens; encoding does not.
     """
     table = tuple(_tensors(config, with_head))
     derived = _DERIVED if with_head else rf"{_DERIVED}|cls\.predictions\..*"

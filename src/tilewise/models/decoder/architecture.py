@@ -15,11 +15,11 @@ __all__ = ["Decoder", "LayerKind"]
 
 @dataclass(frozen=True)
 class LayerKind:
-    """How one layer attends.
+    """The attention of one layer.
 
     Attributes:
-        window: positions that a query sees, its own included; None: all before it.
-        rope: which of the decoder's ropes turns its queries and keys; None: none does.
+        window: number of positions that a query attends to, including its own; None: all before it.
+        rope: index of the decoder's rope that rotates its queries and keys; None: no rotation.
     """
 
     window: int | None = None
@@ -28,34 +28,36 @@ class LayerKind:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder-only transformer: embedding, layers of attention and MLP with residuals, norm, head.
+    """A decoder-only transformer: embedding, layers of attention and MLP with residuals, norm,
+    head.
 
     Attributes:
         vocab_size: rows of the embedding and of the head.
         hidden_size: width of the residual stream.
-        intermediate_size: width inside the MLP.
+        intermediate_size: width inside of the MLP.
         num_heads: query heads.
         num_kv_heads: heads of keys and values; divides `num_heads`.
         head_dim: size of a head, even.
-        max_positions: the longest context that it is meant for.
+        max_positions: the longest context that it supports.
         layers: the kind of every layer.
         ropes: rotary positions that layers refer to.
-        learned_positions: rows of a table of positions that is added to the embedding; 0: there is none.
+        learned_positions: rows of a table of positions that is added to the embedding; 0: no table.
         tied_head: the head is the embedding.
         norm: `rms`, or `layer` (LayerNorm with bias).
         norm_eps: of all norms.
-        norm_offset: added to the gains of RMS norms (1 for Gemma, whose files hold what is above one).
-        norms_after: attention and MLP end with a norm, too, before they are added to the stream.
-        qk_norm: queries and keys are normalised head by head before they are turned.
+        norm_offset: added to the gains of RMS norms (1 for Gemma, whose files have gain - 1).
+        norms_after: there is also a norm after attention and after the MLP, before each is added to
+            the stream.
+        qk_norm: queries and keys are normalized per head before they are rotated.
         qkv_bias: the projections of queries, keys and values have biases.
-        out_bias: so does the one behind attention.
-        mlp_bias: so do those of the MLP.
+        out_bias: the output projection of attention has a bias.
+        mlp_bias: the projections of the MLP have biases.
         activation: `silu`, `gelu`, `gelu_tanh` or `relu`.
         gated: the MLP multiplies its activation by a second projection.
-        attention_scale: of the scores; None: one over the root of `head_dim`.
-        attention_softcap: scores pass `cap * tanh(score / cap)`; None: they do not.
-        logits_softcap: so do logits.
-        embedding_scale: what the embedding is multiplied by.
+        attention_scale: of the scores; None: 1 / sqrt(head_dim).
+        attention_softcap: scores become `cap * tanh(score / cap)`; None: no cap.
+        logits_softcap: likewise for logits.
+        embedding_scale: factor on the embedding.
     """
 
     vocab_size: int
@@ -91,7 +93,7 @@ class Decoder:
 
     @property
     def default_context(self) -> int:
-        """The context limit where none is asked for; `max_positions` at most."""
+        """The default context limit; at most `max_positions`."""
         return min([self.max_positions, *(rope.default_context for rope in self.ropes)])
 
     @property

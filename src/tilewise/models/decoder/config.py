@@ -41,7 +41,7 @@ class RotaryConfig(ModelConfig):
         hidden_act: the MLP's activation.
         rms_norm_eps: of all norms.
         rope_theta: base of the wavelengths.
-        rope_scaling: None, or how they are stretched (`decoder/rope.py`).
+        rope_scaling: None, or their scaling (`decoder/rope.py`).
     """
 
     num_key_value_heads: int = 0
@@ -102,7 +102,7 @@ class RotaryConfig(ModelConfig):
             object.__setattr__(self, "rope_scaling", self.checked(self.rope_scaling, self.rope_theta))
 
     def checked(self, scaling: Mapping[str, Any], theta: float) -> dict[str, Any]:
-        """A scaling of this model's RoPE, under one spelling and with possible numbers."""
+        """A scaling of this model's RoPE, in one notation and with valid numbers."""
         return checked_scaling(scaling, theta, self.head_dim, self.max_position_embeddings, self.require())
 
     @classmethod
@@ -163,11 +163,11 @@ class RotaryConfig(ModelConfig):
         return super()._adapted(given)
 
     def rope(self) -> Rope:
-        """The rotary positions that `rope_theta` and `rope_scaling` ask for."""
+        """The rotary positions of `rope_theta` and `rope_scaling`."""
         return Rope(self.rope_theta, self.max_position_embeddings, self.rope_scaling)
 
     def as_decoder(self, layers: tuple[LayerKind, ...], **choices: Any) -> Decoder:
-        """The sizes that these fields name, with a family's own choices."""
+        """The decoder with these sizes and a family's own choices."""
         ropes = choices.pop("ropes", (self.rope(),))
         longest = choices.pop("max_positions", max(rope.longest_context for rope in ropes))
         return Decoder(
@@ -190,15 +190,16 @@ class RotaryConfig(ModelConfig):
 def layer_kinds(
     config: RotaryConfig, layer_types: tuple[str, ...] | None, window: int | None
 ) -> tuple[LayerKind, ...]:
-    """The kind of every layer by name: `full_attention` or `sliding_attention`.
+    """The kind of every layer, from its name: `full_attention` or `sliding_attention`.
 
     Args:
         config: of the model.
-        layer_types: of every layer, as config.json lists them; None: all attend fully.
-        window: of those that slide.
+        layer_types: names for every layer, from config.json; None: all have full attention.
+        window: of sliding layers.
 
     Raises:
-        ConfigError: another number of layers, an unknown kind, or a sliding one without a window.
+        ConfigError: the number of layers is wrong, a kind is unknown, or a sliding layer has no
+            window.
     """
     require, count = config.require(), config.num_hidden_layers
     names = ("full_attention",) * count if layer_types is None else layer_types

@@ -31,7 +31,7 @@ _validate = Validator("models", ShapeError)
 
 
 def activate(graph: GraphBuilder, x: TensorNode, name: str) -> TensorNode:
-    """An activation by the name that `Decoder.activation` has."""
+    """Apply an activation by its name in `Decoder.activation`."""
     if name in ("silu", "relu"):
         return graph.silu(x) if name == "silu" else graph.relu(x)
     return graph.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
@@ -51,7 +51,7 @@ def _projected(
     tables: tuple[TensorNode, ...],
     decoder: Decoder,
 ) -> TensorNode:
-    """Queries ("q"), keys or values, normalised and turned where the model says so."""
+    """Queries ("q"), keys or values, normalized and rotated as the model needs."""
     size, label = decoder.kv_size, kv_heads_label(decoder)
     if name == "q":
         size, label = decoder.q_size, heads_label(decoder)
@@ -109,7 +109,7 @@ def decoder_layer(
     decoder: Decoder,
     kind: LayerKind,
 ) -> TensorNode:
-    """One layer over whole sequences `[B, S, D]`; `tables` is the layer's RoPE table, where it has one."""
+    """One layer over whole sequences `[B, S, D]`; `tables` is the layer's RoPE table, if it has one."""
     h = _norm(graph, x_BSD, "input_layernorm", decoder)
     q_BSN, k_BSK, v_BSK = (_projected(graph, name, h, positions, tables, decoder) for name in "qkv")
     attended = graph.scaled_dot_product_attention(
@@ -169,8 +169,9 @@ def last_cached_layer(
     kind: LayerKind,
     num_blocks: int,
 ) -> TensorNode:
-    """The same for the last one: keys and values of all tokens, all else of those `[R]` that are asked for. A row is
-    the same numbers next to any others."""
+    """The last layer: keys and values of all tokens, everything else only for the requested rows
+    `[R]`. A row has the same values next to any other rows.
+    """
     h_TD = _norm(graph, x_TD, "input_layernorm", decoder)
     q_RN = _projected(graph, "q", graph.gather_rows(h_TD, rows), row_positions, tables, decoder)
     caches = _written_caches(graph, h_TD, positions, slots, tables, decoder, num_blocks)

@@ -21,14 +21,15 @@ _TWICE = {"hidden_act": "hidden_activation", "sliding_window_size": "sliding_win
 
 @dataclass(frozen=True)
 class GemmaConfig(RotaryConfig):
-    """What Gemma 2 and 3 have in common.
+    """The common settings of Gemma 2 and 3.
 
     Attributes:
-        query_pre_attn_scalar: scores are divided by its root.
-        sliding_window: positions that queries of sliding layers see.
-        layer_types: `full_attention` or `sliding_attention` per layer; None: as the generation has it.
-        attn_logit_softcapping: of scores; None: none.
-        final_logit_softcapping: of logits; None: none.
+        query_pre_attn_scalar: scores are divided by its square root.
+        sliding_window: number of positions that queries of sliding layers attend to.
+        layer_types: `full_attention` or `sliding_attention` per layer; None: the pattern of the
+            generation.
+        attn_logit_softcapping: of scores; None: no cap.
+        final_logit_softcapping: of logits; None: no cap.
         attention_bias: the four projections of attention have biases.
     """
 
@@ -65,7 +66,7 @@ class GemmaConfig(RotaryConfig):
         return super()._adapted(given)
 
     def every(self, period: int) -> tuple[str, ...]:
-        """Names of layers of which each `period`-th sees everything."""
+        """Names of layers of which each `period`-th has full attention."""
         count = self.num_hidden_layers
         return tuple("full_attention" if (i + 1) % period == 0 else "sliding_attention" for i in range(count))
 
@@ -76,7 +77,7 @@ class GemmaConfig(RotaryConfig):
         )
 
     def as_gemma(self, layers: tuple[LayerKind, ...], **choices: Any) -> Decoder:
-        """A decoder with what all Gemmas have."""
+        """A decoder with the common properties of all Gemmas."""
         return self.as_decoder(
             layers,
             norm_offset=1.0,

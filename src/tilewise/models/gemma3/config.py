@@ -19,12 +19,13 @@ __all__ = ["Gemma3Config"]
 
 @dataclass(frozen=True)
 class Gemma3Config(GemmaConfig):
-    """Sizes and constants of a Gemma 3 for text; the names are those of Hugging Face's config.json.
+    """Settings of Gemma 3 for text, with the names of Hugging Face's config.json.
 
     Attributes:
-        rope_theta: base of the wavelengths of layers that see everything, which `rope_scaling` stretches.
-        rope_local_base_freq: base of those of sliding layers.
-        sliding_window_pattern: each so many-th layer sees everything, where `layer_types` does not say.
+        rope_theta: base of the wavelengths of layers with full attention, which `rope_scaling`
+            scales.
+        rope_local_base_freq: base of the wavelengths of sliding layers.
+        sliding_window_pattern: every n-th layer has full attention, if `layer_types` is missing.
     """
 
     max_position_embeddings: int = 131072
@@ -69,7 +70,9 @@ class Gemma3Config(GemmaConfig):
 def _flattened(
     cls: type[Gemma3Config], given: dict[str, Any], parameters: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`rope_parameters` by kind of layer, as transformers 5 writes them, in the fields that earlier ones have."""
+    """`rope_parameters` by kind of layer, as transformers 5 writes them, converted to the earlier
+    fields.
+    """
     require = cls.require()
     known = ("full_attention", "sliding_attention")
     for name in parameters:

@@ -16,12 +16,12 @@ __all__ = ["GPT2Config"]
 
 @dataclass(frozen=True)
 class GPT2Config(ModelConfig):
-    """Sizes and constants of a GPT-2 model; files spell them `n_embd`, `n_head` and so on.
+    """Settings of a GPT-2 model; files name them `n_embd`, `n_head` and so on.
 
     Attributes:
         hidden_act: the MLP's activation.
         layer_norm_epsilon: of all norms.
-        scale_attn_weights: scores are divided by the root of the head size.
+        scale_attn_weights: scores are divided by the square root of the head size.
     """
 
     max_position_embeddings: int = 1024

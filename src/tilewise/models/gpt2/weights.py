@@ -15,7 +15,7 @@ DERIVED = r"h\.[0-9]+\.attn\.(bias|masked_bias)"  # causal masks that older file
 
 
 def stored_conv(decoder: Decoder) -> Iterator[StoredTensor]:
-    """Every tensor of a file, with the parameters that lie in it side by side."""
+    """Every tensor of a file, with the parameters that are adjacent in it."""
     hidden, inner = decoder.hidden_size, decoder.intermediate_size
     yield StoredTensor("transformer.wte.weight", (("embed_tokens.weight", decoder.vocab_size),))
     yield StoredTensor("transformer.wpe.weight", (("embed_positions.weight", decoder.learned_positions),))

@@ -14,11 +14,11 @@ __all__ = ["LlamaConfig"]
 
 @dataclass(frozen=True)
 class LlamaConfig(RotaryConfig):
-    """Sizes and constants of a Llama model; the names are those of Hugging Face's config.json.
+    """Settings of a Llama model, with the names of Hugging Face's config.json.
 
     Attributes:
         attention_bias: the four projections of attention have biases.
-        mlp_bias: so do those of the MLP.
+        mlp_bias: the projections of the MLP have biases.
     """
 
     attention_bias: bool = False

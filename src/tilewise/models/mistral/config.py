@@ -13,10 +13,11 @@ __all__ = ["MistralConfig"]
 
 @dataclass(frozen=True)
 class MistralConfig(RotaryConfig):
-    """Sizes and constants of a Mistral model; the names are those of Hugging Face's config.json.
+    """Settings of a Mistral model, with the names of Hugging Face's config.json.
 
     Attributes:
-        sliding_window: positions that a query sees, its own included, in every layer; None: all.
+        sliding_window: number of positions that a query attends to, including its own, in every
+            layer; None: all.
     """
 
     max_position_embeddings: int = 131072

@@ -15,11 +15,12 @@ __all__ = ["Phi3Config"]
 
 @dataclass(frozen=True)
 class Phi3Config(RotaryConfig):
-    """Sizes and constants of a Phi-3 model; the names are those of Hugging Face's config.json.
+    """Settings of a Phi-3 model, with the names of Hugging Face's config.json.
 
     Attributes:
-        original_max_position_embeddings: context up to which `longrope` takes its short factors.
-        sliding_window: positions that a query sees, its own included, in every layer; None: all.
+        original_max_position_embeddings: context up to which `longrope` uses its short factors.
+        sliding_window: number of positions that a query attends to, including its own, in every
+            layer; None: all.
     """
 
     max_position_embeddings: int = 4096
@@ -59,7 +60,7 @@ class Phi3Config(RotaryConfig):
         return super()._adapted(given)
 
     def rope(self) -> Rope:
-        """The rotary positions; the border between short and long is a field of its own."""
+        """The rotary positions; a field of its own separates short from long contexts."""
         if self.rope_scaling is None:
             return super().rope()
         original = {"original_max_position_embeddings": self.original_max_position_embeddings}

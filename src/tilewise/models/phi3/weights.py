@@ -22,7 +22,7 @@ _FUSED = {
 
 
 def stored_fused(decoder: Decoder) -> Iterator[StoredTensor]:
-    """Parameters that one tensor holds stand in it one below the other, in the order of the forward pass."""
+    """Tensors with several parameters, stacked by rows in the order of the forward pass."""
     together: dict[str, tuple[tuple[str, int], ...]] = {}
     for tensor in stored_by_name(decoder):
         name = tensor.name

@@ -16,13 +16,14 @@ __all__ = ["Qwen2Config", "QwenConfig"]
 
 @dataclass(frozen=True)
 class QwenConfig(RotaryConfig):
-    """What Qwen2 and Qwen3 have in common: which layers have a window.
+    """The common settings of Qwen2 and Qwen3: the layers with a window.
 
     Attributes:
-        use_sliding_window: some layers have one.
-        sliding_window: positions that their queries see.
-        max_window_layers: layers below see everything, where `layer_types` does not say.
-        layer_types: `full_attention` or `sliding_attention` per layer; None: as the fields above say.
+        use_sliding_window: whether some layers have one.
+        sliding_window: number of positions that their queries attend to.
+        max_window_layers: layers below this have full attention, if `layer_types` is missing.
+        layer_types: `full_attention` or `sliding_attention` per layer; None: as the fields above
+            say.
     """
 
     max_position_embeddings: int = 32768

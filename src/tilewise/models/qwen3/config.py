@@ -13,7 +13,7 @@ __all__ = ["Qwen3Config"]
 
 @dataclass(frozen=True)
 class Qwen3Config(QwenConfig):
-    """Sizes and constants of a Qwen3 model; the names are those of Hugging Face's config.json.
+    """Settings of a Qwen3 model, with the names of Hugging Face's config.json.
 
     Attributes:
         attention_bias: the four projections of attention have biases.
