@@ -14,6 +14,8 @@ import pytest
 from native.distributed.test_group import are_gone
 from native.distributed.test_launch import command, make_run, weights
 from native.distributed.test_mpi_failures import NOTED
+from tilewise.train.config import load_config
+from tilewise.train.trainer import make_plan
 
 pytestmark = pytest.mark.slow
 CHECKPOINTS = Path("run", "checkpoints")
@@ -60,6 +62,12 @@ def trained_alone(hosts, folder, directory="alone", seed=0):
 def contents(folder):
     """What stands in a folder: the bytes of every file by its path, hidden ones too."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def used_bytes(disk):
+    """Bytes of a file system that files occupy."""
+    state = os.statvfs(disk)
+    return (state.f_blocks - state.f_bfree) * state.f_frsize
 
 
 class Started:
@@ -170,8 +178,9 @@ def test_a_disk_that_fills_up_later(two_hosts, two_disks, tmp_path, name):
     trained_alone(two_hosts, tmp_path)
     configured(tmp_path, "run", name)
     disk, _ = two_disks(1, name, "1m")
+    _, plan = make_plan(load_config(tmp_path / "run.toml"))
     run = Started(two_hosts, tmp_path, "mpiexec")
-    while os.statvfs(disk).f_bfree == os.statvfs(disk).f_blocks:
+    while used_bytes(disk) < plan.file_bytes:  # it is reserved page by page
         assert run.process.poll() is None
         time.sleep(0.001)
     with pytest.raises(OSError, match="No space left on device"):
