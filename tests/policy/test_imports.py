@@ -28,11 +28,11 @@ ALLOWED = {
     "optim": "core ir graph kernels",  # what steps of an update compute
     # a family says how files hold its parameters; its layers may be described next to one another
     "models": "core ir graph nn strategy checkpoint",
-    "data": f"{STAGES} tilewise",
-    "generate": f"{STAGES} data tilewise",
-    "encode": f"{STAGES} generate tilewise",
-    "train": f"{STAGES} data generate tilewise",
-    "serve": f"{STAGES} data generate encode tilewise",
+    "data": f"{STAGES}",
+    "generate": f"{STAGES} data",
+    "encode": f"{STAGES} generate",
+    "train": f"{STAGES} data generate",
+    "serve": f"{STAGES} data generate encode",
     # between HTTP and the engine; knows no graph
     "server": "core settings comm distributed models checkpoint generate encode serve",
     "machine": "core kernels comm",  # which MPI there is

@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-import tilewise as tw
 from tilewise import models
 from tilewise.checkpoint import check_token_ids, load_tokenizer
 from tilewise.core import MAX_DEVICES, ConfigError, NotFinite, Validator, choose_dtype
+from tilewise.core.dims import Dim
 from tilewise.encode.pooling import Pooling, load_max_length, load_pooling
 from tilewise.generate import encode_prompt
+from tilewise.strategy import DistributionStrategy
 
 __all__ = ["Encoder"]
 
@@ -62,6 +63,8 @@ class Encoder:
         truncate: bool = False,
         ignore_config_fields: Sequence[str] = (),
     ) -> None:
+        from tilewise.session import ComputeGraph  # which loads the native module
+
         tp = _validate.integer("encoder", "tp", tp, 1, MAX_DEVICES)
         self._batch = _validate.integer("encoder", "batch", batch, 1, _MOST)
         self._truncate = _validate.truth("encoder", "truncate", truncate)
@@ -73,11 +76,11 @@ class Encoder:
         self.pooling = load_pooling(model_dir) if pooling is None else pooling
         longest, limit = models.max_context(self.config), load_max_length(model_dir)
         self.max_context = longest if limit is None else min(longest, limit)
-        graph = tw.ComputeGraph(self.config.model_type)
-        length = tw.Dim("seq", 1, self.max_context)
+        graph = ComputeGraph(self.config.model_type)
+        length = Dim("seq", 1, self.max_context)
         models.build_encoding_graph(graph, self.config, self._batch, length, dtype)
         weights = models.open_weights(model_dir, self.config, with_head=False)
-        strategy = tw.DistributionStrategy.tensor_parallel(tp) if tp > 1 else tw.DistributionStrategy.single()
+        strategy = DistributionStrategy.tensor_parallel(tp) if tp > 1 else DistributionStrategy.single()
         graph.set_distribution(strategy)
         self._turn = threading.Lock()  # held from a batch's inputs to its result
         self.instance = graph.instantiate(graph.plan(batch_splits=1))

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tilewise as tw
 from tilewise import models
 from tilewise.checkpoint import load_generation_config, load_tokenizer
 from tilewise.core import ResourceError, Validator, choose_dtype, dtype, get_logger, shown
@@ -22,6 +21,7 @@ from tilewise.models import BLOCK_SIZE
 from tilewise.models.registry import maker_of
 from tilewise.serve.scheduler import Limits, num_blocks_for
 from tilewise.settings import EngineSettings
+from tilewise.strategy import DistributionStrategy
 
 if TYPE_CHECKING:
     from tilewise.models import ModelConfig
@@ -86,6 +86,8 @@ class ServedModel:
         on_progress: Callable[[int, int], object] | None = None,
         memory_bytes: int | None = None,
     ) -> None:
+        from tilewise.session import GraphInstance  # which loads the native module
+
         if on_progress is not None and not callable(on_progress):
             rule, advice = "on_progress must be a function", "pass one of two numbers"
             _validate.invalid("engine", rule, shown(on_progress), advice)
@@ -109,7 +111,7 @@ class ServedModel:
         plan = self._plan_within(memory_bytes)
         self.max_blocks = num_blocks_for(self.limits.max_context)
         self.cache_bytes = _cache_bytes(plan)
-        self.instance: GraphInstance = tw.GraphInstance(plan, memory_limit_bytes=memory_bytes)
+        self.instance: GraphInstance = GraphInstance(plan, memory_limit_bytes=memory_bytes)
         try:
             if is_dummy:
                 self.instance.initialize(0, self.config.initializer_range)
@@ -125,8 +127,10 @@ class ServedModel:
 
     def _plan(self) -> Plan:
         """Plan the decoding graph for the current limits."""
+        from tilewise.session import ComputeGraph
+
         settings, limits = self.settings, self.limits
-        graph = tw.ComputeGraph(self.config.model_type)
+        graph = ComputeGraph(self.config.model_type)
         models.build_decoding_graph(
             graph,
             self.config,
@@ -143,7 +147,7 @@ class ServedModel:
         workers = settings.workers_per_device
         if workers is None and copies > 1:
             workers = max(1, num_cores() // (tp * copies))
-        strategy = tw.DistributionStrategy.tensor_parallel(tp) if tp > 1 else tw.DistributionStrategy.single()
+        strategy = DistributionStrategy.tensor_parallel(tp) if tp > 1 else DistributionStrategy.single()
         graph.set_distribution(strategy)
         return graph.plan(workers_per_device=workers)
 

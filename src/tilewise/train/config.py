@@ -27,8 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-import tilewise as tw
-from tilewise import models
+from tilewise import models, optim
 from tilewise.checkpoint.training import RENAMED_SETTINGS
 from tilewise.core import MODEL_DTYPES, ConfigError, PlanError, Validator, model_dtype
 from tilewise.core.dims import MAX_SIZE
@@ -40,12 +39,11 @@ from tilewise.core.validation import nearest, shown
 from tilewise.graph import Recomputation
 from tilewise.models import ModelConfig
 from tilewise.plan.settings import MAX_ROWS_PER_TILE
-from tilewise.strategy import check_offload
+from tilewise.strategy import DistributionStrategy, StateSharding, check_offload
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-    from tilewise import DistributionStrategy
     from tilewise.optim import Optimizer
 
 __all__ = [
@@ -266,7 +264,7 @@ class OptimizerSection(_Section):
 
 def _hyperparameters(name: str) -> list[str]:
     """The settings of an optimizer's class."""
-    return [f.name for f in fields(getattr(tw.optim, _OPTIMIZERS[name])) if f.name != "groups"]
+    return [f.name for f in fields(getattr(optim, _OPTIMIZERS[name])) if f.name != "groups"]
 
 
 _MESHES: Mapping[str, Sequence[tuple[str, ...]]] = {
@@ -612,7 +610,7 @@ def make_optimizer(config: TrainConfig) -> Optimizer:
         ConfigError: a value is beyond fp32.
     """
     _validate.instance("config", "a configuration", config, TrainConfig, "pass what load_config returned")
-    make = getattr(tw.optim, _OPTIMIZERS[config.optimizer.name])
+    make = getattr(optim, _OPTIMIZERS[config.optimizer.name])
     optimizer: Optimizer = make(**config.optimizer.hyperparameters())
     return optimizer
 
@@ -620,7 +618,7 @@ def make_optimizer(config: TrainConfig) -> Optimizer:
 def make_strategy(config: TrainConfig, mesh: DeviceMesh | None = None) -> DistributionStrategy:
     """The strategy of `[distribution]`, over its mesh or another."""
     own = config.distribution
-    sharding = tw.StateSharding(
+    sharding = StateSharding(
         ("fsdp",),
         own.reshard_after_forward,
         own.prefetch,
@@ -628,7 +626,7 @@ def make_strategy(config: TrainConfig, mesh: DeviceMesh | None = None) -> Distri
         tuple(own.units),
         own.unit_elements,
     )
-    return tw.DistributionStrategy.for_mesh(DeviceMesh(own.mesh) if mesh is None else mesh, sharding)
+    return DistributionStrategy.for_mesh(DeviceMesh(own.mesh) if mesh is None else mesh, sharding)
 
 
 def _parse_toml(text: str) -> dict[str, Any]:

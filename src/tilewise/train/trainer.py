@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import tilewise as tw
 from tilewise import models
 from tilewise.checkpoint import (
     CheckpointWriter,
@@ -33,6 +32,7 @@ from tilewise.checkpoint import (
 )
 from tilewise.checkpoint.header import dtype_name
 from tilewise.core import ConfigError, LayoutError, NotFinite, TilewiseError, get_logger
+from tilewise.core.dims import Dim
 from tilewise.core.progress import Progress
 from tilewise.core.tree import allowed_widths
 from tilewise.core.writing import writing
@@ -158,10 +158,12 @@ def make_graph(config: TrainConfig, *, is_padded: bool) -> ComputeGraph:
     Args:
         is_padded: whether each step has its own length, up to the context.
     """
+    from tilewise.session import ComputeGraph  # which loads the native module
+
     model, train = make_model_config(config), config.train
-    graph = tw.ComputeGraph(model.model_type)
+    graph = ComputeGraph(model.model_type)
     context = config.data.context
-    length = tw.Dim("seq", 1, context) if is_padded else context
+    length = Dim("seq", 1, context) if is_padded else context
     models.build_training_graph(graph, model, train.batch, length, train.dtype)
     return graph
 
