@@ -16,7 +16,7 @@ __all__ = ["before_work"]
 
 @contextmanager
 def before_work() -> Iterator[None]:
-    """Context of checks and planning: a `ResourceError` becomes a `PlanError`."""
+    """A context for checks and planning, in which a `ResourceError` becomes a `PlanError`."""
     try:
         yield
     except ResourceError as error:

@@ -37,13 +37,14 @@ def build_mpi(
         ),
     ] = None,
 ) -> None:
-    """Build what calls MPI for the MPI of this machine.
+    """Build Tilewise's MPI support for the MPI library of this machine.
 
-    Needed for MPIs without the standard binary interface of MPI 5 (Open MPI, vendors' MPIs, MPICH before 5): compiles
-    one small C file with their `mpicc`, loads it, and says which MPI it calls. MPICH 5, for example of `pip install
-    mpich`, needs none of this.
+    Needed for MPI libraries without the standard binary interface of MPI 5 (Open MPI, vendors'
+    MPIs, MPICH before 5). Compiles one small C file with their `mpicc`, loads it, and prints which
+    MPI library it calls. MPICH 5, for example from `pip install mpich`, does not need this.
 
-    Example: `tilewise build-mpi` and `tilewise build-mpi --mpicc ~/openmpi/bin/mpicc --out openmpi.so`
+    Example: `tilewise build-mpi` and `tilewise build-mpi --mpicc ~/openmpi/bin/mpicc --out
+    openmpi.so`
     """
     from tilewise.comm.mpi_library import site_table
     from tilewise.core.writing import replace_file
@@ -82,7 +83,7 @@ def _compile(compiler: str, built: Path) -> None:
 
 
 def _load(compiler: str, built: Path) -> str:
-    """Which MPI the built file calls, asked in a process of its own."""
+    """The MPI library that the built file calls, determined in a separate process."""
     done = _run([sys.executable, "-m", "tilewise.comm.mpi_table", str(built)], built.parent, _LOAD_S)
     if done.returncode != 0 or not done.stdout.strip():
         raise ConfigError(

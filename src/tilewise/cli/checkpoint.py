@@ -37,10 +37,11 @@ _PATH = typer.Argument(
 
 @checkpoints.command()
 def inspect(path: Annotated[Path, _PATH]) -> None:
-    """Say what checkpoints hold: step, configuration, tensors, bytes, the files of devices.
+    """Show the content of checkpoints: step, configuration, tensors, bytes, and the files of
+    devices.
 
-    Reads metadata and headers; `tilewise checkpoint verify` reads every byte. Exit code 1 when one is damaged or cannot
-    be read.
+    Reads metadata and headers; `tilewise checkpoint verify` reads every byte. Exits with code 1 if
+    one is damaged or cannot be read.
 
     Example: `tilewise checkpoint inspect runs/train`
     """
@@ -62,8 +63,9 @@ def inspect(path: Annotated[Path, _PATH]) -> None:
 
 
 def _count_damaged(place: Path, error: DamagedCheckpoint | ResourceError) -> int:
-    """Say what is wrong; 1 if it is damaged or cannot be read, 0 where a run that goes on has removed an old checkpoint
-    meanwhile."""
+    """Report what is wrong. Returns 1 if the checkpoint is damaged or cannot be read, and 0 if a
+    running training removed it meanwhile.
+    """
     is_there = os.path.lexists(place)
     problem = f"cannot be read: {error}" if isinstance(error, ResourceError) else f"damaged: {error.reason}"
     print(f"{place}: {problem if is_there else 'was removed meanwhile'}")
@@ -107,8 +109,8 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def verify(path: Annotated[Path, _PATH]) -> None:
     """Read every byte of checkpoints and compare it with what was saved.
 
-    Exit code 0 when all are whole, 1 when one is damaged or cannot be read; says which device's file and which tensor
-    is wrong.
+    Exits with code 0 if all are complete, and with 1 if one is damaged or cannot be read. Prints
+    which device's file and which tensor is wrong.
 
     Example: `tilewise checkpoint verify runs/train`
     """
@@ -165,12 +167,12 @@ def convert(
     *,
     engine: Annotated[Values, Options(EngineSettings, only=("ignore_config_fields",))],
 ) -> None:
-    """Turn weights into a Hugging Face directory, or into one safetensors file.
+    """Convert weights to a Hugging Face directory, or to one safetensors file.
 
-    Files of PyTorch are read as data: PyTorch is not needed, and nothing in a file is run. Names of compiled and
-    wrapped models lose what PyTorch put before them (`_orig_mod.`, `module.`). Of a training run the newest checkpoint
-    is taken, after every byte of it was checked, and becomes what the run itself writes at its end. The target must not
-    be there yet.
+    Files of PyTorch are read as data: PyTorch is not needed, and nothing in a file is executed.
+    Prefixes that PyTorch adds to names of compiled and wrapped models (`_orig_mod.`, `module.`) are
+    removed. Of a training run, the newest checkpoint is converted after every byte was checked; the
+    result is what the run itself writes at its end. The target must not exist.
 
     Example: `tilewise checkpoint convert runs/train my-model`
     """

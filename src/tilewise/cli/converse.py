@@ -29,15 +29,16 @@ Message = dict[str, Any]
 
 
 def converse(request: Request, first: str | None, system: str | None) -> None:
-    """Answer messages until they end.
+    """Answer messages until the input ends.
 
     Args:
         request: of the command line.
-        first: a message that is answered before others are read.
+        first: a message to answer before reading others.
         system: the system message.
 
     Raises:
-        ConfigError, CheckpointError, LayoutError: before any work: no template, or one that fails.
+        ConfigError, CheckpointError, LayoutError: before any work: there is no template, or it
+            fails.
     """
     from tilewise import models
     from tilewise.checkpoint import load_generation_config, load_tokenizer
@@ -77,10 +78,10 @@ def converse(request: Request, first: str | None, system: str | None) -> None:
 
 
 def lines(first: str | None) -> Iterator[str]:
-    """Messages as they are typed.
+    """Messages, line by line.
 
     Args:
-        first: one that was given before.
+        first: the first message, if it was given on the command line.
     """
     if first is not None:
         yield first
@@ -107,7 +108,7 @@ def _answer(
     talk: list[Message],
     line: str,
 ) -> None:
-    """Answer a message; both become part of the conversation."""
+    """Answer a message; add both to the conversation."""
     asked = [*talk, {"role": "user", "content": line}]
     try:
         text = template.render(asked)
@@ -131,10 +132,10 @@ def _answer(
 
 
 def _sampling(request: Request, file: Mapping[str, Any], num_tokens: int, limit: int) -> Sampling:
-    """How to answer, within what room there is.
+    """Sampling settings for an answer, within the remaining context.
 
     Raises:
-        ConfigError: there is none, or less than is asked for.
+        ConfigError: no context is left, or less than requested.
     """
     check_prompt(num_tokens, limit)
     sampling, taken = combine_settings(file, request.given, num_tokens)

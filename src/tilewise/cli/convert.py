@@ -35,9 +35,10 @@ class _Source:
     """What is converted.
 
     Attributes:
-        tensors: as files of a model spell them, perhaps with prefixes of PyTorch's wrappers.
-        files: of a training checkpoint, everything that its model directory holds next to the weights.
-        model_dir: where config.json, tokenizer and the files next to them lie, if the source is a model directory.
+        tensors: by the names of a model's files, perhaps with prefixes of PyTorch's wrappers.
+        files: of a training checkpoint, all files of its model directory except weights.
+        model_dir: directory of config.json, tokenizer and related files, if the source is a model
+            directory.
     """
 
     tensors: Mapping[str, Tensor]
@@ -46,7 +47,8 @@ class _Source:
 
 
 def find_checkpoints(path: Path) -> list[Path]:
-    """The checkpoints that a path names: itself, or those in a directory or in a run's output, oldest first.
+    """The checkpoints at a path: the path itself, or those in a directory or in a run's output,
+    oldest first.
 
     Raises:
         CheckpointError: there is none.
@@ -74,23 +76,23 @@ def convert_checkpoint(
     console: Console,
     ignore: Sequence[str] = (),
 ) -> None:
-    """Write what `source` holds as `target`.
+    """Write the content of `source` as `target`.
 
     Args:
-        source: a training checkpoint or a run, a file of `torch.save` or safetensors, a distributed checkpoint, or a
-            model directory with pytorch_model.bin.
+        source: a training checkpoint or a run, a file of `torch.save` or safetensors, a distributed
+            checkpoint, or a model directory with pytorch_model.bin.
         target: a Hugging Face directory, or a file if its name ends in `.safetensors`.
-        model_dir: whose config.json, tokenizer, chat templates and generation_config.json the directory gets where the
-            source has none.
-        part: key of the state dict in a source that holds more.
+        model_dir: a model directory; its config.json, tokenizer, chat templates and
+            generation_config.json are used if the source has none.
+        part: key of the state dict, if the source has more than a state dict.
         console: for progress and messages.
-        ignore: fields of config.json that are left aside.
+        ignore: fields of config.json to ignore.
 
     Raises:
-        ConfigError: the target is there already or lies among the checkpoints of its source, no config.json is known
-            for a directory, or an option is given that this source or target has no use for.
-        CheckpointError: the source is damaged, or is not what the configuration describes.
-        ResourceError: the target cannot be written; nothing is left of it then.
+        ConfigError: the target exists or lies among the checkpoints of its source, there is no
+            config.json for a directory, or an option does not apply to this source or target.
+        CheckpointError: the source is damaged, or differs from its configuration.
+        ResourceError: the target cannot be written; nothing of it is left then.
     """
     from tilewise.checkpoint import check_writable
     from tilewise.train.progress import track_work
@@ -149,8 +151,10 @@ def _open(source: Path, target: Path, part: str | None, show: Callable[[int, int
 
 
 def _refuse_place_of_checkpoints(checkpoint: Path, target: Path) -> None:
-    """What lies among a run's checkpoints is the run's: it would take the target for one of them, and it removes them.
-    Next to a checkpoint that was copied elsewhere every name that no checkpoint has is free."""
+    """Reject a target among a run's checkpoints, because the run would treat it as a checkpoint and
+    remove it. Next to a checkpoint that was copied elsewhere, every name that no checkpoint has is
+    allowed.
+    """
     from tilewise.checkpoint.training import STEP_NAME
 
     folder, place = (Path(os.path.realpath(path)) for path in (checkpoint.parent, target))
@@ -173,8 +177,9 @@ def _refuse_part(source: Path, part: str | None) -> None:
 
 
 def _open_training(path: Path, show: Callable[[int, int], object]) -> _Source:
-    """A training checkpoint, every byte of which was read; its parameters as the family's files spell them, in the
-    element types that the run's finished model has."""
+    """A training checkpoint after checking every byte; its parameters have the names of the
+    family's files and the dtypes of the run's finished model.
+    """
     from tilewise import models
     from tilewise.checkpoint import cast_tensors, load_tokenizer, model_files, open_checkpoint
 
@@ -239,10 +244,11 @@ def _write_directory(
 def _as_model(
     tensors: Mapping[str, Tensor], model_dir: Path, ignore: Sequence[str]
 ) -> tuple[Mapping[str, bytes], Mapping[str, Tensor]]:
-    """The files of a model directory, and tensors under the names that its weights have.
+    """The files of a model directory, and tensors under the names of its weights.
 
     Raises:
-        ConfigError, CheckpointError: the tensors are not what its config.json describes, or a file cannot be read.
+        ConfigError, CheckpointError: the tensors differ from its config.json, or a file cannot be
+            read.
     """
     from tilewise import models
     from tilewise.checkpoint import load_generation_config, load_tokenizer, model_files
@@ -258,7 +264,8 @@ def _as_model(
 
 
 def _with_files_of(files: Mapping[str, bytes], model_dir: Path | None) -> Mapping[str, bytes]:
-    """The files of a training checkpoint, and what it lacks of chat templates, settings of generation and of pooling.
+    """The files of a training checkpoint, completed by chat templates and settings of generation
+    and pooling from a directory.
 
     Raises:
         CheckpointError: a file of the directory cannot be read.
@@ -287,7 +294,7 @@ def _has(directory: Path, *names: str) -> bool:
 
 
 def _outline(tensor: Tensor) -> Any:
-    """What a table of weights needs to be held to: a tensor that is not read, or one of its shape and type."""
+    """A stand-in for a tensor, with shape and dtype, to check a table of weights without reading it."""
     from tilewise.checkpoint import LazyTensor, PartedTensor
 
     if isinstance(tensor, (LazyTensor, PartedTensor)):

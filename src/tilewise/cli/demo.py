@@ -72,7 +72,7 @@ _SAMPLING = Sampling(max_tokens=96, temperature=0.7, top_p=0.9, seed=1)
 
 @dataclass
 class _Stages:
-    """What each stage took, in order."""
+    """The time of each stage, in order."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -108,7 +108,9 @@ def run_demo(
 
 
 def _check_own(out: Path) -> None:
-    """Refuse to replace checkpoints or a model that no demo left: before either it writes `untrained`."""
+    """Reject an output directory with checkpoints or a model that no demo wrote. A demo writes
+    `untrained` before both.
+    """
     found = [name for name in ("checkpoints", "model") if (out / name).exists()]
     if found and not (out / "untrained").exists():
         raise ConfigError(
@@ -141,7 +143,7 @@ def _budget(minutes: float | None, console: Console) -> TimeBudget:
 
 
 def _configure(dp: int, out: Path, data: str, steps: int) -> TrainConfig:
-    """The demo's configuration: the defaults of `TrainConfig`, spread over `dp` devices."""
+    """The demo's configuration: the defaults of `TrainConfig`, over `dp` devices."""
     return check_config(
         {
             "data": {"path": data},
@@ -184,7 +186,7 @@ def _describe(config: TrainConfig, data: TrainingData, console: Console) -> None
 def _train(
     config: TrainConfig, data: TrainingData, budget: TimeBudget | None, stages: _Stages, console: Console
 ) -> Path:
-    """Train, save, judge; returns the directory of the untrained model."""
+    """Train, save and evaluate; returns the directory of the untrained model."""
     out = Path(config.output.directory)
     with Trainer(config, data, *make_plan(config)) as trainer:
         trainer.save_model(out / "untrained")
@@ -218,7 +220,7 @@ def _judge(config: TrainConfig, data: TrainingData, console: Console) -> None:
 
 
 def _trace_step(trainer: Trainer, number: int, path: Path, console: Console) -> None:
-    """Record one step and say how much of the time all devices were busy at once."""
+    """Trace one step, and print for how much of the time all devices were busy."""
     from tilewise.observe import busy_overlap, write_trace
 
     trainer.instance.trace(True)
@@ -234,7 +236,7 @@ def _trace_step(trainer: Trainer, number: int, path: Path, console: Console) -> 
 
 
 def _write(config: TrainConfig, untrained: Path, stages: _Stages, console: Console) -> None:
-    """Write with the saved model over tp=2, and check that one device writes the same."""
+    """Generate text with the saved model over tp=2, and check that one device generates the same."""
     model_dir = Path(config.output.directory) / "model"
     with _open(untrained, _TP) as engine:
         before = stream(engine, _SAMPLE_PROMPT, _SAMPLING, None)

@@ -14,7 +14,7 @@ __all__ = ["show_compression", "show_memory", "show_side_by_side", "show_stages"
 
 
 def show_side_by_side(prompt: str, untrained: str, trained: str, console: Console) -> None:
-    """The same prompt continued by the untrained and the trained model."""
+    """Show the continuations of one prompt by the untrained and the trained model."""
     from rich.table import Table
     from rich.text import Text
 
@@ -24,7 +24,7 @@ def show_side_by_side(prompt: str, untrained: str, trained: str, console: Consol
 
 
 def show_memory(label: str, usage: Sequence[Mapping[str, int]], console: Console) -> None:
-    """Bytes per device and class."""
+    """Show bytes per device and category."""
     from rich.table import Table
 
     table = Table("memory, MiB", *(f"device {i}" for i in range(len(usage))), title=label)
@@ -38,7 +38,7 @@ def show_memory(label: str, usage: Sequence[Mapping[str, int]], console: Console
 def show_compression(
     bits: float, others: CompressionReport, num_files: int, num_bytes: int, console: Console
 ) -> None:
-    """Bits per byte of the model compared with general compressors."""
+    """Show bits per byte of the model next to general compressors."""
     from rich.table import Table
 
     title = f"bits per byte on {num_files} held-out files ({num_bytes / 1e3:.0f} kB)"
@@ -52,7 +52,7 @@ def show_compression(
 
 
 def show_stages(seconds: Mapping[str, float], console: Console) -> None:
-    """What each stage took."""
+    """Show the time of each stage."""
     from rich.table import Table
 
     table = Table("stage", "seconds", title="what each step took")

@@ -22,16 +22,18 @@ def doctor(
     ] = True,
     is_json: Annotated[bool, typer.Option("--json", help="One object of JSON instead of lines.")] = False,
 ) -> None:
-    """Say what of this machine slows programs down, and what to change.
+    """Report what slows programs down on this machine, and what to change.
 
-    Looks at processor, cores and what a container may use of them, frequency, memory and its nodes, huge pages, open
-    files, clock, load, compiler and MPI; measures what cores and memory really reach. Changes nothing. Lines begin with
-    `ok`, `note` (to be known) or `warning` (it costs speed, or work will fail).
+    Checks the processor, cores and a container's limits, frequency, memory and its nodes, huge
+    pages, open files, clock, load, compiler and MPI; measures the speed of cores and memory.
+    Changes nothing. Lines begin with `ok`, `note` (worth knowing) or `warning` (it costs speed, or
+    work will fail).
 
-    Of processes that mpiexec has started together it says how fast the first one reaches the others, also while their
-    cores compute: `mpiexec -n 2 tilewise doctor`.
+    If mpiexec has started several processes, it also reports how fast the first one reaches the
+    others, idle and while their cores compute: `mpiexec -n 2 tilewise doctor`.
 
-    Example: `tilewise doctor` and `tilewise doctor --json | jq '.findings[] | select(.state == "warning")'`
+    Example: `tilewise doctor` and `tilewise doctor --json | jq '.findings[] | select(.state ==
+    "warning")'`
     """
     from tilewise.comm import active_group
     from tilewise.machine import check_machine
@@ -69,7 +71,7 @@ _SPEEDS: Sequence[tuple[str, str, float]] = (
 
 
 def _speeds() -> dict[str, float]:
-    """Operations and bytes a second."""
+    """Operations and bytes per second."""
     from tilewise.machine import measure_bandwidth, measure_flops
 
     speeds = {name: measure_flops(name) for name in ("f32", "bf16")}

@@ -34,24 +34,24 @@ def encode_texts(
     console: Console,
     ignore: Sequence[str] = (),
 ) -> None:
-    """Encode `texts`, or the lines of standard input where there are none.
+    """Encode `texts`, or the lines of standard input if there are none.
 
     Args:
         model_dir: a Hugging Face directory of an encoder.
-        texts: to encode; None or none: lines of standard input, empty ones left out.
+        texts: to encode; None or empty: lines of standard input, without empty ones.
         out: a file for the array; None: lines of JSON on standard output.
-        pooling: `mean`, `cls`, or `auto` for what the directory says.
-        normalize: None for what the directory says.
-        truncate: cut long texts.
-        batch: texts of a call.
-        tp: devices that share every layer.
+        pooling: `mean`, `cls`, or `auto` for the directory's.
+        normalize: None for the directory's.
+        truncate: truncate long texts.
+        batch: texts per call.
+        tp: number of devices that share every layer.
         dtype: of weights and activations.
         console: shows progress.
-        ignore: fields of config.json that are left aside.
+        ignore: fields of config.json to ignore.
 
     Raises:
         ConfigError, CheckpointError, LayoutError: before any work.
-        NotFinite: the model makes no finite numbers of a text.
+        NotFinite: the model's result for a text is not finite.
         ResourceError: the file cannot be written.
     """
     from tilewise.checkpoint import check_replaceable, check_writable
@@ -102,5 +102,5 @@ def _save(path: Path, vectors: np.ndarray) -> None:
 
 
 def _lines() -> list[str]:
-    """Of standard input."""
+    """Lines of standard input."""
     return [line.rstrip("\n") for line in sys.stdin if line.strip()]

@@ -39,7 +39,7 @@ _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 @dataclass(frozen=True)
 class Given:
-    """What the command line says of a device; None: what is measured on this machine.
+    """Properties of a device from the command line; None: measured on this machine.
 
     Attributes:
         device_memory: bytes.
@@ -64,11 +64,11 @@ class Given:
 
 @dataclass(frozen=True)
 class _Peaks:
-    """What a device computes and moves at most.
+    """The peak speeds of a device.
 
     Attributes:
-        flops: operations per second of products of matrices, in the run's element type.
-        other_flops: of all other kernels, which compute in fp32.
+        flops: operations per second of matrix products, in the run's dtype.
+        other_flops: operations per second of all other kernels, which compute in fp32.
         bandwidth: bytes per second from memory.
         origin: where the figures come from, in words.
     """
@@ -81,7 +81,7 @@ class _Peaks:
 
 @dataclass(frozen=True)
 class _StepTime:
-    """Seconds of a step: each kernel counts as what bounds it."""
+    """Seconds of a step, by what limits each kernel."""
 
     compute: float
     memory: float
@@ -93,17 +93,17 @@ class _StepTime:
 
 
 def describe_training(source: Path, given: Given, console: Console) -> Iterator[str]:
-    """Lines about a training configuration.
+    """Describe a training configuration, line by line.
 
     Args:
         source: the configuration's file.
-        given: memory and peaks of each device. Without its memory, all devices together are held against this
-            machine's; of peaks that are measured, each device has its share.
-        console: shows what is being tried, where it is a terminal.
+        given: memory and peaks of each device. Without its memory, the sum of all devices is
+            compared with this machine's memory. Measured peaks are divided among the devices.
+        console: shows what is being tried, if it is a terminal.
 
     Raises:
-        ConfigError: the file is no configuration; names the key.
-        LayoutError, PlanError: the strategy cannot spread this model.
+        ConfigError: the file is not a configuration; names the key.
+        LayoutError, PlanError: the strategy is not possible for this model.
     """
     from tilewise import models
     from tilewise.train import load_config, make_model_config, make_plan
@@ -143,7 +143,7 @@ def _memory(config: TrainConfig, plan: Plan, device_memory: int | None, console:
 
 
 def _savings(config: TrainConfig, limit: int, *, is_per_device: bool, console: Console) -> Iterator[str]:
-    """What would make a configuration fit."""
+    """Changes that would make a configuration fit in memory."""
     from tilewise.train import find_savings, need_of_all, need_per_device
 
     with console.status("planning with other settings") as status:
@@ -164,7 +164,9 @@ def _savings(config: TrainConfig, limit: int, *, is_per_device: bool, console: C
 
 
 def _peaks(config: TrainConfig, plan: Plan, given: Given) -> _Peaks | None:
-    """What is given, and else this machine's, of which each device has its share; None where it cannot be measured."""
+    """The given peaks, or otherwise each device's share of this machine's; None if they cannot be
+    measured.
+    """
     from tilewise.machine import measure_bandwidth, measure_flops
 
     devices, workers = plan.mesh.num_devices, plan.settings.workers_per_device
@@ -210,8 +212,9 @@ def _work(config: TrainConfig, plan: Plan, peaks: _Peaks | None) -> Iterator[str
 
 
 def _step_time(cost: DeviceCosts, peaks: _Peaks) -> _StepTime:
-    """Each kernel takes as long as computing or as its own memory, whichever takes longer; what it reads from other
-    devices comes on top, at the speed of memory."""
+    """Each kernel takes as long as its computation or its memory traffic, whichever is longer.
+    Reads from other devices are added at the speed of memory.
+    """
     compute = memory = 0.0
     for kernel, own in cost.kernels.items():
         is_matrix = kernel.rpartition("_")[0] in _MATRIX_KERNELS

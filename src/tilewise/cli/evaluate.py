@@ -36,18 +36,18 @@ def evaluate_files(
     """Score the files at a path with a model.
 
     Args:
-        model_dir: a Hugging Face directory of a model that writes.
+        model_dir: a Hugging Face directory of a model that generates text.
         data: a text file or a directory; `stdlib` for this Python's own sources.
-        context: tokens that a window sees at most; None: the model's, 1024 at most.
-        batch: windows of a call.
-        tp: devices that share every layer.
+        context: maximum number of tokens of a window; None: the model's, at most 1024.
+        batch: windows per call.
+        tp: number of devices that share every layer.
         dtype: of weights and activations.
         console: shows progress.
-        ignore: fields of config.json that are left aside.
+        ignore: fields of config.json to ignore.
 
     Raises:
         ConfigError, CheckpointError, LayoutError: before any work.
-        NotFinite: the model's predictions are no finite numbers.
+        NotFinite: the model's predictions are not finite.
     """
     import tilewise as tw
     from tilewise import models

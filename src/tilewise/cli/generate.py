@@ -56,14 +56,16 @@ def generate(
     engine: Annotated[Values, Options(EngineSettings, only=_ENGINE, defaults={"dtype": "bf16"})],
     revision: Annotated[str | None, REVISION] = None,
 ) -> None:
-    """Continue a prompt with a model, as it is written, or converse with it.
+    """Continue a prompt with a model, or converse with it.
 
-    Text goes to standard output, everything else to standard error. Settings that are not given here come from the
-    model's generation_config.json. The text does not depend on `--tp`. With `--n`, a line `--- 1 of N ---` stands above
-    each text. A prompt that leaves no room in the context for `--max-tokens` is refused. Without that option a text
-    ends where the context does, at the latest; a conversation ends after 4096 tokens unless `--max-model-len` is given.
+    Text goes to standard output while it is generated, everything else to standard error. Settings
+    without an option here come from the model's generation_config.json. The text does not depend on
+    `--tp`. With `--n`, each text has a line `--- 1 of N ---` above it. A prompt that leaves no room
+    in the context for `--max-tokens` is an error. Without that option a text ends at the end of the
+    context at the latest; a conversation ends after 4096 tokens unless `--max-model-len` is given.
 
-    Example: `tilewise generate demo/model "def read_lines(path):" --tp 2 --temperature 0.8 --top-p 0.95`
+    Example: `tilewise generate demo/model "def read_lines(path):" --tp 2 --temperature 0.8 --top-p
+    0.95`
     """
     from tilewise.checkpoint import find_model
     from tilewise.cli.converse import converse

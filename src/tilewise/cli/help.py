@@ -30,7 +30,7 @@ class App(typer.Typer):
 
     Args:
         name: of the group.
-        help: about all of it.
+        help: its description.
     """
 
     def __init__(self, name: str, help: str) -> None:
@@ -46,7 +46,7 @@ class App(typer.Typer):
         )
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[..., Any]:
-        """Make a function a command of this group."""
+        """Decorator that makes a function a command of this group."""
         register = super().command(name, cls=_Command, **settings)
         return lambda function: register(expand_options(function))
 
@@ -72,7 +72,7 @@ class _Group(TyperGroup):
         return super().get_help(ctx).replace(_HYPHEN, "-")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Options, then the commands with the first paragraph of their help."""
+        """Formats options, then the commands with the first paragraph of their help."""
         _write_options(self, ctx, formatter)
         rows = []
         for name in self.list_commands(ctx):
@@ -84,7 +84,7 @@ class _Group(TyperGroup):
 
 
 def _unbroken(text: str | None) -> str:
-    """A text in which options have hyphens that no line ends behind."""
+    """A text whose options have non-breaking hyphens."""
     return _OPTION.sub(lambda option: option[0].replace("-", _HYPHEN), text or "")
 
 

@@ -72,7 +72,7 @@ def _has_weights(directory: Path) -> bool:
 
 
 def _open_weights(model_dir: Path, config: ModelConfig) -> tuple[StoredWeights, bool]:
-    """The weights, and whether the head is among them: models that only make vectors do without."""
+    """The weights, and whether the head is among them; models that only make vectors do not need it."""
     from tilewise import models
 
     try:
@@ -122,7 +122,7 @@ def _cache(config: ModelConfig, weights: Mapping[str, int], peaks: Given) -> Ite
 
 
 def _speed(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], given: Given) -> Iterator[str]:
-    """Bounds from what memory and cores reach, measured now or given."""
+    """Upper bounds of speed, from measured or given peaks of memory and cores."""
     from tilewise import models
     from tilewise.machine import PROBE_BYTES, measure_bandwidth, measure_flops
 

@@ -97,12 +97,12 @@ def demo(
         str, typer.Option(help="A text file or directory; `stdlib`: this Python's own sources.")
     ] = "stdlib",
 ) -> None:
-    """Train a small Llama on this machine's Python sources, then write Python with it.
+    """Train a small Llama on this machine's Python sources, then generate Python code with it.
 
-    Trains a tokenizer (4,096 entries) and a model of 5.8 million parameters in bf16 on two devices, saves it
-    as a Hugging Face directory, loads it back over two devices with tensor parallelism, writes a few
-    snippets, checks that one device writes the same tokens, and compares its predictions with gzip and xz on
-    files it never saw.
+    Trains a tokenizer (4,096 entries) and a model of 5.8 million parameters in bf16 on two devices,
+    saves it as a Hugging Face directory, loads it over two devices with tensor parallelism,
+    generates a few snippets, checks that one device generates the same tokens, and compares its
+    predictions on unseen files with gzip and xz.
 
     Example: `tilewise demo --minutes 1 --data ~/my-texts --out /tmp/demo`
     """
@@ -137,15 +137,16 @@ def train(
         bool, typer.Option("--explain", help="Show the whole plan: memory, tiles, tasks, communication.")
     ] = False,
 ) -> None:
-    """Train a model as a configuration file says.
+    """Train a model from a configuration file.
 
-    The file names model, data, optimizer, strategy and mesh; it is checked, and the strategy planned, before
-    anything runs. Ctrl-C writes a checkpoint and stops; `--resume` goes on as if nothing had happened, also
-    on other devices. Leaves checkpoints, metrics.jsonl, loss.png and a Hugging Face directory in
-    `output.directory`. Relative paths in the file start where the file lies.
+    The file has sections for model, data, optimizer, strategy and mesh. It is checked, and the
+    strategy is planned, before anything runs. Ctrl-C writes a checkpoint and stops; `--resume`
+    continues with the same result, also on other devices. Writes checkpoints, metrics.jsonl,
+    loss.png and a Hugging Face directory to `output.directory`. Relative paths in the file are
+    relative to its folder.
 
-    Example: `tilewise train examples/train.toml`, and to make a run longer
-    `tilewise train examples/train.toml --resume --set train.steps=4000`
+    Example: `tilewise train examples/train.toml`, and to make a run longer `tilewise train
+    examples/train.toml --resume --set train.steps=4000`
     """
     from tilewise.graph.parallel import ProgressTracker
     from tilewise.train import load_config, plan_run, run_training, setting_names
@@ -183,9 +184,9 @@ def verify(
 ) -> None:
     """Compare some steps over a mesh with the same steps on one device, to the bit.
 
-    Runs the configuration's model on one device and over the mesh, and compares the loss, every gradient and,
-    after some steps, every parameter, bit by bit. Says that all are equal (exit code 0) or names the first
-    difference (exit code 1).
+    Runs the configuration's model on one device and over the mesh, and compares the loss, every
+    gradient and, after the last step, every parameter, bit by bit. Prints that all are equal (exit
+    code 0), or the first difference (exit code 1).
 
     Example: `tilewise verify examples/train.toml --mesh dp=2,tp=2`
     """
@@ -266,20 +267,22 @@ def inspect(
     *,
     engine: Annotated[Values, Options(EngineSettings, only=("ignore_config_fields",))],
 ) -> None:
-    """Say what a model or a training run needs, what fits, and how fast it can be at most.
+    """Show what a model or a training run needs, what fits in memory, and the highest possible
+    speed.
 
-    Of a model: architecture, parameters, bytes per type, bytes of KV cache per token, the context that fits
-    into memory, and a bound on the speed of writing. Of weights the headers are read, and a copied tied head;
-    where there are none, parameters are counted from the configuration.
+    For a model: architecture, parameters, bytes per dtype, bytes of KV cache per token, the context
+    that fits in memory, and an upper bound of the generation speed. Only the headers of weights are
+    read, and a copied tied head; without weights, parameters are counted from the configuration.
 
-    Of a training configuration: memory per device by category, and settings that make it fit where it does
-    not; FLOPs and bytes of a step; an estimate of its time, and whether computing, memory or communication
-    takes most of it.
+    For a training configuration: memory per device by category, and settings that make it fit if it
+    does not; FLOPs and bytes of a step; an estimate of its time, and whether computation, memory or
+    communication takes most of it.
 
-    With `--graph`, draws the model's graph: equal layers are one box, each kind of layer can be unfolded, ops
-    have their shapes and attributes.
+    With `--graph`, draws the model's graph: equal layers are one box, each kind of layer can be
+    expanded, and ops have their shapes and attributes.
 
-    Example: `tilewise inspect demo/model` and `tilewise inspect examples/train.toml --device-memory 64G`
+    Example: `tilewise inspect demo/model` and `tilewise inspect examples/train.toml --device-memory
+    64G`
     """
     from tilewise.checkpoint import find_model
     from tilewise.cli.estimate import Given, describe_training
@@ -334,10 +337,10 @@ def evaluate(
     *,
     engine: Annotated[Values, Options(EngineSettings, only=_SMALL_ENGINE, defaults={"dtype": "bf16"})],
 ) -> None:
-    """Say how well a model predicts files: perplexity per token, bits per byte.
+    """Measure how well a model predicts files: perplexity per token, bits per byte.
 
-    Every token of every file is predicted once, from the half of a window before it at least. The result does not
-    depend on `--tp`.
+    Every token of every file is predicted once, from at least half a window before it. The result
+    does not depend on `--tp`.
 
     Example: `tilewise evaluate demo/model ~/my-texts`
     """
@@ -392,7 +395,7 @@ def encode(
     *,
     engine: Annotated[Values, Options(EngineSettings, only=_SMALL_ENGINE, defaults={"dtype": "f32"})],
 ) -> None:
-    """Turn texts into vectors with an encoder: a line of JSON per text on standard output.
+    """Compute vectors of texts with an encoder: a line of JSON per text on standard output.
 
     A text's vector does not depend on the other texts, on `--tp` or on `--batch`.
 
@@ -423,7 +426,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    """The exit code of one command line; mistakes become one line."""
+    """The exit code of one command line; a mistake is printed as one line."""
     try:
         _make_streams_safe()
         configure_logging()
@@ -451,7 +454,9 @@ def _run(arguments: list[str]) -> int:
 
 
 def _run_command(arguments: list[str]) -> object:
-    """The command's own code. Of processes that a launcher has started together, one runs it and the others serve."""
+    """The command's exit code. Of processes that a launcher started together, one runs the command
+    and the others serve it.
+    """
     if not is_launched():
         return _call_app(arguments)
     from tilewise.distributed import launched_group
@@ -461,7 +466,7 @@ def _run_command(arguments: list[str]) -> object:
 
 
 def _call_app(arguments: list[str]) -> object:
-    """The command's own code; a group without a command shows its help."""
+    """The command's exit code; a group without a command shows its help."""
     try:
         return app(arguments, prog_name="tilewise", standalone_mode=False)
     except Exception as error:
@@ -472,7 +477,7 @@ def _call_app(arguments: list[str]) -> object:
 
 
 def _usage_error(error: Exception) -> int:
-    """A wrong argument; typer's errors carry their text and the command they arose in."""
+    """A wrong argument, from typer's error and the command that it belongs to."""
     text = str(error.format_message()) if hasattr(error, "format_message") else str(error)
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "tilewise"
@@ -480,15 +485,16 @@ def _usage_error(error: Exception) -> int:
 
 
 def _say(text: str, code: int) -> int:
-    """One line on standard error, whatever names and values the text quotes."""
+    """Print one line on standard error, whatever names and values it quotes."""
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
     print(f"tilewise: {cut(line, _MAX_LINE)}", file=sys.stderr)
     return code
 
 
 def _make_streams_safe() -> None:
-    """What the caller has closed is empty, or leads nowhere; what the console's encoding lacks is written as escapes;
-    bytes that are no text of it are refused where text is used."""
+    """Replace closed standard streams by empty ones; escape characters that the console's encoding
+    lacks. Arguments with bytes outside of the encoding are rejected where text is used.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             nowhere = os.open(os.devnull, os.O_RDONLY if mode == "r" else os.O_WRONLY)
@@ -501,6 +507,6 @@ def _make_streams_safe() -> None:
 
 
 def _print_path(path: Path | None) -> None:
-    """A path as the system spells it, so that a shell can use it also where it is not UTF-8."""
+    """Print a path in the system's encoding, so that a shell can use it even if it is not UTF-8."""
     sys.stdout.flush()
     sys.stdout.buffer.write(os.fsencode(str(path)) + b"\n")

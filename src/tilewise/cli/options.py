@@ -51,7 +51,8 @@ _MAX_FILE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a group of settings, as the annotation of one parameter: `Annotated[Values, Options(...)]`.
+    """The options of a group of settings, as the annotation of one parameter: `Annotated[Values,
+    Options(...)]`.
 
     The command gets a dictionary of the settings that the command line gives, and of `defaults`.
 
@@ -61,8 +62,8 @@ class Options:
         but: names of settings that it does not have.
         defaults: values that differ from the declared ones, by name.
         panel: title above the options; None for the declared ones.
-        decided_by: what decides a setting that the command line does not give: its `default`, generation_config.json
-            of the `model`, or a `server` that the command talks to.
+        decided_by: the source of a setting without an option: its `default`, generation_config.json
+            of the `model`, or a `server` that the command connects to.
     """
 
     group: type
@@ -73,13 +74,15 @@ class Options:
     decided_by: Literal["default", "model", "server"] = "default"
 
     def settings(self) -> list[Setting]:
-        """The settings that the command has an option for."""
+        """The settings for which the command has an option."""
         declared = settings_of(self.group)
         names = self.only or tuple(name for name, one in declared.items() if one.on_command_line)
         return [declared[name] for name in names if name not in self.but]
 
     def parameters(self) -> list[inspect.Parameter]:
-        """An option for each setting, without a default: what is not given is not in the dictionary."""
+        """An option for each setting, without a default, so that the dictionary has only the given
+        ones.
+        """
         return [
             inspect.Parameter(
                 one.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=self._annotation(one)
@@ -88,10 +91,10 @@ class Options:
         ]
 
     def take(self, values: Values) -> Values:
-        """Remove this group's values from those of a command line, and return those that are given.
+        """Remove this group's values from those of a command line, and return the given ones.
 
         Args:
-            values: by name; None and empty lists are not given.
+            values: by name; None and empty lists count as not given.
         """
         chosen: Values = {}
         for one in self.settings():
@@ -137,10 +140,11 @@ class Options:
 
 
 def expand_options(function: Callable[..., None]) -> Callable[..., None]:
-    """A command as typer takes it: each parameter annotated with `Options` becomes the options of its group.
+    """A command for typer: each parameter annotated with `Options` is replaced by the options of
+    its group.
 
     Args:
-        function: a command, annotated as typer's commands are.
+        function: a command, annotated for typer.
     """
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, Options] = {}
@@ -175,7 +179,7 @@ def _require_choice(one: Setting) -> Callable[[Any], Any]:
 
 
 def _reader(one: Setting) -> Callable[[str], Any]:
-    """What reads the text of an option."""
+    """The parser of an option's text."""
     option = one.option_names[0]
     if one.reader == "size":
         return lambda text: size(text, option)
@@ -185,7 +189,7 @@ def _reader(one: Setting) -> Callable[[str], Any]:
 
 
 def size(text: str | None, option: str) -> int | None:
-    """A number that may end in a unit: 2G, 32K, 1.5G; small letters count in thousands.
+    """A number that may end in a unit: 2G, 32K, 1.5G; lower-case units count in thousands.
 
     Args:
         text: of the option; None: it was not given.
@@ -234,10 +238,11 @@ def _json_object(text: str, option: str) -> dict[str, Any]:
 
 @contextmanager
 def names_option(option: str) -> Iterator[None]:
-    """Wraps what reads generation_config.json: its errors name the option of this command that leaves it out.
+    """Wraps a reader of generation_config.json: its errors name the option of this command that
+    ignores the file.
 
     Args:
-        option: as it is written.
+        option: as it is typed.
     """
     try:
         yield
@@ -249,7 +254,7 @@ def names_option(option: str) -> Iterator[None]:
 
 
 def make_console(stderr: bool) -> Console:
-    """Where a command talks to a person."""
+    """The console for messages to people."""
     from rich.console import Console
 
     return Console(stderr=stderr, soft_wrap=True)

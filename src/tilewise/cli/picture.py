@@ -34,14 +34,14 @@ def draw_graph(source: Path, file: Path, ignore: Sequence[str] = ()) -> str:
     """The picture of a graph, as the text of a file. Nothing is written.
 
     Args:
-        source: a model's directory or its config.json, a training configuration (.toml), or a graph that
-            `ComputeGraph.save` wrote (.json).
-        file: where it goes; .html or .mmd.
-        ignore: fields of a model's config.json that are left aside.
+        source: a model's directory or its config.json, a training configuration (.toml), or a graph
+            that `ComputeGraph.save` wrote (.json).
+        file: its future path; .html or .mmd.
+        ignore: fields of a model's config.json to ignore.
 
     Raises:
-        ConfigError: no such form, or the source is none of these; names file and field.
-        PlanError: a graph file that is invalid.
+        ConfigError: the suffix is unknown, or the source is none of these; names file and field.
+        PlanError: a graph file is invalid.
     """
     if file.suffix.lower() not in _FORMS:
         raise ConfigError(
@@ -57,15 +57,16 @@ def draw_graph(source: Path, file: Path, ignore: Sequence[str] = ()) -> str:
 
 
 def plan_of_training(source: Path, file: Path) -> Plan:
-    """The plan of a training configuration, also where this machine has not the memory for it. Nothing is written.
+    """The plan of a training configuration, even if it does not fit in this machine's memory.
+    Nothing is written.
 
     Args:
         source: a training configuration (.toml).
-        file: where its page goes; .html.
+        file: future path of its page; .html.
 
     Raises:
-        ConfigError: no such form, or the source is invalid; names file and field.
-        LayoutError, PlanError: the strategy cannot spread this model.
+        ConfigError: the suffix is unknown, or the source is invalid; names file and field.
+        LayoutError, PlanError: the strategy is not possible for this model.
     """
     for path, ending, what in (
         (file, ".html", "a plan is drawn into"),

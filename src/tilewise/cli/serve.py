@@ -86,13 +86,13 @@ def _audience(settings: ServerSettings) -> str:
 
 
 def read_keys(path: Path | None) -> list[str]:
-    """The keys of a file, a line each.
+    """The API keys of a file, one per line.
 
     Args:
-        path: of it; None: there are none.
+        path: of the file; None: no keys.
 
     Raises:
-        ConfigError: it cannot be read, or has none.
+        ConfigError: it cannot be read, or has no key.
     """
     if path is None:
         return []

@@ -19,7 +19,7 @@ _WRITTEN = {
 
 
 def escaped(text: str) -> str:
-    """Text without control characters but line ends and tabs; others are written as Python writes them.
+    """Text with control characters, except line ends and tabs, as Python escapes.
 
     Args:
         text: from outside.
@@ -28,7 +28,7 @@ def escaped(text: str) -> str:
 
 
 def write_to(file: TextIO, text: str) -> None:
-    """Write text from outside, and do not wait for more: as it is, or escaped where the file is a terminal.
+    """Write text from outside and flush it; escaped if the file is a terminal, otherwise unchanged.
 
     Args:
         file: standard output or error.

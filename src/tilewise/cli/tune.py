@@ -26,13 +26,16 @@ def tune(
         float, typer.Option(min=0, max=1e4, help="After so long no other setting is begun.")
     ] = 10.0,
 ) -> None:
-    """Find the settings that make a training run fastest on this machine, of those that change no bit of it.
+    """Find the settings that make a training run fastest on this machine without changing a bit of
+    its result.
 
-    Runs some steps of the configuration under each: every mesh of one axis on this machine's cores, with the least
-    saving of memory (microbatches, recomputing) that fits; more microbatches; other sizes of tiles. The fastest then
-    takes turns with the configuration as it is, and wins if it is at least 1% faster. Tells speed and planned memory of
-    each on standard error, and prints the fastest settings as lines for the file. Reads no data and writes nothing;
-    losses of all are compared to the bit. A busy machine misleads it.
+    Runs some steps of the configuration under each candidate: every mesh of one axis on this
+    machine's cores, with the least memory saving (microbatches, recomputation) that fits; more
+    microbatches; other tile sizes. Then the fastest candidate and the given configuration are timed
+    in turns; the candidate wins if it is at least 1% faster. Prints speed and planned memory of
+    each candidate on standard error, and the fastest settings as lines for the file. Reads no data
+    and writes nothing; the losses of all candidates are compared to the bit. The result is
+    unreliable on a busy machine.
 
     Example: `tilewise tune examples/train.toml`
     """

@@ -86,7 +86,7 @@ class Request:
         combine_settings({}, {**self.given, "n": 1}, 1)  # refuses values out of range before any file is read
 
     def say(self, text: str) -> None:
-        """A line for the person."""
+        """Print a line on the console."""
         self.console.print(text, highlight=False, markup=False)
 
 

@@ -141,8 +141,8 @@ def serve(
 ) -> None:
     """Measure a running server under the load of many clients.
 
-    Prints time to the first token (TTFT), per token after it (TPOT), between two pieces (ITL) and of a whole answer:
-    mean, median and percentiles. Exits with 1 where a request failed.
+    Prints the time to the first token (TTFT), per token after it (TPOT), between two chunks (ITL)
+    and of a whole answer: mean, median and percentiles. Exits with code 1 if a request failed.
 
     Example: `tilewise bench serve --tokenizer demo/model --num-prompts 32 --request-rate 4`
     """
@@ -252,7 +252,7 @@ def _drawn(
     seed: int,
     backend: str,
 ) -> list[Wanted]:
-    """Random prompts: token ids if the endpoint takes them, else their text."""
+    """Random prompts: token ids if the endpoint accepts them, otherwise their text."""
     import random
 
     from tilewise import models

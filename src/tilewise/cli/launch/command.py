@@ -67,25 +67,28 @@ def launch(
         ),
     ] = None,
 ) -> None:
-    """Run a command with its devices in several processes of this machine, or of several.
+    """Run a command with its devices in several processes, on this machine or on several.
 
-    The command runs here, as without this one: it reads and writes all files, and says what it says. The other
-    processes hold devices: device d of D is in process d * n // D. Results are the same to the bit. The processes share
-    memory and talk to no one else: no port, no file. They start when the command first needs several devices, and end
-    with it, however it ends.
+    The command runs in this process as it would without `launch`: it reads and writes all files and
+    prints all output. The other processes only have devices: device d of D is in process d * n //
+    D. Results are the same to the bit. The processes share memory and use no ports or files. They
+    start when the command first needs several devices, and end with it, however it ends.
 
-    With `--hosts`, mpiexec starts the processes, through ssh, and the command runs in the first process of the first
-    host. This Python and this installation must be on every host under the same paths, and so must the folder that this
-    is called in. MPI listens on ports that check no one: use it in trusted networks only.
+    With `--hosts`, mpiexec starts the processes through ssh, and the command runs in the first
+    process of the first host. This Python, this installation and the current folder must exist on
+    every host under the same paths. MPI listens on ports without authentication: use it only in
+    trusted networks.
 
-    A mesh needs as many devices as there are processes, or more; what has one device stays in the first process.
+    A mesh needs at least as many devices as there are processes; work on one device stays in the
+    first process.
 
-    Exit codes are the command's own; 75 when a process was lost: what and when is said in one line, the others have
-    been ended, and a training run goes on from its last checkpoint with `--resume`. `--restart 3` starts the command
-    again by itself, also when it was killed itself, and `train` with `--auto-resume`.
+    The exit code is the command's own. It is 75 if a process was lost: one line says which and
+    when, the other processes have been ended, and a training run resumes from its last checkpoint
+    with `--resume`. `--restart 3` starts the command again automatically, even if it was killed;
+    `train` is then started with `--auto-resume`.
 
-    Example: `tilewise launch -n 2 train examples/train.toml` and
-    `tilewise launch -n 4 --hosts node1,node2 verify examples/train.toml --mesh dp=2,tp=2`
+    Example: `tilewise launch -n 2 train examples/train.toml` and `tilewise launch -n 4 --hosts
+    node1,node2 verify examples/train.toml --mesh dp=2,tp=2`
     """
     program = context.find_root().command
     if command[0] == "launch":

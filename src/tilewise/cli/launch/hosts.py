@@ -38,8 +38,8 @@ class Host:
     """One machine.
 
     Attributes:
-        name: that ssh knows, or an address.
-        slots: processes that it may run, None where nothing is said.
+        name: a name that ssh knows, or an address.
+        slots: number of processes that it may run; None if not given.
     """
 
     name: str
@@ -47,10 +47,12 @@ class Host:
 
 
 def read_hosts(text: str) -> list[Host]:
-    """The hosts of an option: a file's where it names one, else names with commas between them.
+    """The hosts of an option: those of a file if the option names one, otherwise names separated by
+    commas.
 
     Raises:
-        ConfigError: no host at all, an invalid name or number of slots, or a file that cannot be read; says where.
+        ConfigError: there is no host, a name or number of slots is invalid, or a file cannot be
+            read; says where.
     """
     path = Path(text)
     if "/" not in text and not os.path.isfile(text):  # which no length is too much for
@@ -74,7 +76,9 @@ def read_hosts(text: str) -> list[Host]:
 
 
 def _read(entries: Iterable[tuple[str, str]]) -> list[Host]:
-    """Hosts from texts and where each stands; one that stands several times has the slots of all its entries."""
+    """Hosts from strings with their places. A host that appears several times has the sum of all
+    its slots.
+    """
     hosts: dict[str, Host] = {}
     for where, entry in entries:
         names, *options = re.sub(r"\s*=\s*", "=", entry).split() or [""]
@@ -116,7 +120,7 @@ def _slots(where: str, number: str) -> int:
 
 
 def _option_slots(where: str, options: list[str], slots: int | None) -> int | None:
-    """What Open MPI's options say; the most slots count where nothing says how many there are."""
+    """The slots in Open MPI's options; `max_slots` counts if `slots` is missing."""
     most = None
     for option in options:
         key, equals, number = option.partition("=")
@@ -145,7 +149,7 @@ def _option_slots(where: str, options: list[str], slots: int | None) -> int | No
 
 
 def _expanded(where: str, names: str) -> Iterator[str]:
-    """The names of a list of Slurm's, `node[01-03,07]`; a plain name is its own."""
+    """The names of a Slurm list such as `node[01-03,07]`; a plain name is itself."""
     match = _LIST.fullmatch(names)
     if match is None:
         yield names
@@ -164,12 +168,14 @@ def _expanded(where: str, names: str) -> Iterator[str]:
 
 
 def place_processes(hosts: list[Host], processes: int) -> list[tuple[str, int]]:
-    """How many processes each host runs, in blocks of neighbours: as slots say, or as equally as can be.
+    """The number of processes of each host, as contiguous blocks: by slots, or as evenly as
+    possible.
 
-    Where one host has slots, a host without has one. Hosts that get none are left out.
+    If any host has slots, a host without slots counts as one. Hosts without processes are left out.
 
     Raises:
-        ConfigError: there are fewer slots than processes, or hosts without slots that would get no process.
+        ConfigError: there are fewer slots than processes, or a host without slots would get no
+            process.
     """
     if all(host.slots is None for host in hosts):
         if processes < len(hosts):

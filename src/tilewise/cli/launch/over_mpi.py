@@ -41,7 +41,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def find_mpiexec(named: Path | None = None) -> str:
-    """The program that starts processes on hosts: the one that is named, else next to this Python, else on the path.
+    """The mpiexec to use: the given one, otherwise the one next to this Python, otherwise the one
+    on the search path.
 
     Raises:
         ConfigError: there is none.
@@ -62,14 +63,14 @@ def find_mpiexec(named: Path | None = None) -> str:
 def build_command(
     mpiexec: str, placed: Sequence[tuple[str, int]], command: Sequence[str], word: str, launcher: Path | None
 ) -> list[str]:
-    """The words that start a command on hosts.
+    """The command line that starts a command on hosts.
 
     Args:
-        mpiexec: of MPICH, or one that takes the same options.
-        placed: hosts, and how many processes each runs.
-        command: with its arguments; a program's path is the same on all hosts.
-        word: by which the launch knows what its stand-ins tell.
-        launcher: that is called as ssh is.
+        mpiexec: of MPICH, or one with the same options.
+        placed: hosts, and the number of processes of each.
+        command: with its arguments; a program has the same path on all hosts.
+        word: the key that marks the reports of this launch's stand-ins.
+        launcher: a program that is called like ssh.
     """
     hosts = ",".join(f"{name}:{count}" for name, count in placed)
     words = [mpiexec, "-hosts", hosts, "-n", str(sum(count for _, count in placed))]
@@ -79,14 +80,14 @@ def build_command(
 
 
 class Reports:
-    """What stand-ins tell, taken out of standard error.
+    """Extracts the stand-ins' reports from standard error.
 
     Args:
-        word: of the launch; what others write between marks stays where it is.
+        word: the key of the launch; text of other programs between marks is not touched.
 
     Attributes:
-        begun: the hosts of processes that have begun, by number.
-        ended: the exit codes of processes that have ended, negative for a signal.
+        begun: hosts of the processes that have begun, by number.
+        ended: exit codes of the processes that have ended, negative for a signal.
     """
 
     def __init__(self, word: str) -> None:
@@ -96,7 +97,9 @@ class Reports:
         self._held = b""
 
     def take(self, data: bytes) -> bytes:
-        """The next bytes of standard error without what was told; an end that may be the beginning of such is kept."""
+        """The next bytes of standard error without reports. An end that may begin a report is held
+        back.
+        """
         data, self._held, out = self._held + data, b"", b""
         while data:
             before, mark, after = data.partition(MARK.encode())
@@ -117,7 +120,7 @@ class Reports:
         return out
 
     def rest(self) -> bytes:
-        """What was kept, at the end."""
+        """The bytes held back, at the end."""
         held, self._held = self._held, b""
         return held
 
@@ -138,17 +141,17 @@ def run_over_hosts(
     mpiexec: Path | None = None,
     launcher: Path | None = None,
 ) -> int:
-    """Run a command over hosts to its end.
+    """Run a command on hosts until it ends.
 
     Args:
-        placed: hosts, and how many processes each runs.
-        command: with its arguments; a program's path is the same on all hosts.
-        mpiexec: that is used instead of the one that is found.
-        launcher: that is called as ssh is.
+        placed: hosts, and the number of processes of each.
+        command: with its arguments; a program has the same path on all hosts.
+        mpiexec: to use instead of the one that is found.
+        launcher: a program that is called like ssh.
 
     Returns:
-        The exit code of its first process; 75 when a process was lost, 1 when it could not be started, 128 and a
-        signal's number where this process was sent one that ended it.
+        The exit code of its first process; 75 if a process was lost, 1 if it could not be started,
+        128 plus a signal's number if a signal to this process ended it.
 
     Raises:
         ConfigError: there is no mpiexec.
@@ -159,7 +162,7 @@ def run_over_hosts(
 
 
 class _Run:
-    """mpiexec with all that it has started."""
+    """mpiexec with everything that it has started."""
 
     def __init__(self, words: Sequence[str], word: str, processes: int) -> None:
         self._reports = Reports(word)
@@ -197,7 +200,7 @@ class _Run:
             self._is_given_up = True
 
     def _hear(self) -> None:
-        """Until mpiexec has closed its standard error, or is not worth waiting for."""
+        """Read until mpiexec has closed its standard error, or waiting has become useless."""
         assert self._process.stderr is not None
         stream = self._process.stderr.fileno()
         while not self._is_over():
@@ -217,7 +220,7 @@ class _Run:
             self._say_end_of_mpiexec()
 
     def _say_losses(self) -> None:
-        """What the first process cannot know, or does not say any more."""
+        """Print losses that the first process does not know, or can no longer report."""
         ended = self._reports.ended
         for rank, code in sorted(ended.items()) if self._asked is None else ():
             if code < 0 or (code and 0 not in ended):
@@ -259,8 +262,10 @@ class _Run:
         return bool(self._loss_s) and now > self._loss_s + _REPORT_S
 
     def _end(self) -> None:
-        """End mpiexec, by itself when all has ended, so that it leaves no file behind; else its processes end with it,
-        and what of it waits for a host that cannot be reached is ended."""
+        """End mpiexec. If all its processes have ended it ends by itself and removes its files.
+        Otherwise its processes end with it, and its helpers that wait for unreachable hosts are
+        killed.
+        """
         if len(self._reports.ended) == self._processes:
             with suppress(subprocess.TimeoutExpired):
                 self._process.send_signal(END)
@@ -306,7 +311,7 @@ def _ending(code: int) -> str:
 
 
 def _write(data: bytes) -> None:
-    """To standard error, all of it; a reader that is gone is no reason to end."""
+    """Write everything to standard error; a closed reader is not an error."""
     with suppress(OSError):
         while data:
             data = data[os.write(2, data) :]

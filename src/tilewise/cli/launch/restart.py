@@ -28,15 +28,16 @@ __all__ = ["main", "run_again"]
 
 
 def run_again(options: Sequence[str], command: Sequence[str], times: int) -> int:
-    """Run a command over several processes, again where a process was lost; `train` goes on from what it has saved.
+    """Run a command over several processes, again if a process was lost; `train` resumes from its
+    checkpoints.
 
     Args:
-        options: of the launch, but how often.
+        options: of the launch, without the number of restarts.
         command: of this program, with its arguments.
-        times: that it is started again at most.
+        times: maximum number of restarts.
 
     Returns:
-        Its last exit code; 128 and the signal's number where one ended it.
+        Its last exit code; 128 plus the signal's number if a signal ended it.
     """
     before = ["launch", *options, "--"]
     arguments = [*before, *command]
@@ -55,7 +56,9 @@ def run_again(options: Sequence[str], command: Sequence[str], times: int) -> int
 
 
 def _run_once(arguments: Sequence[str]) -> tuple[int, bool]:
-    """The exit code of a child, negative for a signal, and whether this process was asked to end it."""
+    """The exit code of a child, negative for a signal, and whether a signal to this process asked
+    it to end.
+    """
     from tilewise.comm.channel import Channel
 
     asked: list[int] = []
@@ -84,10 +87,10 @@ def _run_once(arguments: Sequence[str]) -> tuple[int, bool]:
 
 
 def main(descriptor: int) -> None:
-    """The child: a command line of this program, from its arguments to its exit code.
+    """The child: runs a command line of this program.
 
     Args:
-        descriptor: of the socket to the process that started it.
+        descriptor: of the socket to the parent.
     """
     from tilewise.cli.main import main as run
     from tilewise.comm.channel import Channel
@@ -114,7 +117,7 @@ def main(descriptor: int) -> None:
 
 
 def _hear(channel: Channel, is_over: threading.Event) -> None:
-    """Send this process the signals that the parent reports, and SIGINT when the parent is gone."""
+    """Send this process the signals that the parent reports, and SIGINT when the parent has ended."""
     with suppress(PeerLost):
         while True:
             message, _ = channel.receive()

@@ -39,7 +39,7 @@ _ANSWER_S = 0.2
 
 
 def main() -> None:
-    """Run the command to its end."""
+    """Run the command until it ends."""
     word, command = sys.argv[1], sys.argv[2:]
     if "PMI_RANK" not in os.environ:
         sys.exit(
@@ -68,7 +68,9 @@ def main() -> None:
 
 
 def _wait_for_reader() -> None:
-    """Until the launcher has taken all of the standard output: the launch may end it when it hears of the end."""
+    """Wait until the launcher has read all of standard output, because the launch may end it after
+    the report of the end.
+    """
     until = time.monotonic() + _READ_S
     with suppress(OSError):
         while any(fcntl.ioctl(1, termios.FIONREAD, bytes(4))) and time.monotonic() < until:
@@ -76,7 +78,7 @@ def _wait_for_reader() -> None:
 
 
 def _leave() -> None:
-    """End, and say before that MPI has ended, since the launcher makes many words where a command has not said so."""
+    """End, after reporting that MPI has ended; without this the launcher prints a long error."""
     with suppress(OSError, KeyError, ValueError):
         own = int(os.environ["PMI_FD"])
         os.write(own, b"cmd=finalize\n")
