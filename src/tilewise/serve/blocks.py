@@ -128,11 +128,6 @@ class BlockPool:
                 if self._keys[block] is None:  # cannot be found, so take it first
                     self._free.move_to_end(block, last=False)
 
-    def forget_all(self) -> None:
-        """Remove all keys, so that no block can be found."""
-        for block in range(self.num_blocks):
-            self._forget(block)
-
     def ref_counts(self) -> list[int]:
         """Reference count of each block."""
         return list(self._ref_counts)

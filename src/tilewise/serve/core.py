@@ -178,10 +178,6 @@ class EngineCore:
             self._end(sequence, "abort")
         return events
 
-    def abort_all(self) -> list[Event]:
-        """End all requests."""
-        return [event for request_id in list(self._sequences) for event in self.abort(request_id)]
-
     def fail_all(self, error: BaseException) -> list[Event]:
         """End all requests with an error."""
         events = self.settle()

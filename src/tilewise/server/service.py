@@ -77,11 +77,6 @@ class Service:
         """Largest number of tokens of prompt and text together."""
         return int(self.client.facts["max_context"])
 
-    @property
-    def num_admitted(self) -> int:
-        """Number of texts that were requested and have not ended."""
-        return self._num_admitted
-
     def close(self) -> None:
         """Stop the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)

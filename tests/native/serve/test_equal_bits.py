@@ -219,7 +219,7 @@ def _play(model, limits, history, write, guessing=None, free_tokens=None):
     return core
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     st.sampled_from([*VARIANTS]),
     all_limits(),

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tilewise.core.dims import MAX_SIZE, Dim, Size, upper_bound
+from tilewise.core.dims import BATCH, MAX_SIZE, Dim, DimLabel, Size, upper_bound
 from tilewise.core.errors import ShapeError
 from tilewise.core.validation import Validator
 from tilewise.ir.graph import TensorNode
 from tilewise.models.bert.config import BertConfig
-from tilewise.models.bert.sharding import BATCH, MLP, VOCAB, heads_label
 from tilewise.models.decoder.config import ACTIVATIONS
 from tilewise.models.decoder.model import activate
+from tilewise.models.decoder.sharding import MLP, VOCAB
 from tilewise.models.parts import STREAM, LayerUse, ModelParts
 from tilewise.nn import GraphBuilder, layer, layer_norm, linear
 
@@ -32,7 +32,7 @@ def encoder_layer(
     d, f, heads, eps = (
         config.hidden_size,
         config.intermediate_size,
-        heads_label(config),
+        DimLabel("heads", config.head_dim),
         config.layer_norm_eps,
     )
     q_BSN, k_BSN, v_BSN = (

@@ -96,11 +96,6 @@ class EngineClient:
         reader, self._writer = await asyncio.open_connection(sock=self._spawned.link, limit=1 << 20)
         self._task = asyncio.create_task(self._read(reader))
 
-    @property
-    def num_asked(self) -> int:
-        """Number of requests that have not ended."""
-        return len(self._streams)
-
     def ask(
         self,
         prompts: Sequence[Sequence[int]],
